@@ -1,0 +1,54 @@
+"""The training core inside every replica. Importing the package loads neither torch nor NumPy; names load on use."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from dist_core.accumulator import Accumulator
+    from dist_core.data_loader import AdaptiveDataLoader, current_dataloader
+    from dist_core.data_parallel import AdaptiveDataParallel
+    from dist_core.session import (
+        current_epoch,
+        init_process_group,
+        rank,
+        register_state,
+        remaining_epochs_until,
+        report,
+        world_size,
+    )
+
+_HOME = {
+    "Accumulator": "accumulator",
+    "AdaptiveDataLoader": "data_loader",
+    "AdaptiveDataParallel": "data_parallel",
+    "current_dataloader": "data_loader",
+    "current_epoch": "session",
+    "init_process_group": "session",
+    "rank": "session",
+    "register_state": "session",
+    "remaining_epochs_until": "session",
+    "report": "session",
+    "world_size": "session",
+}
+
+__all__ = [
+    "Accumulator",
+    "AdaptiveDataLoader",
+    "AdaptiveDataParallel",
+    "current_dataloader",
+    "current_epoch",
+    "init_process_group",
+    "rank",
+    "register_state",
+    "remaining_epochs_until",
+    "report",
+    "world_size",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'dist_core' has no attribute {name!r}")
+    return getattr(import_module(f"dist_core.{_HOME[name]}"), name)

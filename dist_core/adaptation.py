@@ -1,0 +1,185 @@
+"""Keeps one trial's measurements and picks its batch size: profile and noise scale in, (atomic, accumulation) out.
+
+Rank 0 decides; the others follow what the control reduction carries. A decision is taken at most every
+``DECISION_SECONDS`` and only for a predicted gain worth a change, because each change of batch size costs a little
+statistics: the noise scale and the step times of the new size have to be learnt.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from dataclasses import dataclass
+from typing import Any
+
+from dist_core.goodput import (
+    BatchBounds,
+    Configuration,
+    GoodputModel,
+    StepProfile,
+    ThroughputParams,
+    efficiency,
+    fit_throughput,
+    fixed_choice,
+    gain,
+    throughput,
+)
+from dist_core.goodput.observations import Observation
+from dist_core.noise_scale import NoiseScale, from_replicas, from_split
+
+DECISION_SECONDS = 1.0
+WORTHWHILE_GAIN = 1.05
+"""Predicted goodput ratio below which the batch size stays (AdaptDL's threshold as well)."""
+LARGEST_GROWTH = 2.0
+"""Per decision: the critical batch size grows over training, and estimates made at small batches do not reach far."""
+DENSE_STEPS = 40
+SPARSE_EVERY = 10
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measurement:
+    """Squared norms from one step, as the wrapped model saw them."""
+
+    local: float
+    """Sum over replicas of w_i |g_i|^2; for one replica, the squared norm of the first part's mean gradient."""
+    total: float
+    global_batch: int
+    first_batch: int
+    """Examples in the first part, for one replica."""
+
+
+class Adaptation:
+    def __init__(self, bounds: BatchBounds) -> None:
+        self.bounds = bounds
+        self.noise = NoiseScale(bounds.init_batch)
+        self.profile = StepProfile()
+        self.atomic_batch, self.accumulation = fixed_choice(bounds, 1)
+        self.measured_goodput = 0.0
+        self._params: ThroughputParams | None = None
+        self._last_decision = time.monotonic()
+        self._recent: deque[tuple[float, float]] = deque(maxlen=200)
+        self._progress = 0.0
+        self._largest_used = 0
+
+    # ------------------------------------------------------------------ batch size
+
+    def use(self, atomic: int, accumulation: int) -> None:
+        self.atomic_batch, self.accumulation = atomic, accumulation
+
+    def global_batch(self, world_size: int) -> int:
+        """Examples of the next full step: the fixed batch exactly, or the chosen multiple."""
+        if not self.bounds.adaptive:
+            return self.bounds.init_batch
+        return self.atomic_batch * (self.accumulation + 1) * world_size
+
+    def choose(self, num_nodes: int, num_replicas: int, *, switching: bool = False) -> tuple[int, int]:
+        """The batch for an allocation; on a switch the global batch is kept as far as the bounds let it."""
+        statistics = self.noise.statistics
+        if not self.bounds.adaptive or statistics is None:
+            return fixed_choice(self.bounds, num_replicas)
+        self._params = fit_throughput(self.profile.observations(), warm_start=self._params)
+        if self._params is None:
+            return fixed_choice(self.bounds, num_replicas)
+        model = GoodputModel(throughput=self._params, statistics=statistics, bounds=self._reachable_bounds())
+        choice = model.choose(num_nodes, num_replicas)
+        current = float(
+            self._goodput_of(model, num_nodes, num_replicas, self.atomic_batch, self.accumulation)
+        )
+        if not switching and choice.goodput < WORTHWHILE_GAIN * current:
+            return self.atomic_batch, self.accumulation
+        return choice.atomic_batch, choice.accumulation
+
+    def proposal(self, num_nodes: int, num_replicas: int) -> tuple[int, int] | None:
+        """A new (atomic, accumulation) when it is time and pays; None otherwise."""
+        now = time.monotonic()
+        if not self.bounds.adaptive or now - self._last_decision < DECISION_SECONDS:
+            return None
+        self._last_decision = now
+        chosen = self.choose(num_nodes, num_replicas)
+        return None if chosen == (self.atomic_batch, self.accumulation) else chosen
+
+    def _reachable_bounds(self) -> BatchBounds:
+        """The user's bounds, with the largest batch limited to a multiple of the largest used so far."""
+        used = max(self.bounds.init_batch, self._largest_used)
+        return BatchBounds(
+            init_batch=self.bounds.init_batch,
+            max_batch=max(self.bounds.init_batch, min(self.bounds.max_batch, int(LARGEST_GROWTH * used))),
+            min_atomic=self.bounds.min_atomic,
+            max_atomic=self.bounds.max_atomic,
+            accumulation=self.bounds.accumulation,
+        )
+
+    @staticmethod
+    def _goodput_of(model: GoodputModel, num_nodes: int, num_replicas: int, atomic: int, accumulation: int) -> float:
+        speed = float(throughput(model.throughput, num_nodes, num_replicas, atomic, accumulation))
+        scale = max(1.0, num_replicas * atomic * (accumulation + 1) / model.bounds.init_batch)
+        return speed * float(efficiency(model.statistics, scale))
+
+    # ------------------------------------------------------------------ measurements
+
+    def measures(self, step: int, world_size: int) -> bool:
+        """Whether this step measures the noise scale; one replica has to split its batch for it, so it does less."""
+        if step < DENSE_STEPS:
+            return world_size > 1 or step % 2 == 0
+        return step % SPARSE_EVERY == 0
+
+    def measured(self, measurement: Measurement | None, world_size: int) -> None:
+        if measurement is None:
+            return
+        if world_size > 1:
+            sqr, trace = from_replicas(
+                measurement.local,
+                measurement.total,
+                num_replicas=world_size,
+                global_batch=measurement.global_batch,
+            )
+        elif 0 < measurement.first_batch < measurement.global_batch:
+            sqr, trace = from_split(
+                measurement.local,
+                measurement.total,
+                first_batch=measurement.first_batch,
+                global_batch=measurement.global_batch,
+            )
+        else:
+            return
+        self.noise.update(sqr, trace, work=max(1.0, measurement.global_batch / self.bounds.init_batch))
+
+    def timed(
+        self, configuration: Configuration, *, gradient_seconds: float, optim_seconds: float
+    ) -> None:
+        self.profile.add(configuration, gradient_seconds=gradient_seconds, optim_seconds=optim_seconds)
+
+    def progress_of(self, global_batch: int) -> float:
+        """Progress of a step, in examples at the initial batch size; also feeds the measured goodput."""
+        self._largest_used = max(self._largest_used, global_batch)
+        scale = global_batch / self.bounds.init_batch
+        statistics = self.noise.statistics
+        if scale <= 1.0 or statistics is None:
+            progress = float(min(global_batch, self.bounds.init_batch))
+        else:
+            progress = float(gain(statistics, scale)) * self.bounds.init_batch
+        now = time.monotonic()
+        self._progress += progress
+        self._recent.append((now, self._progress))
+        while len(self._recent) > 2 and now - self._recent[0][0] > 5.0:
+            self._recent.popleft()
+        first_time, first_progress = self._recent[0]
+        if now - first_time > 0.2:
+            self.measured_goodput = (self._progress - first_progress) / (now - first_time)
+        return progress
+
+    # ------------------------------------------------------------------ state
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "noise": self.noise.state_dict(),
+            "profile": [row.to_row() for row in self.profile.observations(min_samples=1)],
+            "batch": [self.atomic_batch, self.accumulation],
+            "largest_used": self._largest_used,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.noise.load_state_dict(state["noise"])
+        self.profile.restore(Observation.from_row(row) for row in state["profile"])
+        self.atomic_batch, self.accumulation = state["batch"]
+        self._largest_used = state["largest_used"]

@@ -1,0 +1,98 @@
+"""The replica's line to the scheduler: JSON over HTTP with the replica's own token.
+
+Every request can be repeated: the scheduler may be restarted at any moment, perhaps on another port (then the server
+file names the new address). ``lost_for`` tells how long it has not answered; the lease is judged by that.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import httpx
+
+from dist_core.env import ReplicaEnvironment
+from dist_core.errors import ControlChannelError
+
+RETRY_PAUSE_SECONDS = 0.25
+CALL_WAIT_SECONDS = 20.0
+
+
+class ControlChannel:
+    """Thread-safe; one connection pool for all threads of the replica."""
+
+    def __init__(self, environment: ReplicaEnvironment, *, transport: httpx.BaseTransport | None = None) -> None:
+        self._environment = environment
+        self._base = environment.api_url
+        self._transport = transport
+        self._client = self._connect()
+        self._last_answer = time.monotonic()
+        self._closed = threading.Event()
+
+    def _connect(self) -> httpx.Client:
+        return httpx.Client(
+            base_url=self._base,
+            headers={
+                "Authorization": f"Bearer {self._environment.token}",
+                "X-Elastune-Replica": self._environment.replica_id,
+            },
+            timeout=httpx.Timeout(CALL_WAIT_SECONDS + 10.0, connect=2.0),
+            trust_env=False,
+            transport=self._transport,
+        )
+
+    @property
+    def lost_for(self) -> float:
+        """Seconds since the scheduler last answered."""
+        return time.monotonic() - self._last_answer
+
+    def close(self) -> None:
+        self._closed.set()
+
+    def request(
+        self,
+        method: str,
+        path: str,
+        body: Mapping[str, Any] | None = None,
+        *,
+        give_up_after: float = 30.0,
+        params: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """Send until answered; raises ControlChannelError when refused, or unreachable for ``give_up_after`` s."""
+        deadline = time.monotonic() + give_up_after
+        while True:
+            try:
+                response = self._client.request(method, f"/replica{path}", json=body, params=params)
+            except httpx.TransportError as error:
+                if self._closed.is_set() or time.monotonic() > deadline:
+                    raise ControlChannelError(
+                        f"the scheduler at {self._base} did not answer for {give_up_after:.0f} s: {error}"
+                    ) from error
+                time.sleep(RETRY_PAUSE_SECONDS)
+                self._follow_server()
+                continue
+            self._last_answer = time.monotonic()
+            if response.status_code in (502, 503, 504):
+                time.sleep(RETRY_PAUSE_SECONDS)
+                continue
+            if response.status_code >= 400:
+                raise ControlChannelError(
+                    f"the scheduler refused {method} {path}: {response.text[:300]}", status=response.status_code
+                )
+            return response.json() if response.content else None
+
+    def _follow_server(self) -> None:
+        """Pick up the address of a restarted scheduler."""
+        path = self._environment.server_file
+        if path is None:
+            return
+        try:
+            url = json.loads(path.read_text())["url"]
+        except (OSError, ValueError, KeyError):
+            return
+        if url != self._base:
+            self._base = url
+            self._client = self._connect()

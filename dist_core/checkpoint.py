@@ -1,0 +1,174 @@
+"""Checkpoints on disk: written beside training, complete or absent, never half.
+
+A checkpoint is a folder ``checkpoint-<sequence>`` with the state and, written last, a manifest with the state's
+checksum. It is written under another name, flushed to disk, renamed, and the parent flushed; a crash at any byte
+leaves the previous one in place. Loading walks from the newest to the oldest and skips what does not verify.
+
+Concurrency: the training thread copies the state and hands it to one writer thread; while that writes, a newer copy
+replaces one that waits.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import shutil
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from dist_core.errors import InvalidCheckpoint
+from dist_core.hand_over import pack, unpack
+
+logger = logging.getLogger(__name__)
+
+FORMAT_VERSION = 1
+KEPT = 2
+_STATE, _MANIFEST, _PREFIX = "state.pt", "manifest.json", "checkpoint-"
+
+
+def write_checkpoint(folder: Path, sequence: int, state: dict[str, Any], summary: dict[str, Any]) -> Path:
+    """Write and flush one checkpoint, then remove all but the newest ``KEPT``. Raises OSError (a full disk)."""
+    folder.mkdir(parents=True, exist_ok=True)
+    partial = folder / f"partial-{sequence}-{os.getpid()}"
+    final = folder / f"{_PREFIX}{sequence:08d}"
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir()
+    try:
+        with open(partial / _STATE, "wb") as file:
+            torch.save(state, file)
+            file.flush()
+            os.fsync(file.fileno())
+        manifest = {
+            "format": FORMAT_VERSION,
+            "sequence": sequence,
+            "sha256": _sha256(partial / _STATE),
+            "summary": summary,
+        }
+        with open(partial / _MANIFEST, "w") as file:
+            json.dump(manifest, file)
+            file.flush()
+            os.fsync(file.fileno())
+        _flush_folder(partial)
+        shutil.rmtree(final, ignore_errors=True)
+        os.rename(partial, final)
+        _flush_folder(folder)
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
+    for _, old in _sequences(folder)[KEPT:]:
+        shutil.rmtree(old, ignore_errors=True)
+    return final
+
+
+def read_manifest(path: Path) -> dict[str, Any]:
+    """The verified manifest of one checkpoint folder; raises InvalidCheckpoint."""
+    try:
+        manifest: dict[str, Any] = json.loads((path / _MANIFEST).read_text())
+        digest = _sha256(path / _STATE)
+    except (OSError, ValueError) as error:
+        raise InvalidCheckpoint(f"checkpoint {path} cannot be read: {error}") from error
+    if manifest.get("format") != FORMAT_VERSION:
+        raise InvalidCheckpoint(
+            f"checkpoint {path} has format {manifest.get('format')}; this version reads {FORMAT_VERSION}"
+        )
+    if manifest.get("sha256") != digest:
+        raise InvalidCheckpoint(f"checkpoint {path} does not match its checksum; it was damaged after it was written")
+    return manifest
+
+
+def newest_checkpoint(folder: Path) -> tuple[Path, dict[str, Any]] | None:
+    """Newest checkpoint that verifies, with its manifest; damaged ones are skipped with a warning."""
+    for _, path in _sequences(folder):
+        try:
+            return path, read_manifest(path)
+        except InvalidCheckpoint as error:
+            logger.warning("checkpoint skipped path=%s reason=%s", path, error)
+    return None
+
+
+def load_checkpoint(path: Path) -> dict[str, Any]:
+    state: dict[str, Any] = torch.load(path / _STATE, weights_only=True, map_location="cpu")
+    return state
+
+
+class CheckpointWriter:
+    """Writes copies of the state in the background, newest first; ``on_error`` hears of failures (a full disk)."""
+
+    def __init__(self, folder: Path, *, on_error: Callable[[str], None]) -> None:
+        self.folder = folder
+        self._on_error = on_error
+        existing = _sequences(folder)
+        self._sequence = existing[0][0] if existing else 0
+        self._condition = threading.Condition()
+        self._waiting: tuple[int, dict[str, Any], dict[str, Any]] | None = None
+        self._busy = False
+        self._thread: threading.Thread | None = None
+
+    def save(self, state: dict[str, Any], summary: dict[str, Any], *, wait: bool = False) -> None:
+        """Copy the state now and write it soon; with ``wait``, return when it is on disk (or has failed)."""
+        tensors: list[torch.Tensor] = []
+        skeleton = pack(state, tensors)
+        copy = unpack(skeleton, [tensor.to("cpu", copy=True) for tensor in tensors])
+        with self._condition:
+            self._sequence += 1
+            self._waiting = (self._sequence, copy, summary)
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._write_all, name="elastune-checkpoint", daemon=True)
+                self._thread.start()
+            self._condition.notify_all()
+            while wait and (self._waiting is not None or self._busy):
+                self._condition.wait()
+
+    @property
+    def busy(self) -> bool:
+        with self._condition:
+            return self._busy or self._waiting is not None
+
+    def _write_all(self) -> None:
+        while True:
+            with self._condition:
+                while self._waiting is None:
+                    self._condition.wait()
+                sequence, state, summary = self._waiting
+                self._waiting, self._busy = None, True
+            try:
+                write_checkpoint(self.folder, sequence, state, summary)
+            except OSError as error:
+                message = f"checkpoint {sequence} was not written to {self.folder}: {error}; the previous one is kept"
+                logger.warning(message)
+                self._on_error(message)
+            finally:
+                with self._condition:
+                    self._busy = False
+                    self._condition.notify_all()
+
+
+def _sequences(folder: Path) -> list[tuple[int, Path]]:
+    """(sequence, path) of the checkpoint folders, newest first."""
+    if not folder.is_dir():
+        return []
+    found = [
+        (int(path.name.removeprefix(_PREFIX)), path)
+        for path in folder.iterdir()
+        if path.name.startswith(_PREFIX) and path.name.removeprefix(_PREFIX).isdigit()
+    ]
+    return sorted(found, reverse=True)
+
+
+def _sha256(path: Path) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _flush_folder(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

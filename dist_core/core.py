@@ -1,0 +1,499 @@
+"""TrainingCore: what happens between two optimizer steps. One per replica process.
+
+The loader, the wrapped models and the epoch loop report here; the core keeps progress, decides the batch size (on rank
+0), switches generations and writes checkpoints. Everything in it runs on the training thread, except the methods that
+say otherwise. User code never sees it; ``session`` holds the names it sees.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+
+from dist_core.adaptation import Adaptation
+from dist_core.channel import ControlChannel
+from dist_core.checkpoint import CheckpointWriter, load_checkpoint, newest_checkpoint
+from dist_core.env import EXIT_PREEMPTED, ReplicaEnvironment, standalone_world
+from dist_core.errors import InvalidTraining, JoinAgain, PeerLost, ReplicaExit
+from dist_core.goodput import Hints
+from dist_core.hand_over import hand_over
+from dist_core.hints_sender import HintsSender
+from dist_core.membership import Membership, Prepared
+from dist_core.registry import FunctionState, RandomState, StateRegistry
+from dist_core.replica_group import ReplicaGroup, lone_group
+from dist_core.switch import (
+    ACCUMULATION,
+    ATOMIC_BATCH,
+    NUM_CONTROL_SLOTS,
+    PREEMPT_COUNT,
+    PREPARED_COUNT,
+    PREPARED_SQUARES,
+    PREPARED_SUM,
+    Decision,
+    decide_switch,
+)
+
+if TYPE_CHECKING:
+    from dist_core.data_loader import AdaptiveDataLoader
+    from dist_core.data_parallel import AdaptiveDataParallel
+
+logger = logging.getLogger(__name__)
+
+CHECKPOINT_SECONDS = 5.0
+"""Least time between two periodic checkpoints; they are written at the ends of epochs and, in long ones, within."""
+DRY_STEPS = 2
+"""Passes a joiner makes alone: they build its gradient buckets in the order that the survivors' have."""
+LOCAL_NORM_SLOT = NUM_CONTROL_SLOTS
+
+
+class TrainingCore:
+    def __init__(self, environment: ReplicaEnvironment | None) -> None:
+        self.environment = environment
+        self.registry = StateRegistry()
+        self.group: ReplicaGroup = lone_group()
+        self.members: tuple[str, ...] = ()
+        self.generation = 0
+        self.joined = False
+        self.joining = False
+        self.dry_steps_left = 0
+        self.broken: str | None = None
+        self.epoch = 0
+        self.epoch_limit: int | None = None
+        self.steps = 0
+        self.progress = 0.0
+        self.in_epoch_loop = False
+        self.models: list[AdaptiveDataParallel] = []
+        self.loader: AdaptiveDataLoader | None = None
+        self.adaptation: Adaptation | None = None
+        self._control: torch.Tensor | None = None
+        self._control_work: dist.Work | None = None
+        self._control_prepared: Prepared | None = None
+        self._control_lock = threading.Lock()
+        self._pauses: deque[float] = deque(maxlen=9)
+        self._epoch_seconds: deque[float] = deque(maxlen=5)
+        self._epoch_started: float | None = None
+        self._last_checkpoint = time.monotonic()
+        self.channel: ControlChannel | None = None
+        self.membership: Membership | None = None
+        self._writer: CheckpointWriter | None = None
+        self._hints: HintsSender | None = None
+        if environment is not None:
+            self.channel = ControlChannel(environment)
+            self.membership = Membership(self.channel, environment)
+            self.membership.start()
+            self._hints = HintsSender(self.channel)
+            self._writer = CheckpointWriter(environment.checkpoint_dir, on_error=self._hints.warn)
+        self._register_own_states()
+
+    def _register_own_states(self) -> None:
+        self.registry.register("core", FunctionState(self._save, self._load))
+        self.registry.register("random", RandomState())
+
+    def restart_user_code(self) -> None:
+        """The user's code runs again from its top: forget what its first run registered, keep the identity."""
+        self.registry.clear()
+        self.models.clear()
+        self.loader = None
+        self.adaptation = None
+        self.joined = False
+        self.in_epoch_loop = False
+        self.epoch = self.steps = 0
+        self.progress = 0.0
+        self.epoch_limit = None
+        self.group = lone_group()
+        self.broken = None
+        self._register_own_states()
+
+    # ------------------------------------------------------------------ identity
+
+    @property
+    def reports(self) -> bool:
+        """Whether this replica speaks for the trial: rank 0, or the first one launched while ranks are not given."""
+        if self.joined or self.environment is None:
+            return self.group.rank == 0
+        return self.environment.launch_index == 0
+
+    # ------------------------------------------------------------------ epochs
+
+    def start_epochs(self, limit: int) -> None:
+        """Entering the epoch loop: find out where the trial stands. Raises ReplicaExit when it is about over."""
+        if self.in_epoch_loop:
+            raise InvalidTraining("remaining_epochs_until() is used inside itself; one epoch loop at a time")
+        self.epoch_limit = limit
+        if not self.joined:
+            position = self.channel.request("GET", "/position") if self.channel is not None else {"epoch": None}
+            self.joining = position["epoch"] is not None
+            if self.joining:
+                self.dry_steps_left = DRY_STEPS
+                self.epoch = position["epoch"]
+                if self.epoch >= limit:
+                    raise ReplicaExit("left")
+            else:
+                self._restore_from_disk()
+        self.in_epoch_loop = True
+
+    def end_epoch(self) -> None:
+        self.epoch += 1
+        self._note_epoch_time()
+        self._maybe_checkpoint()
+
+    def leave_epochs(self) -> None:
+        self.in_epoch_loop = False
+
+    def _note_epoch_time(self) -> None:
+        now = time.monotonic()
+        if self._epoch_started is not None:
+            self._epoch_seconds.append(now - self._epoch_started)
+        self._epoch_started = now
+
+    # ------------------------------------------------------------------ joining
+
+    def adopt_loader(self, loader: AdaptiveDataLoader) -> None:
+        """The first loader that trains drives batch size and progress."""
+        if self.loader is None:
+            self.loader = loader
+            self.adaptation = Adaptation(loader.bounds)
+            self.registry.register("adaptation", self.adaptation)
+
+    def join(self) -> None:
+        """Enter the first generation; returns with equal state on all ranks. Raises JoinAgain, ReplicaExit."""
+        if self.environment is None:
+            self._join_standalone()
+            return
+        assert self.channel is not None and self.membership is not None
+        self.channel.request("POST", "/ready", {"join_epoch": self.epoch if self.joining else None})
+        while True:
+            prepared = self.membership.wait_for_first()
+            if prepared is None:
+                raise JoinAgain
+            if prepared.group is None:
+                raise ReplicaExit("left")
+            break
+        try:
+            state = self.registry.capture() if prepared.group.rank == 0 else None
+            received = hand_over(prepared.group, state)
+        except PeerLost as error:
+            self.membership.abandon(prepared.generation.number)
+            raise JoinAgain from error
+        if prepared.group.rank != 0:
+            epoch = self.epoch
+            self.registry.restore(received)
+            if self.epoch != epoch:
+                raise PeerLost(f"joined in epoch {self.epoch} while standing in epoch {epoch}")
+        self._enter(prepared)
+        if prepared.group.rank == 0:
+            self._announce_switch(prepared, pause_seconds=None)
+
+    def _join_standalone(self) -> None:
+        rank, world_size = standalone_world()
+        if world_size > 1:
+            if not dist.is_initialized():
+                dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
+            world = dist.group.WORLD
+            assert world is not None
+            control = world if not torch.cuda.is_available() else dist.new_group(backend="gloo")
+            self.group = ReplicaGroup(
+                rank=rank, world_size=world_size, num_nodes=1, data=world, control=control
+            )
+            received = hand_over(self.group, self.registry.capture() if rank == 0 else None)
+            if rank != 0:
+                self.registry.restore(received)
+        self.joined = True
+        self._use_group()
+
+    def _enter(self, prepared: Prepared) -> None:
+        assert prepared.group is not None and self.membership is not None
+        self.group = prepared.group
+        self.members = prepared.generation.members
+        self.generation = prepared.generation.number
+        self.joined = True
+        self.broken = None
+        self.membership.commit(prepared)
+        self._use_group()
+
+    def _use_group(self) -> None:
+        for model in self.models:
+            model.use_group(self.group)
+        self._agree_on_batch()
+
+    def _agree_on_batch(self) -> None:
+        if self.adaptation is None:
+            return
+        mine = self.adaptation.choose(self.group.num_nodes, self.group.world_size, switching=True)
+        atomic, accumulation = self.group.broadcast_json(list(mine))
+        self.adaptation.use(atomic, accumulation)
+
+    # ------------------------------------------------------------------ one step
+
+    def launch_control(self, local_norm: float) -> None:
+        """Start the per-step control reduction; called from the backward pass of a step's last micro-batch."""
+        with self._control_lock:
+            if self._control is not None:
+                return
+            vector = torch.zeros(NUM_CONTROL_SLOTS + 1, dtype=torch.float64)
+            prepared = self.membership.pending() if self.membership is not None else None
+            if prepared is not None:
+                number = float(prepared.generation.number)
+                vector[PREPARED_COUNT], vector[PREPARED_SUM], vector[PREPARED_SQUARES] = 1.0, number, number**2
+            self._control_prepared = prepared
+            if self.membership is not None and self.membership.must_leave is not None:
+                vector[PREEMPT_COUNT] = 1.0
+            if self.group.rank == 0 and self.adaptation is not None:
+                proposal = self.adaptation.proposal(self.group.num_nodes, self.group.world_size)
+                if proposal is not None:
+                    vector[ATOMIC_BATCH], vector[ACCUMULATION] = proposal
+            vector[LOCAL_NORM_SLOT] = local_norm
+            self._control = vector
+            try:
+                self._control_work = self.group.sum_later(vector)
+            except RuntimeError as error:
+                self.mark_broken(str(error))
+
+    def mark_broken(self, reason: str) -> None:
+        """A collective failed: this step does not count. Safe from any thread."""
+        if self.broken is None:
+            self.broken = reason
+
+    def finish_step(self, global_batch: int) -> None:
+        """The body of the loop has run for the last micro-batch of a step: count it, then act on what was agreed."""
+        assert self.loader is not None and self.adaptation is not None
+        self.launch_control(0.0)
+        vector = self._finish_control()
+        if vector is None:
+            self._heal()
+            return
+        self.steps += 1
+        for model in self.models[:1]:
+            self.adaptation.measured(model.take_measurement(float(vector[LOCAL_NORM_SLOT])), self.group.world_size)
+        self.progress += self.adaptation.progress_of(global_batch)
+        self.loader.commit(global_batch)
+        if vector[ATOMIC_BATCH] > 0:
+            self.adaptation.use(int(vector[ATOMIC_BATCH]), int(vector[ACCUMULATION]))
+        if vector[PREEMPT_COUNT] > 0:
+            self._save_and_exit("preempted", EXIT_PREEMPTED)
+        self._maybe_switch(vector)
+        self._maybe_checkpoint()
+        self._send_hints()
+
+    def _finish_control(self) -> torch.Tensor | None:
+        work, vector = self._control_work, self._control
+        self._control = self._control_work = None
+        if self.broken is None and work is not None:
+            try:
+                work.wait()
+            except RuntimeError as error:
+                self.mark_broken(str(error))
+        return None if self.broken is not None else vector
+
+    def _maybe_switch(self, vector: torch.Tensor) -> None:
+        prepared = self._control_prepared
+        decision = decide_switch(
+            count=float(vector[PREPARED_COUNT]),
+            total=float(vector[PREPARED_SUM]),
+            squares=float(vector[PREPARED_SQUARES]),
+            world_size=self.group.world_size,
+            pending=prepared.generation if prepared is not None else None,
+            epoch=self.epoch,
+        )
+        if prepared is None or decision is Decision.STAY:
+            return
+        if decision is Decision.ABANDON:
+            assert self.membership is not None
+            self.membership.abandon(prepared.generation.number)
+            if self.group.rank == 0:
+                self._post("/abandoned", {"generation": prepared.generation.number})
+            return
+        self._switch(prepared)
+
+    def _switch(self, prepared: Prepared) -> None:
+        started = time.perf_counter()
+        if prepared.group is None:
+            if not prepared.generation.members:
+                self._save_and_exit("paused", 0)
+            self._flush_hints()
+            raise ReplicaExit("left")
+        if set(prepared.generation.members) - set(self.members):
+            state = self.registry.capture() if prepared.group.rank == 0 else None
+            try:
+                received = hand_over(prepared.group, state)
+            except PeerLost as error:
+                # A joiner died at the last moment. The group that trains is whole: stay in it.
+                logger.warning("switch given up generation=%d error=%s", prepared.generation.number, error)
+                assert self.membership is not None
+                self.membership.abandon(prepared.generation.number)
+                self._post("/abandoned", {"generation": prepared.generation.number})
+                return
+            if prepared.group.rank != 0:
+                self.registry.restore(received)
+        self._enter(prepared)
+        pause = time.perf_counter() - started
+        self._pauses.append(pause)
+        if self.group.rank == 0:
+            self._announce_switch(prepared, pause_seconds=pause)
+
+    def _heal(self) -> None:
+        """Another replica vanished: wait for the generation without it and go on from the furthest survivor.
+
+        Possible at a step boundary of the epoch everybody is in; elsewhere PeerLost ends this replica and the trial
+        resumes from its checkpoint.
+        """
+        reason = self.broken or "a collective failed"
+        if self.membership is None or self.channel is None:
+            raise PeerLost(f"another replica vanished: {reason}")
+        started = time.perf_counter()
+        self._post("/broken", {"generation": self.generation, "reason": reason[:300]})
+        for model in self.models:
+            model.drop_gradients()
+        deadline = time.monotonic() + 60.0
+        while time.monotonic() < deadline:
+            prepared = self.membership.pending()
+            if self.membership.must_leave is not None or (prepared is not None and prepared.group is None):
+                break
+            if prepared is not None and prepared.group is not None and set(prepared.generation.members) <= set(self.members):
+                self._rejoin(prepared, started)
+                return
+            time.sleep(0.005)
+        raise PeerLost(f"another replica vanished and the trial was not rebuilt around it: {reason}")
+
+    def _rejoin(self, prepared: Prepared, started: float) -> None:
+        group = prepared.group
+        assert group is not None
+        standing = group.gather_json([self.steps, self.epoch])
+        if any(epoch != self.epoch for _, epoch in standing):
+            raise PeerLost("survivors stand in different epochs; the trial resumes from its checkpoint")
+        furthest = max(range(group.world_size), key=lambda rank: (standing[rank][0], -rank))
+        if furthest != 0 and standing[furthest][0] > standing[0][0]:
+            raise PeerLost("rank 0 is behind; the trial resumes from its checkpoint")
+        received = hand_over(group, self.registry.capture() if group.rank == 0 else None)
+        if group.rank != 0:
+            self.registry.restore(received)
+        self._enter(prepared)
+        self._pauses.append(time.perf_counter() - started)
+        if group.rank == 0:
+            self._announce_switch(prepared, pause_seconds=time.perf_counter() - started)
+
+    # ------------------------------------------------------------------ state and reports
+
+    def end_training_loop(self) -> None:
+        """A pass of the training loader is over: buffers (running statistics) become rank 0's everywhere."""
+        if self.group.world_size > 1 and self.broken is None:
+            buffers = [buffer for model in self.models for buffer in model.module.buffers()]
+            if buffers and all(buffer.device.type == "cpu" for buffer in buffers):
+                self.group.broadcast_tensors(buffers)
+
+    def _save(self) -> dict[str, Any]:
+        return {"epoch": self.epoch, "steps": self.steps, "progress": self.progress}
+
+    def _load(self, state: dict[str, Any]) -> None:
+        self.epoch, self.steps, self.progress = state["epoch"], state["steps"], state["progress"]
+
+    def _restore_from_disk(self) -> None:
+        if self.environment is None:
+            return
+        found = newest_checkpoint(self.environment.checkpoint_dir)
+        if found is None:
+            return
+        path, manifest = found
+        self.registry.restore(load_checkpoint(path))
+        logger.info("resumed checkpoint=%s epoch=%d", path.name, manifest["summary"]["epoch"])
+
+    def _maybe_checkpoint(self) -> None:
+        if self._writer is None or self.group.rank != 0 or not self.joined:
+            return
+        if time.monotonic() - self._last_checkpoint >= CHECKPOINT_SECONDS and not self._writer.busy:
+            self.checkpoint(wait=False)
+
+    def checkpoint(self, *, wait: bool) -> None:
+        """Write all registered states; rank 0 only."""
+        if self._writer is None:
+            return
+        summary = {"epoch": self.epoch, "steps": self.steps, "progress": self.progress, "generation": self.generation}
+        self._writer.save(self.registry.capture(), summary, wait=wait)
+        self._last_checkpoint = time.monotonic()
+
+    def _save_and_exit(self, reason: str, code: int) -> None:
+        if self.group.rank == 0 and self.joined:
+            self.checkpoint(wait=True)
+        self._flush_hints()
+        raise ReplicaExit(reason, code)
+
+    def leave_if_asked(self) -> None:
+        """Outside the step loop (while waiting for an answer): leave with a checkpoint when asked to."""
+        if self.membership is None:
+            return
+        pending = self.membership.pending()
+        if self.membership.must_leave is not None:
+            self._save_and_exit("preempted", EXIT_PREEMPTED)
+        if pending is not None and not pending.generation.members:
+            self._save_and_exit("paused", 0)
+
+    def hints(self) -> Hints | None:
+        if self.adaptation is None or self.loader is None:
+            return None
+        per_epoch = len(self.loader.dataset)
+        return Hints(
+            bounds=self.adaptation.bounds,
+            observations=tuple(self.adaptation.profile.observations()),
+            statistics=self.adaptation.noise.statistics,
+            progress=self.progress,
+            target_progress=None if self.epoch_limit is None else float(self.epoch_limit * per_epoch),
+            epoch=self.epoch,
+            epoch_fraction=min(1.0, max(0.0, self.progress / per_epoch - self.epoch)),
+            epoch_seconds=sorted(self._epoch_seconds)[len(self._epoch_seconds) // 2] if self._epoch_seconds else None,
+            global_batch=self.adaptation.global_batch(self.group.world_size),
+            goodput=self.adaptation.measured_goodput,
+            rescale_pause_seconds=sorted(self._pauses)[len(self._pauses) // 2] if self._pauses else None,
+        )
+
+    def _send_hints(self) -> None:
+        if self._hints is not None and self.group.rank == 0 and self._hints.due:
+            hints = self.hints()
+            if hints is not None:
+                self._hints.post_later({"generation": self.generation, "hints": hints.to_json()})
+
+    def _flush_hints(self) -> None:
+        if self._hints is not None:
+            self._hints.flush()
+
+    def _announce_switch(self, prepared: Prepared, pause_seconds: float | None) -> None:
+        self._post("/switched", {"generation": prepared.generation.number, "pause_seconds": pause_seconds})
+
+    def _post(self, path: str, body: dict[str, Any]) -> None:
+        """Tell the scheduler; it finds out by itself if this fails, only later."""
+        if self._hints is not None:
+            self._hints.post_in_order(path, body)
+
+    def close(self) -> None:
+        """The user's code is done: send what is queued and stop the threads. A last checkpoint may be in flight."""
+        self._flush_hints()
+        if self.membership is not None:
+            self.membership.stop()
+        if self.channel is not None:
+            self.channel.close()
+
+
+_core: TrainingCore | None = None
+
+
+def get_core() -> TrainingCore:
+    """The core of this process, made on first use."""
+    global _core
+    if _core is None:
+        _core = TrainingCore(ReplicaEnvironment.from_environ())
+    return _core
+
+
+def reset_core() -> None:
+    """Forget the core; for a process that trains several things one after another, and for tests."""
+    global _core
+    if _core is not None:
+        _core.close()
+    _core = None
+
+

@@ -1,0 +1,95 @@
+"""Replica identity and addresses: the one reader and the one writer of the environment.
+
+A launcher writes these variables, a replica reads them; nothing else in the suite looks at the environment of a
+replica. Without ``ELASTUNE_API`` the process is standalone: plain ``python train.py`` or ``torchrun``.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from dist_core.errors import InvalidTraining
+
+EXIT_PREEMPTED = 143
+"""Exit status of a replica that saved its state and left because it was told to (128 + SIGTERM)."""
+
+EXIT_PEER_LOST = 75
+"""Exit status of a replica that stopped because another one vanished (EX_TEMPFAIL): not the user's failure."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplicaEnvironment:
+    """Who this replica is and whom it talks to."""
+
+    api_url: str
+    """Base address of the scheduler, ``http://127.0.0.1:7300``."""
+    token: str
+    """Opens this replica's own trial and nothing else."""
+    trial_id: str
+    replica_id: str
+    launch_index: int
+    """Position among the replicas launched together; 0 reports until a first generation has given out ranks."""
+    checkpoint_dir: Path
+    node: str
+    slot: int
+    server_file: Path | None = None
+    """File that names the scheduler's present address, so that a restarted one on another port is found."""
+    host: str = "127.0.0.1"
+    """Address other replicas reach this one at; loopback on one machine."""
+
+    def to_environ(self) -> dict[str, str]:
+        """The variables a launcher sets for this replica."""
+        environ = {
+            "ELASTUNE_API": self.api_url,
+            "ELASTUNE_REPLICA_TOKEN": self.token,
+            "ELASTUNE_TRIAL_ID": self.trial_id,
+            "ELASTUNE_REPLICA_ID": self.replica_id,
+            "ELASTUNE_LAUNCH_INDEX": str(self.launch_index),
+            "ELASTUNE_CHECKPOINT_DIR": str(self.checkpoint_dir),
+            "ELASTUNE_NODE": self.node,
+            "ELASTUNE_SLOT": str(self.slot),
+            "ELASTUNE_HOST": self.host,
+        }
+        if self.server_file is not None:
+            environ["ELASTUNE_SERVER_FILE"] = str(self.server_file)
+        return environ
+
+    @classmethod
+    def from_environ(cls, environ: Mapping[str, str] | None = None) -> ReplicaEnvironment | None:
+        """Read the replica's identity; None when this process was not started by a launcher.
+
+        Raises InvalidTraining when the set of variables is incomplete or malformed.
+        """
+        environ = os.environ if environ is None else environ
+        if "ELASTUNE_API" not in environ:
+            return None
+        try:
+            server_file = environ.get("ELASTUNE_SERVER_FILE")
+            return cls(
+                api_url=environ["ELASTUNE_API"],
+                token=environ["ELASTUNE_REPLICA_TOKEN"],
+                trial_id=environ["ELASTUNE_TRIAL_ID"],
+                replica_id=environ["ELASTUNE_REPLICA_ID"],
+                launch_index=int(environ["ELASTUNE_LAUNCH_INDEX"]),
+                checkpoint_dir=Path(environ["ELASTUNE_CHECKPOINT_DIR"]),
+                node=environ["ELASTUNE_NODE"],
+                slot=int(environ["ELASTUNE_SLOT"]),
+                server_file=Path(server_file) if server_file else None,
+                host=environ.get("ELASTUNE_HOST", "127.0.0.1"),
+            )
+        except KeyError as error:
+            raise InvalidTraining(
+                f"ELASTUNE_API is set but {error.args[0]} is not; a replica needs all variables its launcher writes. "
+                "Unset ELASTUNE_API to run this script alone"
+            ) from error
+        except ValueError as error:
+            raise InvalidTraining(f"a replica variable is not a number: {error}") from error
+
+
+def standalone_world(environ: Mapping[str, str] | None = None) -> tuple[int, int]:
+    """(rank, world size) of a process without a scheduler: torchrun's variables, or (0, 1)."""
+    environ = os.environ if environ is None else environ
+    return int(environ.get("RANK", "0")), int(environ.get("WORLD_SIZE", "1"))

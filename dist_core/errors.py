@@ -1,0 +1,49 @@
+"""What can go wrong inside a replica, split by what the caller does next.
+
+DistCoreError
+├── InvalidTraining        the user's script or arguments are wrong: fix the input
+│   └── InvalidCheckpoint  a checkpoint folder that cannot be read: choose another, or start afresh
+├── ControlChannelError    the scheduler refused or cannot be reached: retry, then leave
+└── PeerLost               another replica of this generation is gone: the trial is rebuilt without it
+
+ReplicaExit is not an error: it unwinds the user's code in a replica that has to leave. It derives from
+SystemExit so that ``except Exception`` in a training script does not swallow it.
+"""
+
+from __future__ import annotations
+
+
+class DistCoreError(Exception):
+    """Base of everything that dist_core raises on purpose."""
+
+
+class InvalidTraining(DistCoreError, ValueError):
+    """The training script asks for something contradictory; the message says what to change."""
+
+
+class InvalidCheckpoint(DistCoreError):
+    """A checkpoint is missing a file, or its content does not match its checksum."""
+
+
+class ControlChannelError(DistCoreError):
+    """A request to the scheduler failed for good; ``status`` is the HTTP status, or None."""
+
+    def __init__(self, message: str, *, status: int | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+class PeerLost(DistCoreError):
+    """A collective failed because another replica died or left without agreement."""
+
+
+class ReplicaExit(SystemExit):
+    """This replica leaves; ``reason`` is ``left``, ``paused`` or ``preempted``."""
+
+    def __init__(self, reason: str, code: int = 0) -> None:
+        super().__init__(code)
+        self.reason = reason
+
+
+class JoinAgain(BaseException):
+    """The survivors passed the epoch this joiner had aimed at: run the user's code again from its top."""

@@ -1,0 +1,127 @@
+"""GoodputModel: one trial's fitted throughput, gradient statistics and batch bounds, and the hints that carry them.
+
+The trainer asks it for the batch size of the allocation it has, the scheduler for the goodput of allocations it could
+give, the simulator for both.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from dist_core.goodput.batch_choice import BatchBounds, BatchChoice, choose_batches
+from dist_core.goodput.efficiency import GradientStatistics
+from dist_core.goodput.fit import fit_throughput
+from dist_core.goodput.observations import Observation
+from dist_core.goodput.throughput import ThroughputParams
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GoodputModel:
+    """Goodput in examples at the initial batch size per second, for any allocation."""
+
+    throughput: ThroughputParams
+    statistics: GradientStatistics
+    bounds: BatchBounds
+
+    def choose(self, num_nodes: int, num_replicas: int) -> BatchChoice:
+        return choose_batches(self.throughput, self.statistics, self.bounds, num_nodes, num_replicas)[0]
+
+    def goodput(self, num_nodes: ArrayLike, num_replicas: ArrayLike) -> NDArray[np.float64]:
+        """Best goodput of each allocation, shape (A,)."""
+        choices = choose_batches(self.throughput, self.statistics, self.bounds, num_nodes, num_replicas)
+        return np.array([choice.goodput for choice in choices])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hints:
+    """What a replica tells the scheduler about its trial. Numbers are checked here, at the edge."""
+
+    bounds: BatchBounds
+    observations: tuple[Observation, ...] = ()
+    statistics: GradientStatistics | None = None
+    """None until the gradient noise scale was measured."""
+    progress: float = 0.0
+    """Examples processed times statistical efficiency."""
+    target_progress: float | None = None
+    """Progress at which the trial's declared epochs end."""
+    epoch: int = 0
+    epoch_fraction: float = 0.0
+    epoch_seconds: float | None = None
+    global_batch: int = 0
+    goodput: float = 0.0
+    """Measured over the last few seconds; what the dashboards show."""
+    rescale_pause_seconds: float | None = None
+    """Median pause that survivors saw at this trial's rescales; None before the first."""
+
+    def __post_init__(self) -> None:
+        for name in ("progress", "epoch_fraction", "goodput"):
+            value = getattr(self, name)
+            if not math.isfinite(value) or value < 0:
+                raise ValueError(f"hint {name} is {value}; it must be finite and at least 0")
+        for name in ("target_progress", "epoch_seconds", "rescale_pause_seconds"):
+            value = getattr(self, name)
+            if value is not None and (not math.isfinite(value) or value < 0):
+                raise ValueError(f"hint {name} is {value}; it must be finite and at least 0")
+
+    def fit(
+        self, *, extra_observations: Sequence[Observation] = (), statistics: GradientStatistics | None = None
+    ) -> GoodputModel | None:
+        """The trial's model; ``extra_observations`` and ``statistics`` stand in for what it has not measured itself."""
+        own = {row.configuration for row in self.observations}
+        rows = [*self.observations, *(row for row in extra_observations if row.configuration not in own)]
+        params = fit_throughput(rows)
+        if params is None:
+            return None
+        known = self.statistics or statistics or GradientStatistics(sqr=1.0, var=0.0)
+        return GoodputModel(throughput=params, statistics=known, bounds=self.bounds)
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "bounds": {
+                "init_batch": self.bounds.init_batch,
+                "max_batch": self.bounds.max_batch,
+                "min_atomic": self.bounds.min_atomic,
+                "max_atomic": self.bounds.max_atomic,
+                "accumulation": self.bounds.accumulation,
+            },
+            "observations": [row.to_row() for row in self.observations],
+            "statistics": None if self.statistics is None else [self.statistics.sqr, self.statistics.var],
+            "progress": self.progress,
+            "target_progress": self.target_progress,
+            "epoch": self.epoch,
+            "epoch_fraction": self.epoch_fraction,
+            "epoch_seconds": self.epoch_seconds,
+            "global_batch": self.global_batch,
+            "goodput": self.goodput,
+            "rescale_pause_seconds": self.rescale_pause_seconds,
+        }
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any]) -> Hints:
+        """Parse and check; raises ValueError or KeyError with the offending field."""
+        statistics = document.get("statistics")
+        return cls(
+            bounds=BatchBounds(**document["bounds"]),
+            observations=tuple(Observation.from_row(row) for row in document.get("observations", ())),
+            statistics=None if statistics is None else GradientStatistics(*statistics),
+            **{
+                name: document[name]
+                for name in (
+                    "progress",
+                    "target_progress",
+                    "epoch",
+                    "epoch_fraction",
+                    "epoch_seconds",
+                    "global_batch",
+                    "goodput",
+                    "rescale_pause_seconds",
+                )
+                if name in document
+            },
+        )

@@ -1,0 +1,79 @@
+"""Measured step times of a trial, by configuration: what the throughput model is fitted to.
+
+A configuration is (nodes, replicas, atomic batch size). Each keeps its latest samples only and answers with their
+median, because slots are shared and yesterday's contention says little about today's.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+SAMPLES_KEPT = 48
+
+
+class Configuration(NamedTuple):
+    num_nodes: int
+    num_replicas: int
+    atomic_batch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """Median seconds of one configuration: computing a gradient alone, and computing, reducing and applying it."""
+
+    configuration: Configuration
+    gradient_seconds: float
+    optim_seconds: float
+    count: int
+
+    def to_row(self) -> list[float]:
+        return [*self.configuration, self.gradient_seconds, self.optim_seconds, self.count]
+
+    @classmethod
+    def from_row(cls, row: list[float]) -> Observation:
+        """Inverse of to_row; raises ValueError on anything that is not a plausible measurement."""
+        nodes, replicas, atomic, gradient, optim, count = row
+        if not (1 <= nodes <= replicas and atomic >= 1 and count >= 1):
+            raise ValueError(f"observation {row} has an impossible configuration")
+        if not (0.0 < gradient < 86400.0 and 0.0 < optim < 86400.0):
+            raise ValueError(f"observation {row} has a step time outside (0 s, 1 day)")
+        return cls(Configuration(int(nodes), int(replicas), int(atomic)), gradient, optim, int(count))
+
+
+class StepProfile:
+    """Collects step times and answers with robust observations. Not thread-safe: one training loop owns it."""
+
+    def __init__(self) -> None:
+        self._gradient: dict[Configuration, deque[float]] = {}
+        self._optim: dict[Configuration, deque[float]] = {}
+
+    def add(self, configuration: Configuration, *, gradient_seconds: float, optim_seconds: float) -> None:
+        """Record one optimizer step; non-positive times (a clock that jumped) are ignored."""
+        if gradient_seconds <= 0.0 or optim_seconds <= 0.0:
+            return
+        self._gradient.setdefault(configuration, deque(maxlen=SAMPLES_KEPT)).append(gradient_seconds)
+        self._optim.setdefault(configuration, deque(maxlen=SAMPLES_KEPT)).append(optim_seconds)
+
+    def observations(self, *, min_samples: int = 3) -> list[Observation]:
+        """One row per configuration that has at least ``min_samples`` steps, in a stable order."""
+        return [
+            Observation(
+                configuration,
+                statistics.median(self._gradient[configuration]),
+                statistics.median(self._optim[configuration]),
+                len(self._optim[configuration]),
+            )
+            for configuration in sorted(self._optim)
+            if len(self._optim[configuration]) >= min_samples
+        ]
+
+    def restore(self, observations: Iterable[Observation]) -> None:
+        """Start from medians that an earlier incarnation of this trial measured."""
+        for row in observations:
+            repeat = min(row.count, SAMPLES_KEPT)
+            self._gradient[row.configuration] = deque([row.gradient_seconds] * repeat, maxlen=SAMPLES_KEPT)
+            self._optim[row.configuration] = deque([row.optim_seconds] * repeat, maxlen=SAMPLES_KEPT)

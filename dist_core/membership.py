@@ -1,0 +1,204 @@
+"""Watches for the next generation and prepares it beside the running one.
+
+Concurrency: a watcher thread long-polls the scheduler; each answer that carries a new generation starts a short-lived
+builder thread that connects its process group while training goes on. The training thread alone switches: it asks
+``pending()`` once a step and calls ``commit`` or ``abandon`` at a step boundary. Fields shared between the threads are
+guarded by one lock and change by assignment only.
+
+The watcher also keeps the lease: when the scheduler has not answered for the lease time, or says so, the replica is
+asked to save and leave; a replica that does not get there in time is ended.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+from dist_core.channel import ControlChannel
+from dist_core.env import EXIT_PREEMPTED, ReplicaEnvironment
+from dist_core.errors import ControlChannelError
+from dist_core.rendezvous import RendezvousStore
+from dist_core.replica_group import ReplicaGroup, build_group, lone_group
+from dist_core.switch import Generation
+
+logger = logging.getLogger(__name__)
+
+WATCH_SECONDS = 15.0
+BUILD_TIMEOUT = timedelta(seconds=60)
+LEASE_SECONDS = 30.0
+GRACE_SECONDS = 10.0
+"""Between being asked to leave and being ended."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A generation this replica is ready to enter, or to leave at (``group`` is None)."""
+
+    generation: Generation
+    group: ReplicaGroup | None
+
+
+class Membership:
+    def __init__(
+        self, channel: ControlChannel, environment: ReplicaEnvironment, *, end: Callable[[int], None] = os._exit
+    ) -> None:
+        self._channel = channel
+        self._environment = environment
+        self._end = end
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
+        self._published: Generation | None = None
+        self._prepared: Prepared | None = None
+        self._build_error: Exception | None = None
+        self._store: RendezvousStore | None = None
+        self._entered = 0
+        self._leave: str | None = None
+        self._retry_join = False
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="elastune-watch", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stopped.set()
+
+    @property
+    def must_leave(self) -> str | None:
+        """``preempted`` or ``paused`` once this replica has been asked to save and go."""
+        with self._lock:
+            return self._leave
+
+    def ask_to_leave(self, reason: str) -> None:
+        """From a signal handler or the lease: leave at the next step boundary, or be ended after the grace."""
+        if self._leave is None:
+            self._leave = reason
+            threading.Thread(target=self._end_after_grace, name="elastune-grace", daemon=True).start()
+
+    def pending(self) -> Prepared | None:
+        with self._lock:
+            return self._prepared
+
+    def published_beyond(self, number: int) -> bool:
+        with self._lock:
+            return self._published is not None and self._published.number > number
+
+    def wait_for_first(self, *, poll_seconds: float = 0.5) -> Prepared | None:
+        """Block a joiner until it can enter a generation; None when it has to run its code again for a later epoch."""
+        with self._changed:
+            while True:
+                if self._retry_join:
+                    self._retry_join = False
+                    self._discard()
+                    return None
+                prepared = self._prepared
+                if prepared is not None:
+                    return prepared
+                if self._leave is not None:
+                    return Prepared(Generation(number=0, members=(), nodes=(), join_epoch=None), None)
+                self._changed.wait(poll_seconds)
+
+    def commit(self, prepared: Prepared) -> None:
+        """The training thread has entered this generation."""
+        with self._lock:
+            self._entered = prepared.generation.number
+            if self._prepared is prepared:
+                self._prepared = None
+
+    def abandon(self, number: int) -> None:
+        """The training thread gave this generation up; the group built for it is dropped."""
+        with self._lock:
+            self._entered = max(self._entered, number)
+            self._discard()
+
+    def _discard(self) -> None:
+        if self._store is not None:
+            self._store.cancel()
+        self._prepared = None
+
+    def _watch(self) -> None:
+        while not self._stopped.is_set():
+            with self._lock:
+                after = max(self._entered, self._published.number if self._published else 0)
+            try:
+                answer = self._channel.request(
+                    "GET", "/watch", params={"after": after, "wait": WATCH_SECONDS}, give_up_after=1.0
+                )
+            except ControlChannelError as error:
+                if error.status in (401, 403, 404, 409, 410):
+                    self.ask_to_leave("preempted")
+                    return
+                if self._channel.lost_for > LEASE_SECONDS:
+                    logger.warning("scheduler lost seconds=%.0f: saving and leaving", self._channel.lost_for)
+                    self.ask_to_leave("preempted")
+                    return
+                time.sleep(0.2)
+                continue
+            self._handle(answer)
+
+    def _handle(self, answer: dict[str, Any]) -> None:
+        if answer.get("retry_join"):
+            with self._changed:
+                self._retry_join = True
+                self._changed.notify_all()
+        document = answer.get("generation")
+        if document is None:
+            return
+        generation = Generation(
+            number=document["number"],
+            members=tuple(document["members"]),
+            nodes=tuple(document["nodes"]),
+            join_epoch=document["join_epoch"],
+        )
+        with self._changed:
+            if generation.number <= max(self._entered, self._published.number if self._published else 0):
+                return
+            self._published = generation
+            self._discard()
+        rank = generation.rank_of(self._environment.replica_id)
+        if rank is None:
+            self._offer(Prepared(generation, None))
+            if not generation.members:
+                threading.Thread(target=self._end_after_grace, name="elastune-grace", daemon=True).start()
+        elif len(generation.members) == 1:
+            self._offer(Prepared(generation, lone_group()))
+        else:
+            threading.Thread(target=self._build, args=(generation, rank), name="elastune-build", daemon=True).start()
+
+    def _build(self, generation: Generation, rank: int) -> None:
+        store = RendezvousStore(self._channel, generation.number, BUILD_TIMEOUT)
+        with self._lock:
+            self._store = store
+        try:
+            group = build_group(
+                store,
+                name=f"g{generation.number}",
+                rank=rank,
+                world_size=len(generation.members),
+                num_nodes=generation.num_nodes,
+                timeout=BUILD_TIMEOUT,
+                host=self._environment.host,
+            )
+        except Exception as error:
+            # An attempt that fails costs nothing but the attempt: the scheduler sees no switch and publishes anew.
+            logger.warning("generation not built generation=%d error=%s", generation.number, error)
+            return
+        self._offer(Prepared(generation, group))
+
+    def _offer(self, prepared: Prepared) -> None:
+        with self._changed:
+            if self._published is prepared.generation:
+                self._prepared = prepared
+                self._changed.notify_all()
+
+    def _end_after_grace(self) -> None:
+        time.sleep(GRACE_SECONDS)
+        if not self._stopped.is_set():
+            logger.warning("no step boundary within seconds=%.0f of being asked to leave: ending", GRACE_SECONDS)
+            self._end(EXIT_PREEMPTED)

@@ -1,0 +1,94 @@
+"""Gradient noise scale, estimated from squared gradient norms that the reduction sees anyway.
+
+With w_i = b_i / B the share of replica i in the global batch, g_i its mean gradient and
+
+    L = sum_i w_i |g_i|^2        T = |sum_i w_i g_i|^2
+
+over K replicas, ``sqr = (K T - L) / (K - 1)`` and ``trace = (L - T) B / (K - 1)`` are unbiased for the squared norm of
+the true gradient and the trace of the per-example covariance, for any b_i (generalises Pollux, OSDI'21, eq. 9, and
+McCandlish et al. 2018, appendix A.1). One replica measures by splitting its batch in two: with b of B examples in
+the first half and g_1 its mean gradient, ``trace = (|g_1|^2 - T) / (1/b - 1/B)`` and ``sqr = T - trace / B``.
+Differencing successive steps instead would be biased by the progress made between them.
+
+Both are averaged with bias correction over a window that grows with the work done, up to ``1 / (1 - smoothing)``
+steps at the initial batch size. Torch-free: the norms are computed where the gradients are.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from dist_core.goodput import GradientStatistics
+
+SHORTEST_WINDOW = 20.0
+"""Steps at the initial batch size; fewer would follow single noisy batches."""
+WINDOW_SHARE = 0.2
+"""The window covers this share of the work done so far: early gradients say little about later ones."""
+
+
+def from_replicas(
+    local: float, total: float, *, num_replicas: int, global_batch: int
+) -> tuple[float, float]:
+    """(sqr, trace) from L and T of at least two replicas."""
+    sqr = (num_replicas * total - local) / (num_replicas - 1)
+    trace = (local - total) * global_batch / (num_replicas - 1)
+    return sqr, trace
+
+
+def from_split(first: float, total: float, *, first_batch: int, global_batch: int) -> tuple[float, float]:
+    """(sqr, trace) from the squared norms of the first part's mean gradient and of the whole batch's."""
+    trace = (first - total) / (1.0 / first_batch - 1.0 / global_batch)
+    return total - trace / global_batch, trace
+
+
+class NoiseScale:
+    """Running averages of ``sqr`` and of ``var``, the trace at the initial batch size."""
+
+    def __init__(self, init_batch: int, *, smoothing: float = 0.999) -> None:
+        if not 0.0 < smoothing < 1.0:
+            raise ValueError(f"smoothing is {smoothing}; it must lie in (0, 1)")
+        self.init_batch = init_batch
+        self.smoothing = smoothing
+        self._sqr = self._var = self._norm = 0.0
+        self._steps = 0.0
+        self.samples = 0
+
+    def update(self, sqr: float, trace: float, *, work: float) -> bool:
+        """Add one measurement that stands for ``work`` steps at the initial batch size.
+
+        A measurement that is not finite (overflowed mixed-precision gradients) is ignored; returns whether it counted.
+        """
+        if not (math.isfinite(sqr) and math.isfinite(trace)):
+            return False
+        self._steps += work
+        window = min(1.0 / (1.0 - self.smoothing), max(SHORTEST_WINDOW, WINDOW_SHARE * self._steps))
+        keep = math.exp(-work / window)
+        self._sqr = keep * self._sqr + (1.0 - keep) * sqr
+        self._var = keep * self._var + (1.0 - keep) * trace / self.init_batch
+        self._norm = keep * self._norm + (1.0 - keep)
+        self.samples += 1
+        return True
+
+    @property
+    def statistics(self) -> GradientStatistics | None:
+        """None before enough measurements to mean something; estimates below zero are noise and count as tiny."""
+        if self.samples < 4:
+            return None
+        sqr, var = self._sqr / self._norm, self._var / self._norm
+        # A negative sqr says that noise drowns the signal: a large batch is efficient, but not infinitely so.
+        floor = 1e-3 * max(var, 0.0)
+        return GradientStatistics(sqr=max(sqr, floor), var=max(var, 0.0))
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "sqr": self._sqr,
+            "var": self._var,
+            "norm": self._norm,
+            "steps": self._steps,
+            "samples": self.samples,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._sqr, self._var, self._norm = state["sqr"], state["var"], state["norm"]
+        self._steps, self.samples = state["steps"], state["samples"]

@@ -1,0 +1,96 @@
+"""Named states of a trial: what a checkpoint holds and what a joiner receives.
+
+A state is anything with ``state_dict`` and ``load_state_dict``. Content that arrives for a name nobody has registered
+yet waits until somebody does, because user code registers as it goes (a second loader, an accumulator made in the
+epoch loop).
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+
+from dist_core.errors import InvalidTraining
+
+
+class Stateful(Protocol):
+    def state_dict(self) -> dict[str, Any]: ...
+
+    def load_state_dict(self, state: dict[str, Any]) -> Any: ...
+
+
+class StateRegistry:
+    def __init__(self) -> None:
+        self._states: dict[str, Stateful] = {}
+        self._unclaimed: dict[str, Any] = {}
+
+    def register(self, name: str, state: Stateful) -> None:
+        """Raises InvalidTraining when the name is taken: two states under one name would overwrite each other."""
+        if name in self._states:
+            raise InvalidTraining(f"a state named {name!r} is registered already; give each one a name of its own")
+        self._states[name] = state
+        if name in self._unclaimed:
+            state.load_state_dict(self._unclaimed.pop(name))
+
+    def unique_name(self, prefix: str) -> str:
+        """``prefix-0``, ``prefix-1``, ... in order of registration, which is the same on every replica."""
+        index = 0
+        while f"{prefix}-{index}" in self._states:
+            index += 1
+        return f"{prefix}-{index}"
+
+    def clear(self) -> None:
+        """Forget all states: the user's code is about to run again from its top."""
+        self._states.clear()
+        self._unclaimed.clear()
+
+    def capture(self) -> dict[str, Any]:
+        """All states by name, tensors not copied."""
+        return {**self._unclaimed, **{name: state.state_dict() for name, state in self._states.items()}}
+
+    def restore(self, content: dict[str, Any]) -> None:
+        for name, value in content.items():
+            if name in self._states:
+                self._states[name].load_state_dict(value)
+            else:
+                self._unclaimed[name] = value
+
+
+class RandomState:
+    """Python's, NumPy's and torch's generators (the current CUDA device's too, where there is one)."""
+
+    def state_dict(self) -> dict[str, Any]:
+        kind, keys, position, has_gauss, gauss = np.random.get_state(legacy=True)
+        state: dict[str, Any] = {
+            "torch": torch.get_rng_state(),
+            "numpy": [kind, torch.from_numpy(np.asarray(keys).astype(np.int64)), position, has_gauss, gauss],
+            "python": _as_lists(random.getstate()),
+        }
+        if torch.cuda.is_available() and torch.cuda.is_initialized():
+            state["cuda"] = torch.cuda.get_rng_state()
+        return state
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        torch.set_rng_state(state["torch"].cpu())
+        kind, keys, position, has_gauss, gauss = state["numpy"]
+        np.random.set_state((kind, keys.numpy().astype(np.uint32), position, has_gauss, gauss))
+        version, internal, gauss_next = state["python"]
+        random.setstate((version, tuple(internal), gauss_next))
+        if "cuda" in state and torch.cuda.is_available():
+            torch.cuda.set_rng_state(state["cuda"].cpu())
+
+
+def _as_lists(value: Any) -> Any:
+    return [_as_lists(item) for item in value] if isinstance(value, tuple) else value
+
+
+class FunctionState:
+    """A state made of two functions, for values that live in plain attributes."""
+
+    def __init__(self, save: Callable[[], dict[str, Any]], load: Callable[[dict[str, Any]], None]) -> None:
+        self.state_dict = save
+        self.load_state_dict = load

@@ -1,0 +1,17 @@
+"""Imports what every training replica needs, so that a fork server can have it in memory before the first fork.
+
+Building one optimizer pulls in parts of torch that are loaded lazily otherwise (about as long as importing torch).
+No thread, process group or device may be touched here.
+"""
+
+from __future__ import annotations
+
+import torch
+
+import dist_core.accumulator
+import dist_core.data_loader
+import dist_core.data_parallel
+import dist_core.session  # noqa: F401
+
+torch.set_num_threads(1)
+torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1)

@@ -1,0 +1,102 @@
+"""How the learning rate follows the batch size; the tuner's learning rate is the one at the initial batch size.
+
+A rule answers with the factor on the learning rate for a step at ``scale`` times the initial batch size.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from dist_core.errors import InvalidTraining
+from dist_core.goodput import GradientStatistics, gain
+
+
+class ScalingRule(Protocol):
+    name: str
+
+    def factor(self, scale: float, statistics: GradientStatistics | None, *, progress_steps: float) -> float:
+        """``progress_steps``: work done so far, in steps at the initial batch size."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class AdaScale:
+    """Gain of the step (Johnson et al., ICML'20): for SGD, a step at a larger batch moves as many small ones would."""
+
+    name: str = "adascale"
+
+    def factor(self, scale: float, statistics: GradientStatistics | None, *, progress_steps: float) -> float:
+        return 1.0 if statistics is None else float(gain(statistics, scale))
+
+
+@dataclass(frozen=True, slots=True)
+class AdamScale:
+    """Square root of the gain: an adaptive optimizer already divides by the gradient's root mean square."""
+
+    name: str = "adamscale"
+
+    def factor(self, scale: float, statistics: GradientStatistics | None, *, progress_steps: float) -> float:
+        return 1.0 if statistics is None else float(gain(statistics, scale)) ** 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class LinearScale:
+    """Goyal et al. 2017."""
+
+    name: str = "linear"
+
+    def factor(self, scale: float, statistics: GradientStatistics | None, *, progress_steps: float) -> float:
+        return scale
+
+
+@dataclass(frozen=True, slots=True)
+class SquareRootScale:
+    """Krizhevsky 2014."""
+
+    name: str = "sqrt"
+
+    def factor(self, scale: float, statistics: GradientStatistics | None, *, progress_steps: float) -> float:
+        return float(scale**0.5)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LEGW:
+    """Square root scaling with a warm-up that lengthens with the batch size (You et al. 2019)."""
+
+    base_warmup_steps: float
+    """Warm-up at the initial batch size, in steps."""
+    name: str = "legw"
+
+    def factor(self, scale: float, statistics: GradientStatistics | None, *, progress_steps: float) -> float:
+        warmup = max(self.base_warmup_steps * scale, 1e-12)
+        return float(scale**0.5) * min(1.0, (progress_steps + 1.0) / warmup)
+
+
+@dataclass(frozen=True, slots=True)
+class NoScale:
+    name: str = "none"
+
+    def factor(self, scale: float, statistics: GradientStatistics | None, *, progress_steps: float) -> float:
+        return 1.0
+
+
+_BY_NAME: dict[str, type[AdaScale | AdamScale | LinearScale | SquareRootScale | NoScale]] = {
+    "adascale": AdaScale,
+    "adamscale": AdamScale,
+    "linear": LinearScale,
+    "sqrt": SquareRootScale,
+    "none": NoScale,
+}
+
+
+def scaling_rule(rule: str | ScalingRule | None, *, optimizer_name: str) -> ScalingRule:
+    """A rule by name, by value, or (None) the one that fits the optimizer: AdamScale for Adam's family, else AdaScale."""
+    if rule is None:
+        return AdamScale() if "adam" in optimizer_name.lower() else AdaScale()
+    if isinstance(rule, str):
+        if rule not in _BY_NAME:
+            known = ", ".join(sorted(_BY_NAME))
+            raise InvalidTraining(f"scaling rule {rule!r} is not known; choose one of {known}, or pass a ScalingRule")
+        return _BY_NAME[rule]()
+    return rule

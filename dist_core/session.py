@@ -1,0 +1,63 @@
+"""What training code sees of the trial it belongs to. Every function also works in a plain script without a scheduler."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+from dist_core.core import get_core
+from dist_core.errors import InvalidTraining
+from dist_core.registry import Stateful
+
+
+def init_process_group(backend: str | None = None, *_: Any, **__: Any) -> None:
+    """Kept for scripts written for AdaptDL; the group forms by itself at the first training step.
+
+    ``backend`` is ignored: NCCL is used between GPUs, Gloo between CPUs.
+    """
+    get_core()
+
+
+def remaining_epochs_until(num_epochs: int) -> Iterator[int]:
+    """Epochs still to train, ``num_epochs`` in all: from 0 in a new trial, from the current one after a restart or join.
+
+    Code before the loop runs again in every replica that starts, so it has to be repeatable.
+    """
+    if num_epochs < 0:
+        raise InvalidTraining(f"num_epochs is {num_epochs}; it must be at least 0")
+    core = get_core()
+    core.start_epochs(num_epochs)
+    try:
+        while core.epoch < num_epochs:
+            yield core.epoch
+            core.end_epoch()
+    finally:
+        core.leave_epochs()
+
+
+def current_epoch() -> int | None:
+    """The epoch being trained, None outside of ``remaining_epochs_until``."""
+    core = get_core()
+    return core.epoch if core.in_epoch_loop else None
+
+
+def register_state(name: str, state: Stateful) -> None:
+    """Have ``state`` (anything with state_dict and load_state_dict) checkpointed and handed to joining replicas."""
+    get_core().registry.register(f"user-{name}", state)
+
+
+def report(value: float, step: int) -> None:
+    """Tell the scheduler a value of the objective; ``step`` has to mean the same in all trials, such as an epoch."""
+    core = get_core()
+    if core.channel is not None and core.reports and not (core.joining and not core.joined):
+        body = {"step": step, "value": value if math.isfinite(value) else None, "progress": core.progress}
+        core.channel.request("POST", "/report", body)
+
+
+def rank() -> int:
+    return get_core().group.rank
+
+
+def world_size() -> int:
+    return get_core().group.world_size

@@ -1,0 +1,65 @@
+"""When all replicas move to the next generation: a pure decision, the same on every rank.
+
+Each optimizer step the replicas sum a small vector. Three of its slots say who has prepared which generation: the
+count, the sum of the numbers and the sum of their squares. All have prepared the same one if the count is the world
+size and ``world * sum of squares == (sum)^2`` (Cauchy-Schwarz holds with equality only for equal numbers). Since
+every rank sees the same sums, every rank decides alike at the same step boundary; no extra round is needed.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+PREPARED_COUNT, PREPARED_SUM, PREPARED_SQUARES, PREEMPT_COUNT, ATOMIC_BATCH, ACCUMULATION = range(6)
+NUM_CONTROL_SLOTS = 6
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Generation:
+    """A set of replicas as the scheduler published it; a replica's rank is its index among the members."""
+
+    number: int
+    members: tuple[str, ...]
+    nodes: tuple[str, ...]
+    """Node of each member, by rank."""
+    join_epoch: int | None
+    """Epoch at which the joiners stand waiting; None when nobody joins or nobody trains yet."""
+
+    def __post_init__(self) -> None:
+        if len(set(self.members)) != len(self.members):
+            raise ValueError(f"generation {self.number} names a replica twice: {self.members}")
+        if len(self.nodes) != len(self.members):
+            raise ValueError(f"generation {self.number} has {len(self.members)} members but {len(self.nodes)} nodes")
+
+    @property
+    def num_nodes(self) -> int:
+        return max(1, len(set(self.nodes)))
+
+    def rank_of(self, replica_id: str) -> int | None:
+        """None for a replica that leaves."""
+        return self.members.index(replica_id) if replica_id in self.members else None
+
+
+class Decision(enum.Enum):
+    STAY = "stay"
+    COMMIT = "commit"
+    ABANDON = "abandon"
+
+
+def decide_switch(
+    *, count: float, total: float, squares: float, world_size: int, pending: Generation | None, epoch: int
+) -> Decision:
+    """What to do at a step boundary in ``epoch`` given the summed slots and this rank's prepared generation.
+
+    A generation with joiners can only be entered in the epoch they wait in; once it has passed the attempt is
+    abandoned, also by ranks whose own preparation is not complete, so that no rank commits what another gave up.
+    """
+    if pending is not None and pending.join_epoch is not None and epoch > pending.join_epoch:
+        return Decision.ABANDON
+    agreed = round(count) == world_size and world_size * squares == total * total
+    if not agreed or pending is None or total != world_size * pending.number:
+        return Decision.STAY
+    if pending.join_epoch is not None and epoch < pending.join_epoch:
+        return Decision.STAY
+    return Decision.COMMIT

@@ -1,0 +1,1 @@
+"""Who gets which slots, when. Never imports torch."""

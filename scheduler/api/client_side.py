@@ -1,0 +1,227 @@
+"""What tuners, the command line and dashboards call, with the owner's token."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import asdict, replace
+from typing import Any
+
+from fastapi import APIRouter, Depends, HTTPException, Request
+from pydantic import BaseModel, Field
+
+from dist_core.goodput import Hints
+from scheduler.api.app import Service, bearer
+from trials.record import Study, TrialRecord
+from trials.spec import TrialSpec
+from trials.store.base import HistoryEntry
+
+LONGEST_WAIT_SECONDS = 30.0
+
+
+class StudyBody(BaseModel):
+    direction: str = Field(default="minimize", pattern="^(minimize|maximize)$")
+    weight: float = Field(default=1.0, gt=0)
+    owner: str = Field(max_length=64)
+
+
+class Detach(BaseModel):
+    owner: str = Field(max_length=64)
+
+
+class Waiting(BaseModel):
+    owner: str = Field(max_length=64)
+    trials: list[str] = Field(default_factory=list)
+    wait: float = 20.0
+
+
+class Answer(BaseModel):
+    id: str
+    answer: dict[str, Any]
+
+
+class Cancel(BaseModel):
+    why: str = Field(default="cancelled by request", max_length=500)
+
+
+def client_routes(service: Service) -> APIRouter:
+    store = service.store
+
+    def owner_only(request: Request) -> None:
+        if not service.tokens.is_owner(bearer(request)):
+            raise HTTPException(401, "the token is not this scheduler's; set ELASTUNE_TOKEN to the one it was started with")
+
+    routes = APIRouter(dependencies=[Depends(owner_only)], tags=["clients"])
+
+    def known_study(name: str) -> Study:
+        for study in store.studies():
+            if study.name == name:
+                return study
+        raise HTTPException(404, f"no study is called {name!r}")
+
+    @routes.put("/studies/{name}")
+    def attach(name: str, body: StudyBody) -> dict[str, Any]:
+        """Register a study with its driver. One driver at a time; a dead one's lease has to run out first."""
+        known = [study for study in store.studies() if study.name == name]
+        now = service.clock()
+        for study in known:
+            fresh = study.owner_seen_at is not None and now - study.owner_seen_at < 5.0
+            if study.owner not in (None, body.owner) and fresh:
+                raise HTTPException(
+                    409, f"study {name!r} is being driven by another process; wait for it to end, or give this study another name"
+                )
+        store.put_study(
+            Study(name=name, direction=body.direction, weight=body.weight, owner=body.owner, owner_seen_at=now)
+        )
+        store.set_hold(name, None)
+        service.loop.wake()
+        return {"slots": sum(node.slots for node in service.nodes())}
+
+    @routes.post("/studies/{name}/detach")
+    def detach(name: str, body: Detach) -> None:
+        """The driver leaves: the study's trials save their state and give their slots back."""
+        study = known_study(name)
+        if study.owner == body.owner:
+            store.put_study(replace(study, owner=None))
+            service.loop.wake()
+
+    @routes.post("/studies/{name}/news")
+    async def news(name: str, body: Waiting) -> dict[str, Any]:
+        """Long poll of a driver: open questions of its trials, and how those it waits for ended. Renews its lease."""
+        study = await asyncio.to_thread(known_study, name)
+        if study.owner != body.owner:
+            raise HTTPException(409, f"study {name!r} has another driver now; this one's lease ran out")
+        await asyncio.to_thread(store.put_study, replace(study, owner_seen_at=service.clock()))
+        deadline = service.clock() + min(body.wait, 8.0)
+        while True:
+            changed = service.changed
+            finished = await asyncio.to_thread(_finished, body.trials)
+            questions = service.mailbox.open_questions(name)
+            left = deadline - service.clock()
+            if finished or questions or left <= 0:
+                return {"finished": finished, "questions": questions}
+            news_task = asyncio.ensure_future(service.mailbox.wait_for_news(name, left))
+            changed_task = asyncio.ensure_future(changed.wait())
+            _, pending = await asyncio.wait({news_task, changed_task}, timeout=left, return_when=asyncio.FIRST_COMPLETED)
+            for task in pending:
+                task.cancel()
+
+    def _finished(trial_ids: list[str]) -> list[dict[str, Any]]:
+        records = [store.trial(trial_id) for trial_id in trial_ids]
+        return [_summary(record) for record in records if record.state.is_final]
+
+    @routes.post("/studies/{name}/answers")
+    async def answers(name: str, body: Answer) -> None:
+        service.mailbox.answer(body.id, body.answer)
+
+    @routes.post("/trials")
+    def submit(document: dict[str, Any]) -> dict[str, Any]:
+        """Submit a trial; the same (study, number) again returns the one that is there."""
+        try:
+            spec = TrialSpec.from_json(document)
+        except TypeError as error:
+            raise HTTPException(422, f"not a trial: {error}") from error
+        slots = sum(node.slots for node in service.nodes())
+        if spec.min_replicas > slots:
+            raise HTTPException(
+                422, f"min_replicas is {spec.min_replicas} but the cluster has {slots} slots; lower min_replicas or add slots"
+            )
+        record = store.submit(spec, service.clock())
+        service.loop.wake()
+        return _summary(record)
+
+    @routes.get("/trials")
+    def trials() -> list[dict[str, Any]]:
+        return [_summary(record) for record in store.trials()]
+
+    @routes.get("/trials/{trial_id}")
+    def trial(trial_id: str) -> dict[str, Any]:
+        record = store.trial(trial_id)
+        return {
+            **_summary(record),
+            "spec": record.spec.to_json(),
+            "history": [_entry(entry) for entry in store.history(trial_id)],
+            "replicas": [
+                {**asdict(replica), "state": replica.state.value}
+                for replica in store.replicas(trial_id=trial_id, live_only=False)
+            ],
+        }
+
+    @routes.post("/trials/{trial_id}/cancel")
+    def cancel(trial_id: str, body: Cancel) -> None:
+        store.trial(trial_id)
+        store.request_cancel(trial_id, body.why)
+        service.loop.wake()
+
+    @routes.get("/overview")
+    def overview() -> dict[str, Any]:
+        """Everything a live display shows."""
+        records = store.trials()
+        hints = store.hints([record.trial_id for record in records if not record.state.is_final])
+        latest: dict[str, dict[str, Any]] = {}
+        for study in store.studies():
+            for report in store.reports(study.name):
+                latest[report.trial_id] = {"step": report.step, "value": report.value}
+        return {
+            "now": service.clock(),
+            "nodes": [asdict(node) for node in service.nodes()],
+            "studies": [asdict(study) for study in store.studies()],
+            "trials": [
+                {**_summary(record), **_live(service, record, hints), "latest": latest.get(record.trial_id)}
+                for record in records
+            ],
+            "changes": _changes(records),
+        }
+
+    def _changes(records: list[TrialRecord]) -> list[dict[str, Any]]:
+        """Every change of size with its reason, oldest first."""
+        entries = [entry for record in records for entry in store.history(record.trial_id)]
+        return [_entry(entry) for entry in sorted(entries, key=lambda entry: entry.at) if entry.what.endswith("replicas")]
+
+    @routes.get("/timeline")
+    def timeline() -> dict[str, Any]:
+        """Who held which slot when, and every change of size with its reason."""
+        records = store.trials()
+        return {
+            "now": service.clock(),
+            "nodes": [asdict(node) for node in service.nodes()],
+            "intervals": [asdict(interval) for interval in store.slot_intervals()],
+            "trials": [_summary(record) for record in records],
+            "changes": _changes(records),
+        }
+
+    return routes
+
+
+def _summary(record: TrialRecord) -> dict[str, Any]:
+    return {
+        "trial_id": record.trial_id,
+        "study": record.spec.study,
+        "number": record.spec.number,
+        "state": record.state.value,
+        "reason": asdict(record.reason),
+        "replicas": len(record.members),
+        "min_replicas": record.spec.min_replicas,
+        "max_replicas": record.spec.max_replicas,
+        "submitted_at": record.submitted_at,
+        "finished_at": record.finished_at,
+        "losses": record.losses,
+        "outcome": asdict(record.outcome) if record.outcome is not None else None,
+    }
+
+
+def _live(service: Service, record: TrialRecord, hints: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    view = service.loop.latest_views.get(record.trial_id)
+    document = hints.get(record.trial_id)
+    live: dict[str, Any] = {
+        "slots": view.held_slots if view is not None else 0,
+        "promise": view.promise if view is not None else None,
+    }
+    if document is not None:
+        known = Hints.from_json(document)
+        share = known.progress / known.target_progress if known.target_progress else None
+        live |= {"batch": known.global_batch, "goodput": known.goodput, "epoch": known.epoch, "share_done": share}
+    return live
+
+
+def _entry(entry: HistoryEntry) -> dict[str, Any]:
+    return asdict(entry)

@@ -1,0 +1,71 @@
+"""Questions from replicas to the driver of their study, and its answers.
+
+A tuner's trial object lives in the driver; rank 0 asks it through here. Nothing is stored: a question is repeated by
+its replica until answered, the driver answers a repeated question alike, so a restarted scheduler loses nothing.
+Used from the event loop only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(slots=True)
+class _Question:
+    study: str
+    document: dict[str, Any]
+    answered: asyncio.Event = field(default_factory=asyncio.Event)
+    answer: dict[str, Any] | None = None
+
+
+class Mailbox:
+    def __init__(self) -> None:
+        self._questions: dict[str, _Question] = {}
+        self._news: dict[str, asyncio.Event] = {}
+
+    def notify(self, study: str) -> None:
+        """Something the driver waits for has happened."""
+        self._news_of(study).set()
+
+    def _news_of(self, study: str) -> asyncio.Event:
+        return self._news.setdefault(study, asyncio.Event())
+
+    async def ask(self, study: str, document: dict[str, Any], wait_seconds: float) -> dict[str, Any] | None:
+        """The driver's answer, or None if there is none yet: ask again with the same id."""
+        question = self._questions.setdefault(document["id"], _Question(study, document))
+        self.notify(study)
+        try:
+            await asyncio.wait_for(question.answered.wait(), wait_seconds)
+        except TimeoutError:
+            return None
+        self._questions.pop(document["id"], None)
+        return question.answer
+
+    def open_questions(self, study: str) -> list[dict[str, Any]]:
+        return [
+            question.document
+            for question in self._questions.values()
+            if question.study == study and not question.answered.is_set()
+        ]
+
+    def answer(self, question_id: str, answer: dict[str, Any]) -> None:
+        question = self._questions.get(question_id)
+        if question is not None:
+            question.answer = answer
+            question.answered.set()
+
+    def forget_trial(self, trial_id: str) -> None:
+        for question_id, question in list(self._questions.items()):
+            if question.document["trial_id"] == trial_id:
+                del self._questions[question_id]
+
+    async def wait_for_news(self, study: str, wait_seconds: float) -> None:
+        news = self._news_of(study)
+        try:
+            await asyncio.wait_for(news.wait(), wait_seconds)
+        except TimeoutError:
+            return
+        finally:
+            news.clear()

@@ -1,0 +1,231 @@
+"""What replicas call. Each handler checks the replica's token against its trial, writes a fact and wakes the loop."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, Header, HTTPException, Request
+from pydantic import BaseModel, Field
+
+from dist_core.goodput import Hints
+from scheduler.api.app import Service, bearer
+from trials.record import Outcome, Reason, ReplicaRecord, ReplicaState, Report, TrialRecord
+from trials.store.base import HistoryEntry
+
+LONGEST_WAIT_SECONDS = 30.0
+JOIN_MARGIN_SECONDS = 1.0
+"""Time a joiner needs from here to its first training step; it aims at an epoch that is not over by then."""
+MOST_KEYS = 4096
+LONGEST_VALUE = 65536
+
+
+class Ready(BaseModel):
+    join_epoch: int | None = None
+
+
+class Number(BaseModel):
+    generation: int = Field(ge=0)
+    pause_seconds: float | None = None
+    reason: str = ""
+
+
+class HintsBody(BaseModel):
+    generation: int
+    hints: dict[str, Any]
+
+
+class ReportBody(BaseModel):
+    step: int
+    value: float | None
+    progress: float = Field(ge=0)
+
+
+class OutcomeBody(BaseModel):
+    kind: str = Field(pattern="^(value|pruned|error)$")
+    value: Any = None
+    error_type: str | None = None
+    message: str = ""
+    traceback: str = ""
+
+
+class Warning_(BaseModel):
+    message: str = Field(max_length=4000)
+
+
+class RendezvousBody(BaseModel):
+    generation: int
+    key: str = Field(max_length=512)
+    value: str = Field(max_length=LONGEST_VALUE)
+
+
+class Question(BaseModel):
+    id: str = Field(max_length=128)
+    method: str = Field(max_length=64)
+    arguments: dict[str, Any] = Field(default_factory=dict)
+
+
+def replica_routes(service: Service) -> APIRouter:
+    store = service.store
+    routes = APIRouter(prefix="/replica", tags=["replicas"])
+
+    def find_replica(request: Request, x_elastune_replica: Annotated[str, Header()]) -> ReplicaRecord:
+        """The calling replica; refuses one whose trial the token does not open, or that is not ours any more."""
+        token = bearer(request)
+        trial_id, _, _ = x_elastune_replica.rpartition("-")
+        if not service.tokens.is_trial(token, trial_id):
+            raise HTTPException(403, f"this token does not open trial {trial_id!r}")
+        for replica in store.replicas(trial_id=trial_id):
+            if replica.replica_id == x_elastune_replica:
+                return replica
+        raise HTTPException(410, f"replica {x_elastune_replica!r} is not wanted any more")
+
+    Caller = Annotated[ReplicaRecord, Depends(find_replica)]
+
+    def news_for(replica_id: str, trial_id: str, after: int) -> dict[str, Any] | None:
+        """What this replica has to hear now, None when nothing."""
+        trial = store.trial(trial_id)
+        mine = next((row for row in store.replicas(trial_id=trial_id) if row.replica_id == replica_id), None)
+        if mine is None or (trial.state.is_final and trial.outcome is None):
+            raise HTTPException(410, f"trial {trial_id} is {trial.state.value}; this replica is not wanted any more")
+        if mine.retry_join:
+            store.update_replica(replica_id, retry_join=False)
+            return {"retry_join": True, "generation": None}
+        if trial.published > after and trial.switching:
+            return {"generation": _generation(trial, store.replicas(trial_id=trial_id))}
+        return None
+
+    @routes.get("/watch")
+    async def watch(caller: Caller, after: int = 0, wait: float = 15.0) -> dict[str, Any]:
+        """Long poll for the next generation; the reply renews the replica's lease."""
+        if caller.contact_at is None:
+            await asyncio.to_thread(store.update_replica, caller.replica_id, contact_at=service.clock())
+        deadline = service.clock() + min(wait, LONGEST_WAIT_SECONDS)
+        while True:
+            changed = service.changed
+            news = await asyncio.to_thread(news_for, caller.replica_id, caller.trial_id, after)
+            if news is not None:
+                return news
+            left = deadline - service.clock()
+            if left <= 0:
+                return {"generation": None}
+            try:
+                await asyncio.wait_for(changed.wait(), left)
+            except TimeoutError:
+                return {"generation": None}
+
+    @routes.get("/trial")
+    def own_trial(caller: Caller) -> dict[str, Any]:
+        trial = store.trial(caller.trial_id)
+        return {"number": trial.spec.number, "study": trial.spec.study, "payload": dict(trial.spec.payload)}
+
+    @routes.get("/position")
+    def position(caller: Caller) -> dict[str, Any]:
+        """The epoch a joiner should aim at; None for a replica that starts (or restarts) its trial."""
+        trial = store.trial(caller.trial_id)
+        if not trial.members:
+            return {"epoch": None}
+        document = store.hints([trial.trial_id]).get(trial.trial_id)
+        return {"epoch": 0 if document is None else _reachable_epoch(Hints.from_json(document))}
+
+    @routes.post("/ready")
+    def ready(caller: Caller, body: Ready) -> None:
+        store.update_replica(caller.replica_id, state=ReplicaState.READY, join_epoch=body.join_epoch)
+        service.loop.wake()
+
+    @routes.post("/switched")
+    def switched(caller: Caller, body: Number) -> None:
+        store.note_entered(caller.trial_id, body.generation)
+        service.loop.wake()
+
+    @routes.post("/abandoned")
+    def abandoned(caller: Caller, body: Number) -> None:
+        store.note_abandoned(caller.trial_id, body.generation)
+        service.loop.wake()
+
+    @routes.post("/broken")
+    def broken(caller: Caller, body: Number) -> None:
+        """A collective failed: look at the processes now instead of at the next tick."""
+        service.loop.wake()
+
+    @routes.post("/hints")
+    def hints(caller: Caller, body: HintsBody) -> None:
+        try:
+            Hints.from_json(body.hints)
+        except (ValueError, KeyError, TypeError) as error:
+            raise HTTPException(422, f"the hints are not usable: {error}") from error
+        store.put_hints(caller.trial_id, body.hints)
+
+    @routes.post("/report")
+    def report(caller: Caller, body: ReportBody) -> None:
+        value = body.value if body.value is None or math.isfinite(body.value) else None
+        store.add_report(Report(caller.trial_id, body.step, value, body.progress))
+
+    @routes.post("/warning")
+    def warning(caller: Caller, body: Warning_) -> None:
+        reason = Reason(code="warning", sentence=body.message)
+        store.add_history(
+            HistoryEntry(at=service.clock(), trial_id=caller.trial_id, what="warning", reason=reason)
+        )
+
+    @routes.post("/outcome")
+    def outcome(caller: Caller, body: OutcomeBody) -> None:
+        store.set_outcome(caller.trial_id, Outcome(**body.model_dump()))
+        service.loop.wake()
+
+    @routes.put("/rendezvous")
+    async def rendezvous_put(caller: Caller, body: RendezvousBody) -> None:
+        # Keys of generations before the latest two can no longer be asked for.
+        for trial_id, generation in list(service.rendezvous):
+            if trial_id == caller.trial_id and generation < body.generation - 1:
+                del service.rendezvous[trial_id, generation]
+        keys = service.rendezvous.setdefault((caller.trial_id, body.generation), {})
+        if len(keys) >= MOST_KEYS:
+            raise HTTPException(422, f"generation {body.generation} has {MOST_KEYS} keys already")
+        keys[body.key] = body.value
+        service.announce()
+
+    @routes.get("/rendezvous")
+    async def rendezvous_get(caller: Caller, generation: int, key: str, wait: float = 10.0) -> dict[str, Any]:
+        deadline = service.clock() + min(wait, LONGEST_WAIT_SECONDS)
+        while True:
+            changed = service.changed
+            value = service.rendezvous.get((caller.trial_id, generation), {}).get(key)
+            left = deadline - service.clock()
+            if value is not None or left <= 0:
+                return {"value": value}
+            try:
+                await asyncio.wait_for(changed.wait(), left)
+            except TimeoutError:
+                continue
+
+    @routes.post("/call")
+    async def call(caller: Caller, body: Question) -> dict[str, Any]:
+        """Ask the driver; ``answer`` is None while there is none, then ask again with the same id."""
+        trial = await asyncio.to_thread(store.trial, caller.trial_id)
+        document = {**body.model_dump(), "trial_id": caller.trial_id}
+        answer = await service.mailbox.ask(trial.spec.study, document, LONGEST_WAIT_SECONDS / 3)
+        return {"answer": answer}
+
+    return routes
+
+
+def _generation(trial: TrialRecord, replicas: list[ReplicaRecord]) -> dict[str, Any]:
+    nodes = {replica.replica_id: replica.node for replica in replicas}
+    return {
+        "number": trial.published,
+        "members": list(trial.published_members),
+        "nodes": [nodes.get(replica_id, "") for replica_id in trial.published_members],
+        "join_epoch": trial.join_epoch,
+    }
+
+
+def _reachable_epoch(hints: Hints) -> int:
+    """First epoch that will not be over before a joiner stands at its first step."""
+    if hints.epoch_seconds is None or hints.epoch_seconds <= 0:
+        return hints.epoch if hints.epoch_fraction < 0.5 else hints.epoch + 1
+    left = hints.epoch_seconds * (1.0 - hints.epoch_fraction)
+    if left > 2 * JOIN_MARGIN_SECONDS:
+        return hints.epoch
+    return hints.epoch + 1 + int(max(0.0, JOIN_MARGIN_SECONDS - left) / hints.epoch_seconds)

@@ -1,0 +1,148 @@
+"""The `elastune` command."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from scheduler.client import SchedulerClient, default_state_dir
+from scheduler.errors import SchedulerError
+from scheduler.state_folder import read_server_file
+from trials.errors import TrialsError
+
+app = typer.Typer(no_args_is_help=True, add_completion=False, help="Elastic hyperparameter tuning on shared GPUs.")
+
+StateDir = Annotated[Path | None, typer.Option(help="State folder; default: $ELASTUNE_HOME or the user's state folder.")]
+
+
+def _client(state_dir: Path | None) -> SchedulerClient:
+    """The scheduler that ELASTUNE_URL names, else the one that runs on the state folder."""
+    if state_dir is None:
+        named = SchedulerClient.from_environ()
+        if named is not None:
+            return named
+    folder = state_dir or default_state_dir()
+    server = read_server_file(folder)
+    if server is None:
+        raise SchedulerError(f"no scheduler has run on {folder}; start one with `elastune up`, or set ELASTUNE_URL")
+    client = SchedulerClient(server["url"], (folder / "token").read_text().strip())
+    client.check()
+    return client
+
+
+@app.command()
+def up(
+    state_dir: StateDir = None,
+    slots: Annotated[int | None, typer.Option(min=1, help="Room for replicas; default: GPUs, else CPU cores.")] = None,
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int | None, typer.Option(help="Port to listen on; default: 7300.")] = None,
+    policy: Annotated[str, typer.Option(help="Who gets which slots.")] = "goodput",
+    fork_server: Annotated[bool, typer.Option(help="Start replicas by forking a process with torch loaded.")] = True,
+    embedded: Annotated[bool, typer.Option(hidden=True)] = False,
+) -> None:
+    """Run a scheduler that owns this machine's slots, until Ctrl-C."""
+    from scheduler.server import ServerSettings, serve
+
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr)
+    logging.getLogger("httpx").setLevel(logging.WARNING)
+
+    def announce(url: str, token: str) -> None:
+        if embedded:
+            print(json.dumps({"url": url, "token": token}), flush=True)
+            return
+        typer.echo(f"elastune scheduler listens at {url}")
+        typer.echo(f"join it from another terminal:\n  export ELASTUNE_URL={url}")
+        if state_dir is not None:
+            typer.echo(f"  export ELASTUNE_TOKEN=$(cat {state_dir / 'token'})")
+        typer.echo("Ctrl-C stops the scheduler; replicas save their state and leave when their lease runs out")
+
+    serve(
+        ServerSettings(
+            state_dir=state_dir or default_state_dir(),
+            slots=slots,
+            host=host,
+            port=port if port is not None or embedded else 7300,
+            policy=policy,
+            fork_server=fork_server,
+            stop_with_stdin=embedded,
+        ),
+        on_listening=announce,
+    )
+
+
+@app.command("ls")
+def list_trials(state_dir: StateDir = None) -> None:
+    """All trials with their state and the reason for it."""
+    from scheduler.dashboard.terminal import print_trials
+
+    print_trials(_client(state_dir).request("GET", "/overview"))
+
+
+@app.command()
+def top(state_dir: StateDir = None, seconds: Annotated[float, typer.Option(help="Between two looks.")] = 0.5) -> None:
+    """Live view of studies, trials and slots."""
+    from scheduler.dashboard.terminal import LiveView
+
+    client = _client(state_dir)
+    with LiveView() as view:
+        while True:
+            view.show(client.request("GET", "/overview"))
+            time.sleep(seconds)
+
+
+@app.command()
+def show(trial: str, state_dir: StateDir = None) -> None:
+    """One trial: its state, its replicas, and what happened to it when and why."""
+    from scheduler.dashboard.terminal import print_trial
+
+    print_trial(_client(state_dir).request("GET", f"/trials/{trial}"))
+
+
+@app.command()
+def logs(trial: str, state_dir: StateDir = None) -> None:
+    """What a trial's replicas printed, oldest replica first."""
+    folder = (state_dir or default_state_dir()) / "logs" / trial
+    files = sorted(folder.glob("*.log"), key=lambda path: path.stat().st_mtime) if folder.is_dir() else []
+    if not files:
+        raise SchedulerError(f"no log of trial {trial!r} in {folder}; `elastune ls` lists the trials")
+    for path in files:
+        typer.echo(f"==> {path.name} <==")
+        typer.echo(path.read_text(errors="replace"), nl=False)
+
+
+@app.command()
+def stop(trial: str, state_dir: StateDir = None) -> None:
+    """Cancel a trial."""
+    _client(state_dir).request("POST", f"/trials/{trial}/cancel", {"why": "cancelled with `elastune stop`"})
+
+
+@app.command()
+def timeline(
+    output: Annotated[Path, typer.Argument(help="Base name; writes BASE.png and BASE.html.")],
+    state_dir: StateDir = None,
+) -> None:
+    """Draw who held which slots over time."""
+    from scheduler.dashboard.picture import draw_timeline
+
+    for path in draw_timeline(_client(state_dir).request("GET", "/timeline"), output):
+        typer.echo(path)
+
+
+def main() -> Any:
+    try:
+        return app()
+    except (SchedulerError, TrialsError, ValueError) as error:
+        print(f"elastune: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+
+
+if __name__ == "__main__":
+    sys.exit(main())

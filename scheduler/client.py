@@ -1,0 +1,100 @@
+"""SchedulerClient: the API as Python calls, for tuner bridges and the command line."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from scheduler.errors import NotAuthorized, RequestRefused, SchedulerUnreachable
+from scheduler.state_folder import read_server_file
+
+
+def default_state_dir() -> Path:
+    """Where `elastune up` keeps its state: $ELASTUNE_HOME, or the user's state folder."""
+    home = os.environ.get("ELASTUNE_HOME")
+    if home:
+        return Path(home)
+    base = os.environ.get("XDG_STATE_HOME")
+    return (Path(base) if base else Path.home() / ".local" / "state") / "elastune"
+
+
+class SchedulerClient:
+    """Thread-safe. Every method raises SchedulerUnreachable, NotAuthorized or RequestRefused."""
+
+    def __init__(self, url: str, token: str, *, transport: httpx.BaseTransport | None = None) -> None:
+        self.url = url.rstrip("/")
+        self.token = token
+        self._client = httpx.Client(
+            base_url=self.url,
+            headers={"Authorization": f"Bearer {token}"},
+            timeout=httpx.Timeout(40.0, connect=3.0),
+            limits=httpx.Limits(max_connections=200),
+            trust_env=False,
+            transport=transport,
+        )
+
+    @classmethod
+    def from_environ(cls, environ: Mapping[str, str] | None = None) -> SchedulerClient | None:
+        """The scheduler that ELASTUNE_URL names, None when it is not set.
+
+        The token comes from ELASTUNE_TOKEN, or from the local state folder when its scheduler has that address.
+        """
+        environ = os.environ if environ is None else environ
+        url = environ.get("ELASTUNE_URL")
+        if not url:
+            return None
+        token = environ.get("ELASTUNE_TOKEN") or _local_token(url)
+        if not token:
+            raise NotAuthorized(
+                f"ELASTUNE_URL is {url} but no token is known for it; set ELASTUNE_TOKEN to the one that "
+                "`elastune up` printed"
+            )
+        client = cls(url, token)
+        client.check()
+        return client
+
+    def close(self) -> None:
+        self._client.close()
+
+    def check(self) -> None:
+        """Raises unless a scheduler answers and takes the token."""
+        self.request("GET", "/trials")
+
+    def request(self, method: str, path: str, body: Any = None, **options: Any) -> Any:
+        try:
+            response = self._client.request(method, path, json=body, **options)
+        except (httpx.TransportError, httpx.InvalidURL, httpx.UnsupportedProtocol) as error:
+            raise SchedulerUnreachable(
+                f"no scheduler answers at {self.url} ({error}); start one with `elastune up`, or unset ELASTUNE_URL "
+                "to use an embedded one"
+            ) from error
+        if response.status_code in (401, 403):
+            raise NotAuthorized(f"the scheduler at {self.url} refused the token: {_detail(response)}")
+        if response.status_code == 503:
+            raise SchedulerUnreachable(f"the scheduler at {self.url} cannot work now: {_detail(response)}")
+        if response.status_code >= 400:
+            raise RequestRefused(_detail(response))
+        return response.json() if response.content else None
+
+
+def _detail(response: httpx.Response) -> str:
+    try:
+        detail = response.json()["detail"]
+    except (ValueError, KeyError, TypeError):
+        return response.text[:300] or f"HTTP status {response.status_code}"
+    return detail if isinstance(detail, str) else str(detail)
+
+
+def _local_token(url: str) -> str | None:
+    folder = default_state_dir()
+    server = read_server_file(folder)
+    if server is None or server.get("url") != url.rstrip("/"):
+        return None
+    try:
+        return (folder / "token").read_text().strip()
+    except OSError:
+        return None

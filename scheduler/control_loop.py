@@ -1,0 +1,556 @@
+"""The control loop: observe, allocate, plan, act; again and again, level-triggered.
+
+A tick re-reads the store and the launcher, so nothing depends on having seen an event; a scheduler that starts on the
+folder of a dead one simply ticks. Each action is safe to repeat. One thread ticks; API handlers only write facts
+(a replica is ready, an outcome arrived) and wake it.
+"""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import threading
+import time
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Protocol
+
+from dist_core.env import EXIT_PREEMPTED, ReplicaEnvironment
+from dist_core.goodput import GoodputModel, Hints, Observation
+from scheduler.pooling import pool_observations
+from scheduler.promise import Promise, promises
+from scheduler.snapshot import Grant, NodeView, Policy, Snapshot, TrialView
+from trials.errors import LaunchFailed, StoreUnavailable
+from trials.launch.base import Launcher, LaunchRequest
+from trials.plan import Launch, Publish, RetryJoin, Stop, plan
+from trials.record import Reason, ReplicaRecord, ReplicaState, Report, Study, TrialRecord
+from trials.states import TrialEvent, TrialState, next_state
+from trials.store import TrialStore
+from trials.store.base import HistoryEntry
+
+logger = logging.getLogger(__name__)
+
+TICK_SECONDS = 0.5
+"""Longest time between two looks; news from replicas and drivers is acted on at once."""
+DEFAULT_PAUSE_SECONDS = 0.3
+"""Assumed cost of a rescale until a trial has measured its own."""
+OWNER_LEASE_SECONDS = 20.0
+"""A study whose driver has not asked for news for so long is paused: nobody would take its results."""
+LAUNCH_BACKOFF_SECONDS = 2.0
+REFIT_SECONDS = 2.0
+"""Least time between fits caused by other trials' measurements alone."""
+
+
+class Clock(Protocol):
+    def __call__(self) -> float: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoopSettings:
+    state_dir: Path
+    api_url: Callable[[], str]
+    """Where replicas reach the scheduler; known once the server listens."""
+    replica_token: Callable[[str], str]
+    base_environ: Mapping[str, str]
+    """Environment that replicas inherit."""
+    server_file: Path | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Fitted:
+    hints: tuple[Observation, ...]
+    fitted_at: float
+    model: GoodputModel | None
+
+
+class ControlLoop:
+    def __init__(
+        self,
+        store: TrialStore,
+        launcher: Launcher,
+        policy: Policy,
+        settings: LoopSettings,
+        *,
+        clock: Clock = time.time,
+        on_change: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._store = store
+        self._launcher = launcher
+        self._policy = policy
+        self._settings = settings
+        self._clock = clock
+        self._on_change = on_change
+        self._wake = threading.Event()
+        self._stopping = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._models: dict[str, _Fitted] = {}
+        self._slots_in_use: frozenset[tuple[str, int]] = frozenset()
+        self._free_since = clock()
+        self._launch_not_before: dict[str, float] = {}
+        self.latest_views: dict[str, TrialView] = {}
+        """What the last tick saw of each live trial; for display only."""
+
+    # ------------------------------------------------------------------ running
+
+    def start(self) -> None:
+        self._thread = threading.Thread(target=self._run, name="control-loop", daemon=True)
+        self._thread.start()
+
+    def wake(self) -> None:
+        self._wake.set()
+
+    def stop(self) -> None:
+        self._stopping.set()
+        self._wake.set()
+        if self._thread is not None:
+            self._thread.join(timeout=30.0)
+
+    def _run(self) -> None:
+        while not self._stopping.is_set():
+            self._wake.wait(TICK_SECONDS)
+            self._wake.clear()
+            if self._stopping.is_set():
+                return
+            try:
+                self.tick()
+            except StoreUnavailable as error:
+                # Trials go on training; what could not be written is seen again at the next tick.
+                logger.error("tick given up error=%s", error)
+                time.sleep(TICK_SECONDS)
+            except Exception:
+                logger.exception("tick failed; allocations stay as they are")
+                time.sleep(TICK_SECONDS)
+
+    def tick(self) -> None:
+        """One pass: every step re-reads what the one before it may have changed."""
+        now = self._clock()
+        self._note_exits(now)
+        self._follow_owners(now)
+        for trial in self._store.trials(live_only=True):
+            self._advance(trial, now)
+        trials = self._store.trials(live_only=True)
+        snapshot = self._snapshot(trials, now)
+        grants = self._policy.allocate(snapshot)
+        self._act(trials, grants, now)
+        self._stop_leftovers(now)
+        self._on_change()
+
+    # ------------------------------------------------------------------ observe
+
+    def _note_exits(self, now: float) -> None:
+        replicas = self._store.replicas()
+        by_id = {replica.replica_id: replica for replica in replicas}
+        for gone in self._launcher.exits(replicas):
+            replica = by_id[gone.replica_id]
+            self._store.update_replica(
+                gone.replica_id, state=ReplicaState.GONE, gone_at=now, exit_status=gone.status
+            )
+            logger.info(
+                "replica gone trial=%s replica=%s status=%s", replica.trial_id, gone.replica_id, gone.status
+            )
+
+    def _follow_owners(self, now: float) -> None:
+        """Pause the studies whose driver is gone; let go on those whose driver is back."""
+        for study in self._store.studies():
+            if study.owner_seen_at is None:
+                continue
+            lost = study.owner is None or now - study.owner_seen_at > OWNER_LEASE_SECONDS
+            held = [trial for trial in self._store.trials(live_only=True) if trial.spec.study == study.name]
+            wanted = "its driver is gone; start the same sweep again with resume=True to go on" if lost else None
+            if any(trial.hold != wanted for trial in held):
+                self._store.set_hold(study.name, wanted)
+                logger.info("study %s study=%s", "held" if lost else "released", study.name)
+
+    def _advance(self, trial: TrialRecord, now: float) -> None:
+        """Move one trial along its transition table by what is known of it."""
+        trial = self._settle_switch(trial, now)
+        replicas = self._store.replicas(trial_id=trial.trial_id)
+        if trial.outcome is not None and trial.state is not TrialState.PENDING:
+            self._finish_with_outcome(trial, now)
+        elif trial.cancel_requested is not None:
+            self._finish(
+                trial, TrialEvent.CANCELLED_BY_OWNER, Reason(code="cancelled", sentence=trial.cancel_requested), now
+            )
+        elif trial.state.holds_slots and not replicas:
+            self._empty(trial, now)
+        elif trial.state is TrialState.STARTING and (trial.generation > 0 and trial.members or self._runs_plain(trial)):
+            self._move(trial, TrialEvent.TRAINS, Reason(code="trains", sentence="its first replicas train"), now)
+        elif trial.state is TrialState.RUNNING and (trial.switching or self._has_joiners(trial, replicas)):
+            self._move(trial, TrialEvent.RESCALE_BEGAN, trial.reason, now)
+        elif trial.state is TrialState.RESCALING and not trial.switching and not self._has_joiners(trial, replicas):
+            self._move(trial, TrialEvent.RESCALE_ENDED, trial.reason, now)
+
+    def _settle_switch(self, trial: TrialRecord, now: float) -> TrialRecord:
+        """Take note of a published generation that was entered, or given up, since the last look."""
+        if not trial.switching:
+            return trial
+        if trial.entered == trial.published:
+            settled = replace(trial, generation=trial.published, members=trial.published_members, rescaled_at=now)
+            self._store.set_replica_state(trial.published_members, ReplicaState.ACTIVE)
+        elif trial.abandoned == trial.published:
+            settled = replace(trial, generation=trial.published, published_members=trial.members)
+            joiners = [replica_id for replica_id in trial.published_members if replica_id not in trial.members]
+            self._retry(joiners)
+        else:
+            return trial
+        self._store.save_trial(settled)
+        return settled
+
+    @staticmethod
+    def _has_joiners(trial: TrialRecord, replicas: Sequence[ReplicaRecord]) -> bool:
+        return bool(trial.members) and any(replica.replica_id not in trial.members for replica in replicas)
+
+    def _runs_plain(self, trial: TrialRecord) -> bool:
+        """Reports come in although no generation formed: code that does not use the adaptive core."""
+        return trial.published == 0 and any(
+            report.trial_id == trial.trial_id for report in self._store.reports(trial.spec.study)
+        )
+
+    def _finish_with_outcome(self, trial: TrialRecord, now: float) -> None:
+        outcome = trial.outcome
+        assert outcome is not None
+        if outcome.kind == "value":
+            event, reason = TrialEvent.VALUE_RETURNED, Reason(code="finished", sentence=f"returned {outcome.value}")
+        elif outcome.kind == "pruned":
+            event, reason = TrialEvent.PRUNED_BY_TUNER, Reason(code="pruned", sentence=outcome.message or "pruned")
+        else:
+            sentence = f"{outcome.error_type}: {outcome.message}"
+            event, reason = TrialEvent.GAVE_UP, Reason(code="user_exception", sentence=sentence)
+        self._finish(trial, event, reason, now)
+
+    def _finish(self, trial: TrialRecord, event: TrialEvent, reason: Reason, now: float) -> None:
+        self._move(trial, event, reason, now, finished_at=now)
+        self._models.pop(trial.trial_id, None)
+        shutil.rmtree(self._checkpoint_dir(trial), ignore_errors=True)
+
+    def _empty(self, trial: TrialRecord, now: float) -> None:
+        """No replica is left and no outcome came: paused as asked, or lost."""
+        last = self._store.replicas(trial_id=trial.trial_id, live_only=False)
+        statuses = {replica.exit_status for replica in last[-max(1, len(trial.members)) :]}
+        asked = trial.switching and not trial.published_members
+        preempted = statuses <= {0, EXIT_PREEMPTED}
+        losses = trial.losses + (not asked and not preempted)
+        if losses > trial.spec.max_losses:
+            reason = Reason(
+                code="lost_too_often",
+                sentence=f"its replicas were lost {losses} times (last exit status {_statuses(statuses)}); "
+                f"max_losses is {trial.spec.max_losses}. The replica's log tells more",
+            )
+            self._finish(trial, TrialEvent.GAVE_UP, reason, now)
+            return
+        if asked or preempted:
+            reason = Reason(code="paused", sentence=trial.hold or "saved its state and gave its slots back")
+        else:
+            reason = Reason(
+                code="lost",
+                sentence=f"its replicas were lost (exit status {_statuses(statuses)}); "
+                f"it resumes from its last checkpoint, restart {losses} of {trial.spec.max_losses}",
+            )
+            self._launch_not_before[trial.trial_id] = now + LAUNCH_BACKOFF_SECONDS * (2 ** (losses - 1) - 1)
+        self._move(
+            trial,
+            TrialEvent.EMPTIED,
+            reason,
+            now,
+            losses=losses,
+            members=(),
+            generation=max(trial.generation, trial.published),
+            published=max(trial.generation, trial.published),
+            published_members=(),
+        )
+
+    def _move(self, trial: TrialRecord, event: TrialEvent, reason: Reason, now: float, **changes: object) -> None:
+        state = next_state(trial.state, event)
+        self._store.save_trial(replace(trial, state=state, reason=reason, **changes))  # type: ignore[arg-type]
+        self._store.add_history(HistoryEntry(at=now, trial_id=trial.trial_id, what=state.value, reason=reason))
+        if state is not TrialState.RESCALING:
+            logger.info("trial %s trial=%s reason=%s: %s", state.value, trial.trial_id, reason.code, reason.sentence)
+
+    # ------------------------------------------------------------------ the policy's view
+
+    def _snapshot(self, trials: Sequence[TrialRecord], now: float) -> Snapshot:
+        replicas = self._store.replicas()
+        nodes = tuple(NodeView(name=node.node, slots=node.slots) for node in self._launcher.nodes())
+        in_use = frozenset((replica.node, replica.slot) for replica in replicas)
+        if self._slots_in_use - in_use:
+            self._free_since = now
+        self._slots_in_use = in_use
+        studies = {study.name: study for study in self._store.studies()}
+        hints = self._parsed_hints(self._store.hints([trial.trial_id for trial in trials]))
+        standing = self._promises(trials, studies)
+        studies_of = {trial.trial_id: trial.spec.study for trial in trials}
+        views = tuple(
+            self._view(trial, replicas, studies, studies_of, hints, standing.get(trial.trial_id), now)
+            for trial in trials
+        )
+        self.latest_views = {view.trial_id: view for view in views}
+        return Snapshot(now=now, nodes=nodes, trials=views, free_for_seconds=now - self._free_since)
+
+    def _view(
+        self,
+        trial: TrialRecord,
+        replicas: Sequence[ReplicaRecord],
+        studies: Mapping[str, Study],
+        studies_of: Mapping[str, str],
+        hints: Mapping[str, Hints],
+        promise: Promise | None,
+        now: float,
+    ) -> TrialView:
+        mine = [replica for replica in replicas if replica.trial_id == trial.trial_id]
+        placement: dict[str, int] = {}
+        for replica in mine:
+            placement[replica.node] = placement.get(replica.node, 0) + 1
+        known = hints.get(trial.trial_id)
+        pooled = self._pooled(trial, studies_of, hints)
+        remaining = None
+        if known is not None and known.target_progress is not None and known.goodput > 0:
+            remaining = max(0.0, known.target_progress - known.progress) / known.goodput
+        study = studies.get(trial.spec.study)
+        held = trial.hold
+        if held is None and now < self._launch_not_before.get(trial.trial_id, 0.0):
+            held = "waits before it is started again, because it was lost repeatedly"
+        pause = known.rescale_pause_seconds if known is not None else None
+        return TrialView(
+            trial_id=trial.trial_id,
+            study=trial.spec.study,
+            min_replicas=trial.spec.min_replicas,
+            max_replicas=trial.spec.max_replicas,
+            placement=placement,
+            can_rescale=trial.state is TrialState.RUNNING and trial.generation > 0 and not trial.switching,
+            held=held,
+            model=self._model(trial.trial_id, known, pooled, now),
+            most_profiled=max(
+                (row.configuration.num_replicas for row in (*(known.observations if known else ()), *pooled)), default=1
+            ),
+            promise=promise.weight if promise is not None else 0.5,
+            rank_sentence=promise.sentence if promise is not None else "nothing reported yet",
+            remaining_seconds=remaining,
+            pause_seconds=DEFAULT_PAUSE_SECONDS if pause is None else pause,
+            since_rescale_seconds=now - trial.rescaled_at,
+            study_weight=study.weight if study is not None else 1.0,
+        )
+
+    @staticmethod
+    def _parsed_hints(documents: Mapping[str, dict[str, object]]) -> dict[str, Hints]:
+        return {trial_id: Hints.from_json(document) for trial_id, document in documents.items()}
+
+    @staticmethod
+    def _pooled(trial: TrialRecord, studies_of: Mapping[str, str], hints: Mapping[str, Hints]) -> list[Observation]:
+        """What the trial's study has measured in configurations that the trial itself has not run."""
+        own = hints.get(trial.trial_id)
+        if own is None:
+            return []
+        others = [
+            known.observations
+            for trial_id, known in hints.items()
+            if trial_id != trial.trial_id and studies_of[trial_id] == trial.spec.study
+        ]
+        return pool_observations(own.observations, others)
+
+    def _model(
+        self, trial_id: str, hints: Hints | None, pooled: Sequence[Observation], now: float
+    ) -> GoodputModel | None:
+        """The trial's model; fitted again when its own measurements changed, or others' a while ago."""
+        if hints is None or not hints.observations:
+            return None
+        cached = self._models.get(trial_id)
+        if cached is not None and cached.hints == hints.observations and now - cached.fitted_at < REFIT_SECONDS:
+            return cached.model
+        model = hints.fit(extra_observations=pooled)
+        self._models[trial_id] = _Fitted(hints.observations, now, model)
+        return model
+
+    def _promises(self, trials: Sequence[TrialRecord], studies: Mapping[str, Study]) -> dict[str, Promise]:
+        result: dict[str, Promise] = {}
+        for name in {trial.spec.study for trial in trials}:
+            by_trial: dict[str, list[Report]] = {
+                trial.trial_id: [] for trial in trials if trial.spec.study == name
+            }
+            for report in self._store.reports(name):
+                by_trial.setdefault(report.trial_id, []).append(report)
+            study = studies.get(name)
+            result.update(promises(by_trial, maximize=study is not None and study.direction == "maximize"))
+        return result
+
+    # ------------------------------------------------------------------ act
+
+    def _act(self, trials: Sequence[TrialRecord], grants: Mapping[str, Grant], now: float) -> None:
+        for trial in trials:
+            grant = grants.get(trial.trial_id)
+            if grant is None:
+                continue
+            self._note_reason(trial, grant, now)
+            replicas = self._store.replicas(trial_id=trial.trial_id)
+            for action in plan(trial, grant.slots, replicas, now):
+                if isinstance(action, Launch):
+                    self._launch(trial, grant, action.count, now)
+                elif isinstance(action, Publish):
+                    self._publish(trial, grant, action, now)
+                elif isinstance(action, Stop):
+                    self._stop(action, replicas, now)
+                elif isinstance(action, RetryJoin):
+                    self._retry(action.replica_ids)
+
+    def _note_reason(self, trial: TrialRecord, grant: Grant, now: float) -> None:
+        """Keep a waiting trial's reason current; changes of size are noted when they are acted on."""
+        if trial.state in (TrialState.PENDING, TrialState.PAUSED) and grant.slots == 0:
+            if grant.reason != trial.reason:
+                self._store.save_trial(replace(self._store.trial(trial.trial_id), reason=grant.reason))
+                self._store.add_history(
+                    HistoryEntry(at=now, trial_id=trial.trial_id, what="waits", reason=grant.reason)
+                )
+                logger.info("trial waits trial=%s reason=%s", trial.trial_id, grant.reason.sentence)
+
+    def _launch(self, trial: TrialRecord, grant: Grant, count: int, now: float) -> None:
+        taken = {(replica.node, replica.slot) for replica in self._store.replicas()}
+        held: dict[str, int] = {}
+        for replica in self._store.replicas(trial_id=trial.trial_id):
+            held[replica.node] = held.get(replica.node, 0) + 1
+        slots = [
+            (node.node, slot)
+            for node in self._launcher.nodes()
+            for slot in range(node.slots)
+            if (node.node, slot) not in taken
+        ]
+        started = 0
+        index = self._next_launch_index(trial)
+        for node, wanted in grant.placement.items():
+            for place_node, slot in [place for place in slots if place[0] == node][: wanted - held.get(node, 0)]:
+                if started == count:
+                    break
+                if self._launch_one(trial, place_node, slot, index + started, now):
+                    started += 1
+        if not started:
+            return
+        trial = self._store.trial(trial.trial_id)
+        if trial.state in (TrialState.PENDING, TrialState.PAUSED):
+            self._move(trial, TrialEvent.LAUNCHED, grant.reason, now)
+        elif trial.state is TrialState.RUNNING:
+            self._note_rescale(trial, grant, len(trial.members), len(trial.members) + started, now)
+
+    def _note_rescale(self, trial: TrialRecord, grant: Grant, before: int, after: int, now: float) -> None:
+        self._store.save_trial(replace(trial, reason=grant.reason))
+        self._store.add_history(
+            HistoryEntry(at=now, trial_id=trial.trial_id, what=f"{before} -> {after} replicas", reason=grant.reason)
+        )
+        logger.info(
+            "trial rescales trial=%s replicas=%d->%d reason=%s: %s",
+            trial.trial_id,
+            before,
+            after,
+            grant.reason.code,
+            grant.reason.sentence,
+        )
+
+    def _next_launch_index(self, trial: TrialRecord) -> int:
+        """0 for the first of a new set: until ranks are given out, that one speaks for the trial."""
+        indices = [replica.launch_index for replica in self._store.replicas(trial_id=trial.trial_id)]
+        return max(indices, default=-1) + 1
+
+    def _launch_one(self, trial: TrialRecord, node: str, slot: int, index: int, now: float) -> bool:
+        replica_id = f"{trial.trial_id}-{uuid.uuid4().hex[:8]}"
+        record = ReplicaRecord(
+            replica_id=replica_id, trial_id=trial.trial_id, node=node, slot=slot, launch_index=index, launched_at=now
+        )
+        # The row comes first: a scheduler that dies in between leaves a row without a process, never the reverse.
+        self._store.add_replica(record)
+        try:
+            process = self._launcher.launch(self._request(trial, record))
+        except LaunchFailed as error:
+            logger.warning("launch failed trial=%s error=%s", trial.trial_id, error)
+            self._store.update_replica(replica_id, state=ReplicaState.GONE, gone_at=now)
+            self._launch_not_before[trial.trial_id] = now + LAUNCH_BACKOFF_SECONDS
+            return False
+        self._store.update_replica(replica_id, pid=process.pid, process_started=process.started)
+        return True
+
+    def _request(self, trial: TrialRecord, replica: ReplicaRecord) -> LaunchRequest:
+        identity = ReplicaEnvironment(
+            api_url=self._settings.api_url(),
+            token=self._settings.replica_token(trial.trial_id),
+            trial_id=trial.trial_id,
+            replica_id=replica.replica_id,
+            launch_index=replica.launch_index,
+            checkpoint_dir=self._checkpoint_dir(trial),
+            node=replica.node,
+            slot=replica.slot,
+            server_file=self._settings.server_file,
+        )
+        environ = {
+            **self._settings.base_environ,
+            **self._launcher.slot_environ(replica.node, replica.slot),
+            **trial.spec.environ,
+            **identity.to_environ(),
+        }
+        return LaunchRequest(
+            replica_id=replica.replica_id,
+            entrypoint=trial.spec.entrypoint,
+            environ=environ,
+            working_dir=trial.spec.working_dir,
+            python_path=trial.spec.python_path,
+            preload=trial.spec.preload,
+            log=self._settings.state_dir / "logs" / trial.trial_id / f"{replica.replica_id}.log",
+        )
+
+    def _checkpoint_dir(self, trial: TrialRecord) -> Path:
+        return self._settings.state_dir / "checkpoints" / trial.trial_id
+
+    def _publish(self, trial: TrialRecord, grant: Grant, action: Publish, now: float) -> None:
+        trial = self._store.trial(trial.trial_id)
+        number = max(trial.generation, trial.published) + 1
+        self._store.save_trial(
+            replace(
+                trial,
+                published=number,
+                published_members=action.members,
+                published_at=now,
+                join_epoch=action.join_epoch,
+            )
+        )
+        before = len(trial.members)
+        if trial.members and len(action.members) < before:
+            lost = before - sum(1 for replica in self._store.replicas(trial_id=trial.trial_id) if replica.replica_id in trial.members)
+            reason = grant.reason
+            if lost:
+                reason = Reason(code="replica_lost", sentence=f"{lost} of {before} replicas was lost; the others go on")
+            self._note_rescale(self._store.trial(trial.trial_id), replace(grant, reason=reason), before, len(action.members), now)
+        logger.info(
+            "generation published trial=%s generation=%d members=%d", trial.trial_id, number, len(action.members)
+        )
+
+    def _stop(self, action: Stop, replicas: Sequence[ReplicaRecord], now: float) -> None:
+        for replica in replicas:
+            if replica.replica_id == action.replica_id:
+                self._store.update_replica(replica.replica_id, stop_requested_at=now)
+                self._launcher.stop(replica, force=action.force)
+
+    def end_replica(self, replica: ReplicaRecord) -> None:
+        """End a replica now; from the shutdown path, after its time to save is over."""
+        self._launcher.stop(replica, force=True)
+
+    def _retry(self, replica_ids: Sequence[str]) -> None:
+        for replica_id in replica_ids:
+            self._store.update_replica(
+                replica_id, state=ReplicaState.LAUNCHED, join_epoch=None, retry_join=True
+            )
+
+    def _stop_leftovers(self, now: float) -> None:
+        """Replicas of trials that are over; they get a moment to end by themselves."""
+        replicas = self._store.replicas()
+        if not replicas:
+            return
+        live = {trial.trial_id for trial in self._store.trials(live_only=True)}
+        for trial_id in {replica.trial_id for replica in replicas} - live:
+            trial = self._store.trial(trial_id)
+            mine = [replica for replica in replicas if replica.trial_id == trial_id]
+            if trial.outcome is not None and now - (trial.finished_at or now) < 1.0:
+                continue
+            for action in plan(trial, 0, mine, now):
+                if isinstance(action, Stop):
+                    self._stop(action, mine, now)
+
+
+def _statuses(statuses: set[int | None]) -> str:
+    return ", ".join(sorted("unknown" if status is None else str(status) for status in statuses)) or "unknown"

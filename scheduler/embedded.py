@@ -1,0 +1,86 @@
+"""A scheduler of one's own: a child process on loopback that owns this machine's slots and ends with its owner.
+
+If it dies while its owner lives, ``ensure`` starts another on the same folder, which adopts the replicas that train.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+from scheduler.client import SchedulerClient
+from scheduler.errors import SchedulerDidNotStart
+
+START_SECONDS = 60.0
+
+
+class EmbeddedScheduler:
+    def __init__(self, state_dir: Path, *, slots: int | None = None, policy: str = "goodput", fork_server: bool = True) -> None:
+        self.state_dir = state_dir
+        self._arguments = ["--state-dir", str(state_dir), "--policy", policy]
+        if slots is not None:
+            self._arguments += ["--slots", str(slots)]
+        if not fork_server:
+            self._arguments += ["--no-fork-server"]
+        self._process: subprocess.Popen[str] | None = None
+        self._lock = threading.Lock()
+        self._stopped = False
+
+    def start(self) -> SchedulerClient:
+        """Start the process and wait until it answers; raises SchedulerDidNotStart with its own words."""
+        self.state_dir.mkdir(parents=True, exist_ok=True)
+        log_path = self.state_dir / "scheduler.log"
+        root = str(Path(__file__).resolve().parent.parent)
+        environ = {**os.environ, "PYTHONPATH": os.pathsep.join([root, os.environ.get("PYTHONPATH", "")])}
+        with open(log_path, "a") as log:
+            began = log.tell()
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "scheduler.cli", "up", "--embedded", *self._arguments],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+                start_new_session=True,
+                env=environ,
+            )
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            self._process.wait()
+            with open(log_path) as log:
+                log.seek(began)
+                words = log.read().strip().splitlines()
+            raise SchedulerDidNotStart(words[-1] if words else f"the scheduler ended at once; see {log_path}")
+        announced = json.loads(line)
+        return SchedulerClient(announced["url"], announced["token"])
+
+    def ensure(self, client: SchedulerClient) -> SchedulerClient:
+        """The client, or a new one after restarting a scheduler that has died."""
+        with self._lock:
+            if self._stopped or (self._process is not None and self._process.poll() is None):
+                return client
+            return self.start()
+
+    @property
+    def pid(self) -> int | None:
+        return self._process.pid if self._process is not None else None
+
+    def stop(self) -> None:
+        """Close the pipe: the scheduler lets its trials save, and ends."""
+        with self._lock:
+            self._stopped = True
+            process = self._process
+        if process is None or process.stdin is None:
+            return
+        process.stdin.close()
+        deadline = time.monotonic() + 30.0
+        try:
+            process.wait(timeout=max(0.1, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()

@@ -1,0 +1,144 @@
+"""One scheduler process: folder, store, launcher, control loop and API put together and run until told to stop.
+
+The same for `elastune up` and for the one that a sweep starts for itself; the latter ends with its owner, which holds
+the other end of its standard input.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import uvicorn
+
+from scheduler.api.app import Service, create_app
+from scheduler.api.tokens import Tokens, token_in_folder
+from scheduler.control_loop import ControlLoop, LoopSettings
+from scheduler.devices import usable_cores, visible_gpus
+from scheduler.policy import policy_by_name
+from scheduler.snapshot import NodeView
+from scheduler.state_folder import StateFolder, read_server_file
+from trials.launch import LocalLauncher
+from trials.store import SqlTrialStore
+
+logger = logging.getLogger(__name__)
+
+PRELOAD = ("torch", "torch._dynamo", "torch.distributed", "torch.utils.data", "dist_core.replica_preload")
+DRAIN_SECONDS = 15.0
+"""Longest time that replicas get to save their state when the scheduler is stopped for good."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerSettings:
+    state_dir: Path
+    slots: int | None = None
+    """None: one per GPU, or per CPU core where there is no GPU."""
+    host: str = "127.0.0.1"
+    port: int | None = None
+    """None: the port this folder's scheduler had last time if it is free, else any."""
+    policy: str = "goodput"
+    fork_server: bool = True
+    stop_with_stdin: bool = False
+    """End when standard input closes: the owner is gone."""
+    token: str | None = None
+
+
+def _bind(settings: ServerSettings) -> socket.socket:
+    """A listening socket on the wanted port; an embedded scheduler prefers its last one and takes any other."""
+    last = read_server_file(settings.state_dir) or {}
+    wanted = settings.port
+    if wanted is None:
+        with contextlib.suppress(ValueError):
+            wanted = int(str(last.get("url", "")).rpartition(":")[2])
+    for port in dict.fromkeys([wanted or 0, 0] if settings.port is None else [wanted or 0]):
+        listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind((settings.host, port))
+        except OSError as error:
+            listener.close()
+            if port == 0 or settings.port is not None:
+                raise SystemExit(f"elastune: cannot listen on {settings.host}:{port}: {error}") from error
+            continue
+        return listener
+    raise AssertionError("unreachable")
+
+
+def serve(settings: ServerSettings, *, on_listening: Callable[[str, str], None]) -> None:
+    """Run a scheduler until SIGTERM, SIGINT or (embedded) the owner's end. Raises StateFolderInUse.
+
+    ``on_listening`` gets the address and the token once requests are answered.
+    """
+    folder = StateFolder.acquire(settings.state_dir)
+    listener = _bind(settings)
+    url = f"http://{settings.host}:{listener.getsockname()[1]}"
+    tokens = Tokens(settings.token or token_in_folder(folder.path))
+    store = SqlTrialStore(folder.database_url)
+    gpus = visible_gpus()
+    slots = settings.slots or len(gpus) or usable_cores()
+    launcher = LocalLauncher(slots=slots, gpus=gpus, fork_server=settings.fork_server, preload=PRELOAD)
+    service_box: list[Service] = []
+    loop = ControlLoop(
+        store,
+        launcher,
+        policy_by_name(settings.policy),
+        LoopSettings(
+            state_dir=folder.path.resolve(),
+            api_url=lambda: url,
+            replica_token=tokens.for_trial,
+            base_environ=dict(os.environ),
+            server_file=folder.server_file.resolve(),
+        ),
+        on_change=lambda: service_box[0].announce(),
+    )
+    nodes = tuple(NodeView(name=node.node, slots=node.slots) for node in launcher.nodes())
+    service = Service(store=store, loop=loop, tokens=tokens, nodes=lambda: nodes)
+    service_box.append(service)
+    server = uvicorn.Server(
+        uvicorn.Config(
+            create_app(service),
+            log_config=None,
+            access_log=False,
+            timeout_keep_alive=75,
+            timeout_graceful_shutdown=1,
+        )
+    )
+    folder.write_server_file(url)
+
+    def announce_when_up() -> None:
+        while not server.started and not server.should_exit:
+            time.sleep(0.005)
+        on_listening(url, tokens.owner)
+
+    threading.Thread(target=announce_when_up, daemon=True).start()
+    if settings.stop_with_stdin:
+        threading.Thread(target=_stop_with_owner, args=(server, store, loop), daemon=True).start()
+    try:
+        server.run(sockets=[listener])
+    finally:
+        launcher.close()
+        store.close()
+        folder.release()
+
+
+def _stop_with_owner(server: uvicorn.Server, store: SqlTrialStore, loop: ControlLoop) -> None:
+    """Wait for the owner's end of the pipe to close, give replicas time to save, then stop the server."""
+    sys.stdin.buffer.read()
+    logger.info("the owner is gone: pausing its trials")
+    for study in store.studies():
+        store.put_study(replace(study, owner=None, owner_seen_at=time.time()))
+    loop.wake()
+    deadline = time.monotonic() + DRAIN_SECONDS
+    while store.replicas() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    for replica in store.replicas():
+        loop.end_replica(replica)
+    server.should_exit = True

@@ -1,0 +1,84 @@
+"""Everything a policy may know at one moment, as plain values. Policies see this and nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from dist_core.goodput import GoodputModel
+from trials.record import Reason
+
+Placement = Mapping[str, int]
+"""node -> slots."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeView:
+    name: str
+    slots: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrialView:
+    trial_id: str
+    study: str
+    min_replicas: int
+    max_replicas: int
+    placement: Placement = field(default_factory=dict)
+    """Slots held now, joiners included."""
+    can_rescale: bool = False
+    """It trains with the adaptive core, and no switch is under way."""
+    held: str | None = None
+    """Why it must not hold slots now, if so."""
+    model: GoodputModel | None = None
+    most_profiled: int = 1
+    """Largest number of replicas that the model was fitted to."""
+    promise: float = 0.5
+    """Weight within its study, in (0, 1)."""
+    rank_sentence: str = ""
+    """How the promise came about, for people."""
+    remaining_seconds: float | None = None
+    """Expected rest of the trial at its present goodput; None when it declared no length."""
+    pause_seconds: float = 0.5
+    """What a rescale costs this trial, measured where possible."""
+    since_rescale_seconds: float = float("inf")
+    study_weight: float = 1.0
+
+    @property
+    def held_slots(self) -> int:
+        return sum(self.placement.values())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Snapshot:
+    now: float
+    nodes: tuple[NodeView, ...]
+    trials: tuple[TrialView, ...]
+    """In order of submission; a policy's answer does not depend on it beyond ties."""
+    free_for_seconds: float = float("inf")
+    """How long the slots that are free now have been free: a gap of milliseconds between two trials is no room."""
+
+    @property
+    def total_slots(self) -> int:
+        return sum(node.slots for node in self.nodes)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Grant:
+    """A policy's answer for one trial."""
+
+    placement: Placement
+    reason: Reason
+
+    @property
+    def slots(self) -> int:
+        return sum(self.placement.values())
+
+
+class Policy(Protocol):
+    name: str
+
+    def allocate(self, snapshot: Snapshot) -> dict[str, Grant]:
+        """A grant for every trial in the snapshot; never more than the nodes have, and pure."""
+        ...

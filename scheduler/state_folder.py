@@ -1,0 +1,72 @@
+"""The folder a scheduler owns: its lock, its token, and the file that tells others where it listens.
+
+    lock          held (flock) while a scheduler runs; names its pid
+    server.json   address and pid of the scheduler that runs, or ran last
+    token         the owner's token, readable by its owner only
+    trials.db     the store
+    logs/         one file a replica, by trial
+    checkpoints/  of trials that are not over
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from trials.errors import StateFolderInUse, StoreUnavailable
+
+
+@dataclass(slots=True)
+class StateFolder:
+    path: Path
+    _lock: IO[str] | None = None
+
+    @classmethod
+    def acquire(cls, path: Path) -> StateFolder:
+        """Own the folder; raises StateFolderInUse with the owner's pid and address, or StoreUnavailable."""
+        try:
+            path.mkdir(parents=True, exist_ok=True, mode=0o700)
+            lock = open(path / "lock", "a+")
+        except OSError as error:
+            raise StoreUnavailable(f"the state folder {path} cannot be used: {error}; choose another") from error
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            lock.close()
+            server = read_server_file(path) or {}
+            raise StateFolderInUse(
+                f"the state folder {path} belongs to a running scheduler (pid {server.get('pid', 'unknown')} at "
+                f"{server.get('url', 'an unknown address')}); set ELASTUNE_URL to use it, stop it, or choose another folder"
+            ) from None
+        return cls(path, lock)
+
+    @property
+    def server_file(self) -> Path:
+        return self.path / "server.json"
+
+    @property
+    def database_url(self) -> str:
+        return f"sqlite:///{self.path.resolve() / 'trials.db'}"
+
+    def write_server_file(self, url: str) -> None:
+        partial = self.path / f"server.json.{os.getpid()}"
+        partial.write_text(json.dumps({"url": url, "pid": os.getpid()}))
+        os.replace(partial, self.server_file)
+
+    def release(self) -> None:
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
+
+
+def read_server_file(path: Path) -> dict[str, Any] | None:
+    """Where the folder's scheduler runs, or ran last; None if none ever did."""
+    try:
+        document: dict[str, Any] = json.loads((path / "server.json").read_text())
+        return document
+    except (OSError, ValueError):
+        return None

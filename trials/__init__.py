@@ -1,0 +1,1 @@
+"""What a trial is and how its replicas start and stop. Never imports torch."""

@@ -1,0 +1,43 @@
+"""What can go wrong with trials, split by what the caller does next.
+
+TrialsError
+├── InvalidTrialSpec       the submission is contradictory: fix the input
+├── UnknownTrial           no trial or study of that name: look it up
+├── IllegalTransition      our bug: an event that the trial's state does not allow
+├── StoreUnavailable       the database cannot be written (a full disk): retry later
+├── StateFolderInUse       another scheduler owns the folder: use that one, or stop it
+└── LaunchFailed           a replica could not be started: the trial waits and is tried again
+"""
+
+from __future__ import annotations
+
+
+class TrialsError(Exception):
+    """Base of everything that trials raises on purpose."""
+
+
+class InvalidTrialSpec(TrialsError, ValueError):
+    """A trial cannot be run as described; the message says what to change."""
+
+
+class UnknownTrial(TrialsError, KeyError):
+    """Nothing is stored under this name."""
+
+    def __str__(self) -> str:
+        return str(self.args[0]) if self.args else "unknown trial"
+
+
+class IllegalTransition(TrialsError):
+    """The transition table has no row for this state and event."""
+
+
+class StoreUnavailable(TrialsError):
+    """The store did not take a write; what it held before is intact."""
+
+
+class StateFolderInUse(TrialsError):
+    """A running scheduler holds the folder's lock."""
+
+
+class LaunchFailed(TrialsError):
+    """The launcher could not start a replica."""

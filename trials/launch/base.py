@@ -1,0 +1,73 @@
+"""The contract of a launcher. Every call can be repeated; none waits for a replica to do anything."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from trials.record import ReplicaRecord
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeSlots:
+    """A machine and how many replicas it has room for."""
+
+    node: str
+    slots: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchRequest:
+    """One replica to start: a pure description, made before anything is touched."""
+
+    replica_id: str
+    entrypoint: str
+    environ: Mapping[str, str]
+    """Complete environment of the process."""
+    working_dir: str
+    python_path: tuple[str, ...]
+    preload: tuple[str, ...]
+    log: Path
+    """Standard output and error go here."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaProcess:
+    """A started process, named by pid and start time."""
+
+    pid: int
+    started: float
+
+
+@dataclass(frozen=True, slots=True)
+class Exit:
+    """A replica that is gone; ``status`` is None when it was not our child, negative for a signal."""
+
+    replica_id: str
+    status: int | None
+
+
+class Launcher(Protocol):
+    def nodes(self) -> Sequence[NodeSlots]: ...
+
+    def slot_environ(self, node: str, slot: int) -> Mapping[str, str]:
+        """Variables that confine a replica to its slot."""
+        ...
+
+    def launch(self, request: LaunchRequest) -> ReplicaProcess:
+        """Start a replica; raises LaunchFailed."""
+        ...
+
+    def exits(self, replicas: Sequence[ReplicaRecord]) -> list[Exit]:
+        """Which of these no longer run."""
+        ...
+
+    def stop(self, replica: ReplicaRecord, *, force: bool) -> None:
+        """Ask a replica to save and leave, or (``force``) end it and its children now."""
+        ...
+
+    def close(self) -> None:
+        """Let go of what the launcher itself holds; replicas keep running."""
+        ...

@@ -1,0 +1,238 @@
+"""Replicas as processes of this machine, one slot each.
+
+Concurrency: the control loop's thread makes all calls; a reader thread takes the fork server's answers. A fork server
+that died is replaced at the next launch; while it starts up, and when it is switched off, replicas start cold.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+import psutil
+
+from trials.errors import LaunchFailed
+from trials.launch.base import Exit, LaunchRequest, NodeSlots, ReplicaProcess
+from trials.record import ReplicaRecord
+
+logger = logging.getLogger(__name__)
+
+FORK_SECONDS = 20.0
+"""Longest wait for the fork server's answer before a replica is started cold."""
+
+
+class LocalLauncher:
+    """``gpus``: indices of the GPUs that are slots; empty for CPU slots. ``preload``: modules the fork server imports."""
+
+    def __init__(
+        self,
+        *,
+        slots: int,
+        node: str = "localhost",
+        gpus: Sequence[int] = (),
+        fork_server: bool = True,
+        preload: Sequence[str] = (),
+    ) -> None:
+        self._node = NodeSlots(node=node, slots=slots)
+        self._gpus = tuple(gpus)
+        self._preload = list(preload)
+        self._cold: dict[int, subprocess.Popen[bytes]] = {}
+        self._statuses: dict[int, int] = {}
+        self._lock = threading.Lock()
+        self._server = _ForkServerHandle(self._note_exit, self._preload) if fork_server else None
+
+    def _note_exit(self, pid: int, status: int) -> None:
+        with self._lock:
+            self._statuses[pid] = status
+
+    def nodes(self) -> Sequence[NodeSlots]:
+        return (self._node,)
+
+    def slot_environ(self, node: str, slot: int) -> Mapping[str, str]:
+        environ = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
+        environ["CUDA_VISIBLE_DEVICES"] = str(self._gpus[slot % len(self._gpus)]) if self._gpus else ""
+        return environ
+
+    def launch(self, request: LaunchRequest) -> ReplicaProcess:
+        request.log.parent.mkdir(parents=True, exist_ok=True)
+        pid = self._server.fork(request) if self._server is not None else None
+        if pid is None:
+            pid = self._launch_cold(request)
+        try:
+            started = psutil.Process(pid).create_time()
+        except psutil.NoSuchProcess:
+            started = 0.0
+        return ReplicaProcess(pid, started)
+
+    def _launch_cold(self, request: LaunchRequest) -> int:
+        try:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "trials.launch.replica_start"],
+                stdin=subprocess.PIPE,
+                cwd=request.working_dir,
+                env={**request.environ, "PYTHONPATH": os.pathsep.join([*request.python_path, *_own_path()])},
+                start_new_session=True,
+            )
+            assert process.stdin is not None
+            process.stdin.write(json.dumps(_document(request)).encode())
+            process.stdin.close()
+        except OSError as error:
+            raise LaunchFailed(f"a replica could not be started in {request.working_dir}: {error}") from error
+        self._cold[process.pid] = process
+        return process.pid
+
+    def exits(self, replicas: Sequence[ReplicaRecord]) -> list[Exit]:
+        for pid, process in list(self._cold.items()):
+            status = process.poll()
+            if status is not None:
+                del self._cold[pid]
+                self._note_exit(pid, status)
+        gone: list[Exit] = []
+        for replica in replicas:
+            if replica.pid is None:
+                continue
+            with self._lock:
+                status = self._statuses.pop(replica.pid, None)
+            if status is not None:
+                gone.append(Exit(replica.replica_id, status))
+            elif not _is_running(replica):
+                gone.append(Exit(replica.replica_id, None))
+        return gone
+
+    def stop(self, replica: ReplicaRecord, *, force: bool) -> None:
+        if replica.pid is None or not _is_running(replica):
+            return
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            if force:
+                # The replica leads a session of its own: its data loader workers go with it.
+                os.killpg(replica.pid, signal.SIGKILL)
+            else:
+                os.kill(replica.pid, signal.SIGTERM)
+
+    def close(self) -> None:
+        if self._server is not None:
+            self._server.close()
+
+
+class _ForkServerHandle:
+    """The launcher's end of the fork server: starts it, restarts it, waits for its answers."""
+
+    def __init__(self, on_exit: Any, preload: list[str]) -> None:
+        self._on_exit = on_exit
+        self._preload = preload
+        self._answered = threading.Condition()
+        self._launched: dict[str, int] = {}
+        self._ready = False
+        self._process: subprocess.Popen[bytes] | None = None
+        self._connection: socket.socket | None = None
+        self._start()
+
+    def _start(self) -> None:
+        ours, theirs = socket.socketpair()
+        self._ready = False
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "trials.launch.fork_server", str(theirs.fileno()), *self._preload],
+            pass_fds=[theirs.fileno()],
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
+            env={
+                **os.environ,
+                "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
+                "PYTHONPATH": os.pathsep.join([*_own_path(), os.environ.get("PYTHONPATH", "")]),
+            },
+        )
+        theirs.close()
+        self._connection = ours
+        threading.Thread(target=self._read, args=(ours,), name="fork-server", daemon=True).start()
+
+    def _read(self, connection: socket.socket) -> None:
+        with contextlib.suppress(OSError, ValueError), connection.makefile("rb") as lines:
+            for line in lines:
+                message = json.loads(line)
+                if "exited" in message:
+                    self._on_exit(message["exited"], message["status"])
+                    continue
+                with self._answered:
+                    if "launched" in message:
+                        self._launched[message["launched"]] = message["pid"]
+                    self._ready = True
+                    self._answered.notify_all()
+        with self._answered:
+            if self._connection is connection:
+                self._connection = None
+            self._answered.notify_all()
+
+    def fork(self, request: LaunchRequest) -> int | None:
+        """Pid of the new replica; None when the server is not there, and the replica has to start cold."""
+        with self._answered:
+            if self._connection is None:
+                logger.warning("fork server gone: starting another one")
+                self._start()
+            connection = self._connection
+            assert connection is not None
+            self._answered.wait_for(lambda: self._ready or self._connection is None, FORK_SECONDS)
+            new = [name for name in request.preload if name not in self._preload]
+            self._preload.extend(new)
+            try:
+                if new:
+                    connection.sendall(json.dumps({"preload": new}).encode() + b"\n")
+                connection.sendall(json.dumps({"launch": _document(request)}).encode() + b"\n")
+            except OSError:
+                self._connection = None
+                return None
+            answered = self._answered.wait_for(
+                lambda: request.replica_id in self._launched or self._connection is not connection, FORK_SECONDS
+            )
+            if not answered:
+                # Never start the same replica twice: a server this slow is given up together with its backlog.
+                self.kill()
+            return self._launched.pop(request.replica_id, None)
+
+    def kill(self) -> None:
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+
+    def close(self) -> None:
+        with self._answered:
+            connection, self._connection = self._connection, None
+        if connection is not None:
+            with contextlib.suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
+            connection.close()
+        if self._process is not None:
+            try:
+                self._process.wait(timeout=5.0)
+            except subprocess.TimeoutExpired:
+                self.kill()
+
+
+def _document(request: LaunchRequest) -> dict[str, Any]:
+    return {**asdict(request), "environ": dict(request.environ), "log": str(request.log)}
+
+
+def _own_path() -> list[str]:
+    """Folders a bare interpreter needs to import this suite, also when it runs from a checkout."""
+    root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+    return [root]
+
+
+def _is_running(replica: ReplicaRecord) -> bool:
+    assert replica.pid is not None
+    try:
+        process = psutil.Process(replica.pid)
+        if replica.process_started and abs(process.create_time() - replica.process_started) > 1.0:
+            return False
+        return bool(process.status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False

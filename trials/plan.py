@@ -1,0 +1,163 @@
+"""From what should be to what to do next, for one trial: a pure function, safe to call again and again.
+
+Each call looks at the replicas as they are and returns the actions that move the trial towards the wanted number of
+them. Actions that are under way show in the observation (launched replicas, a published generation), so calling twice
+does nothing twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from trials.record import ReplicaRecord, ReplicaState, TrialRecord
+
+CONTACT_DEADLINE_SECONDS = 90.0
+"""A process that has not called the scheduler by then never will: it is replaced."""
+JOIN_DEADLINE_SECONDS = 600.0
+"""A joiner that has not reached its first training step by then is given up; the trial goes on without it."""
+SWITCH_DEADLINE_SECONDS = 60.0
+"""A published generation that nobody entered by then is replaced by one of those who train now."""
+STOP_GRACE_SECONDS = 12.0
+"""Between a polite and a forcible end; longer than what a replica itself allows for its last checkpoint."""
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """Start this many further replicas."""
+
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Publish:
+    """Offer the next generation: these replicas, in rank order. No members: save and pause."""
+
+    members: tuple[str, ...]
+    join_epoch: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """End a replica; ``force`` without waiting for it to save anything."""
+
+    replica_id: str
+    force: bool
+
+
+@dataclass(frozen=True, slots=True)
+class RetryJoin:
+    """The survivors passed the epoch these joiners had aimed at: have them aim again."""
+
+    replica_ids: tuple[str, ...]
+
+
+Action = Launch | Publish | Stop | RetryJoin
+
+
+def plan(trial: TrialRecord, wanted: int, replicas: Sequence[ReplicaRecord], now: float) -> list[Action]:
+    """Actions for a trial that should have ``wanted`` replicas; ``replicas`` are those that are not gone."""
+    if trial.state.is_final:
+        # Nothing is left to save.
+        return [_stop(replica, force=True) for replica in replicas if _may_stop(replica, now)]
+    alive = {replica.replica_id: replica for replica in replicas}
+    members = [replica_id for replica_id in trial.members if replica_id in alive]
+    if not trial.members or not members:
+        return _plan_start(trial, wanted, replicas, now)
+    if len(members) < len(trial.members) and not _published_only(trial, members):
+        return [Publish(tuple(members), None)]
+    joiners = [replica for replica in replicas if replica.replica_id not in trial.members]
+    if trial.switching:
+        return _plan_switch(trial, members, joiners, now)
+    if wanted == 0:
+        return [Publish((), None), *(Stop(joiner.replica_id, force=True) for joiner in joiners)]
+    surplus = len(members) + len(joiners) - wanted
+    if surplus > 0:
+        # Those who have not joined yet are the cheapest to give up; then the highest ranks leave.
+        given_up = sorted(joiners, key=lambda joiner: joiner.launched_at)[max(0, len(joiners) - surplus) :]
+        stops: list[Action] = [Stop(joiner.replica_id, force=True) for joiner in given_up]
+        if surplus > len(joiners):
+            return [*stops, Publish(tuple(members[:wanted]), None)]
+        return stops
+    late = [joiner for joiner in joiners if _is_late(joiner, now)]
+    if late:
+        return [Stop(joiner.replica_id, force=True) for joiner in late]
+    if surplus < 0:
+        return [Launch(-surplus)]
+    if joiners and all(joiner.state is ReplicaState.READY for joiner in joiners):
+        return _plan_join(members, joiners)
+    return []
+
+
+def _plan_start(
+    trial: TrialRecord, wanted: int, replicas: Sequence[ReplicaRecord], now: float
+) -> list[Action]:
+    """No generation trains: launch a first set and let it in when all of it is ready."""
+    stale = [replica for replica in replicas if _is_silent(replica, now)]
+    if stale:
+        return [Stop(replica.replica_id, force=True) for replica in stale]
+    if wanted == 0:
+        return [_stop(replica, force=False) for replica in replicas if _may_stop(replica, now)]
+    if not replicas:
+        return [Launch(wanted)]
+    if any(replica.join_epoch is not None for replica in replicas):
+        # Joiners of a generation that is lost: they hold no state worth keeping and expect survivors.
+        return [Stop(replica.replica_id, force=True) for replica in replicas]
+    if len(replicas) > wanted:
+        return [Stop(replica.replica_id, force=True) for replica in replicas[wanted:]]
+    if trial.switching:
+        overdue = now - trial.published_at > SWITCH_DEADLINE_SECONDS
+        missing = set(trial.published_members) - {replica.replica_id for replica in replicas}
+        if not overdue and not missing:
+            return []
+    if len(replicas) < wanted and all(replica.state is ReplicaState.LAUNCHED for replica in replicas):
+        return [Launch(wanted - len(replicas))]
+    if all(replica.state is ReplicaState.READY for replica in replicas):
+        ordered = sorted(replicas, key=lambda replica: replica.launch_index)
+        return [Publish(tuple(replica.replica_id for replica in ordered), None)]
+    return []
+
+
+def _plan_switch(
+    trial: TrialRecord, members: Sequence[str], joiners: Sequence[ReplicaRecord], now: float
+) -> list[Action]:
+    """A generation is on offer: wait for it to be entered, or replace it when somebody in it is gone or late."""
+    alive = {*members, *(joiner.replica_id for joiner in joiners)}
+    if set(trial.published_members) - alive or now - trial.published_at > SWITCH_DEADLINE_SECONDS:
+        return [Publish(tuple(members), None)]
+    return []
+
+
+def _plan_join(members: Sequence[str], joiners: Sequence[ReplicaRecord]) -> list[Action]:
+    """All joiners stand ready; they can be let in together only if they wait in the same epoch."""
+    epochs = {joiner.join_epoch for joiner in joiners}
+    latest = max(epoch for epoch in epochs if epoch is not None) if epochs != {None} else None
+    behind = tuple(joiner.replica_id for joiner in joiners if joiner.join_epoch != latest)
+    if behind:
+        return [RetryJoin(behind)]
+    ordered = sorted(joiners, key=lambda joiner: joiner.launch_index)
+    return [Publish((*members, *(joiner.replica_id for joiner in ordered)), latest)]
+
+
+def _published_only(trial: TrialRecord, members: Sequence[str]) -> bool:
+    """Whether the generation on offer is already the one of these survivors."""
+    return trial.switching and tuple(trial.published_members) == tuple(members)
+
+
+def _is_silent(replica: ReplicaRecord, now: float) -> bool:
+    return replica.contact_at is None and now - replica.launched_at > CONTACT_DEADLINE_SECONDS
+
+
+def _is_late(joiner: ReplicaRecord, now: float) -> bool:
+    unready = joiner.state is ReplicaState.LAUNCHED and now - joiner.launched_at > JOIN_DEADLINE_SECONDS
+    return unready or _is_silent(joiner, now)
+
+
+def _may_stop(replica: ReplicaRecord, now: float) -> bool:
+    """Not asked yet, or asked long enough ago to insist."""
+    return replica.stop_requested_at is None or now - replica.stop_requested_at > STOP_GRACE_SECONDS
+
+
+def _stop(replica: ReplicaRecord, *, force: bool) -> Action:
+    insist = replica.stop_requested_at is not None
+    return Stop(replica.replica_id, force=force or insist)

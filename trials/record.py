@@ -1,0 +1,116 @@
+"""What is known of a trial and its replicas: the rows that the store keeps and the control loop reads."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+from typing import Any
+
+from trials.spec import TrialSpec
+from trials.states import TrialState
+
+
+class ReplicaState(enum.Enum):
+    LAUNCHED = "launched"
+    """Its process exists; the user's code is on its way to the first training step."""
+    READY = "ready"
+    """Stands at its first training step and waits to be let in."""
+    ACTIVE = "active"
+    """Member of the generation that trains."""
+    GONE = "gone"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reason:
+    """Why something is as it is: a code for programs, a sentence for people."""
+
+    code: str
+    sentence: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Study:
+    name: str
+    direction: str = "minimize"
+    """``minimize`` or ``maximize``: which reports are better."""
+    weight: float = 1.0
+    owner_seen_at: float | None = None
+    """When the study's driver last asked for news (seconds since the epoch); None without a driver."""
+    owner: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """How a trial's code ended: exactly one of value, pruned, error."""
+
+    kind: str
+    """``value``, ``pruned`` or ``error``."""
+    value: Any = None
+    error_type: str | None = None
+    message: str = ""
+    traceback: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrialRecord:
+    trial_id: str
+    spec: TrialSpec
+    state: TrialState = TrialState.PENDING
+    reason: Reason = field(default_factory=lambda: Reason(code="submitted", sentence="waits to be looked at"))
+    submitted_at: float = 0.0
+    finished_at: float | None = None
+    generation: int = 0
+    """Number of the generation that trains; 0 before the first."""
+    members: tuple[str, ...] = ()
+    """Replica ids by rank of the generation that trains."""
+    published: int = 0
+    """Number of the latest generation offered to the replicas; beyond ``generation`` while a switch is under way."""
+    published_members: tuple[str, ...] = ()
+    published_at: float = 0.0
+    join_epoch: int | None = None
+    entered: int = 0
+    """Latest generation that rank 0 said it had entered."""
+    abandoned: int = 0
+    """Latest generation that rank 0 said it had given up."""
+    rescaled_at: float = 0.0
+    losses: int = 0
+    outcome: Outcome | None = None
+    cancel_requested: str | None = None
+    hold: str | None = None
+    """Set while the trial must not hold slots although it is wanted, such as after its driver left."""
+
+    @property
+    def switching(self) -> bool:
+        return self.published > self.generation
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplicaRecord:
+    replica_id: str
+    trial_id: str
+    node: str
+    slot: int
+    launch_index: int
+    state: ReplicaState = ReplicaState.LAUNCHED
+    join_epoch: int | None = None
+    pid: int | None = None
+    process_started: float | None = None
+    """The kernel's start time of the process: with the pid it names a process for good."""
+    launched_at: float = 0.0
+    contact_at: float | None = None
+    """When the process first called the scheduler; None until then."""
+    retry_join: bool = False
+    """It has to aim at a later epoch; cleared when it has been told."""
+    gone_at: float | None = None
+    exit_status: int | None = None
+    stop_requested_at: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """A value of a trial's objective at a step, with the progress at that moment. NaN values arrive as None."""
+
+    trial_id: str
+    step: int
+    value: float | None
+    progress: float

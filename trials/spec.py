@@ -1,0 +1,80 @@
+"""What a trial is: which code, with what, on how many replicas. Checked when made; plain JSON on the wire."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from trials.errors import InvalidTrialSpec
+
+_ENTRYPOINT = re.compile(r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")
+MOST_REPLICAS = 4096
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrialSpec:
+    study: str
+    number: int
+    """The tuner's own number of the trial within its study."""
+    entrypoint: str
+    """``module:function`` that every replica calls without arguments."""
+    payload: Mapping[str, Any] = field(default_factory=dict)
+    """What the entrypoint finds when it asks for its trial; JSON."""
+    min_replicas: int = 1
+    max_replicas: int = 1
+    working_dir: str = "."
+    python_path: tuple[str, ...] = ()
+    """Put in front of ``sys.path``, so that the user's modules are found."""
+    preload: tuple[str, ...] = ()
+    """Installed modules the code needs; a fork server may import them beforehand."""
+    environ: Mapping[str, str] = field(default_factory=dict)
+    max_losses: int = 5
+    """Times the trial is restarted after its replicas were lost through no fault of the user's code."""
+
+    def __post_init__(self) -> None:
+        if not self.study:
+            raise InvalidTrialSpec("a trial needs the name of its study; it is empty")
+        if self.number < 0:
+            raise InvalidTrialSpec(f"trial number is {self.number}; it must be at least 0")
+        if not _ENTRYPOINT.match(self.entrypoint):
+            raise InvalidTrialSpec(f"entrypoint is {self.entrypoint!r}; it must read 'package.module:function'")
+        check_replica_bounds(self.min_replicas, self.max_replicas)
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "study": self.study,
+            "number": self.number,
+            "entrypoint": self.entrypoint,
+            "payload": dict(self.payload),
+            "min_replicas": self.min_replicas,
+            "max_replicas": self.max_replicas,
+            "working_dir": self.working_dir,
+            "python_path": list(self.python_path),
+            "preload": list(self.preload),
+            "environ": dict(self.environ),
+            "max_losses": self.max_losses,
+        }
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any]) -> TrialSpec:
+        fields = dict(document)
+        fields["python_path"] = tuple(fields.get("python_path", ()))
+        fields["preload"] = tuple(fields.get("preload", ()))
+        return cls(**fields)
+
+
+def check_replica_bounds(min_replicas: int, max_replicas: int) -> None:
+    """Raises InvalidTrialSpec for bounds that cannot be met."""
+    for name, value in (("min_replicas", min_replicas), ("max_replicas", max_replicas)):
+        if not isinstance(value, int) or isinstance(value, bool):
+            raise InvalidTrialSpec(f"{name} is {value!r}; it must be a whole number")
+    if min_replicas < 1:
+        raise InvalidTrialSpec(f"min_replicas is {min_replicas}; it must be at least 1")
+    if max_replicas < min_replicas:
+        raise InvalidTrialSpec(
+            f"min_replicas is {min_replicas} but max_replicas is {max_replicas}; it must not exceed max_replicas"
+        )
+    if max_replicas > MOST_REPLICAS:
+        raise InvalidTrialSpec(f"max_replicas is {max_replicas}; it must be at most {MOST_REPLICAS}")

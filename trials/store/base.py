@@ -1,0 +1,92 @@
+"""The contract of a trial store. Every write is durable when the call returns, or raises StoreUnavailable."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from trials.record import Outcome, Reason, ReplicaRecord, ReplicaState, Report, Study, TrialRecord
+from trials.spec import TrialSpec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HistoryEntry:
+    """Something that happened to a trial: who changed what, when and why."""
+
+    at: float
+    trial_id: str
+    what: str
+    reason: Reason
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlotInterval:
+    """A slot held by a replica from ``began`` to ``ended`` (None: still held)."""
+
+    node: str
+    slot: int
+    trial_id: str
+    replica_id: str
+    began: float
+    ended: float | None
+
+
+class TrialStore(Protocol):
+    def put_study(self, study: Study) -> None: ...
+
+    def studies(self) -> list[Study]: ...
+
+    def submit(self, spec: TrialSpec, now: float) -> TrialRecord:
+        """Add a trial; the same (study, number) again returns what is there."""
+        ...
+
+    def trials(self, *, live_only: bool = False) -> list[TrialRecord]:
+        """In order of submission."""
+        ...
+
+    def trial(self, trial_id: str) -> TrialRecord:
+        """Raises UnknownTrial."""
+        ...
+
+    def save_trial(self, record: TrialRecord) -> None:
+        """Write what the control loop decides; the facts below have calls of their own and are left alone."""
+        ...
+
+    def set_outcome(self, trial_id: str, outcome: Outcome) -> bool:
+        """Keep the first outcome; False when there was one already."""
+        ...
+
+    def note_entered(self, trial_id: str, generation: int) -> None:
+        """A generation's rank 0 has entered it; lower numbers than the stored one change nothing."""
+        ...
+
+    def note_abandoned(self, trial_id: str, generation: int) -> None: ...
+
+    def request_cancel(self, trial_id: str, why: str) -> None: ...
+
+    def set_hold(self, study: str, hold: str | None) -> None: ...
+
+    def add_replica(self, replica: ReplicaRecord) -> None: ...
+
+    def replicas(self, *, trial_id: str | None = None, live_only: bool = True) -> list[ReplicaRecord]: ...
+
+    def update_replica(self, replica_id: str, **fields: Any) -> None: ...
+
+    def set_replica_state(self, replica_ids: Sequence[str], state: ReplicaState) -> None: ...
+
+    def put_hints(self, trial_id: str, hints: Mapping[str, Any]) -> None: ...
+
+    def hints(self, trial_ids: Sequence[str]) -> dict[str, dict[str, Any]]: ...
+
+    def add_report(self, report: Report) -> None:
+        """A step that was reported before keeps its first value."""
+        ...
+
+    def reports(self, study: str) -> list[Report]: ...
+
+    def add_history(self, entry: HistoryEntry) -> None: ...
+
+    def history(self, trial_id: str) -> list[HistoryEntry]: ...
+
+    def slot_intervals(self) -> list[SlotInterval]: ...

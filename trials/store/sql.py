@@ -1,0 +1,404 @@
+"""Trials in a SQL database through SQLAlchemy Core.
+
+SQLite runs in WAL mode with full synchronisation: a committed row survives a killed process and a power cut. Writers
+are serialised by the database; connections are not shared between threads.
+"""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy import event, select
+from sqlalchemy.engine import Connection, Engine, RowMapping
+from sqlalchemy.exc import IntegrityError, OperationalError
+
+from trials.errors import StoreUnavailable, UnknownTrial
+from trials.record import Outcome, Reason, ReplicaRecord, ReplicaState, Report, Study, TrialRecord
+from trials.spec import TrialSpec
+from trials.states import FINAL_STATES, TrialState
+from trials.store.base import HistoryEntry, SlotInterval
+
+SCHEMA_VERSION = 1
+
+_metadata = sa.MetaData()
+
+_about = sa.Table("about", _metadata, sa.Column("schema_version", sa.Integer, nullable=False))
+
+_studies = sa.Table(
+    "studies",
+    _metadata,
+    sa.Column("name", sa.String(255), primary_key=True),
+    sa.Column("direction", sa.String(16), nullable=False),
+    sa.Column("weight", sa.Float, nullable=False),
+    sa.Column("owner", sa.String(64)),
+    sa.Column("owner_seen_at", sa.Float),
+)
+
+_trials = sa.Table(
+    "trials",
+    _metadata,
+    sa.Column("position", sa.Integer, primary_key=True, autoincrement=True),
+    sa.Column("trial_id", sa.String(64), nullable=False, unique=True),
+    sa.Column("study", sa.String(255), nullable=False, index=True),
+    sa.Column("number", sa.Integer, nullable=False),
+    sa.Column("spec", sa.Text, nullable=False),
+    sa.Column("state", sa.String(16), nullable=False, index=True),
+    sa.Column("reason_code", sa.String(64), nullable=False),
+    sa.Column("reason_sentence", sa.Text, nullable=False),
+    sa.Column("submitted_at", sa.Float, nullable=False),
+    sa.Column("finished_at", sa.Float),
+    sa.Column("generation", sa.Integer, nullable=False, default=0),
+    sa.Column("members", sa.Text, nullable=False, default="[]"),
+    sa.Column("published", sa.Integer, nullable=False, default=0),
+    sa.Column("published_members", sa.Text, nullable=False, default="[]"),
+    sa.Column("published_at", sa.Float, nullable=False, default=0.0),
+    sa.Column("join_epoch", sa.Integer),
+    sa.Column("entered", sa.Integer, nullable=False, default=0),
+    sa.Column("abandoned", sa.Integer, nullable=False, default=0),
+    sa.Column("rescaled_at", sa.Float, nullable=False, default=0.0),
+    sa.Column("losses", sa.Integer, nullable=False, default=0),
+    sa.Column("outcome", sa.Text),
+    sa.Column("cancel_requested", sa.Text),
+    sa.Column("hold", sa.Text),
+    sa.UniqueConstraint("study", "number"),
+)
+
+_replicas = sa.Table(
+    "replicas",
+    _metadata,
+    sa.Column("replica_id", sa.String(64), primary_key=True),
+    sa.Column("trial_id", sa.String(64), nullable=False, index=True),
+    sa.Column("node", sa.String(255), nullable=False),
+    sa.Column("slot", sa.Integer, nullable=False),
+    sa.Column("launch_index", sa.Integer, nullable=False),
+    sa.Column("state", sa.String(16), nullable=False, index=True),
+    sa.Column("join_epoch", sa.Integer),
+    sa.Column("pid", sa.Integer),
+    sa.Column("process_started", sa.Float),
+    sa.Column("launched_at", sa.Float, nullable=False),
+    sa.Column("contact_at", sa.Float),
+    sa.Column("retry_join", sa.Boolean, nullable=False, default=False),
+    sa.Column("gone_at", sa.Float),
+    sa.Column("exit_status", sa.Integer),
+    sa.Column("stop_requested_at", sa.Float),
+)
+
+_hints = sa.Table(
+    "hints",
+    _metadata,
+    sa.Column("trial_id", sa.String(64), primary_key=True),
+    sa.Column("document", sa.Text, nullable=False),
+)
+
+_reports = sa.Table(
+    "reports",
+    _metadata,
+    sa.Column("trial_id", sa.String(64), primary_key=True),
+    sa.Column("step", sa.Integer, primary_key=True),
+    sa.Column("value", sa.Float),
+    sa.Column("progress", sa.Float, nullable=False),
+)
+
+_history = sa.Table(
+    "history",
+    _metadata,
+    sa.Column("entry", sa.Integer, primary_key=True, autoincrement=True),
+    sa.Column("at", sa.Float, nullable=False),
+    sa.Column("trial_id", sa.String(64), nullable=False, index=True),
+    sa.Column("what", sa.Text, nullable=False),
+    sa.Column("reason_code", sa.String(64), nullable=False),
+    sa.Column("reason_sentence", sa.Text, nullable=False),
+)
+
+
+class SqlTrialStore:
+    """``url`` is SQLAlchemy's, such as ``sqlite:////var/lib/elastune/trials.db``."""
+
+    def __init__(self, url: str) -> None:
+        self._engine = _engine(url)
+        try:
+            with self._engine.begin() as connection:
+                _metadata.create_all(connection)
+                version = connection.execute(select(_about.c.schema_version)).scalar()
+                if version is None:
+                    connection.execute(_about.insert().values(schema_version=SCHEMA_VERSION))
+        except OperationalError as error:
+            raise StoreUnavailable(f"the database {url} cannot be opened: {error.orig}") from error
+        if version not in (None, SCHEMA_VERSION):
+            raise StoreUnavailable(
+                f"the database {url} has schema {version}, this version of elastune needs {SCHEMA_VERSION}; "
+                "use the version that made it, or another state folder"
+            )
+
+    def close(self) -> None:
+        self._engine.dispose()
+
+    @contextmanager
+    def _write(self) -> Iterator[Connection]:
+        try:
+            with self._engine.begin() as connection:
+                yield connection
+        except OperationalError as error:
+            raise StoreUnavailable(f"the database did not take a write: {error.orig}; free some space") from error
+
+    @contextmanager
+    def _read(self) -> Iterator[Connection]:
+        with self._engine.connect() as connection:
+            yield connection
+
+    # ------------------------------------------------------------------ studies
+
+    def put_study(self, study: Study) -> None:
+        values = asdict(study)
+        with self._write() as connection:
+            updated = connection.execute(_studies.update().where(_studies.c.name == study.name).values(**values))
+            if not updated.rowcount:
+                connection.execute(_studies.insert().values(**values))
+
+    def studies(self) -> list[Study]:
+        with self._read() as connection:
+            return [Study(**row) for row in connection.execute(select(_studies)).mappings()]
+
+    # ------------------------------------------------------------------ trials
+
+    def submit(self, spec: TrialSpec, now: float) -> TrialRecord:
+        trial_id = f"t{uuid.uuid4().hex[:10]}"
+        reason = Reason(code="submitted", sentence="waits for the next look at the cluster")
+        try:
+            with self._write() as connection:
+                connection.execute(
+                    _trials.insert().values(
+                        trial_id=trial_id,
+                        study=spec.study,
+                        number=spec.number,
+                        spec=json.dumps(spec.to_json()),
+                        state=TrialState.PENDING.value,
+                        reason_code=reason.code,
+                        reason_sentence=reason.sentence,
+                        submitted_at=now,
+                    )
+                )
+        except IntegrityError:
+            pass
+        same = (_trials.c.study == spec.study) & (_trials.c.number == spec.number)
+        with self._read() as connection:
+            row = connection.execute(select(_trials).where(same)).mappings().one()
+        return _trial(row)
+
+    def trials(self, *, live_only: bool = False) -> list[TrialRecord]:
+        query = select(_trials).order_by(_trials.c.position)
+        if live_only:
+            query = query.where(_trials.c.state.not_in([state.value for state in FINAL_STATES]))
+        with self._read() as connection:
+            return [_trial(row) for row in connection.execute(query).mappings()]
+
+    def trial(self, trial_id: str) -> TrialRecord:
+        with self._read() as connection:
+            row = connection.execute(select(_trials).where(_trials.c.trial_id == trial_id)).mappings().one_or_none()
+        if row is None:
+            raise UnknownTrial(f"no trial is called {trial_id!r}; `elastune ls` lists them")
+        return _trial(row)
+
+    def save_trial(self, record: TrialRecord) -> None:
+        with self._write() as connection:
+            connection.execute(
+                _trials.update()
+                .where(_trials.c.trial_id == record.trial_id)
+                .values(
+                    state=record.state.value,
+                    reason_code=record.reason.code,
+                    reason_sentence=record.reason.sentence,
+                    finished_at=record.finished_at,
+                    generation=record.generation,
+                    members=json.dumps(record.members),
+                    published=record.published,
+                    published_members=json.dumps(record.published_members),
+                    published_at=record.published_at,
+                    join_epoch=record.join_epoch,
+                    rescaled_at=record.rescaled_at,
+                    losses=record.losses,
+                )
+            )
+
+    def set_outcome(self, trial_id: str, outcome: Outcome) -> bool:
+        first = (_trials.c.trial_id == trial_id) & _trials.c.outcome.is_(None)
+        with self._write() as connection:
+            return bool(
+                connection.execute(
+                    _trials.update().where(first).values(outcome=json.dumps(asdict(outcome)))
+                ).rowcount
+            )
+
+    def note_entered(self, trial_id: str, generation: int) -> None:
+        self._raise_to(trial_id, _trials.c.entered, generation)
+
+    def note_abandoned(self, trial_id: str, generation: int) -> None:
+        self._raise_to(trial_id, _trials.c.abandoned, generation)
+
+    def _raise_to(self, trial_id: str, column: sa.Column[int], number: int) -> None:
+        lower = (_trials.c.trial_id == trial_id) & (column < number)
+        with self._write() as connection:
+            connection.execute(_trials.update().where(lower).values({column: number}))
+
+    def request_cancel(self, trial_id: str, why: str) -> None:
+        with self._write() as connection:
+            connection.execute(_trials.update().where(_trials.c.trial_id == trial_id).values(cancel_requested=why))
+
+    def set_hold(self, study: str, hold: str | None) -> None:
+        with self._write() as connection:
+            connection.execute(_trials.update().where(_trials.c.study == study).values(hold=hold))
+
+    # ------------------------------------------------------------------ replicas
+
+    def add_replica(self, replica: ReplicaRecord) -> None:
+        with self._write() as connection:
+            connection.execute(_replicas.insert().values(**{**asdict(replica), "state": replica.state.value}))
+
+    def replicas(self, *, trial_id: str | None = None, live_only: bool = True) -> list[ReplicaRecord]:
+        query = select(_replicas).order_by(_replicas.c.launched_at, _replicas.c.launch_index)
+        if live_only:
+            query = query.where(_replicas.c.state != ReplicaState.GONE.value)
+        if trial_id is not None:
+            query = query.where(_replicas.c.trial_id == trial_id)
+        with self._read() as connection:
+            return [
+                ReplicaRecord(**{**row, "state": ReplicaState(row["state"])})
+                for row in connection.execute(query).mappings()
+            ]
+
+    def update_replica(self, replica_id: str, **fields: Any) -> None:
+        if isinstance(fields.get("state"), ReplicaState):
+            fields["state"] = fields["state"].value
+        with self._write() as connection:
+            connection.execute(_replicas.update().where(_replicas.c.replica_id == replica_id).values(**fields))
+
+    def set_replica_state(self, replica_ids: Sequence[str], state: ReplicaState) -> None:
+        alive = _replicas.c.replica_id.in_(list(replica_ids)) & (_replicas.c.state != ReplicaState.GONE.value)
+        with self._write() as connection:
+            connection.execute(_replicas.update().where(alive).values(state=state.value))
+
+    # ------------------------------------------------------------------ hints, reports, history
+
+    def put_hints(self, trial_id: str, hints: Mapping[str, Any]) -> None:
+        document = json.dumps(hints)
+        with self._write() as connection:
+            updated = connection.execute(
+                _hints.update().where(_hints.c.trial_id == trial_id).values(document=document)
+            )
+            if not updated.rowcount:
+                connection.execute(_hints.insert().values(trial_id=trial_id, document=document))
+
+    def hints(self, trial_ids: Sequence[str]) -> dict[str, dict[str, Any]]:
+        with self._read() as connection:
+            rows = connection.execute(select(_hints).where(_hints.c.trial_id.in_(list(trial_ids))))
+            return {row.trial_id: json.loads(row.document) for row in rows}
+
+    def add_report(self, report: Report) -> None:
+        try:
+            with self._write() as connection:
+                connection.execute(
+                    _reports.insert().values(
+                        trial_id=report.trial_id, step=report.step, value=report.value, progress=report.progress
+                    )
+                )
+        except IntegrityError:
+            return
+
+    def reports(self, study: str) -> list[Report]:
+        query = (
+            select(_reports)
+            .join(_trials, _trials.c.trial_id == _reports.c.trial_id)
+            .where(_trials.c.study == study)
+            .order_by(_reports.c.trial_id, _reports.c.step)
+        )
+        with self._read() as connection:
+            return [Report(row.trial_id, row.step, row.value, row.progress) for row in connection.execute(query)]
+
+    def add_history(self, entry: HistoryEntry) -> None:
+        with self._write() as connection:
+            connection.execute(
+                _history.insert().values(
+                    at=entry.at,
+                    trial_id=entry.trial_id,
+                    what=entry.what,
+                    reason_code=entry.reason.code,
+                    reason_sentence=entry.reason.sentence,
+                )
+            )
+
+    def history(self, trial_id: str) -> list[HistoryEntry]:
+        query = select(_history).where(_history.c.trial_id == trial_id).order_by(_history.c.entry)
+        with self._read() as connection:
+            return [
+                HistoryEntry(
+                    at=row.at,
+                    trial_id=row.trial_id,
+                    what=row.what,
+                    reason=Reason(code=row.reason_code, sentence=row.reason_sentence),
+                )
+                for row in connection.execute(query)
+            ]
+
+    def slot_intervals(self) -> list[SlotInterval]:
+        with self._read() as connection:
+            rows = connection.execute(select(_replicas).order_by(_replicas.c.launched_at))
+            return [
+                SlotInterval(
+                    node=row.node,
+                    slot=row.slot,
+                    trial_id=row.trial_id,
+                    replica_id=row.replica_id,
+                    began=row.launched_at,
+                    ended=row.gone_at,
+                )
+                for row in rows
+            ]
+
+
+def _trial(row: RowMapping) -> TrialRecord:
+    outcome = json.loads(row["outcome"]) if row["outcome"] else None
+    return TrialRecord(
+        trial_id=row["trial_id"],
+        spec=TrialSpec.from_json(json.loads(row["spec"])),
+        state=TrialState(row["state"]),
+        reason=Reason(code=row["reason_code"], sentence=row["reason_sentence"]),
+        submitted_at=row["submitted_at"],
+        finished_at=row["finished_at"],
+        generation=row["generation"],
+        members=tuple(json.loads(row["members"])),
+        published=row["published"],
+        published_members=tuple(json.loads(row["published_members"])),
+        published_at=row["published_at"],
+        join_epoch=row["join_epoch"],
+        entered=row["entered"],
+        abandoned=row["abandoned"],
+        rescaled_at=row["rescaled_at"],
+        losses=row["losses"],
+        outcome=Outcome(**outcome) if outcome else None,
+        cancel_requested=row["cancel_requested"],
+        hold=row["hold"],
+    )
+
+
+def _engine(url: str) -> Engine:
+    if not url.startswith("sqlite"):
+        return sa.create_engine(url, pool_pre_ping=True)
+    options: dict[str, Any] = {"connect_args": {"timeout": 30, "check_same_thread": False}}
+    if url in ("sqlite://", "sqlite:///:memory:"):
+        options["poolclass"] = sa.pool.StaticPool
+    engine = sa.create_engine(url, **options)
+
+    @event.listens_for(engine, "connect")
+    def _prepare(connection: Any, _: Any) -> None:
+        cursor = connection.cursor()
+        cursor.execute("PRAGMA journal_mode=WAL")
+        cursor.execute("PRAGMA synchronous=FULL")
+        cursor.close()
+
+    return engine

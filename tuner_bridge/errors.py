@@ -1,0 +1,29 @@
+"""What a sweep can run into, split by what the caller does next.
+
+BridgeError
+├── InvalidSweep       optimize() was called with something it cannot run: the message says what to change
+├── TrialLost          a trial's replicas were lost more often than its retry budget allows
+└── RemoteTrialError   an exception from a replica whose own type cannot be rebuilt here
+"""
+
+from __future__ import annotations
+
+
+class BridgeError(Exception):
+    """Base of everything that tuner_bridge raises on purpose."""
+
+
+class InvalidSweep(BridgeError, ValueError):
+    """The sweep cannot start as asked."""
+
+
+class TrialLost(BridgeError, RuntimeError):
+    """Infrastructure, not the objective, failed this trial for good."""
+
+
+class RemoteTrialError(BridgeError, RuntimeError):
+    """The objective raised in a replica; the message holds the original type and text."""
+
+
+class SweepInterrupted(BaseException):
+    """Unwinds Optuna's loop after Ctrl-C without telling it that the trial failed: it is to be resumed."""

@@ -1,0 +1,253 @@
+"""``optimize``: a sweep with elastic trials, called like ``study.optimize``."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import optuna
+from optuna.trial import FrozenTrial
+
+from scheduler.client import SchedulerClient
+from scheduler.embedded import EmbeddedScheduler
+from scheduler.errors import SchedulerError
+from trials.spec import check_replica_bounds
+from tuner_bridge.errors import InvalidSweep, SweepInterrupted
+from tuner_bridge.optuna.driver import StudyDriver, TrialTemplate
+from tuner_bridge.shipping import installed_modules_of, ship
+
+logger = logging.getLogger(__name__)
+
+Callback = Callable[[optuna.Study, FrozenTrial], None]
+
+
+def optimize(
+    study: optuna.Study,
+    objective: Callable[[Any], Any],
+    n_trials: int | None = None,
+    timeout: float | None = None,
+    n_jobs: int = 1,
+    catch: Iterable[type[Exception]] | type[Exception] = (),
+    callbacks: Iterable[Callback] | None = None,
+    gc_after_trial: bool = False,
+    show_progress_bar: bool = False,
+    *,
+    min_replicas: int = 1,
+    max_replicas: int | None = None,
+    slots: int | None = None,
+    state_dir: str | os.PathLike[str] | None = None,
+    resume: bool = False,
+    live: bool = False,
+    timeline: str | os.PathLike[str] | None = None,
+) -> None:
+    """Run ``study.optimize`` with each trial an elastic job of ``min_replicas`` to ``max_replicas`` processes.
+
+    The arguments up to ``show_progress_bar`` are ``study.optimize``'s own and mean the same; ``n_jobs`` is how many
+    trials run at a time (-1: as many as the slots allow). The objective runs on every replica of its trial.
+
+    max_replicas: at most this many replicas a trial; default: all slots.
+    slots: room on this machine for the embedded scheduler; default: its GPUs, else its CPU cores. A scheduler named by
+        ELASTUNE_URL has slots of its own.
+    state_dir: where the embedded scheduler keeps logs, checkpoints and its database; default ``.elastune/<study name>``.
+    resume: go on with a sweep whose driver died: trials it left running continue from their checkpoints, and
+        ``n_trials`` counts what is finished already. Needs a study in a persistent storage.
+    live: show the sweep in the terminal while it runs.
+    timeline: base name of a picture of who held which slots when; written as .png and .html at the end.
+
+    Raises InvalidSweep for what cannot be run; SchedulerError when ELASTUNE_URL does not lead to a scheduler;
+    otherwise what ``study.optimize`` raises.
+    """
+    if "ELASTUNE_API" in os.environ:
+        raise InvalidSweep(
+            "optimize() was reached inside a replica, because the script calls it when imported. Put the call under "
+            'if __name__ == "__main__":'
+        )
+    shipped = ship(objective)
+    check_replica_bounds(min_replicas, min_replicas if max_replicas is None else max_replicas)
+    if slots is not None and slots < 1:
+        raise InvalidSweep(f"slots is {slots}; it must be at least 1")
+    if n_jobs != -1 and n_jobs < 1:
+        raise InvalidSweep(f"n_jobs is {n_jobs}; it must be at least 1, or -1 for as many as the slots allow")
+    if resume and isinstance(study._storage, optuna.storages.InMemoryStorage):
+        raise InvalidSweep(
+            "resume=True needs a study that outlives its process, this one is in memory; create it with "
+            "storage='sqlite:///sweep.db' (or any other storage) and load_if_exists=True"
+        )
+    with _scheduler(study, slots, state_dir, resume=resume) as (client, embedded):
+        template = TrialTemplate(
+            objective=shipped,
+            min_replicas=min_replicas,
+            max_replicas=min_replicas if max_replicas is None else max_replicas,
+            working_dir=os.getcwd(),
+            python_path=tuple(path for path in (os.path.abspath(entry) for entry in sys.path) if os.path.isdir(path)),
+            preload=installed_modules_of(objective),
+        )
+        driver = StudyDriver(study, client, template, reconnect=embedded.ensure if embedded is not None else _again)
+        driver.attach()
+        try:
+            driver.template = _bounded(template, driver.slots, max_replicas)
+            remaining = _remaining(study, n_trials, driver, resume=resume)
+            if remaining == 0 and n_trials != 0:
+                logger.warning("study %r has its %d trials already; nothing to do", study.study_name, n_trials)
+                return
+            jobs = max(1, driver.slots // min_replicas) if n_jobs == -1 else n_jobs
+            with _interruptible(driver), _display(client, driver, n_trials, live=live):
+                study.optimize(
+                    driver.run,
+                    n_trials=remaining,
+                    timeout=timeout,
+                    n_jobs=jobs,
+                    catch=catch,
+                    callbacks=callbacks,
+                    gc_after_trial=gc_after_trial,
+                    show_progress_bar=show_progress_bar,
+                )
+            if driver.interrupted:
+                raise SweepInterrupted
+        except SweepInterrupted:
+            _say_how_to_resume(study, driver)
+            raise KeyboardInterrupt from None
+        finally:
+            if timeline is not None:
+                _draw(driver.client, Path(timeline))
+            driver.detach()
+
+
+@contextmanager
+def _scheduler(
+    study: optuna.Study, slots: int | None, state_dir: str | os.PathLike[str] | None, *, resume: bool
+) -> Iterator[tuple[SchedulerClient, EmbeddedScheduler | None]]:
+    """The scheduler that ELASTUNE_URL names, or one of our own for the duration of the sweep."""
+    named = SchedulerClient.from_environ()
+    if named is not None:
+        if slots is not None:
+            raise InvalidSweep(
+                f"slots={slots} was given, but ELASTUNE_URL names a scheduler that has its own; leave one of them out"
+            )
+        yield named, None
+        return
+    folder = Path(state_dir) if state_dir is not None else Path(".elastune") / _folder_name(study.study_name)
+    embedded = EmbeddedScheduler(folder, slots=slots)
+    client = embedded.start()
+    try:
+        yield client, embedded
+    finally:
+        embedded.stop()
+
+
+def _again(client: SchedulerClient) -> SchedulerClient:
+    """A scheduler named by ELASTUNE_URL comes back under its own address."""
+    return client
+
+
+def _bounded(template: TrialTemplate, slots: int, max_replicas: int | None) -> TrialTemplate:
+    """Fill in and check the bounds against the slots there are."""
+    if template.min_replicas > slots:
+        raise InvalidSweep(
+            f"min_replicas is {template.min_replicas} but there are {slots} slots; no trial could ever start. Lower "
+            "min_replicas, or add slots (slots=, `elastune up --slots`)"
+        )
+    if max_replicas is not None and max_replicas > slots:
+        logger.warning("max_replicas is %d but there are %d slots; trials grow to %d at most", max_replicas, slots, slots)
+    most = slots if max_replicas is None else min(max_replicas, slots)
+    return TrialTemplate(
+        objective=template.objective,
+        min_replicas=template.min_replicas,
+        max_replicas=most,
+        working_dir=template.working_dir,
+        python_path=template.python_path,
+        preload=template.preload,
+    )
+
+
+def _remaining(study: optuna.Study, n_trials: int | None, driver: StudyDriver, *, resume: bool) -> int | None:
+    """Trials still to run: all asked for, or (resuming) what the sweep as a whole lacks."""
+    interrupted = [
+        trial.number
+        for trial in study.get_trials(deepcopy=False, states=(optuna.trial.TrialState.RUNNING,))
+        if "elastune:trial" in trial.user_attrs
+    ]
+    if not resume:
+        if interrupted:
+            logger.warning(
+                "trials %s of study %r were left running by a sweep that died; pass resume=True to go on with them",
+                interrupted,
+                study.study_name,
+            )
+        return n_trials
+    driver.adopt_interrupted()
+    if n_trials is None:
+        return None
+    finished = sum(1 for trial in study.get_trials(deepcopy=False) if trial.state.is_finished())
+    return max(0, n_trials - finished)
+
+
+@contextmanager
+def _interruptible(driver: StudyDriver) -> Iterator[None]:
+    """Ctrl-C reaches every objective thread at once; Optuna alone would wait for running trials to end."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def handle(*_: Any) -> None:
+        if driver.interrupted:
+            raise KeyboardInterrupt
+        driver.interrupt()
+
+    before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextmanager
+def _display(client: SchedulerClient, driver: StudyDriver, n_trials: int | None, *, live: bool) -> Iterator[None]:
+    if not live:
+        yield
+        return
+    from scheduler.dashboard.terminal import show_while
+
+    def fetch() -> dict[str, Any]:
+        overview: dict[str, Any] = driver.client.request("GET", "/overview")
+        overview["trials"] = [trial for trial in overview["trials"] if trial["study"] == driver.study_key]
+        overview["params"] = {trial.number: trial.params for trial in driver.study.get_trials(deepcopy=False)}
+        return overview
+
+    with show_while(fetch, title=driver.study.study_name, total=n_trials):
+        yield
+
+
+def _say_how_to_resume(study: optuna.Study, driver: StudyDriver) -> None:
+    if isinstance(study._storage, optuna.storages.InMemoryStorage):
+        driver.cancel_all("the sweep was interrupted, and its study lived in memory")
+        print("elastune: interrupted; running trials were ended (the study was in memory)", file=sys.stderr)
+        return
+    print(
+        "elastune: interrupted; running trials save their state. Run the same script with resume=True to go on",
+        file=sys.stderr,
+    )
+
+
+def _draw(client: SchedulerClient, base: Path) -> None:
+    from scheduler.dashboard.picture import draw_timeline
+
+    try:
+        paths = draw_timeline(client.request("GET", "/timeline"), base)
+    except (SchedulerError, OSError) as error:
+        print(f"elastune: the timeline was not drawn: {error}", file=sys.stderr)
+        return
+    for path in paths:
+        print(f"elastune: slots over time: {path}")
+
+
+def _folder_name(study_name: str) -> str:
+    return "".join(letter if letter.isalnum() or letter in "-_." else "-" for letter in study_name)

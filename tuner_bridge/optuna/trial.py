@@ -1,0 +1,163 @@
+"""ElasticTrial: the trial object that an objective sees in a replica.
+
+It has Optuna's interface and no sampler: each call goes to the real ``optuna.Trial`` in the driver. Suggestions are
+asked for by every replica on its own, before any group exists; the driver's trial gives one answer per name, so all
+replicas and all restarts get the same value bit for bit. ``report`` and ``should_prune`` act once per trial: rank 0
+asks, every rank gets its answer or its exception.
+"""
+
+from __future__ import annotations
+
+import datetime
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import optuna
+from optuna.distributions import BaseDistribution, json_to_distribution
+from optuna.trial import BaseTrial
+
+import dist_core
+from dist_core.core import TrainingCore
+from tuner_bridge.wire import decode_exception, decode_value, encode_exception, encode_value
+
+
+class ElasticTrial(BaseTrial):
+    def __init__(self, core: TrainingCore, number: int) -> None:
+        self._core = core
+        self._number = number
+        self._calls = itertools.count()
+        self._suggested: dict[str, Any] = {}
+
+    # ------------------------------------------------------------------ asking the driver
+
+    def _ask(self, method: str, **arguments: Any) -> Any:
+        """The driver's answer; raises the exception that the real trial raised."""
+        channel, environment = self._core.channel, self._core.environment
+        assert channel is not None and environment is not None
+        question = {
+            "id": f"{environment.replica_id}/{next(self._calls)}",
+            "method": method,
+            "arguments": {name: encode_value(value) for name, value in arguments.items()},
+        }
+        while True:
+            answer = channel.request("POST", "/call", question)["answer"]
+            if answer is not None:
+                break
+            self._core.leave_if_asked()
+        if "exception" in answer:
+            raise decode_exception(answer["exception"])
+        return decode_value(answer["value"])
+
+    def _once(self, act: Callable[[], Any]) -> Any:
+        """Run ``act`` on rank 0 and give its result, or raise its exception, on every rank."""
+        group = self._core.group
+        if not self._core.joined or group.world_size == 1:
+            return act()
+        if group.rank == 0:
+            try:
+                answer = {"value": encode_value(act())}
+            except Exception as error:
+                answer = {"exception": encode_exception(error)}
+        else:
+            answer = {}
+        answer = group.broadcast_json(answer)
+        if "exception" in answer:
+            raise decode_exception(answer["exception"])
+        return decode_value(answer["value"])
+
+    @property
+    def _stands_outside(self) -> bool:
+        """A joiner on its way in: what it would report has been reported, or will be by others."""
+        return not self._core.joined and (self._core.joining or not self._core.reports)
+
+    # ------------------------------------------------------------------ suggestions
+
+    def _suggest(self, method: str, name: str, **arguments: Any) -> Any:
+        value = self._ask(method, name=name, **arguments)
+        self._suggested[name] = value
+        return value
+
+    def suggest_float(
+        self, name: str, low: float, high: float, *, step: float | None = None, log: bool = False
+    ) -> float:
+        return float(self._suggest("suggest_float", name, low=low, high=high, step=step, log=log))
+
+    def suggest_int(self, name: str, low: int, high: int, *, step: int = 1, log: bool = False) -> int:
+        return int(self._suggest("suggest_int", name, low=low, high=high, step=step, log=log))
+
+    def suggest_categorical(self, name: str, choices: Sequence[Any]) -> Any:
+        for choice in choices:
+            if not (choice is None or isinstance(choice, (bool, int, float, str))):
+                raise ValueError(
+                    f"choice {choice!r} of {name!r} is a {type(choice).__name__}; an elastic trial takes None, bool, int, "
+                    "float and str. Suggest a name or an index and look the object up"
+                )
+        index = self._ask("suggest_categorical", name=name, choices=list(choices))
+        self._suggested[name] = choices[index]
+        return choices[index]
+
+    def suggest_uniform(self, name: str, low: float, high: float) -> float:
+        return self.suggest_float(name, low, high)
+
+    def suggest_loguniform(self, name: str, low: float, high: float) -> float:
+        return self.suggest_float(name, low, high, log=True)
+
+    def suggest_discrete_uniform(self, name: str, low: float, high: float, q: float) -> float:
+        return self.suggest_float(name, low, high, step=q)
+
+    # ------------------------------------------------------------------ reports
+
+    def report(self, value: float, step: int) -> None:
+        """Report the objective at ``step``, once per trial; ``step`` has to mean the same in all trials."""
+        if self._stands_outside:
+            return
+
+        def act() -> None:
+            self._ask("report", value=value, step=step)
+            dist_core.report(float(value), int(step))
+
+        self._once(act)
+
+    def should_prune(self) -> bool:
+        if self._stands_outside:
+            return False
+        return bool(self._once(lambda: self._ask("should_prune")))
+
+    def set_user_attr(self, key: str, value: Any) -> None:
+        if not self._stands_outside:
+            self._once(lambda: self._ask("set_user_attr", key=key, value=value))
+
+    def set_constraint(self, key: str, value: float) -> None:
+        if not self._stands_outside:
+            self._once(lambda: self._ask("set_constraint", key=key, value=value))
+
+    # ------------------------------------------------------------------ what is known
+
+    @property
+    def params(self) -> dict[str, Any]:
+        return dict(self._suggested)
+
+    @property
+    def distributions(self) -> dict[str, BaseDistribution]:
+        return {name: json_to_distribution(text) for name, text in self._ask("distributions").items()}
+
+    @property
+    def user_attrs(self) -> dict[str, Any]:
+        return dict(self._ask("user_attrs"))
+
+    @property
+    def constraints(self) -> dict[str, float]:
+        return dict(self._ask("constraints"))
+
+    @property
+    def datetime_start(self) -> datetime.datetime | None:
+        text = self._ask("datetime_start")
+        return datetime.datetime.fromisoformat(text) if text else None
+
+    @property
+    def number(self) -> int:
+        return self._number
+
+    def __repr__(self) -> str:
+        return f"ElasticTrial(number={self._number}, optuna={optuna.__version__})"

@@ -1,0 +1,124 @@
+"""An objective travels to its replicas by import path: no code is serialised, so what runs is what is on disk.
+
+A function of the script that was started is found again by running that script under another name than ``__main__``,
+as Python's own multiprocessing does; the part under ``if __name__ == "__main__":`` stays out.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import os
+import runpy
+import sys
+import types
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from importlib.metadata import packages_distributions
+from typing import Any
+
+from tuner_bridge.errors import InvalidSweep
+
+REPLICA_MAIN = "__mp_main__"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShippedFunction:
+    """Where to find a function again: in a module, or in the script at ``main_path``."""
+
+    module: str
+    qualname: str
+    main_path: str | None
+
+    def to_json(self) -> dict[str, Any]:
+        return {"module": self.module, "qualname": self.qualname, "main_path": self.main_path}
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any]) -> ShippedFunction:
+        return cls(module=document["module"], qualname=document["qualname"], main_path=document["main_path"])
+
+
+def ship(function: Any) -> ShippedFunction:
+    """How to find ``function`` in another process; raises InvalidSweep for what cannot be found by name."""
+    if function is None or not callable(function):
+        raise InvalidSweep(f"the objective is {function!r}; pass a function that takes a trial and returns its value")
+    if not inspect.isfunction(function):
+        raise InvalidSweep(
+            f"the objective is {_kind_of(function)}; replicas import it by name, so it must be a plain function at the "
+            "top level of a module. Wrap it: `def objective(trial): return ...`"
+        )
+    name = function.__qualname__
+    if "<lambda>" in name:
+        raise InvalidSweep(
+            "the objective is a lambda; replicas import it by name. Write `def objective(trial): ...` at the top level "
+            "of the script"
+        )
+    if "<locals>" in name:
+        raise InvalidSweep(
+            f"the objective {name} is defined inside another function, so replicas cannot import it. Move it to the top "
+            "level of the script, and what it closes over into module variables or trial.suggest_*"
+        )
+    if "." in name:
+        raise InvalidSweep(f"the objective {name} is a method; replicas import a plain function. Write one that calls it")
+    module = sys.modules.get(function.__module__)
+    if getattr(module, name, None) is not function:
+        raise InvalidSweep(
+            f"{function.__module__}.{name} is not the function that was passed (decorated or redefined?); replicas would "
+            "import the other one. Pass the function that the name stands for"
+        )
+    if function.__module__ not in ("__main__", REPLICA_MAIN):
+        return ShippedFunction(module=function.__module__, qualname=name, main_path=None)
+    spec = getattr(module, "__spec__", None)
+    if spec is not None and spec.name and spec.name != "__main__":
+        return ShippedFunction(module=spec.name, qualname=name, main_path=None)
+    path = getattr(module, "__file__", None)
+    if path is None or not os.path.exists(path):
+        raise InvalidSweep(
+            f"the objective {name} was typed into an interactive session, where replicas cannot import it. Put it into "
+            "a .py file next to the notebook and import it from there"
+        )
+    return ShippedFunction(module="__main__", qualname=name, main_path=os.path.abspath(path))
+
+
+def receive(shipped: ShippedFunction) -> Callable[..., Any]:
+    """The function, in a replica."""
+    if shipped.main_path is None:
+        module = importlib.import_module(shipped.module)
+    else:
+        module = _run_main(shipped.main_path)
+    function: Callable[..., Any] = getattr(module, shipped.qualname)
+    return function
+
+
+def _run_main(path: str) -> types.ModuleType:
+    """The user's script as a module that both names for it lead to."""
+    if REPLICA_MAIN in sys.modules:
+        return sys.modules[REPLICA_MAIN]
+    module = types.ModuleType(REPLICA_MAIN)
+    module.__file__ = path
+    sys.modules["__main__"] = sys.modules[REPLICA_MAIN] = module
+    module.__dict__.update(runpy.run_path(path, run_name=REPLICA_MAIN))
+    return module
+
+
+def installed_modules_of(function: Callable[..., Any]) -> tuple[str, ...]:
+    """Installed packages that the function's module uses: worth importing before replicas are started.
+
+    Only distributions count. The user's own files change between runs, and importing them has to be left to the replica.
+    """
+    installed = packages_distributions()
+    names: set[str] = set()
+    for value in vars(inspect.getmodule(function) or types.ModuleType("none")).values():
+        name = value.__name__ if inspect.ismodule(value) else getattr(value, "__module__", None)
+        if isinstance(name, str) and name in sys.modules and name.partition(".")[0] in installed:
+            names.add(name)
+    own = {"dist_core", "trials", "scheduler", "tuner_bridge"}
+    return tuple(sorted(name for name in names if name.partition(".")[0] not in own and not name.startswith("_")))
+
+
+def _kind_of(function: Any) -> str:
+    if inspect.ismethod(function):
+        return f"the bound method {function.__qualname__}"
+    if type(function).__name__ == "partial":
+        return "a functools.partial"
+    return f"an object of type {type(function).__name__}"
