@@ -6,6 +6,7 @@ as Python's own multiprocessing does; the part under ``if __name__ == "__main__"
 
 from __future__ import annotations
 
+import functools
 import importlib
 import inspect
 import os
@@ -90,10 +91,9 @@ def receive(shipped: ShippedFunction) -> Callable[..., Any]:
     return function
 
 
+@functools.cache
 def _run_main(path: str) -> types.ModuleType:
-    """The user's script as a module that both names for it lead to."""
-    if REPLICA_MAIN in sys.modules:
-        return sys.modules[REPLICA_MAIN]
+    """The user's script as a module that both names for it lead to; run once in a process."""
     module = types.ModuleType(REPLICA_MAIN)
     module.__file__ = path
     sys.modules["__main__"] = sys.modules[REPLICA_MAIN] = module

@@ -70,6 +70,7 @@ def create_app(service: Service) -> FastAPI:
         await asyncio.to_thread(service.loop.stop)
 
     app = FastAPI(title="Elastune scheduler", lifespan=lifespan)
+    app.state.service = service
     app.include_router(client_routes(service))
     app.include_router(replica_routes(service))
 

@@ -66,22 +66,25 @@ class Question(BaseModel):
     arguments: dict[str, Any] = Field(default_factory=dict)
 
 
+def calling_replica(request: Request, x_elastune_replica: Annotated[str, Header()]) -> ReplicaRecord:
+    """The calling replica; refuses one whose trial the token does not open, or that is not ours any more."""
+    service: Service = request.app.state.service
+    token = bearer(request)
+    trial_id, _, _ = x_elastune_replica.rpartition("-")
+    if not service.tokens.is_trial(token, trial_id):
+        raise HTTPException(403, f"this token does not open trial {trial_id!r}")
+    for replica in service.store.replicas(trial_id=trial_id):
+        if replica.replica_id == x_elastune_replica:
+            return replica
+    raise HTTPException(410, f"replica {x_elastune_replica!r} is not wanted any more")
+
+
+Caller = Annotated[ReplicaRecord, Depends(calling_replica)]
+
+
 def replica_routes(service: Service) -> APIRouter:
     store = service.store
     routes = APIRouter(prefix="/replica", tags=["replicas"])
-
-    def find_replica(request: Request, x_elastune_replica: Annotated[str, Header()]) -> ReplicaRecord:
-        """The calling replica; refuses one whose trial the token does not open, or that is not ours any more."""
-        token = bearer(request)
-        trial_id, _, _ = x_elastune_replica.rpartition("-")
-        if not service.tokens.is_trial(token, trial_id):
-            raise HTTPException(403, f"this token does not open trial {trial_id!r}")
-        for replica in store.replicas(trial_id=trial_id):
-            if replica.replica_id == x_elastune_replica:
-                return replica
-        raise HTTPException(410, f"replica {x_elastune_replica!r} is not wanted any more")
-
-    Caller = Annotated[ReplicaRecord, Depends(find_replica)]
 
     def news_for(replica_id: str, trial_id: str, after: int) -> dict[str, Any] | None:
         """What this replica has to hear now, None when nothing."""

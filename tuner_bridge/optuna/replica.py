@@ -21,9 +21,8 @@ def main() -> int:
     core = get_core()
     assert core.channel is not None and core.membership is not None
     signal.signal(signal.SIGTERM, lambda *_: core.membership.ask_to_leave("preempted"))  # type: ignore[union-attr]
-    own = core.channel.request("GET", "/trial")
     try:
-        return _run(core, own)
+        return _run(core, core.channel.request("GET", "/trial"))
     except ReplicaExit as leaving:
         print(f"replica leaves: {leaving.reason}", file=sys.stderr)
         return int(leaving.code or 0)
