@@ -14,10 +14,10 @@ from dist_core.errors import InvalidTraining, PeerLost
 class Accumulator(dict[str, float]):
     """Add numbers under string keys; inside ``synchronized()`` the keys hold the sums over all replicas.
 
-        totals = Accumulator()
-        totals["correct"] += 3
-        with totals.synchronized():
-            print(totals["correct"])
+    totals = Accumulator()
+    totals["correct"] += 3
+    with totals.synchronized():
+        print(totals["correct"])
     """
 
     def __missing__(self, key: str) -> float:

@@ -82,9 +82,7 @@ class Adaptation:
             return fixed_choice(self.bounds, num_replicas)
         model = GoodputModel(throughput=self._params, statistics=statistics, bounds=self._reachable_bounds())
         choice = model.choose(num_nodes, num_replicas)
-        current = float(
-            self._goodput_of(model, num_nodes, num_replicas, self.atomic_batch, self.accumulation)
-        )
+        current = float(self._goodput_of(model, num_nodes, num_replicas, self.atomic_batch, self.accumulation))
         if not switching and choice.goodput < WORTHWHILE_GAIN * current:
             return self.atomic_batch, self.accumulation
         return choice.atomic_batch, choice.accumulation
@@ -144,9 +142,7 @@ class Adaptation:
             return
         self.noise.update(sqr, trace, work=max(1.0, measurement.global_batch / self.bounds.init_batch))
 
-    def timed(
-        self, configuration: Configuration, *, gradient_seconds: float, optim_seconds: float
-    ) -> None:
+    def timed(self, configuration: Configuration, *, gradient_seconds: float, optim_seconds: float) -> None:
         self.profile.add(configuration, gradient_seconds=gradient_seconds, optim_seconds=optim_seconds)
 
     def progress_of(self, global_batch: int) -> float:

@@ -122,13 +122,17 @@ class CheckpointWriter:
                 self._thread = threading.Thread(target=self._write_all, name="elastune-checkpoint", daemon=True)
                 self._thread.start()
             self._condition.notify_all()
-            while wait and (self._waiting is not None or self._busy):
-                self._condition.wait()
+            if wait:
+                self._condition.wait_for(lambda: not self._unfinished)
 
     @property
     def busy(self) -> bool:
         with self._condition:
-            return self._busy or self._waiting is not None
+            return self._unfinished
+
+    @property
+    def _unfinished(self) -> bool:
+        return self._busy or self._waiting is not None
 
     def _write_all(self) -> None:
         while True:

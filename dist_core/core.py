@@ -131,7 +131,7 @@ class TrainingCore:
             self.joining = position["epoch"] is not None
             if self.joining:
                 self.dry_steps_left = DRY_STEPS
-                self.epoch = position["epoch"]
+                self.epoch = int(position["epoch"] or 0)
                 if self.epoch >= limit:
                     raise ReplicaExit("left")
             else:
@@ -198,9 +198,7 @@ class TrainingCore:
             world = dist.group.WORLD
             assert world is not None
             control = world if not torch.cuda.is_available() else dist.new_group(backend="gloo")
-            self.group = ReplicaGroup(
-                rank=rank, world_size=world_size, num_nodes=1, data=world, control=control
-            )
+            self.group = ReplicaGroup(rank=rank, world_size=world_size, num_nodes=1, data=world, control=control)
             received = hand_over(self.group, self.registry.capture() if rank == 0 else None)
             if rank != 0:
                 self.registry.restore(received)
@@ -355,7 +353,11 @@ class TrainingCore:
             prepared = self.membership.pending()
             if self.membership.must_leave is not None or (prepared is not None and prepared.group is None):
                 break
-            if prepared is not None and prepared.group is not None and set(prepared.generation.members) <= set(self.members):
+            if (
+                prepared is not None
+                and prepared.group is not None
+                and set(prepared.generation.members) <= set(self.members)
+            ):
                 self._rejoin(prepared, started)
                 return
             time.sleep(0.005)
@@ -495,5 +497,3 @@ def reset_core() -> None:
     if _core is not None:
         _core.close()
     _core = None
-
-

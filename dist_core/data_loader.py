@@ -242,9 +242,7 @@ class AdaptiveDataLoader:
             measures = core.adaptation.measures(steps, core.group.world_size)
             if measures and core.group.world_size == 1 and splits == 0 and self.bounds.adaptive:
                 splits = 1
-            plan = ahead.plan(
-                take, rank=core.group.rank, world_size=core.group.world_size, accumulation=splits
-            )
+            plan = ahead.plan(take, rank=core.group.rank, world_size=core.group.world_size, accumulation=splits)
             plans.append(plan)
             for indices in plan.micro_batches:
                 yield indices.tolist()

@@ -13,10 +13,9 @@ import time
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from dist_core._torch_compat import replace_process_group
+from dist_core._torch_compat import GradBucket, replace_process_group
 from dist_core.adaptation import Measurement
 from dist_core.all_reduce import reduction_strategy
 from dist_core.core import get_core
@@ -68,9 +67,7 @@ class AdaptiveDataParallel(DistributedDataParallel):
             )
         core = get_core()
         options.setdefault("gradient_as_bucket_view", True)
-        super().__init__(
-            model, process_group=core.group.data, init_sync=False, forward_sync_buffers=False, **options
-        )
+        super().__init__(model, process_group=core.group.data, init_sync=False, forward_sync_buffers=False, **options)
         self._core = core
         self._group = core.group
         self._strategy = reduction_strategy(reduction)
@@ -137,9 +134,9 @@ class AdaptiveDataParallel(DistributedDataParallel):
             # Evaluation involves no other replica, so replicas may evaluate different numbers of batches.
             return self.module(*inputs, **kwargs)
         self.require_backward_grad_sync = self._is_last_micro_batch
-        return super().forward(*inputs, **kwargs)
+        return super().forward(*inputs, **kwargs)  # type: ignore[no-untyped-call]  # not annotated in torch
 
-    def _hook(self, state: None, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+    def _hook(self, state: None, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
         buffer = bucket.buffer()
         step = self._step
         if self._dry or step is None:

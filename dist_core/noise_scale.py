@@ -27,9 +27,7 @@ WINDOW_SHARE = 0.2
 """The window covers this share of the work done so far: early gradients say little about later ones."""
 
 
-def from_replicas(
-    local: float, total: float, *, num_replicas: int, global_batch: int
-) -> tuple[float, float]:
+def from_replicas(local: float, total: float, *, num_replicas: int, global_batch: int) -> tuple[float, float]:
     """(sqr, trace) from L and T of at least two replicas."""
     sqr = (num_replicas * total - local) / (num_replicas - 1)
     trace = (local - total) * global_batch / (num_replicas - 1)

@@ -70,7 +70,7 @@ class RandomState:
             "numpy": [kind, torch.from_numpy(np.asarray(keys).astype(np.int64)), position, has_gauss, gauss],
             "python": _as_lists(random.getstate()),
         }
-        if torch.cuda.is_available() and torch.cuda.is_initialized():
+        if torch.cuda.is_available():
             state["cuda"] = torch.cuda.get_rng_state()
         return state
 

@@ -11,15 +11,14 @@ import base64
 import threading
 from datetime import timedelta
 
-import torch.distributed as dist
-
+from dist_core._torch_compat import Store
 from dist_core.channel import ControlChannel
 from dist_core.errors import ControlChannelError
 
 POLL_SECONDS = 10.0
 
 
-class RendezvousStore(dist.Store):
+class RendezvousStore(Store):
     """Keys of one generation. ``cancel`` makes every waiting call raise, so that an abandoned group can be dropped."""
 
     def __init__(self, channel: ControlChannel, generation: int, timeout: timedelta) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from dist_core._torch_compat import build_gloo_group, build_nccl_group
+from dist_core._torch_compat import HashStore, PrefixStore, Store, build_gloo_group, build_nccl_group
 from dist_core.errors import PeerLost
 
 
@@ -47,7 +47,9 @@ class ReplicaGroup:
 
     def broadcast_json(self, value: Any, *, source: int = 0) -> Any:
         """One JSON value from ``source`` to everybody."""
-        return json.loads(self.broadcast_bytes(json.dumps(value).encode() if self.rank == source else b"", source=source))
+        return json.loads(
+            self.broadcast_bytes(json.dumps(value).encode() if self.rank == source else b"", source=source)
+        )
 
     def broadcast_bytes(self, content: bytes, *, source: int = 0) -> bytes:
         if self.world_size == 1:
@@ -66,7 +68,7 @@ class ReplicaGroup:
 
 
 def build_group(
-    store: dist.Store,
+    store: Store,
     *,
     name: str,
     rank: int,
@@ -77,7 +79,7 @@ def build_group(
 ) -> ReplicaGroup:
     """Connect the members of a generation; blocks until all have come or ``timeout`` passed."""
     control = build_gloo_group(
-        dist.PrefixStore(f"{name}/control", store),
+        PrefixStore(f"{name}/control", store),
         rank=rank,
         world_size=world_size,
         timeout=timeout,
@@ -87,7 +89,7 @@ def build_group(
     data = control
     if torch.cuda.is_available() and dist.is_nccl_available():
         data = build_nccl_group(
-            dist.PrefixStore(f"{name}/data", store),
+            PrefixStore(f"{name}/data", store),
             rank=rank,
             world_size=world_size,
             timeout=timeout,
@@ -98,6 +100,4 @@ def build_group(
 
 def lone_group() -> ReplicaGroup:
     """A group of one: a standalone process, or a joiner that has not joined yet."""
-    return build_group(
-        dist.HashStore(), name="lone", rank=0, world_size=1, num_nodes=1, timeout=timedelta(seconds=30)
-    )
+    return build_group(HashStore(), name="lone", rank=0, world_size=1, num_nodes=1, timeout=timedelta(seconds=30))

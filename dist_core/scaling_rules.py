@@ -13,7 +13,8 @@ from dist_core.goodput import GradientStatistics, gain
 
 
 class ScalingRule(Protocol):
-    name: str
+    @property
+    def name(self) -> str: ...
 
     def factor(self, scale: float, statistics: GradientStatistics | None, *, progress_steps: float) -> float:
         """``progress_steps``: work done so far, in steps at the initial batch size."""
@@ -91,7 +92,7 @@ _BY_NAME: dict[str, type[AdaScale | AdamScale | LinearScale | SquareRootScale | 
 
 
 def scaling_rule(rule: str | ScalingRule | None, *, optimizer_name: str) -> ScalingRule:
-    """A rule by name, by value, or (None) the one that fits the optimizer: AdamScale for Adam's family, else AdaScale."""
+    """A rule by name, by value, or (None) the optimizer's own: AdamScale for Adam's family, else AdaScale."""
     if rule is None:
         return AdamScale() if "adam" in optimizer_name.lower() else AdaScale()
     if isinstance(rule, str):

@@ -1,4 +1,4 @@
-"""What training code sees of the trial it belongs to. Every function also works in a plain script without a scheduler."""
+"""What training code sees of its trial. Every function also works in a plain script without a scheduler."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def init_process_group(backend: str | None = None, *_: Any, **__: Any) -> None:
 
 
 def remaining_epochs_until(num_epochs: int) -> Iterator[int]:
-    """Epochs still to train, ``num_epochs`` in all: from 0 in a new trial, from the current one after a restart or join.
+    """Epochs still to train, ``num_epochs`` in all: from 0 in a new trial, else from where the trial stands.
 
     Code before the loop runs again in every replica that starts, so it has to be repeatable.
     """

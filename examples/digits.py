@@ -109,7 +109,9 @@ def main() -> None:
         timeline=f"{arguments.output}/slots",
     )
     print(f"\n{len(study.trials)} trials in {time.monotonic() - began:.0f} s")
-    print(f"{'trial':>5} {'state':9} {'accuracy':>8} {'width':>5} {'dropout':>7} {'lr':>8} {'momentum':>8} {'epochs':>6}")
+    print(
+        f"{'trial':>5} {'state':9} {'accuracy':>8} {'width':>5} {'dropout':>7} {'lr':>8} {'momentum':>8} {'epochs':>6}"
+    )
     for trial in study.trials:
         value = f"{trial.value:.4f}" if trial.value is not None else "-"
         p = trial.params

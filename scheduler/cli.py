@@ -18,7 +18,9 @@ from trials.errors import TrialsError
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help="Elastic hyperparameter tuning on shared GPUs.")
 
-StateDir = Annotated[Path | None, typer.Option(help="State folder; default: $ELASTUNE_HOME or the user's state folder.")]
+StateDir = Annotated[
+    Path | None, typer.Option(help="State folder; default: $ELASTUNE_HOME or the user's state folder.")
+]
 
 
 def _client(state_dir: Path | None) -> SchedulerClient:

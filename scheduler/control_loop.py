@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import logging
 import shutil
+import statistics
 import threading
 import time
 import uuid
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -36,6 +38,8 @@ TICK_SECONDS = 0.5
 """Longest time between two looks; news from replicas and drivers is acted on at once."""
 DEFAULT_PAUSE_SECONDS = 0.3
 """Assumed cost of a rescale until a trial has measured its own."""
+DEFAULT_START_SECONDS = 2.0
+"""Assumed time from a replica's launch to its first training step until the study has shown its own."""
 OWNER_LEASE_SECONDS = 20.0
 """A study whose driver has not asked for news for so long is paused: nobody would take its results."""
 LAUNCH_BACKOFF_SECONDS = 2.0
@@ -86,8 +90,9 @@ class ControlLoop:
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
         self._models: dict[str, _Fitted] = {}
-        self._slots_in_use: frozenset[tuple[str, int]] = frozenset()
-        self._free_since = clock()
+        self._last_end = 0.0
+        self._start_seconds: dict[str, deque[float]] = {}
+        self._started_seen: set[str] = set()
         self._launch_not_before: dict[str, float] = {}
         self.latest_views: dict[str, TrialView] = {}
         """What the last tick saw of each live trial; for display only."""
@@ -144,12 +149,8 @@ class ControlLoop:
         by_id = {replica.replica_id: replica for replica in replicas}
         for gone in self._launcher.exits(replicas):
             replica = by_id[gone.replica_id]
-            self._store.update_replica(
-                gone.replica_id, state=ReplicaState.GONE, gone_at=now, exit_status=gone.status
-            )
-            logger.info(
-                "replica gone trial=%s replica=%s status=%s", replica.trial_id, gone.replica_id, gone.status
-            )
+            self._store.update_replica(gone.replica_id, state=ReplicaState.GONE, gone_at=now, exit_status=gone.status)
+            logger.info("replica gone trial=%s replica=%s status=%s", replica.trial_id, gone.replica_id, gone.status)
 
     def _follow_owners(self, now: float) -> None:
         """Pause the studies whose driver is gone; let go on those whose driver is back."""
@@ -175,7 +176,7 @@ class ControlLoop:
             )
         elif trial.state.holds_slots and not replicas:
             self._empty(trial, now)
-        elif trial.state is TrialState.STARTING and (trial.generation > 0 and trial.members or self._runs_plain(trial)):
+        elif trial.state is TrialState.STARTING and (trial.members or self._runs_plain(trial)):
             self._move(trial, TrialEvent.TRAINS, Reason(code="trains", sentence="its first replicas train"), now)
         elif trial.state is TrialState.RUNNING and (trial.switching or self._has_joiners(trial, replicas)):
             self._move(trial, TrialEvent.RESCALE_BEGAN, trial.reason, now)
@@ -221,6 +222,7 @@ class ControlLoop:
         self._finish(trial, event, reason, now)
 
     def _finish(self, trial: TrialRecord, event: TrialEvent, reason: Reason, now: float) -> None:
+        self._last_end = now
         self._move(trial, event, reason, now, finished_at=now)
         self._models.pop(trial.trial_id, None)
         shutil.rmtree(self._checkpoint_dir(trial), ignore_errors=True)
@@ -273,10 +275,7 @@ class ControlLoop:
     def _snapshot(self, trials: Sequence[TrialRecord], now: float) -> Snapshot:
         replicas = self._store.replicas()
         nodes = tuple(NodeView(name=node.node, slots=node.slots) for node in self._launcher.nodes())
-        in_use = frozenset((replica.node, replica.slot) for replica in replicas)
-        if self._slots_in_use - in_use:
-            self._free_since = now
-        self._slots_in_use = in_use
+        self._note_starts(trials, replicas)
         studies = {study.name: study for study in self._store.studies()}
         hints = self._parsed_hints(self._store.hints([trial.trial_id for trial in trials]))
         standing = self._promises(trials, studies)
@@ -286,7 +285,19 @@ class ControlLoop:
             for trial in trials
         )
         self.latest_views = {view.trial_id: view for view in views}
-        return Snapshot(now=now, nodes=nodes, trials=views, free_for_seconds=now - self._free_since)
+        return Snapshot(now=now, nodes=nodes, trials=views, free_for_seconds=now - self._last_end)
+
+    def _note_starts(self, trials: Sequence[TrialRecord], replicas: Sequence[ReplicaRecord]) -> None:
+        """How long replicas of each study take from launch to their first training step."""
+        studies_of = {trial.trial_id: trial.spec.study for trial in trials}
+        for replica in replicas:
+            if replica.ready_at is None or replica.replica_id in self._started_seen:
+                continue
+            self._started_seen.add(replica.replica_id)
+            study = studies_of.get(replica.trial_id)
+            if study is not None:
+                known = self._start_seconds.setdefault(study, deque(maxlen=15))
+                known.append(max(0.0, replica.ready_at - replica.launched_at))
 
     def _view(
         self,
@@ -328,6 +339,7 @@ class ControlLoop:
             rank_sentence=promise.sentence if promise is not None else "nothing reported yet",
             remaining_seconds=remaining,
             pause_seconds=DEFAULT_PAUSE_SECONDS if pause is None else pause,
+            start_seconds=statistics.median(self._start_seconds.get(trial.spec.study, (DEFAULT_START_SECONDS,))),
             since_rescale_seconds=now - trial.rescaled_at,
             study_weight=study.weight if study is not None else 1.0,
         )
@@ -365,9 +377,7 @@ class ControlLoop:
     def _promises(self, trials: Sequence[TrialRecord], studies: Mapping[str, Study]) -> dict[str, Promise]:
         result: dict[str, Promise] = {}
         for name in {trial.spec.study for trial in trials}:
-            by_trial: dict[str, list[Report]] = {
-                trial.trial_id: [] for trial in trials if trial.spec.study == name
-            }
+            by_trial: dict[str, list[Report]] = {trial.trial_id: [] for trial in trials if trial.spec.study == name}
             for report in self._store.reports(name):
                 by_trial.setdefault(report.trial_id, []).append(report)
             study = studies.get(name)
@@ -395,13 +405,11 @@ class ControlLoop:
 
     def _note_reason(self, trial: TrialRecord, grant: Grant, now: float) -> None:
         """Keep a waiting trial's reason current; changes of size are noted when they are acted on."""
-        if trial.state in (TrialState.PENDING, TrialState.PAUSED) and grant.slots == 0:
-            if grant.reason != trial.reason:
-                self._store.save_trial(replace(self._store.trial(trial.trial_id), reason=grant.reason))
-                self._store.add_history(
-                    HistoryEntry(at=now, trial_id=trial.trial_id, what="waits", reason=grant.reason)
-                )
-                logger.info("trial waits trial=%s reason=%s", trial.trial_id, grant.reason.sentence)
+        waits = trial.state in (TrialState.PENDING, TrialState.PAUSED) and grant.slots == 0
+        if waits and grant.reason != trial.reason:
+            self._store.save_trial(replace(self._store.trial(trial.trial_id), reason=grant.reason))
+            self._store.add_history(HistoryEntry(at=now, trial_id=trial.trial_id, what="waits", reason=grant.reason))
+            logger.info("trial waits trial=%s reason=%s", trial.trial_id, grant.reason.sentence)
 
     def _launch(self, trial: TrialRecord, grant: Grant, count: int, now: float) -> None:
         taken = {(replica.node, replica.slot) for replica in self._store.replicas()}
@@ -511,11 +519,15 @@ class ControlLoop:
         )
         before = len(trial.members)
         if trial.members and len(action.members) < before:
-            lost = before - sum(1 for replica in self._store.replicas(trial_id=trial.trial_id) if replica.replica_id in trial.members)
+            lost = before - sum(
+                1 for replica in self._store.replicas(trial_id=trial.trial_id) if replica.replica_id in trial.members
+            )
             reason = grant.reason
             if lost:
                 reason = Reason(code="replica_lost", sentence=f"{lost} of {before} replicas was lost; the others go on")
-            self._note_rescale(self._store.trial(trial.trial_id), replace(grant, reason=reason), before, len(action.members), now)
+            self._note_rescale(
+                self._store.trial(trial.trial_id), replace(grant, reason=reason), before, len(action.members), now
+            )
         logger.info(
             "generation published trial=%s generation=%d members=%d", trial.trial_id, number, len(action.members)
         )
@@ -532,9 +544,7 @@ class ControlLoop:
 
     def _retry(self, replica_ids: Sequence[str]) -> None:
         for replica_id in replica_ids:
-            self._store.update_replica(
-                replica_id, state=ReplicaState.LAUNCHED, join_epoch=None, retry_join=True
-            )
+            self._store.update_replica(replica_id, state=ReplicaState.LAUNCHED, join_epoch=None, retry_join=True)
 
     def _stop_leftovers(self, now: float) -> None:
         """Replicas of trials that are over; they get a moment to end by themselves."""

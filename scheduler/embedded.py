@@ -20,7 +20,9 @@ START_SECONDS = 60.0
 
 
 class EmbeddedScheduler:
-    def __init__(self, state_dir: Path, *, slots: int | None = None, policy: str = "goodput", fork_server: bool = True) -> None:
+    def __init__(
+        self, state_dir: Path, *, slots: int | None = None, policy: str = "goodput", fork_server: bool = True
+    ) -> None:
         self.state_dir = state_dir
         self._arguments = ["--state-dir", str(state_dir), "--policy", policy]
         if slots is not None:

@@ -42,6 +42,8 @@ class TrialView:
     """Expected rest of the trial at its present goodput; None when it declared no length."""
     pause_seconds: float = 0.5
     """What a rescale costs this trial, measured where possible."""
+    start_seconds: float = 2.0
+    """From launching a replica to its first training step, as seen in its study."""
     since_rescale_seconds: float = float("inf")
     study_weight: float = 1.0
 
@@ -57,7 +59,7 @@ class Snapshot:
     trials: tuple[TrialView, ...]
     """In order of submission; a policy's answer does not depend on it beyond ties."""
     free_for_seconds: float = float("inf")
-    """How long the slots that are free now have been free: a gap of milliseconds between two trials is no room."""
+    """How long ago a trial ended; the moment until its study sends the next one is no room to grow into."""
 
     @property
     def total_slots(self) -> int:

@@ -1,11 +1,11 @@
 """The folder a scheduler owns: its lock, its token, and the file that tells others where it listens.
 
-    lock          held (flock) while a scheduler runs; names its pid
-    server.json   address and pid of the scheduler that runs, or ran last
-    token         the owner's token, readable by its owner only
-    trials.db     the store
-    logs/         one file a replica, by trial
-    checkpoints/  of trials that are not over
+lock          held (flock) while a scheduler runs; names its pid
+server.json   address and pid of the scheduler that runs, or ran last
+token         the owner's token, readable by its owner only
+trials.db     the store
+logs/         one file a replica, by trial
+checkpoints/  of trials that are not over
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ class StateFolder:
             server = read_server_file(path) or {}
             raise StateFolderInUse(
                 f"the state folder {path} belongs to a running scheduler (pid {server.get('pid', 'unknown')} at "
-                f"{server.get('url', 'an unknown address')}); set ELASTUNE_URL to use it, stop it, or choose another folder"
+                f"{server.get('url', 'an unknown address')}); set ELASTUNE_URL to use it, stop it, or "
+                "choose another folder"
             ) from None
         return cls(path, lock)
 

@@ -89,9 +89,7 @@ def plan(trial: TrialRecord, wanted: int, replicas: Sequence[ReplicaRecord], now
     return []
 
 
-def _plan_start(
-    trial: TrialRecord, wanted: int, replicas: Sequence[ReplicaRecord], now: float
-) -> list[Action]:
+def _plan_start(trial: TrialRecord, wanted: int, replicas: Sequence[ReplicaRecord], now: float) -> list[Action]:
     """No generation trains: launch a first set and let it in when all of it is ready."""
     stale = [replica for replica in replicas if _is_silent(replica, now)]
     if stale:

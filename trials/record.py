@@ -99,6 +99,8 @@ class ReplicaRecord:
     launched_at: float = 0.0
     contact_at: float | None = None
     """When the process first called the scheduler; None until then."""
+    ready_at: float | None = None
+    """When it first stood at its first training step."""
     retry_join: bool = False
     """It has to aim at a later epoch; cleared when it has been told."""
     gone_at: float | None = None

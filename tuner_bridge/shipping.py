@@ -56,16 +56,18 @@ def ship(function: Any) -> ShippedFunction:
         )
     if "<locals>" in name:
         raise InvalidSweep(
-            f"the objective {name} is defined inside another function, so replicas cannot import it. Move it to the top "
-            "level of the script, and what it closes over into module variables or trial.suggest_*"
+            f"the objective {name} is defined inside another function, so replicas cannot import it. Move it to the "
+            "top level of the script, and what it closes over into module variables or trial.suggest_*"
         )
     if "." in name:
-        raise InvalidSweep(f"the objective {name} is a method; replicas import a plain function. Write one that calls it")
+        raise InvalidSweep(
+            f"the objective {name} is a method; replicas import a plain function. Write one that calls it"
+        )
     module = sys.modules.get(function.__module__)
     if getattr(module, name, None) is not function:
         raise InvalidSweep(
-            f"{function.__module__}.{name} is not the function that was passed (decorated or redefined?); replicas would "
-            "import the other one. Pass the function that the name stands for"
+            f"{function.__module__}.{name} is not the function that was passed (decorated or redefined?); replicas "
+            "would import the other one. Pass the function that the name stands for"
         )
     if function.__module__ not in ("__main__", REPLICA_MAIN):
         return ShippedFunction(module=function.__module__, qualname=name, main_path=None)
@@ -104,7 +106,7 @@ def _run_main(path: str) -> types.ModuleType:
 def installed_modules_of(function: Callable[..., Any]) -> tuple[str, ...]:
     """Installed packages that the function's module uses: worth importing before replicas are started.
 
-    Only distributions count. The user's own files change between runs, and importing them has to be left to the replica.
+    Only distributions count. The user's own files change between runs: replicas import those themselves.
     """
     installed = packages_distributions()
     names: set[str] = set()

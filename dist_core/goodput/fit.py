@@ -88,7 +88,9 @@ class _Problem:
         fitted = alpha + beta * self.atomic
         optim = np.exp(self.log_optim)
         sync = np.maximum(optim**1.2 - fitted**1.2, (0.02 * fitted) ** 1.2) ** (1 / 1.2)
-        network = [float(np.median(sync[mask])) if mask.any() else SMALLEST_SECONDS for mask in (self.across, self.within)]
+        network = [
+            float(np.median(sync[mask])) if mask.any() else SMALLEST_SECONDS for mask in (self.across, self.within)
+        ]
         point = [alpha, beta, network[0], 0.05 * network[0], network[1], 0.05 * network[1]]
         log_point = np.clip(np.log(np.maximum(point, SMALLEST_SECONDS)), _LOG_LOWEST, _LOG_HIGHEST)
         return np.append(log_point, 1.5)
@@ -162,7 +164,9 @@ class _Residuals:
         return scale
 
 
-def _minimize(residuals: _Residuals, point: Floats, free: NDArray[np.bool_], iterations: int, tolerance: float) -> Floats:
+def _minimize(
+    residuals: _Residuals, point: Floats, free: NDArray[np.bool_], iterations: int, tolerance: float
+) -> Floats:
     """Levenberg-Marquardt within the box; stops when a step gains less than ``tolerance`` of the loss."""
     index = np.flatnonzero(free)
     residual, jacobian = residuals(point)
@@ -225,4 +229,4 @@ def fit_throughput(
         values[2] = values[4] * INTER_NODE_FACTOR
         values[3] = values[5] * INTER_NODE_FACTOR
     gamma = point[6] if problem.free[6] else 1.0
-    return ThroughputParams(*(float(value) for value in values), gamma=float(np.clip(gamma, 1.0, 10.0)))
+    return ThroughputParams(*(float(value) for value in (*values, np.clip(gamma, 1.0, 10.0))))

@@ -1,1 +1,1 @@
-"""The scheduler's HTTP API: one side for tuners and tools, one for replicas. Facts in, facts out; it decides nothing."""
+"""The scheduler's HTTP API: one side for tuners and tools, one for replicas. It decides nothing."""

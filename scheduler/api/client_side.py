@@ -48,7 +48,9 @@ def client_routes(service: Service) -> APIRouter:
 
     def owner_only(request: Request) -> None:
         if not service.tokens.is_owner(bearer(request)):
-            raise HTTPException(401, "the token is not this scheduler's; set ELASTUNE_TOKEN to the one it was started with")
+            raise HTTPException(
+                401, "the token is not this scheduler's; set ELASTUNE_TOKEN to the one it was started with"
+            )
 
     routes = APIRouter(dependencies=[Depends(owner_only)], tags=["clients"])
 
@@ -67,7 +69,8 @@ def client_routes(service: Service) -> APIRouter:
             fresh = study.owner_seen_at is not None and now - study.owner_seen_at < 5.0
             if study.owner not in (None, body.owner) and fresh:
                 raise HTTPException(
-                    409, f"study {name!r} is being driven by another process; wait for it to end, or give this study another name"
+                    409,
+                    f"study {name!r} is being driven by another process; wait for it to end, or use another name",
                 )
         store.put_study(
             Study(name=name, direction=body.direction, weight=body.weight, owner=body.owner, owner_seen_at=now)
@@ -101,7 +104,9 @@ def client_routes(service: Service) -> APIRouter:
                 return {"finished": finished, "questions": questions}
             news_task = asyncio.ensure_future(service.mailbox.wait_for_news(name, left))
             changed_task = asyncio.ensure_future(changed.wait())
-            _, pending = await asyncio.wait({news_task, changed_task}, timeout=left, return_when=asyncio.FIRST_COMPLETED)
+            _, pending = await asyncio.wait(
+                {news_task, changed_task}, timeout=left, return_when=asyncio.FIRST_COMPLETED
+            )
             for task in pending:
                 task.cancel()
 
@@ -123,7 +128,8 @@ def client_routes(service: Service) -> APIRouter:
         slots = sum(node.slots for node in service.nodes())
         if spec.min_replicas > slots:
             raise HTTPException(
-                422, f"min_replicas is {spec.min_replicas} but the cluster has {slots} slots; lower min_replicas or add slots"
+                422,
+                f"min_replicas is {spec.min_replicas} but the cluster has {slots} slots; lower it or add slots",
             )
         record = store.submit(spec, service.clock())
         service.loop.wake()
@@ -175,7 +181,9 @@ def client_routes(service: Service) -> APIRouter:
     def _changes(records: list[TrialRecord]) -> list[dict[str, Any]]:
         """Every change of size with its reason, oldest first."""
         entries = [entry for record in records for entry in store.history(record.trial_id)]
-        return [_entry(entry) for entry in sorted(entries, key=lambda entry: entry.at) if entry.what.endswith("replicas")]
+        return [
+            _entry(entry) for entry in sorted(entries, key=lambda entry: entry.at) if entry.what.endswith("replicas")
+        ]
 
     @routes.get("/timeline")
     def timeline() -> dict[str, Any]:

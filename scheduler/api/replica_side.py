@@ -50,7 +50,7 @@ class OutcomeBody(BaseModel):
     traceback: str = ""
 
 
-class Warning_(BaseModel):
+class WarningBody(BaseModel):
     message: str = Field(max_length=4000)
 
 
@@ -134,7 +134,8 @@ def replica_routes(service: Service) -> APIRouter:
 
     @routes.post("/ready")
     def ready(caller: Caller, body: Ready) -> None:
-        store.update_replica(caller.replica_id, state=ReplicaState.READY, join_epoch=body.join_epoch)
+        ready_at = caller.ready_at or service.clock()
+        store.update_replica(caller.replica_id, state=ReplicaState.READY, join_epoch=body.join_epoch, ready_at=ready_at)
         service.loop.wake()
 
     @routes.post("/switched")
@@ -166,11 +167,9 @@ def replica_routes(service: Service) -> APIRouter:
         store.add_report(Report(caller.trial_id, body.step, value, body.progress))
 
     @routes.post("/warning")
-    def warning(caller: Caller, body: Warning_) -> None:
+    def warning(caller: Caller, body: WarningBody) -> None:
         reason = Reason(code="warning", sentence=body.message)
-        store.add_history(
-            HistoryEntry(at=service.clock(), trial_id=caller.trial_id, what="warning", reason=reason)
-        )
+        store.add_history(HistoryEntry(at=service.clock(), trial_id=caller.trial_id, what="warning", reason=reason))
 
     @routes.post("/outcome")
     def outcome(caller: Caller, body: OutcomeBody) -> None:

@@ -1,1 +1,1 @@
-"""What people look at: the terminal view and the picture of slots over time. Reads the API's answers, decides nothing."""
+"""What people look at: the terminal view and the picture of slots over time, drawn from the API's answers."""

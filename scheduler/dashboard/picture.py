@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -51,7 +52,7 @@ def overlaps(drawn: list[Bar], *, tolerance_seconds: float = 0.0) -> list[tuple[
     """Pairs of bars that hold one slot at the same time; there must be none."""
     found = []
     ordered = sorted(drawn, key=lambda bar: (bar.row, bar.began))
-    for before, after in zip(ordered, ordered[1:], strict=False):
+    for before, after in itertools.pairwise(ordered):
         if before.row == after.row and after.began < before.ended - tolerance_seconds:
             found.append((before, after))
     return found

@@ -4,11 +4,12 @@ Every trial first gets its minimum, running ones before waiting ones, waiting on
 trial waits, others shrink towards their minimum to let it in. Slots left over are given one at a time to the trial
 with the largest marginal value
 
-    weight x (goodput(k + 1) - goodput(k)) / goodput(1)        weight = promise x study weight
+    weight x (goodput(k + 1) - goodput(k)) / goodput(1)        weight = promise^2 x study weight
 
 where goodput(k) is the trial's own fitted model (Pollux, OSDI'21, eq. 6 and 14). Then single slots move from the
 trial that loses least by it to the one that gains most. Growing, and moving, happen only when the gain over the
-trial's expected remaining life pays for the pauses of the rescale, as measured for that trial.
+trial's expected remaining life pays for the pauses of the rescale and for the slot that does nothing while a new
+replica starts, as measured for that trial and its study.
 """
 
 from __future__ import annotations
@@ -29,7 +30,10 @@ SMALLEST_GAIN = 0.05
 MOVE_MARGIN = 1.2
 """A slot moves between running trials only if the receiver's gain exceeds the giver's loss by this factor."""
 SETTLE_SECONDS = 2.0
-"""A trial is left alone for so long after a rescale: its new step times have to be measured first."""
+SETTLE_FACTOR = 4.0
+"""A trial is left alone after a rescale until its new step times are measured, and for a multiple of what it cost."""
+PROMISE_POWER = 2.0
+"""Sharpens promise: a slot should not leave the best trial for the worst one's steeper speed-up."""
 ROOM_SECONDS = 1.0
 """Slots that have been free for less are about to be taken by the study's next trial."""
 
@@ -57,13 +61,11 @@ class _Draft:
         return float(self.values[self.count] - self.values[self.count - 1])
 
     @property
-    def weight(self) -> float:
-        return self.view.promise * self.view.study_weight
-
-    @property
     def horizon(self) -> float:
+        """Seconds over which a further replica would earn something: the rest of the trial, less its start."""
         remaining = self.view.remaining_seconds
-        return HORIZON_SECONDS if remaining is None else min(remaining, LONGEST_HORIZON_SECONDS)
+        rest = HORIZON_SECONDS if remaining is None else min(remaining, LONGEST_HORIZON_SECONDS)
+        return max(0.0, rest - self.view.start_seconds)
 
     def pause_cost(self) -> float:
         """Value lost while the trial switches once."""
@@ -109,7 +111,9 @@ class GoodputPolicy:
     def _keep_current(self, snapshot: Snapshot, drafts: dict[str, _Draft]) -> None:
         """Start from what is held now, as far as the minimums of the others leave room for it."""
         free = snapshot.total_slots - sum(draft.count for draft in drafts.values())
-        extra = [draft for draft in drafts.values() if draft.view.held is None and draft.view.held_slots > draft.count > 0]
+        extra = [
+            draft for draft in drafts.values() if draft.view.held is None and draft.view.held_slots > draft.count > 0
+        ]
         while free > 0 and extra:
             # Highest value first, so that those who shrink for a newcomer are those who lose least.
             best = max(extra, key=lambda draft: (draft.gain(), draft.view.trial_id))
@@ -137,9 +141,9 @@ class GoodputPolicy:
 
     @staticmethod
     def _pays(draft: _Draft, *, already: bool) -> bool:
-        """Whether one more replica earns more than the pause costs; a second one in the same switch pauses no longer."""
+        """Whether one more replica earns more than the pause costs; a second one adds no pause."""
         gain = draft.gain()
-        if gain < SMALLEST_GAIN * draft.weight:
+        if gain < SMALLEST_GAIN * _weight(draft.view):
             return False
         return already or gain * draft.horizon > draft.pause_cost()
 
@@ -159,7 +163,8 @@ class GoodputPolicy:
                 return
             taker = max(takers, key=lambda draft: (draft.gain(), draft.view.trial_id))
             horizon = min(giver.horizon, taker.horizon)
-            cost = giver.pause_cost() + taker.pause_cost()
+            # Until the taker's new replica trains, the moved slot earns nothing.
+            cost = giver.pause_cost() + taker.pause_cost() + giver.loss() * taker.view.start_seconds
             if taker.gain() <= MOVE_MARGIN * giver.loss() or (taker.gain() - giver.loss()) * horizon <= cost:
                 return
             giver.count -= 1
@@ -168,9 +173,7 @@ class GoodputPolicy:
             taker.note = f"one slot came from {giver.view.trial_id}, which loses less by it"
             moved |= {giver.view.trial_id, taker.view.trial_id}
 
-    def _grants(
-        self, snapshot: Snapshot, drafts: dict[str, _Draft], waiting: list[TrialView]
-    ) -> dict[str, Grant]:
+    def _grants(self, snapshot: Snapshot, drafts: dict[str, _Draft], waiting: list[TrialView]) -> dict[str, Grant]:
         placements = place({trial_id: draft.count for trial_id, draft in drafts.items()}, snapshot)
         free = snapshot.total_slots - sum(draft.count for draft in drafts.values())
         return {
@@ -179,15 +182,21 @@ class GoodputPolicy:
         }
 
 
+def _weight(view: TrialView) -> float:
+    return float(view.promise**PROMISE_POWER * view.study_weight)
+
+
 def _values(view: TrialView) -> np.ndarray:
     """Weighted relative goodput of 0..k replicas, k being the most this trial may be given now."""
-    weight = view.promise * view.study_weight
+    weight = _weight(view)
     if view.model is None or not view.can_rescale:
         # Unknown yet, or in the middle of a switch: worth what it holds, and no more.
         most = max(view.min_replicas, view.held_slots)
         return weight * np.minimum(np.arange(most + 1), max(1, view.held_slots))
     # Twice what was seen, at most (Pollux, section 4.1): a model says little about what lies far beyond its data.
-    most = min(view.max_replicas, max(2 * view.most_profiled, view.min_replicas), view.model.bounds.max_useful_replicas())
+    most = min(
+        view.max_replicas, max(2 * view.most_profiled, view.min_replicas), view.model.bounds.max_useful_replicas()
+    )
     most = max(most, view.min_replicas, view.held_slots)
     counts = np.arange(1, most + 1)
     goodput = view.model.goodput(np.ones_like(counts), counts)
@@ -195,7 +204,8 @@ def _values(view: TrialView) -> np.ndarray:
 
 
 def _may_change(view: TrialView) -> bool:
-    return view.held is None and view.can_rescale and view.since_rescale_seconds >= SETTLE_SECONDS
+    settled = max(SETTLE_SECONDS, SETTLE_FACTOR * (view.pause_seconds + view.start_seconds))
+    return view.held is None and view.can_rescale and view.since_rescale_seconds >= settled
 
 
 def _reason(draft: _Draft, snapshot: Snapshot, waiting: list[TrialView], free: int) -> Reason:
@@ -255,5 +265,3 @@ def place(counts: dict[str, int], snapshot: Snapshot) -> dict[str, Placement]:
             placement[node] = placement.get(node, 0) + 1
             room[node] -= 1
     return {trial_id: dict(placement) for trial_id, placement in placements.items()}
-
-

@@ -82,8 +82,9 @@ class _ForkServer:
 
     def serve(self) -> None:
         pending = b""
+        watched: list[Any] = [self.connection, self.wakeup[0]]
         while True:
-            ready, _, _ = select.select([self.connection, self.wakeup[0]], [], [], 1.0)
+            ready, _, _ = select.select(watched, [], [], 1.0)
             if self.wakeup[0] in ready:
                 with contextlib.suppress(BlockingIOError):
                     os.read(self.wakeup[0], 4096)

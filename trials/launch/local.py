@@ -32,7 +32,7 @@ FORK_SECONDS = 20.0
 
 
 class LocalLauncher:
-    """``gpus``: indices of the GPUs that are slots; empty for CPU slots. ``preload``: modules the fork server imports."""
+    """``gpus``: the GPUs that are slots, none for CPU slots. ``preload``: modules the fork server imports."""
 
     def __init__(
         self,

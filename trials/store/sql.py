@@ -83,6 +83,7 @@ _replicas = sa.Table(
     sa.Column("process_started", sa.Float),
     sa.Column("launched_at", sa.Float, nullable=False),
     sa.Column("contact_at", sa.Float),
+    sa.Column("ready_at", sa.Float),
     sa.Column("retry_join", sa.Boolean, nullable=False, default=False),
     sa.Column("gone_at", sa.Float),
     sa.Column("exit_status", sa.Integer),
@@ -230,9 +231,7 @@ class SqlTrialStore:
         first = (_trials.c.trial_id == trial_id) & _trials.c.outcome.is_(None)
         with self._write() as connection:
             return bool(
-                connection.execute(
-                    _trials.update().where(first).values(outcome=json.dumps(asdict(outcome)))
-                ).rowcount
+                connection.execute(_trials.update().where(first).values(outcome=json.dumps(asdict(outcome)))).rowcount
             )
 
     def note_entered(self, trial_id: str, generation: int) -> None:
@@ -288,9 +287,7 @@ class SqlTrialStore:
     def put_hints(self, trial_id: str, hints: Mapping[str, Any]) -> None:
         document = json.dumps(hints)
         with self._write() as connection:
-            updated = connection.execute(
-                _hints.update().where(_hints.c.trial_id == trial_id).values(document=document)
-            )
+            updated = connection.execute(_hints.update().where(_hints.c.trial_id == trial_id).values(document=document))
             if not updated.rowcount:
                 connection.execute(_hints.insert().values(trial_id=trial_id, document=document))
 

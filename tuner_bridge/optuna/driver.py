@@ -90,9 +90,7 @@ class StudyDriver:
     def attach(self) -> None:
         """Become the study's driver; raises RequestRefused while another one is alive."""
         direction = self.study.directions[0].name.lower()
-        answer = self.client.request(
-            "PUT", f"/studies/{self.study_key}", {"direction": direction, "owner": self.owner}
-        )
+        answer = self.client.request("PUT", f"/studies/{self.study_key}", {"direction": direction, "owner": self.owner})
         self.slots = answer["slots"]
         self._poller.start()
 
@@ -178,10 +176,13 @@ class StudyDriver:
             if answer is None:
                 answer = self._answer(trial, question, reported)
                 self._remember(question["id"], answer)
-            body = {"id": question["id"], "answer": answer}
-            self._patiently(lambda body=body: self.client.request("POST", f"/studies/{self.study_key}/answers", body))
+            self._send_answer(question["id"], answer)
             with self._lock:
                 served.queued.discard(question["id"])
+
+    def _send_answer(self, question_id: str, answer: dict[str, Any]) -> None:
+        body = {"id": question_id, "answer": answer}
+        self._patiently(lambda: self.client.request("POST", f"/studies/{self.study_key}/answers", body))
 
     def _remember(self, question_id: str, answer: dict[str, Any]) -> None:
         """A question that is asked again, because its answer got lost, gets the same answer."""

@@ -55,7 +55,7 @@ def optimize(
     max_replicas: at most this many replicas a trial; default: all slots.
     slots: room on this machine for the embedded scheduler; default: its GPUs, else its CPU cores. A scheduler named by
         ELASTUNE_URL has slots of its own.
-    state_dir: where the embedded scheduler keeps logs, checkpoints and its database; default ``.elastune/<study name>``.
+    state_dir: where the embedded scheduler keeps logs, checkpoints and its database; default ``.elastune/<study>``.
     resume: go on with a sweep whose driver died: trials it left running continue from their checkpoints, and
         ``n_trials`` counts what is finished already. Needs a study in a persistent storage.
     live: show the sweep in the terminal while it runs.
@@ -80,7 +80,7 @@ def optimize(
             "resume=True needs a study that outlives its process, this one is in memory; create it with "
             "storage='sqlite:///sweep.db' (or any other storage) and load_if_exists=True"
         )
-    with _scheduler(study, slots, state_dir, resume=resume) as (client, embedded):
+    with _scheduler(study, slots, state_dir) as (client, embedded):
         template = TrialTemplate(
             objective=shipped,
             min_replicas=min_replicas,
@@ -98,7 +98,7 @@ def optimize(
                 logger.warning("study %r has its %d trials already; nothing to do", study.study_name, n_trials)
                 return
             jobs = max(1, driver.slots // min_replicas) if n_jobs == -1 else n_jobs
-            with _interruptible(driver), _display(client, driver, n_trials, live=live):
+            with _interruptible(driver), _display(driver, n_trials, live=live):
                 study.optimize(
                     driver.run,
                     n_trials=remaining,
@@ -122,7 +122,7 @@ def optimize(
 
 @contextmanager
 def _scheduler(
-    study: optuna.Study, slots: int | None, state_dir: str | os.PathLike[str] | None, *, resume: bool
+    study: optuna.Study, slots: int | None, state_dir: str | os.PathLike[str] | None
 ) -> Iterator[tuple[SchedulerClient, EmbeddedScheduler | None]]:
     """The scheduler that ELASTUNE_URL names, or one of our own for the duration of the sweep."""
     named = SchedulerClient.from_environ()
@@ -155,7 +155,9 @@ def _bounded(template: TrialTemplate, slots: int, max_replicas: int | None) -> T
             "min_replicas, or add slots (slots=, `elastune up --slots`)"
         )
     if max_replicas is not None and max_replicas > slots:
-        logger.warning("max_replicas is %d but there are %d slots; trials grow to %d at most", max_replicas, slots, slots)
+        logger.warning(
+            "max_replicas is %d but there are %d slots; trials grow to %d at most", max_replicas, slots, slots
+        )
     most = slots if max_replicas is None else min(max_replicas, slots)
     return TrialTemplate(
         objective=template.objective,
@@ -210,7 +212,7 @@ def _interruptible(driver: StudyDriver) -> Iterator[None]:
 
 
 @contextmanager
-def _display(client: SchedulerClient, driver: StudyDriver, n_trials: int | None, *, live: bool) -> Iterator[None]:
+def _display(driver: StudyDriver, n_trials: int | None, *, live: bool) -> Iterator[None]:
     if not live:
         yield
         return

@@ -90,8 +90,8 @@ class ElasticTrial(BaseTrial):
         for choice in choices:
             if not (choice is None or isinstance(choice, (bool, int, float, str))):
                 raise ValueError(
-                    f"choice {choice!r} of {name!r} is a {type(choice).__name__}; an elastic trial takes None, bool, int, "
-                    "float and str. Suggest a name or an index and look the object up"
+                    f"choice {choice!r} of {name!r} is a {type(choice).__name__}; an elastic trial takes None, bool, "
+                    "int, float and str. Suggest a name or an index and look the object up"
                 )
         index = self._ask("suggest_categorical", name=name, choices=list(choices))
         self._suggested[name] = choices[index]
