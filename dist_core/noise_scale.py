@@ -11,7 +11,9 @@ the first half and g_1 its mean gradient, ``trace = (|g_1|^2 - T) / (1/b - 1/B)`
 Differencing successive steps instead would be biased by the progress made between them.
 
 Both are averaged with bias correction over a window that grows with the work done, up to ``1 / (1 - smoothing)``
-steps at the initial batch size. Torch-free: the norms are computed where the gradients are.
+steps at the initial batch size. The answer adds one standard error to ``sqr``: late in training the signal drowns in
+noise, an estimate near zero would promise that any batch size is free, and the learning rate would be scaled beyond
+what is stable. Torch-free: the norms are computed where the gradients are.
 """
 
 from __future__ import annotations
@@ -49,6 +51,7 @@ class NoiseScale:
         self.init_batch = init_batch
         self.smoothing = smoothing
         self._sqr = self._var = self._norm = 0.0
+        self._sqr_squared = self._norm_squared = 0.0
         self._steps = 0.0
         self.samples = 0
 
@@ -65,6 +68,8 @@ class NoiseScale:
         self._sqr = keep * self._sqr + (1.0 - keep) * sqr
         self._var = keep * self._var + (1.0 - keep) * trace / self.init_batch
         self._norm = keep * self._norm + (1.0 - keep)
+        self._sqr_squared = keep * self._sqr_squared + (1.0 - keep) * sqr**2
+        self._norm_squared = keep**2 * self._norm_squared + (1.0 - keep) ** 2
         self.samples += 1
         return True
 
@@ -73,20 +78,35 @@ class NoiseScale:
         """None before enough measurements to mean something; estimates below zero are noise and count as tiny."""
         if self.samples < 4:
             return None
-        sqr, var = self._sqr / self._norm, self._var / self._norm
+        sqr, var = self.averages
         # A negative sqr says that noise drowns the signal: a large batch is efficient, but not infinitely so.
         floor = 1e-3 * max(var, 0.0)
-        return GradientStatistics(sqr=max(sqr, floor), var=max(var, 0.0))
+        return GradientStatistics(sqr=max(sqr, floor) + self._standard_error, var=max(var, 0.0))
+
+    @property
+    def averages(self) -> tuple[float, float]:
+        """The plain averages (sqr, var), unbiased, of either sign."""
+        return self._sqr / self._norm, self._var / self._norm
+
+    @property
+    def _standard_error(self) -> float:
+        """Of the averaged sqr, from the spread of the measurements and their effective number."""
+        spread = max(0.0, self._sqr_squared / self._norm - (self._sqr / self._norm) ** 2)
+        effective = self._norm**2 / self._norm_squared
+        return math.sqrt(spread / effective)
 
     def state_dict(self) -> dict[str, Any]:
         return {
             "sqr": self._sqr,
             "var": self._var,
             "norm": self._norm,
+            "sqr_squared": self._sqr_squared,
+            "norm_squared": self._norm_squared,
             "steps": self._steps,
             "samples": self.samples,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._sqr, self._var, self._norm = state["sqr"], state["var"], state["norm"]
+        self._sqr_squared, self._norm_squared = state["sqr_squared"], state["norm_squared"]
         self._steps, self.samples = state["steps"], state["samples"]

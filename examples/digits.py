@@ -59,7 +59,7 @@ def objective(trial: optuna.Trial) -> float:
         momentum=trial.suggest_float("momentum", 0.0, 0.95),
     )
     loader = AdaptiveDataLoader(train, batch_size=32, shuffle=True)
-    loader.autoscale_batch_size(512, local_bsz_bounds=(8, 256))
+    loader.autoscale_batch_size(128, local_bsz_bounds=(8, 128))
     model = AdaptiveDataParallel(model, optimizer)
     accuracy = 0.0
     for epoch in remaining_epochs_until(EPOCHS):

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import platformdirs
 
 from scheduler.errors import NotAuthorized, RequestRefused, SchedulerUnreachable
 from scheduler.state_folder import read_server_file
@@ -16,10 +17,7 @@ from scheduler.state_folder import read_server_file
 def default_state_dir() -> Path:
     """Where `elastune up` keeps its state: $ELASTUNE_HOME, or the user's state folder."""
     home = os.environ.get("ELASTUNE_HOME")
-    if home:
-        return Path(home)
-    base = os.environ.get("XDG_STATE_HOME")
-    return (Path(base) if base else Path.home() / ".local" / "state") / "elastune"
+    return Path(home) if home else platformdirs.user_state_path("elastune")
 
 
 class SchedulerClient:

@@ -2,5 +2,6 @@
 
 from trials.launch.base import Launcher, LaunchRequest, NodeSlots, ReplicaProcess
 from trials.launch.local import LocalLauncher
+from trials.launch.memory import InMemoryLauncher
 
-__all__ = ["LaunchRequest", "Launcher", "LocalLauncher", "NodeSlots", "ReplicaProcess"]
+__all__ = ["InMemoryLauncher", "LaunchRequest", "Launcher", "LocalLauncher", "NodeSlots", "ReplicaProcess"]

@@ -1,0 +1,103 @@
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dist_core.goodput import (
+    BatchBounds,
+    GradientStatistics,
+    ThroughputParams,
+    choose_batches,
+    efficiency,
+    fixed_choice,
+    gain,
+    throughput,
+)
+
+PARAMS = ThroughputParams(0.02, 0.001, 0.05, 0.004, 0.01, 0.002, 2.0)
+NOISY = GradientStatistics(sqr=1.0, var=30.0)
+
+
+def brute_force(bounds: BatchBounds, replicas: int, statistics: GradientStatistics = NOISY) -> float:
+    best = 0.0
+    for atomic, steps in itertools.product(range(bounds.min_atomic, bounds.largest_atomic + 1), range(16)):
+        total = atomic * (steps + 1) * replicas
+        if not bounds.init_batch <= total <= bounds.max_batch or (steps and not bounds.accumulation):
+            continue
+        speed = float(throughput(PARAMS, 1, replicas, atomic, steps))
+        best = max(best, speed * float(efficiency(statistics, total / bounds.init_batch)))
+    return best
+
+
+@pytest.mark.parametrize("replicas", [1, 2, 3, 4, 8])
+@pytest.mark.parametrize("accumulation", [False, True])
+def test_choice_is_near_the_exact_integer_optimum(replicas: int, accumulation: bool) -> None:
+    bounds = BatchBounds(init_batch=64, max_batch=2048, min_atomic=8, max_atomic=256, accumulation=accumulation)
+    [choice] = choose_batches(PARAMS, NOISY, bounds, 1, replicas)
+    assert choice.goodput >= 0.995 * brute_force(bounds, replicas)
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    init=st.integers(1, 200),
+    growth=st.integers(1, 50),
+    lower=st.integers(1, 40),
+    spread=st.integers(0, 400),
+    replicas=st.integers(1, 16),
+)
+def test_choice_stays_within_bounds_that_can_be_met(init: int, growth: int, lower: int, spread: int, replicas: int) -> None:
+    bounds = BatchBounds(init_batch=init, max_batch=init * growth, min_atomic=lower, max_atomic=lower + spread)
+    [choice] = choose_batches(PARAMS, NOISY, bounds, 1, replicas)
+    if bounds.adaptive:
+        assert bounds.min_atomic <= choice.atomic_batch <= bounds.largest_atomic
+        possible = any(
+            init <= atomic * (steps + 1) * replicas <= bounds.max_batch
+            for atomic in range(lower, min(lower + spread, bounds.max_batch) + 1)
+            for steps in range(16)
+        )
+        if choice.global_batch(replicas) > bounds.max_batch:
+            assert not possible
+    else:
+        assert choice.atomic_batch * (choice.accumulation + 1) * replicas >= init
+
+
+def test_fixed_batch_is_split_over_replicas_and_micro_batches() -> None:
+    bounds = BatchBounds(init_batch=100, max_batch=100, max_atomic=40)
+    assert fixed_choice(bounds, 1) == (34, 2)
+    assert fixed_choice(bounds, 4) == (25, 0)
+
+
+def test_noisier_gradients_earn_larger_batches() -> None:
+    bounds = BatchBounds(init_batch=32, max_batch=4096, min_atomic=8, max_atomic=1024)
+    batches = [
+        choose_batches(PARAMS, GradientStatistics(sqr=1.0, var=var), bounds, 1, 2)[0].global_batch(2)
+        for var in (0.1, 10.0, 1000.0)
+    ]
+    assert batches == sorted(batches)
+    assert batches[0] < batches[-1]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"init_batch": 0, "max_batch": 1}, "batch_size is 0"),
+        ({"init_batch": 64, "max_batch": 32}, "max_batch_size must be at least batch_size"),
+        ({"init_batch": 64, "max_batch": 64, "min_atomic": 9, "max_atomic": 8}, "must not exceed the upper"),
+    ],
+)
+def test_contradictory_bounds_are_refused(arguments: dict[str, int], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        BatchBounds(**arguments)  # type: ignore[arg-type]
+
+
+def test_gain_lies_between_one_and_the_scale() -> None:
+    scales = np.linspace(1.0, 64.0, 50)
+    values = gain(NOISY, scales)
+    assert (values >= 1.0).all()
+    assert (values <= scales + 1e-12).all()
+    assert (np.diff(values) > 0).all()
+    np.testing.assert_allclose(efficiency(GradientStatistics(sqr=0.0, var=1.0), scales), 1.0)

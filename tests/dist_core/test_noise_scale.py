@@ -1,0 +1,90 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from dist_core.noise_scale import NoiseScale, from_replicas, from_split
+
+DIMENSION = 200
+TRUE_GRADIENT = np.full(DIMENSION, 0.1)
+TRUE_SQR = float(TRUE_GRADIENT @ TRUE_GRADIENT)
+TRUE_TRACE = 4.0 * DIMENSION
+
+
+def examples(count: int, rng: np.random.Generator) -> np.ndarray:
+    """Per-example gradients with a known mean and covariance."""
+    return TRUE_GRADIENT + 2.0 * rng.normal(size=(count, DIMENSION))
+
+
+@pytest.mark.parametrize("sizes", [[8, 8], [1, 15], [4, 4, 4, 4], [1, 2, 3, 10], [2] * 8])
+def test_replica_estimator_is_unbiased_for_any_split(sizes: list[int]) -> None:
+    rng = np.random.default_rng(len(sizes))
+    sqrs, traces = [], []
+    batch = sum(sizes)
+    for _ in range(3000):
+        means = [examples(size, rng).mean(axis=0) for size in sizes]
+        weights = [size / batch for size in sizes]
+        local = sum(weight * mean @ mean for weight, mean in zip(weights, means, strict=True))
+        mean = sum(weight * mean for weight, mean in zip(weights, means, strict=True))
+        sqr, trace = from_replicas(local, mean @ mean, num_replicas=len(sizes), global_batch=batch)
+        sqrs.append(sqr)
+        traces.append(trace)
+    for values, truth in ((sqrs, TRUE_SQR), (traces, TRUE_TRACE)):
+        error = np.std(values) / np.sqrt(len(values))
+        assert abs(np.mean(values) - truth) < 3.5 * error
+
+
+def test_split_estimator_of_one_replica_is_unbiased() -> None:
+    rng = np.random.default_rng(7)
+    sqrs, traces = [], []
+    for _ in range(5000):
+        gradients = examples(16, rng)
+        first, whole = gradients[:6].mean(axis=0), gradients.mean(axis=0)
+        sqr, trace = from_split(first @ first, whole @ whole, first_batch=6, global_batch=16)
+        sqrs.append(sqr)
+        traces.append(trace)
+    for values, truth in ((sqrs, TRUE_SQR), (traces, TRUE_TRACE)):
+        error = np.std(values) / np.sqrt(len(values))
+        assert abs(np.mean(values) - truth) < 3.5 * error
+
+
+def test_average_converges_to_the_truth() -> None:
+    rng = np.random.default_rng(3)
+    noise = NoiseScale(init_batch=8)
+    for _ in range(2000):
+        means = [examples(8, rng).mean(axis=0) for _ in range(2)]
+        local = 0.5 * sum(mean @ mean for mean in means)
+        whole = 0.5 * (means[0] + means[1])
+        noise.update(*from_replicas(local, whole @ whole, num_replicas=2, global_batch=16), work=2.0)
+    statistics = noise.statistics
+    assert statistics is not None
+    assert statistics.var == pytest.approx(TRUE_TRACE / 8, rel=0.02)
+
+
+def test_overflowed_steps_are_not_measurements() -> None:
+    noise = NoiseScale(init_batch=8)
+    assert not noise.update(float("nan"), 1.0, work=1.0)
+    assert not noise.update(1.0, float("inf"), work=1.0)
+    assert noise.statistics is None
+    for _ in range(4):
+        assert noise.update(1.0, 8.0, work=1.0)
+    assert noise.statistics is not None
+    assert noise.statistics.sqr == pytest.approx(1.0)
+    assert noise.statistics.var == pytest.approx(1.0)
+
+
+def test_estimates_below_zero_stay_usable() -> None:
+    noise = NoiseScale(init_batch=1)
+    for _ in range(5):
+        noise.update(-3.0, 10.0, work=1.0)
+    statistics = noise.statistics
+    assert statistics is not None
+    assert statistics.sqr == pytest.approx(0.01)
+
+
+def test_state_is_restored() -> None:
+    noise, other = NoiseScale(init_batch=4), NoiseScale(init_batch=4)
+    for value in range(6):
+        noise.update(1.0 + value, 2.0, work=1.0)
+    other.load_state_dict(noise.state_dict())
+    assert other.statistics == noise.statistics

@@ -1,0 +1,56 @@
+"""A launcher without processes, for tests and the simulator: replicas are entries that the caller ends as it likes."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+
+from trials.errors import LaunchFailed
+from trials.launch.base import Exit, LaunchRequest, NodeSlots, ReplicaProcess
+from trials.record import ReplicaRecord
+
+
+class InMemoryLauncher:
+    def __init__(self, nodes: Mapping[str, int]) -> None:
+        self._nodes = tuple(NodeSlots(node=name, slots=slots) for name, slots in nodes.items())
+        self._pids = itertools.count(1)
+        self.running: dict[str, LaunchRequest] = {}
+        self.stopped: list[tuple[str, bool]] = []
+        """(replica id, force) of every stop that was asked for."""
+        self.refuse: str | None = None
+        """Set to make every launch fail with these words."""
+        self._ended: dict[str, int | None] = {}
+
+    def nodes(self) -> Sequence[NodeSlots]:
+        return self._nodes
+
+    def slot_environ(self, node: str, slot: int) -> Mapping[str, str]:
+        return {"ELASTUNE_TEST_SLOT": f"{node}/{slot}"}
+
+    def launch(self, request: LaunchRequest) -> ReplicaProcess:
+        if self.refuse is not None:
+            raise LaunchFailed(self.refuse)
+        self.running[request.replica_id] = request
+        return ReplicaProcess(next(self._pids), 0.0)
+
+    def end(self, replica_id: str, status: int | None = 0) -> None:
+        """The replica's process is gone."""
+        self.running.pop(replica_id, None)
+        self._ended[replica_id] = status
+
+    def exits(self, replicas: Sequence[ReplicaRecord]) -> list[Exit]:
+        gone = []
+        for replica in replicas:
+            if replica.replica_id in self._ended:
+                gone.append(Exit(replica.replica_id, self._ended.pop(replica.replica_id)))
+            elif replica.pid is not None and replica.replica_id not in self.running:
+                gone.append(Exit(replica.replica_id, None))
+        return gone
+
+    def stop(self, replica: ReplicaRecord, *, force: bool) -> None:
+        self.stopped.append((replica.replica_id, force))
+        if force and replica.replica_id in self.running:
+            self.end(replica.replica_id, -9)
+
+    def close(self) -> None:
+        self.running.clear()
