@@ -49,8 +49,8 @@ class _Draft:
     note: str = ""
 
     def gain(self) -> float:
-        """Value of one more replica; -inf when it may not have one."""
-        if self.count + 1 >= len(self.values):
+        """Value of one more replica; -inf when it may not have one, or has not even its minimum."""
+        if self.count < self.view.min_replicas or self.count + 1 >= len(self.values):
             return float("-inf")
         return float(self.values[self.count + 1] - self.values[self.count])
 
@@ -96,7 +96,8 @@ class GoodputPolicy:
             if view.min_replicas <= free:
                 drafts[view.trial_id].count = view.min_replicas
                 free -= view.min_replicas
-            elif view.held_slots == 0:
+            else:
+                # Also a trial that lost replicas and cannot have its minimum any more: it pauses until it can.
                 waiting.append(view)
         if waiting:
             # What the minimums left over is too small for whoever waits first; running trials keep what they have.

@@ -135,6 +135,7 @@ class _ForkServerHandle:
         self._ready = False
         self._process: subprocess.Popen[bytes] | None = None
         self._connection: socket.socket | None = None
+        self._reader: threading.Thread | None = None
         self._start()
 
     def _start(self) -> None:
@@ -153,7 +154,8 @@ class _ForkServerHandle:
         )
         theirs.close()
         self._connection = ours
-        threading.Thread(target=self._read, args=(ours,), name="fork-server", daemon=True).start()
+        self._reader = threading.Thread(target=self._read, args=(ours,), name="fork-server", daemon=True)
+        self._reader.start()
 
     def _read(self, connection: socket.socket) -> None:
         with contextlib.suppress(OSError, ValueError), connection.makefile("rb") as lines:
@@ -170,6 +172,7 @@ class _ForkServerHandle:
         with self._answered:
             if self._connection is connection:
                 self._connection = None
+            connection.close()
             self._answered.notify_all()
 
     def fork(self, request: LaunchRequest) -> int | None:
@@ -207,14 +210,16 @@ class _ForkServerHandle:
         with self._answered:
             connection, self._connection = self._connection, None
         if connection is not None:
+            # The reader sees the end and closes it.
             with contextlib.suppress(OSError):
                 connection.shutdown(socket.SHUT_RDWR)
-            connection.close()
         if self._process is not None:
             try:
                 self._process.wait(timeout=5.0)
             except subprocess.TimeoutExpired:
                 self.kill()
+        if self._reader is not None:
+            self._reader.join(timeout=5.0)
 
 
 def _document(request: LaunchRequest) -> dict[str, Any]:

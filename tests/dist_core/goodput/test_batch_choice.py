@@ -49,7 +49,9 @@ def test_choice_is_near_the_exact_integer_optimum(replicas: int, accumulation: b
     spread=st.integers(0, 400),
     replicas=st.integers(1, 16),
 )
-def test_choice_stays_within_bounds_that_can_be_met(init: int, growth: int, lower: int, spread: int, replicas: int) -> None:
+def test_choice_stays_within_bounds_that_can_be_met(
+    init: int, growth: int, lower: int, spread: int, replicas: int
+) -> None:
     bounds = BatchBounds(init_batch=init, max_batch=init * growth, min_atomic=lower, max_atomic=lower + spread)
     [choice] = choose_batches(PARAMS, NOISY, bounds, 1, replicas)
     if bounds.adaptive:

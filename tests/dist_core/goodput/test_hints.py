@@ -57,7 +57,9 @@ def test_profile_answers_with_the_median_of_recent_steps() -> None:
     assert profile.observations()[0].count == 5
 
 
-@pytest.mark.parametrize("module", ["dist_core", "dist_core.goodput", "trials.store", "scheduler.server", "tuner_bridge"])
+@pytest.mark.parametrize(
+    "module", ["dist_core", "dist_core.goodput", "trials.store", "scheduler.server", "tuner_bridge"]
+)
 def test_scheduler_side_never_loads_torch(module: str) -> None:
     code = f"import sys, {module}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

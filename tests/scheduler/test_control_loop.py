@@ -1,0 +1,293 @@
+"""The control loop over a real store and launchers without processes, in virtual time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from scheduler.control_loop import OWNER_LEASE_SECONDS, ControlLoop, LoopSettings
+from scheduler.policy import GoodputPolicy
+from scheduler.snapshot import Grant, Snapshot
+from trials.launch import InMemoryLauncher
+from trials.record import Outcome, ReplicaState, Report, Study, TrialRecord
+from trials.spec import TrialSpec
+from trials.states import TrialState
+from trials.store import SqlTrialStore
+
+
+class Bench:
+    """A loop with its surroundings, and hands for what replicas and drivers would do."""
+
+    def __init__(self, folder: Path, slots: int = 4) -> None:
+        self.now = 1000.0
+        self.folder = folder
+        self.store = SqlTrialStore(f"sqlite:///{folder / 'trials.db'}")
+        self.launcher = InMemoryLauncher({"n0": slots})
+        self.policy = GoodputPolicy()
+        self.loop = self.new_loop()
+
+    def new_loop(self) -> ControlLoop:
+        settings = LoopSettings(
+            state_dir=self.folder,
+            api_url=lambda: "http://127.0.0.1:1",
+            replica_token=lambda trial_id: f"token-{trial_id}",
+            base_environ={"PATH": "/bin"},
+        )
+        return ControlLoop(self.store, self.launcher, self.policy, settings, clock=lambda: self.now)
+
+    def tick(self, times: int = 1, seconds: float = 0.5) -> None:
+        for _ in range(times):
+            self.loop.tick()
+            self.now += seconds
+
+    def submit(self, number: int = 0, study: str = "s", **bounds: int) -> str:
+        spec = TrialSpec(study=study, number=number, entrypoint="m:f", **{"max_replicas": 4, **bounds})  # type: ignore[arg-type]
+        return self.store.submit(spec, self.now).trial_id
+
+    def trial(self, trial_id: str) -> TrialRecord:
+        return self.store.trial(trial_id)
+
+    def all_ready(self, join_epoch: int | None = None) -> None:
+        for replica in self.store.replicas():
+            if replica.state is ReplicaState.LAUNCHED:
+                epoch = join_epoch if self.trial(replica.trial_id).members else None
+                self.store.update_replica(
+                    replica.replica_id,
+                    state=ReplicaState.READY,
+                    join_epoch=epoch,
+                    contact_at=self.now,
+                    ready_at=self.now,
+                )
+
+    def enter(self, trial_id: str) -> None:
+        """Rank 0 enters what was published; those left out go."""
+        record = self.trial(trial_id)
+        self.store.note_entered(trial_id, record.published)
+        for replica in self.store.replicas(trial_id=trial_id):
+            if replica.replica_id not in record.published_members:
+                self.launcher.end(replica.replica_id, 0)
+
+    def train(self, trial_id: str) -> None:
+        """Bring a trial to RUNNING; one that was lost may have to wait for its turn."""
+        while not self.store.replicas(trial_id=trial_id):
+            self.tick()
+        self.all_ready()
+        self.tick()
+        self.enter(trial_id)
+        self.tick()
+
+    def give_hints(self, trial_id: str, replicas: int = 8) -> None:
+        rows = [[1, count, 64, 0.08, 0.08 + 0.002 * (count > 1), 20] for count in (1, 2, replicas)]
+        self.store.put_hints(
+            trial_id,
+            {
+                "bounds": {"init_batch": 64, "max_batch": 2048, "min_atomic": 8, "max_atomic": 256},
+                "observations": rows,
+                "statistics": [1.0, 200.0],
+                "progress": 100.0,
+                "target_progress": 1e6,
+                "goodput": 800.0,
+            },
+        )
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Iterator[Bench]:
+    made = Bench(tmp_path)
+    yield made
+    made.store.close()
+
+
+def test_a_trial_runs_and_succeeds(bench: Bench) -> None:
+    trial_id = bench.submit()
+    bench.tick()
+    assert bench.trial(trial_id).state is TrialState.STARTING
+    assert len(bench.launcher.running) == 1
+    bench.all_ready()
+    bench.tick()
+    assert bench.trial(trial_id).published == 1
+    bench.enter(trial_id)
+    bench.tick()
+    assert bench.trial(trial_id).state is TrialState.RUNNING
+    bench.store.set_outcome(trial_id, Outcome(kind="value", value=0.5))
+    bench.tick(4)
+    assert bench.trial(trial_id).state is TrialState.SUCCEEDED
+    assert bench.launcher.running == {}
+    states = [entry.what for entry in bench.store.history(trial_id)]
+    assert states == ["starting", "running", "succeeded"]
+
+
+def test_a_replica_gets_its_identity_and_its_slot(bench: Bench) -> None:
+    trial_id = bench.submit()
+    bench.tick()
+    [request] = bench.launcher.running.values()
+    assert request.environ["ELASTUNE_REPLICA_TOKEN"] == f"token-{trial_id}"
+    assert request.environ["ELASTUNE_TEST_SLOT"] == "n0/0"
+    assert request.environ["PATH"] == "/bin"
+
+
+def test_a_running_trial_grows_into_free_slots_with_a_reason(bench: Bench) -> None:
+    trial_id = bench.submit()
+    bench.train(trial_id)
+    bench.give_hints(trial_id)
+    bench.tick(30)
+    assert len(bench.launcher.running) == 4
+    assert bench.trial(trial_id).state is TrialState.RESCALING
+    bench.all_ready(join_epoch=3)
+    bench.tick()
+    record = bench.trial(trial_id)
+    assert len(record.published_members) == 4
+    assert record.join_epoch == 3
+    bench.enter(trial_id)
+    bench.tick()
+    assert bench.trial(trial_id).state is TrialState.RUNNING
+    assert len(bench.trial(trial_id).members) == 4
+    changes = [entry for entry in bench.store.history(trial_id) if entry.what == "1 -> 4 replicas"]
+    assert changes[0].reason.code == "goodput_gain"
+
+
+def grown(bench: Bench) -> str:
+    trial_id = bench.submit()
+    bench.train(trial_id)
+    bench.give_hints(trial_id)
+    bench.tick(30)
+    bench.all_ready(join_epoch=3)
+    bench.tick()
+    bench.enter(trial_id)
+    bench.tick()
+    return trial_id
+
+
+def test_it_gives_slots_back_to_a_newcomer(bench: Bench) -> None:
+    old = grown(bench)
+    new = bench.submit(1)
+    bench.tick()
+    assert len(bench.trial(old).published_members) == 3
+    bench.enter(old)
+    bench.tick()
+    bench.tick()
+    assert len(bench.store.replicas(trial_id=new)) == 1
+    slots = [(replica.node, replica.slot) for replica in bench.store.replicas()]
+    assert len(slots) == len(set(slots)) == 4
+
+
+def test_a_lost_replica_costs_the_trial_that_replica_only(bench: Bench) -> None:
+    trial_id = grown(bench)
+    lost = bench.trial(trial_id).members[2]
+    bench.launcher.end(lost, -9)
+    bench.tick()
+    record = bench.trial(trial_id)
+    assert record.switching
+    assert lost not in record.published_members
+    assert len(record.published_members) == 3
+    assert record.losses == 0
+
+
+def test_all_lost_resumes_and_too_often_fails_with_the_status(bench: Bench) -> None:
+    trial_id = bench.submit()
+    for loss in range(1, 6):
+        bench.train(trial_id)
+        [name] = bench.launcher.running
+        bench.launcher.end(name, -9)
+        bench.tick()
+        record = bench.trial(trial_id)
+        assert record.state in (TrialState.PAUSED, TrialState.STARTING)
+        assert record.losses == loss
+    bench.train(trial_id)
+    [name] = bench.launcher.running
+    bench.launcher.end(name, -9)
+    bench.tick()
+    record = bench.trial(trial_id)
+    assert record.state is TrialState.FAILED
+    assert "-9" in record.reason.sentence
+
+
+def test_a_new_scheduler_on_the_same_store_goes_on_without_touching_anything(bench: Bench) -> None:
+    trial_id = grown(bench)
+    before, running = bench.trial(trial_id), set(bench.launcher.running)
+    bench.loop = bench.new_loop()
+    bench.tick(3)
+    assert set(bench.launcher.running) == running
+    assert bench.launcher.stopped == []
+    assert bench.trial(trial_id).members == before.members
+
+
+def test_a_study_whose_driver_is_gone_is_paused_and_comes_back(bench: Bench) -> None:
+    bench.store.put_study(Study(name="s", owner="me", owner_seen_at=bench.now))
+    trial_id = bench.submit()
+    bench.train(trial_id)
+    bench.now += OWNER_LEASE_SECONDS + 1
+    bench.tick()
+    assert bench.trial(trial_id).published_members == ()
+    bench.enter(trial_id)
+    bench.tick(2)
+    record = bench.trial(trial_id)
+    assert record.state is TrialState.PAUSED
+    assert record.losses == 0
+    assert "resume=True" in record.reason.sentence
+    bench.store.put_study(Study(name="s", owner="me again", owner_seen_at=bench.now))
+    bench.tick()
+    assert bench.trial(trial_id).state is TrialState.STARTING
+
+
+def test_joiners_who_came_too_late_are_told_to_aim_again(bench: Bench) -> None:
+    trial_id = bench.submit()
+    bench.train(trial_id)
+    bench.give_hints(trial_id)
+    bench.tick(30)
+    bench.all_ready(join_epoch=3)
+    bench.tick()
+    bench.store.note_abandoned(trial_id, bench.trial(trial_id).published)
+    bench.tick()
+    record = bench.trial(trial_id)
+    assert not record.switching
+    joiners = [row for row in bench.store.replicas() if row.replica_id not in record.members]
+    assert len(joiners) == 3
+    assert all(row.retry_join and row.state is ReplicaState.LAUNCHED for row in joiners)
+
+
+def test_cancelling_ends_the_replicas(bench: Bench) -> None:
+    trial_id = bench.submit()
+    bench.train(trial_id)
+    bench.store.request_cancel(trial_id, "not needed")
+    bench.tick(2)
+    assert bench.trial(trial_id).state is TrialState.CANCELLED
+    assert bench.launcher.running == {}
+
+
+def test_an_objective_without_the_core_counts_as_running_once_it_reports(bench: Bench) -> None:
+    trial_id = bench.submit()
+    bench.tick()
+    bench.store.add_report(Report(trial_id, 0, 0.5, 0.0))
+    bench.tick()
+    assert bench.trial(trial_id).state is TrialState.RUNNING
+
+
+def test_a_launch_that_fails_is_tried_again_later(bench: Bench) -> None:
+    trial_id = bench.submit()
+    bench.launcher.refuse = "no room on the disk"
+    bench.tick()
+    assert bench.trial(trial_id).state is TrialState.PENDING
+    assert bench.store.replicas() == []
+    bench.launcher.refuse = None
+    bench.tick(10)
+    assert bench.trial(trial_id).state is TrialState.STARTING
+
+
+def test_a_policy_that_raises_changes_nothing(bench: Bench) -> None:
+    trial_id = grown(bench)
+    before = bench.trial(trial_id)
+
+    class Broken:
+        name = "broken"
+
+        def allocate(self, snapshot: Snapshot) -> dict[str, Grant]:
+            raise RuntimeError("policy")
+
+    bench.loop._policy = Broken()
+    with pytest.raises(RuntimeError, match="policy"):
+        bench.tick()
+    assert bench.trial(trial_id) == before
+    assert len(bench.launcher.running) == 4

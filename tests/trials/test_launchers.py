@@ -1,0 +1,190 @@
+"""The contract of every launcher, with real processes where there are any."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from trials.launch import InMemoryLauncher, Launcher, LaunchRequest, LocalLauncher
+from trials.launch.base import Exit
+from trials.record import ReplicaRecord
+
+SCRIPT = """
+import os, signal, sys, time
+def returns_seven():
+    print("hello from", os.environ["NAME"], flush=True)
+    return 7
+def raises():
+    raise ValueError("on purpose")
+def exits():
+    raise SystemExit(5)
+def sleeps():
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    if os.fork() == 0:
+        time.sleep(600)
+    time.sleep(600)
+"""
+
+
+@pytest.fixture(params=["cold", "fork server"])
+def launcher(request: pytest.FixtureRequest) -> Iterator[LocalLauncher]:
+    made = LocalLauncher(slots=2, fork_server=request.param == "fork server")
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def launch(launcher: LocalLauncher, tmp_path: Path) -> Iterator[Callable[[str], ReplicaRecord]]:
+    (tmp_path / "user_code.py").write_text(SCRIPT)
+    started: list[ReplicaRecord] = []
+
+    def start(function: str) -> ReplicaRecord:
+        name = f"r{len(started)}"
+        process = launcher.launch(
+            LaunchRequest(
+                replica_id=name,
+                entrypoint=f"user_code:{function}",
+                environ={"NAME": name, "PATH": os.environ["PATH"]},
+                working_dir=str(tmp_path),
+                python_path=(str(tmp_path),),
+                preload=(),
+                log=tmp_path / "logs" / f"{name}.log",
+            )
+        )
+        record = ReplicaRecord(
+            replica_id=name,
+            trial_id="t",
+            node="localhost",
+            slot=0,
+            launch_index=0,
+            pid=process.pid,
+            process_started=process.started,
+        )
+        started.append(record)
+        return record
+
+    yield start
+    for record in started:
+        launcher.stop(record, force=True)
+
+
+def wait_for_exit(launcher: Launcher, replica: ReplicaRecord, seconds: float = 20.0) -> Exit:
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        gone = launcher.exits([replica])
+        if gone:
+            return gone[0]
+        time.sleep(0.01)
+    raise AssertionError(f"{replica.replica_id} is still running")
+
+
+@pytest.mark.parametrize(("function", "status"), [("returns_seven", 7), ("raises", 1), ("exits", 5)])
+def test_the_end_of_a_replica_is_its_status_and_its_words_are_in_the_log(
+    launcher: LocalLauncher, launch: Callable[[str], ReplicaRecord], tmp_path: Path, function: str, status: int
+) -> None:
+    replica = launch(function)
+    assert wait_for_exit(launcher, replica).status == status
+    log = (tmp_path / "logs" / "r0.log").read_text()
+    if function == "returns_seven":
+        assert "hello from r0" in log
+    if function == "raises":
+        assert "ValueError: on purpose" in log
+
+
+def test_a_polite_stop_lets_the_replica_end_itself(
+    launcher: LocalLauncher, launch: Callable[[str], ReplicaRecord]
+) -> None:
+    replica = launch("sleeps")
+    assert replica.pid is not None
+    wait_until_it_has_a_child(replica.pid)
+    launcher.stop(replica, force=False)
+    assert wait_for_exit(launcher, replica).status == 143
+    launcher.stop(replica, force=False)
+
+
+def test_a_forced_stop_takes_the_children_along(
+    launcher: LocalLauncher, launch: Callable[[str], ReplicaRecord]
+) -> None:
+    replica = launch("sleeps")
+    assert replica.pid is not None
+    child = wait_until_it_has_a_child(replica.pid)
+    launcher.stop(replica, force=True)
+    assert wait_for_exit(launcher, replica).status == -9
+    assert child.wait(timeout=10.0) is None or not child.is_running()
+
+
+def wait_until_it_has_a_child(pid: int) -> psutil.Process:
+    deadline = time.monotonic() + 20.0
+    while time.monotonic() < deadline:
+        children = psutil.Process(pid).children()
+        if children:
+            return children[0]
+        time.sleep(0.01)
+    raise AssertionError("no child appeared")
+
+
+def test_a_process_that_is_not_ours_any_more_is_seen_to_be_gone(launcher: LocalLauncher) -> None:
+    stranger = ReplicaRecord(
+        replica_id="r", trial_id="t", node="n", slot=0, launch_index=0, pid=os.getpid(), process_started=1.0
+    )
+    assert launcher.exits([stranger]) == [Exit("r", None)]
+
+
+def test_a_fork_server_that_was_killed_is_replaced(tmp_path: Path) -> None:
+    launcher = LocalLauncher(slots=1)
+    (tmp_path / "user_code.py").write_text(SCRIPT)
+
+    def run(name: str) -> int | None:
+        request = LaunchRequest(
+            replica_id=name,
+            entrypoint="user_code:returns_seven",
+            environ={"NAME": name, "PATH": os.environ["PATH"]},
+            working_dir=str(tmp_path),
+            python_path=(str(tmp_path),),
+            preload=(),
+            log=tmp_path / f"{name}.log",
+        )
+        process = launcher.launch(request)
+        record = ReplicaRecord(
+            replica_id=name,
+            trial_id="t",
+            node="n",
+            slot=0,
+            launch_index=0,
+            pid=process.pid,
+            process_started=process.started,
+        )
+        return wait_for_exit(launcher, record).status
+
+    assert run("before") == 7
+    assert launcher._server is not None
+    launcher._server.kill()
+    deadline = time.monotonic() + 5.0
+    while launcher._server._connection is not None and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert run("after") == 7
+    assert "hello from after" in (tmp_path / "after.log").read_text()
+    launcher.close()
+
+
+def test_the_in_memory_launcher_ends_replicas_when_told(tmp_path: Path) -> None:
+    launcher = InMemoryLauncher({"n": 2})
+    request = LaunchRequest(
+        replica_id="r",
+        entrypoint="m:f",
+        environ={},
+        working_dir=".",
+        python_path=(),
+        preload=(),
+        log=tmp_path / "log",
+    )
+    process = launcher.launch(request)
+    record = ReplicaRecord(replica_id="r", trial_id="t", node="n", slot=0, launch_index=0, pid=process.pid)
+    assert launcher.exits([record]) == []
+    launcher.stop(record, force=True)
+    assert launcher.exits([record]) == [Exit("r", -9)]

@@ -1,0 +1,178 @@
+"""The plan is tested against a small model of replicas that behave: whatever is wanted, the trial gets there."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from trials.plan import (
+    CONTACT_DEADLINE_SECONDS,
+    SWITCH_DEADLINE_SECONDS,
+    Action,
+    Launch,
+    Publish,
+    RetryJoin,
+    Stop,
+    plan,
+)
+from trials.record import Outcome, ReplicaRecord, ReplicaState, TrialRecord
+from trials.spec import TrialSpec
+from trials.states import TrialState
+
+
+def trial(**changes: object) -> TrialRecord:
+    record = TrialRecord(
+        trial_id="t", spec=TrialSpec(study="s", number=0, entrypoint="m:f", max_replicas=8), state=TrialState.RUNNING
+    )
+    return replace(record, **changes)  # type: ignore[arg-type]
+
+
+def replica(name: str, **changes: object) -> ReplicaRecord:
+    record = ReplicaRecord(
+        replica_id=name, trial_id="t", node="n", slot=0, launch_index=0, state=ReplicaState.ACTIVE, contact_at=0.0
+    )
+    return replace(record, **changes)  # type: ignore[arg-type]
+
+
+def training(*names: str) -> TrialRecord:
+    return trial(generation=1, published=1, members=names, published_members=names)
+
+
+def test_a_new_trial_is_launched_and_let_in_when_all_are_ready() -> None:
+    assert plan(trial(), 2, [], 0.0) == [Launch(2)]
+    a, b = replica("a", state=ReplicaState.READY), replica("b", state=ReplicaState.LAUNCHED, launch_index=1)
+    assert plan(trial(), 2, [a, b], 0.0) == []
+    ready = [a, replace(b, state=ReplicaState.READY)]
+    assert plan(trial(), 2, ready, 0.0) == [Publish(("a", "b"), None)]
+
+
+def test_growing_waits_for_joiners_that_stand_in_one_epoch() -> None:
+    a, b = replica("a"), replica("b", state=ReplicaState.LAUNCHED, launch_index=1)
+    assert plan(training("a"), 2, [a], 0.0) == [Launch(1)]
+    assert plan(training("a"), 2, [a, b], 0.0) == []
+    b = replace(b, state=ReplicaState.READY, join_epoch=5)
+    assert plan(training("a"), 2, [a, b], 0.0) == [Publish(("a", "b"), 5)]
+    c = replica("c", state=ReplicaState.READY, launch_index=2, join_epoch=6)
+    assert plan(training("a"), 3, [a, b, c], 0.0) == [RetryJoin(("b",))]
+
+
+def test_shrinking_gives_up_joiners_before_members_and_keeps_rank_order() -> None:
+    a, b, c = replica("a"), replica("b"), replica("c", state=ReplicaState.LAUNCHED)
+    assert plan(training("a", "b"), 2, [a, b, c], 0.0) == [Stop("c", force=True)]
+    assert plan(training("a", "b"), 1, [a, b, c], 0.0) == [Stop("c", force=True), Publish(("a",), None)]
+    assert plan(training("a", "b"), 0, [a, b], 0.0) == [Publish((), None)]
+
+
+def test_a_lost_replica_is_left_out_at_once_and_only_once() -> None:
+    a = replica("a")
+    assert plan(training("a", "b"), 2, [a], 0.0) == [Publish(("a",), None)]
+    offered = replace(training("a", "b"), published=2, published_members=("a",))
+    assert plan(offered, 2, [a], 0.0) == []
+
+
+def test_an_offer_that_nobody_enters_is_replaced() -> None:
+    a, b = replica("a"), replica("b", state=ReplicaState.READY, join_epoch=3)
+    offered = replace(training("a"), published=2, published_members=("a", "b"), published_at=0.0)
+    assert plan(offered, 2, [a, b], 1.0) == []
+    assert plan(offered, 2, [a], 1.0) == [Publish(("a",), None)]
+    assert plan(offered, 2, [a, b], SWITCH_DEADLINE_SECONDS + 1) == [Publish(("a",), None)]
+
+
+def test_a_process_that_never_calls_is_replaced() -> None:
+    silent = replica("a", state=ReplicaState.LAUNCHED, contact_at=None)
+    assert plan(trial(), 1, [silent], CONTACT_DEADLINE_SECONDS + 1) == [Stop("a", force=True)]
+    slow = replica("a", state=ReplicaState.LAUNCHED, contact_at=1.0)
+    assert plan(trial(), 1, [slow], 10 * CONTACT_DEADLINE_SECONDS) == []
+
+
+def test_a_finished_trial_ends_its_replicas_and_insists() -> None:
+    done = trial(state=TrialState.SUCCEEDED, outcome=Outcome(kind="value", value=1.0))
+    assert plan(done, 0, [replica("a")], 0.0) == [Stop("a", force=True)]
+    assert plan(done, 0, [replica("a", stop_requested_at=1.0)], 2.0) == []
+    assert plan(done, 0, [replica("a", stop_requested_at=1.0)], 100.0) == [Stop("a", force=True)]
+
+
+class World:
+    """Replicas that do what they are told, in a random order, and sometimes die."""
+
+    def __init__(self, seed: int, deaths: bool) -> None:
+        self.random = random.Random(seed)
+        self.deaths = deaths
+        self.now = 0.0
+        self.count = 0
+        self.trial = trial(state=TrialState.PENDING)
+        self.replicas: dict[str, ReplicaRecord] = {}
+
+    def act(self, action: Action) -> None:
+        if isinstance(action, Launch):
+            for _ in range(action.count):
+                name = f"r{self.count}"
+                index = max((row.launch_index for row in self.replicas.values()), default=-1) + 1
+                self.replicas[name] = replica(
+                    name, state=ReplicaState.LAUNCHED, launch_index=index, launched_at=self.now, contact_at=self.now
+                )
+                self.count += 1
+        elif isinstance(action, Stop):
+            self.replicas.pop(action.replica_id, None)
+        elif isinstance(action, Publish):
+            assert set(action.members) <= set(self.replicas)
+            self.trial = replace(
+                self.trial,
+                published=self.trial.published + 1,
+                published_members=action.members,
+                published_at=self.now,
+                join_epoch=action.join_epoch,
+            )
+        else:
+            for name in action.replica_ids:
+                self.replicas[name] = replace(self.replicas[name], state=ReplicaState.LAUNCHED, join_epoch=None)
+
+    def happen(self) -> None:
+        """One thing happens on its own."""
+        self.now += 0.1
+        if self.deaths and self.replicas and self.random.random() < 0.05:
+            self.replicas.pop(self.random.choice(sorted(self.replicas)))
+        for name, row in sorted(self.replicas.items()):
+            if row.state is ReplicaState.LAUNCHED and self.random.random() < 0.5:
+                joins = bool(self.trial.members)
+                self.replicas[name] = replace(row, state=ReplicaState.READY, join_epoch=7 if joins else None)
+        offered = self.trial.published_members
+        if self.trial.switching and set(offered) <= set(self.replicas) and self.random.random() < 0.5:
+            self.trial = replace(self.trial, generation=self.trial.published, members=offered)
+            for name in list(self.replicas):
+                if name in offered:
+                    self.replicas[name] = replace(self.replicas[name], state=ReplicaState.ACTIVE)
+                elif self.replicas[name].state is ReplicaState.ACTIVE:
+                    del self.replicas[name]
+        if not self.replicas:
+            self.trial = replace(self.trial, members=(), generation=self.trial.published, published_members=())
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.integers(0, 10**6), st.lists(st.integers(0, 5), min_size=1, max_size=5), st.booleans())
+def test_whatever_is_wanted_the_trial_gets_there(seed: int, wishes: list[int], deaths: bool) -> None:
+    world = World(seed, deaths)
+    for wanted in wishes:
+        world.deaths = deaths
+        for step in range(300):
+            world.deaths = deaths and step < 100
+            for action in plan(world.trial, wanted, list(world.replicas.values()), world.now):
+                world.act(action)
+            world.happen()
+            assert len(world.replicas) <= 5
+        active = [row for row in world.replicas.values() if row.state is ReplicaState.ACTIVE]
+        assert len(active) == len(world.replicas) == wanted
+        assert set(world.trial.members) == set(world.replicas)
+
+
+@pytest.mark.parametrize("wanted", [0, 1, 2, 3])
+def test_planning_twice_without_a_change_in_between_launches_nothing_twice(wanted: int) -> None:
+    world = World(1, deaths=False)
+    for action in plan(world.trial, wanted, [], 0.0):
+        world.act(action)
+    again = plan(world.trial, wanted, list(world.replicas.values()), 0.0)
+    assert not [action for action in again if isinstance(action, Launch)]

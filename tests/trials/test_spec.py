@@ -1,0 +1,38 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from trials.errors import InvalidTrialSpec
+from trials.spec import TrialSpec
+
+
+def spec(**changes: Any) -> TrialSpec:
+    return TrialSpec(**{"study": "s", "number": 0, "entrypoint": "package.module:main", **changes})
+
+
+def test_a_spec_survives_the_wire() -> None:
+    original = spec(
+        payload={"a": [1, None]}, max_replicas=4, python_path=("/x",), preload=("torch",), environ={"A": "b"}
+    )
+    assert TrialSpec.from_json(original.to_json()) == original
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"study": ""}, "name of its study"),
+        ({"number": -1}, "number is -1"),
+        ({"entrypoint": "main"}, "package.module:function"),
+        ({"entrypoint": "os:system('x')"}, "package.module:function"),
+        ({"min_replicas": 0}, "min_replicas is 0"),
+        ({"min_replicas": 4, "max_replicas": 2}, "min_replicas is 4 but max_replicas is 2"),
+        ({"max_replicas": 10**6}, "at most 4096"),
+        ({"max_replicas": 2.5}, "whole number"),
+        ({"min_replicas": True}, "whole number"),
+    ],
+)
+def test_contradictions_are_refused_with_the_rule(changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(InvalidTrialSpec, match=words):
+        spec(**changes)

@@ -1,0 +1,161 @@
+"""The contract of every trial store."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from trials.errors import StoreUnavailable, UnknownTrial
+from trials.record import Outcome, Reason, ReplicaRecord, ReplicaState, Report, Study
+from trials.spec import TrialSpec
+from trials.states import TrialState
+from trials.store import SqlTrialStore, TrialStore
+from trials.store.base import HistoryEntry
+
+
+@pytest.fixture(params=["sqlite-file", "sqlite-memory"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[TrialStore]:
+    url = "sqlite://" if request.param == "sqlite-memory" else f"sqlite:///{tmp_path / 'trials.db'}"
+    made = SqlTrialStore(url)
+    yield made
+    made.close()
+
+
+def spec(number: int = 0, study: str = "s") -> TrialSpec:
+    return TrialSpec(study=study, number=number, entrypoint="m:f", payload={"x": 1.5})
+
+
+def test_submitting_the_same_trial_twice_gives_the_first(store: TrialStore) -> None:
+    first = store.submit(spec(), 1.0)
+    assert store.submit(spec(), 2.0) == first
+    assert store.submit(spec(study="other"), 2.0).trial_id != first.trial_id
+    assert [record.submitted_at for record in store.trials()] == [1.0, 2.0]
+
+
+def test_what_the_loop_saves_comes_back(store: TrialStore) -> None:
+    record = store.submit(spec(), 1.0)
+    changed = replace(
+        record,
+        state=TrialState.RESCALING,
+        reason=Reason(code="c", sentence="why"),
+        generation=3,
+        members=("a", "b"),
+        published=4,
+        published_members=("a",),
+        published_at=5.0,
+        join_epoch=6,
+        rescaled_at=7.0,
+        losses=1,
+    )
+    store.save_trial(changed)
+    assert store.trial(record.trial_id) == changed
+
+
+def test_saving_an_old_copy_does_not_undo_facts(store: TrialStore) -> None:
+    record = store.submit(spec(), 1.0)
+    assert store.set_outcome(record.trial_id, Outcome(kind="value", value=0.25))
+    store.note_entered(record.trial_id, 3)
+    store.note_abandoned(record.trial_id, 2)
+    store.request_cancel(record.trial_id, "enough")
+    store.set_hold("s", "held")
+    store.save_trial(record)
+    now = store.trial(record.trial_id)
+    assert (now.entered, now.abandoned, now.cancel_requested, now.hold) == (3, 2, "enough", "held")
+    assert now.outcome == Outcome(kind="value", value=0.25)
+
+
+def test_the_first_outcome_and_the_highest_number_stay(store: TrialStore) -> None:
+    trial_id = store.submit(spec(), 1.0).trial_id
+    assert store.set_outcome(trial_id, Outcome(kind="value", value=1.0))
+    assert not store.set_outcome(trial_id, Outcome(kind="error", message="late"))
+    store.note_entered(trial_id, 5)
+    store.note_entered(trial_id, 4)
+    record = store.trial(trial_id)
+    assert record.outcome is not None
+    assert (record.outcome.kind, record.entered) == ("value", 5)
+
+
+def test_live_trials_leave_out_finished_ones(store: TrialStore) -> None:
+    first, second = store.submit(spec(0), 1.0), store.submit(spec(1), 1.0)
+    store.save_trial(replace(first, state=TrialState.PRUNED))
+    assert [record.trial_id for record in store.trials(live_only=True)] == [second.trial_id]
+
+
+def test_replicas_come_and_go(store: TrialStore) -> None:
+    trial_id = store.submit(spec(), 1.0).trial_id
+    for index in range(3):
+        store.add_replica(
+            ReplicaRecord(
+                replica_id=f"r{index}", trial_id=trial_id, node="n", slot=index, launch_index=index, launched_at=1.0
+            )
+        )
+    store.update_replica("r0", pid=12, process_started=3.5)
+    store.update_replica("r1", state=ReplicaState.GONE, gone_at=9.0, exit_status=-9)
+    store.set_replica_state(["r0", "r1"], ReplicaState.ACTIVE)
+    states = {row.replica_id: row.state for row in store.replicas(live_only=False)}
+    assert states == {"r0": ReplicaState.ACTIVE, "r1": ReplicaState.GONE, "r2": ReplicaState.LAUNCHED}
+    assert [row.replica_id for row in store.replicas(trial_id=trial_id)] == ["r0", "r2"]
+    ended = [(interval.slot, interval.ended) for interval in store.slot_intervals()]
+    assert ended == [(0, None), (1, 9.0), (2, None)]
+
+
+def test_reports_keep_the_first_value_of_a_step(store: TrialStore) -> None:
+    trial_id = store.submit(spec(), 1.0).trial_id
+    for value in (0.5, 0.7):
+        store.add_report(Report(trial_id, 0, value, 10.0))
+    store.add_report(Report(trial_id, 1, None, 20.0))
+    assert store.reports("s") == [Report(trial_id, 0, 0.5, 10.0), Report(trial_id, 1, None, 20.0)]
+    assert store.reports("other") == []
+
+
+def test_hints_history_and_studies(store: TrialStore) -> None:
+    trial_id = store.submit(spec(), 1.0).trial_id
+    store.put_hints(trial_id, {"a": 1})
+    store.put_hints(trial_id, {"a": 2})
+    assert store.hints([trial_id, "nobody"]) == {trial_id: {"a": 2}}
+    entry = HistoryEntry(at=1.0, trial_id=trial_id, what="starts", reason=Reason(code="c", sentence="s"))
+    store.add_history(entry)
+    assert store.history(trial_id) == [entry]
+    store.put_study(Study(name="s", direction="maximize"))
+    store.put_study(Study(name="s", direction="maximize", weight=2.0, owner="me", owner_seen_at=1.0))
+    assert store.studies() == [Study(name="s", direction="maximize", weight=2.0, owner="me", owner_seen_at=1.0)]
+
+
+def test_an_unknown_trial_is_named(store: TrialStore) -> None:
+    with pytest.raises(UnknownTrial, match="no trial is called 'nope'"):
+        store.trial("nope")
+
+
+def test_a_store_opened_again_has_everything(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 'trials.db'}"
+    first = SqlTrialStore(url)
+    record = first.submit(spec(), 1.0)
+    first.close()
+    second = SqlTrialStore(url)
+    assert second.trials() == [record]
+    second.close()
+
+
+def test_writers_in_several_threads_lose_nothing(tmp_path: Path) -> None:
+    made = SqlTrialStore(f"sqlite:///{tmp_path / 'trials.db'}")
+
+    def submit(study: str) -> None:
+        for number in range(15):
+            made.submit(spec(number, study), 1.0)
+
+    threads = [threading.Thread(target=submit, args=(name,)) for name in "abcd"]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(made.trials()) == 60
+    made.close()
+
+
+def test_a_folder_that_cannot_be_written_is_named() -> None:
+    with pytest.raises(StoreUnavailable, match="cannot be opened"):
+        SqlTrialStore("sqlite:////nonexistent-folder/trials.db")
