@@ -174,7 +174,10 @@ class TrainingCore:
                 raise JoinAgain
             if prepared.group is None:
                 raise ReplicaExit("left")
-            break
+            if not self.joining or prepared.generation.join_epoch == self.epoch:
+                break
+            # Offered for an epoch this joiner no longer stands in: not entering makes the survivors stay as they are.
+            self.membership.abandon(prepared.generation.number)
         try:
             state = self.registry.capture() if prepared.group.rank == 0 else None
             received = hand_over(prepared.group, state)
@@ -224,7 +227,11 @@ class TrainingCore:
         if self.adaptation is None:
             return
         mine = self.adaptation.choose(self.group.num_nodes, self.group.world_size, switching=True)
-        atomic, accumulation = self.group.broadcast_json(list(mine))
+        try:
+            atomic, accumulation = self.group.broadcast_json(list(mine))
+        except PeerLost as error:
+            self.mark_broken(str(error))
+            return
         self.adaptation.use(atomic, accumulation)
 
     # ------------------------------------------------------------------ one step

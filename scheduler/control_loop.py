@@ -192,7 +192,12 @@ class ControlLoop:
             self._store.set_replica_state(trial.published_members, ReplicaState.ACTIVE)
         elif trial.abandoned == trial.published:
             settled = replace(trial, generation=trial.published, published_members=trial.members)
-            joiners = [replica_id for replica_id in trial.published_members if replica_id not in trial.members]
+            # A joiner that has noticed by itself aims at a later epoch already.
+            joiners = [
+                replica.replica_id
+                for replica in self._store.replicas(trial_id=trial.trial_id)
+                if replica.replica_id not in trial.members and replica.join_epoch == trial.join_epoch
+            ]
             self._retry(joiners)
         else:
             return trial

@@ -120,7 +120,7 @@ def serve(settings: ServerSettings, *, on_listening: Callable[[str, str], None])
 
     threading.Thread(target=announce_when_up, daemon=True).start()
     if settings.stop_with_stdin:
-        threading.Thread(target=_stop_with_owner, args=(server, store, loop), daemon=True).start()
+        threading.Thread(target=_stop_with_owner, args=(server, store, loop, folder, url), daemon=True).start()
     try:
         server.run(sockets=[listener])
     finally:
@@ -129,10 +129,13 @@ def serve(settings: ServerSettings, *, on_listening: Callable[[str, str], None])
         folder.release()
 
 
-def _stop_with_owner(server: uvicorn.Server, store: SqlTrialStore, loop: ControlLoop) -> None:
+def _stop_with_owner(
+    server: uvicorn.Server, store: SqlTrialStore, loop: ControlLoop, folder: StateFolder, url: str
+) -> None:
     """Wait for the owner's end of the pipe to close, give replicas time to save, then stop the server."""
     sys.stdin.buffer.read()
     logger.info("the owner is gone: pausing its trials")
+    folder.write_server_file(url, ending=True)
     for study in store.studies():
         store.put_study(replace(study, owner=None, owner_seen_at=time.time()))
     loop.wake()

@@ -13,11 +13,16 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
 from trials.errors import StateFolderInUse, StoreUnavailable
+
+
+ENDING_SECONDS = 30.0
+"""Longest wait for a scheduler that is ending to let go of its folder."""
 
 
 @dataclass(slots=True)
@@ -27,7 +32,22 @@ class StateFolder:
 
     @classmethod
     def acquire(cls, path: Path) -> StateFolder:
-        """Own the folder; raises StateFolderInUse with the owner's pid and address, or StoreUnavailable."""
+        """Own the folder; raises StateFolderInUse with the owner's pid and address, or StoreUnavailable.
+
+        A scheduler that is about to end, because its sweep did, is waited for.
+        """
+        deadline = time.monotonic() + ENDING_SECONDS
+        while True:
+            try:
+                return cls._acquire_now(path)
+            except StateFolderInUse:
+                ending = (read_server_file(path) or {}).get("ending", False)
+                if not ending or time.monotonic() > deadline:
+                    raise
+                time.sleep(0.1)
+
+    @classmethod
+    def _acquire_now(cls, path: Path) -> StateFolder:
         try:
             path.mkdir(parents=True, exist_ok=True, mode=0o700)
             lock = open(path / "lock", "a+")
@@ -53,9 +73,9 @@ class StateFolder:
     def database_url(self) -> str:
         return f"sqlite:///{self.path.resolve() / 'trials.db'}"
 
-    def write_server_file(self, url: str) -> None:
+    def write_server_file(self, url: str, *, ending: bool = False) -> None:
         partial = self.path / f"server.json.{os.getpid()}"
-        partial.write_text(json.dumps({"url": url, "pid": os.getpid()}))
+        partial.write_text(json.dumps({"url": url, "pid": os.getpid(), "ending": ending}))
         os.replace(partial, self.server_file)
 
     def release(self) -> None:

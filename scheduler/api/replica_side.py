@@ -17,6 +17,8 @@ from trials.store.base import HistoryEntry
 LONGEST_WAIT_SECONDS = 30.0
 JOIN_MARGIN_SECONDS = 1.0
 """Time a joiner needs from here to its first training step; it aims at an epoch that is not over by then."""
+ANSWER_SECONDS = 2.0
+"""A replica that waits for its driver looks up this often, to see whether it should leave instead."""
 MOST_KEYS = 4096
 LONGEST_VALUE = 65536
 
@@ -207,7 +209,7 @@ def replica_routes(service: Service) -> APIRouter:
         """Ask the driver; ``answer`` is None while there is none, then ask again with the same id."""
         trial = await asyncio.to_thread(store.trial, caller.trial_id)
         document = {**body.model_dump(), "trial_id": caller.trial_id}
-        answer = await service.mailbox.ask(trial.spec.study, document, LONGEST_WAIT_SECONDS / 3)
+        answer = await service.mailbox.ask(trial.spec.study, document, ANSWER_SECONDS)
         return {"answer": answer}
 
     return routes

@@ -22,7 +22,7 @@ from dist_core.sampling import ElasticCursor, evaluation_share, split_evenly
 def test_every_sample_once_a_pass_under_any_rescales_and_crashes(
     samples: int, seed: int, trace: list[tuple[int, int, int, bool, bool]]
 ) -> None:
-    """Each entry: world size, batch, accumulation, whether the step crashes, whether the job restarts from its state."""
+    """Trace entries: world size, batch, accumulation, whether the step crashes, whether the job then restarts."""
     cursor = ElasticCursor(samples, shuffle=True, seed=seed)
     seen = np.zeros(samples, dtype=int)
     position = 0
