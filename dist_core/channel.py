@@ -12,7 +12,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-import httpx
+import httpx2
 
 from dist_core.env import ReplicaEnvironment
 from dist_core.errors import ControlChannelError
@@ -24,7 +24,7 @@ CALL_WAIT_SECONDS = 20.0
 class ControlChannel:
     """Thread-safe; one connection pool for all threads of the replica."""
 
-    def __init__(self, environment: ReplicaEnvironment, *, transport: httpx.BaseTransport | None = None) -> None:
+    def __init__(self, environment: ReplicaEnvironment, *, transport: httpx2.BaseTransport | None = None) -> None:
         self._environment = environment
         self._base = environment.api_url
         self._transport = transport
@@ -32,14 +32,14 @@ class ControlChannel:
         self._last_answer = time.monotonic()
         self._closed = threading.Event()
 
-    def _connect(self) -> httpx.Client:
-        return httpx.Client(
+    def _connect(self) -> httpx2.Client:
+        return httpx2.Client(
             base_url=self._base,
             headers={
                 "Authorization": f"Bearer {self._environment.token}",
                 "X-Elastune-Replica": self._environment.replica_id,
             },
-            timeout=httpx.Timeout(CALL_WAIT_SECONDS + 10.0, connect=2.0),
+            timeout=httpx2.Timeout(CALL_WAIT_SECONDS + 10.0, connect=2.0),
             trust_env=False,
             transport=self._transport,
         )
@@ -66,7 +66,7 @@ class ControlChannel:
         while True:
             try:
                 response = self._client.request(method, f"/replica{path}", json=body, params=params)
-            except httpx.TransportError as error:
+            except httpx2.TransportError as error:
                 if self._closed.is_set() or time.monotonic() > deadline:
                     raise ControlChannelError(
                         f"the scheduler at {self._base} did not answer for {give_up_after:.0f} s: {error}"

@@ -52,7 +52,7 @@ def up(
     from scheduler.server import ServerSettings, serve
 
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr)
-    logging.getLogger("httpx").setLevel(logging.WARNING)
+    logging.getLogger("httpx2").setLevel(logging.WARNING)
 
     def announce(url: str, token: str) -> None:
         if embedded:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 import platformdirs
 
 from scheduler.errors import NotAuthorized, RequestRefused, SchedulerUnreachable
@@ -23,14 +23,14 @@ def default_state_dir() -> Path:
 class SchedulerClient:
     """Thread-safe. Every method raises SchedulerUnreachable, NotAuthorized or RequestRefused."""
 
-    def __init__(self, url: str, token: str, *, transport: httpx.BaseTransport | None = None) -> None:
+    def __init__(self, url: str, token: str, *, transport: httpx2.BaseTransport | None = None) -> None:
         self.url = url.rstrip("/")
         self.token = token
-        self._client = httpx.Client(
+        self._client = httpx2.Client(
             base_url=self.url,
             headers={"Authorization": f"Bearer {token}"},
-            timeout=httpx.Timeout(40.0, connect=3.0),
-            limits=httpx.Limits(max_connections=200),
+            timeout=httpx2.Timeout(40.0, connect=3.0),
+            limits=httpx2.Limits(max_connections=200),
             trust_env=False,
             transport=transport,
         )
@@ -65,7 +65,7 @@ class SchedulerClient:
     def request(self, method: str, path: str, body: Any = None, **options: Any) -> Any:
         try:
             response = self._client.request(method, path, json=body, **options)
-        except (httpx.TransportError, httpx.InvalidURL, httpx.UnsupportedProtocol) as error:
+        except (httpx2.TransportError, httpx2.InvalidURL, httpx2.UnsupportedProtocol) as error:
             raise SchedulerUnreachable(
                 f"no scheduler answers at {self.url} ({error}); start one with `elastune up`, or unset ELASTUNE_URL "
                 "to use an embedded one"
@@ -79,7 +79,7 @@ class SchedulerClient:
         return response.json() if response.content else None
 
 
-def _detail(response: httpx.Response) -> str:
+def _detail(response: httpx2.Response) -> str:
     try:
         detail = response.json()["detail"]
     except (ValueError, KeyError, TypeError):

@@ -101,9 +101,11 @@ def test_a_polite_stop_lets_the_replica_end_itself(
 ) -> None:
     replica = launch("sleeps")
     assert replica.pid is not None
-    wait_until_it_has_a_child(replica.pid)
+    child = wait_until_it_has_a_child(replica.pid)
     launcher.stop(replica, force=False)
     assert wait_for_exit(launcher, replica).status == 143
+    child.wait(timeout=10.0)
+    assert not child.is_running()
     launcher.stop(replica, force=False)
 
 
@@ -115,7 +117,8 @@ def test_a_forced_stop_takes_the_children_along(
     child = wait_until_it_has_a_child(replica.pid)
     launcher.stop(replica, force=True)
     assert wait_for_exit(launcher, replica).status == -9
-    assert child.wait(timeout=10.0) is None or not child.is_running()
+    child.wait(timeout=10.0)
+    assert not child.is_running()
 
 
 def wait_until_it_has_a_child(pid: int) -> psutil.Process:

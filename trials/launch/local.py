@@ -103,10 +103,10 @@ class LocalLauncher:
                 continue
             with self._lock:
                 status = self._statuses.pop(replica.pid, None)
-            if status is not None:
-                gone.append(Exit(replica.replica_id, status))
-            elif not _is_running(replica):
-                gone.append(Exit(replica.replica_id, None))
+            if status is None and _is_running(replica):
+                continue
+            gone.append(Exit(replica.replica_id, status))
+            _end_children(replica.pid)
         return gone
 
     def stop(self, replica: ReplicaRecord, *, force: bool) -> None:
@@ -230,6 +230,14 @@ def _own_path() -> list[str]:
     """Folders a bare interpreter needs to import this suite, also when it runs from a checkout."""
     root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
     return [root]
+
+
+def _end_children(pid: int) -> None:
+    """What a replica that is gone has left behind in the session it led, such as data loader workers."""
+    for process in psutil.process_iter():
+        with contextlib.suppress(OSError, psutil.Error):
+            if os.getsid(process.pid) == pid:
+                process.kill()
 
 
 def _is_running(replica: ReplicaRecord) -> bool:

@@ -1,0 +1,181 @@
+"""The API over a real store, with the control loop asleep: facts in, facts out, and who may do what."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+
+from scheduler.api.app import Service, create_app
+from scheduler.api.tokens import Tokens, token_in_folder
+from scheduler.control_loop import ControlLoop, LoopSettings
+from scheduler.policy import GoodputPolicy
+from scheduler.snapshot import NodeView
+from trials.launch import InMemoryLauncher
+from trials.record import ReplicaRecord, ReplicaState
+from trials.store import SqlTrialStore
+
+TOKENS = Tokens("a token of the owner")
+
+
+class Site:
+    def __init__(self, folder: Path) -> None:
+        self.store = SqlTrialStore(f"sqlite:///{folder / 'trials.db'}")
+        self.launcher = InMemoryLauncher({"n0": 2})
+        settings = LoopSettings(
+            state_dir=folder, api_url=lambda: "http://x", replica_token=TOKENS.for_trial, base_environ={}
+        )
+        self.loop = ControlLoop(self.store, self.launcher, GoodputPolicy(), settings)
+        self.loop.start = lambda: None  # type: ignore[method-assign]
+        nodes = (NodeView(name="n0", slots=2),)
+        self.service = Service(store=self.store, loop=self.loop, tokens=TOKENS, nodes=lambda: nodes)
+        self.http = TestClient(create_app(self.service))
+
+    def call(self, method: str, path: str, body: Any = None, token: str = TOKENS.owner, **options: Any) -> Any:
+        headers = {"Authorization": f"Bearer {token}", **options.pop("headers", {})}
+        return self.http.request(method, path, json=body, headers=headers, **options)
+
+    def replica(self, method: str, path: str, body: Any = None, name: str = "", **options: Any) -> Any:
+        trial_id = name.rpartition("-")[0]
+        headers = {"X-Elastune-Replica": name}
+        return self.call(
+            method, f"/replica{path}", body, token=TOKENS.for_trial(trial_id), headers=headers, **options
+        )
+
+    def submit(self, number: int = 0, **changes: Any) -> dict[str, Any]:
+        document = {"study": "s", "number": number, "entrypoint": "m:f", **changes}
+        answer = self.call("POST", "/trials", document)
+        assert answer.status_code == 200, answer.text
+        submitted: dict[str, Any] = answer.json()
+        return submitted
+
+    def with_replica(self) -> str:
+        trial_id = self.submit()["trial_id"]
+        name = f"{trial_id}-abc"
+        self.store.add_replica(
+            ReplicaRecord(replica_id=name, trial_id=trial_id, node="n0", slot=0, launch_index=0, launched_at=1.0)
+        )
+        return name
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Iterator[Site]:
+    made = Site(tmp_path)
+    with made.http:
+        yield made
+    made.store.close()
+
+
+@pytest.mark.parametrize("path", ["/trials", "/overview", "/timeline"])
+def test_without_the_owners_token_nothing_is_told(site: Site, path: str) -> None:
+    assert site.http.get(path).status_code == 401
+    assert site.call("GET", path, token="wrong").status_code == 401
+    trial_token = TOKENS.for_trial(site.submit()["trial_id"])
+    assert site.call("GET", path, token=trial_token).status_code == 401
+    assert site.call("GET", path).status_code == 200
+
+
+def test_a_replica_token_opens_its_own_trial_only(site: Site) -> None:
+    name = site.with_replica()
+    other = site.submit(1)["trial_id"]
+    assert site.replica("GET", "/trial", name=name).status_code == 200
+    refused = site.call(
+        "GET", "/replica/trial", token=TOKENS.for_trial(other), headers={"X-Elastune-Replica": name}
+    )
+    assert refused.status_code == 403
+    assert site.replica("GET", "/trial", name=f"{other}-unknown").status_code == 410
+
+
+def test_a_submission_is_checked_and_repeatable(site: Site) -> None:
+    first = site.submit()
+    assert site.submit()["trial_id"] == first["trial_id"]
+    for changes, words in (
+        ({"min_replicas": 3, "max_replicas": 3}, "min_replicas is 3 but the cluster has 2 slots"),
+        ({"min_replicas": 2, "max_replicas": 1}, "must not exceed max_replicas"),
+        ({"entrypoint": "rm -rf"}, "package.module:function"),
+        ({"unknown": 1}, "not a trial"),
+    ):
+        answer = site.call("POST", "/trials", {"study": "s", "number": 5, "entrypoint": "m:f", **changes})
+        assert answer.status_code == 422
+        assert words in answer.json()["detail"]
+
+
+def test_unknown_names_are_told(site: Site) -> None:
+    assert "no trial is called" in site.call("GET", "/trials/nope").json()["detail"]
+    assert site.call("POST", "/studies/nope/detach", {"owner": "me"}).status_code == 404
+
+
+def test_one_driver_at_a_time(site: Site) -> None:
+    assert site.call("PUT", "/studies/s", {"owner": "one"}).json() == {"slots": 2}
+    assert site.call("PUT", "/studies/s", {"owner": "one"}).status_code == 200
+    taken = site.call("PUT", "/studies/s", {"owner": "two"})
+    assert taken.status_code == 409
+    assert "driven by another process" in taken.json()["detail"]
+    site.call("POST", "/studies/s/detach", {"owner": "one"})
+    assert site.call("PUT", "/studies/s", {"owner": "two"}).status_code == 200
+    gone = site.call("POST", "/studies/s/news", {"owner": "one", "wait": 0})
+    assert gone.status_code == 409
+
+
+def test_a_question_reaches_the_driver_and_its_answer_the_replica(site: Site) -> None:
+    name = site.with_replica()
+    site.call("PUT", "/studies/s", {"owner": "one"})
+    question = {"id": "q1", "method": "suggest_float", "arguments": {"name": "lr"}}
+    assert site.replica("POST", "/call", question, name=name).json() == {"answer": None}
+    news = site.call("POST", "/studies/s/news", {"owner": "one", "wait": 0}).json()
+    assert [asked["id"] for asked in news["questions"]] == ["q1"]
+    site.call("POST", "/studies/s/answers", {"id": "q1", "answer": {"value": 0.1}})
+    assert site.replica("POST", "/call", question, name=name).json() == {"answer": {"value": 0.1}}
+
+
+def test_watch_tells_of_a_generation_once_published(site: Site) -> None:
+    name = site.with_replica()
+    assert site.replica("GET", "/watch", name=name, params={"wait": 0}).json() == {"generation": None}
+    [replica] = site.store.replicas()
+    assert replica.contact_at is not None
+    site.replica("POST", "/ready", {"join_epoch": None}, name=name)
+    assert site.store.replicas()[0].state is ReplicaState.READY
+    site.loop.tick()
+    site.loop.tick()
+    told = site.replica("GET", "/watch", name=name, params={"wait": 0}).json()["generation"]
+    assert told == {"number": 1, "members": [name], "nodes": ["n0"], "join_epoch": None}
+    assert site.replica("GET", "/watch", name=name, params={"wait": 0, "after": 1}).json() == {"generation": None}
+
+
+def test_hints_and_reports_are_checked(site: Site) -> None:
+    name = site.with_replica()
+    bounds = {"init_batch": 8, "max_batch": 16, "min_atomic": 1, "max_atomic": None, "accumulation": False}
+    good = {"generation": 1, "hints": {"bounds": bounds, "progress": 5.0}}
+    assert site.replica("POST", "/hints", good, name=name).status_code == 200
+    bad = {"generation": 1, "hints": {"bounds": bounds, "progress": -5.0}}
+    refused = site.replica("POST", "/hints", bad, name=name)
+    assert refused.status_code == 422
+    assert "progress is -5.0" in refused.json()["detail"]
+    assert site.replica("POST", "/report", {"step": 0, "value": None, "progress": 1.0}, name=name).status_code == 200
+    assert site.replica("POST", "/report", {"step": 0, "value": 1.0, "progress": -1.0}, name=name).status_code == 422
+
+
+def test_rendezvous_keys_belong_to_a_trial_and_a_generation(site: Site) -> None:
+    name = site.with_replica()
+    body = {"generation": 2, "key": "k", "value": "dg=="}
+    assert site.replica("PUT", "/rendezvous", body, name=name).status_code == 200
+
+    def get(generation: int) -> Any:
+        params = {"generation": generation, "key": "k", "wait": 0}
+        return site.replica("GET", "/rendezvous", name=name, params=params).json()["value"]
+
+    assert get(2) == "dg=="
+    assert get(3) is None
+    site.replica("PUT", "/rendezvous", {**body, "generation": 4}, name=name)
+    assert get(2) is None
+
+
+def test_the_token_file_is_the_owners_alone(tmp_path: Path) -> None:
+    token = token_in_folder(tmp_path)
+    assert token_in_folder(tmp_path) == token
+    assert (tmp_path / "token").stat().st_mode & 0o077 == 0
+    with pytest.raises(ValueError, match="at least 16"):
+        Tokens("short")

@@ -1,0 +1,83 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from scheduler.dashboard.colors import trial_color
+from scheduler.dashboard.picture import bars, draw_timeline, overlaps
+from scheduler.dashboard.terminal import sweep_view
+
+
+def timeline() -> dict[str, Any]:
+    def trial(trial_id: str, number: int) -> dict[str, Any]:
+        return {"trial_id": trial_id, "number": number, "state": "running", "reason": {"code": "c", "sentence": "why"}}
+
+    def interval(trial_id: str, slot: int, began: float, ended: float | None) -> dict[str, Any]:
+        return {"node": "n", "slot": slot, "trial_id": trial_id, "replica_id": "r", "began": began, "ended": ended}
+
+    return {
+        "now": 110.0,
+        "nodes": [{"name": "n", "slots": 2}],
+        "trials": [trial("a", 0), trial("b", 1)],
+        "intervals": [interval("a", 0, 100.0, 105.0), interval("b", 0, 105.0, None), interval("a", 1, 101.0, 104.0)],
+    }
+
+
+def test_bars_start_at_zero_and_reach_to_now() -> None:
+    rows, drawn = bars(timeline())
+    assert rows == ["n / 0", "n / 1"]
+    assert [(bar.number, bar.began, bar.ended) for bar in drawn] == [(0, 0.0, 5.0), (1, 5.0, 10.0), (0, 1.0, 4.0)]
+    assert overlaps(drawn) == []
+
+
+def test_a_slot_used_twice_is_found() -> None:
+    document = timeline()
+    document["intervals"][1]["began"] = 104.0
+    assert len(overlaps(bars(document)[1])) == 1
+
+
+def test_the_picture_is_written_twice(tmp_path: Path) -> None:
+    png, html = draw_timeline(timeline(), tmp_path / "new" / "slots")
+    assert png.read_bytes().startswith(b"\x89PNG")
+    assert "trial 1" in html.read_text()
+    empty = {"now": 0.0, "nodes": [{"name": "n", "slots": 1}], "trials": [], "intervals": []}
+    assert all(path.exists() for path in draw_timeline(empty, tmp_path / "empty"))
+
+
+def test_colours_differ_between_neighbours() -> None:
+    assert len({trial_color(number) for number in range(16)}) == 16
+
+
+def test_the_live_view_shows_what_runs_and_why() -> None:
+    overview = {
+        "now": 1.0,
+        "nodes": [{"name": "n", "slots": 4}],
+        "studies": [],
+        "trials": [
+            {
+                "trial_id": "tx",
+                "number": 3,
+                "state": "running",
+                "replicas": 2,
+                "max_replicas": 4,
+                "slots": 2,
+                "batch": 64,
+                "goodput": 1234.5,
+                "promise": 0.75,
+                "share_done": 0.5,
+                "latest": {"step": 7, "value": 0.98},
+            },
+            {"trial_id": "ty", "number": 1, "state": "pruned", "replicas": 0, "max_replicas": 4, "slots": 0},
+            {"trial_id": "tz", "number": 4, "state": "pending", "replicas": 0, "max_replicas": 4, "slots": 0},
+        ],
+        "changes": [
+            {"at": 0.5, "trial_id": "tx", "what": "1 -> 2 replicas", "reason": {"code": "c", "sentence": "took from ty"}}
+        ],
+    }
+    console = Console(width=120, record=True)
+    console.print(sweep_view(overview, title="digits", total=16))
+    text = console.export_text()
+    for words in ("1/16 trials, 1 pruned", "2 of 4 in use", "2/4", "1234", "0.75", "0.9800", "50%", "took from trial 1"):
+        assert words in text
