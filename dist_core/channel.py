@@ -66,17 +66,18 @@ class ControlChannel:
         while True:
             try:
                 response = self._client.request(method, f"/replica{path}", json=body, params=params)
+                if response.status_code < 500:
+                    self._last_answer = time.monotonic()
+                trouble: object = f"HTTP status {response.status_code}"
             except httpx2.TransportError as error:
+                response, trouble = None, error
+            if response is None or response.status_code >= 500:
                 if self._closed.is_set() or time.monotonic() > deadline:
                     raise ControlChannelError(
-                        f"the scheduler at {self._base} did not answer for {give_up_after:.0f} s: {error}"
-                    ) from error
+                        f"the scheduler at {self._base} did not answer for {give_up_after:.0f} s: {trouble}"
+                    )
                 time.sleep(RETRY_PAUSE_SECONDS)
                 self._follow_server()
-                continue
-            self._last_answer = time.monotonic()
-            if response.status_code in (502, 503, 504):
-                time.sleep(RETRY_PAUSE_SECONDS)
                 continue
             if response.status_code >= 400:
                 raise ControlChannelError(

@@ -103,10 +103,10 @@ class CheckpointWriter:
     def __init__(self, folder: Path, *, on_error: Callable[[str], None]) -> None:
         self.folder = folder
         self._on_error = on_error
-        existing = _sequences(folder)
-        self._sequence = existing[0][0] if existing else 0
+        for partial in folder.glob("partial-*"):
+            shutil.rmtree(partial, ignore_errors=True)
         self._condition = threading.Condition()
-        self._waiting: tuple[int, dict[str, Any], dict[str, Any]] | None = None
+        self._waiting: tuple[dict[str, Any], dict[str, Any]] | None = None
         self._busy = False
         self._thread: threading.Thread | None = None
 
@@ -116,8 +116,7 @@ class CheckpointWriter:
         skeleton = pack(state, tensors)
         copy = unpack(skeleton, [tensor.to("cpu", copy=True) for tensor in tensors])
         with self._condition:
-            self._sequence += 1
-            self._waiting = (self._sequence, copy, summary)
+            self._waiting = (copy, summary)
             if self._thread is None:
                 self._thread = threading.Thread(target=self._write_all, name="elastune-checkpoint", daemon=True)
                 self._thread.start()
@@ -139,12 +138,14 @@ class CheckpointWriter:
             with self._condition:
                 while self._waiting is None:
                     self._condition.wait()
-                sequence, state, summary = self._waiting
+                state, summary = self._waiting
                 self._waiting, self._busy = None, True
             try:
-                write_checkpoint(self.folder, sequence, state, summary)
-            except OSError as error:
-                message = f"checkpoint {sequence} was not written to {self.folder}: {error}; the previous one is kept"
+                # Numbered by what is on disk now: another replica may have been rank 0, and written, in between.
+                existing = _sequences(self.folder)
+                write_checkpoint(self.folder, existing[0][0] + 1 if existing else 1, state, summary)
+            except Exception as error:
+                message = f"no checkpoint was written to {self.folder}: {error}; the previous one is kept"
                 logger.warning(message)
                 self._on_error(message)
             finally:

@@ -8,6 +8,7 @@ say otherwise. User code never sees it; ``session`` holds the names it sees.
 from __future__ import annotations
 
 import logging
+import statistics
 import threading
 import time
 from collections import deque
@@ -19,7 +20,7 @@ import torch.distributed as dist
 from dist_core.adaptation import Adaptation
 from dist_core.channel import ControlChannel
 from dist_core.checkpoint import CheckpointWriter, load_checkpoint, newest_checkpoint
-from dist_core.env import EXIT_PREEMPTED, ReplicaEnvironment, standalone_world
+from dist_core.env import EXIT_PEER_LOST, EXIT_PREEMPTED, ReplicaEnvironment, standalone_world
 from dist_core.errors import InvalidTraining, JoinAgain, PeerLost, ReplicaExit
 from dist_core.goodput import Hints
 from dist_core.hand_over import hand_over
@@ -49,6 +50,9 @@ CHECKPOINT_SECONDS = 5.0
 """Least time between two periodic checkpoints; they are written at the ends of epochs and, in long ones, within."""
 DRY_STEPS = 2
 """Passes a joiner makes alone: they build its gradient buckets in the order that the survivors' have."""
+HEAL_SECONDS = 60.0
+"""Longest wait for a generation without the lost replica; then the trial resumes from its checkpoint."""
+LEAVER_PATIENCE_SECONDS = 3.0
 LOCAL_NORM_SLOT = NUM_CONTROL_SLOTS
 
 
@@ -67,6 +71,7 @@ class TrainingCore:
         self.epoch_limit: int | None = None
         self.steps = 0
         self.progress = 0.0
+        self.progress_shift = 0.0
         self.in_epoch_loop = False
         self.models: list[AdaptiveDataParallel] = []
         self.loader: AdaptiveDataLoader | None = None
@@ -75,6 +80,8 @@ class TrainingCore:
         self._control_work: dist.Work | None = None
         self._control_prepared: Prepared | None = None
         self._control_lock = threading.Lock()
+        self._own_steps = 0
+        self._postponed: BaseException | None = None
         self._pauses: deque[float] = deque(maxlen=9)
         self._epoch_seconds: deque[float] = deque(maxlen=5)
         self._epoch_started: float | None = None
@@ -104,7 +111,8 @@ class TrainingCore:
         self.joined = False
         self.in_epoch_loop = False
         self.epoch = self.steps = 0
-        self.progress = 0.0
+        self.progress = self.progress_shift = 0.0
+        self._own_steps = 0
         self.epoch_limit = None
         self.group = lone_group()
         self.broken = None
@@ -120,6 +128,11 @@ class TrainingCore:
         return self.environment.launch_index == 0
 
     # ------------------------------------------------------------------ epochs
+
+    @property
+    def epoch_progress(self) -> float:
+        """Progress as if every epoch so far had been trained to its end."""
+        return self.progress + self.progress_shift
 
     def start_epochs(self, limit: int) -> None:
         """Entering the epoch loop: find out where the trial stands. Raises ReplicaExit when it is about over."""
@@ -138,7 +151,20 @@ class TrainingCore:
                 self._restore_from_disk()
         self.in_epoch_loop = True
 
+    def postpone(self, error: BaseException) -> None:
+        """Keep what was raised where Python would swallow it (a generator being closed); raised at the next chance."""
+        self._postponed = error
+
+    def raise_postponed(self) -> None:
+        error, self._postponed = self._postponed, None
+        if error is not None:
+            raise error
+
     def end_epoch(self) -> None:
+        self.raise_postponed()
+        if self.loader is not None:
+            # A loop that the user left early does not make the next epochs longer.
+            self.progress_shift += max(0.0, (self.epoch + 1) * len(self.loader.dataset) - self.epoch_progress)
         self.epoch += 1
         self._note_epoch_time()
         self._maybe_checkpoint()
@@ -215,6 +241,7 @@ class TrainingCore:
         self.generation = prepared.generation.number
         self.joined = True
         self.broken = None
+        self._epoch_started = self._epoch_started or time.monotonic()
         self.membership.commit(prepared)
         self._use_group()
 
@@ -243,7 +270,7 @@ class TrainingCore:
                 return
             vector = torch.zeros(NUM_CONTROL_SLOTS + 1, dtype=torch.float64)
             prepared = self.membership.pending() if self.membership is not None else None
-            if prepared is not None:
+            if prepared is not None and self._may_advertise(prepared):
                 number = float(prepared.generation.number)
                 vector[PREPARED_COUNT], vector[PREPARED_SUM], vector[PREPARED_SQUARES] = 1.0, number, number**2
             self._control_prepared = prepared
@@ -260,6 +287,11 @@ class TrainingCore:
             except RuntimeError as error:
                 self.mark_broken(str(error))
 
+    def _may_advertise(self, prepared: Prepared) -> bool:
+        """A joiner's gradient buckets are as after two passes; ours must be too before it is let in."""
+        joiners = set(prepared.generation.members) - set(self.members)
+        return not joiners or self._own_steps >= DRY_STEPS
+
     def mark_broken(self, reason: str) -> None:
         """A collective failed: this step does not count. Safe from any thread."""
         if self.broken is None:
@@ -274,6 +306,7 @@ class TrainingCore:
             self._heal()
             return
         self.steps += 1
+        self._own_steps += 1
         for model in self.models[:1]:
             self.adaptation.measured(model.take_measurement(float(vector[LOCAL_NORM_SLOT])), self.group.world_size)
         self.progress += self.adaptation.progress_of(global_batch)
@@ -286,15 +319,23 @@ class TrainingCore:
         self._maybe_checkpoint()
         self._send_hints()
 
-    def _finish_control(self) -> torch.Tensor | None:
-        work, vector = self._control_work, self._control
-        self._control = self._control_work = None
-        if self.broken is None and work is not None:
+    def await_control(self) -> bool:
+        """Wait for the control reduction of this step; False when the step is broken and must not be applied.
+
+        The optimizer waits here before it steps: a step counts on all replicas, or on none.
+        """
+        if self.broken is None and self._control_work is not None:
             try:
-                work.wait()
+                self._control_work.wait()
             except RuntimeError as error:
                 self.mark_broken(str(error))
-        return None if self.broken is not None else vector
+            self._control_work = None
+        return self.broken is None
+
+    def _finish_control(self) -> torch.Tensor | None:
+        whole = self.await_control()
+        vector, self._control, self._control_work = self._control, None, None
+        return vector if whole else None
 
     def _maybe_switch(self, vector: torch.Tensor) -> None:
         prepared = self._control_prepared
@@ -309,12 +350,17 @@ class TrainingCore:
         if prepared is None or decision is Decision.STAY:
             return
         if decision is Decision.ABANDON:
-            assert self.membership is not None
-            self.membership.abandon(prepared.generation.number)
-            if self.group.rank == 0:
-                self._post("/abandoned", {"generation": prepared.generation.number})
+            self._abandon(prepared)
             return
         self._switch(prepared)
+
+    def _abandon(self, prepared: Prepared) -> None:
+        """Stay in the present generation; dropping the other group tells its joiners."""
+        assert self.membership is not None
+        self.membership.abandon(prepared.generation.number)
+        self._control_prepared = None
+        if self.group.rank == 0:
+            self._post("/abandoned", {"generation": prepared.generation.number})
 
     def _switch(self, prepared: Prepared) -> None:
         started = time.perf_counter()
@@ -325,22 +371,31 @@ class TrainingCore:
             raise ReplicaExit("left")
         if set(prepared.generation.members) - set(self.members):
             state = self.registry.capture() if prepared.group.rank == 0 else None
+            received: dict[str, Any] | None = None
             try:
                 received = hand_over(prepared.group, state)
             except PeerLost as error:
-                # A joiner died at the last moment. The group that trains is whole: stay in it.
                 logger.warning("switch given up generation=%d error=%s", prepared.generation.number, error)
-                assert self.membership is not None
-                self.membership.abandon(prepared.generation.number)
-                self._post("/abandoned", {"generation": prepared.generation.number})
+            if not self._all_of_us(received is not None):
+                # A joiner died at the last moment. The group that trains is whole: all stay in it.
+                self._abandon(prepared)
                 return
-            if prepared.group.rank != 0:
+            if prepared.group.rank != 0 and received is not None:
                 self.registry.restore(received)
         self._enter(prepared)
-        pause = time.perf_counter() - started
-        self._pauses.append(pause)
-        if self.group.rank == 0:
-            self._announce_switch(prepared, pause_seconds=pause)
+        self._note_pause(prepared, time.perf_counter() - started)
+
+    def _all_of_us(self, succeeded: bool) -> bool:
+        """Vote in the present generation: whether the hand-over succeeded on every one of its replicas."""
+        votes = torch.tensor([float(succeeded)], dtype=torch.float64)
+        try:
+            work = self.group.sum_later(votes)
+            if work is not None:
+                work.wait()
+        except RuntimeError as error:
+            self.mark_broken(str(error))
+            return False
+        return round(float(votes)) == self.group.world_size
 
     def _heal(self) -> None:
         """Another replica vanished: wait for the generation without it and go on from the furthest survivor.
@@ -352,40 +407,53 @@ class TrainingCore:
         if self.membership is None or self.channel is None:
             raise PeerLost(f"another replica vanished: {reason}")
         started = time.perf_counter()
+        self._drop_group()
         self._post("/broken", {"generation": self.generation, "reason": reason[:300]})
-        for model in self.models:
-            model.drop_gradients()
-        deadline = time.monotonic() + 60.0
-        while time.monotonic() < deadline:
+        while time.perf_counter() - started < HEAL_SECONDS and self.membership.must_leave is None:
             prepared = self.membership.pending()
-            if self.membership.must_leave is not None or (prepared is not None and prepared.group is None):
-                break
-            if (
-                prepared is not None
-                and prepared.group is not None
-                and set(prepared.generation.members) <= set(self.members)
-            ):
-                self._rejoin(prepared, started)
+            if prepared is not None and self._may_heal_with(prepared, time.perf_counter() - started):
+                if prepared.group is None:
+                    break
+                try:
+                    self._rejoin(prepared)
+                except PeerLost:
+                    # One of these is gone as well; the scheduler sees it and publishes again.
+                    self.membership.abandon(prepared.generation.number)
+                    continue
+                self._note_pause(prepared, time.perf_counter() - started)
                 return
             time.sleep(0.005)
         raise PeerLost(f"another replica vanished and the trial was not rebuilt around it: {reason}")
 
-    def _rejoin(self, prepared: Prepared, started: float) -> None:
+    def _drop_group(self) -> None:
+        """Close this replica's connections: others that still wait for it in a collective learn of the loss by that."""
+        self.group = lone_group()
+        for model in self.models:
+            model.use_group(self.group)
+            model.drop_gradients()
+
+    def _may_heal_with(self, prepared: Prepared, waited_seconds: float) -> bool:
+        if prepared.group is None:
+            # Told to leave by a generation that may hold the lost replica: give the one that replaces it a moment.
+            return not prepared.generation.members or waited_seconds > LEAVER_PATIENCE_SECONDS
+        return set(prepared.generation.members) <= set(self.members)
+
+    def _note_pause(self, prepared: Prepared, seconds: float) -> None:
+        self._pauses.append(seconds)
+        if self.group.rank == 0:
+            self._announce_switch(prepared, pause_seconds=seconds)
+
+    def _rejoin(self, prepared: Prepared) -> None:
         group = prepared.group
         assert group is not None
         standing = group.gather_json([self.steps, self.epoch])
-        if any(epoch != self.epoch for _, epoch in standing):
-            raise PeerLost("survivors stand in different epochs; the trial resumes from its checkpoint")
-        furthest = max(range(group.world_size), key=lambda rank: (standing[rank][0], -rank))
-        if furthest != 0 and standing[furthest][0] > standing[0][0]:
-            raise PeerLost("rank 0 is behind; the trial resumes from its checkpoint")
+        if any(other != [self.steps, self.epoch] for other in standing):
+            # Cannot happen while a step counts on all or on none; if it does, no survivor's state can be trusted.
+            raise ReplicaExit("survivors stand at different steps", EXIT_PEER_LOST)
         received = hand_over(group, self.registry.capture() if group.rank == 0 else None)
         if group.rank != 0:
             self.registry.restore(received)
         self._enter(prepared)
-        self._pauses.append(time.perf_counter() - started)
-        if group.rank == 0:
-            self._announce_switch(prepared, pause_seconds=time.perf_counter() - started)
 
     # ------------------------------------------------------------------ state and reports
 
@@ -397,10 +465,16 @@ class TrainingCore:
                 self.group.broadcast_tensors(buffers)
 
     def _save(self) -> dict[str, Any]:
-        return {"epoch": self.epoch, "steps": self.steps, "progress": self.progress}
+        return {
+            "epoch": self.epoch,
+            "steps": self.steps,
+            "progress": self.progress,
+            "progress_shift": self.progress_shift,
+        }
 
     def _load(self, state: dict[str, Any]) -> None:
         self.epoch, self.steps, self.progress = state["epoch"], state["steps"], state["progress"]
+        self.progress_shift = state["progress_shift"]
 
     def _restore_from_disk(self) -> None:
         if self.environment is None:
@@ -415,6 +489,8 @@ class TrainingCore:
     def _maybe_checkpoint(self) -> None:
         if self._writer is None or self.group.rank != 0 or not self.joined:
             return
+        if self._is_past_the_end:
+            return
         if time.monotonic() - self._last_checkpoint >= CHECKPOINT_SECONDS and not self._writer.busy:
             self.checkpoint(wait=False)
 
@@ -427,10 +503,17 @@ class TrainingCore:
         self._last_checkpoint = time.monotonic()
 
     def _save_and_exit(self, reason: str, code: int) -> None:
-        if self.group.rank == 0 and self.joined:
+        if self.group.rank == 0 and self.joined and not self._is_past_the_end:
+            if self.membership is not None:
+                self.membership.saving = True
             self.checkpoint(wait=True)
         self._flush_hints()
         raise ReplicaExit(reason, code)
+
+    @property
+    def _is_past_the_end(self) -> bool:
+        """Resuming after the last epoch would return without having evaluated anything."""
+        return self.epoch_limit is not None and self.epoch >= self.epoch_limit
 
     def leave_if_asked(self) -> None:
         """Outside the step loop (while waiting for an answer): leave with a checkpoint when asked to."""
@@ -446,6 +529,7 @@ class TrainingCore:
         if self.adaptation is None or self.loader is None:
             return None
         per_epoch = len(self.loader.dataset)
+        fraction = min(1.0, max(0.0, self.epoch_progress / per_epoch - self.epoch))
         return Hints(
             bounds=self.adaptation.bounds,
             observations=tuple(self.adaptation.profile.observations()),
@@ -453,12 +537,20 @@ class TrainingCore:
             progress=self.progress,
             target_progress=None if self.epoch_limit is None else float(self.epoch_limit * per_epoch),
             epoch=self.epoch,
-            epoch_fraction=min(1.0, max(0.0, self.progress / per_epoch - self.epoch)),
-            epoch_seconds=sorted(self._epoch_seconds)[len(self._epoch_seconds) // 2] if self._epoch_seconds else None,
+            epoch_fraction=fraction,
+            epoch_seconds=self._typical_epoch_seconds(fraction),
             global_batch=self.adaptation.global_batch(self.group.world_size),
             goodput=self.adaptation.measured_goodput,
-            rescale_pause_seconds=sorted(self._pauses)[len(self._pauses) // 2] if self._pauses else None,
+            rescale_pause_seconds=statistics.median(self._pauses) if self._pauses else None,
         )
+
+    def _typical_epoch_seconds(self, fraction: float) -> float | None:
+        """Median of the latest epochs; in the first one, from how far it has come."""
+        if self._epoch_seconds:
+            return statistics.median(self._epoch_seconds)
+        if self._epoch_started is None or fraction < 0.05:
+            return None
+        return (time.monotonic() - self._epoch_started) / fraction
 
     def _send_hints(self) -> None:
         if self._hints is not None and self.group.rank == 0 and self._hints.due:

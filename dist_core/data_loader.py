@@ -71,7 +71,6 @@ class AdaptiveDataLoader:
         self._loader = DataLoader(dataset, batch_sampler=cast("Any", self._planned), **options)
         self._autoscaled = False
         self._registered = False
-        self._in_step = False
 
     @property
     def batch_size(self) -> int:
@@ -123,8 +122,13 @@ class AdaptiveDataLoader:
         return self.batch_size
 
     def commit(self, taken: int) -> None:
-        self.cursor.commit(taken)
-        self._in_step = False
+        """A step over ``taken`` samples counts; with ``drop_last`` a rest too small for another ends the pass."""
+        if not self.cursor.commit(taken) and self._drops(self.cursor):
+            self.cursor.commit(self.cursor.remaining)
+
+    def _drops(self, cursor: ElasticCursor) -> bool:
+        """Whether the rest of the pass is left out; a batch size that adapts needs no leaving out."""
+        return self.drop_last and not self.bounds.adaptive and cursor.remaining < self.batch_size
 
     # ------------------------------------------------------------------ iteration
 
@@ -151,6 +155,7 @@ class AdaptiveDataLoader:
         yield from self._loader
 
     def _train(self, core: TrainingCore) -> Iterator[Any]:
+        core.raise_postponed()
         core.adopt_loader(self)
         if not self._registered:
             self._registered = True
@@ -169,9 +174,7 @@ class AdaptiveDataLoader:
                     try:
                         yield batch
                     except GeneratorExit:
-                        # The user broke out of the loop after this batch; the step it completed still counts.
-                        if index == len(plan.step.micro_batches) - 1:
-                            core.finish_step(plan.step.global_batch)
+                        self._leave_early(core, plan.step)
                         raise
                     now = time.perf_counter()
                     micro_seconds.append(now - pass_began)
@@ -179,6 +182,15 @@ class AdaptiveDataLoader:
                 self._note_times(core, plan.step, micro_seconds, plan.measures)
                 core.finish_step(plan.step.global_batch)
         core.end_training_loop()
+
+    def _leave_early(self, core: TrainingCore, step: StepPlan) -> None:
+        """The user broke out of the loop: a step that was applied counts, a batch that was only looked at does not."""
+        if not any(model.stepped for model in core.models):
+            return
+        try:
+            core.finish_step(step.global_batch)
+        except BaseException as error:
+            core.postpone(error)
 
     def _dry_steps(self, core: TrainingCore) -> Iterator[Any]:
         """Passes of a joiner that is still alone; what they change is overwritten when it joins."""
@@ -196,8 +208,8 @@ class AdaptiveDataLoader:
         if core.loader is self and core.in_epoch_loop:
             target = (core.epoch + 1) * len(self.dataset)
             if self.drop_last and not self.bounds.adaptive:
-                return self.cursor.passes > core.epoch
-            return core.progress >= target * (1 - _PROGRESS_TOLERANCE)
+                return self.cursor.passes > started_passes
+            return core.epoch_progress >= target * (1 - _PROGRESS_TOLERANCE)
         return self.cursor.passes > started_passes
 
     def _steps_under_present_plan(self, core: TrainingCore, started_passes: int) -> Iterator[_LoadedStep]:
@@ -217,8 +229,6 @@ class AdaptiveDataLoader:
             number += 1
             rest = [next(batches) for _ in step.micro_batches[1:]]
             yield _LoadedStep(step, [first, *rest], core.adaptation.measures(core.steps, core.group.world_size))
-            if core.loader is self and self._in_step:
-                return
             if self.cursor.passes != began and not self.bounds.adaptive:
                 return
 
@@ -235,8 +245,6 @@ class AdaptiveDataLoader:
         batch = core.adaptation.global_batch(core.group.world_size)
         steps = core.steps
         while True:
-            if self.drop_last and ahead.remaining < batch:
-                ahead.commit(ahead.remaining)
             take = ahead.take(batch, avoid_small_rest=self.bounds.adaptive)
             splits = core.adaptation.accumulation
             measures = core.adaptation.measures(steps, core.group.world_size)
@@ -246,7 +254,8 @@ class AdaptiveDataLoader:
             plans.append(plan)
             for indices in plan.micro_batches:
                 yield indices.tolist()
-            ahead.commit(take)
+            if not ahead.commit(take) and self._drops(ahead):
+                ahead.commit(ahead.remaining)
             steps += 1
 
     def _note_times(self, core: TrainingCore, step: StepPlan, seconds: list[float], measures: bool) -> None:

@@ -10,6 +10,7 @@ Annotations are evaluated here (no ``from __future__ import annotations``): torc
 
 import threading
 import time
+import types
 from typing import Any
 
 import torch
@@ -19,7 +20,7 @@ from dist_core._torch_compat import GradBucket, replace_process_group
 from dist_core.adaptation import Measurement
 from dist_core.all_reduce import reduction_strategy
 from dist_core.core import get_core
-from dist_core.errors import InvalidTraining
+from dist_core.errors import InvalidTraining, PeerLost
 from dist_core.registry import FunctionState
 from dist_core.replica_group import ReplicaGroup
 from dist_core.sampling import StepPlan
@@ -84,9 +85,15 @@ class AdaptiveDataParallel(DistributedDataParallel):
         self._first_norm: float | None = None
         self._last_bucket_at = 0.0
         self.sync_seconds = 0.0
+        self._holding = False
+        self.stepped = False
+        """Whether the optimizer has stepped since the present batch was handed out."""
         self._is_primary = not core.models
         core.models.append(self)
-        _intercept(optimizer, self)
+        _intercept_optimizer(optimizer, self)
+        _intercept_zero_grad(model, self)
+        if mp_scaler is not None:
+            _intercept_scaler(mp_scaler, self)
         self.register_comm_hook(None, self._hook)
         if core.joined:
             self.use_group(core.group)
@@ -96,7 +103,9 @@ class AdaptiveDataParallel(DistributedDataParallel):
 
     def begin_micro_batch(self, step: StepPlan, index: int, *, measures: bool) -> None:
         self._dry = False
+        self.stepped = False
         if index == 0:
+            self._holding = False
             self._local = self._total = 0.0
             self._first_norm = None
         else:
@@ -108,6 +117,7 @@ class AdaptiveDataParallel(DistributedDataParallel):
     def begin_dry_step(self) -> None:
         """A joiner's pass on its own: builds the buckets, changes nothing that lasts."""
         self._dry = True
+        self._holding = False
         self._step = None
 
     def drop_gradients(self) -> None:
@@ -119,7 +129,7 @@ class AdaptiveDataParallel(DistributedDataParallel):
         replace_process_group(self, group.data)
 
     @property
-    def _is_last_micro_batch(self) -> bool:
+    def is_last_micro_batch(self) -> bool:
         return self._step is None or self._micro_index == len(self._step.micro_batches) - 1
 
     def _scale_gradients(self, factor: float) -> None:
@@ -133,8 +143,14 @@ class AdaptiveDataParallel(DistributedDataParallel):
         if not torch.is_grad_enabled() or not self.training:
             # Evaluation involves no other replica, so replicas may evaluate different numbers of batches.
             return self.module(*inputs, **kwargs)
-        self.require_backward_grad_sync = self._is_last_micro_batch
-        return super().forward(*inputs, **kwargs)  # type: ignore[no-untyped-call]  # not annotated in torch
+        self.require_backward_grad_sync = self.is_last_micro_batch
+        try:
+            return super().forward(*inputs, **kwargs)  # type: ignore[no-untyped-call]  # not annotated in torch
+        except RuntimeError as error:
+            if self._group.world_size > 1 and _comes_from_a_collective(error):
+                # After a change of group DDP compares bucket layouts here, over the new group.
+                raise PeerLost(f"another replica vanished: {error}") from error
+            raise
 
     def _hook(self, state: None, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
         buffer = bucket.buffer()
@@ -186,9 +202,11 @@ class AdaptiveDataParallel(DistributedDataParallel):
             if self._first_norm is None:
                 return None
             local = self._first_norm
+        # Gradients in mixed precision are multiplied by the loss scale; their squared norms by its square.
+        scale = float(self._mp_scaler.get_scale()) ** 2 if self._mp_scaler is not None else 1.0
         return Measurement(
-            local=local,
-            total=self._total,
+            local=local / scale,
+            total=self._total / scale,
             global_batch=step.global_batch,
             first_batch=len(step.micro_batches[0]),
         )
@@ -201,14 +219,14 @@ class AdaptiveDataParallel(DistributedDataParallel):
             return None
         if self._step is None:
             return original(*args, **kwargs)
-        if not self._is_last_micro_batch:
-            if self._measures and self._group.world_size == 1 and self._micro_index == 0:
-                gradients = [parameter.grad for parameter in self.module.parameters() if parameter.grad is not None]
-                self._first_norm = sum(squared_norm(gradient.flatten()) for gradient in gradients)
+        if not self.is_last_micro_batch:
+            self.defer_step()
             return None
         self.sync_seconds = max(0.0, time.perf_counter() - self._last_bucket_at)
-        if self._core.broken is not None:
+        if not self._core.await_control():
             return None
+        self._holding = False
+        self.stepped = True
         factor = self.learning_rate_factor
         if factor == 1.0:
             return original(*args, **kwargs)
@@ -221,10 +239,20 @@ class AdaptiveDataParallel(DistributedDataParallel):
             for group, rate in zip(self._optimizer.param_groups, rates, strict=True):
                 group["lr"] = rate
 
+    def defer_step(self) -> None:
+        """The user stepped before the last micro-batch: keep the gradients, and measure the first part on the way."""
+        self._holding = True
+        if self._measures and self._group.world_size == 1 and self._micro_index == 0:
+            gradients = [parameter.grad for parameter in self.module.parameters() if parameter.grad is not None]
+            self._first_norm = sum(squared_norm(gradient.flatten()) for gradient in gradients)
+
     def zero_gradients(self, original: Any, *args: Any, **kwargs: Any) -> None:
-        """Runs in place of ``optimizer.zero_grad``: gradients that are being accumulated stay."""
-        if self._step is None or self._dry or self._micro_index == 0:
+        """Runs in place of every ``zero_grad``: gradients that are being accumulated stay, wherever it is called."""
+        if not self._holding:
             original(*args, **kwargs)
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        self.zero_gradients(super().zero_grad, set_to_none=set_to_none)
 
     @property
     def learning_rate_factor(self) -> float:
@@ -259,18 +287,55 @@ def _rule_for(rule: str | ScalingRule | None, optimizer: torch.optim.Optimizer) 
     return scaling_rule(rule, optimizer_name=type(optimizer).__name__)
 
 
-def _intercept(optimizer: torch.optim.Optimizer, model: AdaptiveDataParallel) -> None:
-    """Let calls of this optimizer's ``step`` and ``zero_grad`` pass through the model."""
-    step, zero_grad = optimizer.step, optimizer.zero_grad
+def _comes_from_a_collective(error: RuntimeError) -> bool:
+    words = str(error).lower()
+    return any(name in words for name in ("gloo", "nccl", "connection", "process group"))
 
-    def adaptive_step(*args: Any, **kwargs: Any) -> Any:
-        return model.optimizer_step(step, *args, **kwargs)
 
-    def adaptive_zero_grad(*args: Any, **kwargs: Any) -> None:
+def _intercept_zero_grad(owner: torch.nn.Module | torch.optim.Optimizer, model: AdaptiveDataParallel) -> None:
+    """Let the owner's ``zero_grad`` pass through the model."""
+    zero_grad = owner.zero_grad
+
+    def adaptive_zero_grad(_: Any, *args: Any, **kwargs: Any) -> None:
         model.zero_gradients(zero_grad, *args, **kwargs)
 
-    optimizer.step = adaptive_step  # type: ignore[method-assign]
-    optimizer.zero_grad = adaptive_zero_grad  # type: ignore[method-assign]
+    owner.zero_grad = types.MethodType(adaptive_zero_grad, owner)  # type: ignore[method-assign]
+
+
+def _intercept_scaler(scaler: Any, model: AdaptiveDataParallel) -> None:
+    """A gradient scaler must not touch gradients that are being accumulated."""
+
+    def intercept(name: str) -> None:
+        original = getattr(scaler, name)
+
+        def adaptive(*args: Any, **kwargs: Any) -> Any:
+            if model.is_last_micro_batch:
+                return original(*args, **kwargs)
+            if name == "step":
+                model.defer_step()
+            return None
+
+        setattr(scaler, name, adaptive)
+
+    for name in ("unscale_", "step", "update"):
+        intercept(name)
+
+
+def _intercept_optimizer(optimizer: torch.optim.Optimizer, model: AdaptiveDataParallel) -> None:
+    """Let calls of this optimizer's ``step`` and ``zero_grad`` pass through the model.
+
+    Both stay bound methods: learning rate schedulers wrap ``step`` as one.
+    """
+    step = optimizer.step
+
+    def adaptive_step(_: Any, *args: Any, **kwargs: Any) -> Any:
+        return model.optimizer_step(step, *args, **kwargs)
+
+    if hasattr(step, "_wrapped_by_lr_sched"):
+        # A learning rate scheduler looks for its mark on the optimizer's step, and warns when it is missing.
+        adaptive_step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
+    optimizer.step = types.MethodType(adaptive_step, optimizer)  # type: ignore[method-assign]
+    _intercept_zero_grad(optimizer, model)
 
 
 def _completed(buffer: torch.Tensor) -> torch.futures.Future[torch.Tensor]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 from typing import Any
 
+import numpy as np
 import torch
 
 from dist_core.replica_group import ReplicaGroup
@@ -17,10 +18,18 @@ _SLOT = "__tensor__"
 
 
 def pack(value: Any, tensors: list[torch.Tensor]) -> Any:
-    """The value with each tensor replaced by a numbered slot; the tensors are appended in order."""
+    """The value with each tensor replaced by a numbered slot; the tensors are appended in order.
+
+    NumPy arrays become tensors and NumPy scalars Python numbers: a reader with ``weights_only`` takes nothing else.
+    """
     if isinstance(value, torch.Tensor):
         tensors.append(value.detach())
         return {_SLOT: len(tensors) - 1}
+    if isinstance(value, np.ndarray):
+        tensors.append(torch.from_numpy(value))
+        return {_SLOT: len(tensors) - 1}
+    if isinstance(value, np.generic):
+        return value.item()
     if isinstance(value, dict):
         return {key: pack(item, tensors) for key, item in value.items()}
     if isinstance(value, list):
@@ -43,6 +52,11 @@ def unpack(skeleton: Any, tensors: list[torch.Tensor]) -> Any:
     return skeleton
 
 
+def _as_bytes(tensor: torch.Tensor) -> torch.Tensor:
+    """The same memory as bytes: not every type of number can be broadcast as what it is."""
+    return tensor.flatten().view(torch.uint8) if tensor.numel() else tensor
+
+
 def hand_over(group: ReplicaGroup, state: dict[str, Any] | None) -> dict[str, Any]:
     """Collective: rank 0 gives its ``state``, everybody returns an equal one. Raises PeerLost.
 
@@ -63,11 +77,11 @@ def hand_over(group: ReplicaGroup, state: dict[str, Any] | None) -> dict[str, An
         header = buffer.getvalue()
     header = group.broadcast_bytes(header)
     if group.rank == 0:
-        group.broadcast_tensors(tensors)
+        group.broadcast_tensors([_as_bytes(tensor) for tensor in tensors])
         assert state is not None
         return state
     content = torch.load(io.BytesIO(header), weights_only=True)
     tensors = [torch.empty(shape, dtype=getattr(torch, dtype)) for shape, dtype in content["shapes"]]
-    group.broadcast_tensors(tensors)
+    group.broadcast_tensors([_as_bytes(tensor) for tensor in tensors])
     result: dict[str, Any] = unpack(content["skeleton"], tensors)
     return result

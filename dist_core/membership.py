@@ -31,9 +31,13 @@ logger = logging.getLogger(__name__)
 
 WATCH_SECONDS = 15.0
 BUILD_TIMEOUT = timedelta(seconds=60)
+"""For the members of a generation to find each other."""
+COLLECTIVE_TIMEOUT = timedelta(minutes=30)
+"""Replicas may be that far apart, while one evaluates, before a collective between them fails."""
 LEASE_SECONDS = 30.0
 GRACE_SECONDS = 10.0
-"""Between being asked to leave and being ended."""
+"""Between being asked to leave and being ended, unless the last checkpoint is being written."""
+LONGEST_SAVE_SECONDS = 300.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +64,8 @@ class Membership:
         self._entered = 0
         self._leave: str | None = None
         self._retry_join = False
+        self.saving = False
+        """Set by the training thread while it writes the checkpoint it leaves with."""
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="elastune-watch", daemon=True)
 
@@ -140,7 +146,12 @@ class Membership:
                     return
                 time.sleep(0.2)
                 continue
-            self._handle(answer)
+            try:
+                self._handle(answer)
+            except Exception:
+                # The lease depends on this thread: whatever was wrong with one answer must not end it.
+                logger.exception("news not understood")
+                time.sleep(1.0)
 
     def _handle(self, answer: dict[str, Any]) -> None:
         if answer.get("retry_join"):
@@ -182,7 +193,7 @@ class Membership:
                 rank=rank,
                 world_size=len(generation.members),
                 num_nodes=generation.num_nodes,
-                timeout=BUILD_TIMEOUT,
+                timeout=COLLECTIVE_TIMEOUT,
                 host=self._environment.host,
             )
         except Exception as error:
@@ -198,7 +209,9 @@ class Membership:
                 self._changed.notify_all()
 
     def _end_after_grace(self) -> None:
-        time.sleep(GRACE_SECONDS)
+        asked = time.monotonic()
+        while time.monotonic() - asked < (LONGEST_SAVE_SECONDS if self.saving else GRACE_SECONDS):
+            time.sleep(0.1)
         if not self._stopped.is_set():
             logger.warning("no step boundary within seconds=%.0f of being asked to leave: ending", GRACE_SECONDS)
             self._end(EXIT_PREEMPTED)

@@ -52,7 +52,11 @@ class SchedulerClient:
                 "`elastune up` printed"
             )
         client = cls(url, token)
-        client.check()
+        try:
+            client.check()
+        except BaseException:
+            client.close()
+            raise
         return client
 
     def close(self) -> None:
@@ -72,7 +76,7 @@ class SchedulerClient:
             ) from error
         if response.status_code in (401, 403):
             raise NotAuthorized(f"the scheduler at {self.url} refused the token: {_detail(response)}")
-        if response.status_code == 503:
+        if response.status_code >= 500:
             raise SchedulerUnreachable(f"the scheduler at {self.url} cannot work now: {_detail(response)}")
         if response.status_code >= 400:
             raise RequestRefused(_detail(response))

@@ -43,6 +43,10 @@ DEFAULT_START_SECONDS = 2.0
 OWNER_LEASE_SECONDS = 20.0
 """A study whose driver has not asked for news for so long is paused: nobody would take its results."""
 LAUNCH_BACKOFF_SECONDS = 2.0
+FAILED_JOIN_SECONDS = 30.0
+"""After a joiner failed, its trial is not grown again for so long."""
+OFFER_SECONDS = 15.0
+"""A generation is offered at most so long before the trial comes to the epoch in which its joiners wait."""
 REFIT_SECONDS = 2.0
 """Least time between fits caused by other trials' measurements alone."""
 
@@ -90,9 +94,11 @@ class ControlLoop:
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
         self._models: dict[str, _Fitted] = {}
+        self._deaf_until = clock()
         self._last_end = 0.0
         self._start_seconds: dict[str, deque[float]] = {}
         self._started_seen: set[str] = set()
+        self._near_epochs: dict[str, int] = {}
         self._launch_not_before: dict[str, float] = {}
         self.latest_views: dict[str, TrialView] = {}
         """What the last tick saw of each live trial; for display only."""
@@ -100,8 +106,15 @@ class ControlLoop:
     # ------------------------------------------------------------------ running
 
     def start(self) -> None:
+        self._remove_old_checkpoints()
         self._thread = threading.Thread(target=self._run, name="control-loop", daemon=True)
         self._thread.start()
+
+    def _remove_old_checkpoints(self) -> None:
+        """Of trials that ended just before an earlier scheduler did."""
+        for trial in self._store.trials():
+            if trial.state.is_final:
+                shutil.rmtree(self._checkpoint_dir(trial), ignore_errors=True)
 
     def wake(self) -> None:
         self._wake.set()
@@ -123,6 +136,7 @@ class ControlLoop:
             except StoreUnavailable as error:
                 # Trials go on training; what could not be written is seen again at the next tick.
                 logger.error("tick given up error=%s", error)
+                self._deaf_until = self._clock()
                 time.sleep(TICK_SECONDS)
             except Exception:
                 logger.exception("tick failed; allocations stay as they are")
@@ -147,27 +161,52 @@ class ControlLoop:
     def _note_exits(self, now: float) -> None:
         replicas = self._store.replicas()
         by_id = {replica.replica_id: replica for replica in replicas}
+        for replica in replicas:
+            if replica.pid is None:
+                # A scheduler died between writing the row and starting the process. Should the process exist after
+                # all, the API refuses it and it leaves.
+                self._store.update_replica(replica.replica_id, state=ReplicaState.GONE, gone_at=now)
         for gone in self._launcher.exits(replicas):
             replica = by_id[gone.replica_id]
+            if replica.join_epoch is not None or replica.launch_index > 0:
+                self._note_failed_joiner(replica, gone.status, now)
             self._store.update_replica(gone.replica_id, state=ReplicaState.GONE, gone_at=now, exit_status=gone.status)
             logger.info("replica gone trial=%s replica=%s status=%s", replica.trial_id, gone.replica_id, gone.status)
 
+    def _note_failed_joiner(self, replica: ReplicaRecord, status: int | None, now: float) -> None:
+        """A joiner that ended by itself would end so again: do not start the next one at once."""
+        trial = self._store.trial(replica.trial_id)
+        if status in (1, None) and trial.members and replica.replica_id not in trial.members:
+            self._launch_not_before[trial.trial_id] = now + FAILED_JOIN_SECONDS
+            reason = Reason(
+                code="join_failed",
+                sentence=f"replica {replica.replica_id} ended before it could join; its log tells why",
+            )
+            self._store.add_history(HistoryEntry(at=now, trial_id=trial.trial_id, what="warning", reason=reason))
+
     def _follow_owners(self, now: float) -> None:
-        """Pause the studies whose driver is gone; let go on those whose driver is back."""
+        """Pause the studies whose driver is gone. A driver that is back releases the trials it asks for."""
         for study in self._store.studies():
             if study.owner_seen_at is None:
                 continue
-            lost = study.owner is None or now - study.owner_seen_at > OWNER_LEASE_SECONDS
-            held = [trial for trial in self._store.trials(live_only=True) if trial.spec.study == study.name]
-            wanted = "its driver is gone; start the same sweep again with resume=True to go on" if lost else None
-            if any(trial.hold != wanted for trial in held):
-                self._store.set_hold(study.name, wanted)
-                logger.info("study %s study=%s", "held" if lost else "released", study.name)
+            # While this scheduler was down or its disk full, no driver could renew its lease.
+            seen = max(study.owner_seen_at, self._deaf_until)
+            if study.owner is not None and now - seen <= OWNER_LEASE_SECONDS:
+                continue
+            if any(t.hold is None for t in self._store.trials(live_only=True) if t.spec.study == study.name):
+                self._store.hold_study(
+                    study.name, "its driver is gone; start the same sweep again with resume=True to go on"
+                )
+                logger.info("study held study=%s", study.name)
 
     def _advance(self, trial: TrialRecord, now: float) -> None:
         """Move one trial along its transition table by what is known of it."""
         trial = self._settle_switch(trial, now)
         replicas = self._store.replicas(trial_id=trial.trial_id)
+        if trial.state in (TrialState.PENDING, TrialState.PAUSED) and replicas:
+            # A scheduler died between launching and noting it.
+            self._move(trial, TrialEvent.LAUNCHED, trial.reason, now)
+            trial = self._store.trial(trial.trial_id)
         if trial.outcome is not None and trial.state is not TrialState.PENDING:
             self._finish_with_outcome(trial, now)
         elif trial.cancel_requested is not None:
@@ -235,9 +274,11 @@ class ControlLoop:
     def _empty(self, trial: TrialRecord, now: float) -> None:
         """No replica is left and no outcome came: paused as asked, or lost."""
         last = self._store.replicas(trial_id=trial.trial_id, live_only=False)
-        statuses = {replica.exit_status for replica in last[-max(1, len(trial.members)) :]}
+        ended = last[-max(1, len(trial.members)) :]
+        statuses = {replica.exit_status for replica in ended}
         asked = trial.switching and not trial.published_members
-        preempted = statuses <= {0, EXIT_PREEMPTED}
+        stopped = all(replica.stop_requested_at is not None for replica in ended)
+        preempted = statuses <= {EXIT_PREEMPTED} or stopped
         losses = trial.losses + (not asked and not preempted)
         if losses > trial.spec.max_losses:
             reason = Reason(
@@ -283,6 +324,7 @@ class ControlLoop:
         self._note_starts(trials, replicas)
         studies = {study.name: study for study in self._store.studies()}
         hints = self._parsed_hints(self._store.hints([trial.trial_id for trial in trials]))
+        self._near_epochs = {trial_id: _near_epoch(known) for trial_id, known in hints.items()}
         standing = self._promises(trials, studies)
         studies_of = {trial.trial_id: trial.spec.study for trial in trials}
         views = tuple(
@@ -325,8 +367,9 @@ class ControlLoop:
             remaining = max(0.0, known.target_progress - known.progress) / known.goodput
         study = studies.get(trial.spec.study)
         held = trial.hold
-        if held is None and now < self._launch_not_before.get(trial.trial_id, 0.0):
-            held = "waits before it is started again, because it was lost repeatedly"
+        backs_off = now < self._launch_not_before.get(trial.trial_id, 0.0)
+        if held is None and backs_off and not mine:
+            held = "waits a moment before it is started again, because it was lost or could not be launched"
         pause = known.rescale_pause_seconds if known is not None else None
         return TrialView(
             trial_id=trial.trial_id,
@@ -334,7 +377,10 @@ class ControlLoop:
             min_replicas=trial.spec.min_replicas,
             max_replicas=trial.spec.max_replicas,
             placement=placement,
-            can_rescale=trial.state is TrialState.RUNNING and trial.generation > 0 and not trial.switching,
+            can_rescale=trial.state is TrialState.RUNNING
+            and trial.generation > 0
+            and not trial.switching
+            and not backs_off,
             held=held,
             model=self._model(trial.trial_id, known, pooled, now),
             most_profiled=max(
@@ -398,7 +444,8 @@ class ControlLoop:
                 continue
             self._note_reason(trial, grant, now)
             replicas = self._store.replicas(trial_id=trial.trial_id)
-            for action in plan(trial, grant.slots, replicas, now):
+            near = self._near_epochs.get(trial.trial_id)
+            for action in plan(trial, grant.slots, replicas, now, near_epoch=near):
                 if isinstance(action, Launch):
                     self._launch(trial, grant, action.count, now)
                 elif isinstance(action, Publish):
@@ -476,7 +523,12 @@ class ControlLoop:
             self._store.update_replica(replica_id, state=ReplicaState.GONE, gone_at=now)
             self._launch_not_before[trial.trial_id] = now + LAUNCH_BACKOFF_SECONDS
             return False
-        self._store.update_replica(replica_id, pid=process.pid, process_started=process.started)
+        try:
+            self._store.update_replica(replica_id, pid=process.pid, process_started=process.started)
+        except StoreUnavailable:
+            started = replace(record, pid=process.pid, process_started=process.started)
+            self._launcher.stop(started, force=True)
+            raise
         return True
 
     def _request(self, trial: TrialRecord, replica: ReplicaRecord) -> LaunchRequest:
@@ -565,6 +617,13 @@ class ControlLoop:
             for action in plan(trial, 0, mine, now):
                 if isinstance(action, Stop):
                     self._stop(action, mine, now)
+
+
+def _near_epoch(hints: Hints) -> int:
+    """Latest epoch that the trial reaches soon."""
+    if not hints.epoch_seconds:
+        return hints.epoch
+    return hints.epoch + int(OFFER_SECONDS / hints.epoch_seconds)
 
 
 def _statuses(statuses: set[int | None]) -> str:

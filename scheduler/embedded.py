@@ -35,7 +35,7 @@ class EmbeddedScheduler:
 
     def start(self) -> SchedulerClient:
         """Start the process and wait until it answers; raises SchedulerDidNotStart with its own words."""
-        self.state_dir.mkdir(parents=True, exist_ok=True)
+        self.state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
         log_path = self.state_dir / "scheduler.log"
         root = str(Path(__file__).resolve().parent.parent)
         environ = {**os.environ, "PYTHONPATH": os.pathsep.join([root, os.environ.get("PYTHONPATH", "")])}
@@ -80,7 +80,7 @@ class EmbeddedScheduler:
         if process is None or process.stdin is None:
             return
         process.stdin.close()
-        deadline = time.monotonic() + 30.0
+        deadline = time.monotonic() + 70.0
         try:
             process.wait(timeout=max(0.1, deadline - time.monotonic()))
         except subprocess.TimeoutExpired:

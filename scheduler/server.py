@@ -26,13 +26,14 @@ from scheduler.devices import usable_cores, visible_gpus
 from scheduler.policy import policy_by_name
 from scheduler.snapshot import NodeView
 from scheduler.state_folder import StateFolder, read_server_file
+from trials.errors import StoreUnavailable
 from trials.launch import LocalLauncher
 from trials.store import SqlTrialStore
 
 logger = logging.getLogger(__name__)
 
 PRELOAD = ("torch", "torch._dynamo", "torch.distributed", "torch.utils.data", "dist_core.replica_preload")
-DRAIN_SECONDS = 15.0
+DRAIN_SECONDS = 60.0
 """Longest time that replicas get to save their state when the scheduler is stopped for good."""
 
 
@@ -135,13 +136,22 @@ def _stop_with_owner(
     """Wait for the owner's end of the pipe to close, give replicas time to save, then stop the server."""
     sys.stdin.buffer.read()
     logger.info("the owner is gone: pausing its trials")
-    folder.write_server_file(url, ending=True)
-    for study in store.studies():
-        store.put_study(replace(study, owner=None, owner_seen_at=time.time()))
-    loop.wake()
+    with contextlib.suppress(OSError):
+        folder.write_server_file(url, ending=True)
     deadline = time.monotonic() + DRAIN_SECONDS
-    while store.replicas() and time.monotonic() < deadline:
-        time.sleep(0.05)
-    for replica in store.replicas():
-        loop.end_replica(replica)
-    server.should_exit = True
+    try:
+        while time.monotonic() < deadline:
+            try:
+                for study in store.studies():
+                    if study.owner is not None:
+                        store.put_study(replace(study, owner=None, owner_seen_at=time.time()))
+                loop.wake()
+                if not store.replicas():
+                    return
+            except StoreUnavailable as error:
+                logger.error("cannot pause trials yet error=%s", error)
+            time.sleep(0.05)
+        for replica in store.replicas():
+            loop.end_replica(replica)
+    finally:
+        server.should_exit = True

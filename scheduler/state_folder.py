@@ -20,8 +20,7 @@ from typing import IO, Any
 
 from trials.errors import StateFolderInUse, StoreUnavailable
 
-
-ENDING_SECONDS = 30.0
+ENDING_SECONDS = 70.0
 """Longest wait for a scheduler that is ending to let go of its folder."""
 
 

@@ -18,7 +18,9 @@ JOIN_DEADLINE_SECONDS = 600.0
 """A joiner that has not reached its first training step by then is given up; the trial goes on without it."""
 SWITCH_DEADLINE_SECONDS = 60.0
 """A published generation that nobody entered by then is replaced by one of those who train now."""
-STOP_GRACE_SECONDS = 12.0
+PAUSE_DEADLINE_SECONDS = 310.0
+"""Longest time that replicas take to save and leave; those that are not saving end themselves long before."""
+STOP_GRACE_SECONDS = 60.0
 """Between a polite and a forcible end; longer than what a replica itself allows for its last checkpoint."""
 
 
@@ -55,8 +57,19 @@ class RetryJoin:
 Action = Launch | Publish | Stop | RetryJoin
 
 
-def plan(trial: TrialRecord, wanted: int, replicas: Sequence[ReplicaRecord], now: float) -> list[Action]:
-    """Actions for a trial that should have ``wanted`` replicas; ``replicas`` are those that are not gone."""
+def plan(
+    trial: TrialRecord,
+    wanted: int,
+    replicas: Sequence[ReplicaRecord],
+    now: float,
+    *,
+    near_epoch: int | None = None,
+) -> list[Action]:
+    """Actions for a trial that should have ``wanted`` replicas; ``replicas`` are those that are not gone.
+
+    ``near_epoch``: latest epoch that the trial will be in soon; joiners that stand in a later one are let in later, so
+    that an offer is not open for hours. None when nothing is known.
+    """
     if trial.state.is_final:
         # Nothing is left to save.
         return [_stop(replica, force=True) for replica in replicas if _may_stop(replica, now)]
@@ -64,6 +77,11 @@ def plan(trial: TrialRecord, wanted: int, replicas: Sequence[ReplicaRecord], now
     members = [replica_id for replica_id in trial.members if replica_id in alive]
     if not trial.members or not members:
         return _plan_start(trial, wanted, replicas, now)
+    if trial.switching and not trial.published_members:
+        # On its way to a pause. Whoever leaves first is not lost; whoever does not leave in time is ended.
+        if now - trial.published_at <= PAUSE_DEADLINE_SECONDS:
+            return []
+        return [_stop(replica, force=True) for replica in replicas if _may_stop(replica, now)]
     if len(members) < len(trial.members) and not _published_only(trial, members):
         return [Publish(tuple(members), None)]
     joiners = [replica for replica in replicas if replica.replica_id not in trial.members]
@@ -85,7 +103,7 @@ def plan(trial: TrialRecord, wanted: int, replicas: Sequence[ReplicaRecord], now
     if surplus < 0:
         return [Launch(-surplus)]
     if joiners and all(joiner.state is ReplicaState.READY for joiner in joiners):
-        return _plan_join(members, joiners)
+        return _plan_join(members, joiners, near_epoch)
     return []
 
 
@@ -126,13 +144,15 @@ def _plan_switch(
     return []
 
 
-def _plan_join(members: Sequence[str], joiners: Sequence[ReplicaRecord]) -> list[Action]:
+def _plan_join(members: Sequence[str], joiners: Sequence[ReplicaRecord], near_epoch: int | None) -> list[Action]:
     """All joiners stand ready; they can be let in together only if they wait in the same epoch."""
     epochs = {joiner.join_epoch for joiner in joiners}
     latest = max(epoch for epoch in epochs if epoch is not None) if epochs != {None} else None
     behind = tuple(joiner.replica_id for joiner in joiners if joiner.join_epoch != latest)
     if behind:
         return [RetryJoin(behind)]
+    if near_epoch is not None and latest is not None and latest > near_epoch:
+        return []
     ordered = sorted(joiners, key=lambda joiner: joiner.launch_index)
     return [Publish((*members, *(joiner.replica_id for joiner in ordered)), latest)]
 

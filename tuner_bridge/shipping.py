@@ -12,6 +12,7 @@ import inspect
 import os
 import runpy
 import sys
+import sysconfig
 import types
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -109,13 +110,19 @@ def installed_modules_of(function: Callable[..., Any]) -> tuple[str, ...]:
     Only distributions count. The user's own files change between runs: replicas import those themselves.
     """
     installed = packages_distributions()
+    folders = tuple(os.path.realpath(sysconfig.get_path(kind)) for kind in ("purelib", "platlib"))
     names: set[str] = set()
     for value in vars(inspect.getmodule(function) or types.ModuleType("none")).values():
         name = value.__name__ if inspect.ismodule(value) else getattr(value, "__module__", None)
         if isinstance(name, str) and name in sys.modules and name.partition(".")[0] in installed:
             names.add(name)
-    own = {"dist_core", "trials", "scheduler", "tuner_bridge"}
-    return tuple(sorted(name for name in names if name.partition(".")[0] not in own and not name.startswith("_")))
+    return tuple(sorted(name for name in names if not name.startswith("_") and _lies_in(name, folders)))
+
+
+def _lies_in(name: str, folders: tuple[str, ...]) -> bool:
+    """An editable install is listed among the distributions, but its files are the user's, and change."""
+    path = getattr(sys.modules[name], "__file__", None)
+    return path is not None and os.path.realpath(path).startswith(folders)
 
 
 def _kind_of(function: Any) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from typing import Any
 
 from fastapi import APIRouter, Depends, HTTPException, Request
@@ -11,6 +11,7 @@ from pydantic import BaseModel, Field
 
 from dist_core.goodput import Hints
 from scheduler.api.app import Service, bearer
+from scheduler.control_loop import OWNER_LEASE_SECONDS
 from trials.record import Study, TrialRecord
 from trials.spec import TrialSpec
 from trials.store.base import HistoryEntry
@@ -66,7 +67,7 @@ def client_routes(service: Service) -> APIRouter:
         known = [study for study in store.studies() if study.name == name]
         now = service.clock()
         for study in known:
-            fresh = study.owner_seen_at is not None and now - study.owner_seen_at < 5.0
+            fresh = study.owner_seen_at is not None and now - study.owner_seen_at < OWNER_LEASE_SECONDS
             if study.owner not in (None, body.owner) and fresh:
                 raise HTTPException(
                     409,
@@ -75,44 +76,57 @@ def client_routes(service: Service) -> APIRouter:
         store.put_study(
             Study(name=name, direction=body.direction, weight=body.weight, owner=body.owner, owner_seen_at=now)
         )
-        store.set_hold(name, None)
         service.loop.wake()
         return {"slots": sum(node.slots for node in service.nodes())}
 
     @routes.post("/studies/{name}/detach")
     def detach(name: str, body: Detach) -> None:
         """The driver leaves: the study's trials save their state and give their slots back."""
-        study = known_study(name)
-        if study.owner == body.owner:
-            store.put_study(replace(study, owner=None))
-            service.loop.wake()
+        known_study(name)
+        store.disown_study(name, body.owner)
+        service.loop.wake()
+        service.announce()
 
     @routes.post("/studies/{name}/news")
     async def news(name: str, body: Waiting) -> dict[str, Any]:
         """Long poll of a driver: open questions of its trials, and how those it waits for ended. Renews its lease."""
-        study = await asyncio.to_thread(known_study, name)
-        if study.owner != body.owner:
-            raise HTTPException(409, f"study {name!r} has another driver now; this one's lease ran out")
-        await asyncio.to_thread(store.put_study, replace(study, owner_seen_at=service.clock()))
+        await asyncio.to_thread(renew, name, body)
         deadline = service.clock() + min(body.wait, 8.0)
         while True:
             changed = service.changed
+            if (await asyncio.to_thread(known_study, name)).owner != body.owner:
+                raise HTTPException(409, f"study {name!r} has been given to another driver, or let go")
             finished = await asyncio.to_thread(_finished, body.trials)
-            questions = service.mailbox.open_questions(name)
+            questions = service.mailbox.open_questions(name, body.trials)
             left = deadline - service.clock()
             if finished or questions or left <= 0:
                 return {"finished": finished, "questions": questions}
             news_task = asyncio.ensure_future(service.mailbox.wait_for_news(name, left))
             changed_task = asyncio.ensure_future(changed.wait())
-            _, pending = await asyncio.wait(
+            done, pending = await asyncio.wait(
                 {news_task, changed_task}, timeout=left, return_when=asyncio.FIRST_COMPLETED
             )
             for task in pending:
                 task.cancel()
+            if news_task in done:
+                deadline = service.clock()
+
+    def renew(name: str, body: Waiting) -> None:
+        if not store.touch_study(name, body.owner, service.clock()):
+            known_study(name)
+            raise HTTPException(409, f"study {name!r} has another driver now; this one's lease ran out")
+        if any(record.hold is not None for record in map(store.trial, body.trials)):
+            store.release(body.trials)
+            service.loop.wake()
 
     def _finished(trial_ids: list[str]) -> list[dict[str, Any]]:
         records = [store.trial(trial_id) for trial_id in trial_ids]
         return [_summary(record) for record in records if record.state.is_final]
+
+    @routes.post("/studies/{name}/poke")
+    async def poke(name: str) -> None:
+        """Have the driver's poll return, so that it asks anew with what it waits for now."""
+        service.mailbox.notify(name)
 
     @routes.post("/studies/{name}/answers")
     async def answers(name: str, body: Answer) -> None:
@@ -132,6 +146,7 @@ def client_routes(service: Service) -> APIRouter:
                 f"min_replicas is {spec.min_replicas} but the cluster has {slots} slots; lower it or add slots",
             )
         record = store.submit(spec, service.clock())
+        store.release([record.trial_id])
         service.loop.wake()
         return _summary(record)
 

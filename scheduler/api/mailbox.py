@@ -8,14 +8,19 @@ Used from the event loop only.
 from __future__ import annotations
 
 import asyncio
+import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
+
+FORGOTTEN_SECONDS = 30.0
 
 
 @dataclass(slots=True)
 class _Question:
     study: str
     document: dict[str, Any]
+    asked_at: float
     answered: asyncio.Event = field(default_factory=asyncio.Event)
     answer: dict[str, Any] | None = None
 
@@ -34,7 +39,9 @@ class Mailbox:
 
     async def ask(self, study: str, document: dict[str, Any], wait_seconds: float) -> dict[str, Any] | None:
         """The driver's answer, or None if there is none yet: ask again with the same id."""
-        question = self._questions.setdefault(document["id"], _Question(study, document))
+        now = time.monotonic()
+        question = self._questions.setdefault(document["id"], _Question(study, document, now))
+        question.asked_at = now
         self.notify(study)
         try:
             await asyncio.wait_for(question.answered.wait(), wait_seconds)
@@ -43,11 +50,16 @@ class Mailbox:
         self._questions.pop(document["id"], None)
         return question.answer
 
-    def open_questions(self, study: str) -> list[dict[str, Any]]:
+    def open_questions(self, study: str, trial_ids: Sequence[str]) -> list[dict[str, Any]]:
+        """Those of these trials; ones whose replica has stopped asking are forgotten."""
+        now = time.monotonic()
+        for question_id, question in list(self._questions.items()):
+            if now - question.asked_at > FORGOTTEN_SECONDS:
+                del self._questions[question_id]
         return [
             question.document
             for question in self._questions.values()
-            if question.study == study and not question.answered.is_set()
+            if question.study == study and question.document["trial_id"] in trial_ids and not question.answered.is_set()
         ]
 
     def answer(self, question_id: str, answer: dict[str, Any]) -> None:
@@ -55,11 +67,6 @@ class Mailbox:
         if question is not None:
             question.answer = answer
             question.answered.set()
-
-    def forget_trial(self, trial_id: str) -> None:
-        for question_id, question in list(self._questions.items()):
-            if question.document["trial_id"] == trial_id:
-                del self._questions[question_id]
 
     async def wait_for_news(self, study: str, wait_seconds: float) -> None:
         news = self._news_of(study)

@@ -208,6 +208,8 @@ def replica_routes(service: Service) -> APIRouter:
     async def call(caller: Caller, body: Question) -> dict[str, Any]:
         """Ask the driver; ``answer`` is None while there is none, then ask again with the same id."""
         trial = await asyncio.to_thread(store.trial, caller.trial_id)
+        if trial.state.is_final:
+            raise HTTPException(410, f"trial {caller.trial_id} is {trial.state.value}; nobody answers for it any more")
         document = {**body.model_dump(), "trial_id": caller.trial_id}
         answer = await service.mailbox.ask(trial.spec.study, document, ANSWER_SECONDS)
         return {"answer": answer}

@@ -41,9 +41,7 @@ class Site:
     def replica(self, method: str, path: str, body: Any = None, name: str = "", **options: Any) -> Any:
         trial_id = name.rpartition("-")[0]
         headers = {"X-Elastune-Replica": name}
-        return self.call(
-            method, f"/replica{path}", body, token=TOKENS.for_trial(trial_id), headers=headers, **options
-        )
+        return self.call(method, f"/replica{path}", body, token=TOKENS.for_trial(trial_id), headers=headers, **options)
 
     def submit(self, number: int = 0, **changes: Any) -> dict[str, Any]:
         document = {"study": "s", "number": number, "entrypoint": "m:f", **changes}
@@ -56,8 +54,9 @@ class Site:
         trial_id = self.submit()["trial_id"]
         name = f"{trial_id}-abc"
         self.store.add_replica(
-            ReplicaRecord(replica_id=name, trial_id=trial_id, node="n0", slot=0, launch_index=0, launched_at=1.0)
+            ReplicaRecord(replica_id=name, trial_id=trial_id, node="n0", slot=0, launch_index=0, launched_at=1.0, pid=1)
         )
+        self.launcher.running[name] = None  # type: ignore[assignment]
         return name
 
 
@@ -82,9 +81,7 @@ def test_a_replica_token_opens_its_own_trial_only(site: Site) -> None:
     name = site.with_replica()
     other = site.submit(1)["trial_id"]
     assert site.replica("GET", "/trial", name=name).status_code == 200
-    refused = site.call(
-        "GET", "/replica/trial", token=TOKENS.for_trial(other), headers={"X-Elastune-Replica": name}
-    )
+    refused = site.call("GET", "/replica/trial", token=TOKENS.for_trial(other), headers={"X-Elastune-Replica": name})
     assert refused.status_code == 403
     assert site.replica("GET", "/trial", name=f"{other}-unknown").status_code == 410
 
@@ -125,7 +122,10 @@ def test_a_question_reaches_the_driver_and_its_answer_the_replica(site: Site) ->
     site.call("PUT", "/studies/s", {"owner": "one"})
     question = {"id": "q1", "method": "suggest_float", "arguments": {"name": "lr"}}
     assert site.replica("POST", "/call", question, name=name).json() == {"answer": None}
-    news = site.call("POST", "/studies/s/news", {"owner": "one", "wait": 0}).json()
+    unserved = site.call("POST", "/studies/s/news", {"owner": "one", "wait": 0}).json()
+    assert unserved["questions"] == []
+    waiting = {"owner": "one", "wait": 0, "trials": [name.rpartition("-")[0]]}
+    news = site.call("POST", "/studies/s/news", waiting).json()
     assert [asked["id"] for asked in news["questions"]] == ["q1"]
     site.call("POST", "/studies/s/answers", {"id": "q1", "answer": {"value": 0.1}})
     assert site.replica("POST", "/call", question, name=name).json() == {"answer": {"value": 0.1}}

@@ -11,7 +11,7 @@ from scheduler.control_loop import OWNER_LEASE_SECONDS, ControlLoop, LoopSetting
 from scheduler.policy import GoodputPolicy
 from scheduler.snapshot import Grant, Snapshot
 from trials.launch import InMemoryLauncher
-from trials.record import Outcome, ReplicaState, Report, Study, TrialRecord
+from trials.record import Outcome, ReplicaRecord, ReplicaState, Report, Study, TrialRecord
 from trials.spec import TrialSpec
 from trials.states import TrialState
 from trials.store import SqlTrialStore
@@ -64,7 +64,8 @@ class Bench:
     def enter(self, trial_id: str) -> None:
         """Rank 0 enters what was published; those left out go."""
         record = self.trial(trial_id)
-        self.store.note_entered(trial_id, record.published)
+        if record.published_members:
+            self.store.note_entered(trial_id, record.published)
         for replica in self.store.replicas(trial_id=trial_id):
             if replica.replica_id not in record.published_members:
                 self.launcher.end(replica.replica_id, 0)
@@ -89,6 +90,7 @@ class Bench:
                 "progress": 100.0,
                 "target_progress": 1e6,
                 "goodput": 800.0,
+                "epoch": 3,
             },
         )
 
@@ -229,6 +231,9 @@ def test_a_study_whose_driver_is_gone_is_paused_and_comes_back(bench: Bench) -> 
     assert "resume=True" in record.reason.sentence
     bench.store.put_study(Study(name="s", owner="me again", owner_seen_at=bench.now))
     bench.tick()
+    assert bench.trial(trial_id).state is TrialState.PAUSED
+    bench.store.release([trial_id])
+    bench.tick()
     assert bench.trial(trial_id).state is TrialState.STARTING
 
 
@@ -291,3 +296,13 @@ def test_a_policy_that_raises_changes_nothing(bench: Bench) -> None:
         bench.tick()
     assert bench.trial(trial_id) == before
     assert len(bench.launcher.running) == 4
+
+
+def test_a_row_without_a_process_does_not_keep_its_slot(bench: Bench) -> None:
+    """What a scheduler leaves behind that was killed between writing the row and starting the process."""
+    trial_id = bench.submit()
+    bench.store.add_replica(
+        ReplicaRecord(replica_id="ghost", trial_id=trial_id, node="n0", slot=0, launch_index=0, launched_at=bench.now)
+    )
+    bench.tick()
+    assert [(row.slot, row.pid is not None) for row in bench.store.replicas()] == [(0, True)]

@@ -73,11 +73,25 @@ def test_the_live_view_shows_what_runs_and_why() -> None:
             {"trial_id": "tz", "number": 4, "state": "pending", "replicas": 0, "max_replicas": 4, "slots": 0},
         ],
         "changes": [
-            {"at": 0.5, "trial_id": "tx", "what": "1 -> 2 replicas", "reason": {"code": "c", "sentence": "took from ty"}}
+            {
+                "at": 0.5,
+                "trial_id": "tx",
+                "what": "1 -> 2 replicas",
+                "reason": {"code": "c", "sentence": "took from ty"},
+            }
         ],
     }
     console = Console(width=120, record=True)
     console.print(sweep_view(overview, title="digits", total=16))
     text = console.export_text()
-    for words in ("1/16 trials, 1 pruned", "2 of 4 in use", "2/4", "1234", "0.75", "0.9800", "50%", "took from trial 1"):
+    for words in (
+        "1/16 trials, 1 pruned",
+        "2 of 4 in use",
+        "2/4",
+        "1234",
+        "0.75",
+        "0.9800",
+        "50%",
+        "took from trial 1",
+    ):
         assert words in text

@@ -60,6 +60,19 @@ def test_growing_waits_for_joiners_that_stand_in_one_epoch() -> None:
     assert plan(training("a"), 3, [a, b, c], 0.0) == [RetryJoin(("b",))]
 
 
+def test_joiners_of_a_distant_epoch_wait_for_it() -> None:
+    a, b = replica("a"), replica("b", state=ReplicaState.READY, join_epoch=5)
+    assert plan(training("a"), 2, [a, b], 0.0, near_epoch=4) == []
+    assert plan(training("a"), 2, [a, b], 0.0, near_epoch=5) == [Publish(("a", "b"), 5)]
+
+
+def test_a_pause_is_waited_for_and_whoever_leaves_first_is_not_lost() -> None:
+    pausing = replace(training("a", "b"), published=2, published_members=(), published_at=0.0)
+    assert plan(pausing, 0, [replica("b")], 1.0) == []
+    assert plan(pausing, 2, [replica("b")], 1.0) == []
+    assert plan(pausing, 0, [replica("b")], 1000.0) == [Stop("b", force=True)]
+
+
 def test_shrinking_gives_up_joiners_before_members_and_keeps_rank_order() -> None:
     a, b, c = replica("a"), replica("b"), replica("c", state=ReplicaState.LAUNCHED)
     assert plan(training("a", "b"), 2, [a, b, c], 0.0) == [Stop("c", force=True)]

@@ -61,11 +61,28 @@ def test_saving_an_old_copy_does_not_undo_facts(store: TrialStore) -> None:
     store.note_entered(record.trial_id, 3)
     store.note_abandoned(record.trial_id, 2)
     store.request_cancel(record.trial_id, "enough")
-    store.set_hold("s", "held")
+    store.hold_study("s", "held")
     store.save_trial(record)
     now = store.trial(record.trial_id)
     assert (now.entered, now.abandoned, now.cancel_requested, now.hold) == (3, 2, "enough", "held")
     assert now.outcome == Outcome(kind="value", value=0.25)
+
+
+def test_a_study_is_held_as_a_whole_and_released_trial_by_trial(store: TrialStore) -> None:
+    first, second = store.submit(spec(0), 1.0).trial_id, store.submit(spec(1), 1.0).trial_id
+    store.hold_study("s", "why")
+    store.release([second])
+    assert [store.trial(name).hold for name in (first, second)] == ["why", None]
+
+
+def test_only_its_driver_renews_and_disowns_a_study(store: TrialStore) -> None:
+    store.put_study(Study(name="s", owner="me", owner_seen_at=1.0))
+    assert not store.touch_study("s", "you", 2.0)
+    store.disown_study("s", "you")
+    assert store.touch_study("s", "me", 3.0)
+    assert store.studies() == [Study(name="s", owner="me", owner_seen_at=3.0)]
+    store.disown_study("s", "me")
+    assert store.studies()[0].owner is None
 
 
 def test_the_first_outcome_and_the_highest_number_stay(store: TrialStore) -> None:

@@ -15,6 +15,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
@@ -24,6 +25,9 @@ import psutil
 from trials.errors import LaunchFailed
 from trials.launch.base import Exit, LaunchRequest, NodeSlots, ReplicaProcess
 from trials.record import ReplicaRecord
+
+STATUS_SECONDS = 3.0
+"""How long a process may be gone before it is reported without its exit status."""
 
 logger = logging.getLogger(__name__)
 
@@ -48,6 +52,8 @@ class LocalLauncher:
         self._preload = list(preload)
         self._cold: dict[int, subprocess.Popen[bytes]] = {}
         self._statuses: dict[int, int] = {}
+        self._own: dict[int, float | None] = {}
+        """Processes that this launcher started, with the time at which they were first seen to be gone."""
         self._lock = threading.Lock()
         self._server = _ForkServerHandle(self._note_exit, self._preload) if fork_server else None
 
@@ -64,10 +70,17 @@ class LocalLauncher:
         return environ
 
     def launch(self, request: LaunchRequest) -> ReplicaProcess:
-        request.log.parent.mkdir(parents=True, exist_ok=True)
-        pid = self._server.fork(request) if self._server is not None else None
-        if pid is None:
-            pid = self._launch_cold(request)
+        try:
+            request.log.parent.mkdir(parents=True, exist_ok=True)
+            pid = self._server.fork(request) if self._server is not None else None
+            if pid is None:
+                pid = self._launch_cold(request)
+        except OSError as error:
+            raise LaunchFailed(f"a replica could not be started in {request.working_dir}: {error}") from error
+        with self._lock:
+            # What an earlier process of this number may have left.
+            self._statuses.pop(pid, None)
+        self._own[pid] = None
         try:
             started = psutil.Process(pid).create_time()
         except psutil.NoSuchProcess:
@@ -75,19 +88,16 @@ class LocalLauncher:
         return ReplicaProcess(pid, started)
 
     def _launch_cold(self, request: LaunchRequest) -> int:
-        try:
-            process = subprocess.Popen(
-                [sys.executable, "-m", "trials.launch.replica_start"],
-                stdin=subprocess.PIPE,
-                cwd=request.working_dir,
-                env={**request.environ, "PYTHONPATH": os.pathsep.join([*request.python_path, *_own_path()])},
-                start_new_session=True,
-            )
-            assert process.stdin is not None
-            process.stdin.write(json.dumps(_document(request)).encode())
-            process.stdin.close()
-        except OSError as error:
-            raise LaunchFailed(f"a replica could not be started in {request.working_dir}: {error}") from error
+        process = subprocess.Popen(
+            [sys.executable, "-m", "trials.launch.replica_start"],
+            stdin=subprocess.PIPE,
+            cwd=request.working_dir,
+            env={**request.environ, "PYTHONPATH": os.pathsep.join([*request.python_path, *_own_path()])},
+            start_new_session=True,
+        )
+        assert process.stdin is not None
+        process.stdin.write(json.dumps(_document(request)).encode())
+        process.stdin.close()
         self._cold[process.pid] = process
         return process.pid
 
@@ -103,11 +113,21 @@ class LocalLauncher:
                 continue
             with self._lock:
                 status = self._statuses.pop(replica.pid, None)
-            if status is None and _is_running(replica):
+            if status is None and (_is_running(replica) or self._status_may_come(replica.pid)):
                 continue
+            self._own.pop(replica.pid, None)
             gone.append(Exit(replica.replica_id, status))
             _end_children(replica.pid)
         return gone
+
+    def _status_may_come(self, pid: int) -> bool:
+        """The exit status of a child of ours is a moment away: a busy fork server collects it late."""
+        if pid not in self._own:
+            return False
+        since = self._own[pid]
+        if since is None:
+            since = self._own[pid] = time.monotonic()
+        return time.monotonic() - since < STATUS_SECONDS
 
     def stop(self, replica: ReplicaRecord, *, force: bool) -> None:
         if replica.pid is None or not _is_running(replica):
@@ -199,6 +219,7 @@ class _ForkServerHandle:
             if not answered:
                 # Never start the same replica twice: a server this slow is given up together with its backlog.
                 self.kill()
+                self._answered.wait_for(lambda: self._connection is not connection, FORK_SECONDS)
             return self._launched.pop(request.replica_id, None)
 
     def kill(self) -> None:

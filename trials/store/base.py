@@ -35,6 +35,14 @@ class SlotInterval:
 class TrialStore(Protocol):
     def put_study(self, study: Study) -> None: ...
 
+    def touch_study(self, name: str, owner: str, now: float) -> bool:
+        """Renew the lease of a study's driver; False when it is not the driver (any more)."""
+        ...
+
+    def disown_study(self, name: str, owner: str) -> None:
+        """The driver lets go of its study; nothing happens when it is not the driver."""
+        ...
+
     def studies(self) -> list[Study]: ...
 
     def submit(self, spec: TrialSpec, now: float) -> TrialRecord:
@@ -65,7 +73,13 @@ class TrialStore(Protocol):
 
     def request_cancel(self, trial_id: str, why: str) -> None: ...
 
-    def set_hold(self, study: str, hold: str | None) -> None: ...
+    def hold_study(self, study: str, hold: str) -> None:
+        """Its trials may not hold slots until released one by one."""
+        ...
+
+    def release(self, trial_ids: Sequence[str]) -> None:
+        """Somebody waits for these trials: they may hold slots."""
+        ...
 
     def add_replica(self, replica: ReplicaRecord) -> None: ...
 

@@ -17,6 +17,7 @@ import sqlalchemy as sa
 from sqlalchemy import event, select
 from sqlalchemy.engine import Connection, Engine, RowMapping
 from sqlalchemy.exc import IntegrityError, OperationalError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from trials.errors import StoreUnavailable, UnknownTrial
 from trials.record import Outcome, Reason, ReplicaRecord, ReplicaState, Report, Study, TrialRecord
@@ -145,13 +146,17 @@ class SqlTrialStore:
         try:
             with self._engine.begin() as connection:
                 yield connection
-        except OperationalError as error:
-            raise StoreUnavailable(f"the database did not take a write: {error.orig}; free some space") from error
+        except (OperationalError, PoolTimeout) as error:
+            words = getattr(error, "orig", None) or error
+            raise StoreUnavailable(f"the database did not take a write: {words}; free some space") from error
 
     @contextmanager
     def _read(self) -> Iterator[Connection]:
-        with self._engine.connect() as connection:
-            yield connection
+        try:
+            with self._engine.connect() as connection:
+                yield connection
+        except (OperationalError, PoolTimeout) as error:
+            raise StoreUnavailable(f"the database cannot be read: {error}") from error
 
     # ------------------------------------------------------------------ studies
 
@@ -161,6 +166,16 @@ class SqlTrialStore:
             updated = connection.execute(_studies.update().where(_studies.c.name == study.name).values(**values))
             if not updated.rowcount:
                 connection.execute(_studies.insert().values(**values))
+
+    def touch_study(self, name: str, owner: str, now: float) -> bool:
+        mine = (_studies.c.name == name) & (_studies.c.owner == owner)
+        with self._write() as connection:
+            return bool(connection.execute(_studies.update().where(mine).values(owner_seen_at=now)).rowcount)
+
+    def disown_study(self, name: str, owner: str) -> None:
+        mine = (_studies.c.name == name) & (_studies.c.owner == owner)
+        with self._write() as connection:
+            connection.execute(_studies.update().where(mine).values(owner=None))
 
     def studies(self) -> list[Study]:
         with self._read() as connection:
@@ -249,9 +264,15 @@ class SqlTrialStore:
         with self._write() as connection:
             connection.execute(_trials.update().where(_trials.c.trial_id == trial_id).values(cancel_requested=why))
 
-    def set_hold(self, study: str, hold: str | None) -> None:
+    def hold_study(self, study: str, hold: str) -> None:
+        live = (_trials.c.study == study) & _trials.c.state.not_in([state.value for state in FINAL_STATES])
         with self._write() as connection:
-            connection.execute(_trials.update().where(_trials.c.study == study).values(hold=hold))
+            connection.execute(_trials.update().where(live).values(hold=hold))
+
+    def release(self, trial_ids: Sequence[str]) -> None:
+        held = _trials.c.trial_id.in_(list(trial_ids)) & _trials.c.hold.is_not(None)
+        with self._write() as connection:
+            connection.execute(_trials.update().where(held).values(hold=None))
 
     # ------------------------------------------------------------------ replicas
 

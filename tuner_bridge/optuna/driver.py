@@ -20,9 +20,10 @@ from typing import Any
 
 import optuna
 from optuna.distributions import distribution_to_json
+from optuna.storages._heartbeat import is_heartbeat_enabled
 
 from scheduler.client import SchedulerClient
-from scheduler.errors import RequestRefused, SchedulerUnreachable
+from scheduler.errors import RequestRefused, SchedulerError, SchedulerUnreachable
 from trials.spec import TrialSpec
 from tuner_bridge.errors import BridgeError, SweepInterrupted, TrialLost
 from tuner_bridge.shipping import ShippedFunction
@@ -35,6 +36,7 @@ TRIAL_ATTRIBUTE = "elastune:trial"
 STUDY_ATTRIBUTE = "elastune:study"
 UNREACHABLE_SECONDS = 120.0
 """How long a scheduler may be away before the sweep gives up on it."""
+POLL_SECONDS = 5.0
 ANSWERS_KEPT = 4096
 
 
@@ -82,15 +84,27 @@ class StudyDriver:
         self._interrupted = threading.Event()
         self._closed = threading.Event()
         self._fatal: Exception | None = None
+        self._left: list[str] = []
         self._poller = threading.Thread(target=self._poll, name="elastune-driver", daemon=True)
         self.slots = 0
 
     # ------------------------------------------------------------------ life
 
-    def attach(self) -> None:
-        """Become the study's driver; raises RequestRefused while another one is alive."""
-        direction = self.study.directions[0].name.lower()
-        answer = self.client.request("PUT", f"/studies/{self.study_key}", {"direction": direction, "owner": self.owner})
+    def attach(self, *, patience_seconds: float = 0.0) -> None:
+        """Become the study's driver; raises RequestRefused while another one is alive.
+
+        ``patience_seconds``: how long to wait for a dead one's lease to run out.
+        """
+        body = {"direction": self.study.directions[0].name.lower(), "owner": self.owner}
+        deadline = time.monotonic() + patience_seconds
+        while True:
+            try:
+                answer = self.client.request("PUT", f"/studies/{self.study_key}", body)
+                break
+            except RequestRefused:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.5)
         self.slots = answer["slots"]
         self._poller.start()
 
@@ -98,8 +112,12 @@ class StudyDriver:
         self._closed.set()
         try:
             self.client.request("POST", f"/studies/{self.study_key}/detach", {"owner": self.owner})
-        except Exception as error:
+        except SchedulerError as error:
+            # Its lease runs out instead.
             logger.debug("not detached: %s", error)
+        if self._poller.ident is not None:
+            self._poller.join(timeout=POLL_SECONDS + 5.0)
+        self.client.close()
 
     def interrupt(self) -> None:
         """From the signal handler: objective threads unwind, trials stay to be resumed."""
@@ -110,11 +128,15 @@ class StudyDriver:
         return self._interrupted.is_set()
 
     def cancel_all(self, why: str) -> None:
-        """End the trials that are being served: nobody can resume them."""
-        with self._lock:
-            trial_ids = list(self._served)
-        for trial_id in trial_ids:
+        """End the trials that an interrupted sweep left: nobody can resume them."""
+        for trial_id in self._left:
+            self._cancel(trial_id, why)
+
+    def _cancel(self, trial_id: str, why: str) -> None:
+        try:
             self.client.request("POST", f"/trials/{trial_id}/cancel", {"why": why})
+        except SchedulerError as error:
+            logger.warning("trial %s was not cancelled: %s", trial_id, error)
 
     def adopt_interrupted(self) -> int:
         """Queue again the trials that a dead driver of this study left running; returns how many.
@@ -124,7 +146,11 @@ class StudyDriver:
         adopted = 0
         for trial in self.study.get_trials(deepcopy=False, states=(optuna.trial.TrialState.RUNNING,)):
             if TRIAL_ATTRIBUTE in trial.user_attrs:
-                self.study._storage.set_trial_state_values(trial._trial_id, optuna.trial.TrialState.WAITING)
+                storage = self.study._storage
+                if is_heartbeat_enabled(storage):
+                    # Else Optuna would fail it as stale before it is taken up.
+                    storage.record_heartbeat(trial._trial_id)  # type: ignore[attr-defined]
+                storage.set_trial_state_values(trial._trial_id, optuna.trial.TrialState.WAITING)
                 adopted += 1
         return adopted
 
@@ -132,6 +158,9 @@ class StudyDriver:
 
     def run(self, trial: optuna.Trial) -> Any:
         """The objective as Optuna calls it: returns the value, raises TrialPruned or the objective's exception."""
+        # The mark comes first: whatever happens from here on, a resumed sweep knows that this trial is its own.
+        if TRIAL_ATTRIBUTE not in trial.user_attrs:
+            trial.set_user_attr(TRIAL_ATTRIBUTE, f"{self.study_key}/{trial.number}")
         if self._interrupted.is_set():
             raise SweepInterrupted
         spec = TrialSpec(
@@ -146,20 +175,28 @@ class StudyDriver:
             preload=self.template.preload,
         )
         served = _Served()
-        # The thread of the trial may get questions as soon as it is submitted: be listed before.
         summary = self._patiently(lambda: self.client.request("POST", "/trials", spec.to_json()))
         trial_id = summary["trial_id"]
-        if trial.user_attrs.get(TRIAL_ATTRIBUTE) != trial_id:
-            trial.set_user_attr(TRIAL_ATTRIBUTE, trial_id)
         with self._lock:
             self._served[trial_id] = served
+        # The poll under way does not ask for this trial yet.
+        self._patiently(lambda: self.client.request("POST", f"/studies/{self.study_key}/poke"))
         try:
-            return self._serve(trial, served, _reported_steps(self.study, trial))
+            ended = self._serve(trial, served, _reported_steps(self.study, trial))
+        except SweepInterrupted:
+            self._left.append(trial_id)
+            raise
+        except BaseException:
+            # Nobody will ask for this trial again: it must not hold slots.
+            self._cancel(trial_id, "its sweep ended with an error")
+            raise
         finally:
             with self._lock:
                 del self._served[trial_id]
+        return _conclude(ended)
 
-    def _serve(self, trial: optuna.Trial, served: _Served, reported: set[int]) -> Any:
+    def _serve(self, trial: optuna.Trial, served: _Served, reported: set[int]) -> Mapping[str, Any]:
+        """Answer the trial's questions until it is over; returns how it ended."""
         while True:
             if self._fatal is not None:
                 raise self._fatal
@@ -170,7 +207,8 @@ class StudyDriver:
             except queue.Empty:
                 continue
             if "finished" in message:
-                return _conclude(message["finished"])
+                ended: Mapping[str, Any] = message["finished"]
+                return ended
             question = message["question"]
             answer = self._answers.get(question["id"])
             if answer is None:
@@ -210,7 +248,7 @@ class StudyDriver:
                 news = self.client.request(
                     "POST",
                     f"/studies/{self.study_key}/news",
-                    {"owner": self.owner, "trials": waiting, "wait": 1.0 if not waiting else 8.0},
+                    {"owner": self.owner, "trials": waiting, "wait": POLL_SECONDS},
                 )
                 unreachable_since = None
             except SchedulerUnreachable as error:
@@ -222,18 +260,18 @@ class StudyDriver:
                 time.sleep(0.3)
                 self._try_reconnect()
                 continue
-            except RequestRefused as error:
-                self._fatal = BridgeError(f"the sweep lost its study: {error}")
-                return
-            except Exception as error:
+            except SchedulerError as error:
                 if not self._closed.is_set():
-                    self._fatal = error
+                    lost = isinstance(error, RequestRefused)
+                    self._fatal = BridgeError(f"the sweep lost its study: {error}") if lost else error
                 return
             self._distribute(news)
 
     def _try_reconnect(self) -> None:
         try:
-            self.client = self._reconnect(self.client)
+            before, self.client = self.client, self._reconnect(self.client)
+            if before is not self.client:
+                before.close()
         except Exception as error:
             logger.warning("the scheduler is away: %s", error)
 

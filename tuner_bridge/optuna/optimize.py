@@ -20,10 +20,13 @@ from scheduler.embedded import EmbeddedScheduler
 from scheduler.errors import SchedulerError
 from trials.spec import check_replica_bounds
 from tuner_bridge.errors import InvalidSweep, SweepInterrupted
-from tuner_bridge.optuna.driver import StudyDriver, TrialTemplate
+from tuner_bridge.optuna.driver import TRIAL_ATTRIBUTE, StudyDriver, TrialTemplate
 from tuner_bridge.shipping import installed_modules_of, ship
 
 logger = logging.getLogger(__name__)
+
+ADOPTION_SECONDS = 25.0
+"""A driver that was killed keeps its study for the length of its lease; a resumed sweep waits for that."""
 
 Callback = Callable[[optuna.Study, FrozenTrial], None]
 
@@ -90,7 +93,7 @@ def optimize(
             preload=installed_modules_of(objective),
         )
         driver = StudyDriver(study, client, template, reconnect=embedded.ensure if embedded is not None else _again)
-        driver.attach()
+        driver.attach(patience_seconds=ADOPTION_SECONDS if resume else 0.0)
         try:
             driver.template = _bounded(template, driver.slots, max_replicas)
             remaining = _remaining(study, n_trials, driver, resume=resume)
@@ -131,7 +134,10 @@ def _scheduler(
             raise InvalidSweep(
                 f"slots={slots} was given, but ELASTUNE_URL names a scheduler that has its own; leave one of them out"
             )
-        yield named, None
+        try:
+            yield named, None
+        finally:
+            named.close()
         return
     folder = Path(state_dir) if state_dir is not None else Path(".elastune") / _folder_name(study.study_name)
     embedded = EmbeddedScheduler(folder, slots=slots)
@@ -139,6 +145,7 @@ def _scheduler(
     try:
         yield client, embedded
     finally:
+        client.close()
         embedded.stop()
 
 
@@ -174,7 +181,7 @@ def _remaining(study: optuna.Study, n_trials: int | None, driver: StudyDriver, *
     interrupted = [
         trial.number
         for trial in study.get_trials(deepcopy=False, states=(optuna.trial.TrialState.RUNNING,))
-        if "elastune:trial" in trial.user_attrs
+        if TRIAL_ATTRIBUTE in trial.user_attrs
     ]
     if not resume:
         if interrupted:

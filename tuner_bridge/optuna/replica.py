@@ -48,18 +48,22 @@ def _run(core: TrainingCore, own: dict[str, Any]) -> int:
         except optuna.TrialPruned as pruned:
             _tell(core, kind="pruned", message=str(pruned))
             return 0
-        except (PeerLost, ControlChannelError):
+        except (PeerLost, ControlChannelError, ReplicaExit):
             raise
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             if core.broken is not None:
                 raise PeerLost(f"another replica vanished: {core.broken}") from error
+            if core.joining and not core.joined:
+                # The trial trains on without this joiner; its log tells why it did not come.
+                traceback.print_exc()
+                return 1
             return _failed(core, error)
         if core.reports and not (core.joining and not core.joined):
             _tell(core, kind="value", value=encode_value(value))
         return 0
 
 
-def _failed(core: TrainingCore, error: Exception) -> int:
+def _failed(core: TrainingCore, error: BaseException) -> int:
     words = traceback.format_exc()
     print(words, file=sys.stderr)
     _tell(

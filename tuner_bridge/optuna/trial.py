@@ -51,6 +51,7 @@ class ElasticTrial(BaseTrial):
 
     def _once(self, act: Callable[[], Any]) -> Any:
         """Run ``act`` on rank 0 and give its result, or raise its exception, on every rank."""
+        self._core.raise_postponed()
         group = self._core.group
         if not self._core.joined or group.world_size == 1:
             return act()

@@ -1,0 +1,317 @@
+"""The training core in one plain process: what a user's loop may do, and what it gets."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
+
+import dist_core
+from dist_core import Accumulator, AdaptiveDataLoader, AdaptiveDataParallel, remaining_epochs_until
+from dist_core.core import get_core, reset_core
+from dist_core.errors import InvalidTraining
+
+
+@pytest.fixture(autouse=True)
+def fresh_core() -> Iterator[None]:
+    reset_core()
+    torch.manual_seed(0)
+    yield
+    reset_core()
+
+
+class Numbered(Dataset[int]):
+    def __init__(self, length: int) -> None:
+        self.length = length
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, index: int) -> int:
+        return index
+
+
+class ConstantGradient(nn.Module):
+    """Its loss has the gradient 1 for every example: each optimizer step at rate 1 moves the weight by -1."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(()))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.weight * torch.ones_like(x, dtype=torch.float32)
+
+
+def classifier() -> nn.Module:
+    return nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 3))
+
+
+def classes(count: int = 200) -> TensorDataset:
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn(count, 6, generator=generator)
+    return TensorDataset(x, (x[:, :3].argmax(dim=1)))
+
+
+def test_a_fixed_batch_trains_as_plain_pytorch_does() -> None:
+    """Same batches, same order: the weights are the same bit for bit as without any of our classes."""
+    data = classes()
+    model = classifier()
+    reference = classifier()
+    reference.load_state_dict(model.state_dict())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    plain = torch.optim.SGD(reference.parameters(), lr=0.1, momentum=0.9)
+    loader = AdaptiveDataLoader(data, batch_size=32, shuffle=True)
+    wrapped = AdaptiveDataParallel(model, optimizer)
+    for _ in remaining_epochs_until(3):
+        for x, y in loader:
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(wrapped(x), y).backward()
+            optimizer.step()
+            plain.zero_grad()
+            nn.functional.cross_entropy(reference(x), y).backward()
+            plain.step()
+    for mine, theirs in zip(model.parameters(), reference.parameters(), strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-6, atol=1e-7)
+    assert get_core().steps == 3 * 7
+
+
+def zero_first(model: Any, optimizer: Any, backward: Callable[[], None]) -> None:
+    optimizer.zero_grad()
+    backward()
+    optimizer.step()
+
+
+def zero_last(model: Any, optimizer: Any, backward: Callable[[], None]) -> None:
+    backward()
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=False)
+
+
+def zero_by_model(model: Any, optimizer: Any, backward: Callable[[], None]) -> None:
+    model.zero_grad()
+    backward()
+    optimizer.step()
+
+
+def zero_by_inner_model(model: Any, optimizer: Any, backward: Callable[[], None]) -> None:
+    model.module.zero_grad()
+    backward()
+    optimizer.step()
+
+
+@pytest.mark.parametrize("style", [zero_first, zero_last, zero_by_model, zero_by_inner_model])
+def test_measured_and_accumulated_steps_apply_the_mean_gradient_once(style: Any) -> None:
+    """Early steps are measured, which splits the batch in two; the weight moves by exactly 1 each time all the same."""
+    model = ConstantGradient()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    loader = AdaptiveDataLoader(Numbered(40), batch_size=5)
+    loader.autoscale_batch_size(6, local_bsz_bounds=(1, 6), gradient_accumulation=True)
+    wrapped = AdaptiveDataParallel(model, optimizer, scaling_rule="none")
+    seen = []
+    for _ in remaining_epochs_until(1):
+        for x in loader:
+            style(wrapped, optimizer, lambda x=x: wrapped(x).mean().backward())
+            seen.append(round(-model.weight.item(), 5))
+    assert seen[-1] == get_core().steps
+    assert set(seen) == set(range(int(seen[-1]) + 1)) - ({0} if seen[0] else set())
+
+
+def test_a_learning_rate_scheduler_fits_before_and_after_wrapping() -> None:
+    model = classifier()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    before = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
+    loader = AdaptiveDataLoader(classes(), batch_size=50)
+    wrapped = AdaptiveDataParallel(model, optimizer, before)
+    after = torch.optim.lr_scheduler.ExponentialLR(optimizer, 1.0)
+    for _ in remaining_epochs_until(2):
+        for x, y in loader:
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(wrapped(x), y).backward()
+            optimizer.step()
+        before.step()
+        after.step()
+    assert optimizer.param_groups[0]["lr"] == 0.25
+
+
+def test_a_gradient_scaler_changes_nothing() -> None:
+    results = []
+    for scaled in (False, True):
+        reset_core()
+        torch.manual_seed(0)
+        model = classifier()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, enabled=scaled)
+        loader = AdaptiveDataLoader(classes(), batch_size=20, shuffle=True)
+        loader.autoscale_batch_size(21, local_bsz_bounds=(1, 21))
+        wrapped = AdaptiveDataParallel(model, optimizer, mp_scaler=scaler, scaling_rule="none")
+        for _ in remaining_epochs_until(2):
+            for x, y in loader:
+                optimizer.zero_grad()
+                scaler.scale(nn.functional.cross_entropy(wrapped(x), y)).backward()
+                scaler.step(optimizer)
+                scaler.update()
+        adaptation = get_core().adaptation
+        assert adaptation is not None
+        results.append((model[0].weight.detach().clone(), adaptation.noise.averages))
+    torch.testing.assert_close(results[0][0], results[1][0], rtol=1e-4, atol=1e-5)
+    assert results[0][1] == pytest.approx(results[1][1], rel=1e-3)
+
+
+def train(loader: AdaptiveDataLoader, epochs: int, *, stop_after: int | None = None) -> list[list[int]]:
+    """Samples by epoch; ``stop_after`` batches the loop is left."""
+    model = ConstantGradient()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    wrapped = AdaptiveDataParallel(model, optimizer)
+    seen = []
+    for _ in remaining_epochs_until(epochs):
+        epoch: list[int] = []
+        for number, x in enumerate(loader):
+            if number == stop_after:
+                break
+            optimizer.zero_grad()
+            wrapped(x).mean().backward()
+            optimizer.step()
+            epoch.extend(x.tolist())
+        seen.append(epoch)
+    return seen
+
+
+def test_every_sample_once_an_epoch() -> None:
+    for samples in train(AdaptiveDataLoader(Numbered(37), batch_size=8, shuffle=True), 3):
+        assert sorted(samples) == list(range(37))
+
+
+def test_drop_last_leaves_out_the_rest() -> None:
+    loader = AdaptiveDataLoader(Numbered(10), batch_size=4, drop_last=True)
+    assert len(loader) == 2
+    assert train(loader, 2) == [list(range(8)), list(range(8))]
+
+
+def test_a_loop_left_early_skips_nothing_and_lengthens_nothing() -> None:
+    epochs = train(AdaptiveDataLoader(Numbered(40), batch_size=4), 3, stop_after=3)
+    assert epochs[0] == list(range(12))
+    assert epochs[1] == list(range(12, 24))
+    assert [len(epoch) for epoch in epochs] == [12, 12, 12]
+
+
+def test_worker_processes_and_custom_collation() -> None:
+    loader = AdaptiveDataLoader(
+        Numbered(20), batch_size=6, shuffle=True, num_workers=1, collate_fn=lambda rows: torch.tensor(rows)
+    )
+    for samples in train(loader, 2):
+        assert sorted(samples) == list(range(20))
+    del loader._loader
+
+
+def test_evaluation_loops_see_everything_and_change_nothing() -> None:
+    data = Numbered(23)
+    training = AdaptiveDataLoader(data, batch_size=8)
+    evaluation = AdaptiveDataLoader(data, batch_size=5)
+    model = ConstantGradient()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    wrapped = AdaptiveDataParallel(model, optimizer)
+    for _ in remaining_epochs_until(2):
+        wrapped.train()
+        for x in training:
+            optimizer.zero_grad()
+            wrapped(x).mean().backward()
+            optimizer.step()
+        wrapped.eval()
+        totals = Accumulator()
+        with torch.no_grad():
+            for x in evaluation:
+                totals["count"] += len(x)
+        with totals.synchronized():
+            assert totals["count"] == 23
+    assert get_core().progress == 46.0
+    assert dist_core.current_dataloader() is training
+
+
+def test_without_wrapped_models_the_loader_is_a_plain_one() -> None:
+    loader = AdaptiveDataLoader(Numbered(7), batch_size=3)
+    assert [batch.tolist() for batch in loader] == [[0, 1, 2], [3, 4, 5], [6]]
+    assert isinstance(loader._loader, DataLoader)
+
+
+def test_state_that_was_captured_puts_a_new_process_where_the_old_one_was() -> None:
+    def build() -> tuple[nn.Module, torch.optim.Optimizer, AdaptiveDataLoader, AdaptiveDataParallel]:
+        torch.manual_seed(0)
+        model = classifier()
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+        loader = AdaptiveDataLoader(classes(), batch_size=32, shuffle=True)
+        return model, optimizer, loader, AdaptiveDataParallel(model, optimizer)
+
+    def run(parts: Any, epochs: int) -> nn.Module:
+        model, optimizer, loader, wrapped = parts
+        for _ in remaining_epochs_until(epochs):
+            for x, y in loader:
+                optimizer.zero_grad()
+                nn.functional.cross_entropy(wrapped(x), y).backward()
+                optimizer.step()
+        finished: nn.Module = model
+        return finished
+
+    whole = run(build(), 4)
+    reset_core()
+    run(build(), 2)
+    state = get_core().registry.capture()
+    reset_core()
+    parts = build()
+    get_core().registry.restore(state)
+    resumed = run(parts, 4)
+    for mine, theirs in zip(resumed.parameters(), whole.parameters(), strict=True):
+        assert torch.equal(mine, theirs)
+
+
+class Endless(IterableDataset[int]):
+    def __iter__(self) -> Iterator[int]:
+        return iter(())
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        (lambda: AdaptiveDataLoader(Numbered(0), batch_size=1), "has 0 samples"),
+        (lambda: AdaptiveDataLoader(Numbered(5), batch_size=0), "batch_size is 0"),
+        (lambda: AdaptiveDataLoader(Endless(), batch_size=1), "Endless has no length"),
+        (lambda: AdaptiveDataLoader(Numbered(5), batch_size=1, sampler=[1]), "was given a sampler"),
+        (lambda: AdaptiveDataLoader(Numbered(5), batch_size=8).autoscale_batch_size(4), "max_batch_size is 4"),
+        (
+            lambda: AdaptiveDataLoader(Numbered(5), batch_size=8).autoscale_batch_size(16, (9, 12)),
+            "the bounds must contain batch_size",
+        ),
+        (lambda: AdaptiveDataParallel(nn.ReLU(), torch.optim.SGD([torch.zeros(1)], lr=1.0)), "no parameter"),
+        (lambda: next(iter(remaining_epochs_until(-1))), "num_epochs is -1"),
+    ],
+)
+def test_contradictions_are_refused_in_words(wrong: Callable[[], Any], words: str) -> None:
+    with pytest.raises(InvalidTraining, match=words):
+        wrong()
+
+
+def test_unknown_names_are_refused_in_words() -> None:
+    model = classifier()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.raises(InvalidTraining, match="scaling rule 'x' is not known"):
+        AdaptiveDataParallel(model, optimizer, scaling_rule="x")
+    with pytest.raises(InvalidTraining, match="reduction strategy 'x' is not known"):
+        AdaptiveDataParallel(model, optimizer, reduction="x")
+
+
+def test_epoch_loops_do_not_nest() -> None:
+    outer = iter(remaining_epochs_until(1))
+    assert next(outer) == 0
+    with pytest.raises(InvalidTraining, match="inside itself"):
+        next(iter(remaining_epochs_until(1)))
+
+
+def test_every_public_name_can_be_imported() -> None:
+    assert dist_core.__all__ == sorted(dist_core.__all__)
+    for name in dist_core.__all__:
+        assert getattr(dist_core, name) is not None
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        _ = dist_core.nothing

@@ -1,0 +1,123 @@
+"""Real processes that are grown, shrunk, paused and killed while they train; the result must not tell."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.faults.rig import ROOT, Rig
+from tests.faults.training_code import EPOCHS, SAMPLES
+from trials.record import TrialRecord
+from trials.states import TrialState
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
+    """Weights of the same training in one plain process."""
+    folder = tmp_path_factory.mktemp("undisturbed")
+    environ = {**os.environ, "TRACE_DIR": str(folder), "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    subprocess.run([sys.executable, "-m", "tests.faults.training_code"], check=True, env=environ, cwd=ROOT)
+    weights: list[float] = json.loads((folder / "weights.json").read_text())
+    return weights
+
+
+@pytest.fixture
+def rig(tmp_path: Path) -> Iterator[Rig]:
+    made = Rig(tmp_path)
+    yield made
+    made.close()
+
+
+def assert_as_undisturbed(rig: Rig, record: TrialRecord, undisturbed: list[float]) -> None:
+    assert record.state is TrialState.SUCCEEDED, record.reason
+    assert record.outcome is not None
+    assert record.outcome.value == pytest.approx(undisturbed, abs=1e-5)
+    epochs = rig.samples_by_epoch()
+    assert sorted(epochs) == list(range(EPOCHS))
+    for samples in epochs.values():
+        assert sorted(samples) == list(range(SAMPLES))
+
+
+def test_growing_and_shrinking_leaves_no_trace(rig: Rig, undisturbed: list[float]) -> None:
+    trial_id = rig.submit(1)
+    rig.until_size(trial_id, 1)
+    survivor = rig.members(trial_id)[0].pid
+    rig.want(trial_id, 3)
+    rig.until_size(trial_id, 3)
+    rig.want(trial_id, 2)
+    rig.until_size(trial_id, 2)
+    assert rig.members(trial_id)[0].pid == survivor
+    record = rig.until_over(trial_id)
+    assert_as_undisturbed(rig, record, undisturbed)
+    assert {row["world_size"] for row in rig.rows()} >= {1, 3, 2}
+    assert record.losses == 0
+
+
+@pytest.mark.parametrize("rank", [0, 1, 2])
+def test_a_killed_replica_is_left_behind_without_going_back(rig: Rig, undisturbed: list[float], rank: int) -> None:
+    trial_id = rig.submit(3)
+    rig.until_size(trial_id, 3)
+    members = rig.members(trial_id)
+    rig.until_step(15)
+    rig.want(trial_id, 2)
+    rig.kill(members[rank])
+    rig.until_size(trial_id, 2)
+    assert {row.pid for row in rig.members(trial_id)} == {row.pid for row in members} - {members[rank].pid}
+    record = rig.until_over(trial_id)
+    assert_as_undisturbed(rig, record, undisturbed)
+    assert record.losses == 0
+
+
+def test_all_killed_at_once_resume_from_the_checkpoint(rig: Rig, undisturbed: list[float]) -> None:
+    trial_id = rig.submit(2, STEP_SECONDS="0.15")
+    rig.until_size(trial_id, 2)
+    rig.until(lambda: any((rig.folder / "checkpoints" / trial_id).glob("checkpoint-*")), "a checkpoint")
+    rig.until_step(45)
+    for replica in rig.members(trial_id):
+        rig.kill(replica)
+    rig.until(lambda: rig.trial(trial_id).losses == 1, "the loss to be noticed")
+    record = rig.until_over(trial_id)
+    assert record.state is TrialState.SUCCEEDED
+    assert record.outcome is not None
+    assert record.outcome.value == pytest.approx(undisturbed, abs=1e-5)
+    resumed = min(row["step"] for row in rig.rows() if row["generation"] >= 2)
+    assert resumed > 0
+
+
+def test_a_paused_trial_goes_on_where_it_was_at_another_size(rig: Rig, undisturbed: list[float]) -> None:
+    trial_id = rig.submit(2)
+    rig.until_size(trial_id, 2)
+    rig.until_step(20)
+    rig.want(trial_id, 0)
+    rig.until(lambda: rig.trial(trial_id).state is TrialState.PAUSED, "the pause")
+    assert rig.store.replicas() == []
+    rig.want(trial_id, 3)
+    record = rig.until_over(trial_id)
+    assert_as_undisturbed(rig, record, undisturbed)
+    assert record.losses == 0
+
+
+def test_an_exception_on_any_rank_ends_all(rig: Rig) -> None:
+    trial_id = rig.submit(3, RAISE_AT_STEP="7")
+    record = rig.until_over(trial_id)
+    assert record.state is TrialState.FAILED
+    assert "on purpose, on the last rank" in record.reason.sentence
+    rig.until(lambda: rig.store.replicas() == [], "all replicas to end")
+
+
+def test_a_joiner_that_dies_costs_the_trial_nothing(rig: Rig, undisturbed: list[float]) -> None:
+    trial_id = rig.submit(1)
+    rig.until_size(trial_id, 1)
+    rig.want(trial_id, 2)
+    rig.until(lambda: len([row for row in rig.store.replicas() if row.pid is not None]) == 2, "the joiner's process")
+    joiner = rig.store.replicas(trial_id=trial_id)[-1]
+    rig.kill(joiner)
+    rig.want(trial_id, 1)
+    record = rig.until_over(trial_id)
+    assert_as_undisturbed(rig, record, undisturbed)

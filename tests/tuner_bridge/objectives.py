@@ -1,0 +1,116 @@
+"""Objectives that the sweeps of these tests run in real replicas."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import optuna
+import torch
+from torch.utils.data import TensorDataset
+
+from dist_core import AdaptiveDataLoader, AdaptiveDataParallel, remaining_epochs_until
+from dist_core.core import get_core
+
+
+def quadratic(trial: optuna.Trial) -> float:
+    x = trial.suggest_float("x", -10.0, 10.0)
+    y = trial.suggest_int("y", 0, 5)
+    kind = trial.suggest_categorical("kind", ["a", "b", None, 3, True])
+    return (x - 2.0) ** 2 + y + (kind == "a")
+
+
+def pruned_by_median(trial: optuna.Trial) -> float:
+    value = trial.suggest_float("value", 0.0, 1.0)
+    for step in range(5):
+        trial.report(value, step)
+        if trial.should_prune():
+            raise optuna.TrialPruned(f"at step {step}")
+    return value
+
+
+def sometimes_raises(trial: optuna.Trial) -> float:
+    if trial.number % 2:
+        raise ValueError(f"trial {trial.number} on purpose")
+    return float(trial.number)
+
+
+def always_raises(trial: optuna.Trial) -> float:
+    raise KeyError("at once")
+
+
+def returns_nan(trial: optuna.Trial) -> float:
+    trial.report(float("nan"), 0)
+    return float("nan")
+
+
+def returns_nothing(trial: optuna.Trial) -> None:
+    trial.suggest_float("x", 0.0, 1.0)
+
+
+def bad_distribution(trial: optuna.Trial) -> float:
+    return trial.suggest_float("x", 1.0, 0.0)
+
+
+def uses_attributes(trial: optuna.Trial) -> float:
+    trial.set_user_attr("note", {"a": [1, 2.5]})
+    assert trial.user_attrs["note"] == {"a": [1, 2.5]}
+    x = trial.suggest_float("x", 0.0, 1.0)
+    assert trial.params == {"x": x}
+    assert trial.distributions == {"x": optuna.distributions.FloatDistribution(0.0, 1.0)}
+    assert trial.datetime_start is not None
+    return x
+
+
+def sleeps(trial: optuna.Trial) -> float:
+    trial.suggest_float("x", 0.0, 1.0)
+    time.sleep(600)
+    return 0.0
+
+
+def trains(trial: optuna.Trial) -> float:
+    """Elastic training; each replica notes its parameters. ``KILL_ONCE`` names a file whose absence means: die once."""
+    rate = trial.suggest_float("lr", 1e-3, 1e-1, log=True)
+    momentum = trial.suggest_float("momentum", 0.0, 0.9)
+    generator = torch.Generator().manual_seed(3)
+    x = torch.randn(256, 4, generator=generator)
+    data = TensorDataset(x, x.sum(dim=1))
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=rate, momentum=momentum)
+    loader = AdaptiveDataLoader(data, batch_size=16, shuffle=True)
+    wrapped = AdaptiveDataParallel(model, optimizer)
+    loss = torch.tensor(0.0)
+    for epoch in remaining_epochs_until(int(os.environ.get("EPOCHS", "6"))):
+        for inputs, target in loader:
+            optimizer.zero_grad()
+            loss = torch.nn.functional.mse_loss(wrapped(inputs).squeeze(1), target)
+            loss.backward()
+            optimizer.step()
+            time.sleep(0.01)
+            _note(trial, rate, momentum)
+            _maybe_die(epoch)
+        trial.report(float(loss), epoch)
+        if trial.should_prune():
+            raise optuna.TrialPruned
+    return float(loss)
+
+
+def _note(trial: optuna.Trial, rate: float, momentum: float) -> None:
+    folder = os.environ.get("NOTES")
+    if folder:
+        core = get_core()
+        line = f"{trial.number} {core.group.world_size} {rate!r} {momentum!r}\n"
+        with open(Path(folder) / f"{os.getpid()}.txt", "a") as file:
+            file.write(line)
+
+
+def _maybe_die(epoch: int) -> None:
+    marker = os.environ.get("KILL_ONCE")
+    if marker and epoch == 3 and get_core().group.rank == 0:
+        try:
+            os.close(os.open(marker, os.O_CREAT | os.O_EXCL))
+        except FileExistsError:
+            return
+        os.kill(os.getpid(), signal.SIGKILL)

@@ -1,0 +1,188 @@
+"""Whole sweeps through ``optimize``: an embedded scheduler, real replicas, Optuna's own loop."""
+
+from __future__ import annotations
+
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import optuna
+import pytest
+
+from scheduler.embedded import EmbeddedScheduler
+from scheduler.errors import NotAuthorized, SchedulerUnreachable
+from tests.tuner_bridge import objectives
+from trials.errors import InvalidTrialSpec
+from tuner_bridge import optimize
+from tuner_bridge.errors import InvalidSweep
+
+optuna.logging.set_verbosity(optuna.logging.ERROR)
+COMPLETE, PRUNED, FAIL = optuna.trial.TrialState.COMPLETE, optuna.trial.TrialState.PRUNED, optuna.trial.TrialState.FAIL
+
+
+@pytest.fixture(scope="module")
+def scheduler(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """One scheduler for all sweeps of this file, joined through ELASTUNE_URL."""
+    embedded = EmbeddedScheduler(tmp_path_factory.mktemp("scheduler"), slots=2)
+    client = embedded.start()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("ELASTUNE_URL", client.url)
+        patch.setenv("ELASTUNE_TOKEN", client.token)
+        yield client
+    client.close()
+    embedded.stop()
+
+
+def study(**options: Any) -> optuna.Study:
+    return optuna.create_study(**{"sampler": optuna.samplers.TPESampler(seed=3), **options})
+
+
+@pytest.mark.usefixtures("scheduler")
+class TestAgainstPlainOptuna:
+    """The same study through study.optimize and through optimize, with the same seed: nothing may differ."""
+
+    @pytest.mark.parametrize(
+        ("objective", "n_trials"),
+        [(objectives.quadratic, 6), (objectives.pruned_by_median, 8), (objectives.uses_attributes, 2)],
+    )
+    def test_parameters_states_and_values_are_the_same(self, objective: Any, n_trials: int) -> None:
+        plain, elastic = (study(pruner=optuna.pruners.MedianPruner(n_startup_trials=2)) for _ in range(2))
+        plain.optimize(objective, n_trials=n_trials)
+        optimize(elastic, objective, n_trials=n_trials)
+        for expected, found in zip(plain.trials, elastic.trials, strict=True):
+            assert found.params == expected.params
+            assert found.state == expected.state
+            assert found.value == expected.value
+            assert found.intermediate_values == expected.intermediate_values
+            assert found.distributions == expected.distributions
+
+    def test_catch_callbacks_and_stop_are_optunas(self) -> None:
+        seen: list[int] = []
+
+        def callback(study: optuna.Study, trial: optuna.trial.FrozenTrial) -> None:
+            seen.append(trial.number)
+            if trial.number == 3:
+                study.stop()
+
+        made = study()
+        optimize(made, objectives.sometimes_raises, n_trials=10, catch=(ValueError,), callbacks=[callback])
+        assert [trial.state for trial in made.trials] == [COMPLETE, FAIL, COMPLETE, FAIL]
+        assert seen == [0, 1, 2, 3]
+
+    def test_an_exception_reaches_the_caller_with_its_type_and_the_replicas_traceback(self) -> None:
+        made = study()
+        with pytest.raises(KeyError, match="at once") as caught:
+            optimize(made, objectives.always_raises, n_trials=3)
+        assert "in always_raises" in caught.value.__notes__[0]
+        assert [trial.state for trial in made.trials] == [FAIL]
+
+    def test_values_that_are_no_numbers_fail_the_trial_as_in_optuna(self) -> None:
+        for objective in (objectives.returns_nan, objectives.returns_nothing):
+            made = study()
+            optimize(made, objective, n_trials=1)
+            assert [trial.state for trial in made.trials] == [FAIL]
+
+    def test_a_bad_distribution_raises_optunas_error(self) -> None:
+        with pytest.raises(ValueError, match="low"):
+            optimize(study(), objectives.bad_distribution, n_trials=1)
+
+    def test_several_jobs_at_a_time(self) -> None:
+        made = study()
+        optimize(made, objectives.quadratic, n_trials=6, n_jobs=-1)
+        assert [trial.state for trial in made.trials] == [COMPLETE] * 6
+
+    def test_enqueued_trials_come_first(self) -> None:
+        made = study()
+        made.enqueue_trial({"x": 2.0, "y": 0, "kind": "b"})
+        optimize(made, objectives.quadratic, n_trials=1)
+        assert made.best_value == 0.0
+
+    def test_every_rank_of_every_incarnation_gets_the_same_parameters(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        made = study(storage=f"sqlite:///{tmp_path / 'study.db'}")
+        script = tmp_path / "tune.py"
+        script.write_text(
+            "import os, optuna\n"
+            "from tests.tuner_bridge.objectives import trains\n"
+            "from tuner_bridge import optimize\n"
+            "if __name__ == '__main__':\n"
+            f"    study = optuna.load_study(study_name={made.study_name!r}, storage='sqlite:///{tmp_path}/study.db')\n"
+            f"    optimize(study, trains, n_trials=1, min_replicas=2, slots=2, state_dir={str(tmp_path / 'state')!r})\n"
+        )
+        environ = {
+            **os.environ,
+            "NOTES": str(tmp_path),
+            "KILL_ONCE": str(tmp_path / "killed"),
+            "PYTHONPATH": str(Path(__file__).resolve().parents[2]),
+        }
+        environ.pop("ELASTUNE_URL")
+        subprocess.run([sys.executable, str(script)], env=environ, check=True, timeout=120)
+        [trial] = made.trials
+        assert trial.state is COMPLETE
+        assert sorted(trial.intermediate_values) == list(range(6))
+        lines = [line.split() for path in tmp_path.glob("*.txt") for line in path.read_text().splitlines()]
+        assert {(float(rate), float(momentum)) for _, _, rate, momentum in lines} == {
+            (trial.params["lr"], trial.params["momentum"])
+        }
+        assert len(list(tmp_path.glob("*.txt"))) >= 3
+        assert (tmp_path / "killed").exists()
+
+
+@pytest.mark.parametrize(
+    ("objective", "options", "error", "words"),
+    [
+        (None, {}, InvalidSweep, "the objective is None"),
+        (lambda trial: 0.0, {}, InvalidSweep, "lambda"),
+        (objectives.quadratic, {"min_replicas": 3, "max_replicas": 2}, InvalidTrialSpec, "must not exceed"),
+        (objectives.quadratic, {"min_replicas": 0}, InvalidTrialSpec, "at least 1"),
+        (objectives.quadratic, {"n_jobs": 0}, InvalidSweep, "n_jobs is 0"),
+        (objectives.quadratic, {"slots": 0}, InvalidSweep, "slots is 0"),
+        (objectives.quadratic, {"resume": True}, InvalidSweep, "this one is in memory"),
+    ],
+)
+def test_a_sweep_that_cannot_run_is_refused_at_once(
+    objective: Any, options: dict[str, Any], error: type[Exception], words: str
+) -> None:
+    with pytest.raises(error, match=words):
+        optimize(study(), objective, n_trials=1, **options)
+
+
+def test_more_replicas_than_slots_are_refused(scheduler: Any) -> None:
+    with pytest.raises(InvalidSweep, match="min_replicas is 3 but there are 2 slots"):
+        optimize(study(), objectives.quadratic, n_trials=1, min_replicas=3)
+    with pytest.raises(InvalidSweep, match="ELASTUNE_URL names a scheduler"):
+        optimize(study(), objectives.quadratic, n_trials=1, slots=4)
+    assert not math.isnan(scheduler.request("GET", "/overview")["now"])
+
+
+def test_an_address_without_a_scheduler_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ELASTUNE_URL", "http://127.0.0.1:9")
+    monkeypatch.setenv("ELASTUNE_TOKEN", "x" * 20)
+    with pytest.raises(SchedulerUnreachable, match=r"no scheduler answers at http://127\.0\.0\.1:9"):
+        optimize(study(), objectives.quadratic, n_trials=1)
+    monkeypatch.delenv("ELASTUNE_TOKEN")
+    with pytest.raises(NotAuthorized, match="set ELASTUNE_TOKEN"):
+        optimize(study(), objectives.quadratic, n_trials=1)
+
+
+def test_a_wrong_token_is_refused(scheduler: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ELASTUNE_TOKEN", "not the right one")
+    with pytest.raises(NotAuthorized, match=scheduler.url):
+        optimize(study(), objectives.quadratic, n_trials=1)
+
+
+def test_a_finished_study_has_nothing_left_to_do(tmp_path: Path, scheduler: Any) -> None:
+    made = study(storage=f"sqlite:///{tmp_path / 'study.db'}")
+    optimize(made, objectives.quadratic, n_trials=2)
+    optimize(made, objectives.quadratic, n_trials=2, resume=True)
+    assert len(made.trials) == 2
+
+
+def test_inside_a_replica_a_sweep_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ELASTUNE_API", "http://x")
+    with pytest.raises(InvalidSweep, match="__main__"):
+        optimize(study(), objectives.quadratic, n_trials=1)
