@@ -86,3 +86,5 @@ class EmbeddedScheduler:
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
+        if process.stdout is not None:
+            process.stdout.close()

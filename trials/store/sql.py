@@ -26,6 +26,8 @@ from trials.states import FINAL_STATES, TrialState
 from trials.store.base import HistoryEntry, SlotInterval
 
 SCHEMA_VERSION = 1
+BUSY_SECONDS = 10
+"""Longest wait for another writer, or for a connection, before a write is given up as impossible for now."""
 
 _metadata = sa.MetaData()
 
@@ -407,9 +409,11 @@ def _trial(row: RowMapping) -> TrialRecord:
 def _engine(url: str) -> Engine:
     if not url.startswith("sqlite"):
         return sa.create_engine(url, pool_pre_ping=True)
-    options: dict[str, Any] = {"connect_args": {"timeout": 30, "check_same_thread": False}}
+    options: dict[str, Any] = {"connect_args": {"timeout": BUSY_SECONDS, "check_same_thread": False}}
     if url in ("sqlite://", "sqlite:///:memory:"):
         options["poolclass"] = sa.pool.StaticPool
+    else:
+        options |= {"pool_size": 10, "max_overflow": 40, "pool_timeout": BUSY_SECONDS}
     engine = sa.create_engine(url, **options)
 
     @event.listens_for(engine, "connect")
@@ -417,6 +421,8 @@ def _engine(url: str) -> Engine:
         cursor = connection.cursor()
         cursor.execute("PRAGMA journal_mode=WAL")
         cursor.execute("PRAGMA synchronous=FULL")
+        # Keeps the log near 1 MB: on a disk that is almost full a large one would be what fills it.
+        cursor.execute("PRAGMA wal_autocheckpoint=250")
         cursor.close()
 
     return engine

@@ -130,11 +130,11 @@ def _scheduler(
     """The scheduler that ELASTUNE_URL names, or one of our own for the duration of the sweep."""
     named = SchedulerClient.from_environ()
     if named is not None:
-        if slots is not None:
-            raise InvalidSweep(
-                f"slots={slots} was given, but ELASTUNE_URL names a scheduler that has its own; leave one of them out"
-            )
         try:
+            if slots is not None:
+                raise InvalidSweep(
+                    f"slots={slots} was given, but ELASTUNE_URL names a scheduler that has its own; leave one out"
+                )
             yield named, None
         finally:
             named.close()

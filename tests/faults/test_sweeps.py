@@ -1,0 +1,195 @@
+"""Whole sweeps whose driver, scheduler or disk fails in the middle: nothing finished is lost, nothing is left over."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import optuna
+import psutil
+import pytest
+
+from tests.faults.rig import ROOT
+from trials.store import SqlTrialStore
+
+pytestmark = pytest.mark.slow
+
+SCRIPT = """
+import os, sys, optuna
+from tests.tuner_bridge.objectives import trains
+from tuner_bridge import optimize
+if __name__ == "__main__":
+    folder = sys.argv[1]
+    study = optuna.create_study(
+        study_name="sweep", storage=f"sqlite:///{folder}/study.db", load_if_exists=True,
+        sampler=optuna.samplers.RandomSampler(seed=1), pruner=optuna.pruners.NopPruner(),
+    )
+    optimize(
+        study, trains, n_trials=6, n_jobs=2, max_replicas=2, slots=3,
+        state_dir=sys.argv[2], resume="--resume" in sys.argv,
+    )
+"""
+
+
+class Sweep:
+    def __init__(self, folder: Path, state: Path | None = None) -> None:
+        self.folder = folder
+        self.state = state or folder / "state"
+        (folder / "tune.py").write_text(SCRIPT)
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def start(self, *arguments: str) -> subprocess.Popen[bytes]:
+        environ = {**os.environ, "PYTHONPATH": str(ROOT), "EPOCHS": "14", "OMP_NUM_THREADS": "1"}
+        with open(self.folder / "output", "ab") as output:
+            self.process = subprocess.Popen(
+                [sys.executable, "tune.py", str(self.folder), str(self.state), *arguments],
+                cwd=self.folder,
+                env=environ,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+            )
+        return self.process
+
+    def end(self) -> None:
+        """After a test that failed: nothing of it goes on."""
+        if self.process is not None and self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()
+
+    def output(self) -> str:
+        return (self.folder / "output").read_text()
+
+    def scheduler_pid(self) -> int:
+        return int(json.loads((self.state / "server.json").read_text())["pid"])
+
+    def study(self) -> optuna.Study:
+        return optuna.load_study(study_name="sweep", storage=f"sqlite:///{self.folder}/study.db")
+
+    def finished(self) -> dict[int, Any]:
+        try:
+            trials = self.study().trials
+        except KeyError:
+            return {}
+        return {trial.number: (trial.value, trial.params) for trial in trials if trial.state.is_finished()}
+
+    def until(self, condition: Callable[[], bool], seconds: float = 90.0) -> None:
+        deadline = time.monotonic() + seconds
+        while not condition():
+            assert time.monotonic() < deadline, self.output()
+            time.sleep(0.05)
+
+    def left_over(self) -> list[psutil.Process]:
+        """Processes of this sweep that still run: replicas by the store's rows, the scheduler by its file."""
+        store = SqlTrialStore(f"sqlite:///{self.state / 'trials.db'}")
+        rows = store.replicas(live_only=False)
+        store.close()
+        found = []
+        for pid, started in [(row.pid, row.process_started) for row in rows] + [(self.scheduler_pid(), None)]:
+            if pid is None or not psutil.pid_exists(pid):
+                continue
+            process = psutil.Process(pid)
+            same = started is None or abs(process.create_time() - started) < 1.0
+            if same and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+        return found
+
+
+@pytest.fixture
+def sweep(tmp_path: Path) -> Iterator[Sweep]:
+    made = Sweep(tmp_path)
+    yield made
+    made.end()
+
+
+def assert_whole(sweep: Sweep, before: dict[int, Any]) -> None:
+    after = sweep.finished()
+    assert sorted(after) == list(range(6)), sweep.output()
+    for number, result in before.items():
+        assert after[number] == result
+    for trial in sweep.study().trials:
+        assert trial.state is optuna.trial.TrialState.COMPLETE
+        assert sorted(trial.intermediate_values) == list(range(14))
+    sweep.until(lambda: not sweep.left_over(), 60.0)
+
+
+@pytest.mark.parametrize("victims", ["driver", "scheduler", "driver then scheduler"])
+def test_a_killed_sweep_is_finished_without_losing_anything(sweep: Sweep, victims: str) -> None:
+    process = sweep.start()
+    sweep.until(lambda: len(sweep.finished()) >= 1)
+    before = sweep.finished()
+    scheduler = sweep.scheduler_pid()
+    if "driver" in victims:
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    if "scheduler" in victims:
+        os.kill(scheduler, signal.SIGKILL)
+    if "driver" in victims:
+        assert sweep.start("--resume").wait(timeout=150) == 0, sweep.output()
+    else:
+        assert process.wait(timeout=150) == 0, sweep.output()
+        assert sweep.scheduler_pid() != scheduler
+    assert_whole(sweep, before)
+
+
+def test_ctrl_c_ends_at_once_and_the_sweep_can_be_resumed(sweep: Sweep) -> None:
+    process = sweep.start()
+    sweep.until(lambda: len(sweep.finished()) >= 1)
+    before = sweep.finished()
+    began = time.monotonic()
+    process.send_signal(signal.SIGINT)
+    process.wait(timeout=60)
+    assert time.monotonic() - began < 20.0
+    assert "resume=True" in sweep.output()
+    assert sweep.left_over() == []
+    assert sweep.start("--resume").wait(timeout=150) == 0, sweep.output()
+    assert_whole(sweep, before)
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 8 MB."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mount = shutil.which("mount")
+    command = [mount or "mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", str(folder)]
+    if mount is None or subprocess.run(command, check=False).returncode:
+        pytest.skip("mounting a small file system needs privileges that this machine does not give")
+    yield folder
+    subprocess.run(["umount", "-l", folder], check=True)
+
+
+def test_a_disk_that_fills_up_and_is_emptied_again_costs_nothing_finished(
+    tmp_path: Path, small_disk: Path, request: pytest.FixtureRequest
+) -> None:
+    sweep = Sweep(tmp_path, state=small_disk / "state")
+    process = sweep.start()
+    request.addfinalizer(sweep.end)
+    sweep.until(lambda: len(sweep.finished()) >= 1)
+    before = sweep.finished()
+    ballast = small_disk / "ballast"
+    with open(ballast, "wb", buffering=0) as file, contextlib.suppress(OSError):
+        while True:
+            file.write(b"x" * 4096)
+    time.sleep(4.0)
+    assert process.poll() is None, sweep.output()
+    ballast.unlink()
+    assert process.wait(timeout=150) == 0, sweep.output()
+    assert_whole(sweep, before)
+
+
+def test_a_state_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    occupied = tmp_path / "occupied"
+    occupied.write_text("a file, not a folder")
+    sweep = Sweep(tmp_path, state=occupied / "state")
+    assert sweep.start().wait(timeout=60) != 0
+    assert str(occupied) in sweep.output().splitlines()[-1]
