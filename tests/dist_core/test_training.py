@@ -120,6 +120,42 @@ def test_measured_and_accumulated_steps_apply_the_mean_gradient_once(style: Any)
     assert set(seen) == set(range(int(seen[-1]) + 1)) - ({0} if seen[0] else set())
 
 
+@pytest.mark.parametrize("style", [zero_first, zero_last])
+def test_gradients_are_accumulated_to_the_mean_of_the_whole_batch(style: Any) -> None:
+    """Micro-batches of uneven sizes; the gradient of example i is i, so the mean tells whether each counted once."""
+
+    class Numbers(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.zeros(()))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.weight * x
+
+    model = Numbers()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    loader = AdaptiveDataLoader(Numbered(100), batch_size=8)
+    loader.autoscale_batch_size(40, local_bsz_bounds=(1, 10), gradient_accumulation=True)
+    wrapped = AdaptiveDataParallel(model, optimizer, scaling_rule="none")
+    batches: list[list[int]] = [[]]
+    moved: list[float] = []
+    core = get_core()
+    for _ in remaining_epochs_until(2):
+        for x in loader:
+            assert core.adaptation is not None
+            core.adaptation.use(9, 3)
+            before = model.weight.item()
+            batches[-1].extend(x.tolist())
+            style(wrapped, optimizer, lambda x=x: wrapped(x.float()).mean().backward())
+            if wrapped.is_last_micro_batch:
+                moved.append(before - model.weight.item())
+                batches.append([])
+    assert max(len(batch) for batch in batches) == 36
+    for batch, step in zip(batches, moved, strict=False):
+        assert step == pytest.approx(sum(batch) / len(batch), rel=1e-5)
+    assert sorted(number for batch in batches for number in batch)[:2] == [0, 0]
+
+
 def test_a_learning_rate_scheduler_fits_before_and_after_wrapping() -> None:
     model = classifier()
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)

@@ -47,7 +47,7 @@ class Rig:
         self.store = SqlTrialStore(f"sqlite:///{folder / 'trials.db'}")
         self.launcher = LocalLauncher(slots=slots, preload=["dist_core.replica_preload"])
         self.policy = ScriptedPolicy()
-        listener = socket.socket()
+        listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
         listener.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
         tokens = Tokens("a token for the tests")

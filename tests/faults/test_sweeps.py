@@ -18,6 +18,7 @@ import optuna
 import psutil
 import pytest
 
+from dist_core.membership import GRACE_SECONDS, LEASE_SECONDS
 from tests.faults.rig import ROOT
 from trials.store import SqlTrialStore
 
@@ -193,3 +194,55 @@ def test_a_state_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     sweep = Sweep(tmp_path, state=occupied / "state")
     assert sweep.start().wait(timeout=60) != 0
     assert str(occupied) in sweep.output().splitlines()[-1]
+
+
+def test_replicas_that_nobody_owns_any_more_end_by_their_lease(sweep: Sweep) -> None:
+    process = sweep.start()
+    sweep.until(lambda: len(sweep.finished()) >= 1)
+    os.kill(sweep.scheduler_pid(), signal.SIGKILL)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert sweep.left_over()
+    sweep.until(lambda: not sweep.left_over(), LEASE_SECONDS + GRACE_SECONDS + 20.0)
+
+
+def test_two_sweeps_share_one_scheduler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    home = tmp_path / "home"
+    command = [sys.executable, "-m", "scheduler.cli", "up", "--slots", "3", "--port", "0"]
+    environ = {**os.environ, "PYTHONPATH": str(ROOT), "ELASTUNE_HOME": str(home), "OMP_NUM_THREADS": "1"}
+    with open(tmp_path / "scheduler.out", "wb") as output:
+        server = subprocess.Popen(command, env=environ, stdout=output, stderr=output, cwd=tmp_path)
+    try:
+        deadline = time.monotonic() + 30.0
+        while not (home / "server.json").exists():
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        monkeypatch.setenv("ELASTUNE_HOME", str(home))
+        monkeypatch.setenv("ELASTUNE_URL", json.loads((home / "server.json").read_text())["url"])
+        sweeps = []
+        for name in ("one", "two"):
+            (tmp_path / name).mkdir()
+            sweeps.append(Sweep(tmp_path / name))
+            (tmp_path / name / "tune.py").write_text(SCRIPT.replace("slots=3", "slots=None"))
+            sweeps[-1].start()
+        for sweep in sweeps:
+            assert sweep.process is not None
+            assert sweep.process.wait(timeout=150) == 0, sweep.output()
+            assert sorted(sweep.finished()) == list(range(6))
+        listed = subprocess.run(
+            [sys.executable, "-m", "scheduler.cli", "ls"], env={**environ}, capture_output=True, text=True, check=True
+        ).stdout
+        assert listed.count("succeeded") == 12
+        store = SqlTrialStore(f"sqlite:///{home / 'trials.db'}")
+        intervals = [row for row in store.slot_intervals() if row.ended is not None]
+        store.close()
+        both = {
+            (a.trial_id, b.trial_id)
+            for a in intervals
+            for b in intervals
+            if a.trial_id != b.trial_id and a.began < (b.ended or 0) and b.began < (a.ended or 0)
+        }
+        assert both, "the two sweeps never ran at the same time"
+    finally:
+        server.send_signal(signal.SIGINT)
+        server.wait(timeout=30)

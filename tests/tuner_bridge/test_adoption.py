@@ -1,0 +1,98 @@
+"""What a dead driver left running is taken up again by Optuna's own loop, in every storage that outlives a process."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import optuna
+import pytest
+from optuna.storages.journal import JournalFileBackend
+
+from scheduler.client import SchedulerClient
+from tuner_bridge.errors import SweepInterrupted
+from tuner_bridge.optuna.driver import TRIAL_ATTRIBUTE, StudyDriver, TrialTemplate
+from tuner_bridge.shipping import ShippedFunction
+
+optuna.logging.set_verbosity(optuna.logging.ERROR)
+
+
+def storages(folder: Path) -> dict[str, Any]:
+    return {
+        "sqlite": f"sqlite:///{folder / 'study.db'}",
+        "journal": optuna.storages.JournalStorage(JournalFileBackend(str(folder / "journal.log"))),
+        "sqlite with heartbeat": optuna.storages.RDBStorage(
+            f"sqlite:///{folder / 'beats.db'}", heartbeat_interval=60, grace_period=120
+        ),
+    }
+
+
+def driver_of(study: optuna.Study) -> StudyDriver:
+    def unreachable(_: httpx2.Request) -> httpx2.Response:
+        raise httpx2.ConnectError("nobody is there")
+
+    template = TrialTemplate(
+        objective=ShippedFunction(module="m", qualname="f", main_path=None),
+        min_replicas=1,
+        max_replicas=1,
+        working_dir=".",
+        python_path=(),
+        preload=(),
+    )
+    client = SchedulerClient("http://127.0.0.1:9", "token", transport=httpx2.MockTransport(unreachable))
+    return StudyDriver(study, client, template, reconnect=lambda client: client)
+
+
+@pytest.mark.filterwarnings("ignore::optuna.exceptions.ExperimentalWarning")
+@pytest.mark.parametrize("kind", ["sqlite", "journal", "sqlite with heartbeat"])
+def test_an_interrupted_trial_comes_back_with_its_number_and_parameters(tmp_path: Path, kind: str) -> None:
+    storage = storages(tmp_path)[kind]
+    study = optuna.create_study(study_name="s", storage=storage, sampler=optuna.samplers.RandomSampler(seed=1))
+    finished = study.ask()
+    study.tell(finished, 1.0)
+    running = study.ask()
+    value = running.suggest_float("x", 0.0, 1.0)
+    running.report(0.5, 3)
+    running.set_user_attr(TRIAL_ATTRIBUTE, "s/1")
+    strangers = study.ask()
+    again = optuna.load_study(study_name="s", storage=storage)
+    driver = driver_of(again)
+    assert driver.adopt_interrupted() == 1
+    taken: list[tuple[int, float]] = []
+
+    def objective(trial: optuna.Trial) -> float:
+        taken.append((trial.number, trial.suggest_float("x", 0.0, 1.0)))
+        return 0.0
+
+    again.optimize(objective, n_trials=1)
+    assert taken == [(running.number, value)]
+    assert again.trials[running.number].intermediate_values == {3: 0.5}
+    assert again.trials[strangers.number].state is optuna.trial.TrialState.RUNNING
+    driver.client.close()
+
+
+def test_a_trial_interrupted_before_it_was_submitted_can_be_adopted() -> None:
+    study = optuna.create_study()
+    driver = driver_of(study)
+    driver.interrupt()
+    trial = study.ask()
+    with pytest.raises(SweepInterrupted):
+        driver.run(trial)
+    assert TRIAL_ATTRIBUTE in study.trials[0].user_attrs
+    assert driver.adopt_interrupted() == 1
+    driver.client.close()
+
+
+def test_studies_of_one_name_in_two_databases_are_told_apart(tmp_path: Path) -> None:
+    keys = set()
+    for number in range(2):
+        study = optuna.create_study(study_name="same name/", storage=f"sqlite:///{tmp_path / str(number)}.db")
+        driver = driver_of(study)
+        keys.add(driver.study_key)
+        again = driver_of(optuna.load_study(study_name="same name/", storage=f"sqlite:///{tmp_path / str(number)}.db"))
+        assert again.study_key == driver.study_key
+        assert driver.study_key.startswith("same-name-")
+        for made in (driver, again):
+            made.client.close()
+    assert len(keys) == 2
