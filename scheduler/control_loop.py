@@ -9,25 +9,21 @@ from __future__ import annotations
 
 import logging
 import shutil
-import statistics
 import threading
 import time
 import uuid
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
 from dist_core.env import EXIT_PREEMPTED, ReplicaEnvironment
-from dist_core.goodput import GoodputModel, Hints, Observation
-from scheduler.pooling import pool_observations
-from scheduler.promise import Promise, promises
-from scheduler.snapshot import Grant, NodeView, Policy, Snapshot, TrialView
+from scheduler.observer import Observer
+from scheduler.snapshot import Grant, Policy, TrialView
 from trials.errors import LaunchFailed, StoreUnavailable
 from trials.launch.base import Launcher, LaunchRequest
 from trials.plan import Launch, Publish, RetryJoin, Stop, plan
-from trials.record import Reason, ReplicaRecord, ReplicaState, Report, Study, TrialRecord
+from trials.record import Reason, ReplicaRecord, ReplicaState, TrialRecord
 from trials.states import TrialEvent, TrialState, next_state
 from trials.store import TrialStore
 from trials.store.base import HistoryEntry
@@ -36,19 +32,11 @@ logger = logging.getLogger(__name__)
 
 TICK_SECONDS = 0.5
 """Longest time between two looks; news from replicas and drivers is acted on at once."""
-DEFAULT_PAUSE_SECONDS = 0.3
-"""Assumed cost of a rescale until a trial has measured its own."""
-DEFAULT_START_SECONDS = 2.0
-"""Assumed time from a replica's launch to its first training step until the study has shown its own."""
 OWNER_LEASE_SECONDS = 20.0
 """A study whose driver has not asked for news for so long is paused: nobody would take its results."""
 LAUNCH_BACKOFF_SECONDS = 2.0
 FAILED_JOIN_SECONDS = 30.0
 """After a joiner failed, its trial is not grown again for so long."""
-OFFER_SECONDS = 15.0
-"""A generation is offered at most so long before the trial comes to the epoch in which its joiners wait."""
-REFIT_SECONDS = 2.0
-"""Least time between fits caused by other trials' measurements alone."""
 
 
 class Clock(Protocol):
@@ -64,13 +52,6 @@ class LoopSettings:
     base_environ: Mapping[str, str]
     """Environment that replicas inherit."""
     server_file: Path | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class _Fitted:
-    hints: tuple[Observation, ...]
-    fitted_at: float
-    model: GoodputModel | None
 
 
 class ControlLoop:
@@ -93,15 +74,10 @@ class ControlLoop:
         self._wake = threading.Event()
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
-        self._models: dict[str, _Fitted] = {}
         self._deaf_until = clock()
         self._last_end = 0.0
-        self._start_seconds: dict[str, deque[float]] = {}
-        self._started_seen: set[str] = set()
-        self._near_epochs: dict[str, int] = {}
         self._launch_not_before: dict[str, float] = {}
-        self.latest_views: dict[str, TrialView] = {}
-        """What the last tick saw of each live trial; for display only."""
+        self._observer = Observer(store, launcher)
 
     # ------------------------------------------------------------------ running
 
@@ -150,13 +126,20 @@ class ControlLoop:
         for trial in self._store.trials(live_only=True):
             self._advance(trial, now)
         trials = self._store.trials(live_only=True)
-        snapshot = self._snapshot(trials, now)
+        snapshot = self._observer.snapshot(
+            trials, now, backing_off=self._backing_off(now), since_last_end=now - self._last_end
+        )
         grants = self._policy.allocate(snapshot)
         self._act(trials, grants, now)
         self._stop_leftovers(now)
         self._on_change()
 
-    # ------------------------------------------------------------------ observe
+    @property
+    def latest_views(self) -> Mapping[str, TrialView]:
+        """What the last tick saw of each live trial; for display only."""
+        return self._observer.latest_views
+
+    # ------------------------------------------------------------------ what happened
 
     def _note_exits(self, now: float) -> None:
         replicas = self._store.replicas()
@@ -268,7 +251,7 @@ class ControlLoop:
     def _finish(self, trial: TrialRecord, event: TrialEvent, reason: Reason, now: float) -> None:
         self._last_end = now
         self._move(trial, event, reason, now, finished_at=now)
-        self._models.pop(trial.trial_id, None)
+        self._observer.forget(trial.trial_id)
         shutil.rmtree(self._checkpoint_dir(trial), ignore_errors=True)
 
     def _empty(self, trial: TrialRecord, now: float) -> None:
@@ -316,124 +299,9 @@ class ControlLoop:
         if state is not TrialState.RESCALING:
             logger.info("trial %s trial=%s reason=%s: %s", state.value, trial.trial_id, reason.code, reason.sentence)
 
-    # ------------------------------------------------------------------ the policy's view
-
-    def _snapshot(self, trials: Sequence[TrialRecord], now: float) -> Snapshot:
-        replicas = self._store.replicas()
-        nodes = tuple(NodeView(name=node.node, slots=node.slots) for node in self._launcher.nodes())
-        self._note_starts(trials, replicas)
-        studies = {study.name: study for study in self._store.studies()}
-        hints = self._parsed_hints(self._store.hints([trial.trial_id for trial in trials]))
-        self._near_epochs = {trial_id: _near_epoch(known) for trial_id, known in hints.items()}
-        standing = self._promises(trials, studies)
-        studies_of = {trial.trial_id: trial.spec.study for trial in trials}
-        views = tuple(
-            self._view(trial, replicas, studies, studies_of, hints, standing.get(trial.trial_id), now)
-            for trial in trials
-        )
-        self.latest_views = {view.trial_id: view for view in views}
-        return Snapshot(now=now, nodes=nodes, trials=views, free_for_seconds=now - self._last_end)
-
-    def _note_starts(self, trials: Sequence[TrialRecord], replicas: Sequence[ReplicaRecord]) -> None:
-        """How long replicas of each study take from launch to their first training step."""
-        studies_of = {trial.trial_id: trial.spec.study for trial in trials}
-        for replica in replicas:
-            if replica.ready_at is None or replica.replica_id in self._started_seen:
-                continue
-            self._started_seen.add(replica.replica_id)
-            study = studies_of.get(replica.trial_id)
-            if study is not None:
-                known = self._start_seconds.setdefault(study, deque(maxlen=15))
-                known.append(max(0.0, replica.ready_at - replica.launched_at))
-
-    def _view(
-        self,
-        trial: TrialRecord,
-        replicas: Sequence[ReplicaRecord],
-        studies: Mapping[str, Study],
-        studies_of: Mapping[str, str],
-        hints: Mapping[str, Hints],
-        promise: Promise | None,
-        now: float,
-    ) -> TrialView:
-        mine = [replica for replica in replicas if replica.trial_id == trial.trial_id]
-        placement: dict[str, int] = {}
-        for replica in mine:
-            placement[replica.node] = placement.get(replica.node, 0) + 1
-        known = hints.get(trial.trial_id)
-        pooled = self._pooled(trial, studies_of, hints)
-        remaining = None
-        if known is not None and known.target_progress is not None and known.goodput > 0:
-            remaining = max(0.0, known.target_progress - known.progress) / known.goodput
-        study = studies.get(trial.spec.study)
-        held = trial.hold
-        backs_off = now < self._launch_not_before.get(trial.trial_id, 0.0)
-        if held is None and backs_off and not mine:
-            held = "waits a moment before it is started again, because it was lost or could not be launched"
-        pause = known.rescale_pause_seconds if known is not None else None
-        return TrialView(
-            trial_id=trial.trial_id,
-            study=trial.spec.study,
-            min_replicas=trial.spec.min_replicas,
-            max_replicas=trial.spec.max_replicas,
-            placement=placement,
-            can_rescale=trial.state is TrialState.RUNNING
-            and trial.generation > 0
-            and not trial.switching
-            and not backs_off,
-            held=held,
-            model=self._model(trial.trial_id, known, pooled, now),
-            most_profiled=max(
-                (row.configuration.num_replicas for row in (*(known.observations if known else ()), *pooled)), default=1
-            ),
-            promise=promise.weight if promise is not None else 0.5,
-            rank_sentence=promise.sentence if promise is not None else "nothing reported yet",
-            remaining_seconds=remaining,
-            pause_seconds=DEFAULT_PAUSE_SECONDS if pause is None else pause,
-            start_seconds=statistics.median(self._start_seconds.get(trial.spec.study, (DEFAULT_START_SECONDS,))),
-            since_rescale_seconds=now - trial.rescaled_at,
-            study_weight=study.weight if study is not None else 1.0,
-        )
-
-    @staticmethod
-    def _parsed_hints(documents: Mapping[str, dict[str, object]]) -> dict[str, Hints]:
-        return {trial_id: Hints.from_json(document) for trial_id, document in documents.items()}
-
-    @staticmethod
-    def _pooled(trial: TrialRecord, studies_of: Mapping[str, str], hints: Mapping[str, Hints]) -> list[Observation]:
-        """What the trial's study has measured in configurations that the trial itself has not run."""
-        own = hints.get(trial.trial_id)
-        if own is None:
-            return []
-        others = [
-            known.observations
-            for trial_id, known in hints.items()
-            if trial_id != trial.trial_id and studies_of[trial_id] == trial.spec.study
-        ]
-        return pool_observations(own.observations, others)
-
-    def _model(
-        self, trial_id: str, hints: Hints | None, pooled: Sequence[Observation], now: float
-    ) -> GoodputModel | None:
-        """The trial's model; fitted again when its own measurements changed, or others' a while ago."""
-        if hints is None or not hints.observations:
-            return None
-        cached = self._models.get(trial_id)
-        if cached is not None and cached.hints == hints.observations and now - cached.fitted_at < REFIT_SECONDS:
-            return cached.model
-        model = hints.fit(extra_observations=pooled)
-        self._models[trial_id] = _Fitted(hints.observations, now, model)
-        return model
-
-    def _promises(self, trials: Sequence[TrialRecord], studies: Mapping[str, Study]) -> dict[str, Promise]:
-        result: dict[str, Promise] = {}
-        for name in {trial.spec.study for trial in trials}:
-            by_trial: dict[str, list[Report]] = {trial.trial_id: [] for trial in trials if trial.spec.study == name}
-            for report in self._store.reports(name):
-                by_trial.setdefault(report.trial_id, []).append(report)
-            study = studies.get(name)
-            result.update(promises(by_trial, maximize=study is not None and study.direction == "maximize"))
-        return result
+    def _backing_off(self, now: float) -> set[str]:
+        """Trials that must not be given further replicas yet."""
+        return {trial_id for trial_id, until in self._launch_not_before.items() if now < until}
 
     # ------------------------------------------------------------------ act
 
@@ -444,7 +312,7 @@ class ControlLoop:
                 continue
             self._note_reason(trial, grant, now)
             replicas = self._store.replicas(trial_id=trial.trial_id)
-            near = self._near_epochs.get(trial.trial_id)
+            near = self._observer.near_epoch(trial.trial_id)
             for action in plan(trial, grant.slots, replicas, now, near_epoch=near):
                 if isinstance(action, Launch):
                     self._launch(trial, grant, action.count, now)
@@ -617,13 +485,6 @@ class ControlLoop:
             for action in plan(trial, 0, mine, now):
                 if isinstance(action, Stop):
                     self._stop(action, mine, now)
-
-
-def _near_epoch(hints: Hints) -> int:
-    """Latest epoch that the trial reaches soon."""
-    if not hints.epoch_seconds:
-        return hints.epoch
-    return hints.epoch + int(OFFER_SECONDS / hints.epoch_seconds)
 
 
 def _statuses(statuses: set[int | None]) -> str:
