@@ -27,10 +27,10 @@ LONGEST_HORIZON_SECONDS = 600.0
 """Reports and models change; a gain further ahead is not believed."""
 SMALLEST_GAIN = 0.05
 """Marginal goodput, relative to one replica's, below which a further replica is not worth its slot."""
-MOVE_MARGIN = 1.2
+MOVE_MARGIN = 1.5
 """A slot moves between running trials only if the receiver's gain exceeds the giver's loss by this factor."""
 SETTLE_SECONDS = 2.0
-SETTLE_FACTOR = 4.0
+SETTLE_FACTOR = 8.0
 """A trial is left alone after a rescale until its new step times are measured, and for a multiple of what it cost."""
 PROMISE_POWER = 2.0
 """Sharpens promise: a slot should not leave the best trial for the worst one's steeper speed-up."""
