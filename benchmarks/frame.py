@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import platform
-import statistics
 import subprocess
 import time
 from collections.abc import Callable, Sequence
@@ -42,10 +41,6 @@ class Measurement:
 
 
 Benchmark = Callable[[], list[Measurement]]
-
-
-def median_of(repeat: int, measure: Callable[[], float]) -> float:
-    return statistics.median(measure() for _ in range(repeat))
 
 
 def environment() -> dict[str, Any]:

@@ -447,11 +447,13 @@ class TrainingCore:
         group = prepared.group
         assert group is not None
         standing = group.gather_json([self.steps, self.epoch])
-        if any(other != [self.steps, self.epoch] for other in standing):
-            # Cannot happen while a step counts on all or on none; if it does, no survivor's state can be trusted.
-            raise ReplicaExit("survivors stand at different steps", EXIT_PEER_LOST)
-        received = hand_over(group, self.registry.capture() if group.rank == 0 else None)
-        if group.rank != 0:
+        if any(epoch != self.epoch for _, epoch in standing):
+            raise ReplicaExit("survivors stand in different epochs", EXIT_PEER_LOST)
+        # The lost replica may have completed its last collective with some of us and not with others: those are one
+        # step ahead, and that step counts.
+        furthest = max(range(group.world_size), key=lambda rank: (standing[rank][0], -rank))
+        received = hand_over(group, self.registry.capture() if group.rank == furthest else None, source=furthest)
+        if group.rank != furthest:
             self.registry.restore(received)
         self._enter(prepared)
 

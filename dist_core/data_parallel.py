@@ -246,6 +246,10 @@ class AdaptiveDataParallel(DistributedDataParallel):
             gradients = [parameter.grad for parameter in self.module.parameters() if parameter.grad is not None]
             self._first_norm = sum(squared_norm(gradient.flatten()) for gradient in gradients)
 
+    def release_gradients(self) -> None:
+        """A full step was taken, or skipped for its overflowed gradients: they may be cleared."""
+        self._holding = False
+
     def zero_gradients(self, original: Any, *args: Any, **kwargs: Any) -> None:
         """Runs in place of every ``zero_grad``: gradients that are being accumulated stay, wherever it is called."""
         if not self._holding:
@@ -310,7 +314,10 @@ def _intercept_scaler(scaler: Any, model: AdaptiveDataParallel) -> None:
 
         def adaptive(*args: Any, **kwargs: Any) -> Any:
             if model.is_last_micro_batch:
-                return original(*args, **kwargs)
+                result = original(*args, **kwargs)
+                if name == "step":
+                    model.release_gradients()
+                return result
             if name == "step":
                 model.defer_step()
             return None

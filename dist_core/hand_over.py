@@ -57,17 +57,17 @@ def _as_bytes(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.flatten().view(torch.uint8) if tensor.numel() else tensor
 
 
-def hand_over(group: ReplicaGroup, state: dict[str, Any] | None) -> dict[str, Any]:
-    """Collective: rank 0 gives its ``state``, everybody returns an equal one. Raises PeerLost.
+def hand_over(group: ReplicaGroup, state: dict[str, Any] | None, *, source: int = 0) -> dict[str, Any]:
+    """Collective: rank ``source`` gives its ``state``, everybody returns an equal one. Raises PeerLost.
 
-    Returned tensors are on the CPU and belong to the caller, except on rank 0, which gets its own back.
+    Returned tensors are on the CPU and belong to the caller, except on ``source``, which gets its own back.
     """
     if group.world_size == 1:
         assert state is not None
         return state
     tensors: list[torch.Tensor] = []
     header = b""
-    if group.rank == 0:
+    if group.rank == source:
         assert state is not None
         skeleton = pack(state, tensors)
         tensors = [tensor.cpu().contiguous() for tensor in tensors]
@@ -75,13 +75,13 @@ def hand_over(group: ReplicaGroup, state: dict[str, Any] | None) -> dict[str, An
         buffer = io.BytesIO()
         torch.save({"skeleton": skeleton, "shapes": shapes}, buffer)
         header = buffer.getvalue()
-    header = group.broadcast_bytes(header)
-    if group.rank == 0:
-        group.broadcast_tensors([_as_bytes(tensor) for tensor in tensors])
+    header = group.broadcast_bytes(header, source=source)
+    if group.rank == source:
+        group.broadcast_tensors([_as_bytes(tensor) for tensor in tensors], source=source)
         assert state is not None
         return state
     content = torch.load(io.BytesIO(header), weights_only=True)
     tensors = [torch.empty(shape, dtype=getattr(torch, dtype)) for shape, dtype in content["shapes"]]
-    group.broadcast_tensors([_as_bytes(tensor) for tensor in tensors])
+    group.broadcast_tensors([_as_bytes(tensor) for tensor in tensors], source=source)
     result: dict[str, Any] = unpack(content["skeleton"], tensors)
     return result

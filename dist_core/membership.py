@@ -59,7 +59,6 @@ class Membership:
         self._changed = threading.Condition(self._lock)
         self._published: Generation | None = None
         self._prepared: Prepared | None = None
-        self._build_error: Exception | None = None
         self._store: RendezvousStore | None = None
         self._entered = 0
         self._leave: str | None = None
@@ -90,10 +89,6 @@ class Membership:
     def pending(self) -> Prepared | None:
         with self._lock:
             return self._prepared
-
-    def published_beyond(self, number: int) -> bool:
-        with self._lock:
-            return self._published is not None and self._published.number > number
 
     def wait_for_first(self, *, poll_seconds: float = 0.5) -> Prepared | None:
         """Block a joiner until it can enter a generation; None when it has to run its code again for a later epoch."""

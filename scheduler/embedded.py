@@ -16,8 +16,6 @@ from pathlib import Path
 from scheduler.client import SchedulerClient
 from scheduler.errors import SchedulerDidNotStart
 
-START_SECONDS = 60.0
-
 
 class EmbeddedScheduler:
     def __init__(

@@ -19,7 +19,8 @@ from pathlib import Path
 
 import uvicorn
 
-from scheduler.api.app import Service, create_app
+from scheduler.api.app import create_app
+from scheduler.api.service import Service
 from scheduler.api.tokens import Tokens, token_in_folder
 from scheduler.control_loop import ControlLoop, LoopSettings
 from scheduler.devices import usable_cores, visible_gpus

@@ -10,7 +10,7 @@ from fastapi import APIRouter, Depends, HTTPException, Request
 from pydantic import BaseModel, Field
 
 from dist_core.goodput import Hints
-from scheduler.api.app import Service, bearer
+from scheduler.api.service import Service, bearer
 from scheduler.control_loop import OWNER_LEASE_SECONDS
 from trials.record import Study, TrialRecord
 from trials.spec import TrialSpec

@@ -10,7 +10,7 @@ from fastapi import APIRouter, Depends, Header, HTTPException, Request
 from pydantic import BaseModel, Field
 
 from dist_core.goodput import Hints
-from scheduler.api.app import Service, bearer
+from scheduler.api.service import Service, bearer
 from trials.record import Outcome, Reason, ReplicaRecord, ReplicaState, Report, TrialRecord
 from trials.store.base import HistoryEntry
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -46,16 +45,6 @@ def bars(timeline: Mapping[str, Any]) -> tuple[list[str], list[Bar]]:
             )
         )
     return rows, drawn
-
-
-def overlaps(drawn: list[Bar], *, tolerance_seconds: float = 0.0) -> list[tuple[Bar, Bar]]:
-    """Pairs of bars that hold one slot at the same time; there must be none."""
-    found = []
-    ordered = sorted(drawn, key=lambda bar: (bar.row, bar.began))
-    for before, after in itertools.pairwise(ordered):
-        if before.row == after.row and after.began < before.ended - tolerance_seconds:
-            found.append((before, after))
-    return found
 
 
 def draw_timeline(timeline: Mapping[str, Any], base: Path) -> list[Path]:

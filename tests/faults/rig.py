@@ -13,7 +13,8 @@ from pathlib import Path
 
 import uvicorn
 
-from scheduler.api.app import Service, create_app
+from scheduler.api.app import create_app
+from scheduler.api.service import Service
 from scheduler.api.tokens import Tokens
 from scheduler.control_loop import ControlLoop, LoopSettings
 from scheduler.snapshot import Grant, NodeView, Snapshot

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import shutil
@@ -121,6 +122,16 @@ def assert_whole(sweep: Sweep, before: dict[int, Any]) -> None:
         assert trial.state is optuna.trial.TrialState.COMPLETE
         assert sorted(trial.intermediate_values) == list(range(14))
     sweep.until(lambda: not sweep.left_over(), 60.0)
+    assert_no_slot_was_used_twice(sweep.state)
+
+
+def assert_no_slot_was_used_twice(state: Path) -> None:
+    store = SqlTrialStore(f"sqlite:///{state / 'trials.db'}")
+    intervals = sorted(store.slot_intervals(), key=lambda row: (row.slot, row.began))
+    store.close()
+    assert intervals
+    for before, after in itertools.pairwise(intervals):
+        assert before.slot != after.slot or (before.ended is not None and before.ended <= after.began)
 
 
 @pytest.mark.parametrize("victims", ["driver", "scheduler", "driver then scheduler"])
@@ -199,6 +210,7 @@ def test_a_state_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
 def test_replicas_that_nobody_owns_any_more_end_by_their_lease(sweep: Sweep) -> None:
     process = sweep.start()
     sweep.until(lambda: len(sweep.finished()) >= 1)
+    sweep.until(lambda: len(sweep.left_over()) >= 2)
     os.kill(sweep.scheduler_pid(), signal.SIGKILL)
     process.send_signal(signal.SIGKILL)
     process.wait()

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
-from scheduler.api.app import Service, create_app
+from scheduler.api.app import create_app
+from scheduler.api.service import Service
 from scheduler.api.tokens import Tokens, token_in_folder
 from scheduler.control_loop import ControlLoop, LoopSettings
 from scheduler.policy import GoodputPolicy

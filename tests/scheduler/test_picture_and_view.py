@@ -6,7 +6,7 @@ from typing import Any
 from rich.console import Console
 
 from scheduler.dashboard.colors import trial_color
-from scheduler.dashboard.picture import bars, draw_timeline, overlaps
+from scheduler.dashboard.picture import bars, draw_timeline
 from scheduler.dashboard.terminal import sweep_view
 
 
@@ -29,13 +29,6 @@ def test_bars_start_at_zero_and_reach_to_now() -> None:
     rows, drawn = bars(timeline())
     assert rows == ["n / 0", "n / 1"]
     assert [(bar.number, bar.began, bar.ended) for bar in drawn] == [(0, 0.0, 5.0), (1, 5.0, 10.0), (0, 1.0, 4.0)]
-    assert overlaps(drawn) == []
-
-
-def test_a_slot_used_twice_is_found() -> None:
-    document = timeline()
-    document["intervals"][1]["began"] = 104.0
-    assert len(overlaps(bars(document)[1])) == 1
 
 
 def test_the_picture_is_written_twice(tmp_path: Path) -> None:

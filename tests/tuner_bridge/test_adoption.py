@@ -45,6 +45,7 @@ def driver_of(study: optuna.Study) -> StudyDriver:
 
 
 @pytest.mark.filterwarnings("ignore::optuna.exceptions.ExperimentalWarning")
+@pytest.mark.filterwarnings("ignore:Heartbeat of storage is supposed to be used")
 @pytest.mark.parametrize("kind", ["sqlite", "journal", "sqlite with heartbeat"])
 def test_an_interrupted_trial_comes_back_with_its_number_and_parameters(tmp_path: Path, kind: str) -> None:
     storage = storages(tmp_path)[kind]

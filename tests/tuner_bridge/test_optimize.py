@@ -100,6 +100,17 @@ class TestAgainstPlainOptuna:
         optimize(made, objectives.quadratic, n_trials=1)
         assert made.best_value == 0.0
 
+    def test_queued_trials_run_once_each_with_several_jobs(self, tmp_path: Path) -> None:
+        made = study(storage=f"sqlite:///{tmp_path / 'study.db'}")
+        for number in range(8):
+            made.enqueue_trial({"x": float(number), "y": 0, "kind": "b"})
+        seen: list[int] = []
+        optimize(
+            made, objectives.quadratic, n_trials=8, n_jobs=2, callbacks=[lambda study, trial: seen.append(trial.number)]
+        )
+        assert sorted(seen) == list(range(8))
+        assert "ask" not in vars(made)
+
     def test_every_rank_of_every_incarnation_gets_the_same_parameters(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -117,13 +128,14 @@ class TestAgainstPlainOptuna:
             **os.environ,
             "NOTES": str(tmp_path),
             "KILL_ONCE": str(tmp_path / "killed"),
+            "EPOCHS": "20",
             "PYTHONPATH": str(Path(__file__).resolve().parents[2]),
         }
         environ.pop("ELASTUNE_URL")
         subprocess.run([sys.executable, str(script)], env=environ, check=True, timeout=120)
         [trial] = made.trials
         assert trial.state is COMPLETE
-        assert sorted(trial.intermediate_values) == list(range(6))
+        assert sorted(trial.intermediate_values) == list(range(20))
         lines = [line.split() for path in tmp_path.glob("*.txt") for line in path.read_text().splitlines()]
         assert {(float(rate), float(momentum)) for _, _, rate, momentum in lines} == {
             (trial.params["lr"], trial.params["momentum"])

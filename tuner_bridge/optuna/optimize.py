@@ -101,7 +101,7 @@ def optimize(
                 logger.warning("study %r has its %d trials already; nothing to do", study.study_name, n_trials)
                 return
             jobs = max(1, driver.slots // min_replicas) if n_jobs == -1 else n_jobs
-            with _interruptible(driver), _display(driver, n_trials, live=live):
+            with _one_ask_at_a_time(study), _interruptible(driver), _display(driver, n_trials, live=live):
                 study.optimize(
                     driver.run,
                     n_trials=remaining,
@@ -196,6 +196,27 @@ def _remaining(study: optuna.Study, n_trials: int | None, driver: StudyDriver, *
         return None
     finished = sum(1 for trial in study.get_trials(deepcopy=False) if trial.state.is_finished())
     return max(0, n_trials - finished)
+
+
+@contextmanager
+def _one_ask_at_a_time(study: optuna.Study) -> Iterator[None]:
+    """Serialise ``study.ask`` over Optuna's threads.
+
+    With SQLite two threads that look for a waiting trial at the same time both take the same one: a queued trial, or
+    one that is being resumed, would run twice.
+    """
+    lock = threading.Lock()
+    ask = study.ask
+
+    def ask_alone(*args: Any, **kwargs: Any) -> optuna.Trial:
+        with lock:
+            return ask(*args, **kwargs)
+
+    study.ask = ask_alone  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        del study.ask  # type: ignore[method-assign]
 
 
 @contextmanager

@@ -1,0 +1,158 @@
+"""Step time of AdaptiveDataParallel with its loader against plain DDP with DataLoader: two Gloo ranks, one thread each.
+
+Both train the same model on the same data in the same two processes, in alternating blocks; the figure is the median
+of the paired ratios. The noise scale is measured on every step, or on every tenth.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import socket
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data.distributed import DistributedSampler
+
+from benchmarks.frame import Measurement
+
+WORLD_SIZE = 2
+ROUNDS = 25
+BLOCK = 10
+
+
+def cnn() -> tuple[nn.Module, tuple[int, ...], int, int]:
+    layers: list[nn.Module] = []
+    for before, after, stride in ((3, 32, 1), (32, 64, 2), (64, 128, 2), (128, 128, 2)):
+        layers += [nn.Conv2d(before, after, 3, padding=1, stride=stride), nn.BatchNorm2d(after), nn.ReLU()]
+    return (
+        nn.Sequential(*layers, nn.Flatten(), nn.Linear(2048, 256), nn.ReLU(), nn.Linear(256, 10)),
+        (3, 32, 32),
+        32,
+        10,
+    )
+
+
+def mlp() -> tuple[nn.Module, tuple[int, ...], int, int]:
+    """10 million parameters."""
+    wide = 2048
+    layers = [nn.Linear(784, wide), nn.ReLU(), nn.Linear(wide, wide), nn.ReLU(), nn.Linear(wide, wide), nn.ReLU()]
+    return nn.Sequential(*layers, nn.Linear(wide, 10)), (784,), 64, 10
+
+
+def transformer() -> tuple[nn.Module, tuple[int, ...], int, int]:
+    layer = nn.TransformerEncoderLayer(128, 4, 512, dropout=0.0, batch_first=True)
+    return nn.Sequential(nn.TransformerEncoder(layer, 3), nn.Flatten(), nn.Linear(32 * 128, 10)), (32, 128), 16, 10
+
+
+MODELS: dict[str, Callable[[], tuple[nn.Module, tuple[int, ...], int, int]]] = {
+    "CNN": cnn,
+    "MLP 10M": mlp,
+    "transformer": transformer,
+}
+
+
+def _plain(name: str, data: TensorDataset, local_batch: int) -> Iterator[None]:
+    torch.manual_seed(0)
+    model = MODELS[name]()[0]
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
+    wrapped = DistributedDataParallel(model, gradient_as_bucket_view=True)
+    sampler: DistributedSampler[Any] = DistributedSampler(data, WORLD_SIZE, dist.get_rank())
+    loader = DataLoader(data, batch_size=local_batch, sampler=sampler)
+    while True:
+        for x, y in loader:
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(wrapped(x), y).backward()
+            optimizer.step()
+            yield
+
+
+def _ours(name: str, data: TensorDataset, local_batch: int, every: int) -> Iterator[None]:
+    from dist_core import AdaptiveDataLoader, AdaptiveDataParallel, remaining_epochs_until
+    from dist_core.core import get_core, reset_core
+
+    reset_core()
+    torch.manual_seed(0)
+    model = MODELS[name]()[0]
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
+    loader = AdaptiveDataLoader(data, batch_size=local_batch * WORLD_SIZE, shuffle=True)
+    wrapped = AdaptiveDataParallel(model, optimizer)
+    core = get_core()
+    for _ in remaining_epochs_until(10**6):
+        for x, y in loader:
+            if core.adaptation is not None:
+                core.adaptation.measures = lambda step, _: step % every == 0  # type: ignore[method-assign]
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(wrapped(x), y).backward()
+            optimizer.step()
+            yield
+
+
+def _rank(rank: int, port: int, name: str, every: int, result: str) -> None:
+    torch.set_num_threads(1)
+    os.environ.update(RANK=str(rank), WORLD_SIZE=str(WORLD_SIZE), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    dist.init_process_group("gloo")
+    _, shape, local_batch, classes = MODELS[name]()
+    count = local_batch * WORLD_SIZE * 40
+    data = TensorDataset(torch.randn(count, *shape), torch.randint(classes, (count,)))
+    variants = {"plain": _plain(name, data, local_batch), "ours": _ours(name, data, local_batch, every)}
+    for steps in variants.values():
+        for _ in range(6):
+            next(steps)
+    wall: dict[str, list[float]] = {variant: [] for variant in variants}
+    cpu: dict[str, list[float]] = {variant: [] for variant in variants}
+    order = random.Random(0)
+    for _ in range(ROUNDS):
+        for variant in order.sample(list(variants), len(variants)):
+            dist.barrier()
+            began, began_cpu = time.perf_counter(), time.process_time()
+            for _ in range(BLOCK):
+                next(variants[variant])
+            wall[variant].append((time.perf_counter() - began) / BLOCK)
+            cpu[variant].append((time.process_time() - began_cpu) / BLOCK)
+    if rank == 0:
+        Path(result).write_text(json.dumps({"wall": wall, "cpu": cpu}))
+    dist.barrier()
+    os._exit(0)
+
+
+def _median_ratio(times: dict[str, list[float]]) -> float:
+    return statistics.median(ours / plain for ours, plain in zip(times["ours"], times["plain"], strict=True))
+
+
+def measure() -> list[Measurement]:
+    os.environ["OMP_NUM_THREADS"] = "1"
+    rows = []
+    for name in MODELS:
+        for every, target in ((1, 1.05), (10, 1.01)):
+            with socket.socket() as probe, tempfile.TemporaryDirectory() as folder:
+                probe.bind(("127.0.0.1", 0))
+                port = probe.getsockname()[1]
+                probe.close()
+                result = f"{folder}/times.json"
+                torch.multiprocessing.spawn(_rank, args=(port, name, every, result), nprocs=WORLD_SIZE)
+                times = json.loads(Path(result).read_text())
+            for kind in ("wall", "cpu"):
+                peer = 1e3 * statistics.median(times[kind]["plain"])
+                rows.append(
+                    Measurement(
+                        what=f"{name}, SGD, noise scale every {every}, {kind}",
+                        ours=peer * _median_ratio(times[kind]),
+                        peer=peer,
+                        unit="ms",
+                        peer_name="DDP + DataLoader",
+                        target=target,
+                    )
+                )
+    return rows

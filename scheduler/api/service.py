@@ -1,0 +1,47 @@
+"""What the API's two sides share: store, loop, mailbox, and the signal that ends long polls."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from fastapi import HTTPException, Request
+
+from scheduler.api.mailbox import Mailbox
+from scheduler.api.tokens import Tokens
+from scheduler.control_loop import ControlLoop
+from scheduler.snapshot import NodeView
+from trials.store import TrialStore
+
+
+@dataclass(slots=True)
+class Service:
+    """What the handlers work with. ``changed`` is replaced and set whenever the control loop has looked at things."""
+
+    store: TrialStore
+    loop: ControlLoop
+    tokens: Tokens
+    nodes: Callable[[], tuple[NodeView, ...]]
+    mailbox: Mailbox = field(default_factory=Mailbox)
+    rendezvous: dict[tuple[str, int], dict[str, str]] = field(default_factory=dict)
+    clock: Callable[[], float] = time.time
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+    event_loop: asyncio.AbstractEventLoop | None = None
+
+    def announce(self) -> None:
+        """Let everybody who waits look again. Callable from any thread."""
+        if self.event_loop is not None and not self.event_loop.is_closed():
+            self.event_loop.call_soon_threadsafe(self._announce)
+
+    def _announce(self) -> None:
+        self.changed.set()
+        self.changed = asyncio.Event()
+
+
+def bearer(request: Request) -> str:
+    scheme, _, token = request.headers.get("authorization", "").partition(" ")
+    if scheme.lower() != "bearer" or not token:
+        raise HTTPException(401, "this scheduler needs a token: send 'Authorization: Bearer TOKEN'")
+    return token
