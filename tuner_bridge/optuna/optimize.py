@@ -216,7 +216,7 @@ def _one_ask_at_a_time(study: optuna.Study) -> Iterator[None]:
     try:
         yield
     finally:
-        del study.ask  # type: ignore[method-assign]
+        del study.ask
 
 
 @contextmanager
