@@ -5,12 +5,12 @@ BIN := $(VENV)/bin
 export OMP_NUM_THREADS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all check bench clean
+.PHONY: help setup demo test test-slow check bench clean
 
 help:
 	@echo "make demo      set up and run the main job: an Optuna sweep of elastic trials (under 3 minutes)"
 	@echo "make test      set up and run the tests"
-	@echo "make test-all  the same with the slow ones"
+	@echo "make test-slow run the slow tests: whole sweeps that are killed and resumed"
 	@echo "make check     ruff, mypy and the import contracts"
 	@echo "make bench     benchmarks against named peers; JSON in benchmarks/results"
 	@echo "make clean     remove the environment and everything the demo wrote"
@@ -26,8 +26,8 @@ demo: setup
 test: setup
 	$(BIN)/python -m pytest
 
-test-all: setup
-	$(BIN)/python -m pytest -m "not gpu and not cluster"
+test-slow: setup
+	$(BIN)/python -m pytest -m "slow and not gpu and not cluster"
 
 check: setup
 	$(BIN)/ruff check .
