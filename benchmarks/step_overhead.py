@@ -28,7 +28,7 @@ from torch.utils.data.distributed import DistributedSampler
 from benchmarks.frame import Measurement
 
 WORLD_SIZE = 2
-ROUNDS = 25
+ROUNDS = 12
 BLOCK = 10
 
 

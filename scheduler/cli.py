@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from scheduler.client import SchedulerClient, default_state_dir
-from scheduler.errors import SchedulerError
+from scheduler.errors import SchedulerError, SchedulerUnreachable
 from scheduler.state_folder import read_server_file
 from trials.errors import TrialsError
 
@@ -32,10 +32,31 @@ def _client(state_dir: Path | None) -> SchedulerClient:
     folder = state_dir or default_state_dir()
     server = read_server_file(folder)
     if server is None:
-        raise SchedulerError(f"no scheduler has run on {folder}; start one with `elastune up`, or set ELASTUNE_URL")
+        raise SchedulerError(
+            f"no scheduler has run on {folder}; start one with `elastune up`, set ELASTUNE_URL, or name the folder of "
+            "a sweep's own scheduler with --state-dir"
+        )
     client = SchedulerClient(server["url"], (folder / "token").read_text().strip())
-    client.check()
+    try:
+        client.check()
+    except SchedulerUnreachable as error:
+        raise SchedulerError(
+            f"the scheduler of {folder} is not running (it was last at {server['url']}); a sweep's own one ends with "
+            "its sweep, another is started with `elastune up --state-dir`"
+        ) from error
     return client
+
+
+def _trial_id(client: SchedulerClient, wanted: str) -> str:
+    """The trial that an id, the beginning of one, or a number within its study stands for."""
+    trials = client.request("GET", "/trials")
+    found = [trial["trial_id"] for trial in trials if trial["trial_id"] == wanted] or [
+        trial["trial_id"] for trial in trials if str(trial["number"]) == wanted or trial["trial_id"].startswith(wanted)
+    ]
+    if len(found) != 1:
+        many = f"{len(found)} trials are" if found else "no trial is"
+        raise SchedulerError(f"{many} called {wanted!r}; `elastune ls` lists their ids")
+    return str(found[0])
 
 
 @app.command()
@@ -60,8 +81,7 @@ def up(
             return
         typer.echo(f"elastune scheduler listens at {url}")
         typer.echo(f"join it from another terminal:\n  export ELASTUNE_URL={url}")
-        if state_dir is not None:
-            typer.echo(f"  export ELASTUNE_TOKEN=$(cat {state_dir / 'token'})")
+        typer.echo(f"  export ELASTUNE_TOKEN=$(cat {(state_dir or default_state_dir()) / 'token'})")
         typer.echo("Ctrl-C stops the scheduler; replicas save their state and leave when their lease runs out")
 
     serve(
@@ -103,7 +123,8 @@ def show(trial: str, state_dir: StateDir = None) -> None:
     """One trial: its state, its replicas, and what happened to it when and why."""
     from scheduler.dashboard.terminal import print_trial
 
-    print_trial(_client(state_dir).request("GET", f"/trials/{trial}"))
+    client = _client(state_dir)
+    print_trial(client.request("GET", f"/trials/{_trial_id(client, trial)}"))
 
 
 @app.command()
@@ -121,7 +142,9 @@ def logs(trial: str, state_dir: StateDir = None) -> None:
 @app.command()
 def stop(trial: str, state_dir: StateDir = None) -> None:
     """Cancel a trial."""
-    _client(state_dir).request("POST", f"/trials/{trial}/cancel", {"why": "cancelled with `elastune stop`"})
+    client = _client(state_dir)
+    body = {"why": "cancelled with `elastune stop`"}
+    client.request("POST", f"/trials/{_trial_id(client, trial)}/cancel", body)
 
 
 @app.command()

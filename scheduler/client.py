@@ -47,9 +47,10 @@ class SchedulerClient:
             return None
         token = environ.get("ELASTUNE_TOKEN") or _local_token(url)
         if not token:
+            cls._reach(url)
             raise NotAuthorized(
-                f"ELASTUNE_URL is {url} but no token is known for it; set ELASTUNE_TOKEN to the one that "
-                "`elastune up` printed"
+                f"ELASTUNE_URL is {url} but no token is known for it; set ELASTUNE_TOKEN as `elastune up` said when it "
+                "started (the token lies in the scheduler's state folder)"
             )
         client = cls(url, token)
         try:
@@ -58,6 +59,15 @@ class SchedulerClient:
             client.close()
             raise
         return client
+
+    @classmethod
+    def _reach(cls, url: str) -> None:
+        """Raises SchedulerUnreachable unless something answers; needs no token."""
+        client = cls(url, "none")
+        try:
+            client.request("GET", "/healthz")
+        finally:
+            client.close()
 
     def close(self) -> None:
         self._client.close()

@@ -80,6 +80,7 @@ def serve(settings: ServerSettings, *, on_listening: Callable[[str, str], None])
 
     ``on_listening`` gets the address and the token once requests are answered.
     """
+    policy = policy_by_name(settings.policy)
     folder = StateFolder.acquire(settings.state_dir)
     listener = _bind(settings)
     url = f"http://{settings.host}:{listener.getsockname()[1]}"
@@ -92,7 +93,7 @@ def serve(settings: ServerSettings, *, on_listening: Callable[[str, str], None])
     loop = ControlLoop(
         store,
         launcher,
-        policy_by_name(settings.policy),
+        policy,
         LoopSettings(
             state_dir=folder.path.resolve(),
             api_url=lambda: url,

@@ -177,11 +177,24 @@ def test_an_address_without_a_scheduler_is_named(monkeypatch: pytest.MonkeyPatch
     with pytest.raises(SchedulerUnreachable, match=r"no scheduler answers at http://127\.0\.0\.1:9"):
         optimize(study(), objectives.quadratic, n_trials=1)
     monkeypatch.delenv("ELASTUNE_TOKEN")
-    with pytest.raises(NotAuthorized, match="set ELASTUNE_TOKEN"):
+    with pytest.raises(SchedulerUnreachable, match="no scheduler answers"):
         optimize(study(), objectives.quadratic, n_trials=1)
 
 
-def test_a_wrong_token_is_refused(scheduler: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interrupted_trials_are_finished_even_if_others_were_run_since(tmp_path: Path, scheduler: Any) -> None:
+    made = study(storage=f"sqlite:///{tmp_path / 'study.db'}")
+    interrupted = made.ask()
+    interrupted.set_user_attr("elastune:trial", "left behind")
+    optimize(made, objectives.quadratic, n_trials=2)
+    assert made.trials[0].state is optuna.trial.TrialState.RUNNING
+    optimize(made, objectives.quadratic, n_trials=2, resume=True)
+    assert [trial.state for trial in made.trials] == [COMPLETE] * 3
+
+
+def test_a_wrong_or_missing_token_is_refused(scheduler: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("ELASTUNE_TOKEN")
+    with pytest.raises(NotAuthorized, match="set ELASTUNE_TOKEN"):
+        optimize(study(), objectives.quadratic, n_trials=1)
     monkeypatch.setenv("ELASTUNE_TOKEN", "not the right one")
     with pytest.raises(NotAuthorized, match=scheduler.url):
         optimize(study(), objectives.quadratic, n_trials=1)

@@ -103,8 +103,8 @@ def main() -> None:
     connection = socket.socket(fileno=int(sys.argv[1]))
     server = _ForkServer(connection)
     _preload(sys.argv[2:])
-    server.answer({"ready": os.getpid()})
     with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+        server.answer({"ready": os.getpid()})
         server.serve()
 
 

@@ -186,16 +186,24 @@ def _remaining(study: optuna.Study, n_trials: int | None, driver: StudyDriver, *
     if not resume:
         if interrupted:
             logger.warning(
-                "trials %s of study %r were left running by a sweep that died; pass resume=True to go on with them",
+                "trials %s of study %r were interrupted; pass resume=True to go on with them",
                 interrupted,
                 study.study_name,
             )
         return n_trials
+    trials = study.get_trials(deepcopy=False)
+    if not trials:
+        logger.warning(
+            "study %r has no trials yet, so there is nothing to resume; create_study needs study_name= and "
+            "load_if_exists=True to find an earlier one",
+            study.study_name,
+        )
     driver.adopt_interrupted()
     if n_trials is None:
         return None
-    finished = sum(1 for trial in study.get_trials(deepcopy=False) if trial.state.is_finished())
-    return max(0, n_trials - finished)
+    finished = sum(1 for trial in trials if trial.state.is_finished())
+    # Interrupted trials are finished in any case, also when others have been run since.
+    return max(n_trials - finished, len(interrupted), 0)
 
 
 @contextmanager

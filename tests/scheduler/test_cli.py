@@ -1,0 +1,65 @@
+"""The command line against a real scheduler process."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from scheduler.client import SchedulerClient
+from scheduler.embedded import EmbeddedScheduler
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, SchedulerClient]]:
+    folder = tmp_path_factory.mktemp("state")
+    embedded = EmbeddedScheduler(folder, slots=1, fork_server=False)
+    client = embedded.start()
+    for number in range(2):
+        client.request("POST", "/trials", {"study": "s", "number": number, "entrypoint": "no.such.module:main"})
+    yield folder, client
+    client.close()
+    embedded.stop()
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    environ = {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "200"}
+    environ.pop("ELASTUNE_URL", None)
+    command = [sys.executable, "-m", "scheduler.cli", *arguments]
+    return subprocess.run(command, env=environ, capture_output=True, text=True, check=False, timeout=60)
+
+
+def test_trials_are_listed_shown_and_stopped(site: tuple[Path, SchedulerClient], tmp_path: Path) -> None:
+    folder, client = site
+    first, second = (trial["trial_id"] for trial in client.request("GET", "/trials"))
+    listed = run("ls", "--state-dir", str(folder))
+    assert listed.returncode == 0
+    assert first in listed.stdout
+    for name in (second, second[:6], "1"):
+        shown = run("show", name, "--state-dir", str(folder))
+        assert f"trial {second}" in shown.stdout
+    assert run("stop", second, "--state-dir", str(folder)).returncode == 0
+    drawn = run("timeline", str(tmp_path / "slots"), "--state-dir", str(folder))
+    assert (tmp_path / "slots.png").exists(), drawn.stderr
+
+
+def test_mistakes_end_in_one_sentence(site: tuple[Path, SchedulerClient], tmp_path: Path) -> None:
+    folder, _ = site
+    for arguments, words in (
+        (("show", "nope", "--state-dir", str(folder)), "no trial is called 'nope'"),
+        (("show", "t", "--state-dir", str(folder)), "2 trials are called 't'"),
+        (("ls", "--state-dir", str(tmp_path)), "no scheduler has run on"),
+        (("up", "--state-dir", str(folder)), "belongs to a running scheduler (pid"),
+        (("up", "--state-dir", str(tmp_path / "x"), "--policy", "nope"), "policy 'nope' is not known"),
+        (("logs", "nope", "--state-dir", str(folder)), "no log of trial 'nope'"),
+    ):
+        result = run(*arguments)
+        assert result.returncode == 1, result.stdout
+        assert words in result.stderr
+        assert len(result.stderr.strip().splitlines()) == 1, result.stderr
