@@ -303,7 +303,7 @@ def _intercept_zero_grad(owner: torch.nn.Module | torch.optim.Optimizer, model: 
     def adaptive_zero_grad(_: Any, *args: Any, **kwargs: Any) -> None:
         model.zero_gradients(zero_grad, *args, **kwargs)
 
-    owner.zero_grad = types.MethodType(adaptive_zero_grad, owner)  # type: ignore[method-assign]
+    owner.zero_grad = types.MethodType(adaptive_zero_grad, owner)  # type: ignore[method-assign]  # this instance only
 
 
 def _intercept_scaler(scaler: Any, model: AdaptiveDataParallel) -> None:
@@ -340,8 +340,8 @@ def _intercept_optimizer(optimizer: torch.optim.Optimizer, model: AdaptiveDataPa
 
     if hasattr(step, "_wrapped_by_lr_sched"):
         # A learning rate scheduler looks for its mark on the optimizer's step, and warns when it is missing.
-        adaptive_step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
-    optimizer.step = types.MethodType(adaptive_step, optimizer)  # type: ignore[method-assign]
+        adaptive_step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]  # torch's own mark
+    optimizer.step = types.MethodType(adaptive_step, optimizer)  # type: ignore[method-assign]  # this instance only
     _intercept_zero_grad(optimizer, model)
 
 

@@ -294,7 +294,7 @@ class ControlLoop:
 
     def _move(self, trial: TrialRecord, event: TrialEvent, reason: Reason, now: float, **changes: object) -> None:
         state = next_state(trial.state, event)
-        self._store.save_trial(replace(trial, state=state, reason=reason, **changes))  # type: ignore[arg-type]
+        self._store.save_trial(replace(trial, state=state, reason=reason, **changes))  # type: ignore[arg-type]  # fields by name
         self._store.add_history(HistoryEntry(at=now, trial_id=trial.trial_id, what=state.value, reason=reason))
         if state is not TrialState.RESCALING:
             logger.info("trial %s trial=%s reason=%s: %s", state.value, trial.trial_id, reason.code, reason.sentence)

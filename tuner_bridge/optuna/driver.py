@@ -143,16 +143,19 @@ class StudyDriver:
 
         Optuna's own loop then takes them up as it does enqueued trials: same number, same parameters.
         """
-        adopted = 0
-        for trial in self.study.get_trials(deepcopy=False, states=(optuna.trial.TrialState.RUNNING,)):
-            if TRIAL_ATTRIBUTE in trial.user_attrs:
-                storage = self.study._storage
-                if is_heartbeat_enabled(storage):
-                    # Else Optuna would fail it as stale before it is taken up.
-                    storage.record_heartbeat(trial._trial_id)  # type: ignore[attr-defined]
-                storage.set_trial_state_values(trial._trial_id, optuna.trial.TrialState.WAITING)
-                adopted += 1
-        return adopted
+        interrupted = self.interrupted_trials()
+        storage = self.study._storage
+        for trial in interrupted:
+            if is_heartbeat_enabled(storage):
+                # Else Optuna would fail it as stale before it is taken up.
+                storage.record_heartbeat(trial._trial_id)  # type: ignore[attr-defined]  # only storages with heartbeat
+            storage.set_trial_state_values(trial._trial_id, optuna.trial.TrialState.WAITING)
+        return len(interrupted)
+
+    def interrupted_trials(self) -> list[optuna.trial.FrozenTrial]:
+        """Trials of this study's sweeps that Optuna holds to be running; before ours begins nobody runs them."""
+        running = self.study.get_trials(deepcopy=False, states=(optuna.trial.TrialState.RUNNING,))
+        return [trial for trial in running if TRIAL_ATTRIBUTE in trial.user_attrs]
 
     # ------------------------------------------------------------------ one trial
 
@@ -367,5 +370,10 @@ def _study_key(study: optuna.Study) -> str:
     if STUDY_ATTRIBUTE not in attributes:
         study.set_user_attr(STUDY_ATTRIBUTE, uuid.uuid4().hex[:8])
         attributes = study.user_attrs
-    readable = "".join(letter if letter.isalnum() or letter in "-_." else "-" for letter in study.study_name)[:80]
+    readable = file_name(study.study_name)[:80]
     return f"{readable}-{attributes[STUDY_ATTRIBUTE]}"
+
+
+def file_name(study_name: str) -> str:
+    """The study's name with what does not belong into paths and addresses replaced."""
+    return "".join(letter if letter.isalnum() or letter in "-_." else "-" for letter in study_name)

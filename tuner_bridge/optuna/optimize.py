@@ -9,6 +9,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from scheduler.embedded import EmbeddedScheduler
 from scheduler.errors import SchedulerError
 from trials.spec import check_replica_bounds
 from tuner_bridge.errors import InvalidSweep, SweepInterrupted
-from tuner_bridge.optuna.driver import TRIAL_ATTRIBUTE, StudyDriver, TrialTemplate
+from tuner_bridge.optuna.driver import StudyDriver, TrialTemplate, file_name
 from tuner_bridge.shipping import installed_modules_of, ship
 
 logger = logging.getLogger(__name__)
@@ -139,7 +140,7 @@ def _scheduler(
         finally:
             named.close()
         return
-    folder = Path(state_dir) if state_dir is not None else Path(".elastune") / _folder_name(study.study_name)
+    folder = Path(state_dir) if state_dir is not None else Path(".elastune") / file_name(study.study_name)
     embedded = EmbeddedScheduler(folder, slots=slots)
     client = embedded.start()
     try:
@@ -166,23 +167,12 @@ def _bounded(template: TrialTemplate, slots: int, max_replicas: int | None) -> T
             "max_replicas is %d but there are %d slots; trials grow to %d at most", max_replicas, slots, slots
         )
     most = slots if max_replicas is None else min(max_replicas, slots)
-    return TrialTemplate(
-        objective=template.objective,
-        min_replicas=template.min_replicas,
-        max_replicas=most,
-        working_dir=template.working_dir,
-        python_path=template.python_path,
-        preload=template.preload,
-    )
+    return replace(template, max_replicas=most)
 
 
 def _remaining(study: optuna.Study, n_trials: int | None, driver: StudyDriver, *, resume: bool) -> int | None:
     """Trials still to run: all asked for, or (resuming) what the sweep as a whole lacks."""
-    interrupted = [
-        trial.number
-        for trial in study.get_trials(deepcopy=False, states=(optuna.trial.TrialState.RUNNING,))
-        if TRIAL_ATTRIBUTE in trial.user_attrs
-    ]
+    interrupted = [trial.number for trial in driver.interrupted_trials()]
     if not resume:
         if interrupted:
             logger.warning(
@@ -220,7 +210,7 @@ def _one_ask_at_a_time(study: optuna.Study) -> Iterator[None]:
         with lock:
             return ask(*args, **kwargs)
 
-    study.ask = ask_alone  # type: ignore[method-assign]
+    study.ask = ask_alone  # type: ignore[method-assign]  # for the length of the sweep
     try:
         yield
     finally:
@@ -285,7 +275,3 @@ def _draw(client: SchedulerClient, base: Path) -> None:
         return
     for path in paths:
         print(f"elastune: slots over time: {path}")
-
-
-def _folder_name(study_name: str) -> str:
-    return "".join(letter if letter.isalnum() or letter in "-_." else "-" for letter in study_name)

@@ -19,8 +19,9 @@ from tuner_bridge.wire import encode_exception, encode_value
 
 def main() -> int:
     core = get_core()
-    assert core.channel is not None and core.membership is not None
-    signal.signal(signal.SIGTERM, lambda *_: core.membership.ask_to_leave("preempted"))  # type: ignore[union-attr]
+    membership = core.membership
+    assert core.channel is not None and membership is not None
+    signal.signal(signal.SIGTERM, lambda *_: membership.ask_to_leave("preempted"))
     try:
         return _run(core, core.channel.request("GET", "/trial"))
     except ReplicaExit as leaving:
