@@ -5,13 +5,19 @@ Supported: torch 2.13. A newer release that offers the same publicly (reconfigur
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
 from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch._C import _distributed_c10d
 from torch._C._distributed_c10d import GradBucket, HashStore, PrefixStore, Store
+from torch.autograd import Variable
 from torch.distributed.distributed_c10d import GroupName
 from torch.nn.parallel import DistributedDataParallel
+from torch.nn.parallel.distributed import _find_tensors
 
 # torch.distributed re-exports these at run time, but not to type checkers.
 __all__ = [
@@ -19,9 +25,15 @@ __all__ = [
     "HashStore",
     "PrefixStore",
     "Store",
+    "after_backward",
     "build_gloo_group",
     "build_nccl_group",
+    "gradient_buckets",
+    "loss_scale_of",
     "replace_process_group",
+    "set_bucket_cap",
+    "tensors_in",
+    "work_of",
 ]
 
 
@@ -63,3 +75,46 @@ def build_nccl_group(store: Store, *, rank: int, world_size: int, timeout: timed
 def replace_process_group(model: DistributedDataParallel, group: dist.ProcessGroup) -> None:
     """Let a wrapped model reduce over another group from the next step on; its buckets stay as they are."""
     model._update_process_group(group)  # type: ignore[no-untyped-call]  # not annotated in torch
+
+
+def set_bucket_cap(model: DistributedDataParallel, megabytes: float) -> None:
+    """Give a wrapped model buckets of another size: a new reducer, as after unpickling. All ranks at the same step."""
+    config = model._bucket_config
+    size = int(megabytes * 1024 * 1024)
+    first = min(size, config.first_bucket_bytes_cap)
+    model._bucket_config = replace(
+        config, bucket_bytes_cap=size, first_bucket_bytes_cap=first, per_bucket_bytes_caps=()
+    )
+    model.bucket_bytes_cap = size
+    parameters, expect_sparse = model._build_params_for_reducer()  # type: ignore[no-untyped-call]
+    names = model._build_debug_param_to_name_mapping(parameters)  # type: ignore[no-untyped-call]
+    model._has_rebuilt_buckets = False
+    model._ddp_init_helper(parameters, expect_sparse, names, model.static_graph)  # type: ignore[no-untyped-call]
+    if model.static_graph:
+        model.reducer._set_static_graph()
+
+
+def gradient_buckets(model: DistributedDataParallel) -> list[GradBucket]:
+    """The buckets as they are laid out now, in the order of reduction. Within a backward pass this would hang."""
+    return model.reducer._get_zeros_like_grad_buckets()
+
+
+def work_of(future: torch.futures.Future[Any]) -> dist.Work:
+    """A future as the handle that a process group answers with."""
+    work: dist.Work = _distributed_c10d._create_work_from_future(future)  # type: ignore[attr-defined]  # not in stubs
+    return work
+
+
+def after_backward(callback: Callable[[], None]) -> None:
+    """Within a backward pass: call this when all its gradients are there. DDP ends its reductions the same way."""
+    Variable._execution_engine.queue_callback(callback)
+
+
+def tensors_in(value: Any) -> list[torch.Tensor]:
+    """Tensors anywhere in lists, tuples, dicts and dataclasses: what DDP finds in a model's output."""
+    return list(_find_tensors(value))  # type: ignore[no-untyped-call]
+
+
+def loss_scale_of(scaler: Any) -> torch.Tensor | None:
+    """A copy of a gradient scaler's present scale, without waiting for a GPU; None when it does not scale."""
+    return scaler._get_scale_async().clone() if scaler.is_enabled() and scaler._scale is not None else None

@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from dist_core.goodput import (
     BatchBounds,
     Configuration,
     GoodputModel,
+    GradientStatistics,
     StepProfile,
     ThroughputParams,
     efficiency,
@@ -25,33 +27,19 @@ from dist_core.goodput import (
     throughput,
 )
 from dist_core.goodput.observations import Observation
-from dist_core.noise_scale import NoiseScale, from_replicas, from_split
 
 DECISION_SECONDS = 1.0
 WORTHWHILE_GAIN = 1.05
 """Predicted goodput ratio below which the batch size stays (AdaptDL's threshold as well)."""
 LARGEST_GROWTH = 2.0
 """Per decision: the critical batch size grows over training, and estimates made at small batches do not reach far."""
-DENSE_STEPS = 40
-SPARSE_EVERY = 10
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Measurement:
-    """Squared norms from one step, as the wrapped model saw them."""
-
-    local: float
-    """Sum over replicas of w_i |g_i|^2; for one replica, the squared norm of the first part's mean gradient."""
-    total: float
-    global_batch: int
-    first_batch: int
-    """Examples in the first part, for one replica."""
 
 
 class Adaptation:
-    def __init__(self, bounds: BatchBounds) -> None:
+    def __init__(self, bounds: BatchBounds, statistics: Callable[[], GradientStatistics | None]) -> None:
+        """``statistics`` answers with the gradient statistics as known now, the same on all replicas."""
         self.bounds = bounds
-        self.noise = NoiseScale(bounds.init_batch)
+        self._statistics = statistics
         self.profile = StepProfile()
         self.atomic_batch, self.accumulation = fixed_choice(bounds, 1)
         self.measured_goodput = 0.0
@@ -66,6 +54,12 @@ class Adaptation:
     def use(self, atomic: int, accumulation: int) -> None:
         self.atomic_batch, self.accumulation = atomic, accumulation
 
+    def forbid_accumulation(self) -> None:
+        """Steps are one pass each from now on."""
+        if self.bounds.accumulation or self.accumulation:
+            self.bounds = replace(self.bounds, accumulation=False)
+            self.accumulation = 0
+
     def global_batch(self, world_size: int) -> int:
         """Examples of the next full step: the fixed batch exactly, or the chosen multiple."""
         if not self.bounds.adaptive:
@@ -74,7 +68,7 @@ class Adaptation:
 
     def choose(self, num_nodes: int, num_replicas: int, *, switching: bool = False) -> tuple[int, int]:
         """The batch for an allocation; on a switch the global batch is kept as far as the bounds let it."""
-        statistics = self.noise.statistics
+        statistics = self._statistics()
         if not self.bounds.adaptive or statistics is None:
             return fixed_choice(self.bounds, num_replicas)
         self._params = fit_throughput(self.profile.observations(), warm_start=self._params)
@@ -99,13 +93,8 @@ class Adaptation:
     def _reachable_bounds(self) -> BatchBounds:
         """The user's bounds, with the largest batch limited to a multiple of the largest used so far."""
         used = max(self.bounds.init_batch, self._largest_used)
-        return BatchBounds(
-            init_batch=self.bounds.init_batch,
-            max_batch=max(self.bounds.init_batch, min(self.bounds.max_batch, int(LARGEST_GROWTH * used))),
-            min_atomic=self.bounds.min_atomic,
-            max_atomic=self.bounds.max_atomic,
-            accumulation=self.bounds.accumulation,
-        )
+        reachable = max(self.bounds.init_batch, min(self.bounds.max_batch, int(LARGEST_GROWTH * used)))
+        return replace(self.bounds, max_batch=reachable)
 
     @staticmethod
     def _goodput_of(model: GoodputModel, num_nodes: int, num_replicas: int, atomic: int, accumulation: int) -> float:
@@ -115,33 +104,6 @@ class Adaptation:
 
     # ------------------------------------------------------------------ measurements
 
-    def measures(self, step: int, world_size: int) -> bool:
-        """Whether this step measures the noise scale; one replica has to split its batch for it, so it does less."""
-        if step < DENSE_STEPS:
-            return world_size > 1 or step % 2 == 0
-        return step % SPARSE_EVERY == 0
-
-    def measured(self, measurement: Measurement | None, world_size: int) -> None:
-        if measurement is None:
-            return
-        if world_size > 1:
-            sqr, trace = from_replicas(
-                measurement.local,
-                measurement.total,
-                num_replicas=world_size,
-                global_batch=measurement.global_batch,
-            )
-        elif 0 < measurement.first_batch < measurement.global_batch:
-            sqr, trace = from_split(
-                measurement.local,
-                measurement.total,
-                first_batch=measurement.first_batch,
-                global_batch=measurement.global_batch,
-            )
-        else:
-            return
-        self.noise.update(sqr, trace, work=max(1.0, measurement.global_batch / self.bounds.init_batch))
-
     def timed(self, configuration: Configuration, *, gradient_seconds: float, optim_seconds: float) -> None:
         self.profile.add(configuration, gradient_seconds=gradient_seconds, optim_seconds=optim_seconds)
 
@@ -149,7 +111,7 @@ class Adaptation:
         """Progress of a step, in examples at the initial batch size; also feeds the measured goodput."""
         self._largest_used = max(self._largest_used, global_batch)
         scale = global_batch / self.bounds.init_batch
-        statistics = self.noise.statistics
+        statistics = self._statistics()
         if scale <= 1.0 or statistics is None:
             progress = float(min(global_batch, self.bounds.init_batch))
         else:
@@ -168,14 +130,12 @@ class Adaptation:
 
     def state_dict(self) -> dict[str, Any]:
         return {
-            "noise": self.noise.state_dict(),
             "profile": [row.to_row() for row in self.profile.observations(min_samples=1)],
             "batch": [self.atomic_batch, self.accumulation],
             "largest_used": self._largest_used,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.noise.load_state_dict(state["noise"])
         self.profile.restore(Observation.from_row(row) for row in state["profile"])
         self.atomic_batch, self.accumulation = state["batch"]
         self._largest_used = state["largest_used"]

@@ -8,10 +8,12 @@ say otherwise. User code never sees it; ``session`` holds the names it sees.
 from __future__ import annotations
 
 import logging
+import math
 import statistics
 import threading
 import time
 from collections import deque
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -22,12 +24,13 @@ from dist_core.channel import ControlChannel
 from dist_core.checkpoint import CheckpointWriter, load_checkpoint, newest_checkpoint
 from dist_core.env import EXIT_PEER_LOST, EXIT_PREEMPTED, ReplicaEnvironment, standalone_world
 from dist_core.errors import InvalidTraining, JoinAgain, PeerLost, ReplicaExit
-from dist_core.goodput import Hints
+from dist_core.goodput import GradientStatistics, Hints
 from dist_core.hand_over import hand_over
 from dist_core.hints_sender import HintsSender
 from dist_core.membership import Membership, Prepared
+from dist_core.noise_scale import is_measured
 from dist_core.registry import FunctionState, RandomState, StateRegistry
-from dist_core.replica_group import ReplicaGroup, lone_group
+from dist_core.replica_group import GroupNeeds, ReplicaGroup, lone_group, torchrun_group
 from dist_core.switch import (
     ACCUMULATION,
     ATOMIC_BATCH,
@@ -53,7 +56,8 @@ DRY_STEPS = 2
 HEAL_SECONDS = 60.0
 """Longest wait for a generation without the lost replica; then the trial resumes from its checkpoint."""
 LEAVER_PATIENCE_SECONDS = 3.0
-LOCAL_NORM_SLOT = NUM_CONTROL_SLOTS
+MODEL_SLOTS = 3
+"""For each model after the core's own slots: two norms, and the way to reduce that rank 0 has chosen, plus 1."""
 
 
 class TrainingCore:
@@ -73,6 +77,9 @@ class TrainingCore:
         self.progress = 0.0
         self.progress_shift = 0.0
         self.in_epoch_loop = False
+        self.in_training_loop = False
+        self.schedule_position = 0.0
+        """Learning rate steps so far: gains of the steps that counted."""
         self.models: list[AdaptiveDataParallel] = []
         self.loader: AdaptiveDataLoader | None = None
         self.adaptation: Adaptation | None = None
@@ -93,6 +100,7 @@ class TrainingCore:
         if environment is not None:
             self.channel = ControlChannel(environment)
             self.membership = Membership(self.channel, environment)
+            self.membership.group_needs = self.group_needs
             self.membership.start()
             self._hints = HintsSender(self.channel)
             self._writer = CheckpointWriter(environment.checkpoint_dir, on_error=self._hints.warn)
@@ -111,8 +119,9 @@ class TrainingCore:
         self.joined = False
         self.in_epoch_loop = False
         self.epoch = self.steps = 0
-        self.progress = self.progress_shift = 0.0
+        self.progress = self.progress_shift = self.schedule_position = 0.0
         self._own_steps = 0
+        self.in_training_loop = False
         self.epoch_limit = None
         self.group = lone_group()
         self.broken = None
@@ -126,6 +135,35 @@ class TrainingCore:
         if self.joined or self.environment is None:
             return self.group.rank == 0
         return self.environment.launch_index == 0
+
+    def group_needs(self) -> GroupNeeds:
+        """Process groups that the models' reductions want in every generation."""
+        needs = GroupNeeds()
+        for model in self.models:
+            needs |= model.group_needs
+        return needs
+
+    @property
+    def buckets_settled(self) -> bool:
+        """Whether the models' gradient buckets are in the order of a joiner's, or nobody will ever join."""
+        return self.environment is None or self._own_steps >= DRY_STEPS
+
+    @property
+    def statistics(self) -> GradientStatistics | None:
+        """Of the first model, which decides on the batch size."""
+        return self.models[0].statistics if self.models else None
+
+    def measures(self, step: int) -> bool:
+        """Whether the step of that number measures the noise scale; the same on all replicas."""
+        if not self.models or self.models[0].user_accumulates:
+            return False
+        return is_measured(step, num_replicas=self.group.world_size, every=self.models[0].noise_every)
+
+    def warn(self, message: str) -> None:
+        """A sentence for whoever reads this trial's history and its log."""
+        logger.warning(message)
+        if self._hints is not None:
+            self._hints.warn(message)
 
     # ------------------------------------------------------------------ epochs
 
@@ -166,6 +204,7 @@ class TrainingCore:
             # A loop that the user left early does not make the next epochs longer.
             self.progress_shift += max(0.0, (self.epoch + 1) * len(self.loader.dataset) - self.epoch_progress)
         self.epoch += 1
+        self.in_training_loop = False
         self._note_epoch_time()
         self._maybe_checkpoint()
 
@@ -184,7 +223,7 @@ class TrainingCore:
         """The first loader that trains drives batch size and progress."""
         if self.loader is None:
             self.loader = loader
-            self.adaptation = Adaptation(loader.bounds)
+            self.adaptation = Adaptation(loader.bounds, lambda: self.statistics)
             self.registry.register("adaptation", self.adaptation)
 
     def join(self) -> None:
@@ -222,12 +261,7 @@ class TrainingCore:
     def _join_standalone(self) -> None:
         rank, world_size = standalone_world()
         if world_size > 1:
-            if not dist.is_initialized():
-                dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
-            world = dist.group.WORLD
-            assert world is not None
-            control = world if not torch.cuda.is_available() else dist.new_group(backend="gloo")
-            self.group = ReplicaGroup(rank=rank, world_size=world_size, num_nodes=1, data=world, control=control)
+            self.group = torchrun_group(rank, world_size, self.group_needs())
             received = hand_over(self.group, self.registry.capture() if rank == 0 else None)
             if rank != 0:
                 self.registry.restore(received)
@@ -263,12 +297,12 @@ class TrainingCore:
 
     # ------------------------------------------------------------------ one step
 
-    def launch_control(self, local_norm: float) -> None:
-        """Start the per-step control reduction; called from the backward pass of a step's last micro-batch."""
+    def launch_control(self) -> None:
+        """Start the per-step control reduction; called when a step's first gradients are reduced."""
         with self._control_lock:
             if self._control is not None:
                 return
-            vector = torch.zeros(NUM_CONTROL_SLOTS + 1, dtype=torch.float64)
+            vector = torch.zeros(NUM_CONTROL_SLOTS + MODEL_SLOTS * len(self.models), dtype=torch.float64)
             prepared = self.membership.pending() if self.membership is not None else None
             if prepared is not None and self._may_advertise(prepared):
                 number = float(prepared.generation.number)
@@ -280,12 +314,19 @@ class TrainingCore:
                 proposal = self.adaptation.proposal(self.group.num_nodes, self.group.world_size)
                 if proposal is not None:
                     vector[ATOMIC_BATCH], vector[ACCUMULATION] = proposal
-            vector[LOCAL_NORM_SLOT] = local_norm
+            for slot, model in self._model_slots():
+                vector[slot], vector[slot + 1] = model.norms_to_sum()
+                if self.group.rank == 0 and model.tuning_proposal is not None:
+                    vector[slot + 2] = model.tuning_proposal + 1.0
             self._control = vector
             try:
                 self._control_work = self.group.sum_later(vector)
             except RuntimeError as error:
                 self.mark_broken(str(error))
+
+    def _model_slots(self) -> Iterator[tuple[int, AdaptiveDataParallel]]:
+        for index, model in enumerate(self.models):
+            yield NUM_CONTROL_SLOTS + MODEL_SLOTS * index, model
 
     def _may_advertise(self, prepared: Prepared) -> bool:
         """A joiner's gradient buckets are as after two passes; ours must be too before it is let in."""
@@ -300,24 +341,40 @@ class TrainingCore:
     def finish_step(self, global_batch: int) -> None:
         """The body of the loop has run for the last micro-batch of a step: count it, then act on what was agreed."""
         assert self.loader is not None and self.adaptation is not None
-        self.launch_control(0.0)
+        self.launch_control()
         vector = self._finish_control()
         if vector is None:
             self._heal()
             return
+        self.schedule_position += self._step_gain()
+        self.progress += self.adaptation.progress_of(global_batch)
+        values = vector.tolist()
+        for slot, model in self._model_slots():
+            model.end_step()
+            model.take_norms(values[slot], values[slot + 1])
+            model.tune(round(values[slot + 2]) - 1 if values[slot + 2] else None)
         self.steps += 1
         self._own_steps += 1
-        for model in self.models[:1]:
-            self.adaptation.measured(model.take_measurement(float(vector[LOCAL_NORM_SLOT])), self.group.world_size)
-        self.progress += self.adaptation.progress_of(global_batch)
         self.loader.commit(global_batch)
-        if vector[ATOMIC_BATCH] > 0:
-            self.adaptation.use(int(vector[ATOMIC_BATCH]), int(vector[ACCUMULATION]))
+        if values[ATOMIC_BATCH] > 0:
+            self.adaptation.use(int(values[ATOMIC_BATCH]), int(values[ACCUMULATION]))
         if vector[PREEMPT_COUNT] > 0:
             self._save_and_exit("preempted", EXIT_PREEMPTED)
         self._maybe_switch(vector)
         self._maybe_checkpoint()
         self._send_hints()
+
+    def _step_gain(self) -> float:
+        return self.models[0].gain if self.models else 1.0
+
+    def scheduler_steps_due(self) -> int:
+        """How often a learning rate scheduler moves on in the present step: as often as small steps would have."""
+        return math.floor(self.schedule_position + self._step_gain() + 1e-9) - math.floor(self.schedule_position + 1e-9)
+
+    def note_user_accumulation(self) -> None:
+        """The user's loop sums gradients over batches itself: ours must be one pass each."""
+        if self.adaptation is not None:
+            self.adaptation.forbid_accumulation()
 
     def await_control(self) -> bool:
         """Wait for the control reduction of this step; False when the step is broken and must not be applied.
@@ -427,7 +484,7 @@ class TrainingCore:
 
     def _drop_group(self) -> None:
         """Close this replica's connections: others that still wait for it in a collective learn of the loss by that."""
-        self.group = lone_group()
+        self.group = lone_group(self.group_needs())
         for model in self.models:
             model.use_group(self.group)
             model.drop_gradients()
@@ -461,6 +518,9 @@ class TrainingCore:
 
     def end_training_loop(self) -> None:
         """A pass of the training loader is over: buffers (running statistics) become rank 0's everywhere."""
+        self.in_training_loop = False
+        for model in self.models:
+            model.end_training_loop()
         if self.group.world_size > 1 and self.broken is None:
             buffers = [buffer for model in self.models for buffer in model.module.buffers()]
             if buffers and all(buffer.device.type == "cpu" for buffer in buffers):
@@ -472,11 +532,12 @@ class TrainingCore:
             "steps": self.steps,
             "progress": self.progress,
             "progress_shift": self.progress_shift,
+            "schedule_position": self.schedule_position,
         }
 
     def _load(self, state: dict[str, Any]) -> None:
         self.epoch, self.steps, self.progress = state["epoch"], state["steps"], state["progress"]
-        self.progress_shift = state["progress_shift"]
+        self.progress_shift, self.schedule_position = state["progress_shift"], state["schedule_position"]
 
     def _restore_from_disk(self) -> None:
         if self.environment is None:
@@ -535,7 +596,7 @@ class TrainingCore:
         return Hints(
             bounds=self.adaptation.bounds,
             observations=tuple(self.adaptation.profile.observations()),
-            statistics=self.adaptation.noise.statistics,
+            statistics=self.statistics,
             progress=self.progress,
             target_progress=None if self.epoch_limit is None else float(self.epoch_limit * per_epoch),
             epoch=self.epoch,

@@ -164,6 +164,7 @@ class AdaptiveDataLoader:
             yield from self._dry_steps(core)
             core.join()
         started_passes = self.cursor.passes
+        core.in_training_loop = True
         while not self._epoch_is_over(core, started_passes):
             for plan in self._steps_under_present_plan(core, started_passes):
                 pass_began = time.perf_counter()
@@ -228,7 +229,7 @@ class AdaptiveDataLoader:
             step = plans[number]
             number += 1
             rest = [next(batches) for _ in step.micro_batches[1:]]
-            yield _LoadedStep(step, [first, *rest], core.adaptation.measures(core.steps, core.group.world_size))
+            yield _LoadedStep(step, [first, *rest], core.measures(core.steps))
             if self.cursor.passes != began and not self.bounds.adaptive:
                 return
 
@@ -247,7 +248,7 @@ class AdaptiveDataLoader:
         while True:
             take = ahead.take(batch, avoid_small_rest=self.bounds.adaptive)
             splits = core.adaptation.accumulation
-            measures = core.adaptation.measures(steps, core.group.world_size)
+            measures = core.measures(steps)
             if measures and core.group.world_size == 1 and splits == 0 and self.bounds.adaptive:
                 splits = 1
             plan = ahead.plan(take, rank=core.group.rank, world_size=core.group.world_size, accumulation=splits)

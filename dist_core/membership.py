@@ -24,7 +24,7 @@ from dist_core.channel import ControlChannel
 from dist_core.env import EXIT_PREEMPTED, ReplicaEnvironment
 from dist_core.errors import ControlChannelError
 from dist_core.rendezvous import RendezvousStore
-from dist_core.replica_group import ReplicaGroup, build_group, lone_group
+from dist_core.replica_group import GroupNeeds, ReplicaGroup, build_group, lone_group
 from dist_core.switch import Generation
 
 logger = logging.getLogger(__name__)
@@ -55,6 +55,8 @@ class Membership:
         self._channel = channel
         self._environment = environment
         self._end = end
+        self.group_needs: Callable[[], GroupNeeds] = GroupNeeds
+        """Asked when a generation is prepared; the same on all its members, since they run the same code."""
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
         self._published: Generation | None = None
@@ -173,7 +175,7 @@ class Membership:
             if not generation.members:
                 threading.Thread(target=self._end_after_grace, name="elastune-grace", daemon=True).start()
         elif len(generation.members) == 1:
-            self._offer(Prepared(generation, lone_group()))
+            self._offer(Prepared(generation, lone_group(self.group_needs())))
         else:
             threading.Thread(target=self._build, args=(generation, rank), name="elastune-build", daemon=True).start()
 
@@ -186,10 +188,10 @@ class Membership:
                 store,
                 name=f"g{generation.number}",
                 rank=rank,
-                world_size=len(generation.members),
-                num_nodes=generation.num_nodes,
+                nodes=generation.nodes,
                 timeout=COLLECTIVE_TIMEOUT,
                 host=self._environment.host,
+                needs=self.group_needs(),
             )
         except Exception as error:
             # An attempt that fails costs nothing but the attempt: the scheduler sees no switch and publishes anew.

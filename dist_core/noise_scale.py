@@ -28,6 +28,21 @@ SHORTEST_WINDOW = 20.0
 WINDOW_SHARE = 0.2
 """The window covers this share of the work done so far: early gradients say little about later ones."""
 
+DENSE_STEPS = 40
+SPARSE_EVERY = 10
+
+
+def is_measured(step: int, *, num_replicas: int, every: int | None) -> bool:
+    """Whether this step measures the noise scale.
+
+    Often at first, then seldom, unless ``every`` says. One replica has to split its batch for it, so it does less.
+    """
+    if every is not None:
+        return step % every == 0
+    if step < DENSE_STEPS:
+        return num_replicas > 1 or step % 2 == 0
+    return step % SPARSE_EVERY == 0
+
 
 def from_replicas(local: float, total: float, *, num_replicas: int, global_batch: int) -> tuple[float, float]:
     """(sqr, trace) from L and T of at least two replicas."""
@@ -43,14 +58,13 @@ def from_split(first: float, total: float, *, first_batch: int, global_batch: in
 
 
 class NoiseScale:
-    """Running averages of ``sqr`` and of ``var``, the trace at the initial batch size."""
+    """Running averages of ``sqr`` and ``trace``."""
 
-    def __init__(self, init_batch: int, *, smoothing: float = 0.999) -> None:
+    def __init__(self, *, smoothing: float = 0.999) -> None:
         if not 0.0 < smoothing < 1.0:
             raise ValueError(f"smoothing is {smoothing}; it must lie in (0, 1)")
-        self.init_batch = init_batch
         self.smoothing = smoothing
-        self._sqr = self._var = self._norm = 0.0
+        self._sqr = self._trace = self._norm = 0.0
         self._sqr_squared = self._norm_squared = 0.0
         self._steps = 0.0
         self.samples = 0
@@ -66,27 +80,31 @@ class NoiseScale:
         window = min(1.0 / (1.0 - self.smoothing), max(SHORTEST_WINDOW, WINDOW_SHARE * self._steps))
         keep = math.exp(-work / window)
         self._sqr = keep * self._sqr + (1.0 - keep) * sqr
-        self._var = keep * self._var + (1.0 - keep) * trace / self.init_batch
+        self._trace = keep * self._trace + (1.0 - keep) * trace
         self._norm = keep * self._norm + (1.0 - keep)
         self._sqr_squared = keep * self._sqr_squared + (1.0 - keep) * sqr**2
         self._norm_squared = keep**2 * self._norm_squared + (1.0 - keep) ** 2
         self.samples += 1
         return True
 
-    @property
-    def statistics(self) -> GradientStatistics | None:
-        """None before enough measurements to mean something; estimates below zero are noise and count as tiny."""
+    def statistics_at(self, init_batch: int) -> GradientStatistics | None:
+        """With the variance at batch size ``init_batch``; None before enough measurements to mean something.
+
+        Estimates below zero are noise and count as tiny.
+        """
         if self.samples < 4:
             return None
-        sqr, var = self.averages
+        sqr, trace = self.averages
+        var = max(trace / init_batch, 0.0)
         # A negative sqr says that noise drowns the signal: a large batch is efficient, but not infinitely so.
-        floor = 1e-3 * max(var, 0.0)
-        return GradientStatistics(sqr=max(sqr, floor) + self._standard_error, var=max(var, 0.0))
+        return GradientStatistics(sqr=max(sqr, 1e-3 * var) + self._standard_error, var=var)
 
     @property
     def averages(self) -> tuple[float, float]:
-        """The plain averages (sqr, var), unbiased, of either sign."""
-        return self._sqr / self._norm, self._var / self._norm
+        """The plain averages (sqr, trace), unbiased, of either sign; not a number before the first measurement."""
+        if self.samples == 0:
+            return math.nan, math.nan
+        return self._sqr / self._norm, self._trace / self._norm
 
     @property
     def _standard_error(self) -> float:
@@ -98,7 +116,7 @@ class NoiseScale:
     def state_dict(self) -> dict[str, Any]:
         return {
             "sqr": self._sqr,
-            "var": self._var,
+            "trace": self._trace,
             "norm": self._norm,
             "sqr_squared": self._sqr_squared,
             "norm_squared": self._norm_squared,
@@ -107,6 +125,6 @@ class NoiseScale:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._sqr, self._var, self._norm = state["sqr"], state["var"], state["norm"]
+        self._sqr, self._trace, self._norm = state["sqr"], state["trace"], state["norm"]
         self._sqr_squared, self._norm_squared = state["sqr_squared"], state["norm_squared"]
         self._steps, self.samples = state["steps"], state["samples"]

@@ -1,14 +1,19 @@
 """The replicas of one generation as seen by one of them: rank, world size and the collectives between them.
 
 Gradients travel over ``data`` (NCCL between GPUs, Gloo between CPUs), flags and scalars over ``control`` (always Gloo,
-so that reading a flag never synchronises a GPU). On CPUs both are one group. All collectives are issued by the
-training thread, in program order, which is the same on all ranks.
+so that reading a flag never synchronises a GPU). On CPUs both are one group. Their collectives are issued by the
+training thread, in program order, which is the same on all ranks; whoever issues collectives from a thread of its own
+asks for groups of its own (``GroupNeeds``).
 """
 
 from __future__ import annotations
 
+import gc
 import json
-from dataclasses import dataclass
+import os
+import socket
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any
 
@@ -16,7 +21,41 @@ import torch
 import torch.distributed as dist
 
 from dist_core._torch_compat import HashStore, PrefixStore, Store, build_gloo_group, build_nccl_group
-from dist_core.errors import PeerLost
+from dist_core.errors import InvalidTraining, PeerLost
+
+TORCHRUN_SECONDS = 300.0
+"""Longest wait for the other processes that torchrun started."""
+
+# A data loader's worker is a fork of this process. Collecting a process group there, whose threads it does not have,
+# ends it with a segmentation fault; so what exists before a fork is left alone after it.
+os.register_at_fork(after_in_child=gc.freeze)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupNeeds:
+    """Process groups that a reduction strategy wants beside ``data`` and ``control``."""
+
+    extra: int = 0
+    """Over all replicas, on the gradients' backend."""
+    extra_on_host: bool = False
+    """One more over all replicas, between CPUs."""
+    by_node: bool = False
+    """One within each node, and one between the first replicas of the nodes."""
+
+    def __or__(self, other: GroupNeeds) -> GroupNeeds:
+        return GroupNeeds(
+            extra=max(self.extra, other.extra),
+            extra_on_host=self.extra_on_host or other.extra_on_host,
+            by_node=self.by_node or other.by_node,
+        )
+
+    def met_by(self, group: ReplicaGroup) -> bool:
+        by_node = group.within_node is not None or group.between_nodes is not None
+        return (
+            len(group.extra) >= self.extra
+            and (bool(group.extra_on_host) or not self.extra_on_host)
+            and (by_node or not self.by_node)
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,6 +65,12 @@ class ReplicaGroup:
     num_nodes: int
     data: dist.ProcessGroup
     control: dist.ProcessGroup
+    extra: tuple[dist.ProcessGroup, ...] = ()
+    extra_on_host: tuple[dist.ProcessGroup, ...] = ()
+    within_node: dist.ProcessGroup | None = None
+    """None for a replica that is alone on its node, or when nobody asked for it."""
+    between_nodes: dist.ProcessGroup | None = None
+    """None for all but the first replica of each node, and when there is one node."""
 
     def sum_later(self, vector: torch.Tensor) -> dist.Work | None:
         """Start summing a small CPU vector in place over the replicas; None when there is nobody to sum with."""
@@ -72,32 +117,91 @@ def build_group(
     *,
     name: str,
     rank: int,
-    world_size: int,
-    num_nodes: int,
+    nodes: Sequence[str],
     timeout: timedelta,
     host: str = "127.0.0.1",
+    needs: GroupNeeds | None = None,
 ) -> ReplicaGroup:
-    """Connect the members of a generation; blocks until all have come or ``timeout`` passed."""
-    control = build_gloo_group(
-        PrefixStore(f"{name}/control", store),
+    """Connect the members of a generation, one on each of ``nodes`` in rank order; blocks until all have come.
+
+    Raises RuntimeError when some did not within ``timeout``.
+    """
+    world_size = len(nodes)
+    needs = needs or GroupNeeds()
+
+    def gloo(kind: str, rank: int, size: int) -> dist.ProcessGroup:
+        prefixed = PrefixStore(f"{name}/{kind}", store)
+        return build_gloo_group(prefixed, rank=rank, world_size=size, timeout=timeout, name=f"{name}-{kind}", host=host)
+
+    def fast(kind: str, rank: int, size: int) -> dist.ProcessGroup:
+        if not on_gpus:
+            return gloo(kind, rank, size)
+        prefixed = PrefixStore(f"{name}/{kind}", store)
+        return build_nccl_group(prefixed, rank=rank, world_size=size, timeout=timeout, name=f"{name}-{kind}")
+
+    on_gpus = torch.cuda.is_available() and dist.is_nccl_available()
+    control = gloo("control", rank, world_size)
+    local = [index for index, node in enumerate(nodes) if node == nodes[rank]]
+    leaders = sorted({nodes.index(node) for node in nodes})
+    within = between = None
+    if needs.by_node and len(local) > 1:
+        within = fast(f"within-{local[0]}", local.index(rank), len(local))
+    if needs.by_node and len(leaders) > 1 and rank in leaders:
+        between = fast("between", leaders.index(rank), len(leaders))
+    return ReplicaGroup(
         rank=rank,
         world_size=world_size,
-        timeout=timeout,
-        name=f"{name}-control",
-        host=host,
+        num_nodes=len(leaders),
+        data=fast("data", rank, world_size) if on_gpus else control,
+        control=control,
+        extra=tuple(fast(f"extra-{index}", rank, world_size) for index in range(needs.extra)),
+        extra_on_host=(gloo("host", rank, world_size),) if needs.extra_on_host else (),
+        within_node=within,
+        between_nodes=between,
     )
-    data = control
-    if torch.cuda.is_available() and dist.is_nccl_available():
-        data = build_nccl_group(
-            PrefixStore(f"{name}/data", store),
-            rank=rank,
-            world_size=world_size,
-            timeout=timeout,
-            name=f"{name}-data",
-        )
-    return ReplicaGroup(rank=rank, world_size=world_size, num_nodes=num_nodes, data=data, control=control)
 
 
-def lone_group() -> ReplicaGroup:
+def lone_group(needs: GroupNeeds | None = None) -> ReplicaGroup:
     """A group of one: a standalone process, or a joiner that has not joined yet."""
-    return build_group(HashStore(), name="lone", rank=0, world_size=1, num_nodes=1, timeout=timedelta(seconds=30))
+    return build_group(HashStore(), name="lone", rank=0, nodes=("here",), timeout=timedelta(seconds=30), needs=needs)
+
+
+def torchrun_group(rank: int, world_size: int, needs: GroupNeeds) -> ReplicaGroup:
+    """The processes that torchrun started, which stay the same to the end. Raises InvalidTraining when none answers."""
+    if not dist.is_initialized():
+        address = f"{os.environ.get('MASTER_ADDR', '(unset)')}:{os.environ.get('MASTER_PORT', '(unset)')}"
+        try:
+            dist.init_process_group(
+                "nccl" if torch.cuda.is_available() else "gloo", timeout=timedelta(seconds=TORCHRUN_SECONDS)
+            )
+        except (RuntimeError, ValueError) as error:
+            raise InvalidTraining(
+                f"rank {rank} of {world_size} found nobody at MASTER_ADDR:MASTER_PORT {address} within "
+                f"{TORCHRUN_SECONDS:.0f} s: {error}. Start all ranks with torchrun, or unset RANK and WORLD_SIZE to "
+                "train alone"
+            ) from error
+    world = dist.group.WORLD
+    assert world is not None
+    on_gpus = torch.cuda.is_available()
+    control = dist.new_group(backend="gloo") if on_gpus else world
+    plain = ReplicaGroup(rank=rank, world_size=world_size, num_nodes=1, data=world, control=control)
+    nodes: list[str] = plain.gather_json(socket.gethostname())
+    local = [index for index, node in enumerate(nodes) if node == nodes[rank]]
+    leaders = sorted({nodes.index(node) for node in nodes})
+    within = between = None
+    if needs.by_node:
+        # Every process has to take part in making every group.
+        for leader in leaders:
+            members = [index for index, node in enumerate(nodes) if node == nodes[leader]]
+            made = dist.new_group(members)
+            within = made if leader == local[0] and len(members) > 1 else within
+        made = dist.new_group(leaders)
+        between = made if rank in leaders and len(leaders) > 1 else None
+    return replace(
+        plain,
+        num_nodes=len(leaders),
+        extra=tuple(dist.new_group() for _ in range(needs.extra)),
+        extra_on_host=(dist.new_group(backend="gloo"),) if needs.extra_on_host else (),
+        within_node=within,
+        between_nodes=between,
+    )

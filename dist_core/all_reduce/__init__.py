@@ -1,36 +1,47 @@
-"""Gradient reduction strategies by name. A strategy sums one bucket over the replicas and returns a future of it."""
+"""Gradient reduction strategies by name, one file each; ``contract`` says what a strategy is."""
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Callable
+from typing import Any
 
-import torch
-import torch.distributed as dist
-
+from dist_core.all_reduce.contract import Bucket, ReducedBucket, ReductionStrategy, completed
+from dist_core.all_reduce.half_precision import bf16, fp16
+from dist_core.all_reduce.hierarchical import Hierarchical
 from dist_core.all_reduce.plain import PlainAllReduce
+from dist_core.all_reduce.power_sgd import PowerSGD
+from dist_core.all_reduce.round_robin import RoundRobin
+from dist_core.all_reduce.sharded import Sharded
 from dist_core.errors import InvalidTraining
 
-
-class ReductionStrategy(Protocol):
-    name: str
-    exact: bool
-    """Whether the sum is the sum, up to rounding (compression is not)."""
-
-    def reduce(self, group: dist.ProcessGroup, buffer: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
-        """Sum ``buffer`` over ``group``, asynchronously and in place."""
-        ...
-
-
-_STRATEGIES: dict[str, type[PlainAllReduce]] = {"all_reduce": PlainAllReduce}
+STRATEGIES: dict[str, Callable[..., ReductionStrategy]] = {
+    "all_reduce": PlainAllReduce,
+    "bf16": bf16,
+    "fp16": fp16,
+    "hierarchical": Hierarchical,
+    "power_sgd": PowerSGD,
+    "round_robin": RoundRobin,
+    "sharded": Sharded,
+}
 
 
-def reduction_strategy(name: str) -> ReductionStrategy:
-    """The strategy of that name; raises InvalidTraining for one that does not exist."""
-    if name not in _STRATEGIES:
-        raise InvalidTraining(
-            f"reduction strategy {name!r} is not known; choose one of {', '.join(sorted(_STRATEGIES))}"
-        )
-    return _STRATEGIES[name]()
+def reduction_strategy(name: str | ReductionStrategy, **options: Any) -> ReductionStrategy:
+    """The strategy of that name; raises InvalidTraining for one that does not exist or options it does not have."""
+    if not isinstance(name, str):
+        return name
+    if name not in STRATEGIES:
+        raise InvalidTraining(f"reduction {name!r} is not known; choose one of {', '.join(sorted(STRATEGIES))}")
+    try:
+        return STRATEGIES[name](**options)
+    except TypeError as error:
+        raise InvalidTraining(f"reduction {name!r} was given options it does not have: {error}") from error
 
 
-__all__ = ["PlainAllReduce", "ReductionStrategy", "reduction_strategy"]
+__all__ = [
+    "STRATEGIES",
+    "Bucket",
+    "ReducedBucket",
+    "ReductionStrategy",
+    "completed",
+    "reduction_strategy",
+]

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-import torch
-import torch.distributed as dist
+from dist_core.all_reduce.contract import Bucket, ReducedBucket
+from dist_core.replica_group import GroupNeeds, ReplicaGroup
 
 
 class PlainAllReduce:
     name = "all_reduce"
     exact = True
+    needs = GroupNeeds()
 
-    def reduce(self, group: dist.ProcessGroup, buffer: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
-        future = group.allreduce([buffer]).get_future()
-        return future.then(lambda done: done.value()[0])
+    def enter(self, group: ReplicaGroup) -> None:
+        self._group = group.data
+
+    def reduce(self, bucket: Bucket) -> ReducedBucket:
+        return self._group.allreduce([bucket.buffer]).get_future().then(lambda done: done.value()[0])

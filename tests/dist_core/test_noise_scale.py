@@ -50,41 +50,41 @@ def test_split_estimator_of_one_replica_is_unbiased() -> None:
 
 def test_average_converges_to_the_truth() -> None:
     rng = np.random.default_rng(3)
-    noise = NoiseScale(init_batch=8)
+    noise = NoiseScale()
     for _ in range(2000):
         means = [examples(8, rng).mean(axis=0) for _ in range(2)]
         local = 0.5 * sum(mean @ mean for mean in means)
         whole = 0.5 * (means[0] + means[1])
         noise.update(*from_replicas(local, whole @ whole, num_replicas=2, global_batch=16), work=2.0)
-    statistics = noise.statistics
+    statistics = noise.statistics_at(8)
     assert statistics is not None
     assert statistics.var == pytest.approx(TRUE_TRACE / 8, rel=0.02)
 
 
 def test_overflowed_steps_are_not_measurements() -> None:
-    noise = NoiseScale(init_batch=8)
+    noise = NoiseScale()
     assert not noise.update(float("nan"), 1.0, work=1.0)
     assert not noise.update(1.0, float("inf"), work=1.0)
-    assert noise.statistics is None
+    assert noise.statistics_at(8) is None
     for _ in range(4):
         assert noise.update(1.0, 8.0, work=1.0)
-    assert noise.statistics is not None
-    assert noise.statistics.sqr == pytest.approx(1.0)
-    assert noise.statistics.var == pytest.approx(1.0)
+    assert noise.statistics_at(8) is not None
+    assert noise.statistics_at(8).sqr == pytest.approx(1.0)
+    assert noise.statistics_at(8).var == pytest.approx(1.0)
 
 
 def test_estimates_below_zero_stay_usable() -> None:
-    noise = NoiseScale(init_batch=1)
+    noise = NoiseScale()
     for _ in range(5):
         noise.update(-3.0, 10.0, work=1.0)
-    statistics = noise.statistics
+    statistics = noise.statistics_at(1)
     assert statistics is not None
     assert statistics.sqr == pytest.approx(0.01)
 
 
 def test_state_is_restored() -> None:
-    noise, other = NoiseScale(init_batch=4), NoiseScale(init_batch=4)
+    noise, other = NoiseScale(), NoiseScale()
     for value in range(6):
         noise.update(1.0 + value, 2.0, work=1.0)
     other.load_state_dict(noise.state_dict())
-    assert other.statistics == noise.statistics
+    assert other.statistics_at(4) == noise.statistics_at(4)

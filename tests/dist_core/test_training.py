@@ -192,7 +192,7 @@ def test_a_gradient_scaler_changes_nothing() -> None:
                 scaler.update()
         adaptation = get_core().adaptation
         assert adaptation is not None
-        results.append((model[0].weight.detach().clone(), adaptation.noise.averages))
+        results.append((model[0].weight.detach().clone(), wrapped.noise.averages))
     torch.testing.assert_close(results[0][0], results[1][0], rtol=1e-4, atol=1e-5)
     assert results[0][1] == pytest.approx(results[1][1], rel=1e-3)
 
@@ -334,7 +334,7 @@ def test_unknown_names_are_refused_in_words() -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with pytest.raises(InvalidTraining, match="scaling rule 'x' is not known"):
         AdaptiveDataParallel(model, optimizer, scaling_rule="x")
-    with pytest.raises(InvalidTraining, match="reduction strategy 'x' is not known"):
+    with pytest.raises(InvalidTraining, match="reduction 'x' is not known"):
         AdaptiveDataParallel(model, optimizer, reduction="x")
 
 

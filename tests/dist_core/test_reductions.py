@@ -1,0 +1,258 @@
+"""One suite for all ways to reduce gradients: replicas train as one process does, whatever model and batches."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+from torch.utils.data import Dataset
+
+from dist_core import AdaptiveDataLoader, AdaptiveDataParallel, remaining_epochs_until, replica_group
+from dist_core.all_reduce import STRATEGIES, reduction_strategy
+from dist_core.all_reduce.autotune import ROUNDS, SKIPPED_STEPS, TIMED_STEPS, Tuner
+from dist_core.core import get_core, reset_core
+from dist_core.errors import InvalidTraining
+from tests.dist_core.ranks import run_ranks
+
+EXACT = [name for name in STRATEGIES if reduction_strategy(name).exact]
+LOSSY = {"bf16": 3e-2, "fp16": 3e-3, "power_sgd": 0.5}
+"""How far weights may be off after training, relative to how far training moved them."""
+SAMPLES = 70
+
+
+class Points(Dataset[tuple[torch.Tensor, torch.Tensor]]):
+    def __init__(self) -> None:
+        generator = torch.Generator().manual_seed(3)
+        self.x = torch.randn(SAMPLES, 8, generator=generator)
+        self.y = torch.randint(4, (SAMPLES,), generator=generator)
+
+    def __len__(self) -> int:
+        return SAMPLES
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.x[index], self.y[index]
+
+
+class Perceptron(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(8, 40), nn.Tanh(), nn.Linear(40, 33), nn.Tanh(), nn.Linear(33, 4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.layers(x)
+        return out
+
+
+class WithUnused(Perceptron):
+    """One layer takes part on some batches only, one never."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sometimes = nn.Linear(8, 4)
+        self.never = nn.Linear(3, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out = super().forward(x)
+        for_these = (x[:, :1] > 1.0).float()
+        return out + self.sometimes(x) * for_these if bool(for_these.any()) else out
+
+
+class Tied(nn.Module):
+    """Encoder and decoder share a matrix; the middle is recomputed in the backward pass; one parameter is frozen."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encode = nn.Linear(8, 16, bias=False)
+        self.middle = nn.Sequential(nn.Linear(16, 16), nn.Tanh())
+        self.head = nn.Linear(8, 4)
+        self.frozen = nn.Parameter(torch.ones(8), requires_grad=False)
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        hidden = checkpoint(self.middle, self.encode(x * self.frozen), use_reentrant=False)
+        out: torch.Tensor = self.head(hidden @ self.encode.weight)
+        return out
+
+
+MODELS: dict[str, Callable[[], nn.Module]] = {"perceptron": Perceptron, "unused": WithUnused, "tied": Tied}
+
+
+def train(model_name: str, reduction: Any, batch: int, clip: bool = False, **options: Any) -> list[float]:
+    """Weights after three epochs; the last batch of each is smaller than the others, and uneven over the replicas."""
+    rank = int(os.environ.get("RANK", "0"))
+    # Two replicas a node, for strategies that care.
+    replica_group.socket.gethostname = lambda: f"node-{rank // 2}"
+    reset_core()
+    torch.manual_seed(0)
+    model = MODELS[model_name]()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.02 * batch, momentum=0.5, weight_decay=1e-4)
+    loader = AdaptiveDataLoader(Points(), batch_size=batch, shuffle=True)
+    wrapped = AdaptiveDataParallel(
+        model, optimizer, reduction=reduction, find_unused_parameters=model_name == "unused", **options
+    )
+    for _ in remaining_epochs_until(3):
+        for x, y in loader:
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(wrapped(x), y).backward()
+            if clip:
+                nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+            optimizer.step()
+    assert get_core().broken is None
+    return torch.cat([parameter.detach().flatten() for parameter in model.parameters()]).tolist()
+
+
+@pytest.fixture(scope="module")
+def alone() -> Callable[..., torch.Tensor]:
+    """Weights of the same training in one process, and before it."""
+
+    def run(model_name: str, batch: int = 11, clip: bool = False) -> torch.Tensor:
+        return torch.tensor(train(model_name, "all_reduce", batch, clip))
+
+    return run
+
+
+@pytest.mark.parametrize("name", EXACT)
+@pytest.mark.parametrize("model", MODELS)
+def test_exact_strategies_train_as_one_process_does(name: str, model: str, alone: Any) -> None:
+    expected = alone(model)
+    for weights in run_ranks(train, 3, model, name, 11):
+        torch.testing.assert_close(torch.tensor(weights), expected, rtol=1e-4, atol=2e-6)
+
+
+@pytest.mark.parametrize("name", LOSSY)
+def test_lossy_strategies_stay_close_and_all_replicas_agree(name: str, alone: Any) -> None:
+    expected = alone("perceptron")
+    torch.manual_seed(0)
+    before = torch.cat([parameter.detach().flatten() for parameter in Perceptron().parameters()])
+    results = run_ranks(train, 2, "perceptron", name, 11)
+    assert results[0] == results[1]
+    error = (torch.tensor(results[0]) - expected).norm() / (expected - before).norm()
+    assert error < LOSSY[name]
+
+
+def test_clipping_sees_the_whole_gradient(alone: Any) -> None:
+    expected = alone("perceptron", clip=True)
+    for weights in run_ranks(train, 2, "perceptron", "all_reduce", 11, True):
+        torch.testing.assert_close(torch.tensor(weights), expected, rtol=1e-4, atol=2e-6)
+
+
+def test_more_replicas_than_samples_in_a_batch(alone: Any) -> None:
+    expected = alone("perceptron", batch=3)
+    for weights in run_ranks(train, 4, "perceptron", "all_reduce", 3):
+        torch.testing.assert_close(torch.tensor(weights), expected, rtol=1e-4, atol=2e-6)
+
+
+def with_options(name: str, options: dict[str, Any]) -> list[float]:
+    return train("perceptron", reduction_strategy(name, **options), 11)
+
+
+@pytest.mark.parametrize(
+    ("name", "options"), [("sharded", {"staging": "host"}), ("round_robin", {"num_groups": 3})], ids=str
+)
+def test_options_of_strategies(name: str, options: dict[str, Any], alone: Any) -> None:
+    expected = alone("perceptron")
+    for weights in run_ranks(with_options, 3, name, options):
+        torch.testing.assert_close(torch.tensor(weights), expected, rtol=1e-4, atol=2e-6)
+
+
+def tuned(batch: int) -> tuple[list[float], dict[str, int]]:
+    weights = train("perceptron", ["all_reduce", "round_robin", "sharded"], batch, bucket_cap_mb="auto")
+    return weights, get_core().models[0]._tuner.state_dict()
+
+
+def test_tuning_tries_all_on_all_replicas_and_changes_no_result(alone: Any) -> None:
+    """Nine candidates in 3 rounds of 9 steps need 243 steps; batches of one sample give 210: every one is tried."""
+    expected = alone("perceptron", batch=1)
+    results = run_ranks(tuned, 2, 1)
+    for weights, _ in results:
+        torch.testing.assert_close(torch.tensor(weights), expected, rtol=1e-3, atol=1e-5)
+
+
+def settled() -> tuple[list[float], dict[str, int]]:
+    weights = train("perceptron", ["all_reduce", "round_robin"], 1)
+    return weights, get_core().models[0]._tuner.state_dict()
+
+
+def test_replicas_settle_on_what_rank_0_found() -> None:
+    results = run_ranks(settled, 2)
+    assert results[0][1] == results[1][1]
+    assert set(results[0][1]) == {"1x2"}
+
+
+def die_in_a_step(name: str) -> str | None:
+    """Rank 1 is killed in its fourth step; the others learn of it at that step's end instead of waiting for ever."""
+    reset_core()
+    model = Perceptron()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    loader = AdaptiveDataLoader(Points(), batch_size=11)
+    wrapped = AdaptiveDataParallel(model, optimizer, reduction=name)
+    core = get_core()
+    for _ in remaining_epochs_until(1):
+        for x, y in loader:
+            if core.steps == 3 and core.group.rank == 1:
+                os.kill(os.getpid(), signal.SIGKILL)
+            optimizer.zero_grad()
+            before = [parameter.detach().clone() for parameter in model.parameters()]
+            nn.functional.cross_entropy(wrapped(x), y).backward()
+            optimizer.step()
+            if core.broken is not None:
+                unchanged = all(torch.equal(mine, old) for mine, old in zip(model.parameters(), before, strict=True))
+                return "unchanged" if unchanged else "changed"
+    return None
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_a_lost_peer_breaks_the_step_and_leaves_the_weights(name: str) -> None:
+    results = run_ranks(die_in_a_step, 2, name, may_die=True)
+    assert results == ["unchanged", None]
+
+
+def test_options_that_do_not_exist_are_refused_in_words() -> None:
+    with pytest.raises(InvalidTraining, match="'all_reduce' was given options it does not have"):
+        reduction_strategy("all_reduce", num_groups=2)
+    with pytest.raises(InvalidTraining, match="num_groups of round_robin is 0"):
+        reduction_strategy("round_robin", num_groups=0)
+    with pytest.raises(InvalidTraining, match="staging of sharded is 'disk'"):
+        reduction_strategy("sharded", staging="disk")
+    with pytest.raises(InvalidTraining, match="matrix_rank=0"):
+        reduction_strategy("power_sgd", matrix_rank=0)
+    with pytest.raises(InvalidTraining, match="given process_group="):
+        AdaptiveDataParallel(Perceptron(), torch.optim.SGD([torch.zeros(1)], lr=0.1), process_group=None)
+
+
+def tune_through(tuner: Tuner, times: list[float]) -> int | None:
+    for _ in range(ROUNDS * len(times) * (SKIPPED_STEPS + TIMED_STEPS)):
+        tuner.timed(times[tuner.candidate])
+        tuner.advance()
+    return tuner.proposal
+
+
+def test_the_first_candidate_stays_unless_another_is_clearly_faster() -> None:
+    for times, winner in (([1.0, 0.99], 0), ([1.0, 0.9], 1), ([1.0, 1.5, 0.5], 2)):
+        tuner = Tuner(len(times))
+        tuner.enter(4, 1)
+        assert tune_through(tuner, times) == winner
+
+
+def test_what_was_found_for_a_size_holds_when_it_comes_again() -> None:
+    tuner = Tuner(2)
+    tuner.enter(4, 1)
+    assert tune_through(tuner, [1.0, 0.5]) == 1
+    tuner.settle(1)
+    tuner.enter(2, 1)
+    assert not tuner.settled
+    assert tuner.candidate == 0
+    tuner.enter(4, 1)
+    assert tuner.settled
+    assert tuner.candidate == 1
+    other = Tuner(2)
+    other.load_state_dict(tuner.state_dict())
+    other.enter(4, 1)
+    assert other.candidate == 1
