@@ -1,7 +1,8 @@
 """Step time of AdaptiveDataParallel with its loader against plain DDP with DataLoader: two Gloo ranks, one thread each.
 
-Both train the same model on the same data in the same two processes, in alternating blocks; the figure is the median
-of the paired ratios. The noise scale is measured on every step, or on every tenth.
+Both train the same model on the same data in the same processes, in alternating blocks; the figure is the median of
+the paired ratios. The noise scale is measured on every step, or on every tenth. ``MALLOC_MMAP_MAX_=0`` in the
+environment keeps freed memory in the process: page faults of large temporaries weigh less.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import socket
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,9 +28,16 @@ from torch.utils.data.distributed import DistributedSampler
 
 from benchmarks.frame import Measurement
 
-WORLD_SIZE = 2
-ROUNDS = 12
+ROUNDS = 16
 BLOCK = 10
+CASES = (
+    (2, "SGD", 1, 1.05),
+    (2, "SGD", 10, 1.01),
+    (2, "AdamW", 1, 1.15),
+    (2, "AdamW", 10, 1.02),
+    (1, "SGD", 10, 1.05),
+)
+"""Replicas, optimizer, steps between measurements of the noise scale, largest ratio to the peer's step time."""
 
 
 def cnn() -> tuple[nn.Module, tuple[int, ...], int, int]:
@@ -63,13 +71,22 @@ MODELS: dict[str, Callable[[], tuple[nn.Module, tuple[int, ...], int, int]]] = {
 }
 
 
-def _plain(name: str, data: TensorDataset, local_batch: int) -> Iterator[None]:
+OPTIMIZERS: dict[str, Callable[[nn.Module], torch.optim.Optimizer]] = {
+    "SGD": lambda model: torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9),
+    "AdamW": lambda model: torch.optim.AdamW(model.parameters(), lr=1e-4),
+}
+
+
+def _plain(name: str, optimizer_name: str, data: TensorDataset, local_batch: int, world_size: int) -> Iterator[None]:
     torch.manual_seed(0)
     model = MODELS[name]()[0]
-    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
-    wrapped = DistributedDataParallel(model, gradient_as_bucket_view=True)
-    sampler: DistributedSampler[Any] = DistributedSampler(data, WORLD_SIZE, dist.get_rank())
-    loader = DataLoader(data, batch_size=local_batch, sampler=sampler)
+    optimizer = OPTIMIZERS[optimizer_name](model)
+    wrapped: nn.Module = model
+    sampler = None
+    if world_size > 1:
+        wrapped = DistributedDataParallel(model, gradient_as_bucket_view=True)
+        sampler = DistributedSampler(data, world_size, dist.get_rank())
+    loader: DataLoader[Any] = DataLoader(data, batch_size=local_batch, sampler=sampler, shuffle=sampler is None)
     while True:
         for x, y in loader:
             optimizer.zero_grad()
@@ -78,37 +95,39 @@ def _plain(name: str, data: TensorDataset, local_batch: int) -> Iterator[None]:
             yield
 
 
-def _ours(name: str, data: TensorDataset, local_batch: int, every: int) -> Iterator[None]:
+def _ours(
+    name: str, optimizer_name: str, data: TensorDataset, local_batch: int, world_size: int, every: int
+) -> Iterator[None]:
     from dist_core import AdaptiveDataLoader, AdaptiveDataParallel, remaining_epochs_until
-    from dist_core.core import get_core, reset_core
+    from dist_core.core import reset_core
 
     reset_core()
     torch.manual_seed(0)
     model = MODELS[name]()[0]
-    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
-    loader = AdaptiveDataLoader(data, batch_size=local_batch * WORLD_SIZE, shuffle=True)
-    wrapped = AdaptiveDataParallel(model, optimizer)
-    core = get_core()
+    optimizer = OPTIMIZERS[optimizer_name](model)
+    loader = AdaptiveDataLoader(data, batch_size=local_batch * world_size, shuffle=True)
+    wrapped = AdaptiveDataParallel(model, optimizer, noise_every=every)
     for _ in remaining_epochs_until(10**6):
         for x, y in loader:
-            if core.adaptation is not None:
-                core.adaptation.measures = lambda step, _: step % every == 0  # type: ignore[method-assign]
             optimizer.zero_grad()
             nn.functional.cross_entropy(wrapped(x), y).backward()
             optimizer.step()
             yield
 
 
-def _rank(rank: int, port: int, name: str, every: int, result: str) -> None:
+def _rank(rank: int, world_size: int, port: int, name: str, optimizer_name: str, every: int, result: str) -> None:
     torch.set_num_threads(1)
-    os.environ.update(RANK=str(rank), WORLD_SIZE=str(WORLD_SIZE), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    os.environ.update(RANK=str(rank), WORLD_SIZE=str(world_size), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     dist.init_process_group("gloo")
     _, shape, local_batch, classes = MODELS[name]()
-    count = local_batch * WORLD_SIZE * 40
+    count = local_batch * world_size * 40
     data = TensorDataset(torch.randn(count, *shape), torch.randint(classes, (count,)))
-    variants = {"plain": _plain(name, data, local_batch), "ours": _ours(name, data, local_batch, every)}
+    variants = {
+        "plain": _plain(name, optimizer_name, data, local_batch, world_size),
+        "ours": _ours(name, optimizer_name, data, local_batch, world_size, every),
+    }
     for steps in variants.values():
-        for _ in range(6):
+        for _ in range(8):
             next(steps)
     wall: dict[str, list[float]] = {variant: [] for variant in variants}
     cpu: dict[str, list[float]] = {variant: [] for variant in variants}
@@ -131,28 +150,37 @@ def _median_ratio(times: dict[str, list[float]]) -> float:
     return statistics.median(ours / plain for ours, plain in zip(times["ours"], times["plain"], strict=True))
 
 
-def measure() -> list[Measurement]:
+def _times(world_size: int, name: str, optimizer_name: str, every: int) -> dict[str, dict[str, list[float]]]:
+    with socket.socket() as probe, tempfile.TemporaryDirectory() as folder:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+        probe.close()
+        result = f"{folder}/times.json"
+        arguments = (world_size, port, name, optimizer_name, every, result)
+        torch.multiprocessing.spawn(_rank, args=arguments, nprocs=world_size)
+        times: dict[str, dict[str, list[float]]] = json.loads(Path(result).read_text())
+    return times
+
+
+def measure(models: Sequence[str] = tuple(MODELS)) -> list[Measurement]:
     os.environ["OMP_NUM_THREADS"] = "1"
     rows = []
-    for name in MODELS:
-        for every, target in ((1, 1.05), (10, 1.01)):
-            with socket.socket() as probe, tempfile.TemporaryDirectory() as folder:
-                probe.bind(("127.0.0.1", 0))
-                port = probe.getsockname()[1]
-                probe.close()
-                result = f"{folder}/times.json"
-                torch.multiprocessing.spawn(_rank, args=(port, name, every, result), nprocs=WORLD_SIZE)
-                times = json.loads(Path(result).read_text())
+    for name in models:
+        for world_size, optimizer_name, every, target in CASES:
+            times = _times(world_size, name, optimizer_name, every)
+            peer_name = "DDP + DataLoader" if world_size > 1 else "plain PyTorch"
             for kind in ("wall", "cpu"):
                 peer = 1e3 * statistics.median(times[kind]["plain"])
                 rows.append(
                     Measurement(
-                        what=f"{name}, SGD, noise scale every {every}, {kind}",
+                        what=f"{name}, {world_size} replicas, {optimizer_name}, noise scale every {every}, {kind}",
                         ours=peer * _median_ratio(times[kind]),
                         peer=peer,
                         unit="ms",
-                        peer_name="DDP + DataLoader",
+                        peer_name=peer_name,
                         target=target,
+                        details={"MALLOC_MMAP_MAX_": os.environ.get("MALLOC_MMAP_MAX_")},
                     )
                 )
+                print(rows[-1].what, f"{rows[-1].ratio:.3f} (target {target})", flush=True)
     return rows

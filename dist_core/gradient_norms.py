@@ -8,6 +8,7 @@ tensors on the gradients' device: nothing here waits for a GPU.
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -93,7 +94,8 @@ class AdamPreconditioner:
         self._optimizer = optimizer
         self._groups: dict[int, dict[str, Any]] = {}
         self._steps: int | None = None
-        self._scratch: torch.Tensor | None = None
+        self._local = threading.local()
+        """Norms are taken by the thread that computes gradients and by the one that reduces them."""
 
     def stepped(self) -> None:
         """The optimizer has stepped once more."""
@@ -148,16 +150,18 @@ class AdamPreconditioner:
         correction = 1.0 - group["betas"][1] ** self._steps
         epsilon = group["eps"] * math.sqrt(correction)
         size = gradient.numel() if gradient.is_cuda else min(_CACHED, gradient.numel())
-        if self._scratch is None or self._scratch.numel() < size or self._scratch.device != gradient.device:
-            self._scratch = torch.empty(size, dtype=torch.float32, device=gradient.device)
+        memory = getattr(self._local, "scratch", None)
+        if memory is None or memory.numel() < size or memory.device != gradient.device:
+            self._local.scratch = memory = torch.empty(size, dtype=torch.float32, device=gradient.device)
         total: torch.Tensor = torch.zeros((), dtype=torch.float64, device=gradient.device)
         for first in range(0, gradient.numel(), size):
             part = gradient[first : first + size]
-            scratch = self._scratch[: part.numel()]
+            scratch = memory[: part.numel()]
             torch.sqrt(moments[first : first + size], out=scratch)
             scratch.add_(epsilon)
             torch.div(part, scratch, out=scratch)
-            total += squared_norm(scratch)
+            # Short enough for a float32 sum on a CPU; a GPU sums in a tree.
+            total += torch.dot(scratch, scratch)
         return total.mul_(correction)
 
 
