@@ -78,6 +78,8 @@ class TrainingCore:
         self.progress_shift = 0.0
         self.in_epoch_loop = False
         self.in_training_loop = False
+        self.loops_begun = self.loops_done = 0
+        """Training loops of the present epoch that this process has entered, and that the trial has completed."""
         self.schedule_position = 0.0
         """Learning rate steps so far: gains of the steps that counted."""
         self.models: list[AdaptiveDataParallel] = []
@@ -120,7 +122,7 @@ class TrainingCore:
         self.in_epoch_loop = False
         self.epoch = self.steps = 0
         self.progress = self.progress_shift = self.schedule_position = 0.0
-        self._own_steps = 0
+        self._own_steps = self.loops_begun = self.loops_done = 0
         self.in_training_loop = False
         self.epoch_limit = None
         self.group = lone_group()
@@ -202,9 +204,11 @@ class TrainingCore:
         self.raise_postponed()
         if self.loader is not None:
             # A loop that the user left early does not make the next epochs longer.
-            self.progress_shift += max(0.0, (self.epoch + 1) * len(self.loader.dataset) - self.epoch_progress)
+            epoch_size = self.loader.epoch_size or 0
+            self.progress_shift += max(0.0, (self.epoch + 1) * epoch_size - self.epoch_progress)
         self.epoch += 1
         self.in_training_loop = False
+        self.loops_begun = self.loops_done = 0
         self._note_epoch_time()
         self._maybe_checkpoint()
 
@@ -216,6 +220,27 @@ class TrainingCore:
         if self._epoch_started is not None:
             self._epoch_seconds.append(now - self._epoch_started)
         self._epoch_started = now
+
+    @property
+    def is_first_loop(self) -> bool:
+        """Whether the training loop that runs is the first one of its epoch."""
+        return self.loops_begun == 1
+
+    def begin_training_loop(self) -> bool:
+        """A training loop starts; False for one that the trial has completed in this epoch before it was resumed."""
+        if self.in_training_loop:
+            raise InvalidTraining(
+                "a training loop over an AdaptiveDataLoader starts while another one runs; iterate them one after "
+                "another, or join their datasets (torch.utils.data.StackDataset gives pairs of samples)"
+            )
+        self.loops_begun += 1
+        self.in_training_loop = self.loops_begun > self.loops_done
+        return self.in_training_loop
+
+    def leave_training_loop(self) -> None:
+        """The loop is over on this replica, because its samples are or because the user left it."""
+        self.in_training_loop = False
+        self.loops_done = max(self.loops_done, self.loops_begun)
 
     # ------------------------------------------------------------------ joining
 
@@ -331,23 +356,25 @@ class TrainingCore:
     def _may_advertise(self, prepared: Prepared) -> bool:
         """A joiner's gradient buckets are as after two passes; ours must be too before it is let in."""
         joiners = set(prepared.generation.members) - set(self.members)
-        return not joiners or self._own_steps >= DRY_STEPS
+        # A joiner stands in its epoch's first loop.
+        return not joiners or (self._own_steps >= DRY_STEPS and self.is_first_loop)
 
     def mark_broken(self, reason: str) -> None:
         """A collective failed: this step does not count. Safe from any thread."""
         if self.broken is None:
             self.broken = reason
 
-    def finish_step(self, global_batch: int) -> None:
+    def finish_step(self, loader: AdaptiveDataLoader, global_batch: int) -> None:
         """The body of the loop has run for the last micro-batch of a step: count it, then act on what was agreed."""
-        assert self.loader is not None and self.adaptation is not None
+        assert self.adaptation is not None
         self.launch_control()
         vector = self._finish_control()
         if vector is None:
             self._heal()
             return
         self.schedule_position += self._step_gain()
-        self.progress += self.adaptation.progress_of(global_batch)
+        if loader is self.loader:
+            self.progress += self.adaptation.progress_of(global_batch)
         values = vector.tolist()
         for slot, model in self._model_slots():
             model.end_step()
@@ -355,7 +382,7 @@ class TrainingCore:
             model.tune(round(values[slot + 2]) - 1 if values[slot + 2] else None)
         self.steps += 1
         self._own_steps += 1
-        self.loader.commit(global_batch)
+        loader.commit(global_batch)
         if values[ATOMIC_BATCH] > 0:
             self.adaptation.use(int(values[ATOMIC_BATCH]), int(values[ACCUMULATION]))
         if vector[PREEMPT_COUNT] > 0:
@@ -518,7 +545,7 @@ class TrainingCore:
 
     def end_training_loop(self) -> None:
         """A pass of the training loader is over: buffers (running statistics) become rank 0's everywhere."""
-        self.in_training_loop = False
+        self.leave_training_loop()
         for model in self.models:
             model.end_training_loop()
         if self.group.world_size > 1 and self.broken is None:
@@ -533,11 +560,13 @@ class TrainingCore:
             "progress": self.progress,
             "progress_shift": self.progress_shift,
             "schedule_position": self.schedule_position,
+            "loops_done": self.loops_done,
         }
 
     def _load(self, state: dict[str, Any]) -> None:
         self.epoch, self.steps, self.progress = state["epoch"], state["steps"], state["progress"]
         self.progress_shift, self.schedule_position = state["progress_shift"], state["schedule_position"]
+        self.loops_done = state["loops_done"]
 
     def _restore_from_disk(self) -> None:
         if self.environment is None:
@@ -591,14 +620,15 @@ class TrainingCore:
     def hints(self) -> Hints | None:
         if self.adaptation is None or self.loader is None:
             return None
-        per_epoch = len(self.loader.dataset)
-        fraction = min(1.0, max(0.0, self.epoch_progress / per_epoch - self.epoch))
+        per_epoch = self.loader.epoch_size
+        fraction = 0.0 if per_epoch is None else min(1.0, max(0.0, self.epoch_progress / per_epoch - self.epoch))
+        target = None if self.epoch_limit is None or per_epoch is None else float(self.epoch_limit * per_epoch)
         return Hints(
             bounds=self.adaptation.bounds,
             observations=tuple(self.adaptation.profile.observations()),
             statistics=self.statistics,
             progress=self.progress,
-            target_progress=None if self.epoch_limit is None else float(self.epoch_limit * per_epoch),
+            target_progress=target,
             epoch=self.epoch,
             epoch_fraction=fraction,
             epoch_seconds=self._typical_epoch_seconds(fraction),

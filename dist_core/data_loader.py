@@ -1,103 +1,114 @@
 """AdaptiveDataLoader: batches whose size follows the trial's allocation and statistics, every sample once a pass.
 
-The first loader that trains (``autoscale_batch_size`` was called, or a wrapped model is in training mode) sets the
-pace: between its batches generations switch and batch sizes change. Loading itself is torch's DataLoader, fed with
-the planned indices; when a plan changes, what was prefetched for the old one is dropped.
+The first loader that trains sets the pace: between its batches generations switch and batch sizes change. Further
+loaders may train in the same epoch, one after another, with a fixed batch size. A loop trains when gradients are on and
+a wrapped model is in training mode; any other loop evaluates, each replica its share.
 
-Within ``remaining_epochs_until`` an epoch of the training loader is an epoch's worth of progress at the initial batch
-size. With a fixed batch size that is exactly one pass over the data; with an adaptive one, larger batches make less
-progress per example, so an epoch takes somewhat more than a pass, and epoch numbers mean the same in all trials.
+Within ``remaining_epochs_until`` an epoch of the first training loader is an epoch's worth of progress at the initial
+batch size. With a fixed batch size that is exactly one pass over the data; with an adaptive one, larger batches make
+less progress per example, so an epoch takes somewhat more than a pass, and epoch numbers mean the same in all trials.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sized
-from typing import Any, cast
+from collections.abc import Iterable, Iterator
+from typing import Any
 
 import torch
-from torch.utils.data import DataLoader, Dataset, IterableDataset
+from torch.utils.data import Dataset
 
+from dist_core.batch_source import Division, LoadedStep, batch_source
 from dist_core.core import TrainingCore, get_core
 from dist_core.errors import InvalidTraining
-from dist_core.goodput import BatchBounds, Configuration
-from dist_core.sampling import ElasticCursor, StepPlan, evaluation_share
+from dist_core.goodput import BatchBounds, Configuration, fixed_choice
+from dist_core.sampling import StepPlan
 
 _PROGRESS_TOLERANCE = 1e-9
 
 
-class _PlannedBatches:
-    """Batch sampler that walks ahead of the training loop along the plan as it stands now."""
-
-    def __init__(self) -> None:
-        self.batches: Iterator[list[int]] = iter(())
-
-    def __iter__(self) -> Iterator[list[int]]:
-        return self.batches
-
-
 class AdaptiveDataLoader:
-    """Like ``torch.utils.data.DataLoader`` over a map-style dataset; ``batch_size`` is the global one.
+    """Like ``torch.utils.data.DataLoader``; ``batch_size`` is the global one.
 
-    ``batch_size`` is the total over all replicas, and the size the learning rate was chosen for. Further keyword
-    arguments go to torch's DataLoader; ``sampler`` and ``batch_sampler`` are refused, because the order of samples
-    has to survive changes of the number of replicas.
+    ``batch_size`` is the total over all replicas, and the size the learning rate was chosen for. ``sampler`` draws
+    single indices; it is drawn from once a pass, with the same seed on every replica. Of an iterable dataset every
+    replica reads the whole and keeps its part. ``epoch_size`` is the number of samples that count as an epoch, where
+    the dataset does not know its length. Further keyword arguments go to torch's DataLoader.
+
+    Raises InvalidTraining for arguments that contradict each other, and for ``batch_sampler``: batches are cut here.
     """
 
     def __init__(
-        self, dataset: Dataset[Any], batch_size: int = 1, shuffle: bool = False, *, seed: int = 0, **options: Any
+        self,
+        dataset: Dataset[Any],
+        batch_size: int = 1,
+        shuffle: bool = False,
+        sampler: Iterable[int] | None = None,
+        *,
+        seed: int = 0,
+        epoch_size: int | None = None,
+        **options: Any,
     ) -> None:
-        for name in ("sampler", "batch_sampler"):
-            if options.get(name) is not None:
-                raise InvalidTraining(
-                    f"AdaptiveDataLoader was given a {name}; it orders samples itself so that the order survives "
-                    "rescaling. Use shuffle=, or index the dataset through torch.utils.data.Subset"
-                )
-        if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__"):
+        if options.pop("batch_sampler", None) is not None:
             raise InvalidTraining(
-                f"{type(dataset).__name__} has no length; AdaptiveDataLoader needs a map-style dataset "
-                "(__len__ and __getitem__)"
+                "AdaptiveDataLoader was given a batch_sampler; it cuts batches itself, because their size follows the "
+                "allocation. Give a sampler that draws single indices"
             )
+        if epoch_size is not None and epoch_size < 1:
+            raise InvalidTraining(f"epoch_size is {epoch_size}; it must be at least 1 sample, or None")
         self.drop_last = bool(options.pop("drop_last", False))
         try:
             self.bounds = BatchBounds(init_batch=batch_size, max_batch=batch_size)
         except (ValueError, TypeError) as error:
             raise InvalidTraining(str(error)) from error
-        self.dataset = cast("Sized", dataset)
-        self.cursor = ElasticCursor(len(self.dataset), shuffle=shuffle, seed=seed)
-        self._planned = _PlannedBatches()
-        if options.get("num_workers"):
-            options.setdefault("persistent_workers", True)
-        self._loader = DataLoader(dataset, batch_sampler=cast("Any", self._planned), **options)
+        self.dataset = dataset
+        self._source = batch_source(dataset, shuffle=shuffle, seed=seed, sampler=sampler, options=options)
+        self._epoch_size = epoch_size
         self._autoscaled = False
         self._registered = False
+        self._division: Division | None = None
 
     @property
     def batch_size(self) -> int:
         return self.bounds.init_batch
 
+    @property
+    def cursor(self) -> Any:
+        """Where in the data training stands."""
+        return self._source.cursor
+
+    @property
+    def epoch_size(self) -> int | None:
+        """Samples that make an epoch; None when nobody knows."""
+        return self._epoch_size or self._source.num_samples
+
     def autoscale_batch_size(
         self,
         max_batch_size: int,
-        local_bsz_bounds: tuple[int, int] | None = None,
+        local_bsz_bounds: tuple[int | None, int | None] | None = None,
         gradient_accumulation: bool = False,
     ) -> None:
         """Let the batch size follow goodput, up to ``max_batch_size`` in total and within the bounds per replica.
 
         Raises InvalidTraining for bounds that contradict each other or the batch size.
         """
-        lower, upper = local_bsz_bounds if local_bsz_bounds is not None else (1, None)
-        if local_bsz_bounds is not None and upper is not None and not lower <= self.batch_size <= upper:
+        lower, upper = local_bsz_bounds if local_bsz_bounds is not None else (None, None)
+        if (lower is not None and lower > self.batch_size) or (upper is not None and upper < self.batch_size):
             raise InvalidTraining(
                 f"batch_size is {self.batch_size} but local_bsz_bounds are {local_bsz_bounds}; "
                 "the bounds must contain batch_size, because one replica starts with it"
             )
+        if self.epoch_size is None:
+            raise InvalidTraining(
+                f"{type(self.dataset).__name__} has no length, and with a batch size that adapts an epoch is an amount "
+                "of progress; say how many samples make one: AdaptiveDataLoader(..., epoch_size=...)"
+            )
         try:
             self.bounds = BatchBounds(
                 init_batch=self.batch_size,
-                max_batch=max_batch_size,
-                min_atomic=lower,
-                max_atomic=upper,
+                max_batch=int(max_batch_size),
+                min_atomic=1 if lower is None else int(lower),
+                max_atomic=None if upper is None else int(upper),
                 accumulation=gradient_accumulation,
             )
         except (ValueError, TypeError) as error:
@@ -105,40 +116,56 @@ class AdaptiveDataLoader:
         self._autoscaled = True
 
     def __len__(self) -> int:
-        """Batches a pass takes at the present batch size."""
-        core = get_core()
-        batch = self.batch_size
-        if core.loader is self and core.adaptation is not None:
-            batch = core.adaptation.global_batch(core.group.world_size)
-        whole, rest = divmod(len(self.dataset), batch)
+        """Batches a pass takes at the present batch size. Raises TypeError, as torch does, when nobody knows."""
+        if self.epoch_size is None:
+            raise TypeError(f"{type(self.dataset).__name__} has no length; give AdaptiveDataLoader an epoch_size")
+        whole, rest = divmod(self.epoch_size, self.current_batch_size)
         return whole + (rest > 0 and not self.drop_last)
+
+    @property
+    def _paces(self) -> bool:
+        """Whether this is the loader whose batch size adapts."""
+        return get_core().loader is self
 
     @property
     def current_batch_size(self) -> int:
         """Global batch size of the next step."""
         core = get_core()
-        if core.loader is self and core.adaptation is not None:
+        if self._paces and core.adaptation is not None:
             return core.adaptation.global_batch(core.group.world_size)
         return self.batch_size
 
-    def commit(self, taken: int) -> None:
-        """A step over ``taken`` samples counts; with ``drop_last`` a rest too small for another ends the pass."""
-        if not self.cursor.commit(taken) and self._drops(self.cursor):
-            self.cursor.commit(self.cursor.remaining)
+    @property
+    def current_local_bsz(self) -> int:
+        """Examples of one forward and backward pass on a replica."""
+        core = get_core()
+        if self._paces and core.adaptation is not None and core.adaptation.bounds.adaptive:
+            return core.adaptation.atomic_batch
+        return fixed_choice(self.bounds, core.group.world_size)[0]
 
-    def _drops(self, cursor: ElasticCursor) -> bool:
-        """Whether the rest of the pass is left out; a batch size that adapts needs no leaving out."""
-        return self.drop_last and not self.bounds.adaptive and cursor.remaining < self.batch_size
+    @property
+    def accumulation_steps(self) -> int:
+        """Passes of a step before the one that reduces gradients."""
+        core = get_core()
+        return core.adaptation.accumulation if self._paces and core.adaptation is not None else 0
+
+    def to_tensorboard(self, writer: Any, global_step: int, tag_prefix: str = "") -> None:
+        """Write batch sizes and accumulation steps as scalars under ``tag_prefix``."""
+        prefix = tag_prefix if not tag_prefix or tag_prefix.endswith("/") else f"{tag_prefix}/"
+        writer.add_scalar(f"{prefix}Total_Batch_Size", self.current_batch_size, global_step)
+        writer.add_scalar(f"{prefix}Local_Batch_Size", self.current_local_bsz, global_step)
+        writer.add_scalar(f"{prefix}Accumulation_Steps", self.accumulation_steps, global_step)
+
+    def commit(self, taken: int) -> None:
+        """A step over ``taken`` samples counts."""
+        assert self._division is not None
+        self._source.commit(taken, self._division)
 
     # ------------------------------------------------------------------ iteration
 
     def __iter__(self) -> Iterator[Any]:
         core = get_core()
-        trains = torch.is_grad_enabled() and (
-            core.loader is self
-            or (core.loader is None and (self._autoscaled or any(model.training for model in core.models)))
-        )
-        if not trains:
+        if not (torch.is_grad_enabled() and (self._autoscaled or any(model.training for model in core.models))):
             return self._evaluate(core)
         if not core.in_epoch_loop and core.environment is not None:
             raise InvalidTraining(
@@ -149,10 +176,12 @@ class AdaptiveDataLoader:
 
     def _evaluate(self, core: TrainingCore) -> Iterator[Any]:
         """One pass without training: this replica's share of the samples, nothing shared with the others."""
-        indices = list(evaluation_share(len(self.dataset), rank=core.group.rank, world_size=core.group.world_size))
-        size = max(1, self.batch_size // core.group.world_size)
-        self._planned.batches = iter(indices[start : start + size] for start in range(0, len(indices), size))
-        yield from self._loader
+        rank, world_size = core.group.rank, core.group.world_size
+        samples = self._source.num_samples
+        batch = self.batch_size
+        if samples is not None and -(-samples // batch) < world_size:
+            batch = -(-batch // world_size)
+        return self._source.evaluation(rank=rank, world_size=world_size, batch=batch)
 
     def _train(self, core: TrainingCore) -> Iterator[Any]:
         core.raise_postponed()
@@ -163,107 +192,94 @@ class AdaptiveDataLoader:
         if not core.joined:
             yield from self._dry_steps(core)
             core.join()
+        if not core.begin_training_loop():
+            return
         started_passes = self.cursor.passes
-        core.in_training_loop = True
-        while not self._epoch_is_over(core, started_passes):
-            for plan in self._steps_under_present_plan(core, started_passes):
+        while not self._is_over(core, started_passes):
+            for step in self._steps_under_present_plan(core, started_passes):
                 pass_began = time.perf_counter()
                 micro_seconds: list[float] = []
-                for index, batch in enumerate(plan.batches):
+                for index, batch in enumerate(step.batches):
                     for model in core.models:
-                        model.begin_micro_batch(plan.step, index, measures=plan.measures)
+                        model.begin_micro_batch(step.plan, index, measures=step.measures)
                     try:
                         yield batch
                     except GeneratorExit:
-                        self._leave_early(core, plan.step)
+                        self._leave_early(core, step.plan)
                         raise
                     now = time.perf_counter()
                     micro_seconds.append(now - pass_began)
                     pass_began = now
-                self._note_times(core, plan.step, micro_seconds, plan.measures)
-                core.finish_step(plan.step.global_batch)
+                self._note_times(core, step.plan, micro_seconds, step.measures)
+                core.finish_step(self, step.plan.global_batch)
         core.end_training_loop()
 
     def _leave_early(self, core: TrainingCore, step: StepPlan) -> None:
         """The user broke out of the loop: a step that was applied counts, a batch that was only looked at does not."""
+        core.leave_training_loop()
         if not any(model.stepped for model in core.models):
             return
         try:
-            core.finish_step(step.global_batch)
+            core.finish_step(self, step.global_batch)
         except BaseException as error:
             core.postpone(error)
 
     def _dry_steps(self, core: TrainingCore) -> Iterator[Any]:
         """Passes of a joiner that is still alone; what they change is overwritten when it joins."""
-        count = min(len(self.dataset), max(2, min(self.batch_size, 32)))
+        number = max(2, min(self.batch_size, 32))
         while core.dry_steps_left:
             core.dry_steps_left -= 1
-            self._planned.batches = iter([[int(index) for index in range(count)]])
             for model in core.models:
                 model.begin_dry_step()
-            yield from self._loader
+            yield from self._source.first_samples(number)
         for model in core.models:
             model.drop_gradients()
 
-    def _epoch_is_over(self, core: TrainingCore, started_passes: int) -> bool:
-        if core.loader is self and core.in_epoch_loop:
-            target = (core.epoch + 1) * len(self.dataset)
-            if self.drop_last and not self.bounds.adaptive:
-                return self.cursor.passes > started_passes
-            return core.epoch_progress >= target * (1 - _PROGRESS_TOLERANCE)
-        return self.cursor.passes > started_passes
+    def _is_over(self, core: TrainingCore, started_passes: int) -> bool:
+        """Whether this loop ends here: an epoch's progress is made by the first loop of the first loader."""
+        by_progress = self._paces and core.in_epoch_loop and core.is_first_loop and self.epoch_size is not None
+        if not by_progress or (self.drop_last and not self.bounds.adaptive):
+            return bool(self.cursor.passes > started_passes)
+        assert self.epoch_size is not None
+        target = (core.epoch + 1) * self.epoch_size
+        return core.epoch_progress >= target * (1 - _PROGRESS_TOLERANCE)
 
-    def _steps_under_present_plan(self, core: TrainingCore, started_passes: int) -> Iterator[_LoadedStep]:
+    def _steps_under_present_plan(self, core: TrainingCore, started_passes: int) -> Iterator[LoadedStep]:
         """Load steps ahead until something changes: generation, batch size, end of the epoch."""
-        assert core.adaptation is not None
         key = self._plan_key(core)
-        plans: list[StepPlan] = []
-        self._planned.batches = self._plan_ahead(core, plans)
-        batches = iter(self._loader)
-        number = 0
-        while self._plan_key(core) == key and not self._epoch_is_over(core, started_passes):
+        self._division = self._present_division(core)
+        steps = self._source.steps(self._division)
+        while self._plan_key(core) == key and not self._is_over(core, started_passes):
             began = self.cursor.passes
-            first = next(batches, None)
-            if first is None:
-                return
-            step = plans[number]
-            number += 1
-            rest = [next(batches) for _ in step.micro_batches[1:]]
-            yield _LoadedStep(step, [first, *rest], core.measures(core.steps))
+            yield next(steps)
             if self.cursor.passes != began and not self.bounds.adaptive:
                 return
 
-    def _plan_key(self, core: TrainingCore) -> tuple[int, int, int, int]:
+    def _plan_key(self, core: TrainingCore) -> tuple[int, ...]:
         assert core.adaptation is not None
-        return (core.generation, core.group.world_size, core.adaptation.atomic_batch, core.adaptation.accumulation)
+        adaptation = core.adaptation
+        return (core.generation, core.group.world_size, adaptation.atomic_batch, adaptation.accumulation)
 
-    def _plan_ahead(self, core: TrainingCore, plans: list[StepPlan]) -> Iterator[list[int]]:
-        """Indices of this replica's coming micro-batches, on a copy of the cursor that runs ahead of the real one."""
+    def _present_division(self, core: TrainingCore) -> Division:
         assert core.adaptation is not None
-        ahead = ElasticCursor(len(self.dataset), shuffle=self.cursor.shuffle, seed=self.cursor.seed)
-        ahead.load_state_dict(self.cursor.state_dict())
-        ahead._order = self.cursor._order
-        batch = core.adaptation.global_batch(core.group.world_size)
-        steps = core.steps
-        while True:
-            take = ahead.take(batch, avoid_small_rest=self.bounds.adaptive)
-            splits = core.adaptation.accumulation
-            measures = core.measures(steps)
-            if measures and core.group.world_size == 1 and splits == 0 and self.bounds.adaptive:
-                splits = 1
-            plan = ahead.plan(take, rank=core.group.rank, world_size=core.group.world_size, accumulation=splits)
-            plans.append(plan)
-            for indices in plan.micro_batches:
-                yield indices.tolist()
-            if not ahead.commit(take) and self._drops(ahead):
-                ahead.commit(ahead.remaining)
-            steps += 1
+        adaptive = self._paces and self.bounds.adaptive
+        return Division(
+            rank=core.group.rank,
+            world_size=core.group.world_size,
+            global_batch=self.current_batch_size,
+            accumulation=core.adaptation.accumulation if self._paces else 0,
+            first_step=core.steps,
+            measures=core.measures,
+            splits_measured=core.group.world_size == 1 and adaptive,
+            varies=adaptive,
+            drop_last=self.drop_last and not adaptive,
+        )
 
     def _note_times(self, core: TrainingCore, step: StepPlan, seconds: list[float], measures: bool) -> None:
         """Feed the throughput model: the last pass is the one that reduces, the ones before only compute."""
         assert core.adaptation is not None
         world_size = core.group.world_size
-        if core.loader is not self or (measures and world_size == 1):
+        if not self._paces or (measures and world_size == 1):
             return
         atomic = len(step.micro_batches[-1])
         configuration = Configuration(core.group.num_nodes, world_size, atomic)
@@ -271,17 +287,6 @@ class AdaptiveDataLoader:
         optim = seconds[-1]
         gradient = sum(seconds[:-1]) / len(seconds[:-1]) if len(seconds) > 1 else max(optim - sync, 0.1 * optim)
         core.adaptation.timed(configuration, gradient_seconds=min(gradient, optim), optim_seconds=optim)
-
-
-class _LoadedStep:
-    """A planned step with its batches in memory."""
-
-    __slots__ = ("batches", "measures", "step")
-
-    def __init__(self, step: StepPlan, batches: list[Any], measures: bool) -> None:
-        self.step = step
-        self.batches = batches
-        self.measures = measures
 
 
 def current_dataloader() -> AdaptiveDataLoader | None:

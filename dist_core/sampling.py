@@ -1,14 +1,14 @@
 """Which samples belong to which replica's next batch: every sample exactly once a pass, at any world size.
 
-A pass over the dataset is a permutation that depends on (seed, pass number) only. A global batch is the slice
-``[cursor, cursor + size)`` of it; replica i takes a contiguous part. The cursor advances only when the optimizer step
-is complete on all replicas, so a rescale between two steps, or a crash inside one, neither repeats nor skips a sample.
-Torch-free.
+A pass over the dataset is an order that depends on (seed, pass number) only: a permutation, what a sampler of the
+user's draws, or that of a stream. A global batch is the slice ``[cursor, cursor + size)`` of it; replica i takes a
+contiguous part. The cursor advances only when the optimizer step is complete on all replicas, so a rescale between two
+steps, or a crash inside one, neither repeats nor skips a sample. Torch-free.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -41,10 +41,32 @@ def split_evenly(count: int, parts: int) -> list[int]:
     return [base + (index < extra) for index in range(parts)]
 
 
-class ElasticCursor:
-    """Position within the current pass over ``num_samples`` samples."""
+def divide(taken: Indices, *, rank: int, world_size: int, accumulation: int) -> StepPlan:
+    """The part of a global batch that falls to ``rank``, in ``accumulation + 1`` micro-batches.
 
-    def __init__(self, num_samples: int, *, shuffle: bool, seed: int = 0) -> None:
+    A replica that gets nothing (fewer samples than replicas) computes one sample with weight 0, because every replica
+    has to take part in the reduction.
+    """
+    sizes = split_evenly(len(taken), world_size)
+    start = sum(sizes[:rank])
+    mine = taken[start : start + sizes[rank]]
+    if len(mine) == 0:
+        return StepPlan(micro_batches=(taken[:1],) * (accumulation + 1), global_batch=len(taken), weight=0.0)
+    passes = min(accumulation + 1, min(size for size in sizes if size > 0))
+    micro = np.split(mine, np.cumsum(split_evenly(len(mine), passes))[:-1])
+    return StepPlan(micro_batches=tuple(micro), global_batch=len(taken), weight=len(mine) / len(taken))
+
+
+class ElasticCursor:
+    """Position within the current pass over ``num_samples`` samples.
+
+    ``draw`` answers with the order of the pass of a given number, ``num_samples`` indices, the same whenever it is
+    asked; None stands for the natural order or, with ``shuffle``, a permutation.
+    """
+
+    def __init__(
+        self, num_samples: int, *, shuffle: bool, seed: int = 0, draw: Callable[[int], Indices] | None = None
+    ) -> None:
         if num_samples < 1:
             raise InvalidTraining(f"the dataset has {num_samples} samples; it needs at least 1")
         self.num_samples = num_samples
@@ -52,7 +74,14 @@ class ElasticCursor:
         self.seed = seed
         self.passes = 0
         self.position = 0
+        self._draw = draw
         self._order: tuple[int, Indices] | None = None
+
+    def ahead(self) -> ElasticCursor:
+        """A copy to plan with, which may run ahead of this one."""
+        copy = ElasticCursor(self.num_samples, shuffle=self.shuffle, seed=self.seed, draw=self._draw)
+        copy.passes, copy.position, copy._order = self.passes, self.position, self._order
+        return copy
 
     @property
     def remaining(self) -> int:
@@ -60,13 +89,20 @@ class ElasticCursor:
         return self.num_samples - self.position
 
     def order(self) -> Indices:
-        """The permutation of the current pass; O(num_samples) once a pass."""
+        """The order of the current pass; O(num_samples) once a pass."""
         if self._order is None or self._order[0] != self.passes:
-            if self.shuffle:
+            if self._draw is not None:
+                order = self._draw(self.passes)
+            elif self.shuffle:
                 generator = np.random.Generator(np.random.Philox(key=[self.seed, self.passes]))
                 order = generator.permutation(self.num_samples)
             else:
                 order = np.arange(self.num_samples)
+            if len(order) != self.num_samples:
+                raise InvalidTraining(
+                    f"pass {self.passes} has {len(order)} samples, the first one had {self.num_samples}; "
+                    "a dataset or sampler has to keep its length"
+                )
             self._order = (self.passes, order)
         return self._order[1]
 
@@ -83,29 +119,22 @@ class ElasticCursor:
         return batch
 
     def plan(self, take: int, *, rank: int, world_size: int, accumulation: int) -> StepPlan:
-        """The part of the next ``take`` samples that falls to ``rank``, in ``accumulation + 1`` micro-batches.
-
-        A replica that gets nothing (fewer samples than replicas) computes one sample with weight 0, because every
-        replica has to take part in the reduction.
-        """
-        sizes = split_evenly(take, world_size)
-        start = self.position + sum(sizes[:rank])
-        mine = self.order()[start : start + sizes[rank]]
-        if len(mine) == 0:
-            padding = self.order()[self.position : self.position + 1]
-            return StepPlan(micro_batches=(padding,) * (accumulation + 1), global_batch=take, weight=0.0)
-        passes = min(accumulation + 1, min(size for size in sizes if size > 0))
-        micro = np.split(mine, np.cumsum(split_evenly(len(mine), passes))[:-1])
-        return StepPlan(micro_batches=tuple(micro), global_batch=take, weight=len(mine) / take)
+        """The part of the next ``take`` samples that falls to ``rank``; see divide."""
+        taken = self.order()[self.position : self.position + take]
+        return divide(taken, rank=rank, world_size=world_size, accumulation=accumulation)
 
     def commit(self, taken: int) -> bool:
         """The step over ``taken`` samples is done; True when it ended the pass."""
         self.position += taken
         if self.position < self.num_samples:
             return False
+        self.end_pass()
+        return True
+
+    def end_pass(self) -> None:
+        """What is left of this pass is left out."""
         self.passes += 1
         self.position = 0
-        return True
 
     def state_dict(self) -> dict[str, int]:
         return {"passes": self.passes, "position": self.position, "seed": self.seed, "num_samples": self.num_samples}
@@ -117,10 +146,38 @@ class ElasticCursor:
                 f"{self.num_samples}; train on the same data, or start a new trial"
             )
         self.passes, self.position, self.seed = state["passes"], state["position"], state["seed"]
+        self._order = None
 
 
-def evaluation_share(num_samples: int, *, rank: int, world_size: int) -> Sequence[int]:
-    """The contiguous share of ``rank`` in one evaluation pass; shares are disjoint and cover every sample."""
-    sizes = split_evenly(num_samples, world_size)
+class StreamCursor:
+    """Position within the current pass over a stream, whose end is known only when it is reached."""
+
+    def __init__(self) -> None:
+        self.passes = 0
+        self.position = 0
+
+    def commit(self, taken: int) -> None:
+        self.position += taken
+
+    def end_pass(self) -> None:
+        self.passes += 1
+        self.position = 0
+
+    def state_dict(self) -> dict[str, int]:
+        return {"passes": self.passes, "position": self.position}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.passes, self.position = state["passes"], state["position"]
+
+
+def evaluation_share(num_samples: int, *, rank: int, world_size: int, batch: int) -> Sequence[int]:
+    """The contiguous share of ``rank`` in one evaluation pass; shares are disjoint and cover every sample.
+
+    Where there is a batch for every replica, shares consist of whole batches: some evaluations rank the samples of a
+    batch against each other.
+    """
+    num_batches = -(-num_samples // batch)
+    unit = batch if num_batches >= world_size else 1
+    sizes = split_evenly(-(-num_samples // unit), world_size)
     start = sum(sizes[:rank])
-    return range(start, start + sizes[rank])
+    return range(min(start * unit, num_samples), min((start + sizes[rank]) * unit, num_samples))

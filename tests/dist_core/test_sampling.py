@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dist_core.errors import InvalidTraining
-from dist_core.sampling import ElasticCursor, evaluation_share, split_evenly
+from dist_core.sampling import ElasticCursor, evaluation_share
 
 
 @settings(max_examples=300, deadline=None)
@@ -87,8 +87,9 @@ def test_an_empty_dataset_is_refused() -> None:
         ElasticCursor(0, shuffle=False)
 
 
-@given(st.integers(0, 200), st.integers(1, 20))
-def test_evaluation_shares_cover_everything_once(samples: int, world_size: int) -> None:
-    shares = [evaluation_share(samples, rank=rank, world_size=world_size) for rank in range(world_size)]
+@given(st.integers(0, 200), st.integers(1, 20), st.integers(1, 30))
+def test_evaluation_shares_cover_everything_once(samples: int, world_size: int, batch: int) -> None:
+    shares = [evaluation_share(samples, rank=rank, world_size=world_size, batch=batch) for rank in range(world_size)]
     assert [index for share in shares for index in share] == list(range(samples))
-    assert sum(split_evenly(samples, world_size)) == samples
+    if samples >= world_size * batch:
+        assert all(share[0] % batch == 0 for share in shares)

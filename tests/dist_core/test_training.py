@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
+from torch.utils.data import Dataset, IterableDataset, TensorDataset, WeightedRandomSampler
+from torch.utils.data.distributed import DistributedSampler
 
 import dist_core
 from dist_core import Accumulator, AdaptiveDataLoader, AdaptiveDataParallel, remaining_epochs_until
@@ -240,7 +242,7 @@ def test_worker_processes_and_custom_collation() -> None:
     )
     for samples in train(loader, 2):
         assert sorted(samples) == list(range(20))
-    del loader._loader
+    del loader
 
 
 def test_evaluation_loops_see_everything_and_change_nothing() -> None:
@@ -270,7 +272,6 @@ def test_evaluation_loops_see_everything_and_change_nothing() -> None:
 def test_without_wrapped_models_the_loader_is_a_plain_one() -> None:
     loader = AdaptiveDataLoader(Numbered(7), batch_size=3)
     assert [batch.tolist() for batch in loader] == [[0, 1, 2], [3, 4, 5], [6]]
-    assert isinstance(loader._loader, DataLoader)
 
 
 def test_state_that_was_captured_puts_a_new_process_where_the_old_one_was() -> None:
@@ -303,9 +304,141 @@ def test_state_that_was_captured_puts_a_new_process_where_the_old_one_was() -> N
         assert torch.equal(mine, theirs)
 
 
-class Endless(IterableDataset[int]):
+class Unsized(Dataset[int]):
+    def __getitem__(self, index: int) -> int:
+        return index
+
+
+class Stream(IterableDataset[int]):
+    """Numbers in an order that depends on the pass, as a shuffling stream's does."""
+
+    def __init__(self, length: int) -> None:
+        self.length = length
+        self.epoch = 0
+        self.given_out = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
     def __iter__(self) -> Iterator[int]:
-        return iter(())
+        for number in range(self.length):
+            self.given_out += 1
+            yield (number + self.epoch) % self.length
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_an_iterable_dataset_gives_every_sample_once_a_pass(workers: int) -> None:
+    loader = AdaptiveDataLoader(Stream(23), batch_size=5, num_workers=workers)
+    epochs = train(loader, 3)
+    assert [sorted(epoch) for epoch in epochs] == [list(range(23))] * 3
+    assert epochs[1][0] == 1
+    with pytest.raises(TypeError, match="Stream has no length"):
+        len(loader)
+
+
+def test_a_stream_is_read_once_although_plans_change() -> None:
+    stream = Stream(4000)
+    loader = AdaptiveDataLoader(stream, batch_size=10, epoch_size=4000)
+    loader.autoscale_batch_size(40, gradient_accumulation=True)
+    model = ConstantGradient()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    wrapped = AdaptiveDataParallel(model, optimizer)
+    core = get_core()
+    seen: list[int] = []
+    for _ in remaining_epochs_until(1):
+        for x in loader:
+            assert core.adaptation is not None
+            core.adaptation.proposal = lambda *_: (10 + core.steps % 3, core.steps // 7 % 2)  # type: ignore[method-assign]
+            seen.extend(x.tolist())
+            optimizer.zero_grad()
+            wrapped(x).mean().backward()
+            optimizer.step()
+            if len(seen) > 3000:
+                break
+    assert seen == list(range(len(seen)))
+    assert stream.given_out <= len(seen) + 41
+
+
+def test_a_stream_that_gives_nothing_is_refused() -> None:
+    with pytest.raises(InvalidTraining, match="gave nothing for a whole pass"):
+        train(AdaptiveDataLoader(Stream(0), batch_size=5), 1)
+
+
+def test_drop_last_of_a_stream() -> None:
+    assert train(AdaptiveDataLoader(Stream(10), batch_size=4, drop_last=True), 2) == [
+        list(range(8)),
+        [*range(1, 9)],
+    ]
+
+
+def test_a_sampler_sets_the_order_of_each_pass() -> None:
+    weights = [0.0, 1.0, 0.0, 1.0]
+    sampler = WeightedRandomSampler(weights, 40, generator=torch.Generator())
+    epochs = train(AdaptiveDataLoader(Numbered(4), batch_size=8, sampler=sampler), 2)
+    assert [len(epoch) for epoch in epochs] == [40, 40]
+    assert {number for epoch in epochs for number in epoch} == {1, 3}
+    assert epochs[0] != epochs[1]
+    reset_core()
+    again = train(AdaptiveDataLoader(Numbered(4), batch_size=8, sampler=WeightedRandomSampler(weights, 40)), 2)
+    assert again == epochs
+
+
+def test_two_loaders_train_one_after_another_and_the_first_sets_the_pace() -> None:
+    first = AdaptiveDataLoader(Numbered(20), batch_size=6, shuffle=True)
+    second = AdaptiveDataLoader(Numbered(9), batch_size=4)
+    model = ConstantGradient()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    wrapped = AdaptiveDataParallel(model, optimizer)
+    seen: list[list[int]] = []
+    for _ in remaining_epochs_until(2):
+        for loader in (first, second, second):
+            seen.append([])
+            for x in loader:
+                optimizer.zero_grad()
+                wrapped(x).mean().backward()
+                optimizer.step()
+                seen[-1].extend(x.tolist())
+    assert [sorted(samples) for samples in seen] == [list(range(20)), list(range(9)), list(range(9))] * 2
+    assert get_core().progress == 40.0
+
+
+def test_loops_that_an_epoch_has_completed_are_not_run_again_after_a_restart() -> None:
+    captured: dict[str, Any] = {}
+
+    def run(stop: int | None) -> list[tuple[int, list[int]]]:
+        first = AdaptiveDataLoader(Numbered(8), batch_size=4, drop_last=True)
+        second = AdaptiveDataLoader(Numbered(6), batch_size=2)
+        model = ConstantGradient()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        wrapped = AdaptiveDataParallel(model, optimizer)
+        seen = []
+        for _ in remaining_epochs_until(2):
+            for number, loader in enumerate((first, second)):
+                for x in loader:
+                    if len(seen) == stop:
+                        captured.update(copy.deepcopy(get_core().registry.capture()))
+                        return seen
+                    optimizer.zero_grad()
+                    wrapped(x).mean().backward()
+                    optimizer.step()
+                    seen.append((number, x.tolist()))
+        return seen
+
+    whole = run(None)
+    reset_core()
+    begun = run(3)
+    reset_core()
+    get_core().registry.restore(captured)
+    assert begun + run(None) == whole
+
+
+def test_loaders_are_not_trained_on_at_the_same_time() -> None:
+    first, second = (AdaptiveDataLoader(Numbered(8), batch_size=4) for _ in range(2))
+    model = ConstantGradient()
+    AdaptiveDataParallel(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    next(iter(remaining_epochs_until(1)))
+    with pytest.raises(InvalidTraining, match="starts while another one runs"):
+        next(zip(first, second, strict=True))
 
 
 @pytest.mark.parametrize(
@@ -313,8 +446,19 @@ class Endless(IterableDataset[int]):
     [
         (lambda: AdaptiveDataLoader(Numbered(0), batch_size=1), "has 0 samples"),
         (lambda: AdaptiveDataLoader(Numbered(5), batch_size=0), "batch_size is 0"),
-        (lambda: AdaptiveDataLoader(Endless(), batch_size=1), "Endless has no length"),
-        (lambda: AdaptiveDataLoader(Numbered(5), batch_size=1, sampler=[1]), "was given a sampler"),
+        (lambda: AdaptiveDataLoader(Unsized(), batch_size=1), "Unsized has __getitem__ but no length"),
+        (lambda: AdaptiveDataLoader(7, batch_size=1), "int has neither __getitem__"),
+        (lambda: AdaptiveDataLoader(Stream(3), batch_size=1).autoscale_batch_size(2), "Stream has no length"),
+        (lambda: AdaptiveDataLoader(Stream(3), batch_size=1, shuffle=True), "Stream is an IterableDataset"),
+        (lambda: AdaptiveDataLoader(Numbered(5), batch_size=1, epoch_size=0), "epoch_size is 0"),
+        (lambda: AdaptiveDataLoader(Numbered(5), batch_size=1, batch_sampler=[[1]]), "was given a batch_sampler"),
+        (lambda: AdaptiveDataLoader(Numbered(5), 1, True, [1]), "shuffle=True and a sampler"),
+        (lambda: AdaptiveDataLoader(Numbered(5), 1, sampler=iter([1])), "has no length"),
+        (
+            lambda: AdaptiveDataLoader(Numbered(5), 1, sampler=DistributedSampler(Numbered(5), 2, 0)),
+            "was given a DistributedSampler",
+        ),
+        (lambda: list(AdaptiveDataLoader(Numbered(5), 1, sampler=[[1], [2]])), "does not draw single indices"),
         (lambda: AdaptiveDataLoader(Numbered(5), batch_size=8).autoscale_batch_size(4), "max_batch_size is 4"),
         (
             lambda: AdaptiveDataLoader(Numbered(5), batch_size=8).autoscale_batch_size(16, (9, 12)),
