@@ -16,6 +16,7 @@ if TYPE_CHECKING:
         register_state,
         remaining_epochs_until,
         report,
+        set_checkpoint_interval,
         world_size,
     )
 
@@ -30,6 +31,7 @@ _HOME = {
     "register_state": "session",
     "remaining_epochs_until": "session",
     "report": "session",
+    "set_checkpoint_interval": "session",
     "world_size": "session",
 }
 
@@ -44,6 +46,7 @@ __all__ = [
     "register_state",
     "remaining_epochs_until",
     "report",
+    "set_checkpoint_interval",
     "world_size",
 ]
 

@@ -54,6 +54,12 @@ class Adaptation:
     def use(self, atomic: int, accumulation: int) -> None:
         self.atomic_batch, self.accumulation = atomic, accumulation
 
+    def limit(self, max_atomic: int) -> None:
+        """More examples a pass do not fit into memory."""
+        if self.bounds.adaptive and max_atomic < self.bounds.largest_atomic:
+            self.bounds = replace(self.bounds, max_atomic=max(self.bounds.min_atomic, max_atomic))
+            self.atomic_batch = min(self.atomic_batch, self.bounds.largest_atomic)
+
     def forbid_accumulation(self) -> None:
         """Steps are one pass each from now on."""
         if self.bounds.accumulation or self.accumulation:

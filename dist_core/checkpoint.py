@@ -16,6 +16,7 @@ import logging
 import os
 import shutil
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -109,6 +110,8 @@ class CheckpointWriter:
         self._waiting: tuple[dict[str, Any], dict[str, Any]] | None = None
         self._busy = False
         self._thread: threading.Thread | None = None
+        self.write_seconds = 0.0
+        """Processor time the last write took."""
 
     def save(self, state: dict[str, Any], summary: dict[str, Any], *, wait: bool = False) -> None:
         """Copy the state now and write it soon; with ``wait``, return when it is on disk (or has failed)."""
@@ -143,7 +146,9 @@ class CheckpointWriter:
             try:
                 # Numbered by what is on disk now: another replica may have been rank 0, and written, in between.
                 existing = _sequences(self.folder)
+                began = time.thread_time()
                 write_checkpoint(self.folder, existing[0][0] + 1 if existing else 1, state, summary)
+                self.write_seconds = time.thread_time() - began
             except Exception as error:
                 message = f"no checkpoint was written to {self.folder}: {error}; the previous one is kept"
                 logger.warning(message)

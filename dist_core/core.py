@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import logging
 import math
+import os
+import signal
 import statistics
 import threading
 import time
@@ -22,12 +24,20 @@ import torch.distributed as dist
 from dist_core.adaptation import Adaptation
 from dist_core.channel import ControlChannel
 from dist_core.checkpoint import CheckpointWriter, load_checkpoint, newest_checkpoint
-from dist_core.env import EXIT_PEER_LOST, EXIT_PREEMPTED, ReplicaEnvironment, standalone_world
+from dist_core.checkpoint_schedule import checkpoint_interval
+from dist_core.env import (
+    EXIT_PEER_LOST,
+    EXIT_PREEMPTED,
+    ReplicaEnvironment,
+    standalone_checkpoint_dir,
+    standalone_world,
+)
 from dist_core.errors import InvalidTraining, JoinAgain, PeerLost, ReplicaExit
 from dist_core.goodput import GradientStatistics, Hints
-from dist_core.hand_over import hand_over
+from dist_core.hand_over import hand_over, pack, unpack
 from dist_core.hints_sender import HintsSender
 from dist_core.membership import Membership, Prepared
+from dist_core.memory_limit import lower, read_limit, write_limit
 from dist_core.noise_scale import is_measured
 from dist_core.registry import FunctionState, RandomState, StateRegistry
 from dist_core.replica_group import GroupNeeds, ReplicaGroup, lone_group, torchrun_group
@@ -49,8 +59,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-CHECKPOINT_SECONDS = 5.0
-"""Least time between two periodic checkpoints; they are written at the ends of epochs and, in long ones, within."""
 DRY_STEPS = 2
 """Passes a joiner makes alone: they build its gradient buckets in the order that the survivors' have."""
 HEAL_SECONDS = 60.0
@@ -91,10 +99,19 @@ class TrainingCore:
         self._control_lock = threading.Lock()
         self._own_steps = 0
         self._postponed: BaseException | None = None
+        self._asked_to_leave = False
         self._pauses: deque[float] = deque(maxlen=9)
         self._epoch_seconds: deque[float] = deque(maxlen=5)
         self._epoch_started: float | None = None
         self._last_checkpoint = time.monotonic()
+        self.checkpoint_seconds: float | None = None
+        """Time between checkpoints as the user sets it; None to weigh their cost against failures."""
+        self._checkpoint_costs: deque[float] = deque(maxlen=9)
+        self._failures = 0
+        self._trained_seconds = 0.0
+        self._trained_since: float | None = None
+        self.checkpoint_dir = standalone_checkpoint_dir() if environment is None else environment.checkpoint_dir
+        self._memory_limit = read_limit(self.checkpoint_dir)
         self.channel: ControlChannel | None = None
         self.membership: Membership | None = None
         self._writer: CheckpointWriter | None = None
@@ -105,25 +122,78 @@ class TrainingCore:
             self.membership.group_needs = self.group_needs
             self.membership.start()
             self._hints = HintsSender(self.channel)
-            self._writer = CheckpointWriter(environment.checkpoint_dir, on_error=self._hints.warn)
+        if self.checkpoint_dir is not None:
+            self._writer = CheckpointWriter(self.checkpoint_dir, on_error=self.warn)
+            if environment is None:
+                self._leave_on_signals()
         self._register_own_states()
 
     def _register_own_states(self) -> None:
         self.registry.register("core", FunctionState(self._save, self._load))
         self.registry.register("random", RandomState())
 
-    def restart_user_code(self) -> None:
-        """The user's code runs again from its top: forget what its first run registered, keep the identity."""
+    def _leave_on_signals(self) -> None:
+        """Without a scheduler SIGTERM and the first SIGINT save and leave; where threads may not ask, nothing does."""
+        if threading.current_thread() is not threading.main_thread():
+            return
+
+        def leave(*_: Any) -> None:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+            self._asked_to_leave = True
+
+        signal.signal(signal.SIGTERM, leave)
+        signal.signal(signal.SIGINT, leave)
+
+    @property
+    def _must_leave(self) -> bool:
+        return self._asked_to_leave or (self.membership is not None and self.membership.must_leave is not None)
+
+    def _forget_user_code(self) -> None:
         self.registry.clear()
         self.models.clear()
         self.loader = None
         self.adaptation = None
+        self.in_epoch_loop = self.in_training_loop = False
+        self._control = self._control_work = None
+
+    def lower_memory_limit(self, error: BaseException) -> bool:
+        """A batch did not fit into memory: note the bound, and whether the user's code may run again from its top.
+
+        Nothing is lost: weights are as of the last complete step. A replica among others leaves instead, and is
+        replaced by one that knows the bound. Raises PeerLost for that, and InvalidTraining when no smaller batch is
+        allowed.
+        """
+        if self.adaptation is None or not self.joined:
+            return False
+        atomic = self.adaptation.atomic_batch
+        limit = lower(atomic, self.adaptation.bounds.min_atomic) if self.adaptation.bounds.adaptive else None
+        if limit is None:
+            raise InvalidTraining(
+                f"out of memory with {atomic} examples a pass, and no smaller batch is allowed: {error}. Lower "
+                "batch_size, or let it adapt with gradient accumulation: "
+                "autoscale_batch_size(..., local_bsz_bounds=(lower, upper), gradient_accumulation=True)"
+            ) from error
+        self._memory_limit = limit
+        write_limit(self.checkpoint_dir, limit)
+        self.warn(f"out of memory with {atomic} examples a pass: from now on at most {limit} ({error})")
+        if self.group.world_size > 1:
+            raise PeerLost(f"out of memory with {atomic} examples a pass; leaving for a replica that uses {limit}")
+        tensors: list[torch.Tensor] = []
+        skeleton = pack(self.registry.capture(), tensors)
+        kept = unpack(skeleton, [tensor.to("cpu", copy=True) for tensor in tensors])
+        self._forget_user_code()
+        self._register_own_states()
+        self.loops_begun = 0
+        self.registry.restore(kept)
+        return True
+
+    def restart_user_code(self) -> None:
+        """The user's code runs again from its top: forget what its first run registered, keep the identity."""
+        self._forget_user_code()
         self.joined = False
-        self.in_epoch_loop = False
         self.epoch = self.steps = 0
         self.progress = self.progress_shift = self.schedule_position = 0.0
         self._own_steps = self.loops_begun = self.loops_done = 0
-        self.in_training_loop = False
         self.epoch_limit = None
         self.group = lone_group()
         self.broken = None
@@ -250,6 +320,8 @@ class TrainingCore:
             self.loader = loader
             self.adaptation = Adaptation(loader.bounds, lambda: self.statistics)
             self.registry.register("adaptation", self.adaptation)
+            if self.joined:
+                self._agree_on_batch()
 
     def join(self) -> None:
         """Enter the first generation; returns with equal state on all ranks. Raises JoinAgain, ReplicaExit."""
@@ -291,6 +363,7 @@ class TrainingCore:
             if rank != 0:
                 self.registry.restore(received)
         self.joined = True
+        self._trained_since = time.monotonic()
         self._use_group()
 
     def _enter(self, prepared: Prepared) -> None:
@@ -301,6 +374,7 @@ class TrainingCore:
         self.joined = True
         self.broken = None
         self._epoch_started = self._epoch_started or time.monotonic()
+        self._trained_since = self._trained_since or time.monotonic()
         self.membership.commit(prepared)
         self._use_group()
 
@@ -312,6 +386,9 @@ class TrainingCore:
     def _agree_on_batch(self) -> None:
         if self.adaptation is None:
             return
+        limit = read_limit(self.checkpoint_dir) or self._memory_limit
+        if limit is not None:
+            self.adaptation.limit(limit)
         mine = self.adaptation.choose(self.group.num_nodes, self.group.world_size, switching=True)
         try:
             atomic, accumulation = self.group.broadcast_json(list(mine))
@@ -333,7 +410,7 @@ class TrainingCore:
                 number = float(prepared.generation.number)
                 vector[PREPARED_COUNT], vector[PREPARED_SUM], vector[PREPARED_SQUARES] = 1.0, number, number**2
             self._control_prepared = prepared
-            if self.membership is not None and self.membership.must_leave is not None:
+            if self._must_leave:
                 vector[PREEMPT_COUNT] = 1.0
             if self.group.rank == 0 and self.adaptation is not None:
                 proposal = self.adaptation.proposal(self.group.num_nodes, self.group.world_size)
@@ -561,21 +638,31 @@ class TrainingCore:
             "progress_shift": self.progress_shift,
             "schedule_position": self.schedule_position,
             "loops_done": self.loops_done,
+            "failures": self._failures,
+            "trained_seconds": self.trained_seconds,
         }
 
     def _load(self, state: dict[str, Any]) -> None:
         self.epoch, self.steps, self.progress = state["epoch"], state["steps"], state["progress"]
         self.progress_shift, self.schedule_position = state["progress_shift"], state["schedule_position"]
         self.loops_done = state["loops_done"]
+        self._failures, self._trained_seconds = state["failures"], state["trained_seconds"]
+        self._trained_since = None if self._trained_since is None else time.monotonic()
+
+    @property
+    def trained_seconds(self) -> float:
+        """Time that this trial has trained, in all its runs."""
+        running = 0.0 if self._trained_since is None else time.monotonic() - self._trained_since
+        return self._trained_seconds + running
 
     def _restore_from_disk(self) -> None:
-        if self.environment is None:
-            return
-        found = newest_checkpoint(self.environment.checkpoint_dir)
+        found = newest_checkpoint(self.checkpoint_dir) if self.checkpoint_dir is not None else None
         if found is None:
             return
         path, manifest = found
         self.registry.restore(load_checkpoint(path))
+        if not manifest["summary"].get("left", False):
+            self._failures += 1
         logger.info("resumed checkpoint=%s epoch=%d", path.name, manifest["summary"]["epoch"])
 
     def _maybe_checkpoint(self) -> None:
@@ -583,22 +670,43 @@ class TrainingCore:
             return
         if self._is_past_the_end:
             return
-        if time.monotonic() - self._last_checkpoint >= CHECKPOINT_SECONDS and not self._writer.busy:
-            self.checkpoint(wait=False)
+        if time.monotonic() - self._last_checkpoint >= self._checkpoint_interval and not self._writer.busy:
+            self.checkpoint(leaving=False)
 
-    def checkpoint(self, *, wait: bool) -> None:
-        """Write all registered states; rank 0 only."""
+    @property
+    def _checkpoint_interval(self) -> float:
+        if self.checkpoint_seconds is not None:
+            return self.checkpoint_seconds
+        assert self._writer is not None
+        stopped = statistics.median(self._checkpoint_costs) if self._checkpoint_costs else 0.0
+        return checkpoint_interval(
+            cost_seconds=stopped + self._writer.write_seconds / max(1, os.cpu_count() or 1),
+            failures=self._failures,
+            trained_seconds=self.trained_seconds,
+        )
+
+    def checkpoint(self, *, leaving: bool) -> None:
+        """Write all registered states, in the background unless this is the last thing done; rank 0 only."""
         if self._writer is None:
             return
-        summary = {"epoch": self.epoch, "steps": self.steps, "progress": self.progress, "generation": self.generation}
-        self._writer.save(self.registry.capture(), summary, wait=wait)
+        began = time.perf_counter()
+        summary = {
+            "epoch": self.epoch,
+            "steps": self.steps,
+            "progress": self.progress,
+            "generation": self.generation,
+            "left": leaving,
+        }
+        self._writer.save(self.registry.capture(), summary, wait=leaving)
+        if not leaving:
+            self._checkpoint_costs.append(time.perf_counter() - began)
         self._last_checkpoint = time.monotonic()
 
     def _save_and_exit(self, reason: str, code: int) -> None:
         if self.group.rank == 0 and self.joined and not self._is_past_the_end:
             if self.membership is not None:
                 self.membership.saving = True
-            self.checkpoint(wait=True)
+            self.checkpoint(leaving=True)
         self._flush_hints()
         raise ReplicaExit(reason, code)
 
@@ -609,11 +717,11 @@ class TrainingCore:
 
     def leave_if_asked(self) -> None:
         """Outside the step loop (while waiting for an answer): leave with a checkpoint when asked to."""
+        if self._must_leave:
+            self._save_and_exit("preempted", EXIT_PREEMPTED)
         if self.membership is None:
             return
         pending = self.membership.pending()
-        if self.membership.must_leave is not None:
-            self._save_and_exit("preempted", EXIT_PREEMPTED)
         if pending is not None and not pending.generation.members:
             self._save_and_exit("paused", 0)
 

@@ -89,6 +89,13 @@ class ReplicaEnvironment:
             raise InvalidTraining(f"a replica variable is not a number: {error}") from error
 
 
+def standalone_checkpoint_dir(environ: Mapping[str, str] | None = None) -> Path | None:
+    """Where a process without a scheduler keeps checkpoints, if anywhere: ``ELASTUNE_CHECKPOINT_DIR``."""
+    environ = os.environ if environ is None else environ
+    folder = environ.get("ELASTUNE_CHECKPOINT_DIR")
+    return Path(folder) if folder else None
+
+
 def standalone_world(environ: Mapping[str, str] | None = None) -> tuple[int, int]:
     """(rank, world size) of a process without a scheduler: torchrun's variables, or (0, 1)."""
     environ = os.environ if environ is None else environ

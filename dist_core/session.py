@@ -56,6 +56,13 @@ def report(value: float, step: int) -> None:
         core.channel.request("POST", "/report", body)
 
 
+def set_checkpoint_interval(seconds: float | None) -> None:
+    """Write checkpoints this often; None lets their measured cost and the trial's failures decide (Young, Daly)."""
+    if seconds is not None and not seconds > 0:
+        raise InvalidTraining(f"the checkpoint interval is {seconds} s; it must be above 0, or None")
+    get_core().checkpoint_seconds = seconds
+
+
 def rank() -> int:
     return get_core().group.rank
 

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import json
+import math
+import multiprocessing
 import os
 import random
 import signal
@@ -15,10 +17,13 @@ import pytest
 import torch
 
 from dist_core.checkpoint import CheckpointWriter, load_checkpoint, newest_checkpoint, write_checkpoint
+from dist_core.checkpoint_schedule import checkpoint_interval, mean_time_to_failure
 from dist_core.errors import InvalidTraining
 from dist_core.hand_over import pack, unpack
+from dist_core.memory_limit import lower, read_limit, write_limit
 from dist_core.registry import FunctionState, RandomState, StateRegistry
 
+ROOT = Path(__file__).resolve().parents[2]
 STATE = {"model": {"w": torch.arange(4.0), "n": 3}, "list": [1, (2.5, None)], "text": "x"}
 
 
@@ -105,40 +110,98 @@ def test_two_writers_in_turn_do_not_delete_each_others_newest(tmp_path: Path) ->
     assert found[1]["summary"] == {"epoch": 99}
 
 
-WRITER = """
-import sys, torch
-from pathlib import Path
-from dist_core.checkpoint import write_checkpoint
-sequence = 1
-while True:
-    state = {"w": torch.full((40_000,), float(sequence)), "sequence": sequence}
-    write_checkpoint(Path(sys.argv[1]), sequence, state, {"sequence": sequence})
-    if sequence == 1:
-        print("first", flush=True)
-    sequence += 1
-"""
+def keep_writing(folder: Path, sequence: int, begun: Any) -> None:
+    while True:
+        state = {"w": torch.full((40_000,), float(sequence)), "sequence": sequence}
+        write_checkpoint(folder, sequence, state, {"sequence": sequence})
+        begun.set()
+        sequence += 1
 
 
-def test_killed_at_random_points_there_is_always_a_loadable_one(tmp_path: Path) -> None:
-    root = Path(__file__).resolve().parents[2]
-    chance = random.Random(5)
-    for attempt in range(4):
-        folder = tmp_path / str(attempt)
-        process = subprocess.Popen(
-            [sys.executable, "-c", WRITER, str(folder)],
-            env={**os.environ, "PYTHONPATH": str(root)},
-            stdout=subprocess.PIPE,
-        )
-        assert process.stdout is not None
-        assert process.stdout.readline() == b"first\n"
-        time.sleep(chance.random() * 0.2)
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-        process.stdout.close()
-        found = newest_checkpoint(folder)
+@pytest.mark.parametrize("kills", [10, pytest.param(200, marks=pytest.mark.slow)])
+def test_killed_at_random_points_there_is_always_a_loadable_one(tmp_path: Path, kills: int) -> None:
+    """Each writer goes on in the folder that the one killed before it left."""
+    chance = random.Random(kills)
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["dist_core.replica_preload"])
+    newest = 0
+    for _ in range(kills):
+        begun = context.Event()
+        process = context.Process(target=keep_writing, args=(tmp_path, newest + 1, begun))
+        process.start()
+        assert begun.wait(30)
+        time.sleep(chance.random() * 0.05)
+        process.kill()
+        process.join()
+        process.close()
+        found = newest_checkpoint(tmp_path)
         assert found is not None
         state = load_checkpoint(found[0])
+        assert state["sequence"] > newest
         assert (state["w"] == state["sequence"]).all()
+        newest = state["sequence"]
+
+
+def test_the_interval_weighs_cost_against_failures() -> None:
+    young = (2 * 0.05 * 4 * 3600) ** 0.5
+    assert checkpoint_interval(cost_seconds=0.05, failures=0, trained_seconds=0.0) == pytest.approx(young, rel=0.01)
+    intervals = [checkpoint_interval(cost_seconds=0.5, failures=n, trained_seconds=3600.0) for n in range(4)]
+    assert intervals == sorted(intervals, reverse=True)
+    assert mean_time_to_failure(failures=9, trained_seconds=9000.0) == pytest.approx(1362, rel=0.01)
+    # The bounds hold for costs that are absurd on either side.
+    assert checkpoint_interval(cost_seconds=0.0, failures=0, trained_seconds=0.0) == 1.0
+    assert checkpoint_interval(cost_seconds=1e9, failures=0, trained_seconds=0.0) == 600.0
+
+
+@pytest.mark.parametrize("cost", [0.01, 0.5, 5.0])
+def test_the_interval_is_the_best_of_a_simulated_job(cost: float) -> None:
+    """Expected time lost per second of work, as a function of the interval, has its minimum there."""
+    mean = mean_time_to_failure(failures=2, trained_seconds=600.0)
+    best = checkpoint_interval(cost_seconds=cost, failures=2, trained_seconds=600.0)
+
+    def wall_per_work(interval: float) -> float:
+        # Exponential failures, free restarts: mean time to get one interval and its checkpoint done.
+        return mean * math.expm1((interval + cost) / mean) / interval
+
+    for other in (0.5 * best, 0.8 * best, 1.25 * best, 2.0 * best):
+        assert wall_per_work(best) <= wall_per_work(other)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_plain_script_saves_when_it_is_told_to_end_and_goes_on_when_started_again(
+    tmp_path: Path, number: signal.Signals
+) -> None:
+    environ = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "TRACE_DIR": str(tmp_path)}
+    command = [sys.executable, "-m", "tests.faults.training_code"]
+    subprocess.run(command, check=True, env=environ, cwd=ROOT)
+    undisturbed = json.loads((tmp_path / "weights.json").read_text())
+    (tmp_path / "weights.json").unlink()
+    trace = tmp_path / "alone.jsonl"
+    trace.unlink()
+    environ.update(ELASTUNE_CHECKPOINT_DIR=str(tmp_path / "checkpoints"), STEP_SECONDS="0.02")
+    process = subprocess.Popen(command, env=environ, cwd=ROOT)
+    deadline = time.monotonic() + 60
+    while not trace.exists() or trace.read_text().count("\n") < 25:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    process.send_signal(number)
+    assert process.wait(30) == 143
+    steps = trace.read_text().count("\n")
+    subprocess.run(command, check=True, env=environ, cwd=ROOT)
+    assert json.loads((tmp_path / "weights.json").read_text()) == undisturbed
+    numbers = [json.loads(line)["step"] for line in trace.read_text().splitlines()]
+    assert numbers == list(range(80))
+    assert steps < 80
+
+
+def test_a_memory_limit_is_found_again_and_never_half_written(tmp_path: Path) -> None:
+    assert read_limit(None) is None
+    assert read_limit(tmp_path) is None
+    write_limit(tmp_path / "trial", 48)
+    assert read_limit(tmp_path / "trial") == 48
+    (tmp_path / "trial" / "memory-limit.json").write_text("{")
+    assert read_limit(tmp_path / "trial") is None
+    assert [lower(64, 1), lower(2, 1), lower(10, 9), lower(9, 9)] == [48, 1, 9, None]
 
 
 def test_packing_is_undone_by_unpacking() -> None:

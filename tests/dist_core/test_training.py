@@ -16,6 +16,7 @@ import dist_core
 from dist_core import Accumulator, AdaptiveDataLoader, AdaptiveDataParallel, remaining_epochs_until
 from dist_core.core import get_core, reset_core
 from dist_core.errors import InvalidTraining
+from dist_core.rerun import run_training
 
 
 @pytest.fixture(autouse=True)
@@ -302,6 +303,49 @@ def test_state_that_was_captured_puts_a_new_process_where_the_old_one_was() -> N
     resumed = run(parts, 4)
     for mine, theirs in zip(resumed.parameters(), whole.parameters(), strict=True):
         assert torch.equal(mine, theirs)
+
+
+def run_out_of_memory(above: int, **bounds: Any) -> tuple[list[int], list[float]]:
+    """Batch sizes of the steps that counted, and the weight after each; more than ``above`` examples do not fit."""
+    core = get_core()
+    batches: list[int] = []
+    weights: list[float] = []
+
+    def code() -> None:
+        model = ConstantGradient()
+        optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+        loader = AdaptiveDataLoader(Numbered(600), batch_size=8)
+        loader.autoscale_batch_size(64, **bounds)
+        wrapped = AdaptiveDataParallel(model, optimizer, scaling_rule="none", noise_every=1000)
+        for _ in remaining_epochs_until(2):
+            for x in loader:
+                assert core.adaptation is not None
+                core.adaptation.proposal = lambda *_: (min(core.steps + 8, core.adaptation.bounds.largest_atomic), 0)
+                if len(x) > above:
+                    raise torch.OutOfMemoryError("tried to allocate too much")
+                optimizer.zero_grad()
+                wrapped(x).mean().backward()
+                optimizer.step()
+                batches.append(len(x))
+                if wrapped.is_last_micro_batch:
+                    weights.append(model.weight.item())
+
+    run_training(core, code)
+    return batches, weights
+
+
+def test_running_out_of_memory_lowers_the_bound_and_loses_nothing() -> None:
+    batches, weights = run_out_of_memory(20)
+    assert 13 <= max(batches) <= 20
+    # Each step that counted moved the weight by one: none was lost, none counted twice.
+    assert weights == [-float(number + 1) for number in range(len(weights))]
+    assert get_core().epoch == 2
+    assert sum(batches) >= 1200
+
+
+def test_running_out_of_memory_at_the_smallest_batch_is_refused_in_words() -> None:
+    with pytest.raises(InvalidTraining, match="out of memory with 8 examples a pass, and no smaller batch is allowed"):
+        run_out_of_memory(7, local_bsz_bounds=(8, 64))
 
 
 class Unsized(Dataset[int]):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 import time
 from pathlib import Path
 
@@ -17,7 +18,8 @@ from torch.utils.data import Dataset
 
 import dist_core
 from dist_core.core import get_core
-from dist_core.errors import JoinAgain, PeerLost, ReplicaExit
+from dist_core.errors import PeerLost, ReplicaExit
+from dist_core.rerun import run_training
 
 SAMPLES = 240
 EPOCHS = 8
@@ -75,12 +77,7 @@ def train() -> list[float]:
 def main() -> int:
     core = get_core()
     try:
-        while True:
-            try:
-                weights = train()
-                break
-            except JoinAgain:
-                core.restart_user_code()
+        weights = run_training(core, train)
         if core.environment is None:
             (Path(os.environ["TRACE_DIR"]) / "weights.json").write_text(json.dumps(weights))
         elif core.group.rank == 0:
@@ -100,4 +97,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

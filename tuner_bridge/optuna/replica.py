@@ -11,7 +11,8 @@ import optuna
 
 from dist_core.core import TrainingCore, get_core
 from dist_core.env import EXIT_PEER_LOST
-from dist_core.errors import ControlChannelError, JoinAgain, PeerLost, ReplicaExit
+from dist_core.errors import ControlChannelError, PeerLost, ReplicaExit
+from dist_core.rerun import run_training
 from tuner_bridge.optuna.trial import ElasticTrial
 from tuner_bridge.shipping import ShippedFunction, receive
 from tuner_bridge.wire import encode_exception, encode_value
@@ -35,33 +36,29 @@ def main() -> int:
 
 
 def _run(core: TrainingCore, own: dict[str, Any]) -> int:
-    """Call the objective, again and again while a joiner comes too late for the epoch it aimed at."""
+    """Call the objective and tell how it ended."""
     try:
         objective = receive(ShippedFunction.from_json(own["payload"]["objective"]))
     except Exception as error:
         return _failed(core, error)
-    while True:
-        try:
-            value = objective(ElasticTrial(core, own["number"]))
-        except JoinAgain:
-            core.restart_user_code()
-            continue
-        except optuna.TrialPruned as pruned:
-            _tell(core, kind="pruned", message=str(pruned))
-            return 0
-        except (PeerLost, ControlChannelError, ReplicaExit):
-            raise
-        except (Exception, SystemExit) as error:
-            if core.broken is not None:
-                raise PeerLost(f"another replica vanished: {core.broken}") from error
-            if core.joining and not core.joined:
-                # The trial trains on without this joiner; its log tells why it did not come.
-                traceback.print_exc()
-                return 1
-            return _failed(core, error)
-        if core.reports and not (core.joining and not core.joined):
-            _tell(core, kind="value", value=encode_value(value))
+    try:
+        value = run_training(core, lambda: objective(ElasticTrial(core, own["number"])))
+    except optuna.TrialPruned as pruned:
+        _tell(core, kind="pruned", message=str(pruned))
         return 0
+    except (PeerLost, ControlChannelError, ReplicaExit):
+        raise
+    except (Exception, SystemExit) as error:
+        if core.broken is not None:
+            raise PeerLost(f"another replica vanished: {core.broken}") from error
+        if core.joining and not core.joined:
+            # The trial trains on without this joiner; its log tells why it did not come.
+            traceback.print_exc()
+            return 1
+        return _failed(core, error)
+    if core.reports and not (core.joining and not core.joined):
+        _tell(core, kind="value", value=encode_value(value))
+    return 0
 
 
 def _failed(core: TrainingCore, error: BaseException) -> int:
