@@ -143,6 +143,9 @@ class AdaptiveDataParallel(DistributedDataParallel):
         self._dry = False
         self.stepped = False
         self._step, self._micro_index, self._measures = step, index, measures
+        if index == 1 and self._splits_to_measure:
+            ratio = len(step.micro_batches[-1]) / len(step.micro_batches[0])
+            self._first_norm = self._norm_of_all(self._hidden.sums) * ratio**2
         if index > 0:
             return
         self._first_norm = self._whole_norm = None
@@ -251,7 +254,7 @@ class AdaptiveDataParallel(DistributedDataParallel):
             last = self.is_last_micro_batch
             around_backward(
                 output,
-                begin=self._hidden.give_back if last else None,
+                begin=self._give_back_gradients if last else None,
                 end=self._whole_gradient_is_there if last else self._hide_gradients,
             )
         return output
@@ -298,29 +301,28 @@ class AdaptiveDataParallel(DistributedDataParallel):
         step = self._step
         if step is None:
             return
-        index = self._micro_index
-        taken = self._hidden.take(len(step.micro_batches[index]) / len(step.micro_batches[-1]))
-        if self._splits_to_measure and index == 0:
-            self._note_loss_scale()
-            ratio = len(step.micro_batches[-1]) / len(step.micro_batches[0])
-            self._first_norm = self._norm_of_all(taken) * ratio**2
+        self._note_loss_scale()
+        self._hidden.take(len(step.micro_batches[self._micro_index]) / len(step.micro_batches[-1]))
+
+    def _give_back_gradients(self) -> None:
+        several = self._hidden.give_back(keep_views=self._core.group.world_size > 1)
+        if several and self._core.group.world_size > 1:
+            # Norms of this pass alone say nothing about the sum over several.
+            self._gradient_group.measuring = False
+            self._gradient_group.norms = None
 
     @property
     def _splits_to_measure(self) -> bool:
         return self._measures and self._core.group.world_size == 1 and self._may_measure
 
     def _whole_gradient_is_there(self) -> None:
-        """One replica's last micro-batch is through its backward pass; several replicas correct their buckets."""
-        step = self._step
-        if step is None or self._core.group.world_size > 1:
-            return
-        gradients = [
-            (parameter, parameter.grad) for parameter in self.module.parameters() if parameter.grad is not None
-        ]
-        if gradients and self._gradient_group.correction != 1.0:
-            torch._foreach_mul_([gradient for _, gradient in gradients], self._gradient_group.correction)
+        """The last micro-batch is through a backward pass. Several replicas have corrected their buckets already."""
+        alone = self._core.group.world_size == 1
+        self._hidden.add_what_was_set_aside(self._gradient_group.correction if alone else 1.0)
         if self._splits_to_measure:
-            self._whole_norm = self._norm_of_all(gradients)
+            self._whole_norm = self._norm_of_all(
+                [(parameter, parameter.grad) for parameter in self.module.parameters() if parameter.grad is not None]
+            )
 
     def _norm_of_all(self, gradients: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> torch.Tensor:
         if self._preconditioner is not None:

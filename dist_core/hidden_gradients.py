@@ -19,34 +19,53 @@ from dist_core.errors import InvalidTraining
 class HiddenGradients:
     def __init__(self, parameters: Iterable[torch.nn.Parameter]) -> None:
         self._parameters = [parameter for parameter in parameters if parameter.requires_grad]
-        self._sums: list[torch.Tensor | None] = [None] * len(self._parameters)
+        self._sums: dict[int, torch.Tensor] = {}
+        self._aside: dict[int, torch.Tensor] = {}
 
-    def take(self, weight: float) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """Add ``weight`` times the present gradients to the hidden sums, and clear them.
-
-        Returns the parameters with what was added for them; the sums share memory with it.
-        """
-        taken: list[tuple[torch.Tensor, torch.Tensor]] = []
+    def take(self, weight: float) -> None:
+        """Add ``weight`` times the present gradients to the hidden sums, and clear them."""
         for index, parameter in enumerate(self._parameters):
             if parameter.grad is None:
                 continue
             gradient, parameter.grad = parameter.grad, None
             if weight != 1.0:
                 gradient.mul_(weight)
-            taken.append((parameter, gradient))
-            hidden = self._sums[index]
+            hidden = self._sums.get(index)
             self._sums[index] = gradient if hidden is None else hidden.add_(gradient)
-        return taken
 
-    def give_back(self) -> None:
-        """Add the sums to the present gradients."""
+    @property
+    def sums(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """The parameters with what is hidden of their gradients."""
+        return [(self._parameters[index], hidden) for index, hidden in self._sums.items()]
+
+    def give_back(self, *, keep_views: bool) -> bool:
+        """Before a last micro-batch's backward pass: the sums become the gradients it adds to.
+
+        What earlier passes of the same micro-batch left is set aside (``keep_views``: as a copy, because it lies in a
+        bucket that is about to be used); returns whether there was any.
+        """
         for index, parameter in enumerate(self._parameters):
-            hidden, self._sums[index] = self._sums[index], None
-            if hidden is not None:
-                parameter.grad = hidden if parameter.grad is None else parameter.grad.add_(hidden)
+            if parameter.grad is not None:
+                self._aside[index] = parameter.grad.clone() if keep_views else parameter.grad
+            parameter.grad = self._sums.get(index)
+        self._sums = {}
+        return bool(self._aside)
+
+    def add_what_was_set_aside(self, factor: float) -> None:
+        """After that pass: ``factor`` times the new gradients, plus what earlier passes left."""
+        for index, parameter in enumerate(self._parameters):
+            before = self._aside.get(index)
+            if parameter.grad is None:
+                parameter.grad = before
+                continue
+            if factor != 1.0:
+                parameter.grad.mul_(factor)
+            if before is not None:
+                parameter.grad.add_(before)
+        self._aside = {}
 
     def drop(self) -> None:
-        self._sums = [None] * len(self._parameters)
+        self._sums, self._aside = {}, {}
 
 
 def around_backward(output: Any, *, begin: Callable[[], None] | None, end: Callable[[], None]) -> None:
@@ -69,7 +88,8 @@ def around_backward(output: Any, *, begin: Callable[[], None] | None, end: Calla
         running = True
         if begin is not None:
             begin()
-        after_backward(over)
+        # Twice, to come after DDP's own callback, which is registered when the last gradient is there.
+        after_backward(lambda: after_backward(over))
 
     def over() -> None:
         nonlocal running

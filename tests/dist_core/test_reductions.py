@@ -186,6 +186,65 @@ def test_replicas_settle_on_what_rank_0_found() -> None:
     assert set(results[0][1]) == {"1x2"}
 
 
+class Mean(nn.Module):
+    """The gradient of its mean output is the mean of its inputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(()))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.weight * x
+
+
+def accumulate(passes: int, clear: str) -> list[tuple[float, list[int]]]:
+    """By how much each step moved the weight, and the samples this replica computed for it."""
+    reset_core()
+    model = Mean()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    loader = AdaptiveDataLoader(torch.utils.data.StackDataset(range(200)), batch_size=8, shuffle=True)
+    loader.autoscale_batch_size(60, local_bsz_bounds=(1, 10), gradient_accumulation=True)
+    wrapped = AdaptiveDataParallel(model, optimizer, scaling_rule="none", noise_every=3)
+    core = get_core()
+    steps: list[tuple[float, list[int]]] = []
+    samples: list[int] = []
+    for _ in remaining_epochs_until(2):
+        for (x,) in loader:
+            assert core.adaptation is not None
+            core.adaptation.proposal = lambda *_: (5 + core.steps % 3, core.steps // 3 % 3)  # type: ignore[method-assign]
+            samples.extend(x.tolist())
+            before = model.weight.item()
+            if clear == "first":
+                optimizer.zero_grad()
+            for _ in range(passes):
+                wrapped(x.float()).mean().backward()
+            if wrapped.is_last_micro_batch:
+                nn.utils.clip_grad_norm_(model.parameters(), 1e6)
+            optimizer.step()
+            if clear == "last":
+                optimizer.zero_grad(set_to_none=False)
+            if wrapped.is_last_micro_batch:
+                steps.append((before - model.weight.item(), samples))
+                samples = []
+    return steps
+
+
+@pytest.mark.parametrize("clear", ["first", "last"])
+@pytest.mark.parametrize("passes", [1, 2, 3])
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+def test_several_backward_passes_of_several_micro_batches_add_up(world_size: int, passes: int, clear: str) -> None:
+    """As in a GAN's discriminator: the gradient of each pass is the mean over the whole global batch."""
+    results = run_ranks(accumulate, world_size, passes, clear)
+    assert len({len(result) for result in results}) == 1
+    sizes = set()
+    for ranks in zip(*results, strict=True):
+        batch = [sample for _, samples in ranks for sample in samples]
+        sizes.add(len(batch))
+        for moved, _ in ranks:
+            assert moved == pytest.approx(passes * sum(batch) / len(batch), rel=1e-4)
+    assert len(sizes) > 3
+
+
 def die_in_a_step(name: str) -> str | None:
     """Rank 1 is killed in its fourth step; the others learn of it at that step's end instead of waiting for ever."""
     reset_core()
