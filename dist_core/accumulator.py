@@ -1,9 +1,10 @@
-"""Accumulator: sums over all replicas of what each adds up on its own, as in evaluation loops."""
+"""Accumulator: sums over all replicas of what each adds up on its own, as in training and evaluation loops."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 
@@ -11,38 +12,144 @@ from dist_core.core import get_core
 from dist_core.errors import InvalidTraining, PeerLost
 
 
-class Accumulator(dict[str, float]):
+class _Addend:
+    """What reading a key answers while values are only added: good for ``+=`` and ``-=``, and nothing else."""
+
+    __slots__ = ("key", "owner", "value")
+
+    def __init__(self, owner: Accumulator, key: str, value: float) -> None:
+        self.owner, self.key, self.value = owner, key, value
+
+    def __add__(self, other: float) -> _Addend:
+        return _Addend(self.owner, self.key, self.value + _number(self.key, other))
+
+    def __sub__(self, other: float) -> _Addend:
+        return _Addend(self.owner, self.key, self.value - _number(self.key, other))
+
+
+class Accumulator(MutableMapping[str, Any]):
     """Add numbers under string keys; inside ``synchronized()`` the keys hold the sums over all replicas.
 
     totals = Accumulator()
     totals["correct"] += 3
     with totals.synchronized():
         print(totals["correct"])
+
+    Outside, a replica knows only its own part: reading is refused there, and the mapping looks empty. Sums go on
+    growing from one ``synchronized()`` to the next until ``clear()`` inside of one. What is written inside has to be
+    the same on all replicas. Sums are part of the trial's state: they survive rescales and restarts.
     """
 
-    def __missing__(self, key: str) -> float:
-        return 0.0
+    def __init__(self, *arguments: Any, **initial: float) -> None:
+        self._results: dict[str, Any] = dict(*arguments, **initial)
+        self._pending: dict[str, float] = {}
+        self._synchronized = False
+        get_core().adopt_accumulator(self)
+
+    # ------------------------------------------------------------------ adding
+
+    def __getitem__(self, key: str) -> Any:
+        if self._synchronized:
+            return self._results[key]
+        return _Addend(self, key, 0.0)
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        if self._synchronized:
+            self._results[key] = value
+        elif not isinstance(value, _Addend) or value.owner is not self or value.key != key:
+            raise InvalidTraining(
+                f"Accumulator[{key!r}] was set to {value!r} outside of synchronized(); values are only added there: "
+                f"accumulator[{key!r}] += value"
+            )
+        else:
+            self._pending[key] = self._pending.get(key, 0.0) + value.value
+
+    def __iadd__(self, other: Any) -> Accumulator:
+        self.update(other)
+        return self
+
+    def __isub__(self, other: Any) -> Accumulator:
+        self.subtract(other)
+        return self
+
+    def update(self, *arguments: Any, **values: float) -> None:
+        """Add each value to its key."""
+        for key, value in dict(*arguments, **values).items():
+            self[key] += value
+
+    def subtract(self, *arguments: Any, **values: float) -> None:
+        """Subtract each value from its key."""
+        for key, value in dict(*arguments, **values).items():
+            self[key] -= value
+
+    # ------------------------------------------------------------------ reading
+
+    def __delitem__(self, key: str) -> None:
+        if not self._synchronized:
+            raise KeyError(key)
+        del self._results[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._results if self._synchronized else ())
+
+    def __len__(self) -> int:
+        return len(self._results) if self._synchronized else 0
+
+    def __contains__(self, key: object) -> bool:
+        return self._synchronized and key in self._results
+
+    def __repr__(self) -> str:
+        return repr(self._results if self._synchronized else {})
 
     @contextmanager
     def synchronized(self) -> Iterator[Accumulator]:
-        """Collective: sum over the replicas for the duration of the block, then continue adding to the local values."""
-        for key, value in self.items():
-            if not isinstance(value, (int, float)) or isinstance(value, bool):
-                raise InvalidTraining(f"Accumulator[{key!r}] is {value!r}; only numbers can be summed over replicas")
-        local = dict(self)
+        """Collective: sum over the replicas what was added since the last time; inside, read and write the sums."""
+        if self._synchronized:
+            yield self
+            return
+        self.settle()
+        self._synchronized = True
+        try:
+            yield self
+        finally:
+            self._synchronized = False
+
+    def settle(self) -> None:
+        """Collective: move what every replica has added into the sums. Raises PeerLost."""
         group = get_core().group
+        pending, self._pending = self._pending, {}
         if group.world_size > 1:
-            keys = sorted({key for keys in group.gather_json(sorted(self)) for key in keys})
-            values = torch.tensor([float(self.get(key, 0.0)) for key in keys], dtype=torch.float64)
+            keys = sorted({key for keys in group.gather_json(sorted(pending)) for key in keys})
+            values = torch.tensor([pending.get(key, 0.0) for key in keys], dtype=torch.float64)
             try:
                 work = group.sum_later(values)
                 if work is not None:
                     work.wait()
             except RuntimeError as error:
                 raise PeerLost(f"a replica vanished while {keys} were summed: {error}") from error
-            self.update(dict(zip(keys, values.tolist(), strict=True)))
-        try:
-            yield self
-        finally:
-            self.clear()
-            self.update(local)
+            pending = dict(zip(keys, values.tolist(), strict=True))
+        self._fold(pending)
+
+    def _fold(self, pending: Mapping[str, float]) -> None:
+        for key, value in pending.items():
+            self._results[key] = self._results.get(key, 0.0) + value
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"results": dict(self._results), "pending": dict(self._pending)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from another replica's or an earlier run's sums; what it had not summed counts as summed."""
+        self._results = dict(state["results"])
+        self._pending = {}
+        self._fold(state["pending"])
+
+
+def _number(key: str, value: Any) -> float:
+    if isinstance(value, torch.Tensor) and value.numel() == 1:
+        value = value.item()
+    try:
+        if isinstance(value, (bool, _Addend)):
+            raise TypeError
+        return float(value)
+    except (TypeError, ValueError):
+        raise InvalidTraining(f"Accumulator[{key!r}] was given {value!r}; only numbers can be summed") from None

@@ -43,6 +43,7 @@ class Adaptation:
         self.profile = StepProfile()
         self.atomic_batch, self.accumulation = fixed_choice(bounds, 1)
         self.measured_goodput = 0.0
+        self._memory_limit: int | None = None
         self._params: ThroughputParams | None = None
         self._last_decision = time.monotonic()
         self._recent: deque[tuple[float, float]] = deque(maxlen=200)
@@ -54,10 +55,17 @@ class Adaptation:
     def use(self, atomic: int, accumulation: int) -> None:
         self.atomic_batch, self.accumulation = atomic, accumulation
 
+    def use_bounds(self, bounds: BatchBounds) -> None:
+        """The user's bounds, stated anew; what memory has taught stays."""
+        if self._memory_limit is not None:
+            bounds = replace(bounds, max_atomic=max(bounds.min_atomic, min(bounds.largest_atomic, self._memory_limit)))
+        self.bounds = bounds
+
     def limit(self, max_atomic: int) -> None:
         """More examples a pass do not fit into memory."""
         if self.bounds.adaptive and max_atomic < self.bounds.largest_atomic:
-            self.bounds = replace(self.bounds, max_atomic=max(self.bounds.min_atomic, max_atomic))
+            self._memory_limit = max_atomic
+            self.use_bounds(self.bounds)
             self.atomic_batch = min(self.atomic_batch, self.bounds.largest_atomic)
 
     def forbid_accumulation(self) -> None:

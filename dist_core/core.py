@@ -54,11 +54,13 @@ from dist_core.switch import (
 )
 
 if TYPE_CHECKING:
+    from dist_core.accumulator import Accumulator
     from dist_core.data_loader import AdaptiveDataLoader
     from dist_core.data_parallel import AdaptiveDataParallel
 
 logger = logging.getLogger(__name__)
 
+ACCUMULATOR_PREFIX = "accumulator-"
 DRY_STEPS = 2
 """Passes a joiner makes alone: they build its gradient buckets in the order that the survivors' have."""
 HEAL_SECONDS = 60.0
@@ -100,6 +102,7 @@ class TrainingCore:
         self._own_steps = 0
         self._postponed: BaseException | None = None
         self._asked_to_leave = False
+        self._accumulators: dict[str, Accumulator] = {}
         self._pauses: deque[float] = deque(maxlen=9)
         self._epoch_seconds: deque[float] = deque(maxlen=5)
         self._epoch_started: float | None = None
@@ -150,6 +153,7 @@ class TrainingCore:
 
     def _forget_user_code(self) -> None:
         self.registry.clear()
+        self._accumulators.clear()
         self.models.clear()
         self.loader = None
         self.adaptation = None
@@ -276,6 +280,11 @@ class TrainingCore:
             # A loop that the user left early does not make the next epochs longer.
             epoch_size = self.loader.epoch_size or 0
             self.progress_shift += max(0.0, (self.epoch + 1) * epoch_size - self.epoch_progress)
+        of_this_epoch = f"{ACCUMULATOR_PREFIX}{self.epoch}-"
+        self.registry.forget(of_this_epoch)
+        self._accumulators = {
+            name: each for name, each in self._accumulators.items() if not name.startswith(of_this_epoch)
+        }
         self.epoch += 1
         self.in_training_loop = False
         self.loops_begun = self.loops_done = 0
@@ -315,8 +324,14 @@ class TrainingCore:
     # ------------------------------------------------------------------ joining
 
     def adopt_loader(self, loader: AdaptiveDataLoader) -> None:
-        """The first loader that trains drives batch size and progress."""
-        if self.loader is None:
+        """The first loader that trains drives batch size and progress.
+
+        One that is made anew each epoch takes its predecessor's place.
+        """
+        if self.loader is not None and self.loader is not loader and self.in_epoch_loop and self.loops_begun == 0:
+            loader.take_over(self.loader)
+            self.loader = loader
+        elif self.loader is None:
             self.loader = loader
             self.adaptation = Adaptation(loader.bounds, lambda: self.statistics)
             self.registry.register("adaptation", self.adaptation)
@@ -396,6 +411,21 @@ class TrainingCore:
             self.mark_broken(str(error))
             return
         self.adaptation.use(atomic, accumulation)
+
+    def adopt_accumulator(self, accumulator: Accumulator) -> None:
+        """Its sums are part of the trial's state; one made within an epoch is so until the epoch ends."""
+        name = f"{ACCUMULATOR_PREFIX}{self.epoch}" if self.in_epoch_loop else f"{ACCUMULATOR_PREFIX}all"
+        name = self.registry.unique_name(name)
+        self.registry.register(name, accumulator)
+        self._accumulators[name] = accumulator
+
+    def _settle_accumulators(self) -> None:
+        """Before some of this generation leave: what they have added is summed with the others'."""
+        try:
+            for accumulator in self._accumulators.values():
+                accumulator.settle()
+        except PeerLost as error:
+            self.mark_broken(str(error))
 
     # ------------------------------------------------------------------ one step
 
@@ -525,6 +555,7 @@ class TrainingCore:
 
     def _switch(self, prepared: Prepared) -> None:
         started = time.perf_counter()
+        self._settle_accumulators()
         if prepared.group is None:
             if not prepared.generation.members:
                 self._save_and_exit("paused", 0)
@@ -615,7 +646,10 @@ class TrainingCore:
         furthest = max(range(group.world_size), key=lambda rank: (standing[rank][0], -rank))
         received = hand_over(group, self.registry.capture() if group.rank == furthest else None, source=furthest)
         if group.rank != furthest:
-            self.registry.restore(received)
+            # Sums are the same everywhere, and what each has added since is its own.
+            self.registry.restore(
+                {name: value for name, value in received.items() if not name.startswith(ACCUMULATOR_PREFIX)}
+            )
         self._enter(prepared)
 
     # ------------------------------------------------------------------ state and reports
@@ -685,7 +719,7 @@ class TrainingCore:
             trained_seconds=self.trained_seconds,
         )
 
-    def checkpoint(self, *, leaving: bool) -> None:
+    def checkpoint(self, *, leaving: bool, wait: bool = False) -> None:
         """Write all registered states, in the background unless this is the last thing done; rank 0 only."""
         if self._writer is None:
             return
@@ -697,8 +731,8 @@ class TrainingCore:
             "generation": self.generation,
             "left": leaving,
         }
-        self._writer.save(self.registry.capture(), summary, wait=leaving)
-        if not leaving:
+        self._writer.save(self.registry.capture(), summary, wait=leaving or wait)
+        if not leaving and not wait:
             self._checkpoint_costs.append(time.perf_counter() - began)
         self._last_checkpoint = time.monotonic()
 

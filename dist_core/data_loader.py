@@ -65,7 +65,7 @@ class AdaptiveDataLoader:
         self._source = batch_source(dataset, shuffle=shuffle, seed=seed, sampler=sampler, options=options)
         self._epoch_size = epoch_size
         self._autoscaled = False
-        self._registered = False
+        self._name: str | None = None
         self._division: Division | None = None
 
     @property
@@ -161,6 +161,16 @@ class AdaptiveDataLoader:
         assert self._division is not None
         self._source.commit(taken, self._division)
 
+    def take_over(self, before: AdaptiveDataLoader) -> None:
+        """Go on where another loader over the same data stands; the script makes a new one each epoch."""
+        core = get_core()
+        self.cursor.load_state_dict(before.cursor.state_dict())
+        assert before._name is not None
+        self._name = before._name
+        core.registry.replace(self._name, self.cursor)
+        if core.adaptation is not None:
+            core.adaptation.use_bounds(self.bounds)
+
     # ------------------------------------------------------------------ iteration
 
     def __iter__(self) -> Iterator[Any]:
@@ -186,9 +196,9 @@ class AdaptiveDataLoader:
     def _train(self, core: TrainingCore) -> Iterator[Any]:
         core.raise_postponed()
         core.adopt_loader(self)
-        if not self._registered:
-            self._registered = True
-            core.registry.register(core.registry.unique_name("loader"), self.cursor)
+        if self._name is None:
+            self._name = core.registry.unique_name("loader")
+            core.registry.register(self._name, self.cursor)
         if not core.joined:
             yield from self._dry_steps(core)
             core.join()

@@ -36,6 +36,16 @@ class StateRegistry:
         if name in self._unclaimed:
             state.load_state_dict(self._unclaimed.pop(name))
 
+    def replace(self, name: str, state: Stateful) -> None:
+        """Another object holds the state of that name from now on; it keeps its own content."""
+        self._states[name] = state
+
+    def forget(self, prefix: str) -> None:
+        """States whose name begins so are no longer a part of the trial's."""
+        for content in (self._states, self._unclaimed):
+            for name in [name for name in content if name.startswith(prefix)]:
+                del content[name]
+
     def unique_name(self, prefix: str) -> str:
         """``prefix-0``, ``prefix-1``, ... in order of registration, which is the same on every replica."""
         index = 0

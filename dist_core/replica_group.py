@@ -166,20 +166,26 @@ def lone_group(needs: GroupNeeds | None = None) -> ReplicaGroup:
     return build_group(HashStore(), name="lone", rank=0, nodes=("here",), timeout=timedelta(seconds=30), needs=needs)
 
 
+def join_torchrun(rank: int, world_size: int) -> None:
+    """Form torch's default group, unless there is one. Raises InvalidTraining when nobody answers."""
+    if dist.is_initialized():
+        return
+    address = f"{os.environ.get('MASTER_ADDR', '(unset)')}:{os.environ.get('MASTER_PORT', '(unset)')}"
+    try:
+        dist.init_process_group(
+            "nccl" if torch.cuda.is_available() else "gloo", timeout=timedelta(seconds=TORCHRUN_SECONDS)
+        )
+    except (RuntimeError, ValueError) as error:
+        raise InvalidTraining(
+            f"rank {rank} of {world_size} found nobody at MASTER_ADDR:MASTER_PORT {address} within "
+            f"{TORCHRUN_SECONDS:.0f} s: {error}. Start all ranks with torchrun, or unset RANK and WORLD_SIZE to "
+            "train alone"
+        ) from error
+
+
 def torchrun_group(rank: int, world_size: int, needs: GroupNeeds) -> ReplicaGroup:
     """The processes that torchrun started, which stay the same to the end. Raises InvalidTraining when none answers."""
-    if not dist.is_initialized():
-        address = f"{os.environ.get('MASTER_ADDR', '(unset)')}:{os.environ.get('MASTER_PORT', '(unset)')}"
-        try:
-            dist.init_process_group(
-                "nccl" if torch.cuda.is_available() else "gloo", timeout=timedelta(seconds=TORCHRUN_SECONDS)
-            )
-        except (RuntimeError, ValueError) as error:
-            raise InvalidTraining(
-                f"rank {rank} of {world_size} found nobody at MASTER_ADDR:MASTER_PORT {address} within "
-                f"{TORCHRUN_SECONDS:.0f} s: {error}. Start all ranks with torchrun, or unset RANK and WORLD_SIZE to "
-                "train alone"
-            ) from error
+    join_torchrun(rank, world_size)
     world = dist.group.WORLD
     assert world is not None
     on_gpus = torch.cuda.is_available()

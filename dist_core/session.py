@@ -42,6 +42,11 @@ def current_epoch() -> int | None:
     return core.epoch if core.in_epoch_loop else None
 
 
+def finished_epochs() -> int:
+    """How many epochs the trial has completed."""
+    return get_core().epoch
+
+
 def register_state(name: str, state: Stateful) -> None:
     """Have ``state`` (anything with state_dict and load_state_dict) checkpointed and handed to joining replicas."""
     get_core().registry.register(f"user-{name}", state)
