@@ -1,6 +1,13 @@
 """The goodput model that trainer, scheduler and simulator share. Needs numpy only; torch is never imported here."""
 
-from dist_core.goodput.batch_choice import BatchBounds, BatchChoice, choose_batches, fixed_choice
+from dist_core.goodput.batch_choice import (
+    BatchBounds,
+    BatchChoice,
+    BatchChoices,
+    choose_batch,
+    choose_batches,
+    fixed_choice,
+)
 from dist_core.goodput.efficiency import GradientStatistics, efficiency, gain
 from dist_core.goodput.fit import fit_throughput
 from dist_core.goodput.model import GoodputModel, Hints
@@ -10,6 +17,7 @@ from dist_core.goodput.throughput import ThroughputParams, optim_seconds, throug
 __all__ = [
     "BatchBounds",
     "BatchChoice",
+    "BatchChoices",
     "Configuration",
     "GoodputModel",
     "GradientStatistics",
@@ -17,6 +25,7 @@ __all__ = [
     "Observation",
     "StepProfile",
     "ThroughputParams",
+    "choose_batch",
     "choose_batches",
     "efficiency",
     "fit_throughput",

@@ -1,8 +1,11 @@
 """The best (atomic batch size, accumulation steps) for an allocation: goodput maximised within the user's bounds.
 
-Goodput is throughput times statistical efficiency (Pollux, OSDI'21, eq. 6). The search runs over a geometric grid of
-atomic batch sizes with the integers around the best one added, for every accumulation count that the largest batch
-size allows; it is vectorised over allocations.
+Goodput is throughput times statistical efficiency (Pollux, OSDI'21, eq. 6). For a given local batch the fewest passes
+are the best: each further one costs its fixed time once more and leaves less computation to hide the reduction behind.
+So the search is over one number, the local batch. Within a count of passes goodput has one peak (a concave gain over a
+convex time), and the ends of those stretches, multiples of the largest atomic batch, are looked at by themselves. A
+geometric grid finds the neighbourhood and two rounds close in on it, for all allocations at once. At last a few more
+passes are tried, because small batches do not divide evenly into the fewest.
 """
 
 from __future__ import annotations
@@ -12,10 +15,17 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from dist_core.goodput.efficiency import GradientStatistics, efficiency
-from dist_core.goodput.throughput import ThroughputParams, throughput
+from dist_core.goodput.efficiency import GradientStatistics, gain
+from dist_core.goodput.throughput import SMALLEST_SECONDS, ThroughputParams, gradient_seconds, sync_seconds
 
-GRID_POINTS = 40
+Integers = NDArray[np.int64]
+Floats = NDArray[np.float64]
+
+GRID_POINTS = 14
+CLOSER_POINTS = 6
+CLOSER_ROUNDS = 2
+MORE_PASSES = 5
+SMALL_LOCAL = 64
 MOST_ACCUMULATION = 15
 
 
@@ -78,88 +88,161 @@ def fixed_choice(bounds: BatchBounds, num_replicas: int) -> tuple[int, int]:
     return -(-local // (accumulation + 1)), accumulation
 
 
+@dataclass(frozen=True, slots=True)
+class BatchChoices:
+    """The winners for several allocations, arrays of shape (A,)."""
+
+    atomic_batch: Integers
+    accumulation: Integers
+    goodput: Floats
+
+
 def choose_batches(
     params: ThroughputParams,
     statistics: GradientStatistics,
     bounds: BatchBounds,
     num_nodes: ArrayLike,
     num_replicas: ArrayLike,
-) -> list[BatchChoice]:
+) -> BatchChoices:
     """The best batch for each allocation; ``num_nodes`` and ``num_replicas`` are arrays of shape (A,).
 
-    An allocation that cannot be given a batch within the bounds (more replicas than examples) gets the smallest
-    possible one, with the goodput that follows from it.
+    An allocation that cannot be given a batch within the bounds (more replicas than examples) gets the one closest to
+    them, with the goodput that follows from it.
     """
-    nodes = np.atleast_1d(np.asarray(num_nodes, dtype=int))
-    replicas = np.atleast_1d(np.asarray(num_replicas, dtype=int))
-    if not bounds.adaptive:
-        pairs = np.array([fixed_choice(bounds, int(count)) for count in replicas])
-        goodputs = _goodput(params, statistics, bounds, nodes, replicas, pairs[:, 0], pairs[:, 1])
+    nodes = np.atleast_1d(np.asarray(num_nodes, dtype=np.int64))
+    replicas = np.atleast_1d(np.asarray(num_replicas, dtype=np.int64))
+    # Only the number of replicas and whether they share a node matter: allocations repeat.
+    keys, where = np.unique(2 * replicas + (nodes > 1), return_inverse=True)
+    lattice = _Lattice(params, statistics, bounds, 1 + keys % 2, keys // 2)
+    if bounds.adaptive:
+        atomic, accumulation, value = lattice.search()
+    else:
         # A fixed batch does not grow with the ceiling in the split: its efficiency is 1 by definition.
-        return [_choice(pair[0], pair[1], value) for pair, value in zip(pairs, goodputs, strict=True)]
-    smallest = np.maximum(bounds.min_atomic, 1)
-    largest = max(smallest, min(bounds.largest_atomic, bounds.max_batch))
-    grid = np.unique(np.round(np.geomspace(smallest, largest, GRID_POINTS)).astype(int))
-    most = min(MOST_ACCUMULATION, max(0, bounds.max_batch // int(smallest) - 1)) if bounds.accumulation else 0
-    steps = np.arange(most + 1)
-    best_atomic, best_steps, _ = _search(params, statistics, bounds, nodes, replicas, grid, steps)
-    around = best_atomic[:, None] + np.arange(-3, 4)[None, :]
-    local_steps = np.clip(best_steps[:, None] + np.arange(-1, 2)[None, :], 0, most)
-    chosen: list[BatchChoice] = []
-    for index in range(len(replicas)):
-        candidates = np.unique(np.clip(around[index], smallest, largest))
-        exact = bounds.max_batch // (replicas[index] * (local_steps[index] + 1))
-        candidates = np.unique(np.concatenate([candidates, np.clip(exact, smallest, largest)]))
-        atomic, accumulation, value = _search(
-            params,
-            statistics,
-            bounds,
-            nodes[index : index + 1],
-            replicas[index : index + 1],
-            candidates,
-            np.unique(local_steps[index]),
-        )
-        chosen.append(_choice(atomic[0], accumulation[0], value[0]))
-    return chosen
+        atomic, accumulation = lattice.divide(-(-bounds.init_batch // lattice.replicas))
+        value = lattice.goodput(atomic[:, None], accumulation[:, None])[:, 0]
+    return BatchChoices(atomic[where], accumulation[where], value[where])
 
 
-def _choice(atomic: int, accumulation: int, goodput: float) -> BatchChoice:
-    return BatchChoice(atomic_batch=int(atomic), accumulation=int(accumulation), goodput=float(goodput))
-
-
-def _search(
+def choose_batch(
     params: ThroughputParams,
     statistics: GradientStatistics,
     bounds: BatchBounds,
-    nodes: NDArray[np.int_],
-    replicas: NDArray[np.int_],
-    atomics: NDArray[np.int_],
-    steps: NDArray[np.int_],
-) -> tuple[NDArray[np.int_], NDArray[np.int_], NDArray[np.float64]]:
-    """Arg max over the (allocation, atomic, accumulation) lattice; shapes (A,), (A,), (A,)."""
-    atomic, step = (axis.ravel() for axis in np.meshgrid(atomics, steps, indexing="ij"))
-    total = replicas[:, None] * atomic[None, :] * (step[None, :] + 1)
-    value = _goodput(params, statistics, bounds, nodes[:, None], replicas[:, None], atomic[None, :], step[None, :])
-    # Within the largest batch; and not below the initial one, where the learning rate is not valid.
-    allowed = (total <= bounds.max_batch) & (total >= bounds.init_batch)
-    scored = np.where(allowed, value, -1.0)
-    # Nothing allowed: the batch closest to the permitted range, so that every allocation has an answer.
-    distance = np.maximum(total - bounds.max_batch, 0) + np.maximum(bounds.init_batch - total, 0)
-    nearest = np.argmin(distance, axis=1)
-    winner = np.where(allowed.any(axis=1), np.argmax(scored, axis=1), nearest)
-    rows = np.arange(len(replicas))
-    return atomic[winner], step[winner], value[rows, winner]
+    num_nodes: int,
+    num_replicas: int,
+) -> BatchChoice:
+    """The best batch for one allocation; see choose_batches."""
+    found = choose_batches(params, statistics, bounds, num_nodes, num_replicas)
+    return BatchChoice(
+        atomic_batch=int(found.atomic_batch[0]),
+        accumulation=int(found.accumulation[0]),
+        goodput=float(found.goodput[0]),
+    )
 
 
-def _goodput(
-    params: ThroughputParams,
-    statistics: GradientStatistics,
-    bounds: BatchBounds,
-    nodes: NDArray[np.int_],
-    replicas: NDArray[np.int_],
-    atomic: NDArray[np.int_],
-    accumulation: NDArray[np.int_],
-) -> NDArray[np.float64]:
-    speed = throughput(params, nodes, replicas, atomic, accumulation)
-    scale = replicas * atomic * (accumulation + 1) / bounds.init_batch
-    return np.asarray(speed * efficiency(statistics, np.maximum(scale, 1.0)))
+class _Lattice:
+    """Goodput of local batches for distinct allocations, shape (A,); local batches have shape (A, points)."""
+
+    def __init__(
+        self,
+        params: ThroughputParams,
+        statistics: GradientStatistics,
+        bounds: BatchBounds,
+        nodes: Integers,
+        replicas: Integers,
+    ) -> None:
+        self.params, self.statistics, self.bounds = params, statistics, bounds
+        self.replicas = replicas
+        self.sync = sync_seconds(params, nodes, replicas) ** params.gamma
+        self.smallest = bounds.min_atomic
+        self.largest = max(self.smallest, min(bounds.largest_atomic, bounds.max_batch))
+        self.passes = 1 + (MOST_ACCUMULATION if bounds.accumulation or not bounds.adaptive else 0)
+
+    def divide(self, local: Integers) -> tuple[Integers, Integers]:
+        """(atomic batch, accumulation) with the fewest passes; at least ``local`` examples where it does not divide."""
+        passes = np.maximum(1, -(-local // self.largest))
+        return -(-local // passes), passes - 1
+
+    def goodput(self, atomic: Integers, accumulation: Integers) -> Floats:
+        gradient = np.maximum(gradient_seconds(self.params, atomic), SMALLEST_SECONDS)
+        power = gradient**self.params.gamma
+        power += self.sync[:, None]
+        seconds = power ** (1.0 / self.params.gamma)
+        seconds += accumulation * gradient
+        total = self.replicas[:, None] * atomic * (accumulation + 1)
+        scale = np.maximum(total / self.bounds.init_batch, 1.0)
+        # throughput x efficiency = total / seconds x gain / scale
+        if self.bounds.adaptive:
+            total = total * np.minimum(gain(self.statistics, scale) / scale, 1.0)
+        return np.asarray(total / seconds)
+
+    def search(self) -> tuple[Integers, Integers, Floats]:
+        low = np.maximum(self.smallest, -(-self.bounds.init_batch // self.replicas))
+        high = np.minimum(self.largest * self.passes, self.bounds.max_batch // self.replicas)
+        impossible = high < low
+        low, high = np.where(impossible, self._closest(), low), np.where(impossible, self._closest(), high)
+        steps = np.linspace(0.0, 1.0, GRID_POINTS)
+        ratio = high / low
+        grid = np.rint(low[:, None] * ratio[:, None] ** steps).astype(np.int64)
+        ends = self.largest * np.arange(1, min(self.passes, int(high.max()) // self.largest + 1))
+        if len(ends):
+            grid = np.concatenate([grid, np.clip(ends[None, :], low[:, None], high[:, None])], axis=1)
+        best, value = self._best(grid, low, high)
+        reach = ratio ** (1.0 / (GRID_POINTS - 1))
+        for _ in range(CLOSER_ROUNDS):
+            around = np.linspace(-1.0, 1.0, CLOSER_POINTS + 2)[1:-1]
+            grid = np.rint(best[:, None] * reach[:, None] ** around).astype(np.int64)
+            grid = np.clip(grid, low[:, None], high[:, None])
+            closer, closer_value = self._best(grid, low, high)
+            best = np.where(closer_value > value, closer, best)
+            value = np.maximum(closer_value, value)
+            reach = reach ** (2.0 / (CLOSER_POINTS + 1))
+        return self._in_passes(best, low, high)
+
+    def _in_passes(self, local: Integers, low: Integers, high: Integers) -> tuple[Integers, Integers, Floats]:
+        """The best division of this local batch or of one next to it: few numbers divide evenly."""
+        rows = np.arange(len(local))
+        best: tuple[Integers, Integers, Floats] | None = None
+        for offset in (0, 1, -1) if int(local.min()) < SMALL_LOCAL else (0,):
+            wanted = np.clip(local + offset, low, high)
+            fewest = self.divide(wanted)[1] + 1
+            more = np.minimum(fewest[:, None] + np.arange(MORE_PASSES), self.passes)
+            passes = np.concatenate([more, more], axis=1)
+            atomic = np.concatenate([-(-wanted[:, None] // more), wanted[:, None] // more], axis=1)
+            atomic = np.clip(atomic, self.smallest, self.largest)
+            value = self.goodput(atomic, passes - 1)
+            value[(atomic * passes > high[:, None]) | (atomic * passes < low[:, None])] *= -1.0
+            winner = np.argmax(value, axis=1)
+            found = atomic[rows, winner], passes[rows, winner] - 1, value[rows, winner]
+            if best is None:
+                best = found
+            else:
+                better = found[2] > best[2]
+                best = (
+                    np.where(better, found[0], best[0]),
+                    np.where(better, found[1], best[1]),
+                    np.where(better, found[2], best[2]),
+                )
+        assert best is not None
+        # Negative where nothing was permitted and the closest is the answer.
+        return best[0], best[1], np.abs(best[2])
+
+    def _closest(self) -> Integers:
+        """The local batch whose total comes closest to the permitted ones, where none is permitted."""
+        under = np.clip(self.bounds.max_batch // self.replicas, self.smallest, self.largest * self.passes)
+        over = np.clip(-(-self.bounds.init_batch // self.replicas), self.smallest, self.largest * self.passes)
+        return np.where(self._distance(under) <= self._distance(over), under, over)
+
+    def _distance(self, local: Integers) -> Integers:
+        total = local * self.replicas
+        outside: Integers = np.maximum(total - self.bounds.max_batch, 0) + np.maximum(self.bounds.init_batch - total, 0)
+        return outside
+
+    def _best(self, grid: Integers, low: Integers, high: Integers) -> tuple[Integers, Floats]:
+        """Arg max along the points. What division into passes rounds up must stay within the bounds."""
+        atomic, accumulation = self.divide(grid)
+        value = self.goodput(atomic, accumulation)
+        outside = (atomic * (accumulation + 1) > high[:, None]) | (atomic < self.smallest)
+        value[outside & (grid != low[:, None])] = -1.0
+        rows = np.arange(len(grid))
+        winner = np.argmax(value, axis=1)
+        return grid[rows, winner], value[rows, winner]

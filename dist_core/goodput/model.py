@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from dist_core.goodput.batch_choice import BatchBounds, BatchChoice, choose_batches
+from dist_core.goodput.batch_choice import BatchBounds, BatchChoice, choose_batch, choose_batches
 from dist_core.goodput.efficiency import GradientStatistics
 from dist_core.goodput.fit import fit_throughput
 from dist_core.goodput.observations import Observation
@@ -30,12 +30,11 @@ class GoodputModel:
     bounds: BatchBounds
 
     def choose(self, num_nodes: int, num_replicas: int) -> BatchChoice:
-        return choose_batches(self.throughput, self.statistics, self.bounds, num_nodes, num_replicas)[0]
+        return choose_batch(self.throughput, self.statistics, self.bounds, num_nodes, num_replicas)
 
     def goodput(self, num_nodes: ArrayLike, num_replicas: ArrayLike) -> NDArray[np.float64]:
         """Best goodput of each allocation, shape (A,)."""
-        choices = choose_batches(self.throughput, self.statistics, self.bounds, num_nodes, num_replicas)
-        return np.array([choice.goodput for choice in choices])
+        return choose_batches(self.throughput, self.statistics, self.bounds, num_nodes, num_replicas).goodput
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
