@@ -28,6 +28,7 @@ __all__ = [
     "after_backward",
     "build_gloo_group",
     "build_nccl_group",
+    "forget_scaled_step",
     "gradient_buckets",
     "loss_scale_of",
     "replace_process_group",
@@ -118,3 +119,8 @@ def tensors_in(value: Any) -> list[torch.Tensor]:
 def loss_scale_of(scaler: Any) -> torch.Tensor | None:
     """A copy of a gradient scaler's present scale, without waiting for a GPU; None when it does not scale."""
     return scaler._get_scale_async().clone() if scaler.is_enabled() and scaler._scale is not None else None
+
+
+def forget_scaled_step(scaler: Any) -> None:
+    """Let a gradient scaler take a step anew that it began and that was given up."""
+    scaler._per_optimizer_states.clear()

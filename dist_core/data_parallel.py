@@ -21,7 +21,13 @@ from typing import Any, Literal
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from dist_core._torch_compat import gradient_buckets, loss_scale_of, replace_process_group, set_bucket_cap
+from dist_core._torch_compat import (
+    forget_scaled_step,
+    gradient_buckets,
+    loss_scale_of,
+    replace_process_group,
+    set_bucket_cap,
+)
 from dist_core.all_reduce import ReductionStrategy, reduction_strategy
 from dist_core.all_reduce.autotune import Candidate, Tuner
 from dist_core.core import get_core
@@ -238,6 +244,11 @@ class AdaptiveDataParallel(DistributedDataParallel):
     @property
     def is_last_micro_batch(self) -> bool:
         return self._step is None or self._micro_index == len(self._step.micro_batches) - 1
+
+    @property
+    def whole_step_is_there(self) -> bool:
+        """Whether the gradients are those of a whole step: of its last micro-batch, with no replica lost in it."""
+        return self.is_last_micro_batch and self._core.broken is None
 
     # ------------------------------------------------------------------ forward and backward
 
@@ -495,7 +506,7 @@ class AdaptiveDataParallel(DistributedDataParallel):
         Outside, after an epoch say, and with arguments (a metric, an epoch number) it is the scheduler's own.
         """
         core = self._core
-        if self._dry or (core.in_training_loop and not self.is_last_micro_batch):
+        if self._dry or (core.in_training_loop and (not self.is_last_micro_batch or core.broken is not None)):
             return None
         if args or kwargs or not core.in_training_loop or core.adaptation is None:
             return original(*args, **kwargs)
@@ -624,7 +635,11 @@ def _intercept_scaler(scaler: Any, model: AdaptiveDataParallel) -> None:
         original = getattr(scaler, name)
 
         def adaptive(*args: Any, **kwargs: Any) -> Any:
-            return original(*args, **kwargs) if model.is_last_micro_batch else None
+            if model.whole_step_is_there:
+                return original(*args, **kwargs)
+            if name == "update" and model.is_last_micro_batch:
+                forget_scaled_step(scaler)
+            return None
 
         setattr(scaler, name, adaptive)
 

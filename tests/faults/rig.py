@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import uvicorn
 
@@ -90,7 +91,7 @@ class Rig:
             max_replicas=8,
             python_path=(str(ROOT),),
             working_dir=str(self.folder),
-            environ={"STEP_SECONDS": "0.02", **environ},
+            environ={"STEP_SECONDS": "0.02", "EPOCHS": "8", **environ},
         )
         trial_id = self.store.submit(spec, time.time()).trial_id
         self.want(trial_id, replicas)
@@ -135,7 +136,7 @@ class Rig:
         assert replica.pid is not None
         os.kill(replica.pid, signal.SIGKILL)
 
-    def rows(self) -> list[dict[str, object]]:
+    def rows(self) -> list[dict[str, Any]]:
         # A replica may have been killed in the middle of a line.
         return [
             {**json.loads(line), "replica": path.stem}
@@ -154,6 +155,27 @@ class Rig:
             if row["generation"] == latest[row["step"]]:
                 epochs.setdefault(row["epoch"], []).extend(row["samples"])
         return epochs
+
+    def losses(self) -> list[float]:
+        """Mean loss over the global batch of each step that counted."""
+        latest: dict[int, int] = {}
+        for row in self.rows():
+            latest[row["step"]] = max(latest.get(row["step"], 0), row["generation"])
+        sums: dict[int, list[float]] = {}
+        for row in self.rows():
+            if row["generation"] == latest[row["step"]]:
+                total = sums.setdefault(row["step"], [0.0, 0])
+                total[0] += row["loss"]
+                total[1] += len(row["samples"])
+        return [sums[step][0] / sums[step][1] for step in sorted(sums)]
+
+    def states_by_generation(self) -> dict[tuple[int, int], set[str]]:
+        """Digests of the shared state by (generation, step): one each, when all its replicas began alike."""
+        states: dict[tuple[int, int], set[str]] = {}
+        for row in self.rows():
+            if row["state"] is not None:
+                states.setdefault((row["generation"], row["step"]), set()).add(row["state"])
+        return states
 
     def logs(self) -> str:
         return "\n".join(

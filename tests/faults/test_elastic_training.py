@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -42,6 +43,7 @@ def assert_as_undisturbed(rig: Rig, record: TrialRecord, undisturbed: list[float
     assert sorted(epochs) == list(range(EPOCHS))
     for samples in epochs.values():
         assert sorted(samples) == list(range(SAMPLES))
+    assert all(len(states) == 1 for states in rig.states_by_generation().values())
 
 
 def test_growing_and_shrinking_leaves_no_trace(rig: Rig, undisturbed: list[float]) -> None:
@@ -57,6 +59,38 @@ def test_growing_and_shrinking_leaves_no_trace(rig: Rig, undisturbed: list[float
     assert_as_undisturbed(rig, record, undisturbed)
     assert {row["world_size"] for row in rig.rows()} >= {1, 3, 2}
     assert record.losses == 0
+
+
+@pytest.mark.slow
+def test_ten_random_rescales_leave_no_trace(rig: Rig, tmp_path: Path) -> None:
+    """Losses of 600 steps and the final weights are those of one undisturbed process, to rounding."""
+    alone = tmp_path / "alone"
+    alone.mkdir()
+    environ = {**os.environ, "TRACE_DIR": str(alone), "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "EPOCHS": "60"}
+    subprocess.run([sys.executable, "-m", "tests.faults.training_code"], check=True, env=environ, cwd=ROOT)
+    undisturbed = json.loads((alone / "weights.json").read_text())
+    expected = [
+        row["loss"] / len(row["samples"]) for row in map(json.loads, (alone / "alone.jsonl").read_text().splitlines())
+    ]
+    chance = random.Random(7)
+    size = 1
+    trial_id = rig.submit(size, EPOCHS="60", STEP_SECONDS="0.03")
+    rig.until_size(trial_id, size)
+    for _ in range(10):
+        size = chance.choice([other for other in (1, 2, 3, 4) if other != size])
+        rig.want(trial_id, size)
+        rig.until_size(trial_id, size)
+        rig.until_step(max(row["step"] for row in rig.rows()) + chance.randint(1, 15))
+    record = rig.until_over(trial_id)
+    assert record.state is TrialState.SUCCEEDED, record.reason
+    assert record.outcome is not None
+    assert record.outcome.value == pytest.approx(undisturbed, abs=1e-5)
+    losses = rig.losses()
+    assert len(losses) == len(expected) == 600
+    assert max(abs(mine - theirs) for mine, theirs in zip(losses, expected, strict=True)) < 1e-5
+    states = rig.states_by_generation()
+    assert len({generation for generation, _ in states}) >= 11
+    assert all(len(digests) == 1 for digests in states.values())
 
 
 @pytest.mark.parametrize("rank", [0, 1, 2])

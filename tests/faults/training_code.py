@@ -1,16 +1,19 @@
 """What the replicas of the fault tests run: a small training on data whose samples know their own number.
 
-Each replica appends one line per optimizer step to ``$TRACE_DIR/<replica>.jsonl`` before it computes: generation, step
-and the samples it is about to use. The end of the training writes the weights.
+Each replica appends one line per optimizer step to ``$TRACE_DIR/<replica>.jsonl`` before the optimizer steps:
+generation, step, the samples it uses, the sum of their losses and, at the first step of a generation, a digest of all
+state that replicas share. The end of the training writes the weights.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -19,10 +22,41 @@ from torch.utils.data import Dataset
 import dist_core
 from dist_core.core import get_core
 from dist_core.errors import PeerLost, ReplicaExit
+from dist_core.hand_over import pack
 from dist_core.rerun import run_training
 
 SAMPLES = 240
-EPOCHS = 8
+EPOCHS = int(os.environ.get("EPOCHS", "8"))
+
+
+class Average:
+    """A copy of the weights that follows them slowly: a state of the user's own."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.weights = [parameter.detach().clone() for parameter in model.parameters()]
+
+    def update(self, model: nn.Module) -> None:
+        for mine, theirs in zip(self.weights, model.parameters(), strict=True):
+            mine.lerp_(theirs.detach(), 0.1)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"weights": self.weights}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        for mine, theirs in zip(self.weights, state["weights"], strict=True):
+            mine.copy_(theirs)
+
+
+def shared_state() -> str:
+    """Digest of everything that is the same on all replicas when a generation begins. Step times are each one's own."""
+    content = {name: value for name, value in get_core().registry.capture().items() if name != "adaptation"}
+    content["core"] = {name: value for name, value in content["core"].items() if name != "trained_seconds"}
+    tensors: list[torch.Tensor] = []
+    skeleton = pack(content, tensors)
+    digest = hashlib.sha256(repr(skeleton).encode())
+    for tensor in tensors:
+        digest.update(tensor.contiguous().numpy().tobytes())
+    return digest.hexdigest()
 
 
 class Numbered(Dataset[tuple[int, torch.Tensor, torch.Tensor]]):
@@ -45,14 +79,22 @@ def train() -> list[float]:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.5)
     schedule = torch.optim.lr_scheduler.StepLR(optimizer, 3, 0.5)
     loader = dist_core.AdaptiveDataLoader(Numbered(), batch_size=24, shuffle=True)
-    wrapped = dist_core.AdaptiveDataParallel(model, optimizer, schedule)
+    scaler = torch.amp.GradScaler("cpu", init_scale=256.0)
+    wrapped = dist_core.AdaptiveDataParallel(model, optimizer, schedule, scaler)
+    average = Average(model)
+    dist_core.register_state("average", average)
+    # The optimizer tells when a step was applied: not in earlier micro-batches, nor when a replica was lost in it.
+    optimizer.register_step_post_hook(lambda *_: average.update(model))
     core = get_core()
     who = core.environment.replica_id if core.environment is not None else "alone"
     pause = float(os.environ.get("STEP_SECONDS", "0"))
+    generation = 0
     trace = open(Path(os.environ["TRACE_DIR"]) / f"{who}.jsonl", "a", buffering=1)
     with trace:
         for epoch in dist_core.remaining_epochs_until(EPOCHS):
             for numbers, x, y in loader:
+                optimizer.zero_grad()
+                losses = nn.functional.mse_loss(wrapped(x).squeeze(1), y, reduction="none")
                 if core.joined:
                     line = {
                         "generation": core.generation,
@@ -61,17 +103,20 @@ def train() -> list[float]:
                         "samples": numbers.tolist(),
                         "pid": os.getpid(),
                         "world_size": core.group.world_size,
+                        "loss": float(losses.detach().double().sum()),
+                        "state": shared_state() if core.generation != generation else None,
                     }
+                    generation = core.generation
                     trace.write(json.dumps(line) + "\n")
-                optimizer.zero_grad()
-                nn.functional.mse_loss(wrapped(x).squeeze(1), y).backward()
+                scaler.scale(losses.mean()).backward()
                 if os.environ.get("RAISE_AT_STEP") == str(core.steps) and core.group.rank == core.group.world_size - 1:
                     raise RuntimeError("on purpose, on the last rank")
-                optimizer.step()
+                scaler.step(optimizer)
+                scaler.update()
                 time.sleep(pause)
             schedule.step()
             dist_core.report(float(epoch), epoch)
-    return [float(value) for parameter in model.parameters() for value in parameter.detach().flatten()]
+    return [float(value) for weights in (*model.parameters(), *average.weights) for value in weights.detach().flatten()]
 
 
 def main() -> int:
