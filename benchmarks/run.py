@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import argparse
 
-from benchmarks import fit_speed, step_overhead, sweep_against_optuna
+from benchmarks import fit_speed, rescale_pause, step_overhead, sweep_against_optuna
 from benchmarks.frame import Benchmark, run
 
 BENCHMARKS: dict[str, Benchmark] = {
     "fit_speed": fit_speed.measure,
+    "rescale_pause": rescale_pause.measure,
     "step_overhead": step_overhead.measure,
     "sweep_against_optuna": sweep_against_optuna.measure,
 }

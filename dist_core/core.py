@@ -220,6 +220,11 @@ class TrainingCore:
         return needs
 
     @property
+    def pauses(self) -> tuple[float, ...]:
+        """Seconds that this replica stopped at its latest switches, oldest first."""
+        return tuple(self._pauses)
+
+    @property
     def buckets_settled(self) -> bool:
         """Whether the models' gradient buckets are in the order of a joiner's, or nobody will ever join."""
         return self.environment is None or self._own_steps >= DRY_STEPS

@@ -42,12 +42,12 @@ class ScriptedPolicy:
 
 
 class Rig:
-    def __init__(self, folder: Path, slots: int = 4) -> None:
+    def __init__(self, folder: Path, slots: int = 4, *, fork_server: bool = True) -> None:
         self.folder = folder
         self.trace = folder / "trace"
         self.trace.mkdir()
         self.store = SqlTrialStore(f"sqlite:///{folder / 'trials.db'}")
-        self.launcher = LocalLauncher(slots=slots, preload=["dist_core.replica_preload"])
+        self.launcher = LocalLauncher(slots=slots, preload=["dist_core.replica_preload"], fork_server=fork_server)
         self.policy = ScriptedPolicy()
         listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
         listener.bind(("127.0.0.1", 0))
@@ -83,11 +83,11 @@ class Rig:
         self.launcher.close()
         self.store.close()
 
-    def submit(self, replicas: int, **environ: str) -> str:
+    def submit(self, replicas: int, *, entrypoint: str = "tests.faults.training_code:main", **environ: str) -> str:
         spec = TrialSpec(
             study="s",
             number=0,
-            entrypoint="tests.faults.training_code:main",
+            entrypoint=entrypoint,
             max_replicas=8,
             python_path=(str(ROOT),),
             working_dir=str(self.folder),
