@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
@@ -139,7 +139,7 @@ class AdaptiveDataParallel(DistributedDataParallel):
             _intercept_scheduler(lr_scheduler, self)
         if mp_scaler is not None:
             _intercept_scaler(mp_scaler, self)
-        self._gradient_group: GradientGroup
+        self._gradient_group: GradientGroup = cast("GradientGroup", None)
         self.use_group(core.group)
         core.registry.register(name or core.registry.unique_name("model"), FunctionState(self._save, self._load))
 
@@ -205,6 +205,8 @@ class AdaptiveDataParallel(DistributedDataParallel):
             )
         self._waiting.clear()
         self._travelling = None
+        if self._gradient_group is not None:
+            self._gradient_group.close()
         self._tuner.enter(group.world_size, group.num_nodes)
         self._gradient_group = GradientGroup(
             group,
@@ -222,8 +224,9 @@ class AdaptiveDataParallel(DistributedDataParallel):
         """Reduce as this candidate says. ``fresh``: new buckets even if the size is the same, as joiners have them."""
         self._in_use = index
         candidate = self._candidates[index]
-        if group.world_size > 1:
-            candidate.strategy.enter(group)
+        for each in self._candidates:
+            # All of them: whoever kept the old group would keep its connections open, by which others learn of a loss.
+            each.strategy.enter(group)
         self._gradient_group.strategy = candidate.strategy
         if candidate.cap_mb is not None and (fresh or candidate.cap_mb != self._cap_in_use):
             set_bucket_cap(self, candidate.cap_mb)

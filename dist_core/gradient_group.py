@@ -16,7 +16,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -78,6 +78,12 @@ class GradientGroup(dist.ProcessGroup):
         self.norm_of: NormOf | None = None
         self.last_bucket_at = 0.0
 
+    def close(self) -> None:
+        """Let go of the connections, even if a reduction that never ends holds on to this object."""
+        self.passive = True
+        self._group = cast("ReplicaGroup", None)
+        self.strategy = cast("ReductionStrategy", None)
+
     def begin_backward(self) -> None:
         self._next_bucket = 0
         if self.norms is not None and self.measuring:
@@ -134,7 +140,7 @@ class GradientGroup(dist.ProcessGroup):
         except RuntimeError as error:
             self._on_error(str(error))
             return buffer
-        if norms is not None:
+        if norms is not None and not self.passive:
             size, rank = self._group.world_size, self._group.rank
             start, stop = reduced.numel() * rank // size, reduced.numel() * (rank + 1) // size
             slice_norm = self._norm(index, reduced, start, stop)

@@ -42,7 +42,10 @@ class ReductionStrategy(Protocol):
     def needs(self) -> GroupNeeds: ...
 
     def enter(self, group: ReplicaGroup) -> None:
-        """From now on reduce over this generation. Called between steps, on all its replicas."""
+        """From now on reduce over this generation, and let go of the one before. Called between steps, on all replicas.
+
+        A replica that is alone reduces nothing, and its group may lack what the strategy needs.
+        """
         ...
 
     def reduce(self, bucket: Bucket) -> ReducedBucket:

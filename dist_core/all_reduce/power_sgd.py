@@ -29,7 +29,7 @@ class PowerSGD:
     def enter(self, group: ReplicaGroup) -> None:
         self._world_size = group.world_size
         self._state = torch_power_sgd.PowerSGDState(
-            process_group=group.extra[0],
+            process_group=group.extra[0] if group.extra else group.data,
             matrix_approximation_rank=self._matrix_rank,
             start_powerSGD_iter=self._warm_up_steps,
         )

@@ -34,7 +34,8 @@ class Sharded:
         self._worker = OrderedWorker("sharded")
 
     def enter(self, group: ReplicaGroup) -> None:
-        self._group = group.extra_on_host[0] if self._staging == "host" else group.extra[0]
+        own = group.extra_on_host if self._staging == "host" else group.extra
+        self._group = own[0] if own else group.data
         self._rank, self._world_size = group.rank, group.world_size
         # Host memory is kept from bucket to bucket: pinning it anew costs more than the copy.
         self._staged: dict[int, torch.Tensor] = {}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -271,6 +272,35 @@ def die_in_a_step(name: str) -> str | None:
 def test_a_lost_peer_breaks_the_step_and_leaves_the_weights(name: str) -> None:
     results = run_ranks(die_in_a_step, 2, name, may_die=True)
     assert results == ["unchanged", None]
+
+
+def lose_a_peer_that_others_wait_for(name: str) -> str:
+    """Rank 1 dies in a step of a ring of three; who notices closes its group, by which the next one notices."""
+    reset_core()
+    model = nn.Sequential(*(nn.Linear(300, 300) for _ in range(8)))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    loader = AdaptiveDataLoader(torch.utils.data.StackDataset(torch.randn(300, 300)), batch_size=6)
+    wrapped = AdaptiveDataParallel(model, optimizer, reduction=name, bucket_cap_mb=0.4)
+    core = get_core()
+    for _ in remaining_epochs_until(1):
+        for (x,) in loader:
+            optimizer.zero_grad()
+            loss = wrapped(x).square().mean()
+            if core.steps == 5 and core.group.rank == 1:
+                threading.Timer(0.003, os.kill, (os.getpid(), signal.SIGKILL)).start()
+            loss.backward()
+            optimizer.step()
+            if core.broken is not None:
+                # As in a switch to the generation without the lost one; torchrun's own groups stay with torch.
+                core._drop_group()
+                return "noticed"
+    return "not noticed"
+
+
+@pytest.mark.parametrize("name", ["all_reduce", "round_robin", "sharded"])
+def test_all_learn_of_a_lost_peer(name: str) -> None:
+    results = run_ranks(lose_a_peer_that_others_wait_for, 3, name, may_die=True)
+    assert results == ["noticed", None, "noticed"]
 
 
 def test_options_that_do_not_exist_are_refused_in_words() -> None:

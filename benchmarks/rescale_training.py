@@ -1,0 +1,60 @@
+"""What the replicas of the rescale benchmark train: ten million parameters with AdamW, 120 MB of state."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+
+import dist_core
+from benchmarks.step_overhead import mlp
+from dist_core.core import get_core
+from dist_core.errors import PeerLost, ReplicaExit
+from dist_core.rerun import run_training
+
+SAMPLES = 64 * 400
+
+
+def train() -> None:
+    torch.manual_seed(0)
+    model, shape, batch, classes = mlp()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5)
+    data = TensorDataset(torch.randn(512, *shape).repeat(SAMPLES // 512, 1), torch.randint(classes, (SAMPLES,)))
+    loader = dist_core.AdaptiveDataLoader(data, batch_size=batch)
+    wrapped = dist_core.AdaptiveDataParallel(model, optimizer, noise_every=10)
+    core = get_core()
+    assert core.environment is not None
+    with open(Path(os.environ["TRACE_DIR"]) / f"{core.environment.replica_id}.jsonl", "a", buffering=1) as trace:
+        for _ in dist_core.remaining_epochs_until(1000):
+            for x, y in loader:
+                optimizer.zero_grad()
+                nn.functional.cross_entropy(wrapped(x), y).backward()
+                optimizer.step()
+                if core.joined:
+                    row = {
+                        "at": time.time(),
+                        "step": core.steps,
+                        "generation": core.generation,
+                        "world_size": core.group.world_size,
+                        "rank": core.group.rank,
+                        "pauses": list(core.pauses),
+                    }
+                    trace.write(json.dumps(row) + "\n")
+
+
+def main() -> int:
+    core = get_core()
+    try:
+        run_training(core, train)
+    except ReplicaExit as leaving:
+        return int(leaving.code or 0)
+    except PeerLost:
+        return 75
+    finally:
+        core.close()
+    return 0
