@@ -50,9 +50,12 @@ def settle(rig: Rig, moment: float, world_size: int, steps: int = 8) -> list[flo
     return found
 
 
-def pauses(*, warm: bool) -> tuple[dict[str, list[float]], dict[int, list[float]]]:
-    """Survivors' pauses by kind of switch, and step times by size."""
+def pauses(*, warm: bool) -> tuple[dict[str, list[float]], dict[str, list[float]], dict[int, list[float]]]:
+    """By kind of switch: what survivors spent on it, and by how much longer the step around it took than the next
+    ones at the same size (joiners that come late to their first reduction included). Step times by size.
+    """
     stopped: dict[str, list[float]] = {}
+    felt: dict[str, list[float]] = {}
     seconds: dict[int, list[float]] = {}
     with cluster(warm=warm) as rig:
         trial_id = rig.submit(1, entrypoint=ENTRYPOINT)
@@ -64,11 +67,15 @@ def pauses(*, warm: bool) -> tuple[dict[str, list[float]], dict[int, list[float]
                 rig.want(trial_id, wanted)
                 times = settle(rig, moment, wanted)
                 pause = max((row["pauses"] or [0.0])[-1] for row in rig.rows() if row["at"] == times[-1])
-                stopped.setdefault(f"{size} -> {wanted}", []).append(pause)
-                seconds.setdefault(wanted, []).extend(after - before for before, after in pairwise(times))
+                usual = [after - before for before, after in pairwise(times)]
+                last = max(row["at"] for row in rig.rows() if row["rank"] == 0 and row["at"] < times[0])
+                switch = f"{size} -> {wanted}"
+                stopped.setdefault(switch, []).append(pause)
+                felt.setdefault(switch, []).append(times[0] - last - statistics.median(usual))
+                seconds.setdefault(wanted, []).extend(usual)
                 size = wanted
         rig.want(trial_id, 0)
-    return stopped, seconds
+    return stopped, felt, seconds
 
 
 def restart() -> float:
@@ -98,15 +105,16 @@ def recovery() -> float:
 
 
 def measure() -> list[Measurement]:
-    warm, seconds = pauses(warm=True)
-    cold, _ = pauses(warm=False)
+    warm, felt, seconds = pauses(warm=True)
+    cold, felt_cold, _ = pauses(warm=False)
     anew = statistics.median(restart() for _ in range(REPEATS))
     rows = []
-    for joiners, found in (("warm", warm), ("cold", cold)):
+    for joiners, found, noticed in (("warm", warm, felt), ("cold", cold, felt_cold)):
         for switch, values in found.items():
             before, after = (int(size) for size in switch.split(" -> "))
             grows = after > before
-            allowed = 0.05 + statistics.median(seconds[before]) if grows else 0.005
+            usual = statistics.median(seconds[before])
+            allowed = 0.05 + usual if grows else 0.005
             pause = statistics.median(values)
             rows.append(
                 Measurement(
@@ -116,6 +124,17 @@ def measure() -> list[Measurement]:
                     unit="ms",
                     peer_name="50 ms and a step" if grows else "5 ms",
                     target=1.0,
+                    details={"all_ms": [1e3 * value for value in values], "step_ms_before": 1e3 * usual},
+                )
+            )
+            rows.append(
+                Measurement(
+                    what=f"{switch}, {joiners} joiners, longer than a usual step",
+                    ours=1e3 * statistics.median(noticed[switch]),
+                    peer=1e3 * allowed,
+                    unit="ms",
+                    peer_name="50 ms and a step" if grows else "5 ms",
+                    details={"all_ms": [1e3 * value for value in noticed[switch]]},
                 )
             )
             if switch == "1 -> 2":

@@ -15,7 +15,7 @@ import statistics
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -34,7 +34,7 @@ from dist_core.env import (
 )
 from dist_core.errors import InvalidTraining, JoinAgain, PeerLost, ReplicaExit
 from dist_core.goodput import GradientStatistics, Hints
-from dist_core.hand_over import hand_over, pack, unpack
+from dist_core.hand_over import hand_over, pack, share_state, unpack
 from dist_core.hints_sender import HintsSender
 from dist_core.membership import Membership, Prepared
 from dist_core.memory_limit import lower, read_limit, write_limit
@@ -44,6 +44,8 @@ from dist_core.replica_group import GroupNeeds, ReplicaGroup, lone_group, torchr
 from dist_core.switch import (
     ACCUMULATION,
     ATOMIC_BATCH,
+    NEXT_ACCUMULATION,
+    NEXT_ATOMIC_BATCH,
     NUM_CONTROL_SLOTS,
     PREEMPT_COUNT,
     PREPARED_COUNT,
@@ -102,6 +104,7 @@ class TrainingCore:
         self._own_steps = 0
         self._postponed: BaseException | None = None
         self._asked_to_leave = False
+        self._next_batch: tuple[ReplicaGroup, tuple[int, int]] | None = None
         self._accumulators: dict[str, Accumulator] = {}
         self._pauses: deque[float] = deque(maxlen=9)
         self._epoch_seconds: deque[float] = deque(maxlen=5)
@@ -361,8 +364,10 @@ class TrainingCore:
             # Offered for an epoch this joiner no longer stands in: not entering makes the survivors stay as they are.
             self.membership.abandon(prepared.generation.number)
         try:
-            state = self.registry.capture() if prepared.group.rank == 0 else None
-            received = hand_over(prepared.group, state)
+            if self.joining:
+                received = self._share_state(prepared.group)
+            else:
+                received = hand_over(prepared.group, self.registry.capture() if prepared.group.rank == 0 else None)
         except PeerLost as error:
             self.membership.abandon(prepared.generation.number)
             raise JoinAgain from error
@@ -371,7 +376,8 @@ class TrainingCore:
             self.registry.restore(received)
             if self.epoch != epoch:
                 raise PeerLost(f"joined in epoch {self.epoch} while standing in epoch {epoch}")
-        self._enter(prepared)
+        # A joiner's batch size came with the state.
+        self._enter(prepared, agree=not self.joining)
         if prepared.group.rank == 0:
             self._announce_switch(prepared, pause_seconds=None)
 
@@ -386,7 +392,7 @@ class TrainingCore:
         self._trained_since = time.monotonic()
         self._use_group()
 
-    def _enter(self, prepared: Prepared) -> None:
+    def _enter(self, prepared: Prepared, *, agree: bool = True) -> None:
         assert prepared.group is not None and self.membership is not None
         self.group = prepared.group
         self.members = prepared.generation.members
@@ -396,12 +402,13 @@ class TrainingCore:
         self._epoch_started = self._epoch_started or time.monotonic()
         self._trained_since = self._trained_since or time.monotonic()
         self.membership.commit(prepared)
-        self._use_group()
+        self._use_group(agree=agree)
 
-    def _use_group(self) -> None:
+    def _use_group(self, *, agree: bool = True) -> None:
         for model in self.models:
             model.use_group(self.group)
-        self._agree_on_batch()
+        if agree:
+            self._agree_on_batch()
 
     def _agree_on_batch(self) -> None:
         if self.adaptation is None:
@@ -451,6 +458,8 @@ class TrainingCore:
                 proposal = self.adaptation.proposal(self.group.num_nodes, self.group.world_size)
                 if proposal is not None:
                     vector[ATOMIC_BATCH], vector[ACCUMULATION] = proposal
+                if prepared is not None and prepared.group is not None:
+                    vector[NEXT_ATOMIC_BATCH], vector[NEXT_ACCUMULATION] = self._batch_for(prepared.group)
             for slot, model in self._model_slots():
                 vector[slot], vector[slot + 1] = model.norms_to_sum()
                 if self.group.rank == 0 and model.tuning_proposal is not None:
@@ -460,6 +469,14 @@ class TrainingCore:
                 self._control_work = self.group.sum_later(vector)
             except RuntimeError as error:
                 self.mark_broken(str(error))
+
+    def _batch_for(self, group: ReplicaGroup) -> tuple[int, int]:
+        """The batch for a generation that is prepared; worked out once, because it is asked for at every step."""
+        assert self.adaptation is not None
+        if self._next_batch is None or self._next_batch[0] is not group:
+            chosen = self.adaptation.choose(group.num_nodes, group.world_size, switching=True)
+            self._next_batch = (group, chosen)
+        return self._next_batch[1]
 
     def _model_slots(self) -> Iterator[tuple[int, AdaptiveDataParallel]]:
         for index, model in enumerate(self.models):
@@ -548,17 +565,18 @@ class TrainingCore:
         if decision is Decision.ABANDON:
             self._abandon(prepared)
             return
-        self._switch(prepared)
+        self._next_batch = None
+        self._switch(prepared, (int(vector[NEXT_ATOMIC_BATCH]), int(vector[NEXT_ACCUMULATION])))
 
     def _abandon(self, prepared: Prepared) -> None:
         """Stay in the present generation; dropping the other group tells its joiners."""
         assert self.membership is not None
         self.membership.abandon(prepared.generation.number)
-        self._control_prepared = None
+        self._control_prepared = self._next_batch = None
         if self.group.rank == 0:
             self._post("/abandoned", {"generation": prepared.generation.number})
 
-    def _switch(self, prepared: Prepared) -> None:
+    def _switch(self, prepared: Prepared, batch: tuple[int, int]) -> None:
         started = time.perf_counter()
         self._settle_accumulators()
         if prepared.group is None:
@@ -566,21 +584,34 @@ class TrainingCore:
                 self._save_and_exit("paused", 0)
             self._flush_hints()
             raise ReplicaExit("left")
-        if set(prepared.generation.members) - set(self.members):
-            state = self.registry.capture() if prepared.group.rank == 0 else None
+        if self.adaptation is not None and batch[0]:
+            # Before the state is handed over: it goes to the joiners with it.
+            self.adaptation.use(*batch)
+        joiners = [rank for rank, name in enumerate(prepared.generation.members) if name not in self.members]
+        if joiners:
             received: dict[str, Any] | None = None
             try:
-                received = hand_over(prepared.group, state)
+                received = self._share_state(prepared.group, joiners)
             except PeerLost as error:
                 logger.warning("switch given up generation=%d error=%s", prepared.generation.number, error)
             if not self._all_of_us(received is not None):
                 # A joiner died at the last moment. The group that trains is whole: all stay in it.
                 self._abandon(prepared)
+                self._agree_on_batch()
                 return
             if prepared.group.rank != 0 and received is not None:
                 self.registry.restore(received)
-        self._enter(prepared)
+        self._enter(prepared, agree=False)
         self._note_pause(prepared, time.perf_counter() - started)
+
+    def _share_state(self, group: ReplicaGroup, joiners: Sequence[int] = ()) -> dict[str, Any]:
+        replicated = {tensor.data_ptr() for model in self.models for tensor in model.replicated_tensors()}
+        return share_state(
+            group,
+            self.registry.capture(),
+            joiners=joiners,
+            is_replicated=lambda tensor: tensor.data_ptr() in replicated,
+        )
 
     def _all_of_us(self, succeeded: bool) -> bool:
         """Vote in the present generation: whether the hand-over succeeded on every one of its replicas."""

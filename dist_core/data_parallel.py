@@ -447,7 +447,8 @@ class AdaptiveDataParallel(DistributedDataParallel):
     def optimizer_step(self, original: Any, *args: Any, **kwargs: Any) -> Any:
         """Runs in place of ``optimizer.step``: only once a full step is there, with the scaled learning rate."""
         if self._dry:
-            return None
+            # A joiner's last pass: the optimizer makes its state, into which the trial's is received.
+            return original(*args, **kwargs) if self._core.dry_steps_left == 0 else None
         if self._step is None:
             return original(*args, **kwargs)
         if not self.is_last_micro_batch:
@@ -568,6 +569,12 @@ class AdaptiveDataParallel(DistributedDataParallel):
             state["mp_scaler"] = self._mp_scaler.state_dict()
         return state
 
+    def replicated_tensors(self) -> Iterator[torch.Tensor]:
+        """What is the same on all replicas between two steps: weights, and the optimizer's state of them."""
+        yield from self.module.parameters()
+        for state in self._optimizer.state.values():
+            yield from (value for value in state.values() if isinstance(value, torch.Tensor) and value.numel())
+
     def _signature(self) -> list[str]:
         """The trainable parameters in order: replicas reduce them by position."""
         return [
@@ -575,6 +582,22 @@ class AdaptiveDataParallel(DistributedDataParallel):
             for name, parameter in self.module.named_parameters()
             if parameter.requires_grad
         ]
+
+    def _load_module(self, state: dict[str, torch.Tensor]) -> None:
+        """Copy what is not in place already: a joiner receives weights where they belong, a survivor keeps its own."""
+        present = self.module.state_dict()
+        elsewhere = {
+            name: value
+            for name, value in state.items()
+            if name not in present
+            or not isinstance(value, torch.Tensor)
+            or value.data_ptr() != present[name].data_ptr()
+            or value.numel() == 0
+        }
+        if len(elsewhere) == len(state):
+            self.module.load_state_dict(state)
+        else:
+            self.module.load_state_dict(elsewhere, strict=False)
 
     def _load(self, state: dict[str, Any]) -> None:
         mine, theirs = self._signature(), state["parameters"]
@@ -589,7 +612,7 @@ class AdaptiveDataParallel(DistributedDataParallel):
                 f"the model's parameters differ from the trial's: {difference}. Every replica has to build the same "
                 "model in the same order; look for sets, file listings or random choices in the code that builds it"
             )
-        self.module.load_state_dict(state["module"])
+        self._load_module(state["module"])
         self._optimizer.load_state_dict(state["optimizer"])
         self.noise.load_state_dict(state["noise"])
         self._tuner.load_state_dict(state["tuned"])

@@ -1,12 +1,18 @@
-"""Sends the training state from one replica to the others of a new generation.
+"""Sends the training state from survivors to the other replicas of a new generation.
 
-Tensors travel as they are, each into memory of its own shape; what is around them (names, numbers, nesting) travels as
-a small header. The header is read with ``weights_only``, as everything that comes over a wire.
+Tensors travel as they are, where possible straight into memory that the receiver has already; what is around them
+(names, numbers, nesting) travels as a small header. The header is read with ``weights_only``, as everything that comes
+over a wire.
+
+Weights and optimizer states are the same on all survivors and make up nearly all of the bytes. So each joiner gets
+them from a survivor of its own, while the rest (buffers, random states, what the user registered) comes from rank 0
+for everybody.
 """
 
 from __future__ import annotations
 
 import io
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -85,3 +91,75 @@ def hand_over(group: ReplicaGroup, state: dict[str, Any] | None, *, source: int 
     group.broadcast_tensors([_as_bytes(tensor) for tensor in tensors], source=source)
     result: dict[str, Any] = unpack(content["skeleton"], tensors)
     return result
+
+
+def share_state(
+    group: ReplicaGroup,
+    own: dict[str, Any],
+    *,
+    joiners: Sequence[int] = (),
+    is_replicated: Callable[[torch.Tensor], bool],
+) -> dict[str, Any]:
+    """Collective: everybody returns rank 0's state. ``own`` is what this replica has; a joiner's is received into.
+
+    Rank 0 says who the ``joiners`` are; others need not know. ``is_replicated`` tells tensors that are the same on all
+    survivors: those are sent to joiners only, each by another survivor, and stay as they are elsewhere. Raises PeerLost.
+    """
+    tensors: list[torch.Tensor] = []
+    skeleton = pack(own, tensors)
+    header = b""
+    if group.rank == 0:
+        shapes = [[list(tensor.shape), str(tensor.dtype).removeprefix("torch.")] for tensor in tensors]
+        buffer = io.BytesIO()
+        replicated = [is_replicated(tensor) for tensor in tensors]
+        torch.save({"skeleton": skeleton, "shapes": shapes, "replicated": replicated, "joiners": list(joiners)}, buffer)
+        header = buffer.getvalue()
+    content = torch.load(io.BytesIO(group.broadcast_bytes(header)), weights_only=True)
+    joiners = content["joiners"]
+    present = tensors
+    if group.rank != 0:
+        by_path = {path: tensors[slot] for path, slot in _slots(skeleton)}
+        mine = [by_path.get(path) for path, _ in sorted(_slots(content["skeleton"]), key=lambda pair: pair[1])]
+        present = [
+            _usable(tensor, shape, dtype, keep=group.rank not in joiners and replicated)
+            for tensor, (shape, dtype), replicated in zip(mine, content["shapes"], content["replicated"], strict=True)
+        ]
+    chosen = list(zip(present, content["replicated"], strict=True))
+    group.broadcast_tensors([_as_bytes(tensor) for tensor, replicated in chosen if not replicated])
+    _pass_on(group, [tensor for tensor, replicated in chosen if replicated], joiners)
+    if group.rank == 0:
+        return own
+    result: dict[str, Any] = unpack(content["skeleton"], present)
+    return result
+
+
+def _slots(skeleton: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], int]]:
+    """(path, number) of the tensors in a packed value."""
+    if isinstance(skeleton, dict):
+        if _SLOT in skeleton:
+            yield path, skeleton[_SLOT]
+            return
+        for key, item in skeleton.items():
+            yield from _slots(item, (*path, key))
+    elif isinstance(skeleton, (list, tuple)):
+        for index, item in enumerate(skeleton):
+            yield from _slots(item, (*path, index))
+
+
+def _usable(tensor: torch.Tensor | None, shape: list[int], dtype: str, *, keep: bool) -> torch.Tensor:
+    """The replica's own tensor if it can be kept or received into, else memory for one."""
+    fits = tensor is not None and list(tensor.shape) == shape and str(tensor.dtype) == f"torch.{dtype}"
+    if tensor is not None and fits and (keep or (tensor.device.type == "cpu" and tensor.is_contiguous())):
+        return tensor
+    return torch.empty(shape, dtype=getattr(torch, dtype))
+
+
+def _pass_on(group: ReplicaGroup, tensors: list[torch.Tensor], joiners: Sequence[int]) -> None:
+    """Survivors send to the joiners, which are shared out among them."""
+    survivors = [rank for rank in range(group.world_size) if rank not in joiners]
+    server_of = {joiner: survivors[index % len(survivors)] for index, joiner in enumerate(joiners)}
+    if group.rank in joiners:
+        group.receive_tensors([_as_bytes(tensor) for tensor in tensors], source=server_of[group.rank])
+    mine = [joiner for joiner, server in server_of.items() if server == group.rank]
+    if mine:
+        group.send_tensors([_as_bytes(tensor.cpu().contiguous()) for tensor in tensors], targets=mine)

@@ -12,7 +12,8 @@ import gc
 import json
 import os
 import socket
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any
@@ -29,6 +30,14 @@ TORCHRUN_SECONDS = 300.0
 # A data loader's worker is a fork of this process. Collecting a process group there, whose threads it does not have,
 # ends it with a segmentation fault; so what exists before a fork is left alone after it.
 os.register_at_fork(after_in_child=gc.freeze)
+
+
+@contextmanager
+def _naming_a_lost_peer() -> Iterator[None]:
+    try:
+        yield
+    except RuntimeError as error:
+        raise PeerLost(f"a replica vanished while state was handed over: {error}") from error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,12 +92,29 @@ class ReplicaGroup:
         options = dist.BroadcastOptions()
         options.rootRank = source
         options.rootTensor = 0
-        try:
+        with _naming_a_lost_peer():
             works = [self.control.broadcast([tensor], options) for tensor in tensors if tensor.numel()]
             for work in works:
                 work.wait()
-        except RuntimeError as error:
-            raise PeerLost(f"a replica vanished while state was handed over: {error}") from error
+
+    def send_tensors(self, tensors: list[torch.Tensor], *, targets: Sequence[int]) -> None:
+        """Send tensors to each of ``targets``, all in flight at once. Raises PeerLost."""
+        with _naming_a_lost_peer():
+            works = [
+                self.control.send([tensor], target, tag)
+                for target in targets
+                for tag, tensor in enumerate(tensors)
+                if tensor.numel()
+            ]
+            for work in works:
+                work.wait()
+
+    def receive_tensors(self, tensors: list[torch.Tensor], *, source: int) -> None:
+        """Receive what ``source`` sends into these tensors. Raises PeerLost."""
+        with _naming_a_lost_peer():
+            works = [self.control.recv([tensor], source, tag) for tag, tensor in enumerate(tensors) if tensor.numel()]
+            for work in works:
+                work.wait()
 
     def broadcast_json(self, value: Any, *, source: int = 0) -> Any:
         """One JSON value from ``source`` to everybody."""

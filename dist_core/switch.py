@@ -11,8 +11,12 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 
-PREPARED_COUNT, PREPARED_SUM, PREPARED_SQUARES, PREEMPT_COUNT, ATOMIC_BATCH, ACCUMULATION = range(6)
-NUM_CONTROL_SLOTS = 6
+PREPARED_COUNT, PREPARED_SUM, PREPARED_SQUARES, PREEMPT_COUNT = range(4)
+ATOMIC_BATCH, ACCUMULATION = 4, 5
+"""Rank 0's new batch for the present generation, or zeros."""
+NEXT_ATOMIC_BATCH, NEXT_ACCUMULATION = 6, 7
+"""Rank 0's batch for the generation it has prepared, so that a switch needs no round of its own to agree on it."""
+NUM_CONTROL_SLOTS = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
