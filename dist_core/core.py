@@ -7,6 +7,7 @@ say otherwise. User code never sees it; ``session`` holds the names it sees.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import os
@@ -68,6 +69,8 @@ DRY_STEPS = 2
 HEAL_SECONDS = 60.0
 """Longest wait for a generation without the lost replica; then the trial resumes from its checkpoint."""
 LEAVER_PATIENCE_SECONDS = 3.0
+LINGER_SECONDS = 0.5
+"""A generation that was left keeps its connections that long, so that closing them delays nobody's next step."""
 MODEL_SLOTS = 3
 """For each model after the core's own slots: two norms, and the way to reduce that rank 0 has chosen, plus 1."""
 
@@ -394,6 +397,8 @@ class TrainingCore:
 
     def _enter(self, prepared: Prepared, *, agree: bool = True) -> None:
         assert prepared.group is not None and self.membership is not None
+        # Closing connections takes a while, and nobody has to wait for it.
+        threading.Thread(target=_let_go, args=([self.group],), name="elastune-close", daemon=True).start()
         self.group = prepared.group
         self.members = prepared.generation.members
         self.generation = prepared.generation.number
@@ -582,6 +587,7 @@ class TrainingCore:
         if prepared.group is None:
             if not prepared.generation.members:
                 self._save_and_exit("paused", 0)
+            self._make_way()
             self._flush_hints()
             raise ReplicaExit("left")
         if self.adaptation is not None and batch[0]:
@@ -603,6 +609,11 @@ class TrainingCore:
                 self.registry.restore(received)
         self._enter(prepared, agree=False)
         self._note_pause(prepared, time.perf_counter() - started)
+
+    def _make_way(self) -> None:
+        """What is left to do here is to end; survivors may want this core at once."""
+        with contextlib.suppress(OSError):
+            os.nice(19)
 
     def _share_state(self, group: ReplicaGroup, joiners: Sequence[int] = ()) -> dict[str, Any]:
         replicated = {tensor.data_ptr() for model in self.models for tensor in model.replicated_tensors()}
@@ -867,3 +878,9 @@ def reset_core() -> None:
     if _core is not None:
         _core.close()
     _core = None
+
+
+def _let_go(groups: list[ReplicaGroup]) -> None:
+    """Drop the last reference to a group that others have dropped by now."""
+    time.sleep(LINGER_SECONDS)
+    groups.clear()

@@ -102,8 +102,8 @@ def share_state(
 ) -> dict[str, Any]:
     """Collective: everybody returns rank 0's state. ``own`` is what this replica has; a joiner's is received into.
 
-    Rank 0 says who the ``joiners`` are; others need not know. ``is_replicated`` tells tensors that are the same on all
-    survivors: those are sent to joiners only, each by another survivor, and stay as they are elsewhere. Raises PeerLost.
+    Rank 0 says who the ``joiners`` are; others need not know. Tensors that ``is_replicated`` names are the same on all
+    survivors: they are sent to joiners only, each by another survivor, and stay as they are elsewhere. Raises PeerLost.
     """
     tensors: list[torch.Tensor] = []
     skeleton = pack(own, tensors)
