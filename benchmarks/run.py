@@ -4,14 +4,34 @@ from __future__ import annotations
 
 import argparse
 
-from benchmarks import fit_speed, rescale_pause, step_overhead, sweep_against_optuna
+from benchmarks import (
+    batch_choice,
+    checkpoint_stall,
+    digits_accuracy,
+    exactly_once,
+    fit_speed,
+    import_time,
+    reductions,
+    rescale_pause,
+    step_overhead,
+    sweep_against_optuna,
+)
 from benchmarks.frame import Benchmark, run
 
 BENCHMARKS: dict[str, Benchmark] = {
-    "fit_speed": fit_speed.measure,
-    "rescale_pause": rescale_pause.measure,
-    "step_overhead": step_overhead.measure,
-    "sweep_against_optuna": sweep_against_optuna.measure,
+    module.__name__.removeprefix("benchmarks."): module.measure
+    for module in (
+        import_time,
+        fit_speed,
+        batch_choice,
+        exactly_once,
+        checkpoint_stall,
+        reductions,
+        step_overhead,
+        rescale_pause,
+        digits_accuracy,
+        sweep_against_optuna,
+    )
 }
 
 

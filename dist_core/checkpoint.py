@@ -109,6 +109,7 @@ class CheckpointWriter:
         self._condition = threading.Condition()
         self._waiting: tuple[dict[str, Any], dict[str, Any]] | None = None
         self._busy = False
+        self._kept: list[torch.Tensor] = []
         self._thread: threading.Thread | None = None
         self.write_seconds = 0.0
         """Processor time the last write took."""
@@ -117,15 +118,31 @@ class CheckpointWriter:
         """Copy the state now and write it soon; with ``wait``, return when it is on disk (or has failed)."""
         tensors: list[torch.Tensor] = []
         skeleton = pack(state, tensors)
-        copy = unpack(skeleton, [tensor.to("cpu", copy=True) for tensor in tensors])
         with self._condition:
-            self._waiting = (copy, summary)
+            if self._unfinished:
+                # The memory of the last copy is being written from: this one gets memory of its own.
+                copies = [tensor.to("cpu", copy=True) for tensor in tensors]
+            else:
+                copies = self._copied(tensors)
+            self._waiting = (unpack(skeleton, copies), summary)
             if self._thread is None:
                 self._thread = threading.Thread(target=self._write_all, name="elastune-checkpoint", daemon=True)
                 self._thread.start()
             self._condition.notify_all()
             if wait:
                 self._condition.wait_for(lambda: not self._unfinished)
+
+    def _copied(self, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+        """Copies in memory kept from the last time: fresh memory takes longer to get than to fill."""
+        fits = len(self._kept) == len(tensors) and all(
+            kept.shape == tensor.shape and kept.dtype == tensor.dtype
+            for kept, tensor in zip(self._kept, tensors, strict=True)
+        )
+        if not fits:
+            self._kept = [torch.empty(tensor.shape, dtype=tensor.dtype) for tensor in tensors]
+        for kept, tensor in zip(self._kept, tensors, strict=True):
+            kept.copy_(tensor)
+        return list(self._kept)
 
     @property
     def busy(self) -> bool:

@@ -238,10 +238,11 @@ class _Lattice:
         return outside
 
     def _best(self, grid: Integers, low: Integers, high: Integers) -> tuple[Integers, Floats]:
-        """Arg max along the points. What division into passes rounds up must stay within the bounds."""
+        """Arg max along the points. Division into passes rounds up, or down where up is out of bounds."""
         atomic, accumulation = self.divide(grid)
+        atomic = np.minimum(atomic, np.maximum(high[:, None] // (accumulation + 1), 1))
         value = self.goodput(atomic, accumulation)
-        outside = (atomic * (accumulation + 1) > high[:, None]) | (atomic < self.smallest)
+        outside = (atomic * (accumulation + 1) < low[:, None]) | (atomic < self.smallest)
         value[outside & (grid != low[:, None])] = -1.0
         rows = np.arange(len(grid))
         winner = np.argmax(value, axis=1)
