@@ -42,8 +42,10 @@ def measure() -> list[Measurement]:
         began = time.perf_counter()
         choose_batches(params, noise, BOUNDS, np.where(replicas > 8, 2, 1), replicas)
         seconds.append(time.perf_counter() - began)
-        for count in (1, 2, 3, 5, 8, 16):
-            lost.append(1.0 - choose_batch(params, noise, BOUNDS, 1, count).goodput / exact(params, noise, count))
+        lost.extend(
+            1.0 - choose_batch(params, noise, BOUNDS, 1, count).goodput / exact(params, noise, count)
+            for count in (1, 2, 3, 5, 8, 16)
+        )
     return [
         Measurement(
             what="1,000 allocations",

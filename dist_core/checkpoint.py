@@ -4,8 +4,9 @@ A checkpoint is a folder ``checkpoint-<sequence>`` with the state and, written l
 checksum. It is written under another name, flushed to disk, renamed, and the parent flushed; a crash at any byte
 leaves the previous one in place. Loading walks from the newest to the oldest and skips what does not verify.
 
-Concurrency: the training thread copies the state and hands it to one writer thread; while that writes, a newer copy
-replaces one that waits.
+Concurrency: one writer thread copies the state and writes it. What only an optimizer's step changes is copied while the
+next step computes its gradients; the training thread waits for the copy before it applies them (``settle``). The rest
+is copied at once. While the writer writes, a newer copy replaces one that waits.
 """
 
 from __future__ import annotations
@@ -110,21 +111,42 @@ class CheckpointWriter:
         self._waiting: tuple[dict[str, Any], dict[str, Any]] | None = None
         self._busy = False
         self._kept: list[torch.Tensor] = []
+        self._to_copy: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self._copied = threading.Event()
+        self._copied.set()
         self._thread: threading.Thread | None = None
         self.write_seconds = 0.0
         """Processor time the last write took."""
 
-    def save(self, state: dict[str, Any], summary: dict[str, Any], *, wait: bool = False) -> None:
-        """Copy the state now and write it soon; with ``wait``, return when it is on disk (or has failed)."""
+    def save(
+        self,
+        state: dict[str, Any],
+        summary: dict[str, Any],
+        *,
+        wait: bool = False,
+        keeps: Callable[[torch.Tensor], bool] = lambda tensor: False,
+    ) -> None:
+        """Write the state as it is now; with ``wait``, return when it is on disk (or has failed).
+
+        Tensors that ``keeps`` names must not change before ``settle``; the others are copied here.
+        """
         tensors: list[torch.Tensor] = []
         skeleton = pack(state, tensors)
         with self._condition:
             if self._unfinished:
                 # The memory of the last copy is being written from: this one gets memory of its own.
-                copies = [tensor.to("cpu", copy=True) for tensor in tensors]
+                targets = [torch.empty(tensor.shape, dtype=tensor.dtype) for tensor in tensors]
+                later = []
             else:
-                copies = self._copied(tensors)
-            self._waiting = (unpack(skeleton, copies), summary)
+                targets = self._memory_for(tensors)
+                later = [index for index, tensor in enumerate(tensors) if keeps(tensor)]
+            at_once = set(range(len(tensors))) - set(later)
+            for index in at_once:
+                targets[index].copy_(tensors[index])
+            if later:
+                self._copied.clear()
+            self._to_copy = [(targets[index], tensors[index]) for index in later]
+            self._waiting = (unpack(skeleton, targets), summary)
             if self._thread is None:
                 self._thread = threading.Thread(target=self._write_all, name="elastune-checkpoint", daemon=True)
                 self._thread.start()
@@ -132,16 +154,18 @@ class CheckpointWriter:
             if wait:
                 self._condition.wait_for(lambda: not self._unfinished)
 
-    def _copied(self, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-        """Copies in memory kept from the last time: fresh memory takes longer to get than to fill."""
+    def settle(self) -> None:
+        """Wait until everything has been copied: from then on all tensors may change."""
+        self._copied.wait()
+
+    def _memory_for(self, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+        """Kept from the last time: fresh memory takes longer to get than to fill."""
         fits = len(self._kept) == len(tensors) and all(
             kept.shape == tensor.shape and kept.dtype == tensor.dtype
             for kept, tensor in zip(self._kept, tensors, strict=True)
         )
         if not fits:
             self._kept = [torch.empty(tensor.shape, dtype=tensor.dtype) for tensor in tensors]
-        for kept, tensor in zip(self._kept, tensors, strict=True):
-            kept.copy_(tensor)
         return list(self._kept)
 
     @property
@@ -159,8 +183,14 @@ class CheckpointWriter:
                 while self._waiting is None:
                     self._condition.wait()
                 state, summary = self._waiting
+                to_copy, self._to_copy = self._to_copy, []
                 self._waiting, self._busy = None, True
             try:
+                try:
+                    for target, tensor in to_copy:
+                        target.copy_(tensor)
+                finally:
+                    self._copied.set()
                 # Numbered by what is on disk now: another replica may have been rank 0, and written, in between.
                 existing = _sequences(self.folder)
                 began = time.thread_time()

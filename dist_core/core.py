@@ -550,6 +550,11 @@ class TrainingCore:
             self._control_work = None
         return self.broken is None
 
+    def before_update(self) -> None:
+        """An optimizer is about to change weights: a checkpoint of them has to be copied by then."""
+        if self._writer is not None:
+            self._writer.settle()
+
     def _finish_control(self) -> torch.Tensor | None:
         whole = self.await_control()
         vector, self._control, self._control_work = self._control, None, None
@@ -606,6 +611,7 @@ class TrainingCore:
                 self._agree_on_batch()
                 return
             if prepared.group.rank != 0 and received is not None:
+                self.before_update()
                 self.registry.restore(received)
         self._enter(prepared, agree=False)
         self._note_pause(prepared, time.perf_counter() - started)
@@ -693,6 +699,7 @@ class TrainingCore:
         furthest = max(range(group.world_size), key=lambda rank: (standing[rank][0], -rank))
         received = hand_over(group, self.registry.capture() if group.rank == furthest else None, source=furthest)
         if group.rank != furthest:
+            self.before_update()
             # Sums are the same everywhere, and what each has added since is its own.
             self.registry.restore(
                 {name: value for name, value in received.items() if not name.startswith(ACCUMULATOR_PREFIX)}
@@ -778,7 +785,13 @@ class TrainingCore:
             "generation": self.generation,
             "left": leaving,
         }
-        self._writer.save(self.registry.capture(), summary, wait=leaving or wait)
+        changed_by_optimizers = {tensor.data_ptr() for model in self.models for tensor in model.replicated_tensors()}
+        self._writer.save(
+            self.registry.capture(),
+            summary,
+            wait=leaving or wait,
+            keeps=lambda tensor: tensor.data_ptr() in changed_by_optimizers,
+        )
         if not leaving and not wait:
             self._checkpoint_costs.append(time.perf_counter() - began)
         self._last_checkpoint = time.monotonic()

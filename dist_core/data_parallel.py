@@ -457,6 +457,7 @@ class AdaptiveDataParallel(DistributedDataParallel):
         if not self._core.await_control():
             return None
         self.stepped = True
+        self._core.before_update()
         try:
             with self._scaled_rates():
                 return original(*args, **kwargs)

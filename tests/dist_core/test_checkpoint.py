@@ -110,6 +110,40 @@ def test_two_writers_in_turn_do_not_delete_each_others_newest(tmp_path: Path) ->
     assert found[1]["summary"] == {"epoch": 99}
 
 
+def test_what_is_kept_is_copied_before_it_may_change(tmp_path: Path) -> None:
+    """Large enough for the copy to take a while; the rest is copied within the call."""
+    writer = CheckpointWriter(tmp_path, on_error=lambda words: None)
+    weights, buffer = torch.zeros(3_000_000), torch.zeros(10)
+    for number in range(1, 6):
+        weights.fill_(number)
+        buffer.fill_(number)
+        writer.save(
+            {"weights": weights, "buffer": buffer}, {}, keeps=lambda tensor: tensor is weights or len(tensor) > 10
+        )
+        buffer.fill_(-1.0)
+        writer.settle()
+        weights.fill_(-1.0)
+        while writer.busy:
+            time.sleep(0.002)
+        found = newest_checkpoint(tmp_path)
+        assert found is not None
+        state = load_checkpoint(found[0])
+        assert (state["weights"] == number).all()
+        assert (state["buffer"] == number).all()
+
+
+def test_a_checkpoint_asked_for_while_another_is_written_is_written_too(tmp_path: Path) -> None:
+    writer = CheckpointWriter(tmp_path, on_error=lambda words: None)
+    weights = torch.zeros(3_000_000)
+    for number in range(1, 8):
+        weights.fill_(number)
+        writer.save({"weights": weights}, {}, keeps=lambda tensor: True, wait=number == 7)
+        writer.settle()
+    found = newest_checkpoint(tmp_path)
+    assert found is not None
+    assert (load_checkpoint(found[0])["weights"] == 7).all()
+
+
 def keep_writing(folder: Path, sequence: int, begun: Any) -> None:
     while True:
         state = {"w": torch.full((40_000,), float(sequence)), "sequence": sequence}
