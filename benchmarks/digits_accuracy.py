@@ -1,8 +1,9 @@
 """Time to 97% test accuracy on the digits data: an adaptive batch size against five fixed ones, two replicas each.
 
-All start from the same weights and learning rate, which is meant for the smallest batch; fixed batches scale it by the
-square root of their size, the better of the usual rules here. Time is the training loop's alone; a run that never gets
-there counts as long as it took.
+All start from the same weights and from the learning rate that is best for the smallest batch (a third more diverges);
+larger fixed batches scale it by the square root of their size, the better of the usual rules here. Accuracy is looked
+at after every few hundred examples, which the clock does not count. A run that never gets there counts as long as it
+took.
 """
 
 from __future__ import annotations
@@ -28,8 +29,9 @@ FIXED = (16, 32, 64, 128, 256)
 ADAPTIVE = 0
 SEEDS = 5
 GOAL = 0.97
+LOOK_EVERY = 256
 MOST_EPOCHS = 60
-BASE_RATE = 0.02
+BASE_RATE = 0.06
 
 
 def data(seed: int) -> tuple[TensorDataset, torch.Tensor, torch.Tensor]:
@@ -53,7 +55,7 @@ def network() -> nn.Module:
 
 
 def train(batch: int, seed: int) -> tuple[float, bool, list[int]]:
-    """Seconds to the goal, whether it was reached, and the batch size of each epoch."""
+    """Seconds to the goal, whether it was reached, and the batch sizes on the way."""
     from dist_core import AdaptiveDataLoader, AdaptiveDataParallel, remaining_epochs_until
     from dist_core.core import reset_core
 
@@ -68,21 +70,25 @@ def train(batch: int, seed: int) -> tuple[float, bool, list[int]]:
         loader.autoscale_batch_size(max(FIXED), local_bsz_bounds=(4, 128))
     wrapped = AdaptiveDataParallel(model, optimizer)
     sizes: list[int] = []
-    seconds = 0.0
+    seconds, examples, looked_at = 0.0, 0, 0
     for _ in remaining_epochs_until(MOST_EPOCHS):
-        model.train()
         began = time.perf_counter()
         for x, y in loader:
             optimizer.zero_grad()
             nn.functional.cross_entropy(wrapped(x), y).backward()
             optimizer.step()
+            # The same count on both replicas, whose parts of a batch may differ by one.
+            examples += loader.current_batch_size if wrapped.stepped else 0
+            if wrapped.stepped and examples - looked_at >= LOOK_EVERY:
+                looked_at = examples
+                seconds += time.perf_counter() - began
+                sizes.append(loader.current_batch_size)
+                with torch.no_grad():
+                    accuracy = float((model(x_test).argmax(dim=1) == y_test).float().mean())
+                if accuracy >= GOAL:
+                    return seconds, True, sizes
+                began = time.perf_counter()
         seconds += time.perf_counter() - began
-        sizes.append(loader.current_batch_size)
-        model.eval()
-        with torch.no_grad():
-            accuracy = float((model(x_test).argmax(dim=1) == y_test).float().mean())
-        if accuracy >= GOAL:
-            return seconds, True, sizes
     return seconds, False, sizes
 
 

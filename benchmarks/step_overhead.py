@@ -28,8 +28,8 @@ from torch.utils.data.distributed import DistributedSampler
 
 from benchmarks.frame import Measurement
 
-ROUNDS = 16
-BLOCK = 10
+ROUNDS = 30
+BLOCK = 6
 CASES = (
     (2, "SGD", 1, 1.05),
     (2, "SGD", 10, 1.01),

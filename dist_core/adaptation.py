@@ -1,8 +1,8 @@
 """Keeps one trial's measurements and picks its batch size: profile and noise scale in, (atomic, accumulation) out.
 
-Rank 0 decides; the others follow what the control reduction carries. A decision is taken at most every
-``DECISION_SECONDS`` and only for a predicted gain worth a change, because each change of batch size costs a little
-statistics: the noise scale and the step times of the new size have to be learnt.
+Rank 0 decides; the others follow what the control reduction carries. Decisions are taken often at first and then ever
+less so, and only for a predicted gain worth a change, because each change of batch size costs a little statistics: the
+noise scale and the step times of the new size have to be learnt.
 """
 
 from __future__ import annotations
@@ -28,7 +28,10 @@ from dist_core.goodput import (
 )
 from dist_core.goodput.observations import Observation
 
-DECISION_SECONDS = 1.0
+SHORTEST_DECISION_SECONDS = 0.1
+LONGEST_DECISION_SECONDS = 1.0
+DECISION_SHARE = 0.02
+"""Between two decisions passes this share of the time trained so far, within the bounds above."""
 WORTHWHILE_GAIN = 1.05
 """Predicted goodput ratio below which the batch size stays (AdaptDL's threshold as well)."""
 LARGEST_GROWTH = 2.0
@@ -45,7 +48,7 @@ class Adaptation:
         self.measured_goodput = 0.0
         self._memory_limit: int | None = None
         self._params: ThroughputParams | None = None
-        self._last_decision = time.monotonic()
+        self._began = self._last_decision = time.monotonic()
         self._recent: deque[tuple[float, float]] = deque(maxlen=200)
         self._progress = 0.0
         self._largest_used = 0
@@ -98,7 +101,8 @@ class Adaptation:
     def proposal(self, num_nodes: int, num_replicas: int) -> tuple[int, int] | None:
         """A new (atomic, accumulation) when it is time and pays; None otherwise."""
         now = time.monotonic()
-        if not self.bounds.adaptive or now - self._last_decision < DECISION_SECONDS:
+        wait = min(LONGEST_DECISION_SECONDS, max(SHORTEST_DECISION_SECONDS, DECISION_SHARE * (now - self._began)))
+        if not self.bounds.adaptive or now - self._last_decision < wait:
             return None
         self._last_decision = now
         chosen = self.choose(num_nodes, num_replicas)
