@@ -20,12 +20,10 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
-import torch.distributed as dist
 
 from dist_core.adaptation import Adaptation
 from dist_core.channel import ControlChannel
-from dist_core.checkpoint import CheckpointWriter, load_checkpoint, newest_checkpoint
-from dist_core.checkpoint_schedule import checkpoint_interval
+from dist_core.control_round import ControlRounds, Round
 from dist_core.env import (
     EXIT_PEER_LOST,
     EXIT_PREEMPTED,
@@ -55,6 +53,7 @@ from dist_core.switch import (
     Decision,
     decide_switch,
 )
+from dist_core.trial_checkpoints import TrialCheckpoints
 
 if TYPE_CHECKING:
     from dist_core.accumulator import Accumulator
@@ -100,10 +99,7 @@ class TrainingCore:
         self.models: list[AdaptiveDataParallel] = []
         self.loader: AdaptiveDataLoader | None = None
         self.adaptation: Adaptation | None = None
-        self._control: torch.Tensor | None = None
-        self._control_work: dist.Work | None = None
-        self._control_prepared: Prepared | None = None
-        self._control_lock = threading.Lock()
+        self.rounds = ControlRounds()
         self._own_steps = 0
         self._postponed: BaseException | None = None
         self._asked_to_leave = False
@@ -112,18 +108,11 @@ class TrainingCore:
         self._pauses: deque[float] = deque(maxlen=9)
         self._epoch_seconds: deque[float] = deque(maxlen=5)
         self._epoch_started: float | None = None
-        self._last_checkpoint = time.monotonic()
-        self.checkpoint_seconds: float | None = None
-        """Time between checkpoints as the user sets it; None to weigh their cost against failures."""
-        self._checkpoint_costs: deque[float] = deque(maxlen=9)
-        self._failures = 0
-        self._trained_seconds = 0.0
-        self._trained_since: float | None = None
-        self.checkpoint_dir = standalone_checkpoint_dir() if environment is None else environment.checkpoint_dir
-        self._memory_limit = read_limit(self.checkpoint_dir)
+        folder = standalone_checkpoint_dir() if environment is None else environment.checkpoint_dir
+        self.checkpoints = TrialCheckpoints(folder, on_error=self.warn)
+        self._memory_limit = read_limit(folder)
         self.channel: ControlChannel | None = None
         self.membership: Membership | None = None
-        self._writer: CheckpointWriter | None = None
         self._hints: HintsSender | None = None
         if environment is not None:
             self.channel = ControlChannel(environment)
@@ -131,15 +120,14 @@ class TrainingCore:
             self.membership.group_needs = self.group_needs
             self.membership.start()
             self._hints = HintsSender(self.channel)
-        if self.checkpoint_dir is not None:
-            self._writer = CheckpointWriter(self.checkpoint_dir, on_error=self.warn)
-            if environment is None:
-                self._leave_on_signals()
+        if folder is not None and environment is None:
+            self._leave_on_signals()
         self._register_own_states()
 
     def _register_own_states(self) -> None:
         self.registry.register("core", FunctionState(self._save, self._load))
         self.registry.register("random", RandomState())
+        self.registry.register("checkpoints", self.checkpoints)
 
     def _leave_on_signals(self) -> None:
         """Without a scheduler SIGTERM and the first SIGINT save and leave; where threads may not ask, nothing does."""
@@ -164,7 +152,7 @@ class TrainingCore:
         self.loader = None
         self.adaptation = None
         self.in_epoch_loop = self.in_training_loop = False
-        self._control = self._control_work = None
+        self.rounds.reset()
 
     def lower_memory_limit(self, error: BaseException) -> bool:
         """A batch did not fit into memory: note the bound, and whether the user's code may run again from its top.
@@ -184,7 +172,7 @@ class TrainingCore:
                 "autoscale_batch_size(..., local_bsz_bounds=(lower, upper), gradient_accumulation=True)"
             ) from error
         self._memory_limit = limit
-        write_limit(self.checkpoint_dir, limit)
+        write_limit(self.checkpoints.folder, limit)
         self.warn(f"out of memory with {atomic} examples a pass: from now on at most {limit} ({error})")
         if self.group.world_size > 1:
             raise PeerLost(f"out of memory with {atomic} examples a pass; leaving for a replica that uses {limit}")
@@ -346,6 +334,11 @@ class TrainingCore:
             self.loader = loader
             self.adaptation = Adaptation(loader.bounds, lambda: self.statistics)
             self.registry.register("adaptation", self.adaptation)
+            if loader.bounds.adaptive and any(model.staleness for model in self.models):
+                raise InvalidTraining(
+                    "parameter_server trains with a fixed batch size, because statistics of gradients assume "
+                    "synchronous steps; leave out autoscale_batch_size, or choose another reduction"
+                )
             if self.joined:
                 self._agree_on_batch()
 
@@ -392,7 +385,7 @@ class TrainingCore:
             if rank != 0:
                 self.registry.restore(received)
         self.joined = True
-        self._trained_since = time.monotonic()
+        self.checkpoints.training_begins()
         self._use_group()
 
     def _enter(self, prepared: Prepared, *, agree: bool = True) -> None:
@@ -405,7 +398,7 @@ class TrainingCore:
         self.joined = True
         self.broken = None
         self._epoch_started = self._epoch_started or time.monotonic()
-        self._trained_since = self._trained_since or time.monotonic()
+        self.checkpoints.training_begins()
         self.membership.commit(prepared)
         self._use_group(agree=agree)
 
@@ -418,7 +411,7 @@ class TrainingCore:
     def _agree_on_batch(self) -> None:
         if self.adaptation is None:
             return
-        limit = read_limit(self.checkpoint_dir) or self._memory_limit
+        limit = read_limit(self.checkpoints.folder) or self._memory_limit
         if limit is not None:
             self.adaptation.limit(limit)
         mine = self.adaptation.choose(self.group.num_nodes, self.group.world_size, switching=True)
@@ -448,32 +441,30 @@ class TrainingCore:
 
     def launch_control(self) -> None:
         """Start the per-step control reduction; called when a step's first gradients are reduced."""
-        with self._control_lock:
-            if self._control is not None:
-                return
-            vector = torch.zeros(NUM_CONTROL_SLOTS + MODEL_SLOTS * len(self.models), dtype=torch.float64)
-            prepared = self.membership.pending() if self.membership is not None else None
-            if prepared is not None and self._may_advertise(prepared):
-                number = float(prepared.generation.number)
-                vector[PREPARED_COUNT], vector[PREPARED_SUM], vector[PREPARED_SQUARES] = 1.0, number, number**2
-            self._control_prepared = prepared
-            if self._must_leave:
-                vector[PREEMPT_COUNT] = 1.0
-            if self.group.rank == 0 and self.adaptation is not None:
-                proposal = self.adaptation.proposal(self.group.num_nodes, self.group.world_size)
-                if proposal is not None:
-                    vector[ATOMIC_BATCH], vector[ACCUMULATION] = proposal
-                if prepared is not None and prepared.group is not None:
-                    vector[NEXT_ATOMIC_BATCH], vector[NEXT_ACCUMULATION] = self._batch_for(prepared.group)
-            for slot, model in self._model_slots():
-                vector[slot], vector[slot + 1] = model.norms_to_sum()
-                if self.group.rank == 0 and model.tuning_proposal is not None:
-                    vector[slot + 2] = model.tuning_proposal + 1.0
-            self._control = vector
-            try:
-                self._control_work = self.group.sum_later(vector)
-            except RuntimeError as error:
-                self.mark_broken(str(error))
+        try:
+            self.rounds.launch(self._compose_control, self.group.sum_later)
+        except RuntimeError as error:
+            self.mark_broken(str(error))
+
+    def _compose_control(self) -> tuple[torch.Tensor, Prepared | None]:
+        vector = torch.zeros(NUM_CONTROL_SLOTS + MODEL_SLOTS * len(self.models), dtype=torch.float64)
+        prepared = self.membership.pending() if self.membership is not None else None
+        if prepared is not None and self._may_advertise(prepared):
+            number = float(prepared.generation.number)
+            vector[PREPARED_COUNT], vector[PREPARED_SUM], vector[PREPARED_SQUARES] = 1.0, number, number**2
+        if self._must_leave:
+            vector[PREEMPT_COUNT] = 1.0
+        if self.group.rank == 0 and self.adaptation is not None:
+            proposal = self.adaptation.proposal(self.group.num_nodes, self.group.world_size)
+            if proposal is not None:
+                vector[ATOMIC_BATCH], vector[ACCUMULATION] = proposal
+            if prepared is not None and prepared.group is not None:
+                vector[NEXT_ATOMIC_BATCH], vector[NEXT_ACCUMULATION] = self._batch_for(prepared.group)
+        for slot, model in self._model_slots():
+            vector[slot], vector[slot + 1] = model.norms_to_sum()
+            if self.group.rank == 0 and model.tuning_proposal is not None:
+                vector[slot + 2] = model.tuning_proposal + 1.0
+        return vector, prepared
 
     def _batch_for(self, group: ReplicaGroup) -> tuple[int, int]:
         """The batch for a generation that is prepared; worked out once, because it is asked for at every step."""
@@ -502,14 +493,21 @@ class TrainingCore:
         """The body of the loop has run for the last micro-batch of a step: count it, then act on what was agreed."""
         assert self.adaptation is not None
         self.launch_control()
-        vector = self._finish_control()
-        if vector is None:
+        lag = max((model.staleness for model in self.models), default=0) if self.group.world_size > 1 else 0
+        agreed: Round | None = None
+        try:
+            agreed = self.rounds.finish(lag)
+        except RuntimeError as error:
+            self.mark_broken(str(error))
+        if self.broken is not None:
             self._heal()
             return
         self.schedule_position += self._step_gain()
         if loader is self.loader:
             self.progress += self.adaptation.progress_of(global_batch)
-        values = vector.tolist()
+        values = [0.0] * (NUM_CONTROL_SLOTS + MODEL_SLOTS * len(self.models))
+        if agreed is not None:
+            values = agreed.vector.tolist()
         for slot, model in self._model_slots():
             model.end_step()
             model.take_norms(values[slot], values[slot + 1])
@@ -519,9 +517,10 @@ class TrainingCore:
         loader.commit(global_batch)
         if values[ATOMIC_BATCH] > 0:
             self.adaptation.use(int(values[ATOMIC_BATCH]), int(values[ACCUMULATION]))
-        if vector[PREEMPT_COUNT] > 0:
+        if values[PREEMPT_COUNT] > 0:
             self._save_and_exit("preempted", EXIT_PREEMPTED)
-        self._maybe_switch(vector)
+        if agreed is not None and agreed.prepared is not None:
+            self._maybe_switch(agreed.prepared, values)
         self._maybe_checkpoint()
         self._send_hints()
 
@@ -542,52 +541,52 @@ class TrainingCore:
 
         The optimizer waits here before it steps: a step counts on all replicas, or on none.
         """
-        if self.broken is None and self._control_work is not None:
+        if self.broken is None:
             try:
-                self._control_work.wait()
+                self.rounds.wait()
             except RuntimeError as error:
                 self.mark_broken(str(error))
-            self._control_work = None
         return self.broken is None
 
     def before_update(self) -> None:
         """An optimizer is about to change weights: a checkpoint of them has to be copied by then."""
-        if self._writer is not None:
-            self._writer.settle()
+        self.checkpoints.settle()
 
-    def _finish_control(self) -> torch.Tensor | None:
-        whole = self.await_control()
-        vector, self._control, self._control_work = self._control, None, None
-        return vector if whole else None
+    def _drain_control(self) -> None:
+        """Asynchronous replicas come to the same point: all steps so far are made by all."""
+        try:
+            self.rounds.drain()
+        except RuntimeError as error:
+            self.mark_broken(str(error))
 
-    def _maybe_switch(self, vector: torch.Tensor) -> None:
-        prepared = self._control_prepared
+    def _maybe_switch(self, prepared: Prepared, values: Sequence[float]) -> None:
         decision = decide_switch(
-            count=float(vector[PREPARED_COUNT]),
-            total=float(vector[PREPARED_SUM]),
-            squares=float(vector[PREPARED_SQUARES]),
+            count=values[PREPARED_COUNT],
+            total=values[PREPARED_SUM],
+            squares=values[PREPARED_SQUARES],
             world_size=self.group.world_size,
-            pending=prepared.generation if prepared is not None else None,
+            pending=prepared.generation,
             epoch=self.epoch,
         )
-        if prepared is None or decision is Decision.STAY:
+        if decision is Decision.STAY:
             return
         if decision is Decision.ABANDON:
             self._abandon(prepared)
             return
         self._next_batch = None
-        self._switch(prepared, (int(vector[NEXT_ATOMIC_BATCH]), int(vector[NEXT_ACCUMULATION])))
+        self._switch(prepared, (int(values[NEXT_ATOMIC_BATCH]), int(values[NEXT_ACCUMULATION])))
 
     def _abandon(self, prepared: Prepared) -> None:
         """Stay in the present generation; dropping the other group tells its joiners."""
         assert self.membership is not None
         self.membership.abandon(prepared.generation.number)
-        self._control_prepared = self._next_batch = None
+        self._next_batch = None
         if self.group.rank == 0:
             self._post("/abandoned", {"generation": prepared.generation.number})
 
     def _switch(self, prepared: Prepared, batch: tuple[int, int]) -> None:
         started = time.perf_counter()
+        self._drain_control()
         self._settle_accumulators()
         if prepared.group is None:
             if not prepared.generation.members:
@@ -631,7 +630,7 @@ class TrainingCore:
         )
 
     def _all_of_us(self, succeeded: bool) -> bool:
-        """Vote in the present generation: whether the hand-over succeeded on every one of its replicas."""
+        """Vote in the present generation: whether something succeeded on every one of its replicas."""
         votes = torch.tensor([float(succeeded)], dtype=torch.float64)
         try:
             work = self.group.sum_later(votes)
@@ -672,6 +671,7 @@ class TrainingCore:
 
     def _drop_group(self) -> None:
         """Close this replica's connections: others that still wait for it in a collective learn of the loss by that."""
+        self.rounds.reset()
         self.group = lone_group(self.group_needs())
         for model in self.models:
             model.use_group(self.group)
@@ -711,8 +711,13 @@ class TrainingCore:
     def end_training_loop(self) -> None:
         """A pass of the training loader is over: buffers (running statistics) become rank 0's everywhere."""
         self.leave_training_loop()
+        self._drain_control()
+        asynchronous = any(model.staleness for model in self.models)
         for model in self.models:
             model.end_training_loop()
+        if asynchronous and self.group.world_size > 1 and self.broken is None:
+            # Whoever keeps the weights may not go before all have fetched them.
+            self._all_of_us(True)
         if self.group.world_size > 1 and self.broken is None:
             buffers = [buffer for model in self.models for buffer in model.module.buffers()]
             if buffers and all(buffer.device.type == "cpu" for buffer in buffers):
@@ -726,77 +731,35 @@ class TrainingCore:
             "progress_shift": self.progress_shift,
             "schedule_position": self.schedule_position,
             "loops_done": self.loops_done,
-            "failures": self._failures,
-            "trained_seconds": self.trained_seconds,
         }
 
     def _load(self, state: dict[str, Any]) -> None:
         self.epoch, self.steps, self.progress = state["epoch"], state["steps"], state["progress"]
         self.progress_shift, self.schedule_position = state["progress_shift"], state["schedule_position"]
         self.loops_done = state["loops_done"]
-        self._failures, self._trained_seconds = state["failures"], state["trained_seconds"]
-        self._trained_since = None if self._trained_since is None else time.monotonic()
-
-    @property
-    def trained_seconds(self) -> float:
-        """Time that this trial has trained, in all its runs."""
-        running = 0.0 if self._trained_since is None else time.monotonic() - self._trained_since
-        return self._trained_seconds + running
 
     def _restore_from_disk(self) -> None:
-        found = newest_checkpoint(self.checkpoint_dir) if self.checkpoint_dir is not None else None
-        if found is None:
-            return
-        path, manifest = found
-        self.registry.restore(load_checkpoint(path))
-        if not manifest["summary"].get("left", False):
-            self._failures += 1
-        logger.info("resumed checkpoint=%s epoch=%d", path.name, manifest["summary"]["epoch"])
+        state = self.checkpoints.load_newest()
+        if state is not None:
+            self.registry.restore(state)
 
     def _maybe_checkpoint(self) -> None:
-        if self._writer is None or self.group.rank != 0 or not self.joined:
-            return
-        if self._is_past_the_end:
-            return
-        if time.monotonic() - self._last_checkpoint >= self._checkpoint_interval and not self._writer.busy:
+        if self.group.rank == 0 and self.joined and not self._is_past_the_end and self.checkpoints.is_due:
             self.checkpoint(leaving=False)
 
-    @property
-    def _checkpoint_interval(self) -> float:
-        if self.checkpoint_seconds is not None:
-            return self.checkpoint_seconds
-        assert self._writer is not None
-        stopped = statistics.median(self._checkpoint_costs) if self._checkpoint_costs else 0.0
-        return checkpoint_interval(
-            cost_seconds=stopped + self._writer.write_seconds / max(1, os.cpu_count() or 1),
-            failures=self._failures,
-            trained_seconds=self.trained_seconds,
-        )
-
     def checkpoint(self, *, leaving: bool, wait: bool = False) -> None:
-        """Write all registered states, in the background unless this is the last thing done; rank 0 only."""
-        if self._writer is None:
-            return
-        began = time.perf_counter()
-        summary = {
-            "epoch": self.epoch,
-            "steps": self.steps,
-            "progress": self.progress,
-            "generation": self.generation,
-            "left": leaving,
-        }
+        """Write all registered states; rank 0 only."""
         changed_by_optimizers = {tensor.data_ptr() for model in self.models for tensor in model.replicated_tensors()}
-        self._writer.save(
+        self.checkpoints.save(
             self.registry.capture(),
-            summary,
-            wait=leaving or wait,
+            {"epoch": self.epoch, "steps": self.steps, "progress": self.progress, "generation": self.generation},
+            leaving=leaving,
+            wait=wait,
             keeps=lambda tensor: tensor.data_ptr() in changed_by_optimizers,
         )
-        if not leaving and not wait:
-            self._checkpoint_costs.append(time.perf_counter() - began)
-        self._last_checkpoint = time.monotonic()
 
     def _save_and_exit(self, reason: str, code: int) -> None:
+        self._drain_control()
         if self.group.rank == 0 and self.joined and not self._is_past_the_end:
             if self.membership is not None:
                 self.membership.saving = True

@@ -11,7 +11,6 @@ from __future__ import annotations
 import logging
 import math
 import time
-import types
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -22,13 +21,12 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from dist_core._torch_compat import (
-    forget_scaled_step,
     gradient_buckets,
     loss_scale_of,
     replace_process_group,
     set_bucket_cap,
 )
-from dist_core.all_reduce import ReductionStrategy, reduction_strategy
+from dist_core.all_reduce import ParameterServer, ReductionStrategy, reduction_strategy
 from dist_core.all_reduce.autotune import Candidate, Tuner
 from dist_core.core import get_core
 from dist_core.errors import InvalidTraining, PeerLost
@@ -36,6 +34,7 @@ from dist_core.goodput import GradientStatistics, gain
 from dist_core.gradient_group import BucketLayout, GradientGroup, StepNorms
 from dist_core.gradient_norms import AdamPreconditioner, is_adam, segments_of, squared_norm_of_all
 from dist_core.hidden_gradients import HiddenGradients, around_backward
+from dist_core.interception import intercept_optimizer, intercept_scaler, intercept_scheduler
 from dist_core.noise_scale import NoiseScale, from_replicas, from_split
 from dist_core.registry import FunctionState
 from dist_core.replica_group import GroupNeeds, ReplicaGroup
@@ -94,7 +93,7 @@ class AdaptiveDataParallel(DistributedDataParallel):
         if noise_every is not None and noise_every < 1:
             raise InvalidTraining(f"noise_every is {noise_every}; it must be at least 1 step, or None")
         core = get_core()
-        caps = AUTO_CAPS_MB if bucket_cap_mb == "auto" else (None,)
+        caps: tuple[float | None, ...] = AUTO_CAPS_MB if bucket_cap_mb == "auto" else (None,)
         options.setdefault("gradient_as_bucket_view", True)
         options["bucket_cap_mb"] = None if bucket_cap_mb == "auto" else bucket_cap_mb
         names = [reduction] if isinstance(reduction, str) or not isinstance(reduction, Sequence) else list(reduction)
@@ -113,9 +112,10 @@ class AdaptiveDataParallel(DistributedDataParallel):
         self._preconditioner = AdamPreconditioner(optimizer) if precondition else None
         self.noise = NoiseScale()
         self.noise_every = noise_every
+        self._server = _only_server(strategies)
         self._hidden = HiddenGradients(model.parameters())
         self._step: StepPlan | None = None
-        self._micro_index = 0
+        self._micro_index = self._last_batch = 0
         self._measures = False
         self._dry = False
         self._no_sync = False
@@ -132,13 +132,15 @@ class AdaptiveDataParallel(DistributedDataParallel):
         self._stepped_at = 0.0
         self.stepped = False
         """Whether the optimizer has stepped since the present batch was handed out."""
+        self.partners: list[AdaptiveDataParallel] = []
+        """Models wrapped with the same optimizer later on; this one scales its learning rate."""
         self._is_primary = not core.models
         core.models.append(self)
-        _intercept_optimizer(optimizer, self)
+        intercept_optimizer(optimizer, self)
         if lr_scheduler is not None and hasattr(lr_scheduler, "step"):
-            _intercept_scheduler(lr_scheduler, self)
+            intercept_scheduler(lr_scheduler, self)
         if mp_scaler is not None:
-            _intercept_scaler(mp_scaler, self)
+            intercept_scaler(mp_scaler, self)
         self._gradient_group: GradientGroup = cast("GradientGroup", None)
         self.use_group(core.group)
         core.registry.register(name or core.registry.unique_name("model"), FunctionState(self._save, self._load))
@@ -155,8 +157,9 @@ class AdaptiveDataParallel(DistributedDataParallel):
         if index > 0:
             return
         self._first_norm = self._whole_norm = None
+        self._last_batch = step.global_batch
         group = self._gradient_group
-        group.passive = self._core.group.world_size == 1
+        group.passive = self._core.group.world_size == 1 or self._server is not None
         group.weight = step.weight
         # DDP divides by the number of replicas; the last micro-batch stands for the others, which were made relative.
         exact = self._core.group.world_size * len(step.micro_batches[-1]) / step.global_batch if step.weight else 0.0
@@ -180,6 +183,42 @@ class AdaptiveDataParallel(DistributedDataParallel):
         """What comes next is not a step of the loader."""
         self._step = None
         self._gradient_group.measuring = False
+        if self._server is not None and self._core.group.world_size > 1 and self._core.broken is None:
+            parameters = self._trained()
+            self._put(self._server.pull(sum(each.numel() for each in parameters), len(self._optimizer.param_groups)))
+
+    # ------------------------------------------------------------------ asynchronous steps
+
+    @property
+    def staleness(self) -> int:
+        """How many steps replicas may be apart."""
+        return 0 if self._server is None else self._server.staleness
+
+    def _trained(self) -> list[torch.nn.Parameter]:
+        """The optimizer's parameters, in its order: what a server keeps."""
+        return [parameter for group in self._optimizer.param_groups for parameter in group["params"]]
+
+    def _put(self, weights: torch.Tensor) -> None:
+        start = 0
+        with torch.no_grad():
+            for parameter in self._trained():
+                parameter.copy_(weights[start : start + parameter.numel()].view(parameter.shape))
+                start += parameter.numel()
+
+    def _push(self) -> None:
+        assert self._server is not None
+        gradient = torch.cat(
+            [
+                torch.zeros(each.numel()) if each.grad is None else each.grad.detach().reshape(-1).float().cpu()
+                for each in self._trained()
+            ]
+        ).mul_(self._gradient_group.correction)
+        try:
+            self._put(self._server.push(gradient, [group["lr"] for group in self._optimizer.param_groups]))
+        except PeerLost as error:
+            self._core.mark_broken(str(error))
+
+    # ------------------------------------------------------------------ the step, continued
 
     def drop_gradients(self) -> None:
         self._hidden.drop()
@@ -219,6 +258,8 @@ class AdaptiveDataParallel(DistributedDataParallel):
             self._gradient_group.norm_of = self._preconditioner.squared_norm
         replace_process_group(self, self._gradient_group)
         self._use_candidate(group, self._tuner.candidate, fresh=group.world_size > 1)
+        if self._server is not None:
+            self._server.serve(self._trained(), self._optimizer)
 
     def _use_candidate(self, group: ReplicaGroup, index: int, *, fresh: bool = False) -> None:
         """Reduce as this candidate says. ``fresh``: new buckets even if the size is the same, as joiners have them."""
@@ -456,16 +497,21 @@ class AdaptiveDataParallel(DistributedDataParallel):
         self.sync_seconds = max(0.0, time.perf_counter() - self._gradient_group.last_bucket_at)
         if not self._core.await_control():
             return None
-        self.stepped = True
+        for model in (self, *self.partners):
+            model.stepped = True
         self._core.before_update()
+        if self._server is not None and self._core.group.world_size > 1:
+            self._push()
+            return None
         try:
             with self._scaled_rates():
                 return original(*args, **kwargs)
         finally:
             if self._preconditioner is not None:
                 self._preconditioner.stepped()
-            # Gradients that reach this model later in the step (through a GAN's other half) are not its own step's.
-            self._gradient_group.measuring = False
+            # Gradients that reach a model later in the step (through a GAN's other half) are not its own step's.
+            for model in (self, *self.partners):
+                model._gradient_group.measuring = False
             self._time_candidate()
 
     @contextmanager
@@ -486,15 +532,15 @@ class AdaptiveDataParallel(DistributedDataParallel):
 
     @property
     def _scale(self) -> float:
-        """Batch size of the present step in units of the initial one, at least 1."""
-        if self._core.adaptation is None or self._step is None or not self._core.adaptation.bounds.adaptive:
+        """Batch size of the present step, or the last one, in units of the initial one; at least 1."""
+        if self._core.adaptation is None or not self._core.adaptation.bounds.adaptive:
             return 1.0
-        return max(1.0, self._step.global_batch / self._init_batch)
+        return max(1.0, self._last_batch / self._init_batch)
 
     @property
     def learning_rate_factor(self) -> float:
         """What the user's learning rate is multiplied with in this step."""
-        if self._core.adaptation is None or self._step is None or not self._core.adaptation.bounds.adaptive:
+        if self._core.adaptation is None or not self._core.adaptation.bounds.adaptive:
             return 1.0
         progress_steps = self._core.progress / self._init_batch
         return self._rule.factor(self._scale, self.statistics, progress_steps=progress_steps)
@@ -557,6 +603,10 @@ class AdaptiveDataParallel(DistributedDataParallel):
     # ------------------------------------------------------------------ state
 
     def _save(self) -> dict[str, Any]:
+        kept = self._server.state() if self._server is not None else None
+        if kept is not None:
+            self._put(kept[0])
+            self._optimizer.load_state_dict(kept[1])
         state = {
             "module": self.module.state_dict(),
             "optimizer": self._optimizer.state_dict(),
@@ -572,6 +622,8 @@ class AdaptiveDataParallel(DistributedDataParallel):
 
     def replicated_tensors(self) -> Iterator[torch.Tensor]:
         """What is the same on all replicas between two steps: weights, and the optimizer's state of them."""
+        if self._server is not None:
+            return
         yield from self.module.parameters()
         for state in self._optimizer.state.values():
             yield from (value for value in state.values() if isinstance(value, torch.Tensor) and value.numel())
@@ -638,6 +690,16 @@ def _refuse_what_cannot_be_trained(model: torch.nn.Module, options: dict[str, An
             )
 
 
+def _only_server(strategies: Sequence[ReductionStrategy]) -> ParameterServer | None:
+    """The parameter server, if that is how this model trains; it is no alternative to synchronous strategies."""
+    servers = [strategy for strategy in strategies if isinstance(strategy, ParameterServer)]
+    if servers and len(strategies) > 1:
+        raise InvalidTraining(
+            "parameter_server is asynchronous and cannot be timed against synchronous reductions; name it alone"
+        )
+    return servers[0] if servers else None
+
+
 def _rule_for(rule: str | ScalingRule | None, optimizer: torch.optim.Optimizer) -> ScalingRule:
     return scaling_rule(rule, optimizer_name=type(optimizer).__name__)
 
@@ -653,48 +715,3 @@ def _sum_of(parts: list[torch.Tensor]) -> torch.Tensor:
 def _comes_from_a_collective(error: RuntimeError) -> bool:
     words = str(error).lower()
     return any(name in words for name in ("gloo", "nccl", "connection", "process group"))
-
-
-def _intercept_scaler(scaler: Any, model: AdaptiveDataParallel) -> None:
-    """A gradient scaler must not touch gradients that are being accumulated."""
-
-    def intercept(name: str) -> None:
-        original = getattr(scaler, name)
-
-        def adaptive(*args: Any, **kwargs: Any) -> Any:
-            if model.whole_step_is_there:
-                return original(*args, **kwargs)
-            if name == "update" and model.is_last_micro_batch:
-                forget_scaled_step(scaler)
-            return None
-
-        setattr(scaler, name, adaptive)
-
-    for name in ("unscale_", "step", "update"):
-        intercept(name)
-
-
-def _intercept_optimizer(optimizer: torch.optim.Optimizer, model: AdaptiveDataParallel) -> None:
-    """Let calls of this optimizer's ``step`` pass through the model; it stays a bound method, as schedulers wrap it."""
-    step = optimizer.step
-
-    def adaptive_step(_: Any, *args: Any, **kwargs: Any) -> Any:
-        return model.optimizer_step(step, *args, **kwargs)
-
-    if hasattr(step, "_wrapped_by_lr_sched"):
-        # A learning rate scheduler looks for its mark on the optimizer's step, and warns when it is missing.
-        adaptive_step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]  # torch's own mark
-    optimizer.step = types.MethodType(adaptive_step, optimizer)  # type: ignore[method-assign]  # this instance only
-
-
-def _intercept_scheduler(scheduler: Any, model: AdaptiveDataParallel) -> None:
-    """Let calls of this scheduler's ``step`` pass through the model.
-
-    By a class of its own: a scheduler's state is its attributes, among which a method would end up in checkpoints.
-    """
-    before = type(scheduler)
-
-    def adaptive_step(self: Any, *args: Any, **kwargs: Any) -> Any:
-        return model.scheduler_step(types.MethodType(before.step, self), *args, **kwargs)
-
-    scheduler.__class__ = type(before.__name__, (before,), {"step": adaptive_step, "__doc__": before.__doc__})

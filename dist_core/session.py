@@ -65,7 +65,7 @@ def set_checkpoint_interval(seconds: float | None) -> None:
     """Write checkpoints this often; None lets their measured cost and the trial's failures decide (Young, Daly)."""
     if seconds is not None and not seconds > 0:
         raise InvalidTraining(f"the checkpoint interval is {seconds} s; it must be above 0, or None")
-    get_core().checkpoint_seconds = seconds
+    get_core().checkpoints.interval_seconds = seconds
 
 
 def rank() -> int:

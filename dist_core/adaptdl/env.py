@@ -39,7 +39,7 @@ def share_path() -> str:
 
 
 def checkpoint_path() -> str | None:
-    folder = get_core().checkpoint_dir
+    folder = get_core().checkpoints.folder
     return None if folder is None else str(folder)
 
 

@@ -8,6 +8,7 @@ from typing import Any
 from dist_core.all_reduce.contract import Bucket, ReducedBucket, ReductionStrategy, completed
 from dist_core.all_reduce.half_precision import bf16, fp16
 from dist_core.all_reduce.hierarchical import Hierarchical
+from dist_core.all_reduce.parameter_server import ParameterServer
 from dist_core.all_reduce.plain import PlainAllReduce
 from dist_core.all_reduce.power_sgd import PowerSGD
 from dist_core.all_reduce.round_robin import RoundRobin
@@ -19,6 +20,7 @@ STRATEGIES: dict[str, Callable[..., ReductionStrategy]] = {
     "bf16": bf16,
     "fp16": fp16,
     "hierarchical": Hierarchical,
+    "parameter_server": ParameterServer,
     "power_sgd": PowerSGD,
     "round_robin": RoundRobin,
     "sharded": Sharded,
@@ -40,6 +42,7 @@ def reduction_strategy(name: str | ReductionStrategy, **options: Any) -> Reducti
 __all__ = [
     "STRATEGIES",
     "Bucket",
+    "ParameterServer",
     "ReducedBucket",
     "ReductionStrategy",
     "completed",

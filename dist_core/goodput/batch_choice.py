@@ -26,6 +26,7 @@ CLOSER_POINTS = 6
 CLOSER_ROUNDS = 2
 MORE_PASSES = 5
 SMALL_LOCAL = 64
+SMALL_ATOMIC = 16
 MOST_ACCUMULATION = 15
 
 
@@ -201,11 +202,13 @@ class _Lattice:
     def _in_passes(self, local: Integers, low: Integers, high: Integers) -> tuple[Integers, Integers, Floats]:
         """The best division of this local batch or of one next to it: few numbers divide evenly."""
         rows = np.arange(len(local))
+        # Where an atomic batch is a handful of examples, any count of passes may be the one that divides.
+        further = MORE_PASSES if self.largest >= SMALL_ATOMIC else self.passes
         best: tuple[Integers, Integers, Floats] | None = None
         for offset in (0, 1, -1) if int(local.min()) < SMALL_LOCAL else (0,):
             wanted = np.clip(local + offset, low, high)
             fewest = self.divide(wanted)[1] + 1
-            more = np.minimum(fewest[:, None] + np.arange(MORE_PASSES), self.passes)
+            more = np.minimum(fewest[:, None] + np.arange(further), self.passes)
             passes = np.concatenate([more, more], axis=1)
             atomic = np.concatenate([-(-wanted[:, None] // more), wanted[:, None] // more], axis=1)
             atomic = np.clip(atomic, self.smallest, self.largest)
@@ -246,4 +249,5 @@ class _Lattice:
         value[outside & (grid != low[:, None])] = -1.0
         rows = np.arange(len(grid))
         winner = np.argmax(value, axis=1)
-        return grid[rows, winner], value[rows, winner]
+        # What the point came to when it was divided, which other points may have come to as well.
+        return (atomic * (accumulation + 1))[rows, winner], value[rows, winner]

@@ -176,6 +176,88 @@ def test_a_learning_rate_scheduler_fits_before_and_after_wrapping() -> None:
     assert optimizer.param_groups[0]["lr"] == 0.25
 
 
+@pytest.mark.parametrize("adaptive", [False, True])
+def test_a_schedule_stepped_within_the_loop_follows_progress(adaptive: bool) -> None:
+    """At four times the batch, whose every step is worth three small ones, the schedule moves three steps at a time."""
+    model = ConstantGradient()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0 / (1.0 + step))
+    by_hand = torch.optim.lr_scheduler.LambdaLR(torch.optim.SGD([torch.zeros(1)], lr=1.0), lambda step: 1.0)
+    loader = AdaptiveDataLoader(Numbered(400), batch_size=8)
+    if adaptive:
+        loader.autoscale_batch_size(32)
+    wrapped = AdaptiveDataParallel(model, optimizer, schedule, scaling_rule="none", noise_every=1000)
+    core = get_core()
+    steps = 0
+    for _ in remaining_epochs_until(1):
+        for x in loader:
+            assert core.adaptation is not None
+            core.adaptation.proposal = lambda *_: (32, 0) if adaptive else None  # type: ignore[method-assign]
+            wrapped.noise._sqr, wrapped.noise._trace, wrapped.noise._norm, wrapped.noise.samples = 1.0, 64.0, 1.0, 9
+            wrapped.noise._sqr_squared, wrapped.noise._norm_squared = 1.0, 1.0
+            optimizer.zero_grad()
+            wrapped(x).mean().backward()
+            optimizer.step()
+            schedule.step()
+            if wrapped.is_last_micro_batch:
+                by_hand.optimizer.step()
+                by_hand.step()
+                steps += 1
+    assert by_hand.last_epoch == steps == core.steps
+    if adaptive:
+        assert wrapped.gain == pytest.approx((8 + 1) / (8 / 4 + 1), rel=1e-6)
+        assert schedule.last_epoch == pytest.approx(core.progress / 8, abs=3)
+        assert schedule.last_epoch > 2 * steps
+    else:
+        assert schedule.last_epoch == steps == 50
+    schedule.step()
+    assert schedule.last_epoch == pytest.approx(core.progress / 8 + 1, abs=3)
+
+
+def test_two_models_with_one_optimizer_scale_its_rate_once() -> None:
+    first, second = ConstantGradient(), ConstantGradient()
+    optimizer = torch.optim.SGD([*first.parameters(), *second.parameters()], lr=1.0)
+    loader = AdaptiveDataLoader(Numbered(120), batch_size=4)
+    loader.autoscale_batch_size(8)
+    one = AdaptiveDataParallel(first, optimizer, scaling_rule="linear", noise_every=1000)
+    two = AdaptiveDataParallel(second, optimizer, scaling_rule="linear", noise_every=1000)
+    core = get_core()
+    moved: set[float] = set()
+    for _ in remaining_epochs_until(1):
+        for x in loader:
+            assert core.adaptation is not None
+            core.adaptation.proposal = lambda *_: (8, 0)  # type: ignore[method-assign]
+            before = first.weight.item(), second.weight.item()
+            optimizer.zero_grad()
+            (one(x).mean() + two(x).mean()).backward()
+            optimizer.step()
+            if one.is_last_micro_batch:
+                assert one.stepped
+                assert two.stepped
+                moved.add(round(before[0] - first.weight.item(), 5))
+                assert before[0] - first.weight.item() == before[1] - second.weight.item()
+    assert max(moved) == 2.0
+
+
+def test_a_model_built_in_another_order_is_refused_by_name() -> None:
+    class Pair(nn.Module):
+        def __init__(self, names: tuple[str, str]) -> None:
+            super().__init__()
+            for name in names:
+                self.register_parameter(name, nn.Parameter(torch.zeros(3)))
+
+    def build(*names: str) -> None:
+        model = Pair((names[0], names[1]))
+        AdaptiveDataParallel(model, torch.optim.SGD(model.parameters(), lr=0.1))
+
+    build("a", "b")
+    state = get_core().registry.capture()
+    reset_core()
+    get_core().registry.restore(state)
+    with pytest.raises(InvalidTraining, match=r"parameter 0 is 'b \(3,\)' here and 'a \(3,\)' in the trial"):
+        build("b", "a")
+
+
 def test_a_gradient_scaler_changes_nothing() -> None:
     results = []
     for scaled in (False, True):
@@ -524,6 +606,12 @@ def test_unknown_names_are_refused_in_words() -> None:
         AdaptiveDataParallel(model, optimizer, scaling_rule="x")
     with pytest.raises(InvalidTraining, match="reduction 'x' is not known"):
         AdaptiveDataParallel(model, optimizer, reduction="x")
+    with pytest.raises(InvalidTraining, match="needs second moments as Adam keeps them, and SGD is not"):
+        AdaptiveDataParallel(model, optimizer, preconditioned=True)
+    with pytest.raises(InvalidTraining, match="noise_every is 0"):
+        AdaptiveDataParallel(model, optimizer, noise_every=0)
+    with pytest.raises(InvalidTraining, match="the checkpoint interval is 0"):
+        dist_core.set_checkpoint_interval(0)
 
 
 def test_epoch_loops_do_not_nest() -> None:

@@ -48,9 +48,9 @@ class Average:
 
 
 def shared_state() -> str:
-    """Digest of everything that is the same on all replicas when a generation begins. Step times are each one's own."""
-    content = {name: value for name, value in get_core().registry.capture().items() if name != "adaptation"}
-    content["core"] = {name: value for name, value in content["core"].items() if name != "trained_seconds"}
+    """Digest of everything that is the same on all replicas when a generation begins. Times are each one's own."""
+    own = ("adaptation", "checkpoints")
+    content = {name: value for name, value in get_core().registry.capture().items() if name not in own}
     tensors: list[torch.Tensor] = []
     skeleton = pack(content, tensors)
     digest = hashlib.sha256(repr(skeleton).encode())
