@@ -10,10 +10,11 @@ McCandlish et al. 2018, appendix A.1). One replica measures by splitting its bat
 the first half and g_1 its mean gradient, ``trace = (|g_1|^2 - T) / (1/b - 1/B)`` and ``sqr = T - trace / B``.
 Differencing successive steps instead would be biased by the progress made between them.
 
-Both are averaged with bias correction over a window that grows with the work done, up to ``1 / (1 - smoothing)``
-steps at the initial batch size. The answer adds one standard error to ``sqr``: late in training the signal drowns in
-noise, an estimate near zero would promise that any batch size is free, and the learning rate would be scaled beyond
-what is stable. Torch-free: the norms are computed where the gradients are.
+Gradients shrink by orders of magnitude while a model converges, and an average of what they were would speak of long
+ago only. So both are averaged in units of their recent magnitude, over a window that grows with the work done, up to
+``1 / (1 - smoothing)`` steps at the initial batch size. The answer adds one standard error to ``sqr``: late in training
+the signal drowns in noise, an estimate near zero would promise that any batch size is free, and the learning rate would
+be scaled beyond what is stable. Torch-free: the norms are computed where the gradients are.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ from dist_core.goodput import GradientStatistics
 
 SHORTEST_WINDOW = 20.0
 """Steps at the initial batch size; fewer would follow single noisy batches."""
+LEVEL_MEASUREMENTS = 30.0
+"""Measurements that make up the recent magnitude: enough for rare large ones to be among them."""
 WINDOW_SHARE = 0.2
 """The window covers this share of the work done so far: early gradients say little about later ones."""
 
@@ -57,6 +60,37 @@ def from_split(first: float, total: float, *, first_batch: int, global_batch: in
     return total - trace / global_batch, trace
 
 
+class _Average:
+    """Exponentially weighted, with bias correction; knows its standard error."""
+
+    __slots__ = ("norm", "norm_squared", "square", "value")
+
+    def __init__(self) -> None:
+        self.value = self.square = self.norm = self.norm_squared = 0.0
+
+    def add(self, value: float, keep: float) -> None:
+        self.value = keep * self.value + (1.0 - keep) * value
+        self.square = keep * self.square + (1.0 - keep) * value**2
+        self.norm = keep * self.norm + (1.0 - keep)
+        self.norm_squared = keep**2 * self.norm_squared + (1.0 - keep) ** 2
+
+    @property
+    def mean(self) -> float:
+        return self.value / self.norm
+
+    @property
+    def standard_error(self) -> float:
+        """From the spread of what was added and its effective number."""
+        spread = max(0.0, self.square / self.norm - self.mean**2)
+        return math.sqrt(spread * self.norm_squared) / self.norm
+
+    def to_list(self) -> list[float]:
+        return [self.value, self.square, self.norm, self.norm_squared]
+
+    def load(self, values: list[float]) -> None:
+        self.value, self.square, self.norm, self.norm_squared = values
+
+
 class NoiseScale:
     """Running averages of ``sqr`` and ``trace``."""
 
@@ -64,10 +98,20 @@ class NoiseScale:
         if not 0.0 < smoothing < 1.0:
             raise ValueError(f"smoothing is {smoothing}; it must lie in (0, 1)")
         self.smoothing = smoothing
-        self._sqr = self._trace = self._norm = 0.0
-        self._sqr_squared = self._norm_squared = 0.0
+        self._sqr, self._trace, self._level = _Average(), _Average(), _Average()
+        self._relative_sqr, self._relative_trace = _Average(), _Average()
         self._steps = 0.0
         self.samples = 0
+
+    @property
+    def _averages(self) -> dict[str, _Average]:
+        return {
+            "sqr": self._sqr,
+            "trace": self._trace,
+            "level": self._level,
+            "relative_sqr": self._relative_sqr,
+            "relative_trace": self._relative_trace,
+        }
 
     def update(self, sqr: float, trace: float, *, work: float) -> bool:
         """Add one measurement that stands for ``work`` steps at the initial batch size.
@@ -79,11 +123,12 @@ class NoiseScale:
         self._steps += work
         window = min(1.0 / (1.0 - self.smoothing), max(SHORTEST_WINDOW, WINDOW_SHARE * self._steps))
         keep = math.exp(-work / window)
-        self._sqr = keep * self._sqr + (1.0 - keep) * sqr
-        self._trace = keep * self._trace + (1.0 - keep) * trace
-        self._norm = keep * self._norm + (1.0 - keep)
-        self._sqr_squared = keep * self._sqr_squared + (1.0 - keep) * sqr**2
-        self._norm_squared = keep**2 * self._norm_squared + (1.0 - keep) ** 2
+        self._sqr.add(sqr, keep)
+        self._trace.add(trace, keep)
+        self._level.add(abs(sqr) + abs(trace), math.exp(-1.0 / LEVEL_MEASUREMENTS))
+        level = max(self._level.mean, 1e-300)
+        self._relative_sqr.add(sqr / level, keep)
+        self._relative_trace.add(trace / level, keep)
         self.samples += 1
         return True
 
@@ -94,37 +139,24 @@ class NoiseScale:
         """
         if self.samples < 4:
             return None
-        sqr, trace = self.averages
-        var = max(trace / init_batch, 0.0)
+        level = self._level.mean
+        var = max(self._relative_trace.mean / init_batch, 0.0)
         # A negative sqr says that noise drowns the signal: a large batch is efficient, but not infinitely so.
-        return GradientStatistics(sqr=max(sqr, 1e-3 * var) + self._standard_error, var=var)
+        sqr = max(self._relative_sqr.mean, 1e-3 * var) + self._relative_sqr.standard_error
+        return GradientStatistics(sqr=sqr * level, var=var * level)
 
     @property
     def averages(self) -> tuple[float, float]:
         """The plain averages (sqr, trace), unbiased, of either sign; not a number before the first measurement."""
         if self.samples == 0:
             return math.nan, math.nan
-        return self._sqr / self._norm, self._trace / self._norm
-
-    @property
-    def _standard_error(self) -> float:
-        """Of the averaged sqr, from the spread of the measurements and their effective number."""
-        spread = max(0.0, self._sqr_squared / self._norm - (self._sqr / self._norm) ** 2)
-        effective = self._norm**2 / self._norm_squared
-        return math.sqrt(spread / effective)
+        return self._sqr.mean, self._trace.mean
 
     def state_dict(self) -> dict[str, Any]:
-        return {
-            "sqr": self._sqr,
-            "trace": self._trace,
-            "norm": self._norm,
-            "sqr_squared": self._sqr_squared,
-            "norm_squared": self._norm_squared,
-            "steps": self._steps,
-            "samples": self.samples,
-        }
+        averages = {name: average.to_list() for name, average in self._averages.items()}
+        return {"averages": averages, "steps": self._steps, "samples": self.samples}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._sqr, self._trace, self._norm = state["sqr"], state["trace"], state["norm"]
-        self._sqr_squared, self._norm_squared = state["sqr_squared"], state["norm_squared"]
+        for name, average in self._averages.items():
+            average.load(state["averages"][name])
         self._steps, self.samples = state["steps"], state["samples"]

