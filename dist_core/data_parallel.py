@@ -35,7 +35,7 @@ from dist_core.gradient_group import BucketLayout, GradientGroup, StepNorms
 from dist_core.gradient_norms import AdamPreconditioner, is_adam, segments_of, squared_norm_of_all
 from dist_core.hidden_gradients import HiddenGradients, around_backward
 from dist_core.interception import intercept_optimizer, intercept_scaler, intercept_scheduler
-from dist_core.noise_scale import NoiseScale, from_replicas, from_split
+from dist_core.noise_scale import NoiseScale, from_parts
 from dist_core.registry import FunctionState
 from dist_core.replica_group import GroupNeeds, ReplicaGroup
 from dist_core.sampling import StepPlan
@@ -52,13 +52,13 @@ class _Measured:
     """One step's norms on their way to the control reduction."""
 
     values: torch.Tensor
-    """(difference, total) of this replica, or of one replica's split batch (first part, whole), float64."""
+    """(difference, total), float64: what this replica adds to the sums."""
     arrived: Any
     """CUDA event after which ``values`` are in host memory; None on CPUs."""
     step: int
-    num_replicas: int
+    num_parts: int
+    """Replicas, or one replica's micro-batches, whose gradients are compared with their mean."""
     global_batch: int
-    first_batch: int
 
 
 class AdaptiveDataParallel(DistributedDataParallel):
@@ -123,7 +123,8 @@ class AdaptiveDataParallel(DistributedDataParallel):
         """Whether the user's code sums gradients over several batches of the loader on its own."""
         self._loss_scale: torch.Tensor | None = None
         self._layouts_settled = False
-        self._first_norm: torch.Tensor | None = None
+        self._part_norms: list[torch.Tensor] = []
+        """Of one replica's micro-batches: their shares of the batch times their gradients' squared norms."""
         self._whole_norm: torch.Tensor | None = None
         self._waiting: deque[_Measured] = deque()
         self._travelling: _Measured | None = None
@@ -151,12 +152,10 @@ class AdaptiveDataParallel(DistributedDataParallel):
         self._dry = False
         self.stepped = False
         self._step, self._micro_index, self._measures = step, index, measures
-        if index == 1 and self._splits_to_measure:
-            ratio = len(step.micro_batches[-1]) / len(step.micro_batches[0])
-            self._first_norm = self._norm_of_all(self._hidden.sums) * ratio**2
         if index > 0:
             return
-        self._first_norm = self._whole_norm = None
+        self._part_norms.clear()
+        self._whole_norm = None
         self._last_batch = step.global_batch
         group = self._gradient_group
         group.passive = self._core.group.world_size == 1 or self._server is not None
@@ -357,11 +356,16 @@ class AdaptiveDataParallel(DistributedDataParallel):
         if step is None:
             return
         self._note_loss_scale()
+        self._measure_part(step)
         self._hidden.take(len(step.micro_batches[self._micro_index]) / len(step.micro_batches[-1]))
 
     def _give_back_gradients(self) -> None:
-        several = self._hidden.give_back(keep_views=self._core.group.world_size > 1)
-        if several and self._core.group.world_size > 1:
+        several = self._hidden.set_aside(keep_views=self._core.group.world_size > 1)
+        if self._core.group.world_size == 1:
+            return
+        # What DDP reduces is the whole step's gradient.
+        self._hidden.give_back()
+        if several:
             # Norms of this pass alone say nothing about the sum over several.
             self._gradient_group.measuring = False
             self._gradient_group.norms = None
@@ -373,13 +377,22 @@ class AdaptiveDataParallel(DistributedDataParallel):
     def _whole_gradient_is_there(self) -> None:
         """The last micro-batch is through a backward pass. Several replicas have corrected their buckets already."""
         alone = self._core.group.world_size == 1
-        self._hidden.add_what_was_set_aside(self._gradient_group.correction if alone else 1.0)
+        if self._step is not None:
+            self._measure_part(self._step)
+        self._hidden.join(self._gradient_group.correction if alone else 1.0)
         if self._splits_to_measure:
-            self._whole_norm = self._norm_of_all(
-                [(parameter, parameter.grad) for parameter in self.module.parameters() if parameter.grad is not None]
-            )
+            self._whole_norm = self._norm_of_all()
 
-    def _norm_of_all(self, gradients: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> torch.Tensor:
+    def _measure_part(self, step: StepPlan) -> None:
+        if self._splits_to_measure:
+            share = len(step.micro_batches[self._micro_index]) / step.global_batch
+            self._part_norms.append(self._norm_of_all() * share)
+
+    def _norm_of_all(self) -> torch.Tensor:
+        """Squared norm of the present gradients."""
+        gradients = [
+            (parameter, parameter.grad) for parameter in self.module.parameters() if parameter.grad is not None
+        ]
         if self._preconditioner is not None:
             return self._preconditioner.squared_norm_of_all(gradients)
         return squared_norm_of_all(gradients)
@@ -415,9 +428,10 @@ class AdaptiveDataParallel(DistributedDataParallel):
             return
         if norms is not None and norms.total:
             values = torch.stack([_sum_of(norms.difference), _sum_of(norms.total)])
-        elif self._first_norm is not None and self._whole_norm is not None:
-            values = torch.stack([self._first_norm, self._whole_norm])
+        elif self._whole_norm is not None and len(self._part_norms) == len(step.micro_batches):
+            values = torch.stack([_sum_of(self._part_norms) - self._whole_norm, self._whole_norm])
         else:
+            # Not measured, or in several backward passes a micro-batch, whose sum no part's norm is of.
             return
         self._gradient_group.norms = None
         if self._loss_scale is not None:
@@ -433,9 +447,8 @@ class AdaptiveDataParallel(DistributedDataParallel):
                 values=values,
                 arrived=arrived,
                 step=self._core.steps,
-                num_replicas=self._core.group.world_size,
+                num_parts=self._core.group.world_size if norms is not None else len(step.micro_batches),
                 global_batch=step.global_batch,
-                first_batch=len(step.micro_batches[0]),
             )
         )
 
@@ -460,12 +473,9 @@ class AdaptiveDataParallel(DistributedDataParallel):
         measured, self._travelling = self._travelling, None
         if measured is None:
             return
-        if measured.num_replicas > 1:
-            sqr, trace = from_replicas(
-                second + first, second, num_replicas=measured.num_replicas, global_batch=measured.global_batch
-            )
-        else:
-            sqr, trace = from_split(first, second, first_batch=measured.first_batch, global_batch=measured.global_batch)
+        sqr, trace = from_parts(
+            second + first, second, num_parts=measured.num_parts, global_batch=measured.global_batch
+        )
         work = max(1.0, measured.global_batch / self._init_batch)
         if not self.noise.update(sqr, trace, work=work) and self._mp_scaler is None and not self._warned_of_numbers:
             self._warned_of_numbers = True

@@ -33,36 +33,37 @@ class HiddenGradients:
             hidden = self._sums.get(index)
             self._sums[index] = gradient if hidden is None else hidden.add_(gradient)
 
-    @property
-    def sums(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """The parameters with what is hidden of their gradients."""
-        return [(self._parameters[index], hidden) for index, hidden in self._sums.items()]
+    def set_aside(self, *, keep_views: bool) -> bool:
+        """Before a last micro-batch's backward pass: clear what earlier passes of the same micro-batch left.
 
-    def give_back(self, *, keep_views: bool) -> bool:
-        """Before a last micro-batch's backward pass: the sums become the gradients it adds to.
-
-        What earlier passes of the same micro-batch left is set aside (``keep_views``: as a copy, because it lies in a
-        bucket that is about to be used); returns whether there was any.
+        ``keep_views``: keep it as a copy, because it lies in a bucket that is about to be used. Returns whether there
+        was any.
         """
         for index, parameter in enumerate(self._parameters):
             if parameter.grad is not None:
                 self._aside[index] = parameter.grad.clone() if keep_views else parameter.grad
-            parameter.grad = self._sums.get(index)
-        self._sums = {}
+            parameter.grad = None
         return bool(self._aside)
 
-    def add_what_was_set_aside(self, factor: float) -> None:
-        """After that pass: ``factor`` times the new gradients, plus what earlier passes left."""
+    def give_back(self) -> None:
+        """The hidden sums become the gradients that the coming backward pass adds to."""
+        for index, hidden in self._sums.items():
+            self._parameters[index].grad = hidden
+        self._sums = {}
+
+    def join(self, factor: float) -> None:
+        """After that pass: ``factor`` times the new gradients and the hidden sums, plus what was set aside."""
         for index, parameter in enumerate(self._parameters):
+            gradient, hidden = parameter.grad, self._sums.get(index)
+            if hidden is not None:
+                gradient = hidden if gradient is None else gradient.add_(hidden)
+            if gradient is not None and factor != 1.0:
+                gradient.mul_(factor)
             before = self._aside.get(index)
-            if parameter.grad is None:
-                parameter.grad = before
-                continue
-            if factor != 1.0:
-                parameter.grad.mul_(factor)
             if before is not None:
-                parameter.grad.add_(before)
-        self._aside = {}
+                gradient = before if gradient is None else gradient.add_(before)
+            parameter.grad = gradient
+        self._sums, self._aside = {}, {}
 
     def drop(self) -> None:
         self._sums, self._aside = {}, {}

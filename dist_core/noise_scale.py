@@ -1,14 +1,13 @@
 """Gradient noise scale, estimated from squared gradient norms that the reduction sees anyway.
 
-With w_i = b_i / B the share of replica i in the global batch, g_i its mean gradient and
+With w_i = b_i / B the share of part i in the global batch, g_i its mean gradient and
 
     L = sum_i w_i |g_i|^2        T = |sum_i w_i g_i|^2
 
-over K replicas, ``sqr = (K T - L) / (K - 1)`` and ``trace = (L - T) B / (K - 1)`` are unbiased for the squared norm of
-the true gradient and the trace of the per-example covariance, for any b_i (generalises Pollux, OSDI'21, eq. 9, and
-McCandlish et al. 2018, appendix A.1). One replica measures by splitting its batch in two: with b of B examples in
-the first half and g_1 its mean gradient, ``trace = (|g_1|^2 - T) / (1/b - 1/B)`` and ``sqr = T - trace / B``.
-Differencing successive steps instead would be biased by the progress made between them.
+over K parts, ``sqr = (K T - L) / (K - 1)`` and ``trace = (L - T) B / (K - 1)`` are unbiased for the squared norm of the
+true gradient and the trace of the per-example covariance, for any b_i (generalises Pollux, OSDI'21, eq. 9, and
+McCandlish et al. 2018, appendix A.1). The parts are the replicas' local batches; one replica takes its batch in several
+micro-batches. Differencing successive steps instead would be biased by the progress made between them.
 
 Gradients shrink by orders of magnitude while a model converges, and an average of what they were would speak of long
 ago only. So both are averaged in units of their recent magnitude, over a window that grows with the work done, up to
@@ -47,17 +46,11 @@ def is_measured(step: int, *, num_replicas: int, every: int | None) -> bool:
     return step % SPARSE_EVERY == 0
 
 
-def from_replicas(local: float, total: float, *, num_replicas: int, global_batch: int) -> tuple[float, float]:
-    """(sqr, trace) from L and T of at least two replicas."""
-    sqr = (num_replicas * total - local) / (num_replicas - 1)
-    trace = (local - total) * global_batch / (num_replicas - 1)
+def from_parts(local: float, total: float, *, num_parts: int, global_batch: int) -> tuple[float, float]:
+    """(sqr, trace) from L and T of at least two parts of a batch."""
+    sqr = (num_parts * total - local) / (num_parts - 1)
+    trace = (local - total) * global_batch / (num_parts - 1)
     return sqr, trace
-
-
-def from_split(first: float, total: float, *, first_batch: int, global_batch: int) -> tuple[float, float]:
-    """(sqr, trace) from the squared norms of the first part's mean gradient and of the whole batch's."""
-    trace = (first - total) / (1.0 / first_batch - 1.0 / global_batch)
-    return total - trace / global_batch, trace
 
 
 class _Average:
