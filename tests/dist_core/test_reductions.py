@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import threading
@@ -20,6 +21,7 @@ from dist_core.all_reduce import STRATEGIES, reduction_strategy
 from dist_core.all_reduce.autotune import ROUNDS, SKIPPED_STEPS, TIMED_STEPS, Tuner
 from dist_core.core import get_core, reset_core
 from dist_core.errors import InvalidTraining, PeerLost
+from dist_core.sampling import ElasticCursor
 from tests.dist_core.ranks import run_ranks
 
 EXACT = [name for name in STRATEGIES if reduction_strategy(name).exact]
@@ -274,6 +276,52 @@ def die_in_a_step(name: str) -> str | None:
 def test_a_lost_peer_breaks_the_step_and_leaves_the_weights(name: str) -> None:
     results = run_ranks(die_in_a_step, 2, name, may_die=True)
     assert results == ["unchanged", None]
+
+
+def accumulate_by_hand(style: str) -> list[float]:
+    """The loop sums the gradients of two batches of the loader itself, as scripts do that know nothing of ours."""
+    reset_core()
+    torch.manual_seed(0)
+    model = Perceptron()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    loader = AdaptiveDataLoader(Points(), batch_size=10, shuffle=True)
+    wrapped = AdaptiveDataParallel(model, optimizer, noise_every=2)
+    for _ in remaining_epochs_until(2):
+        for number, (x, y) in enumerate(loader):
+            last = number % 2 == 1 or number == 6
+            with contextlib.nullcontext() if last or style == "plain" else wrapped.no_sync():
+                (nn.functional.cross_entropy(wrapped(x), y) / 2).backward()
+            if last:
+                optimizer.step()
+                optimizer.zero_grad()
+    assert wrapped.user_accumulates
+    return torch.cat([parameter.detach().flatten() for parameter in model.parameters()]).tolist()
+
+
+def by_plain_torch() -> torch.Tensor:
+    torch.manual_seed(0)
+    model = Perceptron()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    data = Points()
+    cursor = ElasticCursor(SAMPLES, shuffle=True)
+    for _ in range(2):
+        order = torch.tensor(cursor.order())
+        for number in range(7):
+            batch = order[number * 10 : (number + 1) * 10]
+            (nn.functional.cross_entropy(model(data.x[batch]), data.y[batch]) / 2).backward()
+            if number % 2 == 1 or number == 6:
+                optimizer.step()
+                optimizer.zero_grad()
+        cursor.end_pass()
+    return torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
+
+
+@pytest.mark.parametrize("style", ["no_sync", "plain"])
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_a_loop_may_accumulate_by_itself(world_size: int, style: str) -> None:
+    expected = by_plain_torch()
+    for weights in run_ranks(accumulate_by_hand, world_size, style):
+        torch.testing.assert_close(torch.tensor(weights), expected, rtol=1e-4, atol=1e-6)
 
 
 def asynchronous(slow: bool, momentum: float) -> tuple[list[float], float, int]:
