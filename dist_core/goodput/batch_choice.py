@@ -26,7 +26,7 @@ CLOSER_POINTS = 6
 CLOSER_ROUNDS = 2
 MORE_PASSES = 5
 SMALL_LOCAL = 64
-SMALL_ATOMIC = 16
+SMALL_ATOMIC = 256
 MOST_ACCUMULATION = 15
 
 
@@ -202,7 +202,7 @@ class _Lattice:
     def _in_passes(self, local: Integers, low: Integers, high: Integers) -> tuple[Integers, Integers, Floats]:
         """The best division of this local batch or of one next to it: few numbers divide evenly."""
         rows = np.arange(len(local))
-        # Where an atomic batch is a handful of examples, any count of passes may be the one that divides.
+        # Where atomic batches are small, any count of passes may be the one that divides; else rounding is below 0.4%.
         further = MORE_PASSES if self.largest >= SMALL_ATOMIC else self.passes
         best: tuple[Integers, Integers, Floats] | None = None
         for offset in (0, 1, -1) if int(local.min()) < SMALL_LOCAL else (0,):
