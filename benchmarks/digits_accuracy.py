@@ -8,21 +8,16 @@ took.
 
 from __future__ import annotations
 
-import json
-import os
-import socket
 import statistics
-import tempfile
 import time
-from pathlib import Path
 
 import torch
-import torch.multiprocessing
 from sklearn.datasets import load_digits
 from torch import nn
 from torch.utils.data import TensorDataset
 
 from benchmarks.frame import Measurement
+from benchmarks.ranks import run_ranks
 
 INIT_BATCH = 16
 FIXED = (16, 32, 64, 128, 256)
@@ -92,25 +87,13 @@ def train(batch: int, seed: int) -> tuple[float, bool, list[int]]:
     return seconds, False, sizes
 
 
-def _rank(rank: int, port: int, result: str) -> None:
-    torch.set_num_threads(1)
-    os.environ.update(RANK=str(rank), WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+def _runs(rank: int, world_size: int) -> dict[str, list[tuple[float, bool, list[int]]]]:
     train(INIT_BATCH, 99)
-    found = {str(batch): [train(batch, seed) for seed in range(SEEDS)] for batch in (ADAPTIVE, *FIXED)}
-    if rank == 0:
-        Path(result).write_text(json.dumps(found))
-    torch.distributed.barrier()
-    os._exit(0)
+    return {str(batch): [train(batch, seed) for seed in range(SEEDS)] for batch in (ADAPTIVE, *FIXED)}
 
 
 def measure() -> list[Measurement]:
-    os.environ["OMP_NUM_THREADS"] = "1"
-    with socket.socket() as probe, tempfile.TemporaryDirectory() as folder:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-        probe.close()
-        torch.multiprocessing.spawn(_rank, args=(port, f"{folder}/t.json"), nprocs=2)
-        found = json.loads(Path(f"{folder}/t.json").read_text())
+    found = run_ranks(_runs, 2)
     medians = {int(batch): statistics.median(seconds for seconds, _, _ in runs) for batch, runs in found.items()}
     ours = medians.pop(ADAPTIVE)
     best = min(medians, key=medians.__getitem__)

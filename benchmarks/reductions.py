@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import json
-import os
 import random
-import socket
 import statistics
 import tempfile
 import time
 from datetime import timedelta
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
-import torch.multiprocessing
 
 from benchmarks.frame import Measurement
+from benchmarks.ranks import run_ranks
 from dist_core._torch_compat import GradBucket
 from dist_core.all_reduce import Bucket, reduction_strategy
 from dist_core.all_reduce.autotune import CLEARLY_FASTER
@@ -31,9 +27,8 @@ def _no_layout() -> GradBucket:
     raise AssertionError("none of these looks at the layout")
 
 
-def _rank(rank: int, world_size: int, port: int, result: str) -> None:
-    torch.set_num_threads(1)
-    store = dist.TCPStore("127.0.0.1", port, world_size, rank == 0)
+def _times(rank: int, world_size: int, meeting_place: str) -> dict[str, list[float]]:
+    store = dist.FileStore(meeting_place, world_size)
     nodes = [f"node-{index // 2}" for index in range(world_size)]
     needs = GroupNeeds(extra=2, by_node=True)
     group = build_group(store, name="bench", rank=rank, nodes=nodes, timeout=timedelta(seconds=60), needs=needs)
@@ -57,22 +52,14 @@ def _rank(rank: int, world_size: int, port: int, result: str) -> None:
                 times.setdefault(f"{name} {megabytes}", []).append(time.perf_counter() - began)
                 for buffer in buffers:
                     buffer.mul_(1.0 / world_size)
-    if rank == 0:
-        Path(result).write_text(json.dumps(times))
-    group.control.barrier().wait()
-    os._exit(0)
+    return times
 
 
 def measure() -> list[Measurement]:
-    os.environ["OMP_NUM_THREADS"] = "1"
     rows = []
     for world_size in (2, 4):
-        with socket.socket() as probe, tempfile.TemporaryDirectory() as folder:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
-            probe.close()
-            torch.multiprocessing.spawn(_rank, args=(world_size, port, f"{folder}/t.json"), nprocs=world_size)
-            times = json.loads(Path(f"{folder}/t.json").read_text())
+        with tempfile.TemporaryDirectory() as folder:
+            times = run_ranks(_times, world_size, f"{folder}/store")
         for megabytes in MEGABYTES:
             plain = times[f"all_reduce {megabytes}"]
             medians = {name: statistics.median(times[f"{name} {megabytes}"]) for name in NAMES}

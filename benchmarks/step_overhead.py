@@ -7,26 +7,22 @@ environment keeps freed memory in the process: page faults of large temporaries 
 
 from __future__ import annotations
 
-import json
 import os
 import random
-import socket
 import statistics
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.multiprocessing
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
 from torch.utils.data.distributed import DistributedSampler
 
 from benchmarks.frame import Measurement
+from benchmarks.ranks import run_ranks
 
 ROUNDS = 30
 BLOCK = 6
@@ -115,10 +111,7 @@ def _ours(
             yield
 
 
-def _rank(rank: int, world_size: int, port: int, name: str, optimizer_name: str, every: int, result: str) -> None:
-    torch.set_num_threads(1)
-    os.environ.update(RANK=str(rank), WORLD_SIZE=str(world_size), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
-    dist.init_process_group("gloo")
+def _times(rank: int, world_size: int, name: str, optimizer_name: str, every: int) -> dict[str, dict[str, list[float]]]:
     _, shape, local_batch, classes = MODELS[name]()
     count = local_batch * world_size * 40
     data = TensorDataset(torch.randn(count, *shape), torch.randint(classes, (count,)))
@@ -140,34 +133,18 @@ def _rank(rank: int, world_size: int, port: int, name: str, optimizer_name: str,
                 next(variants[variant])
             wall[variant].append((time.perf_counter() - began) / BLOCK)
             cpu[variant].append((time.process_time() - began_cpu) / BLOCK)
-    if rank == 0:
-        Path(result).write_text(json.dumps({"wall": wall, "cpu": cpu}))
-    dist.barrier()
-    os._exit(0)
+    return {"wall": wall, "cpu": cpu}
 
 
 def _median_ratio(times: dict[str, list[float]]) -> float:
     return statistics.median(ours / plain for ours, plain in zip(times["ours"], times["plain"], strict=True))
 
 
-def _times(world_size: int, name: str, optimizer_name: str, every: int) -> dict[str, dict[str, list[float]]]:
-    with socket.socket() as probe, tempfile.TemporaryDirectory() as folder:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-        probe.close()
-        result = f"{folder}/times.json"
-        arguments = (world_size, port, name, optimizer_name, every, result)
-        torch.multiprocessing.spawn(_rank, args=arguments, nprocs=world_size)
-        times: dict[str, dict[str, list[float]]] = json.loads(Path(result).read_text())
-    return times
-
-
 def measure(models: Sequence[str] = tuple(MODELS)) -> list[Measurement]:
-    os.environ["OMP_NUM_THREADS"] = "1"
     rows = []
     for name in models:
         for world_size, optimizer_name, every, target in CASES:
-            times = _times(world_size, name, optimizer_name, every)
+            times = run_ranks(_times, world_size, name, optimizer_name, every)
             peer_name = "DDP + DataLoader" if world_size > 1 else "plain PyTorch"
             for kind in ("wall", "cpu"):
                 peer = 1e3 * statistics.median(times[kind]["plain"])

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from dist_core.core import get_core
-from dist_core.errors import InvalidTraining, PeerLost
+from dist_core.errors import InvalidTraining
 
 
 class _Addend:
@@ -121,12 +121,7 @@ class Accumulator(MutableMapping[str, Any]):
         if group.world_size > 1:
             keys = sorted({key for keys in group.gather_json(sorted(pending)) for key in keys})
             values = torch.tensor([pending.get(key, 0.0) for key in keys], dtype=torch.float64)
-            try:
-                work = group.sum_later(values)
-                if work is not None:
-                    work.wait()
-            except RuntimeError as error:
-                raise PeerLost(f"a replica vanished while {keys} were summed: {error}") from error
+            group.sum(values, what=str(keys))
             pending = dict(zip(keys, values.tolist(), strict=True))
         self._fold(pending)
 

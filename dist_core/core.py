@@ -16,7 +16,7 @@ import statistics
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -228,6 +228,11 @@ class TrainingCore:
         """Of the first model, which decides on the batch size."""
         return self.models[0].statistics if self.models else None
 
+    @property
+    def staleness(self) -> int:
+        """How many steps replicas may be apart; 0 where they are synchronous."""
+        return max((model.staleness for model in self.models), default=0)
+
     def measures(self, step: int) -> bool:
         """Whether the step of that number measures the noise scale; the same on all replicas."""
         if not self.models or self.models[0].user_accumulates:
@@ -334,7 +339,7 @@ class TrainingCore:
             self.loader = loader
             self.adaptation = Adaptation(loader.bounds, lambda: self.statistics)
             self.registry.register("adaptation", self.adaptation)
-            if loader.bounds.adaptive and any(model.staleness for model in self.models):
+            if loader.bounds.adaptive and self.staleness:
                 raise InvalidTraining(
                     "parameter_server trains with a fixed batch size, because statistics of gradients assume "
                     "synchronous steps; leave out autoscale_batch_size, or choose another reduction"
@@ -493,7 +498,7 @@ class TrainingCore:
         """The body of the loop has run for the last micro-batch of a step: count it, then act on what was agreed."""
         assert self.adaptation is not None
         self.launch_control()
-        lag = max((model.staleness for model in self.models), default=0) if self.group.world_size > 1 else 0
+        lag = self.staleness if self.group.world_size > 1 else 0
         agreed: Round | None = None
         try:
             agreed = self.rounds.finish(lag)
@@ -621,22 +626,14 @@ class TrainingCore:
             os.nice(19)
 
     def _share_state(self, group: ReplicaGroup, joiners: Sequence[int] = ()) -> dict[str, Any]:
-        replicated = {tensor.data_ptr() for model in self.models for tensor in model.replicated_tensors()}
-        return share_state(
-            group,
-            self.registry.capture(),
-            joiners=joiners,
-            is_replicated=lambda tensor: tensor.data_ptr() in replicated,
-        )
+        return share_state(group, self.registry.capture(), joiners=joiners, is_replicated=self._changed_by_optimizers())
 
     def _all_of_us(self, succeeded: bool) -> bool:
         """Vote in the present generation: whether something succeeded on every one of its replicas."""
         votes = torch.tensor([float(succeeded)], dtype=torch.float64)
         try:
-            work = self.group.sum_later(votes)
-            if work is not None:
-                work.wait()
-        except RuntimeError as error:
+            self.group.sum(votes, what="votes")
+        except PeerLost as error:
             self.mark_broken(str(error))
             return False
         return round(float(votes)) == self.group.world_size
@@ -712,10 +709,9 @@ class TrainingCore:
         """A pass of the training loader is over: buffers (running statistics) become rank 0's everywhere."""
         self.leave_training_loop()
         self._drain_control()
-        asynchronous = any(model.staleness for model in self.models)
         for model in self.models:
             model.end_training_loop()
-        if asynchronous and self.group.world_size > 1 and self.broken is None:
+        if self.staleness and self.group.world_size > 1 and self.broken is None:
             # Whoever keeps the weights may not go before all have fetched them.
             self._all_of_us(True)
         if self.group.world_size > 1 and self.broken is None:
@@ -749,14 +745,18 @@ class TrainingCore:
 
     def checkpoint(self, *, leaving: bool, wait: bool = False) -> None:
         """Write all registered states; rank 0 only."""
-        changed_by_optimizers = {tensor.data_ptr() for model in self.models for tensor in model.replicated_tensors()}
         self.checkpoints.save(
             self.registry.capture(),
             {"epoch": self.epoch, "steps": self.steps, "progress": self.progress, "generation": self.generation},
             leaving=leaving,
             wait=wait,
-            keeps=lambda tensor: tensor.data_ptr() in changed_by_optimizers,
+            keeps=self._changed_by_optimizers(),
         )
+
+    def _changed_by_optimizers(self) -> Callable[[torch.Tensor], bool]:
+        """Whether a tensor is one that only optimizers change: the same on all replicas between steps."""
+        addresses = {tensor.data_ptr() for model in self.models for tensor in model.replicated_tensors()}
+        return lambda tensor: tensor.data_ptr() in addresses
 
     def _save_and_exit(self, reason: str, code: int) -> None:
         self._drain_control()

@@ -23,6 +23,7 @@ from dist_core.core import TrainingCore, get_core
 from dist_core.errors import InvalidTraining
 from dist_core.goodput import BatchBounds, Configuration, fixed_choice
 from dist_core.sampling import StepPlan
+from dist_core.tensorboard import write_scalars
 
 _PROGRESS_TOLERANCE = 1e-9
 
@@ -151,10 +152,12 @@ class AdaptiveDataLoader:
 
     def to_tensorboard(self, writer: Any, global_step: int, tag_prefix: str = "") -> None:
         """Write batch sizes and accumulation steps as scalars under ``tag_prefix``."""
-        prefix = tag_prefix if not tag_prefix or tag_prefix.endswith("/") else f"{tag_prefix}/"
-        writer.add_scalar(f"{prefix}Total_Batch_Size", self.current_batch_size, global_step)
-        writer.add_scalar(f"{prefix}Local_Batch_Size", self.current_local_bsz, global_step)
-        writer.add_scalar(f"{prefix}Accumulation_Steps", self.accumulation_steps, global_step)
+        values = {
+            "Total_Batch_Size": self.current_batch_size,
+            "Local_Batch_Size": self.current_local_bsz,
+            "Accumulation_Steps": self.accumulation_steps,
+        }
+        write_scalars(writer, global_step, tag_prefix, values)
 
     def commit(self, taken: int) -> None:
         """A step over ``taken`` samples counts."""

@@ -40,6 +40,7 @@ from dist_core.registry import FunctionState
 from dist_core.replica_group import GroupNeeds, ReplicaGroup
 from dist_core.sampling import StepPlan
 from dist_core.scaling_rules import ScalingRule, scaling_rule
+from dist_core.tensorboard import write_scalars
 
 logger = logging.getLogger(__name__)
 
@@ -101,6 +102,7 @@ class AdaptiveDataParallel(DistributedDataParallel):
         super().__init__(model, process_group=core.group.data, init_sync=False, forward_sync_buffers=False, **options)
         self._core = core
         self._candidates = [Candidate(strategy, cap) for strategy in strategies for cap in caps]
+        _refuse_what_cannot_be_timed(self._candidates)
         self._tuner = Tuner(len(self._candidates))
         self._in_use = 0
         self._cap_in_use: float | None = None
@@ -112,7 +114,7 @@ class AdaptiveDataParallel(DistributedDataParallel):
         self._preconditioner = AdamPreconditioner(optimizer) if precondition else None
         self.noise = NoiseScale()
         self.noise_every = noise_every
-        self._server = _only_server(strategies)
+        self._server = next((each for each in strategies if isinstance(each, ParameterServer)), None)
         self._hidden = HiddenGradients(model.parameters())
         self._step: StepPlan | None = None
         self._micro_index = self._last_batch = 0
@@ -186,39 +188,6 @@ class AdaptiveDataParallel(DistributedDataParallel):
             parameters = self._trained()
             self._put(self._server.pull(sum(each.numel() for each in parameters), len(self._optimizer.param_groups)))
 
-    # ------------------------------------------------------------------ asynchronous steps
-
-    @property
-    def staleness(self) -> int:
-        """How many steps replicas may be apart."""
-        return 0 if self._server is None else self._server.staleness
-
-    def _trained(self) -> list[torch.nn.Parameter]:
-        """The optimizer's parameters, in its order: what a server keeps."""
-        return [parameter for group in self._optimizer.param_groups for parameter in group["params"]]
-
-    def _put(self, weights: torch.Tensor) -> None:
-        start = 0
-        with torch.no_grad():
-            for parameter in self._trained():
-                parameter.copy_(weights[start : start + parameter.numel()].view(parameter.shape))
-                start += parameter.numel()
-
-    def _push(self) -> None:
-        assert self._server is not None
-        gradient = torch.cat(
-            [
-                torch.zeros(each.numel()) if each.grad is None else each.grad.detach().reshape(-1).float().cpu()
-                for each in self._trained()
-            ]
-        ).mul_(self._gradient_group.correction)
-        try:
-            self._put(self._server.push(gradient, [group["lr"] for group in self._optimizer.param_groups]))
-        except PeerLost as error:
-            self._core.mark_broken(str(error))
-
-    # ------------------------------------------------------------------ the step, continued
-
     def drop_gradients(self) -> None:
         self._hidden.drop()
         for parameter in self.module.parameters():
@@ -256,17 +225,17 @@ class AdaptiveDataParallel(DistributedDataParallel):
         if self._preconditioner is not None:
             self._gradient_group.norm_of = self._preconditioner.squared_norm
         replace_process_group(self, self._gradient_group)
-        self._use_candidate(group, self._tuner.candidate, fresh=group.world_size > 1)
-        if self._server is not None:
-            self._server.serve(self._trained(), self._optimizer)
-
-    def _use_candidate(self, group: ReplicaGroup, index: int, *, fresh: bool = False) -> None:
-        """Reduce as this candidate says. ``fresh``: new buckets even if the size is the same, as joiners have them."""
-        self._in_use = index
-        candidate = self._candidates[index]
         for each in self._candidates:
             # All of them: whoever kept the old group would keep its connections open, by which others learn of a loss.
             each.strategy.enter(group)
+        self._use_candidate(self._tuner.candidate, fresh=group.world_size > 1)
+        if self._server is not None:
+            self._server.serve(self._trained(), self._optimizer)
+
+    def _use_candidate(self, index: int, *, fresh: bool = False) -> None:
+        """Reduce as this candidate says. ``fresh``: new buckets even if the size is the same, as joiners have them."""
+        self._in_use = index
+        candidate = self._candidates[index]
         self._gradient_group.strategy = candidate.strategy
         if candidate.cap_mb is not None and (fresh or candidate.cap_mb != self._cap_in_use):
             set_bucket_cap(self, candidate.cap_mb)
@@ -338,7 +307,7 @@ class AdaptiveDataParallel(DistributedDataParallel):
     def _needs_layouts(self) -> bool:
         strategy = self._candidates[self._in_use].strategy
         measures = self._gradient_group.norms is not None and self._preconditioner is not None
-        return (measures or strategy.name == "power_sgd") and self._core.group.world_size > 1
+        return (measures or strategy.reads_layout) and self._core.group.world_size > 1
 
     def _read_layouts(self) -> None:
         """Which parameters lie where. Buckets are laid out anew once, after the first step of a group."""
@@ -578,13 +547,11 @@ class AdaptiveDataParallel(DistributedDataParallel):
 
     def to_tensorboard(self, writer: Any, global_step: int, tag_prefix: str = "") -> None:
         """Write the noise scale's parts, gain and learning rate factor as scalars under ``tag_prefix``."""
-        prefix = tag_prefix if not tag_prefix or tag_prefix.endswith("/") else f"{tag_prefix}/"
+        values = {"Gain": self.gain, "Learning_Rate_Factor": self.learning_rate_factor}
         statistics = self.statistics
         if statistics is not None:
-            writer.add_scalar(f"{prefix}Gradient_Norm_Sqr", statistics.sqr, global_step)
-            writer.add_scalar(f"{prefix}Gradient_Variance", statistics.var, global_step)
-        writer.add_scalar(f"{prefix}Gain", self.gain, global_step)
-        writer.add_scalar(f"{prefix}Learning_Rate_Factor", self.learning_rate_factor, global_step)
+            values.update(Gradient_Norm_Sqr=statistics.sqr, Gradient_Variance=statistics.var)
+        write_scalars(writer, global_step, tag_prefix, values)
 
     # ------------------------------------------------------------------ choosing how to reduce
 
@@ -608,7 +575,38 @@ class AdaptiveDataParallel(DistributedDataParallel):
         else:
             self._tuner.advance()
         if self._tuner.candidate != self._in_use:
-            self._use_candidate(self._core.group, self._tuner.candidate)
+            self._use_candidate(self._tuner.candidate)
+
+    # ------------------------------------------------------------------ asynchronous steps
+
+    @property
+    def staleness(self) -> int:
+        """How many steps replicas may be apart."""
+        return 0 if self._server is None else self._server.staleness
+
+    def _trained(self) -> list[torch.nn.Parameter]:
+        """The optimizer's parameters, in its order: what a server keeps."""
+        return [parameter for group in self._optimizer.param_groups for parameter in group["params"]]
+
+    def _put(self, weights: torch.Tensor) -> None:
+        start = 0
+        with torch.no_grad():
+            for parameter in self._trained():
+                parameter.copy_(weights[start : start + parameter.numel()].view(parameter.shape))
+                start += parameter.numel()
+
+    def _push(self) -> None:
+        assert self._server is not None
+        gradient = torch.cat(
+            [
+                torch.zeros(each.numel()) if each.grad is None else each.grad.detach().reshape(-1).float().cpu()
+                for each in self._trained()
+            ]
+        ).mul_(self._gradient_group.correction)
+        try:
+            self._put(self._server.push(gradient, [group["lr"] for group in self._optimizer.param_groups]))
+        except PeerLost as error:
+            self._core.mark_broken(str(error))
 
     # ------------------------------------------------------------------ state
 
@@ -700,14 +698,13 @@ def _refuse_what_cannot_be_trained(model: torch.nn.Module, options: dict[str, An
             )
 
 
-def _only_server(strategies: Sequence[ReductionStrategy]) -> ParameterServer | None:
-    """The parameter server, if that is how this model trains; it is no alternative to synchronous strategies."""
-    servers = [strategy for strategy in strategies if isinstance(strategy, ParameterServer)]
-    if servers and len(strategies) > 1:
-        raise InvalidTraining(
-            "parameter_server is asynchronous and cannot be timed against synchronous reductions; name it alone"
-        )
-    return servers[0] if servers else None
+def _refuse_what_cannot_be_timed(candidates: Sequence[Candidate]) -> None:
+    for strategy in (candidate.strategy for candidate in candidates if len(candidates) > 1):
+        if not strategy.comparable:
+            raise InvalidTraining(
+                f"{strategy.name} cannot be timed against other reductions or bucket sizes, because a few "
+                "early steps do not tell its speed; name it alone, and leave bucket_cap_mb to torch or give a size"
+            )
 
 
 def _rule_for(rule: str | ScalingRule | None, optimizer: torch.optim.Optimizer) -> ScalingRule:

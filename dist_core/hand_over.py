@@ -63,6 +63,18 @@ def _as_bytes(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.flatten().view(torch.uint8) if tensor.numel() else tensor
 
 
+def _header(skeleton: Any, tensors: Sequence[torch.Tensor], **more: Any) -> bytes:
+    """All that a receiver has to know before the tensors come."""
+    shapes = [[list(tensor.shape), str(tensor.dtype).removeprefix("torch.")] for tensor in tensors]
+    buffer = io.BytesIO()
+    torch.save({"skeleton": skeleton, "shapes": shapes, **more}, buffer)
+    return buffer.getvalue()
+
+
+def _memory_for(shape: list[int], dtype: str) -> torch.Tensor:
+    return torch.empty(shape, dtype=getattr(torch, dtype))
+
+
 def hand_over(group: ReplicaGroup, state: dict[str, Any] | None, *, source: int = 0) -> dict[str, Any]:
     """Collective: rank ``source`` gives its ``state``, everybody returns an equal one. Raises PeerLost.
 
@@ -77,17 +89,14 @@ def hand_over(group: ReplicaGroup, state: dict[str, Any] | None, *, source: int 
         assert state is not None
         skeleton = pack(state, tensors)
         tensors = [tensor.cpu().contiguous() for tensor in tensors]
-        shapes = [[list(tensor.shape), str(tensor.dtype).removeprefix("torch.")] for tensor in tensors]
-        buffer = io.BytesIO()
-        torch.save({"skeleton": skeleton, "shapes": shapes}, buffer)
-        header = buffer.getvalue()
+        header = _header(skeleton, tensors)
     header = group.broadcast_bytes(header, source=source)
     if group.rank == source:
         group.broadcast_tensors([_as_bytes(tensor) for tensor in tensors], source=source)
         assert state is not None
         return state
     content = torch.load(io.BytesIO(header), weights_only=True)
-    tensors = [torch.empty(shape, dtype=getattr(torch, dtype)) for shape, dtype in content["shapes"]]
+    tensors = [_memory_for(shape, dtype) for shape, dtype in content["shapes"]]
     group.broadcast_tensors([_as_bytes(tensor) for tensor in tensors], source=source)
     result: dict[str, Any] = unpack(content["skeleton"], tensors)
     return result
@@ -109,11 +118,8 @@ def share_state(
     skeleton = pack(own, tensors)
     header = b""
     if group.rank == 0:
-        shapes = [[list(tensor.shape), str(tensor.dtype).removeprefix("torch.")] for tensor in tensors]
-        buffer = io.BytesIO()
         replicated = [is_replicated(tensor) for tensor in tensors]
-        torch.save({"skeleton": skeleton, "shapes": shapes, "replicated": replicated, "joiners": list(joiners)}, buffer)
-        header = buffer.getvalue()
+        header = _header(skeleton, tensors, replicated=replicated, joiners=list(joiners))
     content = torch.load(io.BytesIO(group.broadcast_bytes(header)), weights_only=True)
     joiners = content["joiners"]
     present = tensors
@@ -151,7 +157,7 @@ def _usable(tensor: torch.Tensor | None, shape: list[int], dtype: str, *, keep: 
     fits = tensor is not None and list(tensor.shape) == shape and str(tensor.dtype) == f"torch.{dtype}"
     if tensor is not None and fits and (keep or (tensor.device.type == "cpu" and tensor.is_contiguous())):
         return tensor
-    return torch.empty(shape, dtype=getattr(torch, dtype))
+    return _memory_for(shape, dtype)
 
 
 def _pass_on(group: ReplicaGroup, tensors: list[torch.Tensor], joiners: Sequence[int]) -> None:

@@ -33,11 +33,11 @@ os.register_at_fork(after_in_child=gc.freeze)
 
 
 @contextmanager
-def _naming_a_lost_peer() -> Iterator[None]:
+def _naming_a_lost_peer(during: str = "state was handed over") -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        raise PeerLost(f"a replica vanished while state was handed over: {error}") from error
+        raise PeerLost(f"a replica vanished while {during}: {error}") from error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,6 +86,13 @@ class ReplicaGroup:
         if self.world_size == 1:
             return None
         return self.control.allreduce([vector])
+
+    def sum(self, vector: torch.Tensor, *, what: str) -> None:
+        """Sum a small CPU vector in place over the replicas. Raises PeerLost, which says ``what`` it held."""
+        with _naming_a_lost_peer(f"{what} were summed"):
+            work = self.sum_later(vector)
+            if work is not None:
+                work.wait()
 
     def broadcast_tensors(self, tensors: list[torch.Tensor], *, source: int = 0) -> None:
         """Send ``source``'s tensors into everybody's, all in flight at once. Raises PeerLost."""

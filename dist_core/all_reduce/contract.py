@@ -39,6 +39,16 @@ class ReductionStrategy(Protocol):
         ...
 
     @property
+    def comparable(self) -> bool:
+        """Whether a few steps tell its speed: not so for asynchronous ones, nor after a warm-up without compression."""
+        ...
+
+    @property
+    def reads_layout(self) -> bool:
+        """Whether ``Bucket.layout`` is used; it costs a look at the reducer each time that buckets change."""
+        ...
+
+    @property
     def needs(self) -> GroupNeeds: ...
 
     def enter(self, group: ReplicaGroup) -> None:

@@ -13,6 +13,8 @@ from dist_core.replica_group import GroupNeeds, ReplicaGroup
 
 class HalfPrecision:
     exact = False
+    comparable = True
+    reads_layout = False
     needs = GroupNeeds()
 
     def __init__(self, name: str, dtype: torch.dtype) -> None:

@@ -17,6 +17,8 @@ from dist_core.replica_group import GroupNeeds, ReplicaGroup
 class Hierarchical:
     name = "hierarchical"
     exact = True
+    comparable = True
+    reads_layout = False
     needs = GroupNeeds(by_node=True)
 
     def __init__(self) -> None:

@@ -32,6 +32,8 @@ _PUSH, _PULL, _STOP = 1.0, 2.0, 0.0
 class ParameterServer:
     name = "parameter_server"
     exact = False
+    comparable = False
+    reads_layout = False
     needs = GroupNeeds(extra_on_host=True)
 
     def __init__(self, staleness: int = 2) -> None:

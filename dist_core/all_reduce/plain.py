@@ -9,6 +9,8 @@ from dist_core.replica_group import GroupNeeds, ReplicaGroup
 class PlainAllReduce:
     name = "all_reduce"
     exact = True
+    comparable = True
+    reads_layout = False
     needs = GroupNeeds()
 
     def enter(self, group: ReplicaGroup) -> None:

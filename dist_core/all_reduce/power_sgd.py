@@ -15,6 +15,8 @@ from dist_core.replica_group import GroupNeeds, ReplicaGroup
 class PowerSGD:
     name = "power_sgd"
     exact = False
+    comparable = False
+    reads_layout = True
     needs = GroupNeeds(extra=1)
 
     def __init__(self, matrix_rank: int = 2, warm_up_steps: int = 20) -> None:

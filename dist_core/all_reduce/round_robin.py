@@ -14,6 +14,8 @@ from dist_core.replica_group import GroupNeeds, ReplicaGroup
 class RoundRobin:
     name = "round_robin"
     exact = True
+    comparable = True
+    reads_layout = False
 
     def __init__(self, num_groups: int = 2) -> None:
         if num_groups < 1:

@@ -25,6 +25,8 @@ from dist_core.replica_group import GroupNeeds, ReplicaGroup
 class Sharded:
     name = "sharded"
     exact = True
+    comparable = True
+    reads_layout = False
 
     def __init__(self, staging: Literal["device", "host"] = "device") -> None:
         if staging not in ("device", "host"):
