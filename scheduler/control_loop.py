@@ -19,7 +19,7 @@ from typing import Protocol
 
 from dist_core.env import EXIT_PREEMPTED, ReplicaEnvironment
 from scheduler.observer import Observer
-from scheduler.snapshot import Grant, Policy, TrialView
+from scheduler.snapshot import Grant, Policy, TrialView, check_grants
 from trials.errors import LaunchFailed, StoreUnavailable
 from trials.launch.base import Launcher, LaunchRequest
 from trials.plan import Launch, Publish, RetryJoin, Stop, plan
@@ -52,6 +52,10 @@ class LoopSettings:
     base_environ: Mapping[str, str]
     """Environment that replicas inherit."""
     server_file: Path | None = None
+    decide_every_seconds: float = 0.0
+    """Least time between two decisions of the policy; in between, the last one is carried out. 0: at every tick."""
+    move_patience_seconds: float = 10.0
+    """A trial that is to move to slots which others hold waits so long before it gives up its own."""
 
 
 class ControlLoop:
@@ -77,6 +81,9 @@ class ControlLoop:
         self._deaf_until = clock()
         self._last_end = 0.0
         self._launch_not_before: dict[str, float] = {}
+        self._blocked_since: dict[str, float] = {}
+        self._decided_at = float("-inf")
+        self._grants: Mapping[str, Grant] = {}
         self._observer = Observer(store, launcher)
 
     # ------------------------------------------------------------------ running
@@ -126,13 +133,25 @@ class ControlLoop:
         for trial in self._store.trials(live_only=True):
             self._advance(trial, now)
         trials = self._store.trials(live_only=True)
+        if now - self._decided_at >= self._settings.decide_every_seconds:
+            self._decide(trials, now)
+        self._act(trials, self._grants, now)
+        self._stop_leftovers(now)
+        self._on_change()
+
+    def _decide(self, trials: Sequence[TrialRecord], now: float) -> None:
+        """Ask the policy; when it fails or grants what does not exist, allocations stay as they are."""
         snapshot = self._observer.snapshot(
             trials, now, backing_off=self._backing_off(now), since_last_end=now - self._last_end
         )
-        grants = self._policy.allocate(snapshot)
-        self._act(trials, grants, now)
-        self._stop_leftovers(now)
-        self._on_change()
+        self._decided_at = now
+        try:
+            grants = self._policy.allocate(snapshot)
+            check_grants(snapshot, grants)
+        except Exception:
+            logger.exception("policy failed policy=%s; allocations stay as they are", self._policy.name)
+            return
+        self._grants = grants
 
     @property
     def latest_views(self) -> Mapping[str, TrialView]:
@@ -252,6 +271,7 @@ class ControlLoop:
         self._last_end = now
         self._move(trial, event, reason, now, finished_at=now)
         self._observer.forget(trial.trial_id)
+        self._blocked_since.pop(trial.trial_id, None)
         shutil.rmtree(self._checkpoint_dir(trial), ignore_errors=True)
 
     def _empty(self, trial: TrialRecord, now: float) -> None:
@@ -313,9 +333,12 @@ class ControlLoop:
             self._note_reason(trial, grant, now)
             replicas = self._store.replicas(trial_id=trial.trial_id)
             near = self._observer.near_epoch(trial.trial_id)
-            for action in plan(trial, grant.slots, replicas, now, near_epoch=near):
+            blocked = self._blocked_since.pop(trial.trial_id, None)
+            vacate = blocked is not None and now - blocked >= self._settings.move_patience_seconds
+            for action in plan(trial, grant.placement, replicas, now, near_epoch=near, vacate=vacate):
                 if isinstance(action, Launch):
-                    self._launch(trial, grant, action.count, now)
+                    if not self._launch(trial, grant, action.placement, now) and trial.members:
+                        self._blocked_since[trial.trial_id] = now if blocked is None else blocked
                 elif isinstance(action, Publish):
                     self._publish(trial, grant, action, now)
                 elif isinstance(action, Stop):
@@ -331,32 +354,26 @@ class ControlLoop:
             self._store.add_history(HistoryEntry(at=now, trial_id=trial.trial_id, what="waits", reason=grant.reason))
             logger.info("trial waits trial=%s reason=%s", trial.trial_id, grant.reason.sentence)
 
-    def _launch(self, trial: TrialRecord, grant: Grant, count: int, now: float) -> None:
+    def _launch(self, trial: TrialRecord, grant: Grant, wanted: Mapping[str, int], now: float) -> int:
+        """Start replicas where slots are free; returns how many could be started."""
         taken = {(replica.node, replica.slot) for replica in self._store.replicas()}
-        held: dict[str, int] = {}
-        for replica in self._store.replicas(trial_id=trial.trial_id):
-            held[replica.node] = held.get(replica.node, 0) + 1
-        slots = [
-            (node.node, slot)
-            for node in self._launcher.nodes()
-            for slot in range(node.slots)
-            if (node.node, slot) not in taken
-        ]
+        sizes = {node.node: node.slots for node in self._launcher.nodes()}
         started = 0
         index = self._next_launch_index(trial)
-        for node, wanted in grant.placement.items():
-            for place_node, slot in [place for place in slots if place[0] == node][: wanted - held.get(node, 0)]:
-                if started == count:
-                    break
-                if self._launch_one(trial, place_node, slot, index + started, now):
-                    started += 1
+        for node, count in wanted.items():
+            free = [slot for slot in range(sizes.get(node, 0)) if (node, slot) not in taken]
+            started += sum(
+                self._launch_one(trial, node, slot, index + started + offset, now)
+                for offset, slot in enumerate(free[:count])
+            )
         if not started:
-            return
+            return 0
         trial = self._store.trial(trial.trial_id)
         if trial.state in (TrialState.PENDING, TrialState.PAUSED):
             self._move(trial, TrialEvent.LAUNCHED, grant.reason, now)
         elif trial.state is TrialState.RUNNING:
             self._note_rescale(trial, grant, len(trial.members), len(trial.members) + started, now)
+        return started
 
     def _note_rescale(self, trial: TrialRecord, grant: Grant, before: int, after: int, now: float) -> None:
         self._store.save_trial(replace(trial, reason=grant.reason))
@@ -482,7 +499,7 @@ class ControlLoop:
             mine = [replica for replica in replicas if replica.trial_id == trial_id]
             if trial.outcome is not None and now - (trial.finished_at or now) < 1.0:
                 continue
-            for action in plan(trial, 0, mine, now):
+            for action in plan(trial, {}, mine, now):
                 if isinstance(action, Stop):
                     self._stop(action, mine, now)
 

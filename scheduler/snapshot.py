@@ -78,6 +78,26 @@ class Grant:
         return sum(self.placement.values())
 
 
+def check_grants(snapshot: Snapshot, grants: Mapping[str, Grant]) -> None:
+    """Raises ValueError for slots that do not exist, negative ones, and counts outside a trial's bounds."""
+    room = {node.name: node.slots for node in snapshot.nodes}
+    for view in snapshot.trials:
+        grant = grants.get(view.trial_id)
+        if grant is None:
+            continue
+        for node, count in grant.placement.items():
+            if count < 0 or count > room.get(node, 0):
+                raise ValueError(
+                    f"{view.trial_id} was granted {count} slots on {node}, where {room.get(node, 0)} are left"
+                )
+            room[node] -= count
+        if grant.slots and not view.min_replicas <= grant.slots <= view.max_replicas:
+            raise ValueError(
+                f"{view.trial_id} was granted {grant.slots} slots; it takes none, or {view.min_replicas} to "
+                f"{view.max_replicas}"
+            )
+
+
 class Policy(Protocol):
     name: str
 

@@ -1,13 +1,16 @@
 """From what should be to what to do next, for one trial: a pure function, safe to call again and again.
 
 Each call looks at the replicas as they are and returns the actions that move the trial towards the wanted number of
-them. Actions that are under way show in the observation (launched replicas, a published generation), so calling twice
-does nothing twice.
+them on each node. Actions that are under way show in the observation (launched replicas, a published generation), so
+calling twice does nothing twice.
+
+A trial moves to another node by growing there first and leaving the old one then, without a stop. Where the new slots
+are held by others, who may be waiting for this trial's, it leaves first (``vacate``), if need be by a pause.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from trials.record import ReplicaRecord, ReplicaState, TrialRecord
@@ -26,9 +29,9 @@ STOP_GRACE_SECONDS = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """Start this many further replicas."""
+    """Start this many further replicas on each node."""
 
-    count: int
+    placement: Mapping[str, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,16 +62,18 @@ Action = Launch | Publish | Stop | RetryJoin
 
 def plan(
     trial: TrialRecord,
-    wanted: int,
+    wanted: Mapping[str, int],
     replicas: Sequence[ReplicaRecord],
     now: float,
     *,
     near_epoch: int | None = None,
+    vacate: bool = False,
 ) -> list[Action]:
-    """Actions for a trial that should have ``wanted`` replicas; ``replicas`` are those that are not gone.
+    """Actions for a trial that should have ``wanted`` replicas by node; ``replicas`` are those that are not gone.
 
     ``near_epoch``: latest epoch that the trial will be in soon; joiners that stand in a later one are let in later, so
-    that an offer is not open for hours. None when nothing is known.
+    that an offer is not open for hours. None when nothing is known. ``vacate``: the slots to move to have been held by
+    others for too long.
     """
     if trial.state.is_final:
         # Nothing is left to save.
@@ -87,49 +92,74 @@ def plan(
     joiners = [replica for replica in replicas if replica.replica_id not in trial.members]
     if trial.switching:
         return _plan_switch(trial, members, joiners, now)
-    if wanted == 0:
+    if not any(wanted.values()):
         return [Publish((), None), *(Stop(joiner.replica_id, force=True) for joiner in joiners)]
-    surplus = len(members) + len(joiners) - wanted
-    if surplus > 0:
-        # Those who have not joined yet are the cheapest to give up; then the highest ranks leave.
-        given_up = sorted(joiners, key=lambda joiner: joiner.launched_at)[max(0, len(joiners) - surplus) :]
-        stops: list[Action] = [Stop(joiner.replica_id, force=True) for joiner in given_up]
-        if surplus > len(joiners):
-            return [*stops, Publish(tuple(members[:wanted]), None)]
+    kept, room = _fitting([alive[replica_id] for replica_id in members], wanted)
+    in_place, missing = _fitting(sorted(joiners, key=lambda joiner: joiner.launched_at), room)
+    leaves = len(kept) < len(members)
+    # Those who have not joined yet are the cheapest to give up.
+    stops: list[Action] = [
+        Stop(joiner.replica_id, force=True)
+        for joiner in sorted(joiners, key=lambda joiner: joiner.launched_at)
+        if joiner not in in_place
+    ]
+    remaining = tuple(member.replica_id for member in kept)
+    if leaves and not in_place and not missing:
+        return [*stops, Publish(remaining, None)]
+    if stops:
         return stops
     late = [joiner for joiner in joiners if _is_late(joiner, now)]
     if late:
         return [Stop(joiner.replica_id, force=True) for joiner in late]
-    if surplus < 0:
-        return [Launch(-surplus)]
+    if missing and leaves and vacate:
+        given_up = [] if kept else [Stop(joiner.replica_id, force=True) for joiner in joiners]
+        return [Publish(remaining, None), *given_up]
+    if missing:
+        return [Launch(missing)]
     if joiners and all(joiner.state is ReplicaState.READY for joiner in joiners):
         return _plan_join(members, joiners, near_epoch)
     return []
 
 
-def _plan_start(trial: TrialRecord, wanted: int, replicas: Sequence[ReplicaRecord], now: float) -> list[Action]:
+def _fitting(
+    replicas: Sequence[ReplicaRecord], wanted: Mapping[str, int]
+) -> tuple[list[ReplicaRecord], dict[str, int]]:
+    """Those of ``replicas`` that are where they are wanted, first come first; and how many are wanted beyond them."""
+    room = {node: count for node, count in wanted.items() if count > 0}
+    fitting = []
+    for replica in replicas:
+        if room.get(replica.node, 0) > 0:
+            fitting.append(replica)
+            room[replica.node] -= 1
+    return fitting, {node: count for node, count in room.items() if count > 0}
+
+
+def _plan_start(
+    trial: TrialRecord, wanted: Mapping[str, int], replicas: Sequence[ReplicaRecord], now: float
+) -> list[Action]:
     """No generation trains: launch a first set and let it in when all of it is ready."""
     stale = [replica for replica in replicas if _is_silent(replica, now)]
     if stale:
         return [Stop(replica.replica_id, force=True) for replica in stale]
-    if wanted == 0:
+    if not any(wanted.values()):
         return [_stop(replica, force=False) for replica in replicas if _may_stop(replica, now)]
+    ordered = sorted(replicas, key=lambda replica: replica.launch_index)
+    in_place, missing = _fitting(ordered, wanted)
     if not replicas:
-        return [Launch(wanted)]
+        return [Launch(missing)]
     if any(replica.join_epoch is not None for replica in replicas):
         # Joiners of a generation that is lost: they hold no state worth keeping and expect survivors.
         return [Stop(replica.replica_id, force=True) for replica in replicas]
-    if len(replicas) > wanted:
-        return [Stop(replica.replica_id, force=True) for replica in replicas[wanted:]]
+    if len(in_place) < len(replicas):
+        return [Stop(replica.replica_id, force=True) for replica in ordered if replica not in in_place]
     if trial.switching:
         overdue = now - trial.published_at > SWITCH_DEADLINE_SECONDS
-        missing = set(trial.published_members) - {replica.replica_id for replica in replicas}
-        if not overdue and not missing:
+        gone = set(trial.published_members) - {replica.replica_id for replica in replicas}
+        if not overdue and not gone:
             return []
-    if len(replicas) < wanted and all(replica.state is ReplicaState.LAUNCHED for replica in replicas):
-        return [Launch(wanted - len(replicas))]
+    if missing and all(replica.state is ReplicaState.LAUNCHED for replica in replicas):
+        return [Launch(missing)]
     if all(replica.state is ReplicaState.READY for replica in replicas):
-        ordered = sorted(replicas, key=lambda replica: replica.launch_index)
         return [Publish(tuple(replica.replica_id for replica in ordered), None)]
     return []
 

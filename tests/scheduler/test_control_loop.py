@@ -11,7 +11,7 @@ from scheduler.control_loop import OWNER_LEASE_SECONDS, ControlLoop, LoopSetting
 from scheduler.policy import GoodputPolicy
 from scheduler.snapshot import Grant, Snapshot
 from trials.launch import InMemoryLauncher
-from trials.record import Outcome, ReplicaRecord, ReplicaState, Report, Study, TrialRecord
+from trials.record import Outcome, Reason, ReplicaRecord, ReplicaState, Report, Study, TrialRecord
 from trials.spec import TrialSpec
 from trials.states import TrialState
 from trials.store import SqlTrialStore
@@ -281,7 +281,7 @@ def test_a_launch_that_fails_is_tried_again_later(bench: Bench) -> None:
     assert bench.trial(trial_id).state is TrialState.STARTING
 
 
-def test_a_policy_that_raises_changes_nothing(bench: Bench) -> None:
+def test_a_policy_that_raises_changes_nothing(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
     trial_id = grown(bench)
     before = bench.trial(trial_id)
 
@@ -292,10 +292,29 @@ def test_a_policy_that_raises_changes_nothing(bench: Bench) -> None:
             raise RuntimeError("policy")
 
     bench.loop._policy = Broken()
-    with pytest.raises(RuntimeError, match="policy"):
-        bench.tick()
+    bench.tick(5)
     assert bench.trial(trial_id) == before
     assert len(bench.launcher.running) == 4
+    assert "policy failed policy=broken" in caplog.text
+
+
+@pytest.mark.parametrize("placement", [{"n0": 5}, {"n0": -1, "n1": 1}, {"nowhere": 1}])
+def test_a_policy_that_grants_what_does_not_exist_changes_nothing(
+    bench: Bench, caplog: pytest.LogCaptureFixture, placement: dict[str, int]
+) -> None:
+    trial_id = grown(bench)
+    before = bench.trial(trial_id)
+
+    class Generous:
+        name = "generous"
+
+        def allocate(self, snapshot: Snapshot) -> dict[str, Grant]:
+            return {trial_id: Grant(placement=placement, reason=Reason(code="x", sentence="x"))}
+
+    bench.loop._policy = Generous()
+    bench.tick(5)
+    assert bench.trial(trial_id) == before
+    assert "was granted" in caplog.text
 
 
 def test_a_row_without_a_process_does_not_keep_its_slot(bench: Bench) -> None:

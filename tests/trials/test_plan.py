@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -17,8 +19,8 @@ from trials.plan import (
     Publish,
     RetryJoin,
     Stop,
-    plan,
 )
+from trials.plan import plan as plan_by_node
 from trials.record import Outcome, ReplicaRecord, ReplicaState, TrialRecord
 from trials.spec import TrialSpec
 from trials.states import TrialState
@@ -42,8 +44,13 @@ def training(*names: str) -> TrialRecord:
     return trial(generation=1, published=1, members=names, published_members=names)
 
 
+def plan(record: TrialRecord, wanted: int, replicas: list[ReplicaRecord], now: float, **more: Any) -> list[Action]:
+    """On a cluster of one node."""
+    return plan_by_node(record, {"n": wanted}, replicas, now, **more)
+
+
 def test_a_new_trial_is_launched_and_let_in_when_all_are_ready() -> None:
-    assert plan(trial(), 2, [], 0.0) == [Launch(2)]
+    assert plan(trial(), 2, [], 0.0) == [Launch({"n": 2})]
     a, b = replica("a", state=ReplicaState.READY), replica("b", state=ReplicaState.LAUNCHED, launch_index=1)
     assert plan(trial(), 2, [a, b], 0.0) == []
     ready = [a, replace(b, state=ReplicaState.READY)]
@@ -52,7 +59,7 @@ def test_a_new_trial_is_launched_and_let_in_when_all_are_ready() -> None:
 
 def test_growing_waits_for_joiners_that_stand_in_one_epoch() -> None:
     a, b = replica("a"), replica("b", state=ReplicaState.LAUNCHED, launch_index=1)
-    assert plan(training("a"), 2, [a], 0.0) == [Launch(1)]
+    assert plan(training("a"), 2, [a], 0.0) == [Launch({"n": 1})]
     assert plan(training("a"), 2, [a, b], 0.0) == []
     b = replace(b, state=ReplicaState.READY, join_epoch=5)
     assert plan(training("a"), 2, [a, b], 0.0) == [Publish(("a", "b"), 5)]
@@ -109,24 +116,55 @@ def test_a_finished_trial_ends_its_replicas_and_insists() -> None:
     assert plan(done, 0, [replica("a", stop_requested_at=1.0)], 100.0) == [Stop("a", force=True)]
 
 
-class World:
-    """Replicas that do what they are told, in a random order, and sometimes die."""
+def test_a_trial_moves_by_growing_before_it_leaves() -> None:
+    a = replica("a")
+    assert plan_by_node(training("a"), {"m": 1}, [a], 0.0) == [Launch({"m": 1})]
+    b = replica("b", node="m", state=ReplicaState.LAUNCHED, launch_index=1)
+    assert plan_by_node(training("a"), {"m": 1}, [a, b], 0.0) == []
+    b = replace(b, state=ReplicaState.READY, join_epoch=2)
+    assert plan_by_node(training("a"), {"m": 1}, [a, b], 0.0) == [Publish(("a", "b"), 2)]
+    assert plan_by_node(training("a", "b"), {"m": 1}, [a, b], 0.0) == [Publish(("b",), None)]
 
-    def __init__(self, seed: int, deaths: bool) -> None:
+
+def test_a_trial_whose_new_slots_are_taken_leaves_first() -> None:
+    a, b = replica("a"), replica("b", node="m")
+    assert plan_by_node(training("a", "b"), {"m": 2}, [a, b], 0.0, vacate=True) == [Publish(("b",), None)]
+    assert plan_by_node(training("a"), {"m": 1}, [a], 0.0, vacate=True) == [Publish((), None)]
+    assert plan_by_node(training("a"), {"n": 2}, [a], 0.0, vacate=True) == [Launch({"n": 1})]
+
+
+class World:
+    """Replicas on two nodes that do what they are told, in a random order, and sometimes die."""
+
+    def __init__(self, seed: int, deaths: bool, room: Mapping[str, int]) -> None:
         self.random = random.Random(seed)
         self.deaths = deaths
         self.now = 0.0
         self.count = 0
+        self.room = room
+        self.blocked = 0
         self.trial = trial(state=TrialState.PENDING)
         self.replicas: dict[str, ReplicaRecord] = {}
 
+    def free(self, node: str) -> int:
+        return self.room[node] - sum(row.node == node for row in self.replicas.values())
+
     def act(self, action: Action) -> None:
         if isinstance(action, Launch):
-            for _ in range(action.count):
+            nodes = [
+                node for node, count in action.placement.items() for _ in range(max(0, min(count, self.free(node))))
+            ]
+            self.blocked = 0 if nodes else self.blocked + 1
+            for node in nodes:
                 name = f"r{self.count}"
                 index = max((row.launch_index for row in self.replicas.values()), default=-1) + 1
                 self.replicas[name] = replica(
-                    name, state=ReplicaState.LAUNCHED, launch_index=index, launched_at=self.now, contact_at=self.now
+                    name,
+                    node=node,
+                    state=ReplicaState.LAUNCHED,
+                    launch_index=index,
+                    launched_at=self.now,
+                    contact_at=self.now,
                 )
                 self.count += 1
         elif isinstance(action, Stop):
@@ -166,25 +204,33 @@ class World:
 
 
 @settings(max_examples=200, deadline=None)
-@given(st.integers(0, 10**6), st.lists(st.integers(0, 5), min_size=1, max_size=5), st.booleans())
-def test_whatever_is_wanted_the_trial_gets_there(seed: int, wishes: list[int], deaths: bool) -> None:
-    world = World(seed, deaths)
+@given(
+    st.integers(0, 10**6),
+    st.lists(st.fixed_dictionaries({"n": st.integers(0, 3), "m": st.integers(0, 3)}), min_size=1, max_size=5),
+    st.booleans(),
+)
+def test_whatever_is_wanted_the_trial_gets_there(seed: int, wishes: list[dict[str, int]], deaths: bool) -> None:
+    world = World(seed, deaths, {"n": 3, "m": 3})
     for wanted in wishes:
-        world.deaths = deaths
+        world.blocked = 0
         for step in range(300):
             world.deaths = deaths and step < 100
-            for action in plan(world.trial, wanted, list(world.replicas.values()), world.now):
+            actions = plan_by_node(
+                world.trial, wanted, list(world.replicas.values()), world.now, vacate=world.blocked > 3
+            )
+            for action in actions:
                 world.act(action)
             world.happen()
-            assert len(world.replicas) <= 5
+            assert all(world.free(node) >= 0 for node in world.room)
         active = [row for row in world.replicas.values() if row.state is ReplicaState.ACTIVE]
-        assert len(active) == len(world.replicas) == wanted
+        assert len(active) == len(world.replicas)
+        assert {node: sum(row.node == node for row in active) for node in wanted} == wanted
         assert set(world.trial.members) == set(world.replicas)
 
 
 @pytest.mark.parametrize("wanted", [0, 1, 2, 3])
 def test_planning_twice_without_a_change_in_between_launches_nothing_twice(wanted: int) -> None:
-    world = World(1, deaths=False)
+    world = World(1, deaths=False, room={"n": 3})
     for action in plan(world.trial, wanted, [], 0.0):
         world.act(action)
     again = plan(world.trial, wanted, list(world.replicas.values()), 0.0)

@@ -13,12 +13,15 @@ from trials.errors import StoreUnavailable, UnknownTrial
 from trials.record import Outcome, Reason, ReplicaRecord, ReplicaState, Report, Study
 from trials.spec import TrialSpec
 from trials.states import TrialState
-from trials.store import SqlTrialStore, TrialStore
+from trials.store import InMemoryTrialStore, SqlTrialStore, TrialStore
 from trials.store.base import HistoryEntry
 
 
-@pytest.fixture(params=["sqlite-file", "sqlite-memory"])
+@pytest.fixture(params=["sqlite-file", "sqlite-memory", "memory"])
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[TrialStore]:
+    if request.param == "memory":
+        yield InMemoryTrialStore()
+        return
     url = "sqlite://" if request.param == "sqlite-memory" else f"sqlite:///{tmp_path / 'trials.db'}"
     made = SqlTrialStore(url)
     yield made

@@ -1,6 +1,7 @@
-"""Where trials are kept: one protocol, one SQL implementation (SQLite embedded; any SQLAlchemy database shared)."""
+"""Where trials are kept: one protocol; SQL (SQLite embedded, any SQLAlchemy database shared) or memory."""
 
 from trials.store.base import TrialStore
+from trials.store.memory import InMemoryTrialStore
 from trials.store.sql import SqlTrialStore
 
-__all__ = ["SqlTrialStore", "TrialStore"]
+__all__ = ["InMemoryTrialStore", "SqlTrialStore", "TrialStore"]

@@ -1,0 +1,222 @@
+"""A store in memory: for the simulator, whose trials end with it, and wherever nothing has to outlive the process."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from trials.errors import UnknownTrial
+from trials.record import Outcome, Reason, ReplicaRecord, ReplicaState, Report, Study, TrialRecord
+from trials.spec import TrialSpec
+from trials.store.base import HistoryEntry, SlotInterval
+
+
+class InMemoryTrialStore:
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self._studies: dict[str, Study] = {}
+        self._trials: dict[str, TrialRecord] = {}
+        self._live: dict[str, None] = {}
+        self._by_number: dict[tuple[str, int], str] = {}
+        self._replicas: dict[str, ReplicaRecord] = {}
+        self._live_replicas: dict[str, None] = {}
+        self._replicas_of: dict[str, dict[str, None]] = {}
+        self._hints: dict[str, dict[str, Any]] = {}
+        self._reports: dict[str, dict[tuple[str, int], Report]] = {}
+        self._history: dict[str, list[HistoryEntry]] = {}
+        self.writes = 0
+        """Counts changes: a reader that sees the same number twice has missed nothing."""
+
+    # ------------------------------------------------------------------ studies
+
+    def put_study(self, study: Study) -> None:
+        with self._lock:
+            self.writes += 1
+            self._studies[study.name] = study
+
+    def touch_study(self, name: str, owner: str, now: float) -> bool:
+        with self._lock:
+            study = self._studies.get(name)
+            if study is None or study.owner != owner:
+                return False
+            self._studies[name] = replace(study, owner_seen_at=now)
+            return True
+
+    def disown_study(self, name: str, owner: str) -> None:
+        with self._lock:
+            study = self._studies.get(name)
+            if study is not None and study.owner == owner:
+                self.put_study(replace(study, owner=None))
+
+    def studies(self) -> list[Study]:
+        with self._lock:
+            return list(self._studies.values())
+
+    # ------------------------------------------------------------------ trials
+
+    def submit(self, spec: TrialSpec, now: float) -> TrialRecord:
+        with self._lock:
+            known = self._by_number.get((spec.study, spec.number))
+            if known is not None:
+                return self._trials[known]
+            self.writes += 1
+            trial_id = f"t{len(self._trials):010d}"
+            reason = Reason(code="submitted", sentence="waits for the next look at the cluster")
+            record = TrialRecord(trial_id=trial_id, spec=spec, reason=reason, submitted_at=now)
+            self._by_number[spec.study, spec.number] = trial_id
+            self._trials[trial_id] = record
+            self._live[trial_id] = None
+            return record
+
+    def trials(self, *, live_only: bool = False) -> list[TrialRecord]:
+        with self._lock:
+            return [self._trials[name] for name in self._live] if live_only else list(self._trials.values())
+
+    def trial(self, trial_id: str) -> TrialRecord:
+        with self._lock:
+            try:
+                return self._trials[trial_id]
+            except KeyError:
+                raise UnknownTrial(f"no trial is called {trial_id!r}; `elastune ls` lists them") from None
+
+    def save_trial(self, record: TrialRecord) -> None:
+        with self._lock:
+            present = self.trial(record.trial_id)
+            # Facts that others have written since the loop read its copy are left alone.
+            self._put(
+                replace(
+                    record,
+                    entered=present.entered,
+                    abandoned=present.abandoned,
+                    outcome=present.outcome,
+                    cancel_requested=present.cancel_requested,
+                    hold=present.hold,
+                )
+            )
+
+    def _put(self, record: TrialRecord) -> None:
+        self.writes += 1
+        self._trials[record.trial_id] = record
+        if record.state.is_final:
+            self._live.pop(record.trial_id, None)
+
+    def set_outcome(self, trial_id: str, outcome: Outcome) -> bool:
+        with self._lock:
+            record = self.trial(trial_id)
+            if record.outcome is not None:
+                return False
+            self._put(replace(record, outcome=outcome))
+            return True
+
+    def note_entered(self, trial_id: str, generation: int) -> None:
+        with self._lock:
+            record = self.trial(trial_id)
+            if generation > record.entered:
+                self._put(replace(record, entered=generation))
+
+    def note_abandoned(self, trial_id: str, generation: int) -> None:
+        with self._lock:
+            record = self.trial(trial_id)
+            if generation > record.abandoned:
+                self._put(replace(record, abandoned=generation))
+
+    def request_cancel(self, trial_id: str, why: str) -> None:
+        with self._lock:
+            self._put(replace(self.trial(trial_id), cancel_requested=why))
+
+    def hold_study(self, study: str, hold: str) -> None:
+        with self._lock:
+            for record in self.trials(live_only=True):
+                if record.spec.study == study:
+                    self._put(replace(record, hold=hold))
+
+    def release(self, trial_ids: Sequence[str]) -> None:
+        with self._lock:
+            for trial_id in trial_ids:
+                record = self._trials.get(trial_id)
+                if record is not None and record.hold is not None:
+                    self._put(replace(record, hold=None))
+
+    # ------------------------------------------------------------------ replicas
+
+    def add_replica(self, replica: ReplicaRecord) -> None:
+        with self._lock:
+            self.writes += 1
+            self._replicas[replica.replica_id] = replica
+            self._live_replicas[replica.replica_id] = None
+            self._replicas_of.setdefault(replica.trial_id, {})[replica.replica_id] = None
+
+    def replicas(self, *, trial_id: str | None = None, live_only: bool = True) -> list[ReplicaRecord]:
+        with self._lock:
+            if trial_id is not None:
+                names = self._replicas_of.get(trial_id, {})
+            else:
+                names = self._live_replicas if live_only else dict.fromkeys(self._replicas)
+            found = [self._replicas[name] for name in names]
+        if live_only:
+            found = [row for row in found if row.state is not ReplicaState.GONE]
+        return sorted(found, key=lambda row: (row.launched_at, row.launch_index))
+
+    def update_replica(self, replica_id: str, **fields: Any) -> None:
+        with self._lock:
+            row = self._replicas.get(replica_id)
+            if row is None:
+                return
+            self.writes += 1
+            self._replicas[replica_id] = replace(row, **fields)
+            if fields.get("state") is ReplicaState.GONE:
+                self._live_replicas.pop(replica_id, None)
+
+    def set_replica_state(self, replica_ids: Sequence[str], state: ReplicaState) -> None:
+        with self._lock:
+            for replica_id in replica_ids:
+                row = self._replicas.get(replica_id)
+                if row is not None and row.state is not ReplicaState.GONE:
+                    self.update_replica(replica_id, state=state)
+
+    # ------------------------------------------------------------------ hints, reports, history
+
+    def put_hints(self, trial_id: str, hints: Mapping[str, Any]) -> None:
+        with self._lock:
+            self._hints[trial_id] = dict(hints)
+
+    def hints(self, trial_ids: Sequence[str]) -> dict[str, dict[str, Any]]:
+        with self._lock:
+            return {trial_id: self._hints[trial_id] for trial_id in trial_ids if trial_id in self._hints}
+
+    def add_report(self, report: Report) -> None:
+        with self._lock:
+            study = self.trial(report.trial_id).spec.study
+            self._reports.setdefault(study, {}).setdefault((report.trial_id, report.step), report)
+
+    def reports(self, study: str) -> list[Report]:
+        with self._lock:
+            rows = self._reports.get(study, {})
+            return [rows[key] for key in sorted(rows)]
+
+    def add_history(self, entry: HistoryEntry) -> None:
+        with self._lock:
+            self._history.setdefault(entry.trial_id, []).append(entry)
+
+    def history(self, trial_id: str) -> list[HistoryEntry]:
+        with self._lock:
+            return list(self._history.get(trial_id, ()))
+
+    def slot_intervals(self) -> list[SlotInterval]:
+        rows = self.replicas(live_only=False)
+        return [
+            SlotInterval(
+                node=row.node,
+                slot=row.slot,
+                trial_id=row.trial_id,
+                replica_id=row.replica_id,
+                began=row.launched_at,
+                ended=row.gone_at,
+            )
+            for row in rows
+        ]
+
+    def close(self) -> None:
+        """Nothing is kept."""
