@@ -84,6 +84,8 @@ class ControlLoop:
         self._blocked_since: dict[str, float] = {}
         self._decided_at = float("-inf")
         self._grants: Mapping[str, Grant] = {}
+        self.policy_error: Exception | None = None
+        """Why the policy's last answer could not be used; None when it could."""
         self._observer = Observer(store, launcher)
 
     # ------------------------------------------------------------------ running
@@ -142,15 +144,21 @@ class ControlLoop:
     def _decide(self, trials: Sequence[TrialRecord], now: float) -> None:
         """Ask the policy; when it fails or grants what does not exist, allocations stay as they are."""
         snapshot = self._observer.snapshot(
-            trials, now, backing_off=self._backing_off(now), since_last_end=now - self._last_end
+            trials,
+            now,
+            backing_off=self._backing_off(now),
+            since_last_end=now - self._last_end,
+            decide_every_seconds=self._settings.decide_every_seconds,
         )
         self._decided_at = now
         try:
             grants = self._policy.allocate(snapshot)
             check_grants(snapshot, grants)
-        except Exception:
+        except Exception as error:
+            self.policy_error = error
             logger.exception("policy failed policy=%s; allocations stay as they are", self._policy.name)
             return
+        self.policy_error = None
         self._grants = grants
 
     @property

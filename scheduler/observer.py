@@ -1,7 +1,8 @@
 """Builds the policy's snapshot from the store and the launcher, and keeps what is costly to rebuild each time.
 
-Kept between ticks: each trial's fitted goodput model, until its measurements change, and how long replicas of each
-study take to start. Both can be rebuilt from the store, so a new scheduler starts without them. One thread calls it.
+Kept between ticks: each study's profile, until its measurements say something new, how long its replicas take to
+start, and the slot-seconds each trial has had. All can be rebuilt from the store, so a new scheduler starts without
+them. One thread calls it.
 """
 
 from __future__ import annotations
@@ -9,12 +10,12 @@ from __future__ import annotations
 import statistics
 from collections import deque
 from collections.abc import Mapping, Sequence, Set
-from dataclasses import dataclass
+from typing import Any
 
-from dist_core.goodput import GoodputModel, Hints, Observation
-from scheduler.pooling import pool_observations
+from dist_core.goodput import Hints
 from scheduler.promise import Promise, promises
 from scheduler.snapshot import NodeView, Snapshot, TrialView
+from scheduler.study_history import StudyHistory
 from trials.launch.base import Launcher
 from trials.record import ReplicaRecord, Report, Study, TrialRecord
 from trials.states import TrialState
@@ -26,30 +27,26 @@ DEFAULT_START_SECONDS = 2.0
 """Assumed time from a replica's launch to its first training step until the study has shown its own."""
 OFFER_SECONDS = 15.0
 """A generation is offered at most so long before the trial comes to the epoch in which its joiners wait."""
-REFIT_SECONDS = 2.0
-"""Least time between fits caused by other trials' measurements alone."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Fitted:
-    hints: tuple[Observation, ...]
-    fitted_at: float
-    model: GoodputModel | None
 
 
 class Observer:
     def __init__(self, store: TrialStore, launcher: Launcher) -> None:
         self._store = store
         self._launcher = launcher
+        self._documents: dict[str, Mapping[str, Any]] = {}
         self._hints: dict[str, Hints] = {}
-        self._models: dict[str, _Fitted] = {}
+        self._histories: dict[str, StudyHistory] = {}
         self._start_seconds: dict[str, deque[float]] = {}
         self._started_seen: set[str] = set()
+        self._slot_seconds: dict[str, float] | None = None
+        self._held: dict[str, int] = {}
+        self._looked_at = 0.0
         self.latest_views: Mapping[str, TrialView] = {}
 
     def forget(self, trial_id: str) -> None:
-        """The trial is over."""
-        self._models.pop(trial_id, None)
+        """The trial is over; what it measured stays with its study."""
+        self._documents.pop(trial_id, None)
+        self._hints.pop(trial_id, None)
 
     def near_epoch(self, trial_id: str) -> int | None:
         """Latest epoch that the trial reaches soon; None while nothing is known of it."""
@@ -61,7 +58,13 @@ class Observer:
         return hints.epoch + int(OFFER_SECONDS / hints.epoch_seconds)
 
     def snapshot(
-        self, trials: Sequence[TrialRecord], now: float, *, backing_off: Set[str], since_last_end: float
+        self,
+        trials: Sequence[TrialRecord],
+        now: float,
+        *,
+        backing_off: Set[str],
+        since_last_end: float,
+        decide_every_seconds: float,
     ) -> Snapshot:
         """What the policy may know of these trials (all that are live).
 
@@ -71,16 +74,17 @@ class Observer:
         nodes = tuple(NodeView(name=node.node, slots=node.slots) for node in self._launcher.nodes())
         self._note_starts(trials, replicas)
         studies = {study.name: study for study in self._store.studies()}
-        hints = self._parsed_hints([trial.trial_id for trial in trials])
-        self._hints = hints
+        replicas_of: dict[str, list[ReplicaRecord]] = {}
+        for replica in replicas:
+            replicas_of.setdefault(replica.trial_id, []).append(replica)
+        self._note_slot_seconds({name: len(rows) for name, rows in replicas_of.items()}, now)
+        self._read_hints(trials, now)
         standing = self._promises(trials, studies)
-        studies_of = {trial.trial_id: trial.spec.study for trial in trials}
         views = tuple(
             self._view(
                 trial,
-                [replica for replica in replicas if replica.trial_id == trial.trial_id],
+                replicas_of.get(trial.trial_id, []),
                 studies.get(trial.spec.study),
-                self._pooled(trial, studies_of),
                 standing.get(trial.trial_id),
                 now,
                 backs_off=trial.trial_id in backing_off,
@@ -88,7 +92,48 @@ class Observer:
             for trial in trials
         )
         self.latest_views = {view.trial_id: view for view in views}
-        return Snapshot(now=now, nodes=nodes, trials=views, free_for_seconds=since_last_end)
+        return Snapshot(
+            now=now,
+            nodes=nodes,
+            trials=views,
+            free_for_seconds=since_last_end,
+            decide_every_seconds=decide_every_seconds,
+        )
+
+    def _note_slot_seconds(self, held: dict[str, int], now: float) -> None:
+        """Add up what each trial has held since the last look; the first look reads the store's own account."""
+        if self._slot_seconds is None:
+            self._slot_seconds = {}
+            for interval in self._store.slot_intervals():
+                seconds = max(0.0, (now if interval.ended is None else interval.ended) - interval.began)
+                self._slot_seconds[interval.trial_id] = self._slot_seconds.get(interval.trial_id, 0.0) + seconds
+        else:
+            for name, slots in self._held.items():
+                self._slot_seconds[name] = self._slot_seconds.get(name, 0.0) + slots * (now - self._looked_at)
+        self._held, self._looked_at = held, now
+
+    def _read_hints(self, trials: Sequence[TrialRecord], now: float) -> None:
+        """Parse what is new, and hand it to the studies' histories."""
+        for study in {trial.spec.study for trial in trials} - self._histories.keys():
+            self._histories[study] = self._history_of(study)
+        documents = self._store.hints([trial.trial_id for trial in trials])
+        for trial in trials:
+            document = documents.get(trial.trial_id)
+            if document is None or self._documents.get(trial.trial_id) == document:
+                continue
+            self._documents[trial.trial_id] = document
+            self._hints[trial.trial_id] = Hints.from_json(document)
+            self._histories[trial.spec.study].note(trial.trial_id, self._hints[trial.trial_id])
+        for study in {trial.spec.study for trial in trials}:
+            self._histories[study].refresh(now)
+
+    def _history_of(self, study: str) -> StudyHistory:
+        """With what the study's earlier trials have left, those of before this scheduler started among them."""
+        history = StudyHistory()
+        ended = [row.trial_id for row in self._store.trials() if row.spec.study == study and row.state.is_final]
+        for trial_id, document in self._store.hints(ended).items():
+            history.note(trial_id, Hints.from_json(document))
+        return history
 
     def _note_starts(self, trials: Sequence[TrialRecord], replicas: Sequence[ReplicaRecord]) -> None:
         """How long replicas of each study take from launch to their first training step."""
@@ -107,7 +152,6 @@ class Observer:
         trial: TrialRecord,
         replicas: Sequence[ReplicaRecord],
         study: Study | None,
-        pooled: Sequence[Observation],
         promise: Promise | None,
         now: float,
         *,
@@ -117,9 +161,10 @@ class Observer:
         for replica in replicas:
             placement[replica.node] = placement.get(replica.node, 0) + 1
         known = self._hints.get(trial.trial_id)
-        remaining = None
-        if known is not None and known.target_progress is not None and known.goodput > 0:
-            remaining = max(0.0, known.target_progress - known.progress) / known.goodput
+        history = self._histories[trial.spec.study]
+        remaining = history.typical_target
+        if known is not None:
+            remaining = None if known.target_progress is None else max(0.0, known.target_progress - known.progress)
         held = trial.hold
         if held is None and backs_off and not replicas:
             held = "waits a moment before it is started again, because it was lost or could not be launched"
@@ -135,46 +180,19 @@ class Observer:
             and not trial.switching
             and not backs_off,
             held=held,
-            model=self._model(trial.trial_id, known, pooled, now),
-            most_profiled=max(
-                (row.configuration.num_replicas for row in (*(known.observations if known else ()), *pooled)), default=1
-            ),
+            model=history.model(trial.trial_id, known),
             promise=promise.weight if promise is not None else 0.5,
             rank_sentence=promise.sentence if promise is not None else "nothing reported yet",
-            remaining_seconds=remaining,
+            progress=known.progress if known is not None else 0.0,
+            remaining_progress=remaining,
             pause_seconds=DEFAULT_PAUSE_SECONDS if pause is None else pause,
             start_seconds=statistics.median(self._start_seconds.get(trial.spec.study, (DEFAULT_START_SECONDS,))),
             since_rescale_seconds=now - trial.rescaled_at,
+            submitted_at=trial.submitted_at,
+            attained_slot_seconds=(self._slot_seconds or {}).get(trial.trial_id, 0.0),
+            num_rescales=max(0, trial.generation - 1),
             study_weight=study.weight if study is not None else 1.0,
         )
-
-    def _parsed_hints(self, trial_ids: Sequence[str]) -> dict[str, Hints]:
-        return {trial_id: Hints.from_json(document) for trial_id, document in self._store.hints(trial_ids).items()}
-
-    def _pooled(self, trial: TrialRecord, studies_of: Mapping[str, str]) -> list[Observation]:
-        """What the trial's study has measured in configurations that the trial itself has not run."""
-        own = self._hints.get(trial.trial_id)
-        if own is None:
-            return []
-        others = [
-            known.observations
-            for trial_id, known in self._hints.items()
-            if trial_id != trial.trial_id and studies_of[trial_id] == trial.spec.study
-        ]
-        return pool_observations(own.observations, others)
-
-    def _model(
-        self, trial_id: str, hints: Hints | None, pooled: Sequence[Observation], now: float
-    ) -> GoodputModel | None:
-        """The trial's model; fitted again when its own measurements changed, or others' a while ago."""
-        if hints is None or not hints.observations:
-            return None
-        cached = self._models.get(trial_id)
-        if cached is not None and cached.hints == hints.observations and now - cached.fitted_at < REFIT_SECONDS:
-            return cached.model
-        model = hints.fit(extra_observations=pooled)
-        self._models[trial_id] = _Fitted(hints.observations, now, model)
-        return model
 
     def _promises(self, trials: Sequence[TrialRecord], studies: Mapping[str, Study]) -> dict[str, Promise]:
         result: dict[str, Promise] = {}

@@ -6,11 +6,34 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from dist_core.goodput import GoodputModel
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from dist_core.goodput import BatchBounds
 from trials.record import Reason
 
 Placement = Mapping[str, int]
 """node -> slots."""
+
+
+class SpeedModel(Protocol):
+    """A trial's goodput by allocation, in examples at the initial batch size a second."""
+
+    @property
+    def bounds(self) -> BatchBounds: ...
+
+    @property
+    def most_profiled(self) -> int:
+        """Largest number of replicas that the model was fitted to."""
+        ...
+
+    def goodput(self, nodes: ArrayLike, replicas: ArrayLike) -> NDArray[np.float64]:
+        """Now, shape (A,)."""
+        ...
+
+    def curve(self, node_slots: int, counts: NDArray[np.int64]) -> NDArray[np.float64]:
+        """Now, of allocations packed onto nodes of that size."""
+        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,20 +54,25 @@ class TrialView:
     """It trains with the adaptive core, and no switch is under way."""
     held: str | None = None
     """Why it must not hold slots now, if so."""
-    model: GoodputModel | None = None
-    most_profiled: int = 1
-    """Largest number of replicas that the model was fitted to."""
+    model: SpeedModel | None = None
+    """None as long as neither the trial nor its study has measured anything."""
     promise: float = 0.5
     """Weight within its study, in (0, 1)."""
     rank_sentence: str = ""
     """How the promise came about, for people."""
-    remaining_seconds: float | None = None
-    """Expected rest of the trial at its present goodput; None when it declared no length."""
+    progress: float = 0.0
+    """Examples at the initial batch size."""
+    remaining_progress: float | None = None
+    """Progress left to the end of the declared epochs; None when it declared no length."""
     pause_seconds: float = 0.5
     """What a rescale costs this trial, measured where possible."""
     start_seconds: float = 2.0
     """From launching a replica to its first training step, as seen in its study."""
     since_rescale_seconds: float = float("inf")
+    submitted_at: float = 0.0
+    attained_slot_seconds: float = 0.0
+    num_rescales: int = 0
+    """Changes of allocation so far, the first start not counted."""
     study_weight: float = 1.0
 
     @property
@@ -60,6 +88,9 @@ class Snapshot:
     """In order of submission; a policy's answer does not depend on it beyond ties."""
     free_for_seconds: float = float("inf")
     """How long ago a trial ended; the moment until its study sends the next one is no room to grow into."""
+
+    decide_every_seconds: float = 0.0
+    """Least time to the next decision."""
 
     @property
     def total_slots(self) -> int:
@@ -99,7 +130,8 @@ def check_grants(snapshot: Snapshot, grants: Mapping[str, Grant]) -> None:
 
 
 class Policy(Protocol):
-    name: str
+    @property
+    def name(self) -> str: ...
 
     def allocate(self, snapshot: Snapshot) -> dict[str, Grant]:
         """A grant for every trial in the snapshot; never more than the nodes have, and pure."""

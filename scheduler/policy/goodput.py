@@ -1,268 +1,238 @@
-"""The default policy: slots go where they buy most goodput, weighed by promise, and move only when that pays.
+"""The default policy: slots go where they save most completion time, and move only when that pays.
 
-Every trial first gets its minimum, running ones before waiting ones, waiting ones in order of submission; while a
-trial waits, others shrink towards their minimum to let it in. Slots left over are given one at a time to the trial
-with the largest marginal value
+Each decision maximises, over the numbers of slots k_j that the trials may have,
 
-    weight x (goodput(k + 1) - goodput(k)) / goodput(1)        weight = promise^2 x study weight
+    sum_j  weight_j x speed_j(k_j) x kept_j(k_j)
 
-where goodput(k) is the trial's own fitted model (Pollux, OSDI'21, eq. 6 and 14). Then single slots move from the
-trial that loses least by it to the one that gains most. Growing, and moving, happen only when the gain over the
-trial's expected remaining life pays for the pauses of the rescale and for the slot that does nothing while a new
-replica starts, as measured for that trial and its study.
+where speed_j(k) is the trial's goodput with k slots relative to one slot, by its study's profile (Pollux, OSDI'21,
+eq. 6 and 14), and kept_j(k) is what a change from the present number leaves of it after its pause. The weight is the
+price of the trial's remaining work (``allocation.completion``), times what the trial is promised within its study,
+times the study's weight. Every trial's minimum comes first, running ones before waiting ones; while one waits, others
+shrink to let it in and nobody grows. Counts are then packed onto nodes, trials that keep their count stay.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 
+from scheduler.allocation.completion import prices
+from scheduler.allocation.counts import choose_counts, envelope
+from scheduler.allocation.placement import packed
 from scheduler.snapshot import Grant, Placement, Snapshot, TrialView
 from trials.record import Reason
 
-HORIZON_SECONDS = 60.0
-"""Over how long a gain is counted for a trial that declared no length."""
-LONGEST_HORIZON_SECONDS = 600.0
-"""Reports and models change; a gain further ahead is not believed."""
-SMALLEST_GAIN = 0.05
-"""Marginal goodput, relative to one replica's, below which a further replica is not worth its slot."""
-MOVE_MARGIN = 1.5
-"""A slot moves between running trials only if the receiver's gain exceeds the giver's loss by this factor."""
-SETTLE_SECONDS = 2.0
-SETTLE_FACTOR = 8.0
-"""A trial is left alone after a rescale until its new step times are measured, and for a multiple of what it cost."""
-PROMISE_POWER = 2.0
-"""Sharpens promise: a slot should not leave the best trial for the worst one's steeper speed-up."""
-ROOM_SECONDS = 1.0
-"""Slots that have been free for less are about to be taken by the study's next trial."""
+Floats = NDArray[np.float64]
+Integers = NDArray[np.int64]
+
+MOST_NODES = 64
+"""Largest allocation that is looked at, in whole nodes."""
 
 
-@dataclass(slots=True)
-class _Draft:
-    """One trial's count while the search moves slots around, and the value of each count."""
-
-    view: TrialView
-    count: int
-    values: np.ndarray
-    """Weighted goodput relative to one replica's, by count; index 0 is 0."""
-    note: str = ""
-
-    def gain(self) -> float:
-        """Value of one more replica; -inf when it may not have one, or has not even its minimum."""
-        if self.count < self.view.min_replicas or self.count + 1 >= len(self.values):
-            return float("-inf")
-        return float(self.values[self.count + 1] - self.values[self.count])
-
-    def loss(self) -> float:
-        """Value given up with one replica less; inf when it may not go lower."""
-        if self.count <= self.view.min_replicas:
-            return float("inf")
-        return float(self.values[self.count] - self.values[self.count - 1])
-
-    @property
-    def horizon(self) -> float:
-        """Seconds over which a further replica would earn something: the rest of the trial, less its start."""
-        remaining = self.view.remaining_seconds
-        rest = HORIZON_SECONDS if remaining is None else min(remaining, LONGEST_HORIZON_SECONDS)
-        return max(0.0, rest - self.view.start_seconds)
-
-    def pause_cost(self) -> float:
-        """Value lost while the trial switches once."""
-        return self.view.pause_seconds * float(self.values[min(self.count, len(self.values) - 1)])
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GoodputSettings:
+    horizon_seconds: float = 200.0
+    """Over how long a change is believed to last; less for a trial that ends before."""
+    exploration: float = 4.0
+    """A trial may have so many times the replicas that its study was measured with (2 in Pollux, section 4.1)."""
+    smallest_gain: float = 0.0
+    """A change must promise this much more, relative to what the trial has, beside paying for its pause."""
+    promise_power: float = 2.0
+    """Sharpens promise: a slot should not leave the best trial for the worst one's steeper speed-up."""
+    settle_seconds: float = 2.0
+    most_settle_seconds: float = 30.0
+    settle_factor: float = 8.0
+    """A trial is left alone after a rescale until its new step times are measured: a multiple of what it cost."""
+    room_seconds: float = 1.0
+    """Slots that have been free for less are about to be taken by a study's next trial."""
+    unknown_seconds: float = 60.0
+    """Taken as the remaining work of a trial that neither says its length nor has run."""
 
 
 class GoodputPolicy:
-    name = "goodput"
+    name: Final = "goodput"
+
+    def __init__(self, settings: GoodputSettings | None = None) -> None:
+        self.settings = settings or GoodputSettings()
 
     def allocate(self, snapshot: Snapshot) -> dict[str, Grant]:
-        drafts = {view.trial_id: _Draft(view, 0, _values(view)) for view in snapshot.trials}
-        waiting = self._grant_minimums(snapshot, drafts)
-        if not waiting:
-            self._keep_current(snapshot, drafts)
-            self._grow(snapshot, drafts)
-            self._move(drafts)
-        return self._grants(snapshot, drafts, waiting)
-
-    def _grant_minimums(self, snapshot: Snapshot, drafts: dict[str, _Draft]) -> list[TrialView]:
-        """Everybody's minimum while there is room; returns those that have to wait."""
-        free = snapshot.total_slots
-        waiting: list[TrialView] = []
-        # A trial that runs is never stopped for one that waits: killing progress to start afresh gains nothing.
-        order = sorted(snapshot.trials, key=lambda view: view.held_slots == 0)
-        for view in order:
-            if view.held is not None:
-                continue
-            if view.min_replicas <= free:
-                drafts[view.trial_id].count = view.min_replicas
-                free -= view.min_replicas
-            else:
-                # Also a trial that lost replicas and cannot have its minimum any more: it pauses until it can.
-                waiting.append(view)
-        if waiting:
-            # What the minimums left over is too small for whoever waits first; running trials keep what they have.
-            for view in order:
-                draft = drafts[view.trial_id]
-                if 0 < draft.count < view.held_slots:
-                    kept = min(view.held_slots - draft.count, free)
-                    draft.count += kept
-                    free -= kept
-        return waiting
-
-    def _keep_current(self, snapshot: Snapshot, drafts: dict[str, _Draft]) -> None:
-        """Start from what is held now, as far as the minimums of the others leave room for it."""
-        free = snapshot.total_slots - sum(draft.count for draft in drafts.values())
-        extra = [
-            draft for draft in drafts.values() if draft.view.held is None and draft.view.held_slots > draft.count > 0
-        ]
-        while free > 0 and extra:
-            # Highest value first, so that those who shrink for a newcomer are those who lose least.
-            best = max(extra, key=lambda draft: (draft.gain(), draft.view.trial_id))
-            best.count += 1
-            free -= 1
-            extra = [draft for draft in extra if draft.view.held_slots > draft.count]
-
-    def _grow(self, snapshot: Snapshot, drafts: dict[str, _Draft]) -> None:
-        free = snapshot.total_slots - sum(draft.count for draft in drafts.values())
-        if snapshot.free_for_seconds < ROOM_SECONDS:
-            return
-        grown: set[str] = set()
-        while free > 0:
-            candidates = [
-                draft
-                for trial_id, draft in drafts.items()
-                if _may_change(draft.view) and self._pays(draft, already=trial_id in grown)
-            ]
-            if not candidates:
-                return
-            best = max(candidates, key=lambda draft: (draft.gain(), draft.view.trial_id))
-            best.count += 1
-            grown.add(best.view.trial_id)
-            free -= 1
-
-    @staticmethod
-    def _pays(draft: _Draft, *, already: bool) -> bool:
-        """Whether one more replica earns more than the pause costs; a second one adds no pause."""
-        gain = draft.gain()
-        if gain < SMALLEST_GAIN * _weight(draft.view):
-            return False
-        return already or gain * draft.horizon > draft.pause_cost()
-
-    def _move(self, drafts: dict[str, _Draft]) -> None:
-        """Move single slots from running trials to others while it pays, at most one per trial and decision."""
-        moved: set[str] = set()
-        while True:
-            movable = [
-                draft for draft in drafts.values() if _may_change(draft.view) and draft.view.trial_id not in moved
-            ]
-            givers = [draft for draft in movable if draft.count > draft.view.min_replicas]
-            if not givers:
-                return
-            giver = min(givers, key=lambda draft: (draft.loss(), draft.view.trial_id))
-            takers = [draft for draft in movable if draft is not giver]
-            if not takers:
-                return
-            taker = max(takers, key=lambda draft: (draft.gain(), draft.view.trial_id))
-            horizon = min(giver.horizon, taker.horizon)
-            # Until the taker's new replica trains, the moved slot earns nothing.
-            cost = giver.pause_cost() + taker.pause_cost() + giver.loss() * taker.view.start_seconds
-            if taker.gain() <= MOVE_MARGIN * giver.loss() or (taker.gain() - giver.loss()) * horizon <= cost:
-                return
-            giver.count -= 1
-            taker.count += 1
-            giver.note = f"one slot went to {taker.view.trial_id}, which gains more from it"
-            taker.note = f"one slot came from {giver.view.trial_id}, which loses less by it"
-            moved |= {giver.view.trial_id, taker.view.trial_id}
-
-    def _grants(self, snapshot: Snapshot, drafts: dict[str, _Draft], waiting: list[TrialView]) -> dict[str, Grant]:
-        placements = place({trial_id: draft.count for trial_id, draft in drafts.items()}, snapshot)
-        free = snapshot.total_slots - sum(draft.count for draft in drafts.values())
-        return {
-            trial_id: Grant(placement=placements[trial_id], reason=_reason(draft, snapshot, waiting, free))
-            for trial_id, draft in drafts.items()
-        }
-
-
-def _weight(view: TrialView) -> float:
-    return float(view.promise**PROMISE_POWER * view.study_weight)
-
-
-def _values(view: TrialView) -> np.ndarray:
-    """Weighted relative goodput of 0..k replicas, k being the most this trial may be given now."""
-    weight = _weight(view)
-    if view.model is None or not view.can_rescale:
-        # Unknown yet, or in the middle of a switch: worth what it holds, and no more.
-        most = max(view.min_replicas, view.held_slots)
-        return weight * np.minimum(np.arange(most + 1), max(1, view.held_slots))
-    # Twice what was seen, at most (Pollux, section 4.1): a model says little about what lies far beyond its data.
-    most = min(
-        view.max_replicas, max(2 * view.most_profiled, view.min_replicas), view.model.bounds.max_useful_replicas()
-    )
-    most = max(most, view.min_replicas, view.held_slots)
-    counts = np.arange(1, most + 1)
-    goodput = view.model.goodput(np.ones_like(counts), counts)
-    return weight * np.concatenate([[0.0], goodput / goodput[0]])
-
-
-def _may_change(view: TrialView) -> bool:
-    settled = max(SETTLE_SECONDS, SETTLE_FACTOR * (view.pause_seconds + view.start_seconds))
-    return view.held is None and view.can_rescale and view.since_rescale_seconds >= settled
-
-
-def _reason(draft: _Draft, snapshot: Snapshot, waiting: list[TrialView], free: int) -> Reason:
-    view = draft.view
-    if view.held is not None:
-        return Reason(code="held", sentence=view.held)
-    if any(view is other for other in waiting):
-        largest = max((node.slots for node in snapshot.nodes), default=0)
-        if view.min_replicas > snapshot.total_slots:
-            return Reason(
-                code="too_large",
-                sentence=f"needs {view.min_replicas} slots; the cluster has {snapshot.total_slots}, "
-                f"{largest} on its largest node",
-            )
-        return Reason(
-            code="no_free_slot",
-            sentence=f"needs {_slots(view.min_replicas)}; {free} of {snapshot.total_slots} can be freed now",
+        eligible = sorted(
+            (view for view in snapshot.trials if view.held is None), key=lambda view: (view.submitted_at, view.trial_id)
         )
-    before, after = view.held_slots, draft.count
-    if before == 0:
-        return Reason(code="started", sentence=f"starts on {_slots(after)}")
-    if after == before:
-        return Reason(code="unchanged", sentence=f"keeps {_slots(after)}")
-    low, high = min(before, after), max(before, after)
-    change = f"goodput x{draft.values[after] / max(draft.values[before], 1e-12):.2f} by its model"
-    story = f"{change}; promise {view.promise:.2f} ({view.rank_sentence})"
-    if draft.note:
-        story = f"{draft.note}; {story}"
-    if after > before:
-        prefix = "" if draft.note else f"{_slots(high - low)} free; "
-        return Reason(code="goodput_gain", sentence=f"{prefix}{story}")
-    prefix = "" if draft.note else "makes room for a waiting trial; "
-    return Reason(code="gives_way", sentence=f"{prefix}{story}")
+        table = _Table(eligible, snapshot, self.settings)
+        chosen = table.counts[choose_counts(table.counts, table.values, snapshot.total_slots)]
+        if any(not count for count in chosen):
+            # Somebody waits for more than is free: what others took now would have to be taken back from them.
+            chosen = table.counts[choose_counts(table.counts, table.without_growth(), snapshot.total_slots)]
+        counts = {view.trial_id: int(count) for view, count in zip(eligible, chosen, strict=True)}
+        current = {view.trial_id: view.placement for view in eligible}
+        placed = packed(counts, snapshot.nodes, current)
+        grants: dict[str, Grant] = {}
+        free = snapshot.total_slots - sum(sum(placement.values()) for placement in placed.values())
+        starts = any(view.held_slots == 0 and placed.get(view.trial_id) for view in eligible)
+        rows = {view.trial_id: row for row, view in enumerate(eligible)}
+        for view in snapshot.trials:
+            placement = placed.get(view.trial_id, {})
+            if sum(placement.values()) < view.min_replicas:
+                placement = {}
+            row = rows.get(view.trial_id)
+            reason = self._reason(view, placement, table, row, snapshot, free, starts=starts)
+            grants[view.trial_id] = Grant(placement=placement, reason=reason)
+        return grants
+
+    def _reason(
+        self,
+        view: TrialView,
+        placement: Placement,
+        table: _Table,
+        row: int | None,
+        snapshot: Snapshot,
+        free: int,
+        *,
+        starts: bool,
+    ) -> Reason:
+        if row is None:
+            return Reason(code="held", sentence=view.held or "")
+        before, after = view.held_slots, sum(placement.values())
+        if after == 0:
+            return _waits(view, snapshot, free)
+        if before == 0:
+            return Reason(code="started", sentence=f"starts on {_slots(after)}")
+        if after == before:
+            moves = dict(placement) != {node: count for node, count in view.placement.items() if count}
+            return Reason(code="moved" if moves else "unchanged", sentence=f"keeps {_slots(after)}")
+        change = f"goodput x{table.speed(row, after) / max(table.speed(row, before), 1e-12):.2f} by its model"
+        story = f"{change}; promise {view.promise:.2f} ({view.rank_sentence})"
+        if after > before:
+            return Reason(code="goodput_gain", sentence=f"{_slots(after - before)} more; {story}")
+        cause = "makes room for a waiting trial" if starts else f"others gain more from {_slots(before - after)}"
+        return Reason(code="gives_way", sentence=f"{cause}; {story}")
+
+
+def _waits(view: TrialView, snapshot: Snapshot, free: int) -> Reason:
+    largest = max((node.slots for node in snapshot.nodes), default=0)
+    if view.min_replicas > snapshot.total_slots:
+        return Reason(
+            code="too_large",
+            sentence=f"needs {view.min_replicas} slots; the cluster has {snapshot.total_slots}, "
+            f"{largest} on its largest node",
+        )
+    return Reason(
+        code="no_free_slot",
+        sentence=f"needs {_slots(view.min_replicas)}; {free} of {snapshot.total_slots} can be freed now",
+    )
+
+
+class _Table:
+    """The value of each count (columns) for each trial (rows), and what it is made of."""
+
+    def __init__(self, views: Sequence[TrialView], snapshot: Snapshot, settings: GoodputSettings) -> None:
+        self._settings = settings
+        node_slots = max((node.slots for node in snapshot.nodes), default=1)
+        self.counts = _grid(views, snapshot.total_slots, node_slots)
+        positive = self.counts[1:]
+        shape = len(views), len(self.counts)
+        self.speeds = np.zeros(shape)
+        """Relative to one slot; linear where nothing is known."""
+        work = np.zeros(len(views))
+        """Seconds that the rest would take on one slot."""
+        segments: list[list[tuple[float, float]]] = []
+        for row, view in enumerate(views):
+            if view.model is None:
+                self.speeds[row] = self.counts / max(1, view.min_replicas)
+                work[row] = settings.unknown_seconds
+            else:
+                now = view.model.curve(node_slots, positive)
+                self.speeds[row, 1:] = now / now[0]
+                left = view.remaining_progress
+                if left is None:
+                    # Nothing declared: as much again as it has had (Lindy).
+                    left = max(view.progress, settings.unknown_seconds * float(now[0]))
+                work[row] = max(left, 1e-6) / float(now[0])
+            most = min(view.max_replicas, snapshot.total_slots)
+            reach = self.speeds[row, : int(np.searchsorted(self.counts, most, side="right"))]
+            parts = envelope(self.counts, reach, 0, 0) if len(reach) > 1 else []
+            segments.append(
+                [
+                    (float(self.counts[after] - self.counts[before]), float(reach[after] - reach[before]))
+                    for _, _, before, after in parts
+                ]
+                or [(1.0, 1.0)]
+            )
+        self.work = work
+        price = prices(work, segments, float(snapshot.total_slots)) if views else np.zeros(0)
+        promise = np.array([view.promise for view in views])
+        weight = np.array([view.study_weight for view in views])
+        self.weights = price * (2.0 * promise) ** settings.promise_power * weight
+        self.held = np.array([view.held_slots for view in views], dtype=np.int64)
+        self.values = self._values(views, snapshot)
+
+    def speed(self, row: int, count: int) -> float:
+        return float(np.interp(count, self.counts, self.speeds[row]))
+
+    def without_growth(self) -> Floats:
+        """The values where those that run get no more than they have."""
+        grows = (self.counts[None, :] > self.held[:, None]) & (self.held[:, None] > 0)
+        return np.where(grows, -np.inf, self.values)
+
+    def _values(self, views: Sequence[TrialView], snapshot: Snapshot) -> Floats:
+        settings, counts = self._settings, self.counts
+        values = self.weights[:, None] * self.speeds if len(views) else np.zeros((0, len(counts)))
+        everybody = float(values.max(initial=1.0)) * max(1, len(views))
+        waiting = any(view.held_slots == 0 for view in views)
+        for row, view in enumerate(views):
+            held = view.held_slots
+            speed = np.maximum(self.speeds[row], 1e-12)
+            use = np.minimum(settings.horizon_seconds, self.work[row] / speed + view.pause_seconds)
+            cost = view.pause_seconds + view.start_seconds * np.where(
+                counts > held, 1.0 - self.speed(row, held) / speed, 0.0
+            )
+            kept = np.where(counts == held, 1.0, np.maximum(1.0 - cost / np.maximum(use, 1e-9), 0.02))
+            values[row] *= kept
+            if held:
+                loss = settings.smallest_gain * self.weights[row] * self.speed(row, held)
+                values[row] -= np.where(counts == held, 0.0, loss)
+            values[row, counts >= max(1, view.min_replicas)] += everybody * (2.0 if held else 1.0)
+            values[row, 0] = 0.0
+            values[row, ~self._allowed(view, snapshot, waiting)] = -np.inf
+        return values
+
+    def _allowed(self, view: TrialView, snapshot: Snapshot, waiting: bool) -> NDArray[np.bool_]:
+        settings, counts, held = self._settings, self.counts, view.held_slots
+        most = view.max_replicas
+        if view.model is None:
+            most = max(view.min_replicas, held)
+        else:
+            seen = max(1, view.model.most_profiled)
+            most = min(most, int(max(settings.exploration * seen, view.min_replicas, held)))
+        cost = settings.settle_factor * (view.pause_seconds + view.start_seconds)
+        settled = view.since_rescale_seconds >= max(settings.settle_seconds, min(cost, settings.most_settle_seconds))
+        fresh = (
+            snapshot.free_for_seconds < settings.room_seconds and snapshot.decide_every_seconds < settings.room_seconds
+        )
+        if held and (not view.can_rescale or not settled or fresh):
+            most = min(most, held)
+            if not (waiting or fresh) and view.min_replicas <= held <= view.max_replicas:
+                return np.asarray(counts == held)
+        allowed = (counts == 0) | ((counts >= view.min_replicas) & (counts <= most))
+        if held and view.min_replicas <= held:
+            allowed |= counts == held
+        return np.asarray(allowed)
+
+
+def _grid(views: Sequence[TrialView], total: int, node_slots: int) -> Integers:
+    """Counts that are looked at: all within a node, whole nodes beyond, and what trials hold or need."""
+    wanted = {0, *range(1, min(node_slots, total) + 1)}
+    wanted.update(range(2 * node_slots, min(total, MOST_NODES * node_slots) + 1, node_slots))
+    wanted.update(min(view.min_replicas, total) for view in views)
+    wanted.update(min(view.held_slots, total) for view in views)
+    most = max((view.max_replicas for view in views), default=1)
+    return np.array(sorted(count for count in wanted if count <= max(most, 1)), dtype=np.int64)
 
 
 def _slots(count: int) -> str:
     return f"{count} slot" if count == 1 else f"{count} slots"
-
-
-def place(counts: dict[str, int], snapshot: Snapshot) -> dict[str, Placement]:
-    """Counts -> nodes: keep what is held, then fill the node with the most room, so that trials span few nodes."""
-    room = {node.name: node.slots for node in snapshot.nodes}
-    placements: dict[str, dict[str, int]] = {}
-    views = {view.trial_id: view for view in snapshot.trials}
-    for trial_id, count in counts.items():
-        kept: dict[str, int] = {}
-        for node, held in sorted(views[trial_id].placement.items(), key=lambda item: -item[1]):
-            stay = min(held, count - sum(kept.values()), room.get(node, 0))
-            if stay > 0:
-                kept[node] = stay
-                room[node] -= stay
-        placements[trial_id] = kept
-    for trial_id, count in sorted(counts.items(), key=lambda item: -item[1]):
-        placement = placements[trial_id]
-        while sum(placement.values()) < count:
-            node = max(room, key=lambda name: (placement.get(name, 0) > 0 and room[name] > 0, room[name], name))
-            placement[node] = placement.get(node, 0) + 1
-            room[node] -= 1
-    return {trial_id: dict(placement) for trial_id, placement in placements.items()}

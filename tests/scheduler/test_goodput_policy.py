@@ -7,19 +7,26 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dist_core.goodput import BatchBounds, GoodputModel, GradientStatistics, ThroughputParams
+from dist_core.goodput import BatchBounds, ThroughputParams
 from scheduler.policy import GoodputPolicy, policy_by_name
+from scheduler.profile import StudyProfile, TrialModel
 from scheduler.snapshot import NodeView, Snapshot, TrialView
 
 POLICY = GoodputPolicy()
 
 
-def model(*, overhead: float = 0.01, var: float = 50.0) -> GoodputModel:
-    return GoodputModel(
-        throughput=ThroughputParams(0.02, 0.001, overhead * 1.1, 0.001, overhead, 0.001, 1.5),
-        statistics=GradientStatistics(sqr=1.0, var=var),
+def model(*, overhead: float = 0.01, var: float = 50.0, seen: int = 8) -> TrialModel:
+    return TrialModel(
+        profile=StudyProfile(
+            params=ThroughputParams(0.02, 0.001, overhead * 1.1, 0.001, overhead, 0.001, 1.5), most_replicas=seen
+        ),
+        noise=var,
         bounds=BatchBounds(init_batch=64, max_batch=2048, min_atomic=8, max_atomic=256),
     )
+
+
+ONE_SLOT = float(model().goodput(1, 1)[0])
+"""Goodput of a replica."""
 
 
 def running(name: str, slots_held: int = 1, **changes: Any) -> TrialView:
@@ -31,8 +38,7 @@ def running(name: str, slots_held: int = 1, **changes: Any) -> TrialView:
         placement={"n0": slots_held},
         can_rescale=True,
         model=model(),
-        most_profiled=8,
-        remaining_seconds=300.0,
+        remaining_progress=300.0 * ONE_SLOT,
     )
     return replace(view, **changes)
 
@@ -82,15 +88,15 @@ def test_a_waiting_trial_is_told_what_it_lacks() -> None:
 def test_growing_must_pay_for_its_pause() -> None:
     assert counts(snapshot(running("a", pause_seconds=0.1)))["a"] > 1
     assert counts(snapshot(running("a", pause_seconds=10_000.0)))["a"] == 1
-    assert counts(snapshot(running("a", remaining_seconds=1.0)))["a"] == 1
+    assert counts(snapshot(running("a", remaining_progress=ONE_SLOT)))["a"] == 1
 
 
 def test_a_trial_that_does_not_scale_stays_small() -> None:
     assert counts(snapshot(running("a", model=model(overhead=5.0))))["a"] == 1
 
 
-def test_exploration_at_most_doubles() -> None:
-    assert counts(snapshot(running("a", most_profiled=1), slots=8))["a"] == 2
+def test_exploration_goes_so_far_beyond_what_was_measured() -> None:
+    assert counts(snapshot(running("a", model=model(seen=1)), slots=8))["a"] == 4
 
 
 def test_a_moment_after_a_trial_ended_its_slots_are_left_for_the_next() -> None:
@@ -99,7 +105,7 @@ def test_a_moment_after_a_trial_ended_its_slots_are_left_for_the_next() -> None:
 
 def test_a_slot_moves_only_for_a_clear_gain() -> None:
     clear = counts(snapshot(running("a", 3, promise=0.1), running("b", 1, promise=0.9)))
-    assert clear == {"a": 2, "b": 2}
+    assert clear == {"a": 1, "b": 3}
     even = counts(snapshot(running("a", 2, promise=0.5), running("b", 2, promise=0.5)))
     assert even == {"a": 2, "b": 2}
 
@@ -121,15 +127,14 @@ def test_unknown_policies_are_named() -> None:
 
 
 views = st.builds(
-    lambda number, minimum, extra, held, ready, promise, profiled, var, since, weight, stopped: TrialView(
+    lambda number, minimum, extra, held, ready, promise, seen, var, since, weight, stopped: TrialView(
         trial_id=f"t{number}",
         study="s",
         min_replicas=minimum,
         max_replicas=minimum + extra,
         placement={"n0": held} if held else {},
         can_rescale=ready and held > 0,
-        model=model(var=var) if ready else None,
-        most_profiled=profiled,
+        model=model(var=var, seen=seen) if ready else None,
         promise=promise,
         since_rescale_seconds=since,
         study_weight=weight,

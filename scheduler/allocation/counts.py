@@ -1,0 +1,95 @@
+"""Which trial gets how many slots: the sum of the trials' values is maximised within the cluster's slots.
+
+All trials choose from one ascending grid of counts whose first entry is 0; a value of -inf forbids a count. Exact by
+dynamic programming where that is quick; else by marginal gains on the concave envelope of each trial's values, whose
+result is at most one trial's last step away from the optimum.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+Integers = NDArray[np.int64]
+
+EXACT_WORK = 400_000
+"""Entries (trials x counts x slots) up to which the exact search is used: about 10 ms."""
+
+
+def choose_counts(counts: Integers, values: Floats, total: int) -> Integers:
+    """Index into ``counts`` for each row of ``values`` (trials x counts); exact for small problems."""
+    if values.size * (total + 1) <= EXACT_WORK:
+        return exact_counts(counts, values, total)
+    return greedy_counts(counts, values, total)
+
+
+def exact_counts(counts: Integers, values: Floats, total: int) -> Integers:
+    """Dynamic programme over slots; O(trials x counts x slots)."""
+    left = np.arange(total + 1)[None, :] - counts[:, None]
+    possible = left >= 0
+    left = np.where(possible, left, 0)
+    best = np.zeros(total + 1)
+    choices = np.empty((len(values), total + 1), dtype=np.int64)
+    columns = np.arange(total + 1)
+    for row, value in enumerate(values):
+        candidates = np.where(possible, best[left] + value[:, None], -np.inf)
+        choices[row] = np.argmax(candidates, axis=0)
+        best = candidates[choices[row], columns]
+    chosen = np.empty(len(values), dtype=np.int64)
+    slots = int(np.argmax(best))
+    for row in range(len(values) - 1, -1, -1):
+        chosen[row] = choices[row, slots]
+        slots -= int(counts[chosen[row]])
+    return chosen
+
+
+def greedy_counts(counts: Integers, values: Floats, total: int) -> Integers:
+    """Steps along the concave envelopes, steepest first; O(n log n) in trials x counts."""
+    start = np.argmax(np.isfinite(values), axis=1)
+    left = total - int(counts[start].sum())
+    steps = [step for row in range(len(values)) for step in envelope(counts, values[row], int(start[row]), row)]
+    steps.sort(key=lambda step: -step[0])
+    chosen = start.astype(np.int64)
+    stopped: set[int] = set()
+    for slope, row, before, after in steps:
+        if slope <= 0.0 or left <= 0:
+            break
+        size = int(counts[after] - counts[before])
+        if row in stopped:
+            continue
+        if size > left:
+            # The next steps of this trial lie beyond one that does not fit; part of it may.
+            stopped.add(row)
+            within = [
+                index
+                for index in range(before + 1, after)
+                if counts[index] - counts[before] <= left and values[row, index] > values[row, before]
+            ]
+            if not within:
+                continue
+            after = max(within, key=lambda index: (values[row, index], -index))
+            size = int(counts[after] - counts[before])
+        chosen[row] = after
+        left -= size
+    return np.asarray(chosen)
+
+
+def envelope(counts: Integers, values: Floats, start: int, row: int) -> list[tuple[float, int, int, int]]:
+    """(slope, row, from index, to index) along the upper concave envelope from ``start`` on, as far as it rises."""
+    points = [start]
+    for index in range(start + 1, len(values)):
+        if not values[index] > values[points[-1]]:
+            continue
+        while len(points) > 1 and _slope(counts, values, points[-1], index) >= _slope(
+            counts, values, points[-2], points[-1]
+        ):
+            points.pop()
+        points.append(index)
+    return [(_slope(counts, values, before, after), row, before, after) for before, after in pairwise(points)]
+
+
+def _slope(counts: Integers, values: Floats, before: int, after: int) -> float:
+    return float((values[after] - values[before]) / (counts[after] - counts[before]))

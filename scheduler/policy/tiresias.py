@@ -1,0 +1,55 @@
+"""Tiresias (Gu et al., NSDI'19): two queues by attained service, jobs of the size their users ask for.
+
+A trial starts in the first queue and falls into the second one when it has had so many slot-seconds. Each queue is
+served first come, first served, the first one before the second; who does not fit is skipped, and preempted if it ran.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from scheduler.allocation.placement import emptiest_first, free_slots
+from scheduler.snapshot import Grant, Placement, Snapshot
+from trials.record import Reason
+
+QUEUE_SLOT_SECONDS = 16 * 3600.0
+
+
+class TiresiasPolicy:
+    name: Final = "tiresias"
+
+    def __init__(self, threshold_slot_seconds: float = QUEUE_SLOT_SECONDS) -> None:
+        self._threshold = threshold_slot_seconds
+
+    def allocate(self, snapshot: Snapshot) -> dict[str, Grant]:
+        eligible = [view for view in snapshot.trials if view.held is None]
+        order = sorted(eligible, key=lambda view: view.attained_slot_seconds >= self._threshold)
+        left = snapshot.total_slots
+        served = set()
+        for view in order:
+            if view.min_replicas <= left:
+                left -= view.min_replicas
+                served.add(view.trial_id)
+        placements: dict[str, Placement] = {
+            view.trial_id: view.placement
+            for view in order
+            if view.trial_id in served and view.held_slots == view.min_replicas
+        }
+        free = free_slots(snapshot.nodes, placements.values())
+        for view in order:
+            if view.trial_id in served and view.trial_id not in placements:
+                placements[view.trial_id] = emptiest_first(free, view.min_replicas)
+        grants = {}
+        for view in snapshot.trials:
+            queue = 1 + (view.attained_slot_seconds >= self._threshold)
+            if view.held is not None:
+                reason = Reason(code="held", sentence=view.held)
+            elif view.trial_id in served:
+                reason = Reason(code="served", sentence=f"queue {queue}: its turn for {view.min_replicas} slots")
+            else:
+                reason = Reason(
+                    code="no_free_slot",
+                    sentence=f"queue {queue}: needs {view.min_replicas} slots; {left} are left after those before it",
+                )
+            grants[view.trial_id] = Grant(placement=placements.get(view.trial_id, {}), reason=reason)
+        return grants

@@ -1,0 +1,59 @@
+"""Lets a policy see what no real scheduler can: true speeds and true remaining work, as some papers' baselines do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from dist_core.goodput import BatchBounds
+from scheduler.simulator.training import SimulatedTraining
+from scheduler.snapshot import Grant, Policy, Snapshot
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class TrueSpeed:
+    """Steps a second with the batch size that the job's user asked for."""
+
+    training: SimulatedTraining
+
+    @property
+    def bounds(self) -> BatchBounds:
+        return self.training.bounds
+
+    @property
+    def most_profiled(self) -> int:
+        return self.training.most_replicas
+
+    def goodput(self, nodes: ArrayLike, replicas: ArrayLike) -> Floats:
+        raise NotImplementedError("true speeds are known for packed allocations only")
+
+    def curve(self, node_slots: int, counts: NDArray[np.int64]) -> Floats:
+        return np.array([1.0 / self._step_seconds(node_slots, int(count)) for count in counts])
+
+    def _step_seconds(self, node_slots: int, count: int) -> float:
+        whole, rest = divmod(count, node_slots)
+        shape = (node_slots,) * whole + ((rest,) if rest else ())
+        atomic, accumulation = self.training.fixed_choice(count)
+        step, sync = self.training.application.step_seconds(shape, atomic)
+        return step + accumulation * (step - sync)
+
+
+class WithOracle:
+    """A policy that is told the truth."""
+
+    def __init__(self, policy: Policy, training_of: Callable[[str], SimulatedTraining]) -> None:
+        self.name = policy.name
+        self._policy = policy
+        self._training_of = training_of
+
+    def allocate(self, snapshot: Snapshot) -> dict[str, Grant]:
+        views = []
+        for view in snapshot.trials:
+            training = self._training_of(view.trial_id)
+            views.append(replace(view, model=TrueSpeed(training), remaining_progress=training.steps_left()))
+        return self._policy.allocate(replace(snapshot, trials=tuple(views)))

@@ -1,0 +1,177 @@
+"""One simulated job: trains on what it is given, profiles itself and picks its batch size, as the adaptive core does.
+
+Progress and completion follow the published simulator of Pollux's artifact: goodput holds until an epoch ends, a
+change of placement costs a pause in which slots are held, and the model is refitted as configurations are added.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+from dist_core.goodput import (
+    BatchBounds,
+    Configuration,
+    GradientStatistics,
+    Hints,
+    Observation,
+    ThroughputParams,
+    choose_batch,
+    fit_throughput,
+    gain,
+)
+from scheduler.simulator.application import Shape
+from scheduler.simulator.workload import Submission
+
+Request = Literal["elastic", "fixed_batch", "rigid"]
+"""What a job's user leaves to the scheduler: size and batch size, the size, or nothing."""
+REFIT_GROWTH = 1.1
+
+
+class SimulatedTraining:
+    def __init__(self, submission: Submission, request: Request) -> None:
+        self.submission = submission
+        self.application = submission.application
+        fixed = submission.batch_size if request != "elastic" else self.application.fixed_batch
+        self._fixed_batch = fixed
+        self.shape: Shape = ()
+        self.placement: dict[str, int] = {}
+        self.pause_left = 0.0
+        self.progress = 0.0
+        """Steps at the initial batch size."""
+        self.epoch = 0
+        self.finished_at: float | None = None
+        self.num_rescales = -1
+        self.slot_seconds = 0.0
+        self._atomic = self._accumulation = 0
+        self._rows: dict[Configuration, Observation] = {}
+        self._statistics: GradientStatistics | None = None
+        self._params: ThroughputParams | None = None
+        self._fitted = (0, 0)
+        self._measured_goodput = 0.0
+
+    @property
+    def bounds(self) -> BatchBounds:
+        bounds = self.application.bounds
+        if self._fixed_batch is None:
+            return bounds
+        return BatchBounds(
+            init_batch=bounds.init_batch,
+            max_batch=max(self._fixed_batch, bounds.init_batch),
+            min_atomic=bounds.min_atomic,
+            max_atomic=bounds.max_atomic,
+        )
+
+    @property
+    def most_replicas(self) -> int:
+        """Beyond this a replica would get less than the smallest local batch."""
+        if self.application.fixed_batch is not None:
+            return 1
+        batch = self._fixed_batch or self.application.bounds.max_batch
+        return max(1, batch // self.application.bounds.min_atomic)
+
+    @property
+    def global_batch(self) -> int:
+        return sum(self.shape) * self._atomic * (self._accumulation + 1)
+
+    # ------------------------------------------------------------------ training
+
+    def place(self, placement: dict[str, int], pause_seconds: float) -> None:
+        """Train on these slots from now on, after the pause; on none: stand still, without losing anything."""
+        self.placement = dict(placement)
+        self.shape = tuple(placement.values())
+        if self.shape:
+            self.num_rescales += 1
+            self.pause_left = pause_seconds
+            self._choose_batch()
+
+    def advance(self, now: float, seconds: float) -> None:
+        """Train from ``now`` for so long; ``finished_at`` is set when the last epoch ends in between."""
+        if not self.shape or self.finished_at is not None:
+            return
+        self.slot_seconds += sum(self.shape) * seconds
+        pause = min(self.pause_left, seconds)
+        self.pause_left -= pause
+        now, seconds = now + pause, seconds - pause
+        ends = self.application.epoch_ends
+        while seconds > 0:
+            goodput = self._goodput()
+            end = float(ends[self.epoch + 1])
+            if self.progress + goodput * seconds < end:
+                self.progress += goodput * seconds
+                self._choose_batch()
+                return
+            took = float(round((end - self.progress) / goodput))
+            self.progress = end
+            now, seconds = now + took, seconds - took
+            self.epoch += 1
+            if self.epoch == len(ends) - 1:
+                self.finished_at = now
+                return
+            self._choose_batch()
+
+    def _goodput(self) -> float:
+        """Initial-batch steps a second, from what is true; notes what the job itself would measure."""
+        application, batch = self.application, self.global_batch
+        step, sync = application.step_seconds(self.shape, self._atomic)
+        self._statistics = application.statistics(batch, self.epoch)
+        configuration = Configuration(len(self.shape), sum(self.shape), self._atomic)
+        if configuration not in self._rows:
+            self._rows[configuration] = Observation(configuration, max(step - sync, 1e-9), step, 50)
+        worth = float(gain(self._statistics, batch / application.bounds.init_batch))
+        self._measured_goodput = worth / (step + self._accumulation * (step - sync))
+        return self._measured_goodput
+
+    def _choose_batch(self) -> None:
+        replicas, bounds = sum(self.shape), self.application.bounds
+        if self._fixed_batch is None and self._rows and self._statistics is not None:
+            choice = choose_batch(self._model(), self._statistics, bounds, len(self.shape), replicas)
+            self._atomic, self._accumulation = choice.atomic_batch, choice.accumulation
+            return
+        self._atomic, self._accumulation = self.fixed_choice(replicas)
+
+    def fixed_choice(self, replicas: int) -> tuple[int, int]:
+        """(atomic batch, accumulation steps) before anything was measured, or with a fixed batch size."""
+        bounds = self.application.bounds
+        batch = self._fixed_batch or max(bounds.init_batch, bounds.min_atomic * replicas)
+        local = math.ceil(batch / replicas - 1e-8)
+        accumulation = math.ceil(local / bounds.largest_atomic - 1e-8) - 1
+        if replicas == 1 and batch > bounds.init_batch:
+            # One replica reads the noise scale from the parts of an accumulated batch.
+            accumulation = max(1, accumulation)
+        atomic = math.ceil(local / (accumulation + 1) - 1e-8)
+        return min(atomic, int(bounds.max_batch / (replicas * (accumulation + 1)))), accumulation
+
+    def steps_left(self) -> float:
+        """With a fixed batch size, as the measurements have it."""
+        last, batch = len(self.application.epoch_ends) - 2, self._fixed_batch or self.application.bounds.init_batch
+        if last <= self.epoch:
+            return 1.0
+        return self.application.steps_at(batch, last) - self.application.steps_at(batch, self.epoch)
+
+    def _model(self) -> ThroughputParams:
+        size = len(self._rows), len({(row.num_nodes, row.num_replicas) for row in self._rows})
+        if self._params is None or size[1] > self._fitted[1] or size[0] >= REFIT_GROWTH * self._fitted[0]:
+            self._params = fit_throughput(list(self._rows.values()), warm_start=self._params)
+            self._fitted = size
+        assert self._params is not None
+        return self._params
+
+    # ------------------------------------------------------------------ what it says
+
+    def hints(self, *, declares_length: bool, pause_seconds: float) -> Hints:
+        init_batch = self.application.bounds.init_batch
+        ends = self.application.epoch_ends
+        begun, end = ends[self.epoch], ends[min(self.epoch + 1, len(ends) - 1)]
+        return Hints(
+            bounds=self.bounds,
+            observations=tuple(self._rows.values()),
+            statistics=self._statistics,
+            progress=self.progress * init_batch,
+            target_progress=float(ends[-1]) * init_batch if declares_length else None,
+            epoch=self.epoch,
+            epoch_fraction=float((self.progress - begun) / (end - begun)) if end > begun else 0.0,
+            global_batch=self.global_batch,
+            goodput=self._measured_goodput * init_batch,
+            rescale_pause_seconds=pause_seconds,
+        )

@@ -1,0 +1,76 @@
+"""A workload: which jobs are submitted when. Read from a table, or drawn at random."""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from scheduler.simulator.application import Application, measured_application
+from scheduler.simulator.errors import InvalidWorkload
+
+COLUMNS = ("name", "time", "application", "num_replicas", "batch_size")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Submission:
+    name: str
+    at: float
+    """Seconds from the start."""
+    application: Application
+    num_replicas: int
+    """What its user asks for where jobs have a fixed size."""
+    batch_size: int
+    """What its user asks for where batch sizes are fixed."""
+
+
+def read_workload(path: Path, traces: Path) -> list[Submission]:
+    """Jobs in order of submission; raises InvalidWorkload with the line, the value and the rule."""
+    applications: dict[str, Application] = {}
+    submissions: list[Submission] = []
+    with _opened(path) as file:
+        reader = csv.DictReader(file)
+        missing = [column for column in COLUMNS if column not in (reader.fieldnames or ())]
+        if missing:
+            raise InvalidWorkload(f"{path} has no column {missing[0]!r}; a workload needs {', '.join(COLUMNS)}")
+        for line, row in enumerate(reader, start=2):
+            where = f"{path} line {line}"
+            kind = row["application"]
+            if kind not in applications:
+                folder = traces / kind
+                if not (folder / "placements.csv").is_file():
+                    raise InvalidWorkload(f"{where}: there are no measurements of application {kind!r} in {traces}")
+                applications[kind] = measured_application(folder)
+            submissions.append(_submission(row, applications, where))
+    names = [submission.name for submission in submissions]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise InvalidWorkload(f"{path} names job {twice!r} twice; names must differ")
+    return sorted(submissions, key=lambda submission: submission.at)
+
+
+def _opened(path: Path):  # type: ignore[no-untyped-def]  # csv wants a text file, whose type has no short name
+    try:
+        return open(path, newline="")
+    except OSError as error:
+        raise InvalidWorkload(f"the workload {path} cannot be read: {error.strerror}") from error
+
+
+def _submission(row: Mapping[str, str], applications: Mapping[str, Application], where: str) -> Submission:
+    numbers = {}
+    for column, least in (("time", 0.0), ("num_replicas", 1.0), ("batch_size", 1.0)):
+        try:
+            numbers[column] = float(row[column])
+        except (TypeError, ValueError):
+            raise InvalidWorkload(f"{where}: {column} is {row[column]!r}; it must be a number") from None
+        if not math.isfinite(numbers[column]) or numbers[column] < least:
+            raise InvalidWorkload(f"{where}: {column} is {row[column]}; it must be at least {least:g}")
+    return Submission(
+        name=row["name"],
+        at=numbers["time"],
+        application=applications[row["application"]],
+        num_replicas=int(numbers["num_replicas"]),
+        batch_size=int(numbers["batch_size"]),
+    )

@@ -1,0 +1,102 @@
+"""What the trials of one study have measured so far, live and ended ones, and the profile that it makes."""
+
+from __future__ import annotations
+
+import statistics
+
+from dist_core.goodput import BatchBounds, Configuration, Hints, Observation
+from scheduler.profile import StudyProfile, TrialModel, noise_at, noise_bin, pool
+
+REFIT_SECONDS = 2.0
+"""Least time between two fits of one study."""
+SURPRISE = 0.03
+"""Mean distance in log units between measured and believed step times from which on the profile is made anew."""
+GROWTH = 1.15
+"""So is it when there are that many times as many configurations as it was made from."""
+
+
+class StudyHistory:
+    def __init__(self) -> None:
+        self._rows: dict[str, tuple[Observation, ...]] = {}
+        self._new_rows: dict[str, list[Observation]] = {}
+        self._configurations: set[Configuration] = set()
+        self._noise: dict[int, dict[str, float]] = {}
+        self._targets: dict[str, float] = {}
+        self._bounds: BatchBounds | None = None
+        self._profile: StudyProfile | None = None
+        self._factors: dict[str, float] = {}
+        self._pooled_configurations = 0
+        self._fitted_at = float("-inf")
+
+    def note(self, trial_id: str, hints: Hints) -> None:
+        """What a trial has said now takes the place of what it said before."""
+        before = set(self._rows.get(trial_id, ()))
+        if hints.observations:
+            fresh = [row for row in hints.observations if row not in before]
+            self._new_rows.setdefault(trial_id, []).extend(fresh)
+            self._configurations.update(row.configuration for row in fresh)
+            self._rows[trial_id] = hints.observations
+        self._bounds = hints.bounds
+        if hints.target_progress:
+            self._targets[trial_id] = hints.target_progress
+            if hints.statistics is not None and hints.statistics.sqr > 0:
+                fraction = hints.progress / hints.target_progress
+                ratio = hints.statistics.var / hints.statistics.sqr
+                self._noise.setdefault(noise_bin(fraction), {})[trial_id] = ratio
+
+    def refresh(self, now: float) -> None:
+        """Make the profile anew when what was measured since is more, or other, than it explains."""
+        if not self._new_rows or now - self._fitted_at < REFIT_SECONDS:
+            return
+        if self._profile is None or self._is_surprised(self._profile):
+            made = pool(self._rows)
+            if made is None:
+                return
+            self._profile, self._factors = made
+            self._pooled_configurations = len(self._configurations)
+            self._fitted_at = now
+        self._new_rows.clear()
+
+    def _is_surprised(self, profile: StudyProfile) -> bool:
+        if len(self._configurations) >= GROWTH * self._pooled_configurations:
+            return True
+        for trial_id, rows in self._new_rows.items():
+            if not rows:
+                continue
+            factor = self._factors.get(trial_id)
+            if factor is None or max(row.configuration.num_replicas for row in rows) > profile.most_replicas:
+                return True
+            if profile.surprise(rows, factor) > SURPRISE:
+                return True
+        return False
+
+    @property
+    def typical_target(self) -> float | None:
+        """Declared length of the study's trials, for one that has not said its own; None when none has."""
+        return statistics.median(self._targets.values()) if self._targets else None
+
+    def _noise_history(self) -> dict[int, float]:
+        return {index: statistics.median(values.values()) for index, values in self._noise.items()}
+
+    def model(self, trial_id: str, hints: Hints | None) -> TrialModel | None:
+        """The trial's model; None before anybody in the study has measured anything."""
+        profile = self._profile
+        if profile is None:
+            return None
+        bounds = self._bounds if hints is None else hints.bounds
+        assert bounds is not None
+        return TrialModel(
+            profile=profile,
+            bounds=bounds,
+            noise=self._noise_of(hints),
+            factor=self._factors.get(trial_id, profile.typical_factor),
+        )
+
+    def _noise_of(self, hints: Hints | None) -> float:
+        """As the trial has measured it, else as others have at the same part of their length."""
+        if hints is not None and hints.statistics is not None and hints.statistics.sqr > 0:
+            return hints.statistics.var / hints.statistics.sqr
+        fraction = 0.0
+        if hints is not None and hints.target_progress:
+            fraction = hints.progress / hints.target_progress
+        return noise_at(self._noise_history(), fraction) or 0.0
