@@ -2,10 +2,28 @@
 
 from __future__ import annotations
 
-from scheduler.policy.goodput import GoodputPolicy
+from collections.abc import Callable
+
+from scheduler.policy.asha_static import AshaStaticPolicy
+from scheduler.policy.fair_share import FairSharePolicy
+from scheduler.policy.fifo import FifoPolicy
+from scheduler.policy.goodput import GoodputPolicy, GoodputSettings
+from scheduler.policy.optimus import OptimusPolicy
+from scheduler.policy.pollux import PolluxPolicy
+from scheduler.policy.tiresias import TiresiasPolicy
+from scheduler.policy.top_job import TopJobPolicy
 from scheduler.snapshot import Policy
 
-POLICIES: dict[str, type[GoodputPolicy]] = {GoodputPolicy.name: GoodputPolicy}
+POLICIES: dict[str, Callable[[], Policy]] = {
+    "asha_static": AshaStaticPolicy,
+    "fair_share": FairSharePolicy,
+    "fifo": FifoPolicy,
+    "goodput": GoodputPolicy,
+    "optimus": OptimusPolicy,
+    "pollux": PolluxPolicy,
+    "tiresias": TiresiasPolicy,
+    "top_job": TopJobPolicy,
+}
 
 
 def policy_by_name(name: str) -> Policy:
@@ -15,4 +33,4 @@ def policy_by_name(name: str) -> Policy:
     return POLICIES[name]()
 
 
-__all__ = ["POLICIES", "GoodputPolicy", "policy_by_name"]
+__all__ = ["POLICIES", "GoodputPolicy", "GoodputSettings", "policy_by_name"]

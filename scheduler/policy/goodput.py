@@ -22,15 +22,14 @@ from numpy.typing import NDArray
 
 from scheduler.allocation.completion import prices
 from scheduler.allocation.counts import choose_counts, envelope
+from scheduler.allocation.grants import slots, waits
+from scheduler.allocation.grid import count_grid
 from scheduler.allocation.placement import packed
 from scheduler.snapshot import Grant, Placement, Snapshot, TrialView
 from trials.record import Reason
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
-
-MOST_NODES = 64
-"""Largest allocation that is looked at, in whole nodes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,32 +98,18 @@ class GoodputPolicy:
             return Reason(code="held", sentence=view.held or "")
         before, after = view.held_slots, sum(placement.values())
         if after == 0:
-            return _waits(view, snapshot, free)
+            return waits(view, snapshot, free)
         if before == 0:
-            return Reason(code="started", sentence=f"starts on {_slots(after)}")
+            return Reason(code="started", sentence=f"starts on {slots(after)}")
         if after == before:
             moves = dict(placement) != {node: count for node, count in view.placement.items() if count}
-            return Reason(code="moved" if moves else "unchanged", sentence=f"keeps {_slots(after)}")
+            return Reason(code="moved" if moves else "unchanged", sentence=f"keeps {slots(after)}")
         change = f"goodput x{table.speed(row, after) / max(table.speed(row, before), 1e-12):.2f} by its model"
         story = f"{change}; promise {view.promise:.2f} ({view.rank_sentence})"
         if after > before:
-            return Reason(code="goodput_gain", sentence=f"{_slots(after - before)} more; {story}")
-        cause = "makes room for a waiting trial" if starts else f"others gain more from {_slots(before - after)}"
+            return Reason(code="goodput_gain", sentence=f"{slots(after - before)} more; {story}")
+        cause = "makes room for a waiting trial" if starts else f"others gain more from {slots(before - after)}"
         return Reason(code="gives_way", sentence=f"{cause}; {story}")
-
-
-def _waits(view: TrialView, snapshot: Snapshot, free: int) -> Reason:
-    largest = max((node.slots for node in snapshot.nodes), default=0)
-    if view.min_replicas > snapshot.total_slots:
-        return Reason(
-            code="too_large",
-            sentence=f"needs {view.min_replicas} slots; the cluster has {snapshot.total_slots}, "
-            f"{largest} on its largest node",
-        )
-    return Reason(
-        code="no_free_slot",
-        sentence=f"needs {_slots(view.min_replicas)}; {free} of {snapshot.total_slots} can be freed now",
-    )
 
 
 class _Table:
@@ -133,7 +118,7 @@ class _Table:
     def __init__(self, views: Sequence[TrialView], snapshot: Snapshot, settings: GoodputSettings) -> None:
         self._settings = settings
         node_slots = max((node.slots for node in snapshot.nodes), default=1)
-        self.counts = _grid(views, snapshot.total_slots, node_slots)
+        self.counts = count_grid(views, snapshot.total_slots, node_slots)
         positive = self.counts[1:]
         shape = len(views), len(self.counts)
         self.speeds = np.zeros(shape)
@@ -222,17 +207,3 @@ class _Table:
         if held and view.min_replicas <= held:
             allowed |= counts == held
         return np.asarray(allowed)
-
-
-def _grid(views: Sequence[TrialView], total: int, node_slots: int) -> Integers:
-    """Counts that are looked at: all within a node, whole nodes beyond, and what trials hold or need."""
-    wanted = {0, *range(1, min(node_slots, total) + 1)}
-    wanted.update(range(2 * node_slots, min(total, MOST_NODES * node_slots) + 1, node_slots))
-    wanted.update(min(view.min_replicas, total) for view in views)
-    wanted.update(min(view.held_slots, total) for view in views)
-    most = max((view.max_replicas for view in views), default=1)
-    return np.array(sorted(count for count in wanted if count <= max(most, 1)), dtype=np.int64)
-
-
-def _slots(count: int) -> str:
-    return f"{count} slot" if count == 1 else f"{count} slots"

@@ -9,9 +9,9 @@ from typing import Final
 
 import numpy as np
 
+from scheduler.allocation.grants import grants_for
 from scheduler.allocation.placement import emptiest_first, free_slots
 from scheduler.snapshot import Grant, Placement, Snapshot, TrialView
-from trials.record import Reason
 
 
 class OptimusPolicy:
@@ -44,10 +44,7 @@ class OptimusPolicy:
         for view in sorted(eligible, key=lambda view: counts[view.trial_id]):
             if counts[view.trial_id] and view.trial_id not in placements:
                 placements[view.trial_id] = emptiest_first(free, counts[view.trial_id])
-        return {
-            view.trial_id: Grant(placement=placements.get(view.trial_id, {}), reason=_reason(view, counts))
-            for view in snapshot.trials
-        }
+        return grants_for(snapshot, placements, code="remaining_time", why="so remaining times become shortest")
 
 
 def _remaining_seconds(view: TrialView, node_slots: int, total: int) -> np.ndarray:
@@ -61,12 +58,3 @@ def _remaining_seconds(view: TrialView, node_slots: int, total: int) -> np.ndarr
 
 def _gain(seconds: np.ndarray, count: int) -> float:
     return 0.0 if count >= len(seconds) else float(seconds[count - 1] - seconds[count])
-
-
-def _reason(view: TrialView, counts: dict[str, int]) -> Reason:
-    if view.held is not None:
-        return Reason(code="held", sentence=view.held)
-    count = counts[view.trial_id]
-    if not count:
-        return Reason(code="no_free_slot", sentence=f"needs {view.min_replicas} slots; those before it took the rest")
-    return Reason(code="remaining_time", sentence=f"{count} slots shorten its remaining time most")

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from typing import Final
 
+from scheduler.allocation.grants import grants_for
 from scheduler.allocation.placement import emptiest_first, free_slots
 from scheduler.snapshot import Grant, Placement, Snapshot
-from trials.record import Reason
 
 QUEUE_SLOT_SECONDS = 16 * 3600.0
 
@@ -39,17 +39,4 @@ class TiresiasPolicy:
         for view in order:
             if view.trial_id in served and view.trial_id not in placements:
                 placements[view.trial_id] = emptiest_first(free, view.min_replicas)
-        grants = {}
-        for view in snapshot.trials:
-            queue = 1 + (view.attained_slot_seconds >= self._threshold)
-            if view.held is not None:
-                reason = Reason(code="held", sentence=view.held)
-            elif view.trial_id in served:
-                reason = Reason(code="served", sentence=f"queue {queue}: its turn for {view.min_replicas} slots")
-            else:
-                reason = Reason(
-                    code="no_free_slot",
-                    sentence=f"queue {queue}: needs {view.min_replicas} slots; {left} are left after those before it",
-                )
-            grants[view.trial_id] = Grant(placement=placements.get(view.trial_id, {}), reason=reason)
-        return grants
+        return grants_for(snapshot, placements, code="least_served", why="it is its queue's turn")

@@ -1,0 +1,39 @@
+"""Serving trials of a fixed size in a given order, without stopping one that runs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from scheduler.allocation.placement import emptiest_first, free_slots
+from scheduler.snapshot import Placement, Snapshot, TrialView
+
+
+def serve_in_order(snapshot: Snapshot, order: Sequence[TrialView], *, skip: bool) -> dict[str, Placement]:
+    """Running trials keep what they have up to their minimum; others get theirs in ``order`` while there is room.
+
+    ``skip``: one that does not fit is passed over for the next; else all behind it wait.
+    """
+    placed: dict[str, Placement] = {view.trial_id: _trimmed(view) for view in order if view.held_slots}
+    free = free_slots(snapshot.nodes, placed.values())
+    left = sum(free.values())
+    for view in order:
+        if view.held_slots:
+            continue
+        if view.min_replicas > left:
+            if skip:
+                continue
+            break
+        placed[view.trial_id] = emptiest_first(free, view.min_replicas)
+        left -= view.min_replicas
+    return placed
+
+
+def _trimmed(view: TrialView) -> dict[str, int]:
+    """What a trial holds, cut to its minimum: the nodes it has most on are kept."""
+    left = view.min_replicas
+    kept = {}
+    for node, count in sorted(view.placement.items(), key=lambda item: -item[1]):
+        if left > 0:
+            kept[node] = min(count, left)
+            left -= kept[node]
+    return kept

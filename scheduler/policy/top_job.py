@@ -1,0 +1,22 @@
+"""All that the minimums leave over goes to the best trial, as Ray Tune's DistributeResourcesToTopJob gives it."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from scheduler.allocation.grants import grants_for
+from scheduler.allocation.placement import packed
+from scheduler.allocation.spreading import spread_left_over
+from scheduler.snapshot import Grant, Snapshot
+
+
+class TopJobPolicy:
+    name: Final = "top_job"
+
+    def allocate(self, snapshot: Snapshot) -> dict[str, Grant]:
+        eligible = sorted(
+            (view for view in snapshot.trials if view.held is None), key=lambda view: (view.submitted_at, view.trial_id)
+        )
+        counts = spread_left_over(snapshot, eligible, lambda view, count: (-view.promise, -view.held_slots))
+        placed = packed(counts, snapshot.nodes, {view.trial_id: view.placement for view in eligible})
+        return grants_for(snapshot, placed, code="top_job", why="the best trial gets what the minimums leave over")
