@@ -159,6 +159,48 @@ def timeline(
         typer.echo(path)
 
 
+@app.command()
+def simulate(
+    workload: Annotated[
+        Path | None, typer.Argument(help="CSV: name,time,application,num_replicas,batch_size. Default: random jobs.")
+    ] = None,
+    traces: Annotated[
+        Path | None, typer.Option(help="Folder with measurements, one folder an application; default: the workload's.")
+    ] = None,
+    policy: Annotated[
+        list[str] | None, typer.Option(help="May be given several times; ratios are to the first.")
+    ] = None,
+    nodes: Annotated[int, typer.Option(min=1)] = 16,
+    slots_per_node: Annotated[int, typer.Option(min=1)] = 4,
+    every: Annotated[float, typer.Option(min=1.0, help="Seconds between decisions.")] = 60.0,
+    rescale_seconds: Annotated[float, typer.Option(min=0.0, help="Pause of a job whose allocation changes.")] = 30.0,
+    information: Annotated[
+        str, typer.Option(help="What policies know: own measurements, declared epochs too, or pooled by code too.")
+    ] = "pooled",
+    jobs: Annotated[int, typer.Option(min=1, help="Without a workload file: number of random jobs.")] = 60,
+    seed: Annotated[int, typer.Option(help="Without a workload file: which random jobs.")] = 0,
+    json_path: Annotated[Path | None, typer.Option("--json", help="Write all figures here.")] = None,
+    picture: Annotated[Path | None, typer.Option(help="Write allocations and completion times here, as PNG.")] = None,
+) -> None:
+    """Run policies over a workload in virtual time, and compare them."""
+    from scheduler.simulator.command import run
+
+    run(
+        workload,
+        traces,
+        policies=policy or ["goodput", "pollux", "tiresias"],
+        nodes=nodes,
+        slots_per_node=slots_per_node,
+        every=every,
+        rescale_seconds=rescale_seconds,
+        information=information,
+        jobs=jobs,
+        seed=seed,
+        json_path=json_path,
+        picture=picture,
+    )
+
+
 def main() -> Any:
     try:
         return app()

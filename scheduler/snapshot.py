@@ -85,12 +85,18 @@ class Snapshot:
     now: float
     nodes: tuple[NodeView, ...]
     trials: tuple[TrialView, ...]
-    """In order of submission; a policy's answer does not depend on it beyond ties."""
+    """In any order: a policy's answer does not depend on it."""
     free_for_seconds: float = float("inf")
     """How long ago a trial ended; the moment until its study sends the next one is no room to grow into."""
 
     decide_every_seconds: float = 0.0
     """Least time to the next decision."""
+
+    @property
+    def eligible(self) -> list[TrialView]:
+        """Trials that may hold slots, in order of submission whatever the order in ``trials``."""
+        free = (view for view in self.trials if view.held is None)
+        return sorted(free, key=lambda view: (view.submitted_at, view.trial_id))
 
     @property
     def total_slots(self) -> int:

@@ -16,9 +16,6 @@ class AshaStaticPolicy:
     name: Final = "asha_static"
 
     def allocate(self, snapshot: Snapshot) -> dict[str, Grant]:
-        order = sorted(
-            (view for view in snapshot.trials if view.held is None),
-            key=lambda view: (-view.promise, view.submitted_at, view.trial_id),
-        )
+        order = sorted(snapshot.eligible, key=lambda view: -view.promise)
         placed = serve_in_order(snapshot, order, skip=True)
         return grants_for(snapshot, placed, code="fixed_size", why="a fixed size, the most promising first")

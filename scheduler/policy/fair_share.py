@@ -14,9 +14,7 @@ class FairSharePolicy:
     name: Final = "fair_share"
 
     def allocate(self, snapshot: Snapshot) -> dict[str, Grant]:
-        eligible = sorted(
-            (view for view in snapshot.trials if view.held is None), key=lambda view: (view.submitted_at, view.trial_id)
-        )
+        eligible = snapshot.eligible
         # By weight, and those that have had more keep it: a slot does not wander between equals.
         counts = spread_left_over(
             snapshot, eligible, lambda view, count: ((count + 1) / view.study_weight, -view.held_slots)

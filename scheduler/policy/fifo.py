@@ -13,8 +13,6 @@ class FifoPolicy:
     name: Final = "fifo"
 
     def allocate(self, snapshot: Snapshot) -> dict[str, Grant]:
-        order = sorted(
-            (view for view in snapshot.trials if view.held is None), key=lambda view: (view.submitted_at, view.trial_id)
-        )
+        order = snapshot.eligible
         placed = serve_in_order(snapshot, order, skip=False)
         return grants_for(snapshot, placed, code="first_come", why="first come, first served")

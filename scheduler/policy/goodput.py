@@ -59,9 +59,7 @@ class GoodputPolicy:
         self.settings = settings or GoodputSettings()
 
     def allocate(self, snapshot: Snapshot) -> dict[str, Grant]:
-        eligible = sorted(
-            (view for view in snapshot.trials if view.held is None), key=lambda view: (view.submitted_at, view.trial_id)
-        )
+        eligible = snapshot.eligible
         table = _Table(eligible, snapshot, self.settings)
         chosen = table.counts[choose_counts(table.counts, table.values, snapshot.total_slots)]
         if any(not count for count in chosen):

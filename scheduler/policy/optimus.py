@@ -19,7 +19,7 @@ class OptimusPolicy:
 
     def allocate(self, snapshot: Snapshot) -> dict[str, Grant]:
         node_slots = max((node.slots for node in snapshot.nodes), default=1)
-        eligible = [view for view in snapshot.trials if view.held is None]
+        eligible = snapshot.eligible
         left = snapshot.total_slots
         counts: dict[str, int] = {}
         seconds: dict[str, np.ndarray] = {}

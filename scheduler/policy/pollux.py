@@ -30,9 +30,7 @@ class PolluxPolicy:
     name: Final = "pollux"
 
     def allocate(self, snapshot: Snapshot) -> dict[str, Grant]:
-        eligible = sorted(
-            (view for view in snapshot.trials if view.held is None), key=lambda view: (view.submitted_at, view.trial_id)
-        )
+        eligible = snapshot.eligible
         node_slots = max((node.slots for node in snapshot.nodes), default=1)
         counts = count_grid(eligible, snapshot.total_slots, node_slots)
         fair = max(1, math.ceil(snapshot.total_slots / max(1, len(eligible))))
@@ -61,7 +59,7 @@ def _values(
         fair_speed = float(np.interp(min(fair, most), counts, speed))
     age = snapshot.now - view.submitted_at
     factor = max(age - view.num_rescales * view.pause_seconds, 0.0) / (age + view.pause_seconds + 1e-9)
-    share = speed / fair_speed * per_slot * np.where(counts == held, 1.0, factor)
+    share = speed / fair_speed * per_slot * np.where((counts == held) | (held == 0), 1.0, factor)
     values = -1.0 / (share + SMALLEST_SHARE)
     allowed = (counts == 0) | ((counts >= view.min_replicas) & (counts <= most)) | ((counts == held) & (held > 0))
     if held and not view.can_rescale:

@@ -22,7 +22,7 @@ class TiresiasPolicy:
         self._threshold = threshold_slot_seconds
 
     def allocate(self, snapshot: Snapshot) -> dict[str, Grant]:
-        eligible = [view for view in snapshot.trials if view.held is None]
+        eligible = snapshot.eligible
         order = sorted(eligible, key=lambda view: view.attained_slot_seconds >= self._threshold)
         left = snapshot.total_slots
         served = set()

@@ -14,9 +14,7 @@ class TopJobPolicy:
     name: Final = "top_job"
 
     def allocate(self, snapshot: Snapshot) -> dict[str, Grant]:
-        eligible = sorted(
-            (view for view in snapshot.trials if view.held is None), key=lambda view: (view.submitted_at, view.trial_id)
-        )
+        eligible = snapshot.eligible
         counts = spread_left_over(snapshot, eligible, lambda view, count: (-view.promise, -view.held_slots))
         placed = packed(counts, snapshot.nodes, {view.trial_id: view.placement for view in eligible})
         return grants_for(snapshot, placed, code="top_job", why="the best trial gets what the minimums leave over")

@@ -11,6 +11,7 @@ from __future__ import annotations
 import csv
 import functools
 import math
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -124,7 +125,7 @@ class MeasuredApplication:
 
 
 EPOCHS = {"bert": 2, "cifar10": 100, "ncf": 10, "imagenet": 90, "deepspeech2": 80, "yolov3": 50}
-"""Declared lengths in Pollux's evaluation (table 1)."""
+"""Declared lengths in Pollux's evaluation (table 1); other applications train for as many epochs as were measured."""
 LARGEST_LOCAL = {"yolov3": 8}
 FIXED_BATCH = {"ncf": 32768}
 
@@ -132,8 +133,6 @@ FIXED_BATCH = {"ncf": 32768}
 def measured_application(folder: Path) -> MeasuredApplication:
     """Read one application's tables: ``placements.csv``, ``scalability.csv``, ``validation-<batch size>.csv``."""
     name = folder.name
-    if name not in EPOCHS:
-        raise InvalidWorkload(f"application {name!r} is not known; choose one of {', '.join(sorted(EPOCHS))}")
     validation: dict[int, Mapping[str, Floats]] = {}
     columns = ("progress", "iteration", "grad_sqr", "grad_var")
     for path in sorted(folder.glob("validation-*.csv"), key=lambda path: int(path.stem.rpartition("-")[2])):
@@ -156,7 +155,7 @@ def measured_application(folder: Path) -> MeasuredApplication:
     for row in _rows(folder / "scalability.csv", ("num_nodes", "num_replicas", "local_bsz", "step_time", "sync_time")):
         points.append((row["num_nodes"], row["num_replicas"], row["local_bsz"]))
         values.append((row["step_time"], row["sync_time"]))
-    epochs = EPOCHS[name]
+    epochs = min(EPOCHS.get(name, sys.maxsize), *(len(table["progress"]) for table in validation.values()))
     ends = np.min([table["progress"][:epochs] for table in validation.values()], axis=0)
     local = [int(row["local_bsz"]) for row in placements]
     return MeasuredApplication(

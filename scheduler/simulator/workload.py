@@ -41,7 +41,10 @@ def read_workload(path: Path, traces: Path) -> list[Submission]:
             if kind not in applications:
                 folder = traces / kind
                 if not (folder / "placements.csv").is_file():
-                    raise InvalidWorkload(f"{where}: there are no measurements of application {kind!r} in {traces}")
+                    raise InvalidWorkload(
+                        f"{where}: there are no measurements of application {kind!r} in {traces}; "
+                        "name their folder with --traces"
+                    )
                 applications[kind] = measured_application(folder)
             submissions.append(_submission(row, applications, where))
     names = [submission.name for submission in submissions]

@@ -1,59 +1,18 @@
+"""What the default policy decides in situations that a person can judge."""
+
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dist_core.goodput import BatchBounds, ThroughputParams
 from scheduler.policy import GoodputPolicy, policy_by_name
-from scheduler.profile import StudyProfile, TrialModel
-from scheduler.snapshot import NodeView, Snapshot, TrialView
+from scheduler.snapshot import Snapshot, TrialView
+from tests.scheduler.views import ONE_SLOT, model, running, snapshot, views, waiting
 
 POLICY = GoodputPolicy()
-
-
-def model(*, overhead: float = 0.01, var: float = 50.0, seen: int = 8) -> TrialModel:
-    return TrialModel(
-        profile=StudyProfile(
-            params=ThroughputParams(0.02, 0.001, overhead * 1.1, 0.001, overhead, 0.001, 1.5), most_replicas=seen
-        ),
-        noise=var,
-        bounds=BatchBounds(init_batch=64, max_batch=2048, min_atomic=8, max_atomic=256),
-    )
-
-
-ONE_SLOT = float(model().goodput(1, 1)[0])
-"""Goodput of a replica."""
-
-
-def running(name: str, slots_held: int = 1, **changes: Any) -> TrialView:
-    view = TrialView(
-        trial_id=name,
-        study="s",
-        min_replicas=1,
-        max_replicas=8,
-        placement={"n0": slots_held},
-        can_rescale=True,
-        model=model(),
-        remaining_progress=300.0 * ONE_SLOT,
-    )
-    return replace(view, **changes)
-
-
-def waiting(name: str, **changes: Any) -> TrialView:
-    return replace(TrialView(trial_id=name, study="s", min_replicas=1, max_replicas=8), **changes)
-
-
-def snapshot(*trials: TrialView, slots: int = 4, nodes: int = 1, free_for: float = 100.0) -> Snapshot:
-    return Snapshot(
-        now=0.0,
-        nodes=tuple(NodeView(name=f"n{index}", slots=slots) for index in range(nodes)),
-        trials=trials,
-        free_for_seconds=free_for,
-    )
 
 
 def counts(view: Snapshot) -> dict[str, int]:
@@ -122,68 +81,10 @@ def test_a_held_trial_gets_nothing_and_says_why() -> None:
 
 
 def test_unknown_policies_are_named() -> None:
-    with pytest.raises(ValueError, match="policy 'x' is not known; choose one of goodput"):
+    with pytest.raises(
+        ValueError, match="policy 'x' is not known; choose one of asha_static, fair_share, fifo, goodput"
+    ):
         policy_by_name("x")
-
-
-views = st.builds(
-    lambda number, minimum, extra, held, ready, promise, seen, var, since, weight, stopped: TrialView(
-        trial_id=f"t{number}",
-        study="s",
-        min_replicas=minimum,
-        max_replicas=minimum + extra,
-        placement={"n0": held} if held else {},
-        can_rescale=ready and held > 0,
-        model=model(var=var, seen=seen) if ready else None,
-        promise=promise,
-        since_rescale_seconds=since,
-        study_weight=weight,
-        held="stopped" if stopped else None,
-    ),
-    st.integers(0, 10**6),
-    st.integers(1, 4),
-    st.integers(0, 6),
-    st.integers(0, 3),
-    st.booleans(),
-    st.floats(0.01, 0.99),
-    st.integers(1, 8),
-    st.floats(0.0, 1e4),
-    st.floats(0.0, 100.0),
-    st.floats(0.1, 10.0),
-    st.integers(0, 9).map(lambda value: value == 0),
-)
-
-
-@settings(max_examples=150, deadline=None)
-@given(
-    st.lists(views, max_size=8, unique_by=lambda view: view.trial_id),
-    st.integers(1, 4),
-    st.integers(1, 8),
-    st.randoms(),
-)
-def test_invariants(trials: list[TrialView], nodes: int, slots: int, order: Any) -> None:
-    capacity = nodes * slots
-    kept, used = [], 0
-    for view in trials:
-        if used + view.held_slots <= slots:
-            used += view.held_slots
-            kept.append(view)
-    grants = POLICY.allocate(snapshot(*kept, slots=slots, nodes=nodes))
-    assert set(grants) == {view.trial_id for view in kept}
-    assert sum(grant.slots for grant in grants.values()) <= capacity
-    for node in range(nodes):
-        assert sum(grant.placement.get(f"n{node}", 0) for grant in grants.values()) <= slots
-    for view in kept:
-        count = grants[view.trial_id].slots
-        assert count == 0 or view.min_replicas <= count <= max(view.max_replicas, view.held_slots)
-        assert count == 0 or view.held is None
-        assert grants[view.trial_id].reason.sentence
-    shuffled = list(kept)
-    order.shuffle(shuffled)
-    again = POLICY.allocate(snapshot(*shuffled, slots=slots, nodes=nodes))
-    running_ids = {view.trial_id for view in kept if view.held_slots and not view.held}
-    if sum(view.min_replicas for view in kept) <= capacity:
-        assert {name: again[name].slots for name in running_ids} == {name: grants[name].slots for name in running_ids}
 
 
 @settings(max_examples=50, deadline=None)

@@ -1,0 +1,69 @@
+"""`elastune simulate`: reads or draws a workload, runs the policies, prints the table."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+from typing import cast, get_args
+
+from rich.console import Console
+
+from scheduler.simulator.compare import Information, compare
+from scheduler.simulator.errors import InvalidWorkload
+from scheduler.simulator.summary import summarize, table, to_json
+from scheduler.simulator.synthetic import synthetic_workload
+from scheduler.simulator.workload import Submission, read_workload
+from scheduler.simulator.world import SimulationSettings
+
+
+def run(
+    workload: Path | None,
+    traces: Path | None,
+    *,
+    policies: list[str],
+    nodes: int,
+    slots_per_node: int,
+    every: float,
+    rescale_seconds: float,
+    information: str,
+    jobs: int,
+    seed: int,
+    json_path: Path | None,
+    picture: Path | None,
+) -> None:
+    """Raises InvalidWorkload and ValueError with one message for whatever cannot be used."""
+    # What the loop says about each of thousands of trials is of no interest here.
+    logging.getLogger("scheduler.control_loop").setLevel(logging.CRITICAL)
+    if information not in get_args(Information):
+        raise ValueError(f"information is {information!r}; choose one of {', '.join(get_args(Information))}")
+    submissions = _submissions(workload, traces, jobs, seed)
+    settings = SimulationSettings(
+        nodes=nodes, slots_per_node=slots_per_node, decide_every_seconds=every, rescale_seconds=rescale_seconds
+    )
+    console = Console()
+    with console.status("simulating") as status:
+        results = compare(
+            submissions,
+            policies,
+            settings,
+            cast("Information", information),
+            on_done=lambda result: status.update(f"{result.policy} is done"),
+        )
+    console.print(table([summarize(result) for result in results]))
+    if json_path is not None:
+        json_path.write_text(json.dumps(to_json(results)))
+    if picture is not None:
+        from scheduler.simulator.picture import draw
+
+        draw(results, picture)
+
+
+def _submissions(workload: Path | None, traces: Path | None, jobs: int, seed: int) -> list[Submission]:
+    if workload is None:
+        return synthetic_workload(jobs, seed=seed)
+    folder = traces or workload.parent
+    submissions = read_workload(workload, folder)
+    if not submissions:
+        raise InvalidWorkload(f"{workload} holds no job")
+    return submissions

@@ -1,0 +1,43 @@
+"""Pictures of simulations: who held how many slots when, and how completion times are distributed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import matplotlib as mpl
+import numpy as np
+from matplotlib.figure import Figure
+
+from scheduler.simulator.world import SimulationResult
+
+
+def draw(results: Sequence[SimulationResult], path: Path) -> None:
+    """One row a policy with its allocations by application, and the completion times of all below."""
+    rows = len(results)
+    figure = Figure(figsize=(10, 2.2 * rows + 3.2), layout="constrained")
+    axes = figure.subplots(rows + 1, 1, squeeze=False)[:, 0]
+    applications = sorted({job.application for result in results for job in result.jobs})
+    colors = mpl.color_sequences["tab10"]
+    palette = {name: colors[index % len(colors)] for index, name in enumerate(applications)}
+    longest = max(result.makespan_seconds for result in results) / 3600.0
+    for axis, result in zip(axes[:rows], results, strict=True):
+        kind_of = {job.name: job.application for job in result.jobs}
+        hours = [at / 3600.0 for at, _ in result.allocations] + [result.makespan_seconds / 3600.0]
+        held = np.zeros((len(applications), len(hours)))
+        for column, (_, allocation) in enumerate(result.allocations):
+            for job, placement in allocation.items():
+                held[applications.index(kind_of[job]), column] += sum(placement.values())
+        axis.stackplot(hours, held, step="post", labels=applications, colors=[palette[name] for name in applications])
+        axis.set_ylabel(f"{result.policy}\nslots")
+        axis.set_xlim(0, longest)
+    axes[0].legend(loc="upper right", ncols=len(applications), fontsize="small")
+    axes[rows - 1].set_xlabel("hours")
+    for result in results:
+        times = np.sort([job.completion_seconds for job in result.jobs])
+        axes[rows].step(times, np.arange(1, len(times) + 1) / len(times), where="post", label=result.policy)
+    axes[rows].set_xscale("log")
+    axes[rows].set_xlabel("completion time, seconds")
+    axes[rows].set_ylabel("share of jobs")
+    axes[rows].legend()
+    figure.savefig(path, dpi=110)

@@ -1,0 +1,75 @@
+"""What a simulation comes to: averages and tails of completion times, makespan, rescales; as a table and as JSON."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+from rich.table import Table
+
+from scheduler.simulator.world import SimulationResult
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Summary:
+    """Times in seconds."""
+
+    policy: str
+    jobs: int
+    mean_completion: float
+    median_completion: float
+    p99_completion: float
+    makespan: float
+    rescales_per_job: float
+    slot_hours: float
+    decisions: int
+
+
+def summarize(result: SimulationResult) -> Summary:
+    times = [job.completion_seconds for job in result.jobs]
+    return Summary(
+        policy=result.policy,
+        jobs=len(times),
+        mean_completion=statistics.fmean(times),
+        median_completion=statistics.median(times),
+        p99_completion=float(np.percentile(times, 99)),
+        makespan=result.makespan_seconds,
+        rescales_per_job=statistics.fmean(job.num_rescales for job in result.jobs),
+        slot_hours=sum(job.slot_seconds for job in result.jobs) / 3600.0,
+        decisions=result.decisions,
+    )
+
+
+def table(summaries: Sequence[Summary]) -> Table:
+    """One row a policy; ratios against the first one."""
+    made = Table(title=f"{summaries[0].jobs} jobs; times in seconds, rescales per job", title_justify="left")
+    made.add_column("policy")
+    for heading in ("mean", "of first", "median", "p99", "makespan", "rescales", "slot h"):
+        made.add_column(heading, justify="right")
+    for row in summaries:
+        made.add_row(
+            row.policy,
+            f"{row.mean_completion:.0f}",
+            f"{row.mean_completion / summaries[0].mean_completion:.2f}",
+            f"{row.median_completion:.0f}",
+            f"{row.p99_completion:.0f}",
+            f"{row.makespan:.0f}",
+            f"{row.rescales_per_job:.1f}",
+            f"{row.slot_hours:.0f}",
+        )
+    return made
+
+
+def to_json(results: Sequence[SimulationResult]) -> list[dict[str, Any]]:
+    """Summaries with each job's figures and all changes of allocation."""
+    return [
+        {
+            **asdict(summarize(result)),
+            "completions": [asdict(job) for job in result.jobs],
+            "allocations": [[at, held] for at, held in result.allocations],
+        }
+        for result in results
+    ]

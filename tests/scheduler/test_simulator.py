@@ -1,0 +1,152 @@
+"""The simulator: the live loop in virtual time, over workloads and measurements."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from scheduler.cli import app
+from scheduler.policy import POLICIES
+from scheduler.simulator.application import measured_application
+from scheduler.simulator.compare import compare
+from scheduler.simulator.errors import InvalidWorkload
+from scheduler.simulator.synthetic import SMALL, synthetic_workload
+from scheduler.simulator.training import SimulatedTraining
+from scheduler.simulator.workload import Submission, read_workload
+from scheduler.simulator.world import SimulationSettings
+
+SETTINGS = SimulationSettings(nodes=4, slots_per_node=4)
+
+
+def job(number: int = 0, at: float = 0.0, replicas: int = 2) -> Submission:
+    return Submission(name=f"j{number}", at=at, application=SMALL, num_replicas=replicas, batch_size=512)
+
+
+@pytest.mark.parametrize("policy", sorted(POLICIES))
+def test_every_policy_finishes_a_workload_the_same_way_twice(policy: str) -> None:
+    jobs = synthetic_workload(12, seed=3, mean_seconds_between=60.0)
+    first, again = (compare(jobs, [policy], SETTINGS)[0] for _ in range(2))
+    assert len(first.jobs) == 12
+    assert first == again
+    for result in first.jobs:
+        assert result.finished_at > result.submitted_at
+        assert result.slot_seconds > 0
+
+
+def test_a_lone_rigid_job_takes_as_long_as_its_steps_and_one_pause() -> None:
+    [result] = compare([job(at=10.0)], ["fifo"], SETTINGS)
+    training = SimulatedTraining(job(), "rigid")
+    atomic, accumulation = training.fixed_choice(2)
+    step, sync = SMALL.step_seconds((2,), atomic)
+    seconds = SMALL.steps_at(512, SMALL.epochs) * (step + accumulation * (step - sync))
+    # Seen at the next decision, and stopped for the first start; epochs end on whole seconds.
+    assert result.jobs[0].completion_seconds == pytest.approx(50.0 + 30.0 + seconds, abs=SMALL.epochs)
+    assert result.jobs[0].num_rescales == 0
+
+
+def test_allocations_never_exceed_the_cluster() -> None:
+    jobs = synthetic_workload(15, seed=1, mean_seconds_between=30.0)
+    [result] = compare(jobs, ["goodput"], SETTINGS)
+    assert result.allocations
+    for _, held in result.allocations:
+        used: dict[str, int] = {}
+        for placement in held.values():
+            for node, count in placement.items():
+                used[node] = used.get(node, 0) + count
+        assert all(count <= SETTINGS.slots_per_node for count in used.values())
+
+
+def test_more_information_helps_and_elastic_beats_rigid() -> None:
+    jobs = synthetic_workload(30, seed=5, mean_seconds_between=60.0)
+    mean = {}
+    for name, information in (("goodput", "pooled"), ("goodput", "own"), ("tiresias", "own")):
+        [result] = compare(jobs, [name], SETTINGS, information)  # type: ignore[arg-type]  # literals in a tuple
+        mean[name, information] = np.mean([each.completion_seconds for each in result.jobs])
+    assert mean["goodput", "pooled"] < mean["goodput", "own"] < mean["tiresias", "own"]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("name,time,application,num_replicas\n", "no column 'batch_size'"),
+        ("name,time,application,num_replicas,batch_size\na,-1,app,1,1\n", "line 2: time is -1; it must be at least 0"),
+        ("name,time,application,num_replicas,batch_size\na,nan,app,1,1\n", "line 2: time is nan"),
+        (
+            "name,time,application,num_replicas,batch_size\na,0,app,many,1\n",
+            "num_replicas is 'many'; it must be a number",
+        ),
+        ("name,time,application,num_replicas,batch_size\na,0,other,1,1\n", "no measurements of application 'other'"),
+        ("name,time,application,num_replicas,batch_size\na,0,app,1,1\na,1,app,1,1\n", "names job 'a' twice"),
+    ],
+)
+def test_a_workload_that_cannot_be_used_is_refused_in_one_sentence(tmp_path: Path, text: str, message: str) -> None:
+    (tmp_path / "w.csv").write_text(text)
+    traces = tmp_path / "traces"
+    write_measurements(traces / "cifar10")
+    (traces / "app").mkdir()
+    for name in ("placements.csv", "scalability.csv", "validation-100.csv", "validation-200.csv"):
+        (traces / "app" / name).write_bytes((traces / "cifar10" / name).read_bytes())
+    with pytest.raises(InvalidWorkload, match=message) as refused:
+        read_workload(tmp_path / "w.csv", traces)
+    assert "\n" not in str(refused.value)
+
+
+def write_measurements(folder: Path) -> None:
+    """Tables as the published ones, of a job whose step takes 1 s a replica at 100 examples, 2 s at 200."""
+    folder.mkdir(parents=True)
+    (folder / "placements.csv").write_text(
+        "placement,local_bsz,step_time,sync_time\n1,100,1.0,0.0\n1,200,2.0,0.0\n2,100,1.5,0.5\n2,200,2.5,0.5\n"
+    )
+    (folder / "scalability.csv").write_text(
+        "num_nodes,num_replicas,local_bsz,step_time,sync_time\n2,4,100,2.0,1.0\n2,4,200,3.0,1.0\n4,4,100,2.2,1.2\n"
+        "3,6,100,2.4,1.4\n"
+    )
+    for batch in (100, 200):
+        lines = [f"{100.0 * (epoch + 1)},{100 * (epoch + 1)},0.5,1.0,{epoch + 1.0}" for epoch in range(100)]
+        (folder / f"validation-{batch}.csv").write_text(
+            "progress,iteration,metric,grad_sqr,grad_var\n" + "\n".join(lines) + "\n"
+        )
+
+
+def test_measurements_are_interpolated(tmp_path: Path) -> None:
+    write_measurements(tmp_path / "cifar10")
+    application = measured_application(tmp_path / "cifar10")
+    assert application.step_seconds((1,), 150) == (1.5, 0.0)
+    assert application.step_seconds((2,), 150) == (2.0, 0.5)
+    assert application.statistics(150, 9).var == 10.0
+    assert application.bounds.init_batch == 100
+    assert application.bounds.max_batch == 200
+    assert list(application.epoch_ends[:3]) == [0.0, 100.0, 200.0]
+
+
+def test_the_command_prints_a_table_and_writes_files(tmp_path: Path) -> None:
+    arguments = ["simulate", "--jobs", "5", "--policy", "goodput", "--policy", "fifo", "--nodes", "2"]
+    arguments += ["--json", str(tmp_path / "s.json"), "--picture", str(tmp_path / "s.png")]
+    shown = CliRunner().invoke(app, arguments, catch_exceptions=False)
+    assert shown.exit_code == 0
+    assert "goodput" in shown.output and "fifo" in shown.output
+    [first, second] = json.loads((tmp_path / "s.json").read_text())
+    assert first["policy"] == "goodput" and len(first["completions"]) == 5
+    assert second["mean_completion"] > 0
+    assert (tmp_path / "s.png").read_bytes().startswith(b"\x89PNG")
+
+
+PUBLISHED = {"tiresias": (2473.7, 5145.0, 3876.3, 3280.3), "optimus": (4087.1, 6913.9, 3944.0, 5967.8)}
+"""Average completion times in seconds on workloads 1 to 4, 16 nodes with 4 GPUs (artifact of Pollux, OSDI'21)."""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif("ELASTUNE_POLLUX_TRACES" not in os.environ, reason="names the folder of Pollux's measurements")
+@pytest.mark.parametrize("policy", sorted(PUBLISHED))
+def test_published_averages_come_out(policy: str) -> None:
+    traces = Path(os.environ["ELASTUNE_POLLUX_TRACES"])
+    for number, published in enumerate(PUBLISHED[policy], start=1):
+        jobs = read_workload(traces / "workloads" / f"workload-{number}.csv", traces)
+        [result] = compare(jobs, [policy], SimulationSettings())
+        mean = np.mean([each.completion_seconds for each in result.jobs])
+        assert mean == pytest.approx(published, rel=0.02)
