@@ -71,7 +71,7 @@ class SimulationResult:
 class World:
     def __init__(self, submissions: Sequence[Submission], policy: Policy, settings: SimulationSettings) -> None:
         self.now = 0.0
-        self._submissions = sorted(submissions, key=lambda submission: submission.at)
+        self._waiting = sorted(submissions, key=lambda submission: submission.at)
         self._policy = WithOracle(policy, lambda trial_id: self.trainings[trial_id]) if settings.oracle else policy
         self._settings = settings
         self.store = InMemoryTrialStore()
@@ -100,20 +100,18 @@ class World:
 
     def run(self) -> SimulationResult:
         """Until all jobs have ended; raises TimeoutError when they do not within ``longest_seconds``."""
-        waiting = list(self._submissions)
         interval = self._settings.decide_every_seconds
-        while waiting or self.trainings:
+        while self._waiting or self.trainings:
             if not self.trainings:
                 # Nothing happens before the next job comes.
-                self.now = max(self.now, interval * (waiting[0].at // interval))
+                self.now = max(self.now, interval * (self._waiting[0].at // interval))
             for training in self.trainings.values():
                 training.advance(self.now, interval)
             self.now += interval
             if self.now > self._settings.longest_seconds:
                 raise TimeoutError(f"{len(self.trainings)} jobs have not ended after {self.now:.0f} s")
-            self._end_finished()
-            while waiting and waiting[0].at <= self.now:
-                self._submit(waiting.pop(0))
+            self._note_progress()
+            self._submit_due()
             if self.trainings:
                 self._decide()
         return SimulationResult(
@@ -124,38 +122,54 @@ class World:
             allocations=tuple(self._allocations),
         )
 
+    def _submit_due(self) -> None:
+        """Submit what has come since the last decision."""
+        while self._waiting and self._waiting[0].at <= self.now:
+            self._submit(self._waiting.pop(0))
+
     def _submit(self, submission: Submission) -> None:
         training = SimulatedTraining(submission, self._settings.request)
-        total = self._settings.nodes * self._settings.slots_per_node
-        rigid = self._settings.request == "rigid"
+        least, most = self._replica_bounds(submission, training)
         spec = TrialSpec(
-            study=submission.application.name if self._settings.pools else submission.name,
+            study=self._study_of(submission),
             number=len(self.store.trials()),
             entrypoint="simulated:training",
-            min_replicas=submission.num_replicas if rigid else 1,
-            max_replicas=submission.num_replicas if rigid else min(training.most_replicas, total, MOST_REPLICAS),
+            min_replicas=least,
+            max_replicas=most,
         )
         self.trainings[self.store.submit(spec, submission.at).trial_id] = training
 
-    def _end_finished(self) -> None:
+    def _study_of(self, submission: Submission) -> str:
+        return submission.application.name if self._settings.pools else submission.name
+
+    def _replica_bounds(self, submission: Submission, training: SimulatedTraining) -> tuple[int, int]:
+        if self._settings.request == "rigid":
+            return submission.num_replicas, submission.num_replicas
+        total = self._settings.nodes * self._settings.slots_per_node
+        return 1, min(training.most_replicas, total, MOST_REPLICAS)
+
+    def _note_progress(self) -> None:
+        """What jobs did since the last decision: here, that some have come to their end."""
         for trial_id, training in list(self.trainings.items()):
-            if training.finished_at is None:
-                continue
-            self.store.set_outcome(trial_id, Outcome(kind="value", value=0.0))
-            for replica in self.store.replicas(trial_id=trial_id):
-                self.launcher.end(replica.replica_id)
-            submission = training.submission
-            self._ended.append(
-                JobResult(
-                    name=submission.name,
-                    application=submission.application.name,
-                    submitted_at=submission.at,
-                    finished_at=training.finished_at,
-                    num_rescales=max(0, training.num_rescales),
-                    slot_seconds=training.slot_seconds,
-                )
+            if training.finished_at is not None:
+                self._end(trial_id, Outcome(kind="value", value=0.0), training.finished_at)
+
+    def _end(self, trial_id: str, outcome: Outcome, at: float) -> None:
+        training = self.trainings.pop(trial_id)
+        self.store.set_outcome(trial_id, outcome)
+        for replica in self.store.replicas(trial_id=trial_id):
+            self.launcher.end(replica.replica_id)
+        submission = training.submission
+        self._ended.append(
+            JobResult(
+                name=submission.name,
+                application=submission.application.name,
+                submitted_at=submission.at,
+                finished_at=at,
+                num_rescales=max(0, training.num_rescales),
+                slot_seconds=training.slot_seconds,
             )
-            del self.trainings[trial_id]
+        )
 
     def _decide(self) -> None:
         for trial_id, training in self.trainings.items():
