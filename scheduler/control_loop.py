@@ -278,7 +278,7 @@ class ControlLoop:
     def _finish(self, trial: TrialRecord, event: TrialEvent, reason: Reason, now: float) -> None:
         self._last_end = now
         self._move(trial, event, reason, now, finished_at=now)
-        self._observer.forget(trial.trial_id)
+        self._observer.note_end(trial, next_state(trial.state, event))
         self._blocked_since.pop(trial.trial_id, None)
         shutil.rmtree(self._checkpoint_dir(trial), ignore_errors=True)
 

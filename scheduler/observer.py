@@ -16,6 +16,7 @@ from dist_core.goodput import Hints
 from scheduler.promise import Promise, promises
 from scheduler.snapshot import NodeView, Snapshot, TrialView
 from scheduler.study_history import StudyHistory
+from scheduler.survival import Survival
 from trials.launch.base import Launcher
 from trials.record import ReplicaRecord, Report, Study, TrialRecord
 from trials.states import TrialState
@@ -25,6 +26,7 @@ DEFAULT_PAUSE_SECONDS = 0.3
 """Assumed cost of a rescale until a trial has measured its own."""
 DEFAULT_START_SECONDS = 2.0
 """Assumed time from a replica's launch to its first training step until the study has shown its own."""
+STOPPED = frozenset({TrialState.PRUNED, TrialState.CANCELLED})
 OFFER_SECONDS = 15.0
 """A generation is offered at most so long before the trial comes to the epoch in which its joiners wait."""
 
@@ -43,8 +45,12 @@ class Observer:
         self._looked_at = 0.0
         self.latest_views: Mapping[str, TrialView] = {}
 
-    def forget(self, trial_id: str) -> None:
+    def note_end(self, trial: TrialRecord, state: TrialState) -> None:
         """The trial is over; what it measured stays with its study."""
+        trial_id = trial.trial_id
+        history = self._histories.get(trial.spec.study)
+        if history is not None:
+            history.note_end(trial_id, stopped=state in STOPPED)
         self._documents.pop(trial_id, None)
         self._hints.pop(trial_id, None)
 
@@ -80,12 +86,14 @@ class Observer:
         self._note_slot_seconds({name: len(rows) for name, rows in replicas_of.items()}, now)
         self._read_hints(trials, now)
         standing = self._promises(trials, studies)
+        survival = {name: self._histories[name].survival for name in {trial.spec.study for trial in trials}}
         views = tuple(
             self._view(
                 trial,
                 replicas_of.get(trial.trial_id, []),
                 studies.get(trial.spec.study),
                 standing.get(trial.trial_id),
+                survival[trial.spec.study],
                 now,
                 backs_off=trial.trial_id in backing_off,
             )
@@ -130,9 +138,10 @@ class Observer:
     def _history_of(self, study: str) -> StudyHistory:
         """With what the study's earlier trials have left, those of before this scheduler started among them."""
         history = StudyHistory()
-        ended = [row.trial_id for row in self._store.trials() if row.spec.study == study and row.state.is_final]
-        for trial_id, document in self._store.hints(ended).items():
+        ended = {row.trial_id: row for row in self._store.trials() if row.spec.study == study and row.state.is_final}
+        for trial_id, document in self._store.hints(list(ended)).items():
             history.note(trial_id, Hints.from_json(document))
+            history.note_end(trial_id, stopped=ended[trial_id].state in STOPPED)
         return history
 
     def _note_starts(self, trials: Sequence[TrialRecord], replicas: Sequence[ReplicaRecord]) -> None:
@@ -153,6 +162,7 @@ class Observer:
         replicas: Sequence[ReplicaRecord],
         study: Study | None,
         promise: Promise | None,
+        survival: Survival,
         now: float,
         *,
         backs_off: bool,
@@ -168,6 +178,8 @@ class Observer:
         held = trial.hold
         if held is None and backs_off and not replicas:
             held = "waits a moment before it is started again, because it was lost or could not be launched"
+        fraction = history.fraction(trial.trial_id)
+        goes_on = survival.probability(fraction, promise.weight if promise is not None and promise.rank else None)
         pause = known.rescale_pause_seconds if known is not None else None
         return TrialView(
             trial_id=trial.trial_id,
@@ -181,6 +193,8 @@ class Observer:
             and not backs_off,
             held=held,
             model=history.model(trial.trial_id, known),
+            goes_on=goes_on,
+            expected_part=goes_on + (1.0 - goes_on) * survival.part_until_stopped(fraction),
             promise=promise.weight if promise is not None else 0.5,
             rank_sentence=promise.sentence if promise is not None else "nothing reported yet",
             progress=known.progress if known is not None else 0.0,

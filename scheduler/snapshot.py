@@ -58,6 +58,10 @@ class TrialView:
     """None as long as neither the trial nor its study has measured anything."""
     promise: float = 0.5
     """Weight within its study, in (0, 1)."""
+    goes_on: float = 1.0
+    """Probability that it will be trained to its end, from what became of the study's other trials."""
+    expected_part: float = 1.0
+    """Part of what remains that it is expected to train: less than 1 where trials of its study are stopped."""
     rank_sentence: str = ""
     """How the promise came about, for people."""
     progress: float = 0.0

@@ -6,6 +6,7 @@ import statistics
 
 from dist_core.goodput import BatchBounds, Configuration, Hints, Observation
 from scheduler.profile import StudyProfile, TrialModel, noise_at, noise_bin, pool
+from scheduler.survival import Survival
 
 REFIT_SECONDS = 2.0
 """Least time between two fits of one study."""
@@ -22,6 +23,8 @@ class StudyHistory:
         self._configurations: set[Configuration] = set()
         self._noise: dict[int, dict[str, float]] = {}
         self._targets: dict[str, float] = {}
+        self._progress: dict[str, float] = {}
+        self._stopped: set[str] = set()
         self._bounds: BatchBounds | None = None
         self._profile: StudyProfile | None = None
         self._factors: dict[str, float] = {}
@@ -37,12 +40,28 @@ class StudyHistory:
             self._configurations.update(row.configuration for row in fresh)
             self._rows[trial_id] = hints.observations
         self._bounds = hints.bounds
+        self._progress[trial_id] = hints.progress
         if hints.target_progress:
             self._targets[trial_id] = hints.target_progress
             if hints.statistics is not None and hints.statistics.sqr > 0:
                 fraction = hints.progress / hints.target_progress
                 ratio = hints.statistics.var / hints.statistics.sqr
                 self._noise.setdefault(noise_bin(fraction), {})[trial_id] = ratio
+
+    def note_end(self, trial_id: str, *, stopped: bool) -> None:
+        """The trial is over: stopped by its tuner, or trained to its end."""
+        if stopped:
+            self._stopped.add(trial_id)
+
+    def fraction(self, trial_id: str) -> float:
+        """Part of the declared length that the trial is known to have done."""
+        target = self._targets.get(trial_id)
+        return min(1.0, self._progress.get(trial_id, 0.0) / target) if target else 0.0
+
+    @property
+    def survival(self) -> Survival:
+        stopped = [self.fraction(name) for name in self._stopped]
+        return Survival.of(stopped, [self.fraction(name) for name in self._progress if name not in self._stopped])
 
     def refresh(self, now: float) -> None:
         """Make the profile anew when what was measured since is more, or other, than it explains."""

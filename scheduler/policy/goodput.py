@@ -135,7 +135,7 @@ class _Table:
                 if left is None:
                     # Nothing declared: as much again as it has had (Lindy).
                     left = max(view.progress, settings.unknown_seconds * float(now[0]))
-                work[row] = max(left, 1e-6) / float(now[0])
+                work[row] = max(view.expected_part * left, 1e-6) / float(now[0])
             most = min(view.max_replicas, snapshot.total_slots)
             reach = self.speeds[row, : int(np.searchsorted(self.counts, most, side="right"))]
             parts = envelope(self.counts, reach, 0, 0) if len(reach) > 1 else []

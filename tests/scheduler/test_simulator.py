@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,10 +12,11 @@ import pytest
 from typer.testing import CliRunner
 
 from scheduler.cli import app
-from scheduler.policy import POLICIES
+from scheduler.policy import POLICIES, policy_by_name
 from scheduler.simulator.application import measured_application
 from scheduler.simulator.compare import compare
 from scheduler.simulator.errors import InvalidWorkload
+from scheduler.simulator.sweep import SuccessiveHalving, SweepSettings, SweepWorld, learning_curves
 from scheduler.simulator.synthetic import SMALL, synthetic_workload
 from scheduler.simulator.training import SimulatedTraining
 from scheduler.simulator.workload import Submission, read_workload
@@ -150,3 +152,32 @@ def test_published_averages_come_out(policy: str) -> None:
         [result] = compare(jobs, [policy], SimulationSettings())
         mean = np.mean([each.completion_seconds for each in result.jobs])
         assert mean == pytest.approx(published, rel=0.02)
+
+
+def test_a_sweep_stops_at_rungs_and_says_when_its_best_was_done() -> None:
+    curves = learning_curves(18, SMALL.epochs, seed=1)
+    sweep = SweepSettings(max_replicas=4, at_a_time=8, rungs=(3, 10))
+    settings = SimulationSettings(nodes=2, slots_per_node=4, decide_every_seconds=15.0)
+    results = {}
+    for name, least in (("goodput", 1), ("asha_static", 1), ("fair_share", 1)):
+        bounds = replace(sweep, min_replicas=least, max_replicas=1 if name == "asha_static" else 4)
+        results[name] = SweepWorld(curves, SMALL, policy_by_name(name), settings, bounds).sweep()
+    for result in results.values():
+        assert 1 <= result.finished < 18
+        assert result.best_finished_seconds <= result.makespan_seconds
+        assert result.score_at(result.makespan_seconds) >= result.best_value
+        assert result.score_at(-1.0) == float("-inf")
+    assert results["goodput"].makespan_seconds < results["asha_static"].makespan_seconds
+
+
+def test_halving_keeps_the_best_third() -> None:
+    halving = SuccessiveHalving((2,), 3)
+    assert [halving.keeps(2, value) for value in (0.5, 0.4, 0.6, 0.1, 0.45)] == [True, False, True, False, False]
+    assert halving.keeps(1, 0.0)
+
+
+def test_learning_curves_can_be_told_apart_early_but_not_surely() -> None:
+    curves = learning_curves(300, 50, seed=0)
+    assert curves.shape == (300, 50)
+    ranks = [np.argsort(np.argsort(curves[:, epoch])) for epoch in (4, 49)]
+    assert 0.6 < np.corrcoef(ranks[0], ranks[1])[0, 1] < 0.95
