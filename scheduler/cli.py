@@ -128,6 +128,15 @@ def show(trial: str, state_dir: StateDir = None) -> None:
 
 
 @app.command()
+def why(trial: str, state_dir: StateDir = None) -> None:
+    """Why a trial has the slots that it has: the last decision, what went into it, and how it changed."""
+    from scheduler.dashboard.terminal import print_why
+
+    client = _client(state_dir)
+    print_why(client.request("GET", f"/trials/{_trial_id(client, trial)}/why"))
+
+
+@app.command()
 def logs(trial: str, state_dir: StateDir = None) -> None:
     """What a trial's replicas printed, oldest replica first."""
     folder = (state_dir or default_state_dir()) / "logs" / trial

@@ -166,6 +166,15 @@ class ControlLoop:
         """What the last tick saw of each live trial; for display only."""
         return self._observer.latest_views
 
+    @property
+    def policy_name(self) -> str:
+        return self._policy.name
+
+    @property
+    def latest_grants(self) -> Mapping[str, Grant]:
+        """The policy's last answer."""
+        return self._grants
+
     # ------------------------------------------------------------------ what happened
 
     def _note_exits(self, now: float) -> None:

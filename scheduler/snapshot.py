@@ -113,6 +113,8 @@ class Grant:
 
     placement: Placement
     reason: Reason
+    numbers: Mapping[str, float] = field(default_factory=dict)
+    """What went into it, by names for people."""
 
     @property
     def slots(self) -> int:

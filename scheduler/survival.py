@@ -73,4 +73,4 @@ class Survival:
 
 def rank_correlation(fraction: float) -> float:
     """Between the ranks at this part of the length and at the end."""
-    return min(LARGEST_CORRELATION, max(0.0, 1.0 - 0.05 * max(fraction, 1e-3) ** -0.42))
+    return float(min(LARGEST_CORRELATION, max(0.0, 1.0 - 0.05 * max(fraction, 1e-3) ** -0.42)))

@@ -193,6 +193,27 @@ def client_routes(service: Service) -> APIRouter:
             "changes": _changes(records),
         }
 
+    @routes.get("/trials/{trial_id}/why")
+    def why(trial_id: str) -> dict[str, Any]:
+        """The policy's last decision about a trial, and every change of size before it."""
+        record = store.trial(trial_id)
+        grant = service.loop.latest_grants.get(trial_id) if not record.state.is_final else None
+        error = service.loop.policy_error
+        return {
+            "trial": _summary(record),
+            "policy": service.loop.policy_name,
+            "policy_error": None if error is None else str(error),
+            "held_slots": len(store.replicas(trial_id=trial_id)),
+            "grant": None
+            if grant is None
+            else {
+                "placement": dict(grant.placement),
+                "reason": asdict(grant.reason),
+                "numbers": dict(grant.numbers),
+            },
+            "changes": _changes([record]),
+        }
+
     def _changes(records: list[TrialRecord]) -> list[dict[str, Any]]:
         """Every change of size with its reason, oldest first."""
         entries = [entry for record in records for entry in store.history(record.trial_id)]

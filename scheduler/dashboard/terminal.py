@@ -214,6 +214,29 @@ def print_trials(overview: Mapping[str, Any]) -> None:
     Console(soft_wrap=not sys.stdout.isatty()).print(table)
 
 
+def print_why(answer: Mapping[str, Any]) -> None:
+    """`elastune why TRIAL`."""
+    console = Console(soft_wrap=not sys.stdout.isatty(), highlight=False)
+    trial, grant = answer["trial"], answer["grant"]
+    console.print(
+        f"trial {trial['trial_id']} (study {trial['study']}, number {trial['number']}): {trial['state']}, holds "
+        f"{answer['held_slots']} slots"
+    )
+    if answer["policy_error"] is not None:
+        console.print(f"the policy's last answer could not be used, allocations stay: {answer['policy_error']}")
+    if grant is None:
+        console.print(f"why: {trial['reason']['code']}: {trial['reason']['sentence']}")
+    else:
+        where = ", ".join(f"{count} on {node}" for node, count in grant["placement"].items()) or "none"
+        console.print(f"policy {answer['policy']} grants: {where}")
+        console.print(f"why: {grant['reason']['code']}: {grant['reason']['sentence']}")
+        for name, value in grant["numbers"].items():
+            console.print(f"  {name}: {value:.4g}")
+    for change in answer["changes"]:
+        when = time.strftime("%H:%M:%S", time.localtime(change["at"]))
+        console.print(f"{when} {change['what']}: {change['reason']['sentence']}")
+
+
 def print_trial(trial: Mapping[str, Any]) -> None:
     """`elastune show TRIAL`."""
     console = Console(soft_wrap=not sys.stdout.isatty())

@@ -78,7 +78,8 @@ class GoodputPolicy:
                 placement = {}
             row = rows.get(view.trial_id)
             reason = self._reason(view, placement, table, row, snapshot, free, starts=starts)
-            grants[view.trial_id] = Grant(placement=placement, reason=reason)
+            numbers = {} if row is None else table.numbers(row, view, sum(placement.values()))
+            grants[view.trial_id] = Grant(placement=placement, reason=reason, numbers=numbers)
         return grants
 
     def _reason(
@@ -147,15 +148,31 @@ class _Table:
                 or [(1.0, 1.0)]
             )
         self.work = work
-        price = prices(work, segments, float(snapshot.total_slots)) if views else np.zeros(0)
+        self.price = prices(work, segments, float(snapshot.total_slots)) if views else np.zeros(0)
         promise = np.array([view.promise for view in views])
         weight = np.array([view.study_weight for view in views])
-        self.weights = price * (2.0 * promise) ** settings.promise_power * weight
+        self.weights = self.price * (2.0 * promise) ** settings.promise_power * weight
         self.held = np.array([view.held_slots for view in views], dtype=np.int64)
         self.values = self._values(views, snapshot)
 
     def speed(self, row: int, count: int) -> float:
         return float(np.interp(count, self.counts, self.speeds[row]))
+
+    def numbers(self, row: int, view: TrialView, count: int) -> dict[str, float]:
+        """What decided about a trial that got ``count`` slots."""
+        speed, more = self.speed(row, count), self.speed(row, count + 1)
+        return {
+            "remaining seconds on one slot, expected": float(self.work[row]),
+            "price of its work": float(self.price[row]),
+            "promise": view.promise,
+            "chance to be trained to its end": view.goes_on,
+            "study weight": view.study_weight,
+            "weight": float(self.weights[row]),
+            "speed with what it gets, in slots": speed,
+            "value of one slot more": float(self.weights[row] * (more - speed)),
+            "pause of a change, seconds": view.pause_seconds,
+            "start of a replica, seconds": view.start_seconds,
+        }
 
     def without_growth(self) -> Floats:
         """The values where those that run get no more than they have."""

@@ -101,6 +101,20 @@ def test_a_submission_is_checked_and_repeatable(site: Site) -> None:
         assert words in answer.json()["detail"]
 
 
+def test_why_tells_the_last_decision_and_what_went_into_it(site: Site) -> None:
+    trial_id = site.submit()["trial_id"]
+    assert site.call("GET", f"/trials/{trial_id}/why").json()["grant"] is None
+    site.loop.tick()
+    answer = site.call("GET", f"/trials/{trial_id}/why").json()
+    assert answer["policy"] == "goodput"
+    assert answer["policy_error"] is None
+    assert answer["held_slots"] == 1
+    assert answer["grant"]["placement"] == {"n0": 1}
+    assert answer["grant"]["reason"]["sentence"] == "starts on 1 slot"
+    assert answer["grant"]["numbers"]["promise"] == 0.5
+    assert site.call("GET", "/trials/nope/why").status_code == 404
+
+
 def test_unknown_names_are_told(site: Site) -> None:
     assert "no trial is called" in site.call("GET", "/trials/nope").json()["detail"]
     assert site.call("POST", "/studies/nope/detach", {"owner": "me"}).status_code == 404

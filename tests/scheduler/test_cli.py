@@ -44,6 +44,10 @@ def test_trials_are_listed_shown_and_stopped(site: tuple[Path, SchedulerClient],
     for name in (second, second[:6], "1"):
         shown = run("show", name, "--state-dir", str(folder))
         assert f"trial {second}" in shown.stdout
+    asked = run("why", second, "--state-dir", str(folder))
+    assert asked.returncode == 0, asked.stderr
+    assert f"trial {second}" in asked.stdout
+    assert "why: " in asked.stdout
     assert run("stop", second, "--state-dir", str(folder)).returncode == 0
     drawn = run("timeline", str(tmp_path / "slots"), "--state-dir", str(folder))
     assert (tmp_path / "slots.png").exists(), drawn.stderr
