@@ -7,14 +7,17 @@ import argparse
 from benchmarks import (
     batch_choice,
     checkpoint_stall,
+    decision_time,
     digits_accuracy,
     exactly_once,
     fit_speed,
     import_time,
+    pollux_workloads,
     reductions,
     rescale_pause,
     step_overhead,
     sweep_against_optuna,
+    sweeps,
 )
 from benchmarks.frame import Benchmark, run
 
@@ -31,6 +34,9 @@ BENCHMARKS: dict[str, Benchmark] = {
         rescale_pause,
         digits_accuracy,
         sweep_against_optuna,
+        decision_time,
+        pollux_workloads,
+        sweeps,
     )
 }
 

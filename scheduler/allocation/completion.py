@@ -13,7 +13,7 @@ optimal where all speed-ups are k^p; here each trial has its own, as the concave
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -82,14 +82,20 @@ class FluidSchedule:
 
 
 def prices(
-    remaining: Floats, segments: Sequence[Sequence[tuple[float, float]]], total: float, spread: float = SPREAD
+    remaining: Floats,
+    segments: Callable[[], Sequence[Sequence[tuple[float, float]]]],
+    total: float,
+    spread: float = SPREAD,
 ) -> Floats:
-    """dV/dx for each trial: seconds of completion time saved per second of its work; see the module's text."""
+    """dV/dx for each trial: seconds of completion time saved per second of its work; see the module's text.
+
+    ``segments`` are asked for only where a fluid schedule is made of them.
+    """
     if len(remaining) < 2:
         return np.ones(len(remaining))
     if len(remaining) > MOST_EXACT:
         return rank_weights(remaining, spread)
-    schedule = FluidSchedule(segments, total)
+    schedule = FluidSchedule(segments(), total)
     taken = STEP * remaining
     scenarios = np.vstack([remaining, remaining - np.diag(taken)])
     value = schedule.total_completion(scenarios, spread)

@@ -7,6 +7,7 @@ result is at most one trial's last step away from the optimum.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import pairwise
 
 import numpy as np
@@ -50,14 +51,16 @@ def greedy_counts(counts: Integers, values: Floats, total: int) -> Integers:
     """Steps along the concave envelopes, steepest first; O(n log n) in trials x counts."""
     start = np.argmax(np.isfinite(values), axis=1)
     left = total - int(counts[start].sum())
-    steps = [step for row in range(len(values)) for step in envelope(counts, values[row], int(start[row]), row)]
+    sizes = counts.tolist()
+    rows = values.tolist()
+    steps = [step for row, first in enumerate(start.tolist()) for step in envelope(sizes, rows[row], first, row)]
     steps.sort(key=lambda step: -step[0])
     chosen = start.astype(np.int64)
     stopped: set[int] = set()
     for slope, row, before, after in steps:
         if slope <= 0.0 or left <= 0:
             break
-        size = int(counts[after] - counts[before])
+        size = sizes[after] - sizes[before]
         if row in stopped:
             continue
         if size > left:
@@ -66,30 +69,31 @@ def greedy_counts(counts: Integers, values: Floats, total: int) -> Integers:
             within = [
                 index
                 for index in range(before + 1, after)
-                if counts[index] - counts[before] <= left and values[row, index] > values[row, before]
+                if sizes[index] - sizes[before] <= left and rows[row][index] > rows[row][before]
             ]
             if not within:
                 continue
-            after = max(within, key=lambda index: (values[row, index], -index))
-            size = int(counts[after] - counts[before])
+            after = max(within, key=lambda index: (rows[row][index], -index))
+            size = sizes[after] - sizes[before]
         chosen[row] = after
         left -= size
     return np.asarray(chosen)
 
 
-def envelope(counts: Integers, values: Floats, start: int, row: int) -> list[tuple[float, int, int, int]]:
+def envelope(counts: Sequence[int], values: Sequence[float], start: int, row: int) -> list[tuple[float, int, int, int]]:
     """(slope, row, from index, to index) along the upper concave envelope from ``start`` on, as far as it rises."""
     points = [start]
+    slopes: list[float] = []
     for index in range(start + 1, len(values)):
-        if not values[index] > values[points[-1]]:
+        last = points[-1]
+        if not values[index] > values[last]:
             continue
-        while len(points) > 1 and _slope(counts, values, points[-1], index) >= _slope(
-            counts, values, points[-2], points[-1]
-        ):
+        slope = (values[index] - values[last]) / (counts[index] - counts[last])
+        while slopes and slope >= slopes[-1]:
             points.pop()
+            slopes.pop()
+            last = points[-1]
+            slope = (values[index] - values[last]) / (counts[index] - counts[last])
         points.append(index)
-    return [(_slope(counts, values, before, after), row, before, after) for before, after in pairwise(points)]
-
-
-def _slope(counts: Integers, values: Floats, before: int, after: int) -> float:
-    return float((values[after] - values[before]) / (counts[after] - counts[before]))
+        slopes.append(slope)
+    return [(slope, row, before, after) for slope, (before, after) in zip(slopes, pairwise(points), strict=True)]

@@ -32,111 +32,132 @@ def emptiest_first(free: dict[str, int], wanted: int) -> dict[str, int]:
 
 
 def packed(
-    counts: Mapping[str, int], nodes: Iterable[NodeView], current: Mapping[str, Placement], *, whole_nodes: bool = True
+    counts: Mapping[str, int], nodes: Iterable[NodeView], current: Mapping[str, Placement]
 ) -> dict[str, Placement]:
     """Place each trial's count so that trials span few nodes, and move as few of them as possible.
 
     A trial that keeps its count stays where it is if it spans no more nodes than it must. Others go, largest first:
     with a node's worth or more onto whole nodes, those it is on first; with less onto the node it fills best. Where
-    no node is left for a large one, small ones that could stay make room, and are placed anew. ``whole_nodes``: counts
-    beyond one node are cut to whole nodes if they do not fit otherwise; what does not fit at all gets what is left.
+    no node is left for a large one, small ones that could stay make room, and are placed anew. A large one that cannot
+    have its whole nodes gets fewer; a small one that fits nowhere is spread.
     """
-    sizes = {node.name: node.slots for node in nodes}
-    largest = max(sizes.values(), default=1)
-    free = dict(sizes)
+    room = _Room(nodes)
     placed: dict[str, Placement] = {}
     todo: list[str] = []
     for trial, count in counts.items():
+        if not count:
+            continue
         held = {node: held for node, held in current.get(trial, {}).items() if held > 0}
-        stays = (
-            sum(held.values()) == count
-            and len(held) == -(-count // largest)
-            and all(free.get(node, 0) >= held[node] for node in held)
-        )
-        if count and stays:
+        least_nodes = -(-count // room.largest)
+        if sum(held.values()) == count and len(held) == least_nodes and room.has(held):
+            room.take(held)
             placed[trial] = held
-            for node in held:
-                free[node] -= held[node]
-        elif count:
+        else:
             todo.append(trial)
     todo.sort(key=lambda trial: -counts[trial])
     index = 0
     while index < len(todo):
         trial = todo[index]
         index += 1
-        evicted = _place_one(trial, counts[trial], sizes, free, placed, current.get(trial, {}))
+        before = current.get(trial, {})
+        evicted: list[str] = []
+        if counts[trial] >= room.largest and room.fullest_fit(counts[trial], before) is None:
+            placement, evicted = _whole_nodes(counts[trial], room, placed, before)
+        else:
+            placement = _on_one_node(counts[trial], room, before)
+        if placement:
+            placed[trial] = placement
         if evicted:
             todo[index:] = sorted([*todo[index:], *evicted], key=lambda name: -counts[name])
     return placed
 
 
-def _place_one(
-    trial: str,
-    count: int,
-    sizes: Mapping[str, int],
-    free: dict[str, int],
-    placed: dict[str, Placement],
-    before: Placement,
-) -> list[str]:
-    """Place one trial; returns those that had to make room and have to be placed anew."""
-    fits = [node for node in free if free[node] >= count]
-    if fits:
-        node = min(fits, key=lambda name: (free[name] - count, name not in before, name))
-        placed[trial] = {node: count}
-        free[node] -= count
-        return []
-    evicted: list[str] = []
-    largest = max(sizes.values())
-    if count >= largest:
-        empty = [node for node in free if free[node] == sizes[node] == largest]
-        empty.sort(key=lambda name: (name not in before, name))
-        while len(empty) < count // largest:
-            emptied = _cheapest_to_empty(sizes, free, placed)
-            if emptied is None:
-                break
-            for other in [name for name, places in placed.items() if emptied in places]:
-                free[emptied] += placed.pop(other)[emptied]
-                evicted.append(other)
-            empty.append(emptied)
-        chosen = sorted(empty[: count // largest])
-        placement = dict.fromkeys(chosen, largest)
-        for node in chosen:
-            free[node] = 0
-        rest = count - sum(placement.values())
-        if rest and (len(chosen) == count // largest or not chosen):
-            placement.update(_rest(rest, free, before))
-        if placement:
-            placed[trial] = placement
-        return evicted
-    placement = _rest(count, free, before)
-    if placement:
-        placed[trial] = placement
-    return evicted
+class _Room:
+    """Free slots by node, and the nodes by how many they have free."""
 
+    def __init__(self, nodes: Iterable[NodeView]) -> None:
+        self.sizes = {node.name: node.slots for node in nodes}
+        self.free = dict(self.sizes)
+        self.largest = max(self.sizes.values(), default=1)
+        self._with: list[dict[str, None]] = [{} for _ in range(self.largest + 1)]
+        for node, size in self.sizes.items():
+            self._with[size][node] = None
 
-def _rest(count: int, free: dict[str, int], before: Placement) -> dict[str, int]:
-    """Slots beside whole nodes: on one node if it can be, else on the emptiest ones."""
-    fits = [node for node in free if free[node] >= count]
-    if fits:
-        node = min(fits, key=lambda name: (free[name] - count, name not in before, name))
-        free[node] -= count
-        return {node: count}
-    return emptiest_first(free, count)
+    def has(self, placement: Placement) -> bool:
+        return all(self.free.get(node, 0) >= count for node, count in placement.items())
 
-
-def _cheapest_to_empty(
-    sizes: Mapping[str, int], free: Mapping[str, int], placed: Mapping[str, Placement]
-) -> str | None:
-    """The node whose placed trials all lie on it alone, and are fewest; None when there is none."""
-    on: dict[str, list[str]] = {node: [] for node in sizes if free[node] < sizes[node]}
-    whole: dict[str, int] = dict.fromkeys(on, 0)
-    for trial, placement in placed.items():
+    def take(self, placement: Placement) -> None:
         for node, count in placement.items():
-            if len(placement) == 1 and count < sizes[node]:
-                on[node].append(trial)
-                whole[node] += count
-    largest = max(sizes.values())
+            self._move(node, self.free[node] - count)
+
+    def give_back(self, placement: Placement) -> None:
+        for node, count in placement.items():
+            self._move(node, self.free[node] + count)
+
+    def _move(self, node: str, free: int) -> None:
+        del self._with[self.free[node]][node]
+        self.free[node] = free
+        self._with[free][node] = None
+
+    def fullest_fit(self, count: int, before: Placement) -> str | None:
+        """The node that has the least room for so many, one that the trial is on if there are several."""
+        for free in range(count, self.largest + 1):
+            nodes = self._with[free]
+            if nodes:
+                return next((node for node in before if node in nodes), next(iter(nodes)))
+        return None
+
+    def empty(self, wanted: int, before: Placement) -> list[str]:
+        """At most so many nodes of the largest size that are empty, those the trial is on first."""
+        nodes = [node for node in self._with[self.largest] if self.sizes[node] == self.largest]
+        mine = [node for node in before if node in self._with[self.largest] and self.sizes[node] == self.largest]
+        return list(dict.fromkeys([*mine, *nodes]))[:wanted]
+
+
+def _on_one_node(count: int, room: _Room, before: Placement) -> dict[str, int]:
+    """On one node if it can be, else on the emptiest ones."""
+    node = room.fullest_fit(count, before)
+    placement = {node: count} if node is not None else emptiest_first(dict(room.free), count)
+    room.take(placement)
+    return placement
+
+
+def _whole_nodes(
+    count: int, room: _Room, placed: dict[str, Placement], before: Placement
+) -> tuple[dict[str, int], list[str]]:
+    """A large trial's nodes, and those who had to make room for it."""
+    evicted: list[str] = []
+    wanted = count // room.largest
+    chosen = room.empty(wanted, before)
+    while len(chosen) < wanted:
+        node = _cheapest_to_empty(room, placed)
+        if node is None:
+            break
+        for other in [name for name, places in placed.items() if node in places]:
+            room.give_back(placed.pop(other))
+            evicted.append(other)
+        chosen.append(node)
+    placement = dict.fromkeys(sorted(chosen), room.largest)
+    room.take(placement)
+    rest = count - sum(placement.values())
+    if rest and len(chosen) in (0, wanted):
+        placement.update(_on_one_node(rest, room, before))
+    return placement, evicted
+
+
+def _cheapest_to_empty(room: _Room, placed: Mapping[str, Placement]) -> str | None:
+    """The node whose placed trials all lie on it alone, and are fewest; None when there is none."""
+    trials_on: dict[str, int] = {}
+    slots_on: dict[str, int] = {}
+    for placement in placed.values():
+        if len(placement) == 1:
+            [(node, count)] = placement.items()
+            if count < room.sizes[node]:
+                trials_on[node] = trials_on.get(node, 0) + 1
+                slots_on[node] = slots_on.get(node, 0) + count
     candidates = [
-        node for node in on if on[node] and sizes[node] == largest and whole[node] == sizes[node] - free[node]
+        node
+        for node, count in slots_on.items()
+        if room.sizes[node] == room.largest and count == room.sizes[node] - room.free[node]
     ]
-    return min(candidates, key=lambda node: (len(on[node]), whole[node], node), default=None)
+    return min(candidates, key=lambda node: (trials_on[node], slots_on[node], node), default=None)

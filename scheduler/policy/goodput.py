@@ -116,44 +116,51 @@ class _Table:
 
     def __init__(self, views: Sequence[TrialView], snapshot: Snapshot, settings: GoodputSettings) -> None:
         self._settings = settings
-        node_slots = max((node.slots for node in snapshot.nodes), default=1)
-        self.counts = count_grid(views, snapshot.total_slots, node_slots)
-        positive = self.counts[1:]
-        shape = len(views), len(self.counts)
-        self.speeds = np.zeros(shape)
+        self._total = snapshot.total_slots
+        self._node_slots = max((node.slots for node in snapshot.nodes), default=1)
+        self.counts = count_grid(views, self._total, self._node_slots)
+        self.speeds = np.zeros((len(views), len(self.counts)))
         """Relative to one slot; linear where nothing is known."""
-        work = np.zeros(len(views))
-        """Seconds that the rest would take on one slot."""
-        segments: list[list[tuple[float, float]]] = []
-        for row, view in enumerate(views):
-            if view.model is None:
-                self.speeds[row] = self.counts / max(1, view.min_replicas)
-                work[row] = settings.unknown_seconds
-            else:
-                now = view.model.curve(node_slots, positive)
-                self.speeds[row, 1:] = now / now[0]
-                left = view.remaining_progress
-                if left is None:
-                    # Nothing declared: as much again as it has had (Lindy).
-                    left = max(view.progress, settings.unknown_seconds * float(now[0]))
-                work[row] = max(view.expected_part * left, 1e-6) / float(now[0])
-            most = min(view.max_replicas, snapshot.total_slots)
-            reach = self.speeds[row, : int(np.searchsorted(self.counts, most, side="right"))]
-            parts = envelope(self.counts, reach, 0, 0) if len(reach) > 1 else []
-            segments.append(
-                [
-                    (float(self.counts[after] - self.counts[before]), float(reach[after] - reach[before]))
-                    for _, _, before, after in parts
-                ]
-                or [(1.0, 1.0)]
-            )
-        self.work = work
-        self.price = prices(work, segments, float(snapshot.total_slots)) if views else np.zeros(0)
+        self.work = np.zeros(len(views))
+        """Seconds that the rest would take on one slot, as far as it is expected to be trained."""
+        self._measure(views)
+        self.price = prices(self.work, lambda: self._segments(views), float(self._total))
         promise = np.array([view.promise for view in views])
         weight = np.array([view.study_weight for view in views])
         self.weights = self.price * (2.0 * promise) ** settings.promise_power * weight
         self.held = np.array([view.held_slots for view in views], dtype=np.int64)
         self.values = self._values(views, snapshot)
+
+    def _measure(self, views: Sequence[TrialView]) -> None:
+        settings, positive = self._settings, self.counts[1:]
+        for row, view in enumerate(views):
+            if view.model is None:
+                self.speeds[row] = self.counts / max(1, view.min_replicas)
+                self.work[row] = settings.unknown_seconds
+                continue
+            now = view.model.curve(self._node_slots, positive)
+            self.speeds[row, 1:] = now / now[0]
+            left = view.remaining_progress
+            if left is None:
+                # Nothing declared: as much again as it has had (Lindy).
+                left = max(view.progress, settings.unknown_seconds * float(now[0]))
+            self.work[row] = max(view.expected_part * left, 1e-6) / float(now[0])
+
+    def _segments(self, views: Sequence[TrialView]) -> list[list[tuple[float, float]]]:
+        """(slots, speed gained) along each trial's concave envelope, as far as it may grow."""
+        counts, found = self.counts.tolist(), []
+        for row, view in enumerate(views):
+            reach = int(np.searchsorted(self.counts, min(view.max_replicas, self._total), side="right"))
+            speeds = self.speeds[row, :reach].tolist()
+            parts = envelope(counts, speeds, 0, row) if reach > 1 else []
+            found.append(
+                [
+                    (float(counts[after] - counts[before]), speeds[after] - speeds[before])
+                    for _, _, before, after in parts
+                ]
+                or [(1.0, 1.0)]
+            )
+        return found
 
     def speed(self, row: int, count: int) -> float:
         return float(np.interp(count, self.counts, self.speeds[row]))
@@ -180,45 +187,49 @@ class _Table:
         return np.where(grows, -np.inf, self.values)
 
     def _values(self, views: Sequence[TrialView], snapshot: Snapshot) -> Floats:
-        settings, counts = self._settings, self.counts
-        values = self.weights[:, None] * self.speeds if len(views) else np.zeros((0, len(counts)))
-        everybody = float(values.max(initial=1.0)) * max(1, len(views))
-        waiting = any(view.held_slots == 0 for view in views)
+        if not views:
+            return np.zeros((0, len(self.counts)))
+        settings, counts, held = self._settings, self.counts[None, :], self.held[:, None]
+        pause = np.array([view.pause_seconds for view in views])[:, None]
+        start = np.array([view.start_seconds for view in views])[:, None]
+        least = np.array([max(1, view.min_replicas) for view in views])[:, None]
+        speeds = np.maximum(self.speeds, 1e-12)
+        present = self.speeds[np.arange(len(views)), np.searchsorted(self.counts, self.held)][:, None]
+        # A change costs its pause, and until a new replica trains its slots earn nothing.
+        cost = pause + start * np.where(counts > held, 1.0 - present / speeds, 0.0)
+        use = np.minimum(settings.horizon_seconds, self.work[:, None] / speeds + pause)
+        kept = np.maximum(1.0 - cost / np.maximum(use, 1e-9), 0.02)
+        values = self.weights[:, None] * self.speeds
+        everybody = float(values.max(initial=1.0)) * len(views)
+        values *= np.where(counts == held, 1.0, kept)
+        loss = settings.smallest_gain * self.weights[:, None] * present
+        values -= np.where((counts == held) | (held == 0), 0.0, loss)
+        # Minimums come before everything else, and those of trials that run before those of others.
+        values += np.where(counts >= least, everybody * np.where(held > 0, 2.0, 1.0), 0.0)
+        values[:, 0] = 0.0
+        values[~self._allowed(views, snapshot)] = -np.inf
+        return np.asarray(values)
+
+    def _allowed(self, views: Sequence[TrialView], snapshot: Snapshot) -> NDArray[np.bool_]:
+        """Which counts each trial may be given now."""
+        settings = self._settings
+        waiting = bool((self.held == 0).any())
+        fresh = max(snapshot.free_for_seconds, snapshot.decide_every_seconds) < settings.room_seconds
+        least, most, frozen = (np.zeros(len(views), dtype=np.int64) for _ in range(3))
         for row, view in enumerate(views):
             held = view.held_slots
-            speed = np.maximum(self.speeds[row], 1e-12)
-            use = np.minimum(settings.horizon_seconds, self.work[row] / speed + view.pause_seconds)
-            cost = view.pause_seconds + view.start_seconds * np.where(
-                counts > held, 1.0 - self.speed(row, held) / speed, 0.0
-            )
-            kept = np.where(counts == held, 1.0, np.maximum(1.0 - cost / np.maximum(use, 1e-9), 0.02))
-            values[row] *= kept
-            if held:
-                loss = settings.smallest_gain * self.weights[row] * self.speed(row, held)
-                values[row] -= np.where(counts == held, 0.0, loss)
-            values[row, counts >= max(1, view.min_replicas)] += everybody * (2.0 if held else 1.0)
-            values[row, 0] = 0.0
-            values[row, ~self._allowed(view, snapshot, waiting)] = -np.inf
-        return values
-
-    def _allowed(self, view: TrialView, snapshot: Snapshot, waiting: bool) -> NDArray[np.bool_]:
-        settings, counts, held = self._settings, self.counts, view.held_slots
-        most = view.max_replicas
-        if view.model is None:
-            most = max(view.min_replicas, held)
-        else:
-            seen = max(1, view.model.most_profiled)
-            most = min(most, int(max(settings.exploration * seen, view.min_replicas, held)))
-        cost = settings.settle_factor * (view.pause_seconds + view.start_seconds)
-        settled = view.since_rescale_seconds >= max(settings.settle_seconds, min(cost, settings.most_settle_seconds))
-        fresh = (
-            snapshot.free_for_seconds < settings.room_seconds and snapshot.decide_every_seconds < settings.room_seconds
-        )
-        if held and (not view.can_rescale or not settled or fresh):
-            most = min(most, held)
-            if not (waiting or fresh) and view.min_replicas <= held <= view.max_replicas:
-                return np.asarray(counts == held)
-        allowed = (counts == 0) | ((counts >= view.min_replicas) & (counts <= most))
-        if held and view.min_replicas <= held:
-            allowed |= counts == held
-        return np.asarray(allowed)
+            least[row] = view.min_replicas
+            if view.model is None:
+                most[row] = max(view.min_replicas, held)
+            else:
+                seen = max(1, view.model.most_profiled)
+                most[row] = min(view.max_replicas, int(max(settings.exploration * seen, view.min_replicas, held)))
+            cost = min(settings.settle_factor * (view.pause_seconds + view.start_seconds), settings.most_settle_seconds)
+            settled = view.since_rescale_seconds >= max(settings.settle_seconds, cost)
+            if held and (not view.can_rescale or not settled or fresh):
+                most[row] = min(most[row], held)
+                frozen[row] = not (waiting or fresh) and view.min_replicas <= held <= view.max_replicas
+        counts, held_slots = self.counts[None, :], self.held[:, None]
+        same = (counts == held_slots) & (held_slots >= least[:, None]) & (held_slots > 0)
+        within = (counts == 0) | ((counts >= least[:, None]) & (counts <= most[:, None]))
+        return np.asarray(np.where(frozen[:, None] > 0, same, within | same))

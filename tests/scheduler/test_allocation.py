@@ -60,7 +60,7 @@ def test_forbidden_counts_are_not_chosen() -> None:
 
 
 def test_the_envelope_leaves_out_what_lies_below_it() -> None:
-    steps = envelope(COUNTS, np.array([0.0, 1.0, 4.0, 5.0]), 0, 7)
+    steps = envelope(list(COUNTS), [0.0, 1.0, 4.0, 5.0], 0, 7)
     assert steps == [(2.0, 7, 0, 2), (0.5, 7, 2, 3)]
 
 
@@ -112,6 +112,6 @@ def test_a_fluid_schedule_of_equal_trials_ends_when_it_must() -> None:
 
 def test_work_of_the_trial_that_others_wait_for_is_dearer() -> None:
     segments = [[(1.0, 1.0)], [(1.0, 1.0)]]
-    price = prices(np.array([600.0, 3.0]), segments, total=1.0)
+    price = prices(np.array([600.0, 3.0]), lambda: segments, total=1.0)
     assert price[1] == pytest.approx(2.0, rel=0.01)
     assert price[0] == pytest.approx(1.0, rel=0.01)
