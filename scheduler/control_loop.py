@@ -143,17 +143,19 @@ class ControlLoop:
 
     def _decide(self, trials: Sequence[TrialRecord], now: float) -> None:
         """Ask the policy; when it fails or grants what does not exist, allocations stay as they are."""
-        snapshot = self._observer.snapshot(
-            trials,
-            now,
-            backing_off=self._backing_off(now),
-            since_last_end=now - self._last_end,
-            decide_every_seconds=self._settings.decide_every_seconds,
-        )
         self._decided_at = now
         try:
+            snapshot = self._observer.snapshot(
+                trials,
+                now,
+                backing_off=self._backing_off(now),
+                since_last_end=now - self._last_end,
+                decide_every_seconds=self._settings.decide_every_seconds,
+            )
             grants = self._policy.allocate(snapshot)
             check_grants(snapshot, grants)
+        except StoreUnavailable:
+            raise
         except Exception as error:
             self.policy_error = error
             logger.exception("policy failed policy=%s; allocations stay as they are", self._policy.name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -95,6 +96,12 @@ class Snapshot:
 
     decide_every_seconds: float = 0.0
     """Least time to the next decision."""
+
+    def __post_init__(self) -> None:
+        names = [node.name for node in self.nodes]
+        twice = next((name for name, count in Counter(names).items() if count > 1), None)
+        if twice is not None:
+            raise ValueError(f"node {twice!r} appears twice; names of nodes must differ")
 
     @property
     def eligible(self) -> list[TrialView]:

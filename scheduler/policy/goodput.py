@@ -13,8 +13,9 @@ shrink to let it in and nobody grows. Counts are then packed onto nodes, trials 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
@@ -25,11 +26,14 @@ from scheduler.allocation.counts import choose_counts, envelope
 from scheduler.allocation.grants import slots, waits
 from scheduler.allocation.grid import count_grid
 from scheduler.allocation.placement import packed
-from scheduler.snapshot import Grant, Placement, Snapshot, TrialView
+from scheduler.snapshot import Grant, Placement, Snapshot, SpeedModel, TrialView
 from trials.record import Reason
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
+
+MOST_SPEED_PER_SLOT = 2.0
+ONE = np.array([1], dtype=np.int64)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +63,10 @@ class GoodputPolicy:
         self.settings = settings or GoodputSettings()
 
     def allocate(self, snapshot: Snapshot) -> dict[str, Grant]:
-        eligible = snapshot.eligible
+        node_slots = max((node.slots for node in snapshot.nodes), default=1)
+        eligible = [
+            view if _is_usable(view.model, node_slots) else replace(view, model=None) for view in snapshot.eligible
+        ]
         table = _Table(eligible, snapshot, self.settings)
         chosen = table.counts[choose_counts(table.counts, table.values, snapshot.total_slots)]
         if any(not count for count in chosen):
@@ -139,7 +146,8 @@ class _Table:
                 self.work[row] = settings.unknown_seconds
                 continue
             now = view.model.curve(self._node_slots, positive)
-            self.speeds[row, 1:] = now / now[0]
+            # No model is believed that promises more than twice the slots' worth.
+            self.speeds[row, 1:] = np.minimum(now / now[0], MOST_SPEED_PER_SLOT * positive)
             left = view.remaining_progress
             if left is None:
                 # Nothing declared: as much again as it has had (Lindy).
@@ -233,3 +241,11 @@ class _Table:
         same = (counts == held_slots) & (held_slots >= least[:, None]) & (held_slots > 0)
         within = (counts == 0) | ((counts >= least[:, None]) & (counts <= most[:, None]))
         return np.asarray(np.where(frozen[:, None] > 0, same, within | same))
+
+
+def _is_usable(model: SpeedModel | None, node_slots: int) -> bool:
+    """Whether the model says something about a single slot; one that does not is as good as none."""
+    if model is None:
+        return False
+    alone = float(model.curve(node_slots, ONE)[0])
+    return math.isfinite(alone) and alone > 0.0

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scheduler.policy import GoodputPolicy, policy_by_name
-from scheduler.snapshot import Snapshot, TrialView
+from scheduler.snapshot import NodeView, Snapshot, TrialView
 from tests.scheduler.views import ONE_SLOT, model, running, snapshot, views, waiting
 
 POLICY = GoodputPolicy()
@@ -78,6 +80,35 @@ def test_a_held_trial_gets_nothing_and_says_why() -> None:
     grants = POLICY.allocate(snapshot(running("a", 2, held="its driver is gone")))
     assert grants["a"].slots == 0
     assert grants["a"].reason.sentence == "its driver is gone"
+
+
+class Absurd:
+    """Promises a thousandfold speed, or nothing that is a number."""
+
+    most_profiled = 8
+    bounds = model().bounds
+
+    def __init__(self, *speeds: float) -> None:
+        self._speeds = speeds
+
+    def curve(self, node_slots: int, counts: np.ndarray) -> np.ndarray:
+        return np.interp(counts, [1, 8], self._speeds)
+
+    def goodput(self, nodes: Any, replicas: Any) -> np.ndarray:
+        return self.curve(1, np.asarray(replicas))
+
+
+def test_a_model_that_promises_the_impossible_is_not_believed() -> None:
+    absurd = running("a", 2, model=Absurd(1.0, 1e6), promise=0.3)
+    assert counts(snapshot(absurd, running("b", 2, promise=0.9)))["b"] >= 2
+    for speeds in ((float("nan"), float("nan")), (0.0, 0.0), (float("inf"), 1.0)):
+        assert counts(snapshot(running("a", 1, model=Absurd(*speeds)))) == {"a": 1}
+
+
+def test_a_node_that_appears_twice_is_refused() -> None:
+    node = NodeView(name="n0", slots=4)
+    with pytest.raises(ValueError, match="node 'n0' appears twice"):
+        Snapshot(now=0.0, nodes=(node, node), trials=())
 
 
 def test_unknown_policies_are_named() -> None:
