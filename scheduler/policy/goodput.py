@@ -42,8 +42,8 @@ class GoodputSettings:
     """Over how long a change is believed to last; less for a trial that ends before."""
     exploration: float = 4.0
     """A trial may have so many times the replicas that its study was measured with (2 in Pollux, section 4.1)."""
-    smallest_gain: float = 0.0
-    """A change must promise this much more, relative to what the trial has, beside paying for its pause."""
+    smallest_gain: float = 0.02
+    """Speed, in slots, that a further slot must add: models are not believed to less, and slots have other uses."""
     promise_power: float = 2.0
     """Sharpens promise: a slot should not leave the best trial for the worst one's steeper speed-up."""
     settle_seconds: float = 2.0
@@ -207,11 +207,9 @@ class _Table:
         cost = pause + start * np.where(counts > held, 1.0 - present / speeds, 0.0)
         use = np.minimum(settings.horizon_seconds, self.work[:, None] / speeds + pause)
         kept = np.maximum(1.0 - cost / np.maximum(use, 1e-9), 0.02)
-        values = self.weights[:, None] * self.speeds
+        values = self.weights[:, None] * (self.speeds - settings.smallest_gain * counts)
         everybody = float(values.max(initial=1.0)) * len(views)
         values *= np.where(counts == held, 1.0, kept)
-        loss = settings.smallest_gain * self.weights[:, None] * present
-        values -= np.where((counts == held) | (held == 0), 0.0, loss)
         # Minimums come before everything else, and those of trials that run before those of others.
         values += np.where(counts >= least, everybody * np.where(held > 0, 2.0, 1.0), 0.0)
         values[:, 0] = 0.0
