@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import numpy as np
@@ -105,9 +105,20 @@ class Snapshot:
 
     @property
     def eligible(self) -> list[TrialView]:
-        """Trials that may hold slots, in order of submission whatever the order in ``trials``."""
-        free = (view for view in self.trials if view.held is None)
-        return sorted(free, key=lambda view: (view.submitted_at, view.trial_id))
+        """Trials that may hold slots, in order of submission whatever the order in ``trials``.
+
+        What they hold on nodes that are gone is left out.
+        """
+        nodes = {node.name for node in self.nodes}
+        found = []
+        for view in self.trials:
+            if view.held is not None:
+                continue
+            if not nodes.issuperset(view.placement):
+                left = {node: count for node, count in view.placement.items() if node in nodes}
+                view = replace(view, placement=left)
+            found.append(view)
+        return sorted(found, key=lambda view: (view.submitted_at, view.trial_id))
 
     @property
     def total_slots(self) -> int:

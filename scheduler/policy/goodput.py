@@ -202,7 +202,9 @@ class _Table:
         start = np.array([view.start_seconds for view in views])[:, None]
         least = np.array([max(1, view.min_replicas) for view in views])[:, None]
         speeds = np.maximum(self.speeds, 1e-12)
-        present = self.speeds[np.arange(len(views)), np.searchsorted(self.counts, self.held)][:, None]
+        # A node that has become smaller may leave a trial with more than there is.
+        at_present = np.minimum(np.searchsorted(self.counts, self.held), len(self.counts) - 1)
+        present = self.speeds[np.arange(len(views)), at_present][:, None]
         # A change costs its pause, and until a new replica trains its slots earn nothing.
         cost = pause + start * np.where(counts > held, 1.0 - present / speeds, 0.0)
         use = np.minimum(settings.horizon_seconds, self.work[:, None] / speeds + pause)

@@ -7,6 +7,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TextIO
 
 from scheduler.simulator.application import Application, measured_application
 from scheduler.simulator.errors import InvalidWorkload
@@ -54,7 +55,7 @@ def read_workload(path: Path, traces: Path) -> list[Submission]:
     return sorted(submissions, key=lambda submission: submission.at)
 
 
-def _opened(path: Path):  # type: ignore[no-untyped-def]  # csv wants a text file, whose type has no short name
+def _opened(path: Path) -> TextIO:
     try:
         return open(path, newline="")
     except OSError as error:

@@ -64,6 +64,15 @@ def test_nobody_is_starved_by_a_running_trial_that_could_shrink(name: str) -> No
         assert grants["b"].slots >= 1
 
 
+@pytest.mark.parametrize("name", sorted(POLICIES))
+def test_slots_on_a_node_that_is_gone_are_gone(name: str) -> None:
+    least = 4 if name in KEEPS_SIZE else 1
+    a = running("a", placement={"n0": 2, "gone": 6}, min_replicas=least, submitted_at=-1e4)
+    b = running("b", placement={"gone": 1}, submitted_at=-1e4)
+    seen = snapshot(a, b)
+    check_grants(seen, policy_by_name(name).allocate(seen))
+
+
 def test_tiresias_serves_those_first_who_have_had_little() -> None:
     old = running("old", 4, min_replicas=4, attained_slot_seconds=1e6)
     grants = policy_by_name("tiresias").allocate(snapshot(old, waiting("new", min_replicas=2, submitted_at=5.0)))
