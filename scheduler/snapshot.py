@@ -121,6 +121,11 @@ class Snapshot:
         return sorted(found, key=lambda view: (view.submitted_at, view.trial_id))
 
     @property
+    def largest_node(self) -> int:
+        """Slots of the largest node; at least 1."""
+        return max((node.slots for node in self.nodes), default=1)
+
+    @property
     def total_slots(self) -> int:
         return sum(node.slots for node in self.nodes)
 

@@ -95,14 +95,11 @@ def plan(
     if not any(wanted.values()):
         return [Publish((), None), *(Stop(joiner.replica_id, force=True) for joiner in joiners)]
     kept, room = _fitting([alive[replica_id] for replica_id in members], wanted)
-    in_place, missing = _fitting(sorted(joiners, key=lambda joiner: joiner.launched_at), room)
+    by_age = sorted(joiners, key=lambda joiner: joiner.launched_at)
+    in_place, missing = _fitting(by_age, room)
     leaves = len(kept) < len(members)
     # Those who have not joined yet are the cheapest to give up.
-    stops: list[Action] = [
-        Stop(joiner.replica_id, force=True)
-        for joiner in sorted(joiners, key=lambda joiner: joiner.launched_at)
-        if joiner not in in_place
-    ]
+    stops: list[Action] = [Stop(joiner.replica_id, force=True) for joiner in by_age if joiner not in in_place]
     remaining = tuple(member.replica_id for member in kept)
     if leaves and not in_place and not missing:
         return [*stops, Publish(remaining, None)]

@@ -63,7 +63,7 @@ class GoodputPolicy:
         self.settings = settings or GoodputSettings()
 
     def allocate(self, snapshot: Snapshot) -> dict[str, Grant]:
-        node_slots = max((node.slots for node in snapshot.nodes), default=1)
+        node_slots = snapshot.largest_node
         eligible = [
             view if _is_usable(view.model, node_slots) else replace(view, model=None) for view in snapshot.eligible
         ]
@@ -124,7 +124,7 @@ class _Table:
     def __init__(self, views: Sequence[TrialView], snapshot: Snapshot, settings: GoodputSettings) -> None:
         self._settings = settings
         self._total = snapshot.total_slots
-        self._node_slots = max((node.slots for node in snapshot.nodes), default=1)
+        self._node_slots = snapshot.largest_node
         self.counts = count_grid(views, self._total, self._node_slots)
         self.speeds = np.zeros((len(views), len(self.counts)))
         """Relative to one slot; linear where nothing is known."""
@@ -231,7 +231,9 @@ class _Table:
                 most[row] = max(view.min_replicas, held)
             else:
                 seen = max(1, view.model.most_profiled)
-                most[row] = min(view.max_replicas, int(max(settings.exploration * seen, view.min_replicas, held)))
+                useful = view.model.bounds.max_useful_replicas()
+                reach = min(settings.exploration * seen, useful)
+                most[row] = min(view.max_replicas, int(max(reach, view.min_replicas, held)))
             cost = min(settings.settle_factor * (view.pause_seconds + view.start_seconds), settings.most_settle_seconds)
             settled = view.since_rescale_seconds >= max(settings.settle_seconds, cost)
             if held and (not view.can_rescale or not settled or fresh):

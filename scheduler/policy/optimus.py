@@ -18,7 +18,7 @@ class OptimusPolicy:
     name: Final = "optimus"
 
     def allocate(self, snapshot: Snapshot) -> dict[str, Grant]:
-        node_slots = max((node.slots for node in snapshot.nodes), default=1)
+        node_slots = snapshot.largest_node
         eligible = snapshot.eligible
         left = snapshot.total_slots
         counts: dict[str, int] = {}

@@ -31,7 +31,7 @@ class PolluxPolicy:
 
     def allocate(self, snapshot: Snapshot) -> dict[str, Grant]:
         eligible = snapshot.eligible
-        node_slots = max((node.slots for node in snapshot.nodes), default=1)
+        node_slots = snapshot.largest_node
         counts = count_grid(eligible, snapshot.total_slots, node_slots)
         fair = max(1, math.ceil(snapshot.total_slots / max(1, len(eligible))))
         values = np.array([_values(view, counts, fair, node_slots, snapshot) for view in eligible])

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dist_core.goodput import BatchBounds
 from scheduler.policy import GoodputPolicy, policy_by_name
 from scheduler.snapshot import NodeView, Snapshot, TrialView
 from tests.scheduler.views import ONE_SLOT, model, running, snapshot, views, waiting
@@ -54,6 +55,12 @@ def test_growing_must_pay_for_its_pause() -> None:
 
 def test_a_trial_that_does_not_scale_stays_small() -> None:
     assert counts(snapshot(running("a", model=model(overhead=5.0))))["a"] == 1
+
+
+def test_nobody_gets_replicas_beyond_the_smallest_local_batch() -> None:
+    bounds = BatchBounds(init_batch=64, max_batch=128, min_atomic=64)
+    found = counts(snapshot(running("a", model=replace(model(), bounds=bounds)), slots=8))
+    assert found["a"] <= 2
 
 
 def test_exploration_goes_so_far_beyond_what_was_measured() -> None:

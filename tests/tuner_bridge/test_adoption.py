@@ -77,11 +77,32 @@ def test_a_trial_interrupted_before_it_was_submitted_can_be_adopted() -> None:
     study = optuna.create_study()
     driver = driver_of(study)
     driver.interrupt()
+    driver.mark_next_trial()
     trial = study.ask()
     with pytest.raises(SweepInterrupted):
         driver.run(trial)
     assert TRIAL_ATTRIBUTE in study.trials[0].user_attrs
     assert driver.adopt_interrupted() == 1
+    driver.client.close()
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "journal"])
+@pytest.mark.filterwarnings("ignore::optuna.exceptions.ExperimentalWarning")
+def test_a_trial_is_the_sweeps_own_before_it_runs(tmp_path: Path, kind: str) -> None:
+    """A driver may be killed between any two of Optuna's writes."""
+    grid = optuna.samplers.GridSampler({"x": [1.0, 2.0, 3.0]}, seed=1)
+    study = optuna.create_study(study_name="s", storage=storages(tmp_path)[kind], sampler=grid)
+    driver = driver_of(study)
+    driver.mark_next_trial()
+    driver.mark_next_trial()
+    study.ask()
+    assert driver.adopt_interrupted() == 1
+    study.enqueue_trial({"x": 2.0})
+    driver.mark_next_trial()
+    assert [study.ask().number for _ in range(2)] == [0, 1]
+    assert [TRIAL_ATTRIBUTE in trial.user_attrs for trial in study.trials] == [True, False]
+    driver.mark_next_trial()
+    assert study.ask().suggest_float("x", 0.0, 4.0) in (1.0, 2.0, 3.0)
     driver.client.close()
 
 

@@ -31,6 +31,18 @@ class SlotInterval:
     began: float
     ended: float | None
 
+    @classmethod
+    def of(cls, replica: Any) -> SlotInterval:
+        """From a replica's record, or a row with the same names."""
+        return cls(
+            node=replica.node,
+            slot=replica.slot,
+            trial_id=replica.trial_id,
+            replica_id=replica.replica_id,
+            began=replica.launched_at,
+            ended=replica.gone_at,
+        )
+
 
 class TrialStore(Protocol):
     def put_study(self, study: Study) -> None: ...

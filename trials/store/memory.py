@@ -206,17 +206,7 @@ class InMemoryTrialStore:
 
     def slot_intervals(self) -> list[SlotInterval]:
         rows = self.replicas(live_only=False)
-        return [
-            SlotInterval(
-                node=row.node,
-                slot=row.slot,
-                trial_id=row.trial_id,
-                replica_id=row.replica_id,
-                began=row.launched_at,
-                ended=row.gone_at,
-            )
-            for row in rows
-        ]
+        return [SlotInterval.of(row) for row in rows]
 
     def close(self) -> None:
         """Nothing is kept."""

@@ -368,17 +368,7 @@ class SqlTrialStore:
     def slot_intervals(self) -> list[SlotInterval]:
         with self._read() as connection:
             rows = connection.execute(select(_replicas).order_by(_replicas.c.launched_at))
-            return [
-                SlotInterval(
-                    node=row.node,
-                    slot=row.slot,
-                    trial_id=row.trial_id,
-                    replica_id=row.replica_id,
-                    began=row.launched_at,
-                    ended=row.gone_at,
-                )
-                for row in rows
-            ]
+            return [SlotInterval.of(row) for row in rows]
 
 
 def _trial(row: RowMapping) -> TrialRecord:

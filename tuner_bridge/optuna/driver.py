@@ -157,13 +157,22 @@ class StudyDriver:
         running = self.study.get_trials(deepcopy=False, states=(optuna.trial.TrialState.RUNNING,))
         return [trial for trial in running if TRIAL_ATTRIBUTE in trial.user_attrs]
 
+    def mark_next_trial(self) -> None:
+        """Mark the trial that ``study.ask`` is about to give out, making one where none waits.
+
+        The mark is there before the trial runs: whatever happens from then on, a resumed sweep knows it for its own.
+        """
+        waiting = self.study.get_trials(deepcopy=False, states=(optuna.trial.TrialState.WAITING,))
+        if not waiting:
+            mark = {TRIAL_ATTRIBUTE: self.study_key}
+            self.study.add_trial(optuna.trial.create_trial(state=optuna.trial.TrialState.WAITING, user_attrs=mark))
+        elif TRIAL_ATTRIBUTE not in waiting[0].user_attrs:
+            self.study._storage.set_trial_user_attr(waiting[0]._trial_id, TRIAL_ATTRIBUTE, self.study_key)
+
     # ------------------------------------------------------------------ one trial
 
     def run(self, trial: optuna.Trial) -> Any:
         """The objective as Optuna calls it: returns the value, raises TrialPruned or the objective's exception."""
-        # The mark comes first: whatever happens from here on, a resumed sweep knows that this trial is its own.
-        if TRIAL_ATTRIBUTE not in trial.user_attrs:
-            trial.set_user_attr(TRIAL_ATTRIBUTE, f"{self.study_key}/{trial.number}")
         if self._interrupted.is_set():
             raise SweepInterrupted
         spec = TrialSpec(

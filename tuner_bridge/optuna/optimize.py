@@ -102,7 +102,7 @@ def optimize(
                 logger.warning("study %r has its %d trials already; nothing to do", study.study_name, n_trials)
                 return
             jobs = max(1, driver.slots // min_replicas) if n_jobs == -1 else n_jobs
-            with _one_ask_at_a_time(study), _interruptible(driver), _display(driver, n_trials, live=live):
+            with _marked_asks(study, driver), _interruptible(driver), _display(driver, n_trials, live=live):
                 study.optimize(
                     driver.run,
                     n_trials=remaining,
@@ -197,20 +197,22 @@ def _remaining(study: optuna.Study, n_trials: int | None, driver: StudyDriver, *
 
 
 @contextmanager
-def _one_ask_at_a_time(study: optuna.Study) -> Iterator[None]:
-    """Serialise ``study.ask`` over Optuna's threads.
+def _marked_asks(study: optuna.Study, driver: StudyDriver) -> Iterator[None]:
+    """Have ``study.ask`` give out trials that bear the driver's mark before they run, one at a time.
 
-    With SQLite two threads that look for a waiting trial at the same time both take the same one: a queued trial, or
-    one that is being resumed, would run twice.
+    A driver killed right after Optuna began a trial would else leave one that a resumed sweep cannot tell from those
+    of other processes. One at a time, because with SQLite two threads that look for a waiting trial at the same time
+    both take the same one: a queued trial, or one that is being resumed, would run twice.
     """
     lock = threading.Lock()
     ask = study.ask
 
-    def ask_alone(*args: Any, **kwargs: Any) -> optuna.Trial:
+    def ask_marked(*args: Any, **kwargs: Any) -> optuna.Trial:
         with lock:
+            driver.mark_next_trial()
             return ask(*args, **kwargs)
 
-    study.ask = ask_alone  # type: ignore[method-assign]  # for the length of the sweep
+    study.ask = ask_marked  # type: ignore[method-assign]  # for the length of the sweep
     try:
         yield
     finally:
