@@ -37,7 +37,7 @@ def observations(seed: int, *, noise: float = 0.05, outliers: float = 0.1) -> li
 
 
 def as_adaptdl_does(rows: list[Observation]) -> ThroughputParams:
-    nodes, replicas, batch = (np.array(column) for column in zip(*(row.configuration for row in rows), strict=True))
+    nodes, replicas, batch = (np.array(column) for column in zip(*(row.configuration[:3] for row in rows), strict=True))
     gradient = np.array([row.gradient_seconds for row in rows])
     optim = np.array([row.optim_seconds for row in rows])
 

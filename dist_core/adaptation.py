@@ -39,9 +39,12 @@ LARGEST_GROWTH = 2.0
 
 
 class Adaptation:
-    def __init__(self, bounds: BatchBounds, statistics: Callable[[], GradientStatistics | None]) -> None:
+    def __init__(
+        self, bounds: BatchBounds, statistics: Callable[[], GradientStatistics | None], *, node_kind: str = ""
+    ) -> None:
         """``statistics`` answers with the gradient statistics as known now, the same on all replicas."""
         self.bounds = bounds
+        self.node_kind = node_kind
         self._statistics = statistics
         self.profile = StepProfile()
         self.atomic_batch, self.accumulation = fixed_choice(bounds, 1)
@@ -88,7 +91,7 @@ class Adaptation:
         statistics = self._statistics()
         if not self.bounds.adaptive or statistics is None:
             return fixed_choice(self.bounds, num_replicas)
-        self._params = fit_throughput(self.profile.observations(), warm_start=self._params)
+        self._params = fit_throughput(self._rows(), warm_start=self._params)
         if self._params is None:
             return fixed_choice(self.bounds, num_replicas)
         model = GoodputModel(throughput=self._params, statistics=statistics, bounds=self._reachable_bounds())
@@ -97,6 +100,11 @@ class Adaptation:
         if not switching and choice.goodput < WORTHWHILE_GAIN * current:
             return self.atomic_batch, self.accumulation
         return choice.atomic_batch, choice.accumulation
+
+    def _rows(self) -> list[Observation]:
+        """Measured on nodes of the present kind; on another one as long as there are none."""
+        rows = self.profile.observations()
+        return [row for row in rows if row.configuration.kind == self.node_kind] or rows
 
     def proposal(self, num_nodes: int, num_replicas: int) -> tuple[int, int] | None:
         """A new (atomic, accumulation) when it is time and pays; None otherwise."""

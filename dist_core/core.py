@@ -337,7 +337,11 @@ class TrainingCore:
             self.loader = loader
         elif self.loader is None:
             self.loader = loader
-            self.adaptation = Adaptation(loader.bounds, lambda: self.statistics)
+            self.adaptation = Adaptation(
+                loader.bounds,
+                lambda: self.statistics,
+                node_kind="" if self.environment is None else self.environment.node_kind,
+            )
             self.registry.register("adaptation", self.adaptation)
             if loader.bounds.adaptive and self.staleness:
                 raise InvalidTraining(

@@ -295,7 +295,7 @@ class AdaptiveDataLoader:
         if not self._paces or (measures and world_size == 1):
             return
         atomic = len(step.micro_batches[-1])
-        configuration = Configuration(core.group.num_nodes, world_size, atomic)
+        configuration = Configuration(core.group.num_nodes, world_size, atomic, core.adaptation.node_kind)
         sync = max((model.sync_seconds for model in core.models), default=0.0)
         optim = seconds[-1]
         gradient = sum(seconds[:-1]) / len(seconds[:-1]) if len(seconds) > 1 else max(optim - sync, 0.1 * optim)

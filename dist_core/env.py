@@ -35,6 +35,8 @@ class ReplicaEnvironment:
     checkpoint_dir: Path
     node: str
     slot: int
+    node_kind: str = ""
+    """What the node is, where a cluster has several kinds: step times of different kinds are kept apart."""
     server_file: Path | None = None
     """File that names the scheduler's present address, so that a restarted one on another port is found."""
     host: str = "127.0.0.1"
@@ -51,6 +53,7 @@ class ReplicaEnvironment:
             "ELASTUNE_CHECKPOINT_DIR": str(self.checkpoint_dir),
             "ELASTUNE_NODE": self.node,
             "ELASTUNE_SLOT": str(self.slot),
+            "ELASTUNE_NODE_KIND": self.node_kind,
             "ELASTUNE_HOST": self.host,
         }
         if self.server_file is not None:
@@ -77,6 +80,7 @@ class ReplicaEnvironment:
                 checkpoint_dir=Path(environ["ELASTUNE_CHECKPOINT_DIR"]),
                 node=environ["ELASTUNE_NODE"],
                 slot=int(environ["ELASTUNE_SLOT"]),
+                node_kind=environ.get("ELASTUNE_NODE_KIND", ""),
                 server_file=Path(server_file) if server_file else None,
                 host=environ.get("ELASTUNE_HOST", "127.0.0.1"),
             )

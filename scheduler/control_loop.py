@@ -21,7 +21,7 @@ from dist_core.env import EXIT_PREEMPTED, ReplicaEnvironment
 from scheduler.observer import Observer
 from scheduler.snapshot import Grant, Policy, TrialView, check_grants
 from trials.errors import LaunchFailed, StoreUnavailable
-from trials.launch.base import Launcher, LaunchRequest
+from trials.launch.base import Launcher, LaunchRequest, NodeSlots
 from trials.plan import Launch, Publish, RetryJoin, Stop, plan
 from trials.record import Reason, ReplicaRecord, ReplicaState, TrialRecord
 from trials.states import TrialEvent, TrialState, next_state
@@ -376,13 +376,15 @@ class ControlLoop:
     def _launch(self, trial: TrialRecord, grant: Grant, wanted: Mapping[str, int], now: float) -> int:
         """Start replicas where slots are free; returns how many could be started."""
         taken = {(replica.node, replica.slot) for replica in self._store.replicas()}
-        sizes = {node.node: node.slots for node in self._launcher.nodes()}
+        nodes = {node.node: node for node in self._launcher.nodes()}
         started = 0
         index = self._next_launch_index(trial)
         for node, count in wanted.items():
-            free = [slot for slot in range(sizes.get(node, 0)) if (node, slot) not in taken]
+            if node not in nodes:
+                continue
+            free = [slot for slot in range(nodes[node].slots) if (node, slot) not in taken]
             started += sum(
-                self._launch_one(trial, node, slot, index + started + offset, now)
+                self._launch_one(trial, nodes[node], slot, index + started + offset, now)
                 for offset, slot in enumerate(free[:count])
             )
         if not started:
@@ -413,15 +415,20 @@ class ControlLoop:
         indices = [replica.launch_index for replica in self._store.replicas(trial_id=trial.trial_id)]
         return max(indices, default=-1) + 1
 
-    def _launch_one(self, trial: TrialRecord, node: str, slot: int, index: int, now: float) -> bool:
+    def _launch_one(self, trial: TrialRecord, node: NodeSlots, slot: int, index: int, now: float) -> bool:
         replica_id = f"{trial.trial_id}-{uuid.uuid4().hex[:8]}"
         record = ReplicaRecord(
-            replica_id=replica_id, trial_id=trial.trial_id, node=node, slot=slot, launch_index=index, launched_at=now
+            replica_id=replica_id,
+            trial_id=trial.trial_id,
+            node=node.node,
+            slot=slot,
+            launch_index=index,
+            launched_at=now,
         )
         # The row comes first: a scheduler that dies in between leaves a row without a process, never the reverse.
         self._store.add_replica(record)
         try:
-            process = self._launcher.launch(self._request(trial, record))
+            process = self._launcher.launch(self._request(trial, record, node.kind))
         except LaunchFailed as error:
             logger.warning("launch failed trial=%s error=%s", trial.trial_id, error)
             self._store.update_replica(replica_id, state=ReplicaState.GONE, gone_at=now)
@@ -435,7 +442,7 @@ class ControlLoop:
             raise
         return True
 
-    def _request(self, trial: TrialRecord, replica: ReplicaRecord) -> LaunchRequest:
+    def _request(self, trial: TrialRecord, replica: ReplicaRecord, node_kind: str) -> LaunchRequest:
         identity = ReplicaEnvironment(
             api_url=self._settings.api_url(),
             token=self._settings.replica_token(trial.trial_id),
@@ -445,6 +452,7 @@ class ControlLoop:
             checkpoint_dir=self._checkpoint_dir(trial),
             node=replica.node,
             slot=replica.slot,
+            node_kind=node_kind,
             server_file=self._settings.server_file,
         )
         environ = {

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence, Set
 from typing import Any
 
 from dist_core.goodput import Hints
+from scheduler.priorities import effective_priorities
 from scheduler.promise import Promise, promises
 from scheduler.snapshot import NodeView, Snapshot, TrialView
 from scheduler.study_history import StudyHistory
@@ -21,6 +22,7 @@ from trials.launch.base import Launcher
 from trials.record import ReplicaRecord, Report, Study, TrialRecord
 from trials.states import TrialState
 from trials.store import TrialStore
+from trials.terms import StudyTerms
 
 DEFAULT_PAUSE_SECONDS = 0.3
 """Assumed cost of a rescale until a trial has measured its own."""
@@ -40,9 +42,10 @@ class Observer:
         self._histories: dict[str, StudyHistory] = {}
         self._start_seconds: dict[str, deque[float]] = {}
         self._started_seen: set[str] = set()
-        self._slot_seconds: dict[str, float] | None = None
-        self._held: dict[str, int] = {}
-        self._looked_at = 0.0
+        self._slot_seconds: dict[str, float] = {}
+        self._study_slot_seconds: dict[str, float] = {}
+        self._held: dict[str, tuple[str, int]] = {}
+        self._looked_at: float | None = None
         self.latest_views: Mapping[str, TrialView] = {}
 
     def note_end(self, trial: TrialRecord, state: TrialState) -> None:
@@ -77,13 +80,17 @@ class Observer:
         ``backing_off``: those that must not be given further replicas yet, because launches failed or losses repeat.
         """
         replicas = self._store.replicas()
-        nodes = tuple(NodeView(name=node.node, slots=node.slots) for node in self._launcher.nodes())
+        nodes = tuple(
+            NodeView(name=node.node, slots=node.slots, kind=node.kind, reserved_for=node.reserved_for)
+            for node in self._launcher.nodes()
+        )
         self._note_starts(trials, replicas)
         studies = {study.name: study for study in self._store.studies()}
+        priorities = effective_priorities({name: study.terms for name, study in studies.items()})
         replicas_of: dict[str, list[ReplicaRecord]] = {}
         for replica in replicas:
             replicas_of.setdefault(replica.trial_id, []).append(replica)
-        self._note_slot_seconds({name: len(rows) for name, rows in replicas_of.items()}, now)
+        self._note_slot_seconds(replicas_of, {trial.trial_id: trial.spec.study for trial in trials}, now)
         self._read_hints(trials, now)
         standing = self._promises(trials, studies)
         survival = {name: self._histories[name].survival for name in {trial.spec.study for trial in trials}}
@@ -94,6 +101,7 @@ class Observer:
                 studies.get(trial.spec.study),
                 standing.get(trial.trial_id),
                 survival[trial.spec.study],
+                priorities.get(trial.spec.study, 0),
                 now,
                 backs_off=trial.trial_id in backing_off,
             )
@@ -108,17 +116,24 @@ class Observer:
             decide_every_seconds=decide_every_seconds,
         )
 
-    def _note_slot_seconds(self, held: dict[str, int], now: float) -> None:
-        """Add up what each trial has held since the last look; the first look reads the store's own account."""
-        if self._slot_seconds is None:
-            self._slot_seconds = {}
+    def _note_slot_seconds(
+        self, replicas_of: Mapping[str, Sequence[ReplicaRecord]], study_of: Mapping[str, str], now: float
+    ) -> None:
+        """Add up what trials and studies have held since the last look; the first one reads the store's account."""
+        if self._looked_at is None:
+            study_of = {trial.trial_id: trial.spec.study for trial in self._store.trials()}
             for interval in self._store.slot_intervals():
                 seconds = max(0.0, (now if interval.ended is None else interval.ended) - interval.began)
-                self._slot_seconds[interval.trial_id] = self._slot_seconds.get(interval.trial_id, 0.0) + seconds
+                self._add_slot_seconds(interval.trial_id, study_of[interval.trial_id], seconds)
         else:
-            for name, slots in self._held.items():
-                self._slot_seconds[name] = self._slot_seconds.get(name, 0.0) + slots * (now - self._looked_at)
-        self._held, self._looked_at = held, now
+            for trial_id, (study, slots) in self._held.items():
+                self._add_slot_seconds(trial_id, study, slots * (now - self._looked_at))
+        self._held = {name: (study_of[name], len(rows)) for name, rows in replicas_of.items() if name in study_of}
+        self._looked_at = now
+
+    def _add_slot_seconds(self, trial_id: str, study: str, seconds: float) -> None:
+        self._slot_seconds[trial_id] = self._slot_seconds.get(trial_id, 0.0) + seconds
+        self._study_slot_seconds[study] = self._study_slot_seconds.get(study, 0.0) + seconds
 
     def _read_hints(self, trials: Sequence[TrialRecord], now: float) -> None:
         """Parse what is new, and hand it to the studies' histories."""
@@ -163,10 +178,12 @@ class Observer:
         study: Study | None,
         promise: Promise | None,
         survival: Survival,
+        priority: int,
         now: float,
         *,
         backs_off: bool,
     ) -> TrialView:
+        terms = StudyTerms() if study is None else study.terms
         placement: dict[str, int] = {}
         for replica in replicas:
             placement[replica.node] = placement.get(replica.node, 0) + 1
@@ -203,9 +220,18 @@ class Observer:
             start_seconds=statistics.median(self._start_seconds.get(trial.spec.study, (DEFAULT_START_SECONDS,))),
             since_rescale_seconds=now - trial.rescaled_at,
             submitted_at=trial.submitted_at,
-            attained_slot_seconds=(self._slot_seconds or {}).get(trial.trial_id, 0.0),
+            attained_slot_seconds=self._slot_seconds.get(trial.trial_id, 0.0),
             num_rescales=max(0, trial.generation - 1),
-            study_weight=study.weight if study is not None else 1.0,
+            preemptible=trial.spec.preemptible,
+            only_on=trial.spec.only_on,
+            study_weight=terms.weight,
+            study_priority=priority,
+            study_quota=terms.quota,
+            goal=terms.goal,
+            deadline_in=None if terms.deadline_at is None else terms.deadline_at - now,
+            budget_left=None
+            if terms.budget_slot_hours is None
+            else terms.budget_slot_hours * 3600.0 - self._study_slot_seconds.get(trial.spec.study, 0.0),
         )
 
     def _promises(self, trials: Sequence[TrialRecord], studies: Mapping[str, Study]) -> dict[str, Promise]:

@@ -14,8 +14,8 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple, TypeVar
 
 import numpy as np
@@ -61,9 +61,7 @@ class StudyProfile:
 
     def surprise(self, rows: Sequence[Observation], factor: float) -> float:
         """Mean distance, in log units, of what a trial of that factor measured from what the model says."""
-        nodes, replicas, atomic = (
-            np.array(column) for column in zip(*(row.configuration for row in rows), strict=True)
-        )
+        nodes, replicas, atomic = _columns(row.configuration for row in rows)
         believed = optim_seconds(self.params, nodes, replicas, atomic) * self.slowdown(replicas) * factor
         measured = np.array([row.optim_seconds for row in rows])
         return float(np.abs(np.log(measured / believed)).mean())
@@ -101,10 +99,24 @@ class TrialModel:
     noise: float
     """var / sqr at the initial batch size, as measured last."""
     factor: float = 1.0
+    kind: str = ""
+    """Of the nodes that the profile was measured on."""
+    elsewhere: Mapping[str, tuple[StudyProfile, float]] = field(default_factory=dict)
+    """Profile and factor on nodes of other kinds."""
 
     @property
     def most_profiled(self) -> int:
         return self.profile.most_replicas
+
+    def on(self, kind: str) -> TrialModel:
+        """Where nothing was measured, nodes are taken to be like those that were, with one replica seen."""
+        if kind == self.kind:
+            return self
+        others = {**self.elsewhere, self.kind: (self.profile, self.factor)}
+        profile, factor = others.pop(kind, (None, self.factor))
+        if profile is None:
+            profile = replace(self.profile, corrections=(), most_replicas=1, _tables={})
+        return replace(self, profile=profile, factor=factor, kind=kind, elsewhere=others)
 
     def goodput(self, nodes: ArrayLike, replicas: ArrayLike) -> Floats:
         """Best goodput of each allocation, shape (A,), examples at the initial batch size a second."""
@@ -130,7 +142,10 @@ def noise_at(noise_by_bin: Mapping[int, float], fraction: float) -> float | None
 def pool(
     histories: Mapping[str, Sequence[Observation]],
 ) -> tuple[StudyProfile, dict[str, float]] | None:
-    """A profile and each trial's factor, from what the trials of one study have measured; None without a row."""
+    """A profile and each trial's factor, from what the trials of one study have measured on nodes of one kind.
+
+    None without a row.
+    """
     rows_of = {name: {row.configuration: row for row in rows} for name, rows in histories.items() if rows}
     if not rows_of:
         return None
@@ -205,13 +220,19 @@ def _median(key: Configuration, rows: Sequence[_Row]) -> Observation:
     )
 
 
+def _columns(keys: Iterable[Configuration]) -> tuple[Integers, Integers, Integers]:
+    """Nodes, replicas and atomic batch sizes."""
+    rows = np.array([key[:3] for key in keys])
+    return rows[:, 0], rows[:, 1], rows[:, 2]
+
+
 def _predicted(params: ThroughputParams, key: Configuration) -> float:
     return float(optim_seconds(params, key.num_nodes, key.num_replicas, key.atomic_batch))
 
 
 def _corrections(params: ThroughputParams, pooled: _Pooled) -> tuple[tuple[int, float], ...]:
     keys = list(pooled)
-    nodes, replicas, atomic = (np.array(column) for column in zip(*keys, strict=True))
+    nodes, replicas, atomic = _columns(keys)
     measured = np.array([statistics.median(row.optim for row in pooled[key]) for key in keys])
     logs = np.log(measured / optim_seconds(params, nodes, replicas, atomic))
     return tuple(

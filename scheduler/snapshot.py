@@ -8,10 +8,11 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
 from dist_core.goodput import BatchBounds
 from trials.record import Reason
+from trials.terms import Goal
 
 Placement = Mapping[str, int]
 """node -> slots."""
@@ -21,15 +22,20 @@ class SpeedModel(Protocol):
     """A trial's goodput by allocation, in examples at the initial batch size a second."""
 
     @property
+    def kind(self) -> str:
+        """Of the nodes that it speaks of."""
+        ...
+
+    def on(self, kind: str) -> SpeedModel:
+        """The same trial on nodes of that kind."""
+        ...
+
+    @property
     def bounds(self) -> BatchBounds: ...
 
     @property
     def most_profiled(self) -> int:
         """Largest number of replicas that the model was fitted to."""
-        ...
-
-    def goodput(self, nodes: ArrayLike, replicas: ArrayLike) -> NDArray[np.float64]:
-        """Now, shape (A,)."""
         ...
 
     def curve(self, node_slots: int, counts: NDArray[np.int64]) -> NDArray[np.float64]:
@@ -41,6 +47,10 @@ class SpeedModel(Protocol):
 class NodeView:
     name: str
     slots: int
+    kind: str = ""
+    """What its slots are, where they are not all alike: a GPU's model, or a part of one."""
+    reserved_for: tuple[str, ...] = ()
+    """Studies that alone may use it; empty: all may."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +88,20 @@ class TrialView:
     attained_slot_seconds: float = 0.0
     num_rescales: int = 0
     """Changes of allocation so far, the first start not counted."""
+    preemptible: bool = True
+    """Else it keeps what it holds to its end."""
+    only_on: tuple[str, ...] = ()
+    """Names or kinds of the nodes it may run on; empty: any."""
     study_weight: float = 1.0
+    study_priority: int = 0
+    study_quota: int | None = None
+    """Most slots that its study may hold at once."""
+    goal: Goal = "completion_time"
+    """What its study's slots are to achieve."""
+    deadline_in: float | None = None
+    """Seconds until its study's result is wanted; negative when that is over."""
+    budget_left: float | None = None
+    """Slot-seconds that its study may still use; negative when it has used more."""
 
     @property
     def held_slots(self) -> int:

@@ -1,4 +1,4 @@
-"""What the trials of one study have measured so far, live and ended ones, and the profile that it makes."""
+"""What the trials of one study have measured so far, live and ended ones, and the profiles that it makes."""
 
 from __future__ import annotations
 
@@ -18,27 +18,20 @@ GROWTH = 1.15
 
 class StudyHistory:
     def __init__(self) -> None:
-        self._rows: dict[str, tuple[Observation, ...]] = {}
-        self._new_rows: dict[str, list[Observation]] = {}
-        self._configurations: set[Configuration] = set()
+        self._measured: dict[str, _OnOneKind] = {}
         self._noise: dict[int, dict[str, float]] = {}
         self._targets: dict[str, float] = {}
         self._progress: dict[str, float] = {}
         self._stopped: set[str] = set()
         self._bounds: BatchBounds | None = None
-        self._profile: StudyProfile | None = None
-        self._factors: dict[str, float] = {}
-        self._pooled_configurations = 0
-        self._fitted_at = float("-inf")
 
     def note(self, trial_id: str, hints: Hints) -> None:
         """What a trial has said now takes the place of what it said before."""
-        before = set(self._rows.get(trial_id, ()))
-        if hints.observations:
-            fresh = [row for row in hints.observations if row not in before]
-            self._new_rows.setdefault(trial_id, []).extend(fresh)
-            self._configurations.update(row.configuration for row in fresh)
-            self._rows[trial_id] = hints.observations
+        by_kind: dict[str, list[Observation]] = {}
+        for row in hints.observations:
+            by_kind.setdefault(row.configuration.kind, []).append(row)
+        for kind, rows in by_kind.items():
+            self._measured.setdefault(kind, _OnOneKind()).note(trial_id, tuple(rows))
         self._bounds = hints.bounds
         self._progress[trial_id] = hints.progress
         if hints.target_progress:
@@ -64,14 +57,82 @@ class StudyHistory:
         return Survival.of(stopped, [self.fraction(name) for name in self._progress if name not in self._stopped])
 
     def refresh(self, now: float) -> None:
-        """Make the profile anew when what was measured since is more, or other, than it explains."""
+        """Make profiles anew when what was measured since is more, or other, than they explain."""
+        for measured in self._measured.values():
+            measured.refresh(now)
+
+    @property
+    def typical_target(self) -> float | None:
+        """Declared length of the study's trials, for one that has not said its own; None when none has."""
+        return statistics.median(self._targets.values()) if self._targets else None
+
+    def _noise_history(self) -> dict[int, float]:
+        return {index: statistics.median(values.values()) for index, values in self._noise.items()}
+
+    def model(self, trial_id: str, hints: Hints | None) -> TrialModel | None:
+        """The trial's model, on the kind of nodes that most is known of; None before anybody has measured anything."""
+        known = [kind for kind, measured in self._measured.items() if measured.profile is not None]
+        if not known:
+            return None
+        kind = max(known, key=lambda kind: (self._measured[kind].num_configurations, kind))
+        bounds = self._bounds if hints is None else hints.bounds
+        assert bounds is not None
+        profile, factor = self._measured[kind].profile_of(trial_id)
+        return TrialModel(
+            profile=profile,
+            bounds=bounds,
+            noise=self._noise_of(hints),
+            factor=factor,
+            kind=kind,
+            elsewhere={other: self._measured[other].profile_of(trial_id) for other in known if other != kind},
+        )
+
+    def _noise_of(self, hints: Hints | None) -> float:
+        """As the trial has measured it, else as others have at the same part of their length."""
+        if hints is not None and hints.statistics is not None and hints.statistics.sqr > 0:
+            return hints.statistics.var / hints.statistics.sqr
+        fraction = 0.0
+        if hints is not None and hints.target_progress:
+            fraction = hints.progress / hints.target_progress
+        return noise_at(self._noise_history(), fraction) or 0.0
+
+
+class _OnOneKind:
+    """Step times on nodes of one kind."""
+
+    def __init__(self) -> None:
+        self.profile: StudyProfile | None = None
+        self._rows: dict[str, tuple[Observation, ...]] = {}
+        self._new_rows: dict[str, list[Observation]] = {}
+        self._configurations: set[Configuration] = set()
+        self._factors: dict[str, float] = {}
+        self._pooled_configurations = 0
+        self._fitted_at = float("-inf")
+
+    @property
+    def num_configurations(self) -> int:
+        return len(self._configurations)
+
+    def note(self, trial_id: str, rows: tuple[Observation, ...]) -> None:
+        before = set(self._rows.get(trial_id, ()))
+        fresh = [row for row in rows if row not in before]
+        self._new_rows.setdefault(trial_id, []).extend(fresh)
+        self._configurations.update(row.configuration for row in fresh)
+        self._rows[trial_id] = rows
+
+    def profile_of(self, trial_id: str) -> tuple[StudyProfile, float]:
+        """The pooled profile and the trial's factor."""
+        assert self.profile is not None
+        return self.profile, self._factors.get(trial_id, self.profile.typical_factor)
+
+    def refresh(self, now: float) -> None:
         if not self._new_rows or now - self._fitted_at < REFIT_SECONDS:
             return
-        if self._profile is None or self._is_surprised(self._profile):
+        if self.profile is None or self._is_surprised(self.profile):
             made = pool(self._rows)
             if made is None:
                 return
-            self._profile, self._factors = made
+            self.profile, self._factors = made
             self._pooled_configurations = len(self._configurations)
             self._fitted_at = now
         self._new_rows.clear()
@@ -88,34 +149,3 @@ class StudyHistory:
             if profile.surprise(rows, factor) > SURPRISE:
                 return True
         return False
-
-    @property
-    def typical_target(self) -> float | None:
-        """Declared length of the study's trials, for one that has not said its own; None when none has."""
-        return statistics.median(self._targets.values()) if self._targets else None
-
-    def _noise_history(self) -> dict[int, float]:
-        return {index: statistics.median(values.values()) for index, values in self._noise.items()}
-
-    def model(self, trial_id: str, hints: Hints | None) -> TrialModel | None:
-        """The trial's model; None before anybody in the study has measured anything."""
-        profile = self._profile
-        if profile is None:
-            return None
-        bounds = self._bounds if hints is None else hints.bounds
-        assert bounds is not None
-        return TrialModel(
-            profile=profile,
-            bounds=bounds,
-            noise=self._noise_of(hints),
-            factor=self._factors.get(trial_id, profile.typical_factor),
-        )
-
-    def _noise_of(self, hints: Hints | None) -> float:
-        """As the trial has measured it, else as others have at the same part of their length."""
-        if hints is not None and hints.statistics is not None and hints.statistics.sqr > 0:
-            return hints.statistics.var / hints.statistics.sqr
-        fraction = 0.0
-        if hints is not None and hints.target_progress:
-            fraction = hints.progress / hints.target_progress
-        return noise_at(self._noise_history(), fraction) or 0.0

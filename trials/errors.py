@@ -2,6 +2,7 @@
 
 TrialsError
 ├── InvalidTrialSpec       the submission is contradictory: fix the input
+├── InvalidStudyTerms      what is asked for a study means nothing: fix the input
 ├── UnknownTrial           no trial or study of that name: look it up
 ├── IllegalTransition      our bug: an event that the trial's state does not allow
 ├── StoreUnavailable       the database cannot be written (a full disk): retry later
@@ -18,6 +19,10 @@ class TrialsError(Exception):
 
 class InvalidTrialSpec(TrialsError, ValueError):
     """A trial cannot be run as described; the message says what to change."""
+
+
+class InvalidStudyTerms(TrialsError, ValueError):
+    """Weight, priority, quota or goal of a study cannot be used; the message says what to change."""
 
 
 class UnknownTrial(TrialsError, KeyError):

@@ -8,6 +8,7 @@ from typing import Any
 
 from trials.spec import TrialSpec
 from trials.states import TrialState
+from trials.terms import StudyTerms
 
 
 class ReplicaState(enum.Enum):
@@ -33,7 +34,7 @@ class Study:
     name: str
     direction: str = "minimize"
     """``minimize`` or ``maximize``: which reports are better."""
-    weight: float = 1.0
+    terms: StudyTerms = field(default_factory=StudyTerms)
     owner_seen_at: float | None = None
     """When the study's driver last asked for news (seconds since the epoch); None without a driver."""
     owner: str | None = None

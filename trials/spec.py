@@ -24,6 +24,10 @@ class TrialSpec:
     """What the entrypoint finds when it asks for its trial; JSON."""
     min_replicas: int = 1
     max_replicas: int = 1
+    preemptible: bool = True
+    """Else its slots are its own from the start to its end, and their number does not change."""
+    only_on: tuple[str, ...] = ()
+    """Names or kinds of the nodes it may run on; empty: any."""
     working_dir: str = "."
     python_path: tuple[str, ...] = ()
     """Put in front of ``sys.path``, so that the user's modules are found."""
@@ -50,6 +54,8 @@ class TrialSpec:
             "payload": dict(self.payload),
             "min_replicas": self.min_replicas,
             "max_replicas": self.max_replicas,
+            "preemptible": self.preemptible,
+            "only_on": list(self.only_on),
             "working_dir": self.working_dir,
             "python_path": list(self.python_path),
             "preload": list(self.preload),
@@ -60,8 +66,8 @@ class TrialSpec:
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> TrialSpec:
         fields = dict(document)
-        fields["python_path"] = tuple(fields.get("python_path", ()))
-        fields["preload"] = tuple(fields.get("preload", ()))
+        for name in ("only_on", "python_path", "preload"):
+            fields[name] = tuple(fields.get(name, ()))
         return cls(**fields)
 
 

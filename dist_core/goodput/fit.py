@@ -54,7 +54,7 @@ class _Problem:
 
     @classmethod
     def of(cls, observations: Sequence[Observation]) -> _Problem:
-        rows = np.array([row.to_row() for row in observations], dtype=float)
+        rows = np.array([row.to_row()[:6] for row in observations], dtype=float)
         nodes, replicas, atomic, gradient, optim, count = rows.T
         across = nodes > 1
         within = ~across & (replicas > 1)

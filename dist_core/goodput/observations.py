@@ -1,7 +1,7 @@
 """Measured step times of a trial, by configuration: what the throughput model is fitted to.
 
-A configuration is (nodes, replicas, atomic batch size). Each keeps its latest samples only and answers with their
-median, because slots are shared and yesterday's contention says little about today's.
+A configuration is (nodes, replicas, atomic batch size) on nodes of one kind. Each keeps its latest samples only and
+answers with their median, because slots are shared and yesterday's contention says little about today's.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import statistics
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 SAMPLES_KEPT = 48
 
@@ -19,6 +19,8 @@ class Configuration(NamedTuple):
     num_nodes: int
     num_replicas: int
     atomic_batch: int
+    kind: str = ""
+    """Of the nodes, as the cluster names it; empty where all are alike."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,18 +32,21 @@ class Observation:
     optim_seconds: float
     count: int
 
-    def to_row(self) -> list[float]:
-        return [*self.configuration, self.gradient_seconds, self.optim_seconds, self.count]
+    def to_row(self) -> list[Any]:
+        nodes, replicas, atomic, kind = self.configuration
+        row = [nodes, replicas, atomic, self.gradient_seconds, self.optim_seconds, self.count]
+        return [*row, kind] if kind else row
 
     @classmethod
-    def from_row(cls, row: list[float]) -> Observation:
+    def from_row(cls, row: list[Any]) -> Observation:
         """Inverse of to_row; raises ValueError on anything that is not a plausible measurement."""
-        nodes, replicas, atomic, gradient, optim, count = row
+        nodes, replicas, atomic, gradient, optim, count, *kind = row
         if not (1 <= nodes <= replicas and atomic >= 1 and count >= 1):
             raise ValueError(f"observation {row} has an impossible configuration")
         if not (0.0 < gradient < 86400.0 and 0.0 < optim < 86400.0):
             raise ValueError(f"observation {row} has a step time outside (0 s, 1 day)")
-        return cls(Configuration(int(nodes), int(replicas), int(atomic)), gradient, optim, int(count))
+        configuration = Configuration(int(nodes), int(replicas), int(atomic), *(str(name) for name in kind[:1]))
+        return cls(configuration, gradient, optim, int(count))
 
 
 class StepProfile:

@@ -12,17 +12,21 @@ from pydantic import BaseModel, Field
 from dist_core.goodput import Hints
 from scheduler.api.service import Service, bearer
 from scheduler.control_loop import OWNER_LEASE_SECONDS
+from scheduler.priorities import effective_priorities
+from trials.errors import InvalidStudyTerms
 from trials.record import Study, TrialRecord
 from trials.spec import TrialSpec
 from trials.store.base import HistoryEntry
+from trials.terms import StudyTerms
 
 LONGEST_WAIT_SECONDS = 30.0
 
 
 class StudyBody(BaseModel):
     direction: str = Field(default="minimize", pattern="^(minimize|maximize)$")
-    weight: float = Field(default=1.0, gt=0)
     owner: str = Field(max_length=64)
+    terms: dict[str, Any] = Field(default_factory=dict)
+    """Changes to the study's terms; what is not named stays."""
 
 
 class Detach(BaseModel):
@@ -61,6 +65,28 @@ def client_routes(service: Service) -> APIRouter:
                 return study
         raise HTTPException(404, f"no study is called {name!r}")
 
+    def changed_terms(name: str, changes: dict[str, Any]) -> StudyTerms:
+        everybody = {study.name: study.terms for study in store.studies()}
+        before = everybody.get(name, StudyTerms()).to_json()
+        unknown = set(changes) - set(before)
+        if unknown:
+            raise HTTPException(422, f"a study has no {min(unknown)!r}; it has {', '.join(sorted(before))}")
+        try:
+            terms = StudyTerms.from_json(before | changes)
+            effective_priorities({**everybody, name: terms})
+        except (InvalidStudyTerms, TypeError) as error:
+            raise HTTPException(422, str(error)) from error
+        return terms
+
+    @routes.patch("/studies/{name}")
+    def change(name: str, body: dict[str, Any]) -> dict[str, Any]:
+        """Change what is asked for a study: weight, priority, quota, goal; also while it runs."""
+        known_study(name)
+        terms = changed_terms(name, body)
+        store.set_terms(name, terms)
+        service.loop.wake()
+        return terms.to_json()
+
     @routes.put("/studies/{name}")
     def attach(name: str, body: StudyBody) -> dict[str, Any]:
         """Register a study with its driver. One driver at a time; a dead one's lease has to run out first."""
@@ -73,9 +99,8 @@ def client_routes(service: Service) -> APIRouter:
                     409,
                     f"study {name!r} is being driven by another process; wait for it to end, or use another name",
                 )
-        store.put_study(
-            Study(name=name, direction=body.direction, weight=body.weight, owner=body.owner, owner_seen_at=now)
-        )
+        terms = changed_terms(name, body.terms)
+        store.put_study(Study(name=name, direction=body.direction, terms=terms, owner=body.owner, owner_seen_at=now))
         service.loop.wake()
         return {"slots": sum(node.slots for node in service.nodes())}
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from scheduler.policy.asha_static import AshaStaticPolicy
+from scheduler.policy.constrained import ConstrainedPolicy
 from scheduler.policy.fair_share import FairSharePolicy
 from scheduler.policy.fifo import FifoPolicy
 from scheduler.policy.goodput import GoodputPolicy, GoodputSettings
@@ -30,7 +31,8 @@ def policy_by_name(name: str) -> Policy:
     """Raises ValueError for a name that does not exist."""
     if name not in POLICIES:
         raise ValueError(f"policy {name!r} is not known; choose one of {', '.join(sorted(POLICIES))}")
-    return POLICIES[name]()
+    policy = POLICIES[name]()
+    return ConstrainedPolicy(policy, by_share=name == "goodput")
 
 
 __all__ = ["POLICIES", "GoodputPolicy", "GoodputSettings", "policy_by_name"]

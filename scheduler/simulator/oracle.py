@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
 from dist_core.goodput import BatchBounds
 from scheduler.simulator.training import SimulatedTraining
@@ -20,6 +20,10 @@ class TrueSpeed:
     """Steps a second with the batch size that the job's user asked for."""
 
     training: SimulatedTraining
+    kind: str = ""
+
+    def on(self, kind: str) -> TrueSpeed:
+        return TrueSpeed(self.training, kind)
 
     @property
     def bounds(self) -> BatchBounds:
@@ -28,9 +32,6 @@ class TrueSpeed:
     @property
     def most_profiled(self) -> int:
         return self.training.most_replicas
-
-    def goodput(self, nodes: ArrayLike, replicas: ArrayLike) -> Floats:
-        raise NotImplementedError("true speeds are known for packed allocations only")
 
     def curve(self, node_slots: int, counts: NDArray[np.int64]) -> Floats:
         return np.array([1.0 / self._step_seconds(node_slots, int(count)) for count in counts])

@@ -15,6 +15,7 @@ from trials.spec import TrialSpec
 from trials.states import TrialState
 from trials.store import InMemoryTrialStore, SqlTrialStore, TrialStore
 from trials.store.base import HistoryEntry
+from trials.terms import StudyTerms
 
 
 @pytest.fixture(params=["sqlite-file", "sqlite-memory", "memory"])
@@ -141,8 +142,12 @@ def test_hints_history_and_studies(store: TrialStore) -> None:
     store.add_history(entry)
     assert store.history(trial_id) == [entry]
     store.put_study(Study(name="s", direction="maximize"))
-    store.put_study(Study(name="s", direction="maximize", weight=2.0, owner="me", owner_seen_at=1.0))
-    assert store.studies() == [Study(name="s", direction="maximize", weight=2.0, owner="me", owner_seen_at=1.0)]
+    terms = StudyTerms(weight=2.0, yields_to=("a", "b"), quota=3, goal="deadline", deadline_at=5.0)
+    store.put_study(Study(name="s", direction="maximize", terms=terms, owner="me", owner_seen_at=1.0))
+    assert store.studies() == [Study(name="s", direction="maximize", terms=terms, owner="me", owner_seen_at=1.0)]
+    store.set_terms("s", StudyTerms(weight=3.0))
+    assert store.studies()[0].terms == StudyTerms(weight=3.0)
+    assert store.studies()[0].owner_seen_at == 1.0
 
 
 def test_an_unknown_trial_is_named(store: TrialStore) -> None:

@@ -16,6 +16,10 @@ class NodeSlots:
 
     node: str
     slots: int
+    kind: str = ""
+    """What its slots are (a GPU's model, a part of one), where they are not all alike."""
+    reserved_for: tuple[str, ...] = ()
+    """Studies that alone may use it; empty: all may."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,8 +11,10 @@ from trials.record import ReplicaRecord
 
 
 class InMemoryLauncher:
-    def __init__(self, nodes: Mapping[str, int]) -> None:
-        self._nodes = tuple(NodeSlots(node=name, slots=slots) for name, slots in nodes.items())
+    def __init__(self, nodes: Mapping[str, int] | Sequence[NodeSlots]) -> None:
+        if isinstance(nodes, Mapping):
+            nodes = [NodeSlots(node=name, slots=slots) for name, slots in nodes.items()]
+        self._nodes = tuple(nodes)
         self._pids = itertools.count(1)
         self.running: dict[str, LaunchRequest] = {}
         self.stopped: list[tuple[str, bool]] = []

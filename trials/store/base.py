@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 from trials.record import Outcome, Reason, ReplicaRecord, ReplicaState, Report, Study, TrialRecord
 from trials.spec import TrialSpec
+from trials.terms import StudyTerms
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +47,8 @@ class SlotInterval:
 
 class TrialStore(Protocol):
     def put_study(self, study: Study) -> None: ...
+
+    def set_terms(self, name: str, terms: StudyTerms) -> None: ...
 
     def touch_study(self, name: str, owner: str, now: float) -> bool:
         """Renew the lease of a study's driver; False when it is not the driver (any more)."""

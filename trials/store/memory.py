@@ -11,6 +11,7 @@ from trials.errors import UnknownTrial
 from trials.record import Outcome, Reason, ReplicaRecord, ReplicaState, Report, Study, TrialRecord
 from trials.spec import TrialSpec
 from trials.store.base import HistoryEntry, SlotInterval
+from trials.terms import StudyTerms
 
 
 class InMemoryTrialStore:
@@ -35,6 +36,12 @@ class InMemoryTrialStore:
         with self._lock:
             self.writes += 1
             self._studies[study.name] = study
+
+    def set_terms(self, name: str, terms: StudyTerms) -> None:
+        with self._lock:
+            self.writes += 1
+            if name in self._studies:
+                self._studies[name] = replace(self._studies[name], terms=terms)
 
     def touch_study(self, name: str, owner: str, now: float) -> bool:
         with self._lock:

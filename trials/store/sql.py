@@ -24,8 +24,9 @@ from trials.record import Outcome, Reason, ReplicaRecord, ReplicaState, Report, 
 from trials.spec import TrialSpec
 from trials.states import FINAL_STATES, TrialState
 from trials.store.base import HistoryEntry, SlotInterval
+from trials.terms import StudyTerms
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 BUSY_SECONDS = 10
 """Longest wait for another writer, or for a connection, before a write is given up as impossible for now."""
 
@@ -38,7 +39,7 @@ _studies = sa.Table(
     _metadata,
     sa.Column("name", sa.String(255), primary_key=True),
     sa.Column("direction", sa.String(16), nullable=False),
-    sa.Column("weight", sa.Float, nullable=False),
+    sa.Column("terms", sa.Text, nullable=False),
     sa.Column("owner", sa.String(64)),
     sa.Column("owner_seen_at", sa.Float),
 )
@@ -163,11 +164,16 @@ class SqlTrialStore:
     # ------------------------------------------------------------------ studies
 
     def put_study(self, study: Study) -> None:
-        values = asdict(study)
+        values = {**asdict(study), "terms": json.dumps(study.terms.to_json())}
         with self._write() as connection:
             updated = connection.execute(_studies.update().where(_studies.c.name == study.name).values(**values))
             if not updated.rowcount:
                 connection.execute(_studies.insert().values(**values))
+
+    def set_terms(self, name: str, terms: StudyTerms) -> None:
+        with self._write() as connection:
+            values = {"terms": json.dumps(terms.to_json())}
+            connection.execute(_studies.update().where(_studies.c.name == name).values(**values))
 
     def touch_study(self, name: str, owner: str, now: float) -> bool:
         mine = (_studies.c.name == name) & (_studies.c.owner == owner)
@@ -181,7 +187,8 @@ class SqlTrialStore:
 
     def studies(self) -> list[Study]:
         with self._read() as connection:
-            return [Study(**row) for row in connection.execute(select(_studies)).mappings()]
+            rows = connection.execute(select(_studies)).mappings()
+            return [Study(**{**row, "terms": StudyTerms.from_json(json.loads(row["terms"]))}) for row in rows]
 
     # ------------------------------------------------------------------ trials
 

@@ -1,0 +1,154 @@
+"""What holds for every policy: kinds of nodes, reservations, pinned and non-preemptible trials, quotas, priorities.
+
+A policy itself divides equal nodes among trials that may all use them. Around it, trials that keep what they have are
+set aside, those that are not admitted are held, the others are assigned to a group of equal nodes each, and the policy
+divides every group. Where a study's quota is exceeded, its trials are capped and the groups divided again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Protocol
+
+from scheduler.allocation.admission import not_admitted
+from scheduler.allocation.grants import slots
+from scheduler.allocation.groups import NodeGroup, may_use, node_groups
+from scheduler.snapshot import Grant, Policy, Snapshot, TrialView
+from trials.record import Reason
+
+
+class Assigns(Protocol):
+    def __call__(
+        self, snapshot: Snapshot, views: Sequence[TrialView], groups: Sequence[NodeGroup]
+    ) -> Mapping[str, int]:
+        """The group of each trial, by index; one that may use none has no entry."""
+        ...
+
+
+def assign_by_room(snapshot: Snapshot, views: Sequence[TrialView], groups: Sequence[NodeGroup]) -> Mapping[str, int]:
+    """Where a trial is it stays; others go, in order of submission, where most slots are left for each trial."""
+    left = [float(group.slots) for group in groups]
+    found: dict[str, int] = {}
+    for view in sorted(views, key=lambda view: (not view.held_slots, view.submitted_at, view.trial_id)):
+        allowed = [index for index, group in enumerate(groups) if may_use(view, group)]
+        if not allowed:
+            continue
+        held = [index for index in allowed if groups[index].held_by(view)]
+        index = max(held or allowed, key=lambda index: (groups[index].held_by(view), left[index]))
+        left[index] -= max(view.min_replicas, view.held_slots)
+        found[view.trial_id] = index
+    return found
+
+
+class ConstrainedPolicy:
+    def __init__(self, inner: Policy, *, assign: Assigns = assign_by_room, by_share: bool = False) -> None:
+        """``by_share``: minimums of studies that compete go by their weights."""
+        self.inner = inner
+        self.name = inner.name
+        self._assign = assign
+        self._by_share = by_share
+
+    def allocate(self, snapshot: Snapshot) -> dict[str, Grant]:
+        kept, snapshot = _set_aside(snapshot)
+        refused = not_admitted(snapshot.eligible, snapshot.total_slots, snapshot.now, by_share=self._by_share)
+        snapshot = _held(snapshot, refused)
+        groups = node_groups(snapshot.nodes, snapshot.trials)
+        open_to_all = not any(view.only_on for view in snapshot.trials) and not any(
+            group.nodes[0].reserved_for for group in groups
+        )
+        if len(groups) > 1 or not open_to_all:
+            grants = self._in_groups(snapshot, groups)
+        else:
+            grants = self._divide(snapshot, groups)
+        return grants | kept
+
+    def _divide(self, snapshot: Snapshot, groups: Sequence[NodeGroup]) -> dict[str, Grant]:
+        kind = groups[0].kind if groups else ""
+        grants = self.inner.allocate(_on_kind(snapshot, kind))
+        caps = _over_quota(snapshot.trials, grants)
+        return self.inner.allocate(_on_kind(_capped(snapshot, caps), kind)) if caps else grants
+
+    def _in_groups(self, snapshot: Snapshot, groups: Sequence[NodeGroup]) -> dict[str, Grant]:
+        eligible = snapshot.eligible
+        assigned = self._assign(snapshot, eligible, groups)
+        homeless = {
+            view.trial_id: "no node is open to it: all are reserved for other studies, or it is pinned elsewhere"
+            for view in eligible
+            if view.trial_id not in assigned
+        }
+        snapshot = _held(snapshot, homeless)
+        grants = self._group_by_group(snapshot, groups, assigned)
+        caps = _over_quota(snapshot.trials, grants)
+        return self._group_by_group(_capped(snapshot, caps), groups, assigned) if caps else grants
+
+    def _group_by_group(
+        self, snapshot: Snapshot, groups: Sequence[NodeGroup], assigned: Mapping[str, int]
+    ) -> dict[str, Grant]:
+        grants: dict[str, Grant] = {}
+        for index, group in enumerate(groups):
+            mine = tuple(view for view in snapshot.trials if assigned.get(view.trial_id, 0) == index)
+            part = replace(snapshot, nodes=group.nodes, trials=mine)
+            grants |= self.inner.allocate(_on_kind(part, group.kind))
+        return grants
+
+
+def _set_aside(snapshot: Snapshot) -> tuple[dict[str, Grant], Snapshot]:
+    """Grants of running trials that may not be preempted, and the snapshot without them and their slots."""
+    names = {node.name for node in snapshot.nodes}
+    kept: dict[str, Grant] = {}
+    taken: dict[str, int] = {}
+    for view in snapshot.eligible:
+        if view.preemptible or not view.min_replicas <= view.held_slots <= view.max_replicas:
+            continue
+        sentence = f"keeps {slots(view.held_slots)}: it may not be preempted"
+        kept[view.trial_id] = Grant(placement=view.placement, reason=Reason(code="not_preemptible", sentence=sentence))
+        for node, count in view.placement.items():
+            taken[node] = taken.get(node, 0) + count
+    if not kept:
+        return kept, snapshot
+    nodes = [replace(node, slots=node.slots - taken.get(node.name, 0)) for node in snapshot.nodes if node.name in names]
+    return kept, replace(
+        snapshot,
+        nodes=tuple(node for node in nodes if node.slots > 0),
+        trials=tuple(view for view in snapshot.trials if view.trial_id not in kept),
+    )
+
+
+def _held(snapshot: Snapshot, reasons: Mapping[str, str]) -> Snapshot:
+    if not reasons:
+        return snapshot
+    trials = tuple(replace(view, held=reasons.get(view.trial_id, view.held)) for view in snapshot.trials)
+    return replace(snapshot, trials=trials)
+
+
+def _capped(snapshot: Snapshot, caps: Mapping[str, int]) -> Snapshot:
+    trials = tuple(replace(view, max_replicas=caps.get(view.trial_id, view.max_replicas)) for view in snapshot.trials)
+    return replace(snapshot, trials=trials)
+
+
+def _on_kind(snapshot: Snapshot, kind: str) -> Snapshot:
+    """With each trial's model for nodes of that kind."""
+    if all(view.model is None or view.model.kind == kind for view in snapshot.trials):
+        return snapshot
+    trials = tuple(view if view.model is None else replace(view, model=view.model.on(kind)) for view in snapshot.trials)
+    return replace(snapshot, trials=trials)
+
+
+def _over_quota(views: Sequence[TrialView], grants: Mapping[str, Grant]) -> dict[str, int]:
+    """Largest counts for the trials of studies that were granted more than their quota: the largest ones give."""
+    caps: dict[str, int] = {}
+    quotas = {view.study: view.study_quota for view in views if view.study_quota is not None}
+    for study, quota in quotas.items():
+        mine = sorted((view for view in views if view.study == study and not view.held), key=lambda view: view.trial_id)
+        if sum(grants[view.trial_id].slots for view in mine) <= quota:
+            continue
+        least = {view.trial_id: view.min_replicas for view in mine}
+        counts = {trial: max(grants[trial].slots, least[trial]) for trial in least}
+        while sum(counts.values()) > quota:
+            reducible = [trial for trial, count in counts.items() if count > least[trial]]
+            if not reducible:
+                break
+            counts[max(reducible, key=lambda trial: counts[trial])] -= 1
+        caps |= counts
+    return caps
