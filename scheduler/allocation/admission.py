@@ -1,7 +1,7 @@
 """Who may hold slots at all when there are not enough: quotas, then priorities, then weighted shares of the studies.
 
-Only minimums are looked at; what is left over is the policy's to give. Nobody starves: a trial gains a level of
-priority for each hour that it has waited, and shares come round by weight.
+Only minimums are looked at; what is left over is the policy's to give. Nobody starves: a study that has no slots gains
+a level of priority for each hour that it has waited, and shares come round by weight.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ def not_admitted(views: Sequence[TrialView], total: int, now: float, *, by_share
     left = [view for view in views if view.trial_id not in refused and view.min_replicas <= total]
     if sum(view.min_replicas for view in left) <= total:
         return refused
-    levels = {view.trial_id: level(view, now) for view in left}
+    by_study = _levels(left, now)
+    levels = {view.trial_id: by_study[view.study] for view in left}
     by_share = by_share and len({view.study for view in left}) > 1
     if not by_share and len({view.study_priority for view in left}) == 1:
         return refused
@@ -39,10 +40,16 @@ def not_admitted(views: Sequence[TrialView], total: int, now: float, *, by_share
     return refused
 
 
-def level(view: TrialView, now: float) -> int:
-    """Priority of its study, and one more for each hour it has waited."""
-    waited = now - view.submitted_at - view.attained_slot_seconds / view.min_replicas
-    return view.study_priority + int(max(0.0, waited) // AGING_SECONDS)
+def _levels(views: Sequence[TrialView], now: float) -> dict[str, int]:
+    """Each study's priority, and one more for each hour that it has waited without having any slots."""
+    levels = {view.study: view.study_priority for view in views}
+    served = {view.study for view in views if view.held_slots}
+    for study in levels.keys() - served:
+        waited = now - min(
+            view.submitted_at + view.attained_slot_seconds / view.min_replicas for view in views if view.study == study
+        )
+        levels[study] += int(max(0.0, waited) // AGING_SECONDS)
+    return levels
 
 
 def _beyond_quota(views: Sequence[TrialView]) -> dict[str, str]:

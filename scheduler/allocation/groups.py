@@ -6,10 +6,10 @@ kinds, reservations or pinned trials falls into groups, each a cluster of equal 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from scheduler.snapshot import NodeView, TrialView
+from scheduler.snapshot import NodeView, Snapshot, TrialView
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,3 +50,18 @@ def may_use(view: TrialView, group: NodeGroup) -> bool:
     node = group.nodes[0]
     open_to = not node.reserved_for or view.study in node.reserved_for
     return open_to and (not view.only_on or node.name in view.only_on or node.kind in view.only_on)
+
+
+def assign_by_room(snapshot: Snapshot, views: Sequence[TrialView], groups: Sequence[NodeGroup]) -> Mapping[str, int]:
+    """Where a trial is it stays; others go, in order of submission, where most slots are left for each trial."""
+    left = [float(group.slots) for group in groups]
+    found: dict[str, int] = {}
+    for view in sorted(views, key=lambda view: (not view.held_slots, view.submitted_at, view.trial_id)):
+        allowed = [index for index, group in enumerate(groups) if may_use(view, group)]
+        if not allowed:
+            continue
+        held = [index for index in allowed if groups[index].held_by(view)]
+        index = max(held or allowed, key=lambda index: (groups[index].held_by(view), left[index]))
+        left[index] -= max(view.min_replicas, view.held_slots)
+        found[view.trial_id] = index
+    return found

@@ -13,7 +13,7 @@ from typing import Protocol
 
 from scheduler.allocation.admission import not_admitted
 from scheduler.allocation.grants import slots
-from scheduler.allocation.groups import NodeGroup, may_use, node_groups
+from scheduler.allocation.groups import NodeGroup, assign_by_room, node_groups
 from scheduler.snapshot import Grant, Policy, Snapshot, TrialView
 from trials.record import Reason
 
@@ -24,21 +24,6 @@ class Assigns(Protocol):
     ) -> Mapping[str, int]:
         """The group of each trial, by index; one that may use none has no entry."""
         ...
-
-
-def assign_by_room(snapshot: Snapshot, views: Sequence[TrialView], groups: Sequence[NodeGroup]) -> Mapping[str, int]:
-    """Where a trial is it stays; others go, in order of submission, where most slots are left for each trial."""
-    left = [float(group.slots) for group in groups]
-    found: dict[str, int] = {}
-    for view in sorted(views, key=lambda view: (not view.held_slots, view.submitted_at, view.trial_id)):
-        allowed = [index for index, group in enumerate(groups) if may_use(view, group)]
-        if not allowed:
-            continue
-        held = [index for index in allowed if groups[index].held_by(view)]
-        index = max(held or allowed, key=lambda index: (groups[index].held_by(view), left[index]))
-        left[index] -= max(view.min_replicas, view.held_slots)
-        found[view.trial_id] = index
-    return found
 
 
 class ConstrainedPolicy:

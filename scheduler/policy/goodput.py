@@ -14,7 +14,7 @@ shrink to let it in and nobody grows. Counts are then packed onto nodes, trials 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -25,6 +25,8 @@ from scheduler.allocation.completion import prices
 from scheduler.allocation.counts import choose_counts, envelope
 from scheduler.allocation.grants import slots, waits
 from scheduler.allocation.grid import count_grid
+from scheduler.allocation.groups import NodeGroup, assign_by_room, may_use
+from scheduler.allocation.options import choose_options
 from scheduler.allocation.placement import packed
 from scheduler.snapshot import Grant, Placement, Snapshot, SpeedModel, TrialView
 from trials.record import Reason
@@ -33,6 +35,8 @@ Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
 
 MOST_SPEED_PER_SLOT = 2.0
+MOST_ASSIGNED = 300
+"""Trials up to which groups of nodes are assigned by an integer programme; it takes about a second there."""
 ONE = np.array([1], dtype=np.int64)
 
 
@@ -170,6 +174,9 @@ class _Table:
             )
         return found
 
+    gains: Floats
+    """Values without the precedence of minimums."""
+
     def speed(self, row: int, count: int) -> float:
         return float(np.interp(count, self.counts, self.speeds[row]))
 
@@ -212,6 +219,7 @@ class _Table:
         values = self.weights[:, None] * (self.speeds - settings.smallest_gain * counts)
         everybody = float(values.max(initial=1.0)) * len(views)
         values *= np.where(counts == held, 1.0, kept)
+        self.gains = values.copy()
         # Minimums come before everything else, and those of trials that run before those of others.
         values += np.where(counts >= least, everybody * np.where(held > 0, 2.0, 1.0), 0.0)
         values[:, 0] = 0.0
@@ -243,6 +251,57 @@ class _Table:
         same = (counts == held_slots) & (held_slots >= least[:, None]) & (held_slots > 0)
         within = (counts == 0) | ((counts >= least[:, None]) & (counts <= most[:, None]))
         return np.asarray(np.where(frozen[:, None] > 0, same, within | same))
+
+
+def assign_by_goodput(
+    snapshot: Snapshot, views: Sequence[TrialView], groups: Sequence[NodeGroup], settings: GoodputSettings | None = None
+) -> Mapping[str, int]:
+    """The group of nodes that each trial is worth most on, when all groups are divided at once.
+
+    Where a trial is, it has no change to pay for. Too many trials for the integer programme are assigned by room.
+    """
+    settings = settings or GoodputSettings()
+    if len(views) > MOST_ASSIGNED or not views:
+        return assign_by_room(snapshot, views, groups)
+    tables = []
+    alone = np.ones((len(views), len(groups)))
+    for index, group in enumerate(groups):
+        mine = [_on_group(view, group) for view in views]
+        tables.append(_Table(mine, replace(snapshot, nodes=group.nodes, trials=tuple(mine)), settings))
+        alone[:, index] = [1.0 if v.model is None else float(v.model.curve(group.node_slots, ONE)[0]) for v in mine]
+    alone /= alone.max(axis=1, keepdims=True)
+    allowed = np.array([[may_use(view, group) for group in groups] for view in views])
+    gains = [
+        np.where(
+            allowed[:, [index]] & np.isfinite(table.values), np.maximum(table.gains * alone[:, [index]], 1e-9), -np.inf
+        )[:, 1:]
+        for index, table in enumerate(tables)
+    ]
+    values = np.concatenate(gains, axis=1)
+    # Everybody's minimum comes before anybody's growth.
+    values += float(values[np.isfinite(values)].max(initial=1.0)) * len(views)
+    counts = np.concatenate([table.counts[1:] for table in tables])
+    group_of = np.repeat(np.arange(len(groups)), [len(table.counts) - 1 for table in tables])
+    capacity = np.array([group.slots for group in groups])
+    chosen = choose_options(values, counts, group_of, capacity)
+    found: dict[str, int] = {}
+    for row, view in enumerate(views):
+        if chosen[row] >= 0:
+            found[view.trial_id] = int(group_of[chosen[row]])
+        elif allowed[row].any():
+            found[view.trial_id] = max(
+                np.flatnonzero(allowed[row]).tolist(), key=lambda index: groups[index].held_by(view)
+            )
+    return found
+
+
+def _on_group(view: TrialView, group: NodeGroup) -> TrialView:
+    """The trial as that group alone sees it."""
+    model = None if view.model is None else view.model.on(group.kind)
+    if not _is_usable(model, group.node_slots):
+        model = None
+    held = {node: count for node, count in view.placement.items() if node in group.names}
+    return replace(view, model=model, placement=held)
 
 
 def _is_usable(model: SpeedModel | None, node_slots: int) -> bool:

@@ -1,0 +1,120 @@
+"""Pollux as its authors search: allocation matrices (trials x nodes) by a genetic algorithm (OSDI'21, section 4.2.1).
+
+For comparison with the exact answer of ``pollux``, whose objective it shares. A population of matrices, the present
+one and random ones, is varied by crossover of rows and by random entries; what exceeds a node is taken away, no two
+distributed trials share a node, and the fitter half of parents and children survives. Random numbers come from a seed
+of its own, so that the same snapshot has the same answer.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from scheduler.allocation.grants import grants_for
+from scheduler.allocation.grid import count_grid
+from scheduler.allocation.power_mean import harmonic_values
+from scheduler.snapshot import Grant, Snapshot, TrialView
+
+Floats = NDArray[np.float64]
+Integers = NDArray[np.int64]
+POPULATION = 100
+GENERATIONS = 100
+SEED = 20210714
+
+
+class PolluxSearchPolicy:
+    name: Final = "pollux_search"
+
+    def __init__(self, population: int = POPULATION, generations: int = GENERATIONS) -> None:
+        self._population = population
+        self._generations = generations
+
+    def allocate(self, snapshot: Snapshot) -> dict[str, Grant]:
+        eligible, nodes = snapshot.eligible, snapshot.nodes
+        placed: dict[str, dict[str, int]] = {}
+        if eligible and nodes:
+            best = self._search(snapshot, eligible)
+            for view, row in zip(eligible, best, strict=True):
+                placed[view.trial_id] = {node.name: int(count) for node, count in zip(nodes, row, strict=True) if count}
+        return grants_for(snapshot, placed, code="power_mean", why="the best that a genetic search has found")
+
+    def _search(self, snapshot: Snapshot, views: list[TrialView]) -> Integers:
+        chance = np.random.default_rng(SEED)
+        problem = _Problem(snapshot, views)
+        shape = (self._population, len(views), len(snapshot.nodes))
+        population = problem.repaired(
+            chance.integers(0, problem.room + 1, shape) * (chance.random(shape) < 0.3), chance
+        )
+        population[0] = problem.present_if_possible()
+        fitness = problem.fitness(population)
+        for _ in range(self._generations):
+            children = problem.repaired(_varied(population, fitness, problem.room, chance), chance)
+            everybody = np.concatenate([population, children])
+            everyone = np.concatenate([fitness, problem.fitness(children)])
+            fittest = np.argsort(-everyone, kind="stable")[: self._population]
+            population, fitness = everybody[fittest], everyone[fittest]
+        return np.asarray(population[0])
+
+
+def _varied(population: Integers, fitness: Floats, room: Integers, chance: np.random.Generator) -> Integers:
+    """Children of parents chosen by tournament: rows of either parent, some entries at random."""
+    size, trials, nodes = population.shape
+    rivals = chance.integers(0, size, (2, 2, size))
+    parents = np.where(fitness[rivals[:, 0]] >= fitness[rivals[:, 1]], rivals[:, 0], rivals[:, 1])
+    rows = chance.random((size, trials, 1)) < 0.5
+    children = np.where(rows, population[parents[0]], population[parents[1]])
+    changes = chance.random(children.shape) < 1.0 / nodes
+    return np.where(changes, chance.integers(0, room + 1, children.shape), children)
+
+
+class _Problem:
+    def __init__(self, snapshot: Snapshot, views: list[TrialView]) -> None:
+        self.room = np.array([node.slots for node in snapshot.nodes], dtype=np.int64)
+        self.present = np.array([[view.placement.get(node.name, 0) for node in snapshot.nodes] for view in views])
+        self._views = views
+        self._total = snapshot.total_slots
+        grid = count_grid(views, snapshot.total_slots, snapshot.largest_node)
+        fair = max(1, math.ceil(snapshot.total_slots / max(1, len(views))))
+        values = np.array([harmonic_values(view, grid, fair, snapshot.largest_node, snapshot) for view in views])
+        every = np.arange(self._total + 1)
+        below = np.maximum(np.searchsorted(grid, every, side="right") - 1, 0)
+        # A count between two of the grid is worth what the next one below is.
+        self._values = np.where(np.isfinite(values), values, -1e6)[:, below]
+        self._most = np.array([view.max_replicas for view in views], dtype=np.int64)
+        self._least = np.array([view.min_replicas for view in views], dtype=np.int64)
+
+    def present_if_possible(self) -> Integers:
+        """What trials hold now, or nothing where nodes have become smaller."""
+        possible = (self.present.sum(axis=0) <= self.room).all()
+        return self.present if possible else np.zeros_like(self.present)
+
+    def repaired(self, matrices: Integers, chance: np.random.Generator) -> Integers:
+        """Within bounds and nodes; no two distributed trials on one node."""
+        matrices = matrices.astype(np.int64)
+        order = chance.permuted(np.tile(np.arange(matrices.shape[1]), (len(matrices), 1)), axis=1)
+        matrices = np.take_along_axis(matrices, order[:, :, None], axis=1)
+        # Of each node the first trials in a random order keep theirs, of each trial the first nodes.
+        before = np.cumsum(matrices, axis=1) - matrices
+        matrices = np.clip(matrices, 0, np.maximum(self.room - before, 0))
+        most = np.take_along_axis(np.tile(self._most, (len(matrices), 1)), order, axis=1)[:, :, None]
+        before = np.cumsum(matrices, axis=2) - matrices
+        matrices = np.clip(matrices, 0, np.maximum(most - before, 0))
+        distributed = (matrices > 0).sum(axis=2, keepdims=True) > 1
+        first = np.cumsum(distributed & (matrices > 0), axis=1) <= 1
+        matrices = np.where(distributed & ~first, 0, matrices)
+        back = np.argsort(order, axis=1)
+        matrices = np.take_along_axis(matrices, back[:, :, None], axis=1)
+        enough = matrices.sum(axis=2, keepdims=True) >= self._least[:, None]
+        return np.asarray(np.where(enough, matrices, 0))
+
+    def fitness(self, matrices: Integers) -> Floats:
+        counts = np.minimum(matrices.sum(axis=2), self._total)
+        values = self._values[np.arange(len(self._views)), counts]
+        moved = (matrices != self.present).any(axis=2) & (self.present.sum(axis=1) > 0)
+        same_size = counts == self.present.sum(axis=1)
+        # Moving costs a restart as well; the values charge it to changes of size only.
+        return np.asarray((values * np.where(moved & same_size, 1.05, 1.0)).sum(axis=1))

@@ -1,0 +1,190 @@
+"""Kinds of nodes, reservations, pinned and non-preemptible trials, quotas and priorities, for every policy."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dist_core.goodput import ThroughputParams
+from scheduler.allocation.admission import AGING_SECONDS, not_admitted
+from scheduler.policy import POLICIES, policy_by_name
+from scheduler.priorities import effective_priorities
+from scheduler.profile import StudyProfile
+from scheduler.snapshot import Grant, NodeView, Snapshot, TrialView, check_grants
+from tests.scheduler.views import model, running, views, waiting
+from trials.errors import InvalidStudyTerms
+from trials.terms import StudyTerms
+
+ELASTIC = sorted(set(POLICIES) - {"fifo", "asha_static", "tiresias"})
+
+
+def nodes(**kinds: int) -> tuple[NodeView, ...]:
+    """So many nodes of 4 slots of each kind, named after it."""
+    return tuple(
+        NodeView(name=f"{kind}{index}", slots=4, kind=kind) for kind, count in kinds.items() for index in range(count)
+    )
+
+
+def seen(*trials: TrialView, on: tuple[NodeView, ...]) -> Snapshot:
+    return Snapshot(now=1e4, nodes=on, trials=trials, free_for_seconds=100.0)
+
+
+def decided(name: str, snapshot: Snapshot) -> dict[str, Grant]:
+    grants = policy_by_name(name).allocate(snapshot)
+    assert set(grants) == {view.trial_id for view in snapshot.trials}
+    check_grants(snapshot, grants)
+    return grants
+
+
+constrained = st.builds(
+    lambda view, study, only_on, preemptible, quota, priority, node: replace(
+        view,
+        study=study,
+        only_on=only_on,
+        preemptible=preemptible,
+        study_quota={"s": None, "t": quota}[study],
+        study_priority={"s": priority, "t": 0}[study],
+        placement={node: view.held_slots} if view.held_slots else {},
+    ),
+    views,
+    st.sampled_from(["s", "t"]),
+    st.sampled_from([(), ("fast",), ("slow0", "slow1"), ("nowhere",)]),
+    st.booleans(),
+    st.just(3),
+    st.just(1),
+    st.sampled_from(["fast0", "slow0", "slow1"]),
+)
+
+
+def that_fit(trials: list[TrialView]) -> list[TrialView]:
+    kept, used = [], Counter[str]()
+    for view in trials:
+        if view.held_slots > view.max_replicas or any(used[node] + n > 4 for node, n in view.placement.items()):
+            continue
+        used.update(view.placement)
+        kept.append(view)
+    return kept
+
+
+@pytest.mark.parametrize("name", sorted(POLICIES))
+@settings(max_examples=40, deadline=None)
+@given(trials=st.lists(constrained, max_size=7, unique_by=lambda view: view.trial_id), order=st.randoms())
+def test_invariants(name: str, trials: list[TrialView], order: Any) -> None:
+    kept = that_fit(trials)
+    on = (*nodes(fast=1, slow=2), NodeView(name="mine", slots=2, kind="slow", reserved_for=("t",)))
+    snapshot = seen(*kept, on=on)
+    grants = decided(name, snapshot)
+    kind_of = {node.name: node.kind for node in on}
+    for view in kept:
+        placement = {node: count for node, count in grants[view.trial_id].placement.items() if count}
+        if not view.preemptible and view.held is None and view.min_replicas <= view.held_slots <= view.max_replicas:
+            assert placement == dict(view.placement)
+            continue
+        assert len({kind_of[node] for node in placement}) <= 1
+        if view.only_on:
+            assert all(node in view.only_on or kind_of[node] in view.only_on for node in placement)
+        assert "mine" not in placement or view.study == "t"
+    shuffled = list(kept)
+    order.shuffle(shuffled)
+    again = decided(name, replace(snapshot, trials=tuple(shuffled)))
+    assert {key: grant.slots for key, grant in again.items()} == {key: grant.slots for key, grant in grants.items()}
+
+
+@pytest.mark.parametrize("name", ELASTIC)
+def test_a_studys_quota_holds_and_the_others_get_the_rest(name: str) -> None:
+    mine = [running(f"a{index}", 1, study="a", study_quota=3, placement={f"x{index}": 1}) for index in range(2)]
+    grants = decided(name, seen(*mine, running("b", 1, study="b", placement={"x0": 1}), on=nodes(x=2)))
+    used = sum(grants[view.trial_id].slots for view in mine)
+    assert used <= 3
+    assert grants["b"].slots >= (1 if name == "sia" else 2)
+
+
+def test_trials_beyond_the_quota_wait_and_are_told_so() -> None:
+    trials = [waiting(f"t{index}", study_quota=2, submitted_at=float(index)) for index in range(4)]
+    grants = decided("goodput", seen(*trials, on=nodes(x=2)))
+    assert [bool(grants[view.trial_id].slots) for view in trials] == [True, True, False, False]
+    assert grants["t3"].reason.sentence == "its study's quota of 2 slots is used"
+
+
+@pytest.mark.parametrize("name", sorted(POLICIES))
+def test_a_higher_priority_comes_first_and_preempts(name: str) -> None:
+    low = [running(f"l{index}", 1, study="low", placement={"x0": 1}, submitted_at=9e3) for index in range(4)]
+    high = [waiting(f"h{index}", study="high", study_priority=5, submitted_at=9.9e3) for index in range(3)]
+    grants = decided(name, seen(*low, *high, on=nodes(x=1)))
+    assert all(grants[view.trial_id].slots == 1 for view in high)
+    assert sum(grants[view.trial_id].slots for view in low) == 1
+
+
+def test_who_waits_long_enough_comes_first_in_the_end() -> None:
+    old = waiting("old", study="low", submitted_at=-1.5 * AGING_SECONDS)
+    new = [waiting(f"n{index}", study="high", study_priority=2, submitted_at=0.0) for index in range(4)]
+    assert "old" in not_admitted([old, *new], 4, 0.0, by_share=False)
+    assert "old" not in not_admitted([old, *new], 4, 0.9 * AGING_SECONDS, by_share=False)
+
+
+def test_studies_share_by_weight_however_many_trials_they_submit() -> None:
+    many = [running(f"m{index}", 1, study="many", placement={"x0": 1}) for index in range(4)]
+    many += [waiting(f"w{index}", study="many") for index in range(50)]
+    few = [waiting(f"f{index}", study="few", study_weight=3.0, submitted_at=9.9e3) for index in range(5)]
+    grants = decided("goodput", seen(*many, *few, on=nodes(x=1)))
+    assert sum(grants[view.trial_id].slots for view in few) == 3
+    assert sum(grants[view.trial_id].slots for view in many) == 1
+
+
+@pytest.mark.parametrize("name", ["goodput", "sia"])
+def test_a_trial_goes_to_the_kind_of_nodes_that_suits_it(name: str) -> None:
+    """The one that gains most from the fast nodes has them, although the other one could use them as well."""
+    fast = StudyProfile(ThroughputParams(0.002, 0.0001, 0.011, 0.001, 0.01, 0.001, 1.5), most_replicas=8)
+    suited = replace(model(), kind="slow", elsewhere={"fast": (fast, 1.0)})
+    indifferent = replace(model(), kind="slow", elsewhere={"fast": (model().profile, 1.0)})
+    a = waiting("a", model=suited, remaining_progress=1e5, min_replicas=4)
+    b = waiting("b", model=indifferent, remaining_progress=1e5, min_replicas=4)
+    grants = decided(name, seen(a, b, on=nodes(slow=1, fast=1)))
+    assert set(grants["a"].placement) == {"fast0"}
+    assert set(grants["b"].placement) == {"slow0"}
+
+
+def test_a_kind_nobody_has_measured_is_taken_to_be_like_the_known_one() -> None:
+    known = model(seen=8)
+    other = known.on("new")
+    assert other.most_profiled == 1
+    assert other.curve(4, _one())[0] == pytest.approx(known.curve(4, _one())[0])
+    assert other.on("").profile is known.profile
+
+
+def _one() -> Any:
+    import numpy as np
+
+    return np.array([1])
+
+
+def test_priorities_of_studies_that_yield() -> None:
+    terms = {
+        "a": StudyTerms(priority=3, yields_to=("b", "gone")),
+        "b": StudyTerms(priority=1),
+        "c": StudyTerms(yields_to=("a",)),
+    }
+    assert effective_priorities(terms) == {"a": 0, "b": 1, "c": -1}
+    with pytest.raises(InvalidStudyTerms, match=r"in a circle: (a -> b -> a|b -> a -> b)"):
+        effective_priorities({"a": StudyTerms(yields_to=("b",)), "b": StudyTerms(yields_to=("a",))})
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"weight": 0.0}, "weight is 0.0; it must be above 0"),
+        ({"priority": 2000}, "between -1000 and 1000"),
+        ({"quota": 0}, "at least 1 slot"),
+        ({"goal": "glory"}, "goal is 'glory'; choose one of completion_time"),
+        ({"goal": "deadline"}, "needs a deadline"),
+        ({"budget_slot_hours": -1.0}, "must be above 0"),
+    ],
+)
+def test_terms_that_mean_nothing_are_refused(changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(InvalidStudyTerms, match=words):
+        StudyTerms(**changes)
