@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.frame import Measurement
+from scheduler.simulator.cluster import SimulationSettings
 from scheduler.simulator.compare import Information, compare
 from scheduler.simulator.summary import Summary, summarize
 from scheduler.simulator.workload import read_workload
-from scheduler.simulator.world import SimulationSettings
 
 PUBLISHED: dict[str, tuple[float, ...]] = {
     "pollux": (2088.8, 3322.9, 2188.5, 2721.0),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 
 from benchmarks import (
+    autoscaling,
     batch_choice,
     checkpoint_stall,
     decision_time,
@@ -37,6 +38,7 @@ BENCHMARKS: dict[str, Benchmark] = {
         decision_time,
         pollux_workloads,
         sweeps,
+        autoscaling,
     )
 }
 

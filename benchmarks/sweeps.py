@@ -17,8 +17,8 @@ import numpy as np
 from benchmarks.frame import Measurement
 from scheduler.policy import policy_by_name
 from scheduler.simulator.application import measured_application
+from scheduler.simulator.cluster import SimulationSettings
 from scheduler.simulator.sweep import SweepResult, SweepSettings, SweepWorld, learning_curves
-from scheduler.simulator.world import SimulationSettings
 
 SEEDS = 30
 REPORTS = 50

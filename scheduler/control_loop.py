@@ -19,7 +19,7 @@ from typing import Protocol
 
 from dist_core.env import EXIT_PREEMPTED, ReplicaEnvironment
 from scheduler.observer import Observer
-from scheduler.snapshot import Grant, Policy, TrialView, check_grants
+from scheduler.snapshot import Grant, Policy, Snapshot, TrialView, check_grants
 from trials.errors import LaunchFailed, StoreUnavailable
 from trials.launch.base import Launcher, LaunchRequest, NodeSlots
 from trials.plan import Launch, Publish, RetryJoin, Stop, plan
@@ -83,6 +83,8 @@ class ControlLoop:
         self._launch_not_before: dict[str, float] = {}
         self._blocked_since: dict[str, float] = {}
         self._decided_at = float("-inf")
+        self.latest_snapshot: Snapshot | None = None
+        """What the last decision was made on."""
         self._grants: Mapping[str, Grant] = {}
         self.policy_error: Exception | None = None
         """Why the policy's last answer could not be used; None when it could."""
@@ -152,6 +154,7 @@ class ControlLoop:
                 since_last_end=now - self._last_end,
                 decide_every_seconds=self._settings.decide_every_seconds,
             )
+            self.latest_snapshot = snapshot
             grants = self._policy.allocate(snapshot)
             check_grants(snapshot, grants)
         except StoreUnavailable:
@@ -162,6 +165,10 @@ class ControlLoop:
             return
         self.policy_error = None
         self._grants = grants
+
+    def decide_anew(self) -> None:
+        """At the next tick, whenever the last decision was: the cluster has changed."""
+        self._decided_at = float("-inf")
 
     @property
     def latest_views(self) -> Mapping[str, TrialView]:

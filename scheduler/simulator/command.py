@@ -9,12 +9,12 @@ from typing import cast, get_args
 
 from rich.console import Console
 
+from scheduler.simulator.cluster import SimulationSettings
 from scheduler.simulator.compare import Information, compare
 from scheduler.simulator.errors import InvalidWorkload
 from scheduler.simulator.summary import summarize, table, to_json
 from scheduler.simulator.synthetic import synthetic_workload
 from scheduler.simulator.workload import Submission, read_workload
-from scheduler.simulator.world import SimulationSettings
 
 
 def run(

@@ -7,9 +7,10 @@ from dataclasses import replace
 from typing import Literal
 
 from scheduler.policy import policy_by_name
+from scheduler.simulator.cluster import SimulationSettings
 from scheduler.simulator.training import Request
 from scheduler.simulator.workload import Submission
-from scheduler.simulator.world import SimulationResult, SimulationSettings, World
+from scheduler.simulator.world import SimulationResult, World
 
 Information = Literal["own", "declared", "pooled"]
 """What a policy may know of a job: what it has measured itself; its declared epochs as well; what all jobs that run

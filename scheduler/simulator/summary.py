@@ -26,6 +26,12 @@ class Summary:
     rescales_per_job: float
     slot_hours: float
     decisions: int
+    worst_fairness: float
+    """Largest completion time over that alone on an equal share."""
+    unfair_jobs: float
+    """Share of the jobs that took longer than that."""
+    node_hours: float
+    cost: float
 
 
 def summarize(result: SimulationResult) -> Summary:
@@ -40,6 +46,10 @@ def summarize(result: SimulationResult) -> Summary:
         rescales_per_job=statistics.fmean(job.num_rescales for job in result.jobs),
         slot_hours=sum(job.slot_seconds for job in result.jobs) / 3600.0,
         decisions=result.decisions,
+        worst_fairness=max(job.finish_time_fairness for job in result.jobs),
+        unfair_jobs=statistics.fmean(job.finish_time_fairness > 1.0 for job in result.jobs),
+        node_hours=result.node_hours,
+        cost=result.cost,
     )
 
 
@@ -47,7 +57,7 @@ def table(summaries: Sequence[Summary]) -> Table:
     """One row a policy; ratios against the first one."""
     made = Table(title=f"{summaries[0].jobs} jobs; times in seconds, rescales per job", title_justify="left")
     made.add_column("policy")
-    for heading in ("mean", "of first", "median", "p99", "makespan", "rescales", "slot h"):
+    for heading in ("mean", "of first", "median", "p99", "makespan", "rescales", "slot h", "worst share", "unfair"):
         made.add_column(heading, justify="right")
     for row in summaries:
         made.add_row(
@@ -59,6 +69,8 @@ def table(summaries: Sequence[Summary]) -> Table:
             f"{row.makespan:.0f}",
             f"{row.rescales_per_job:.1f}",
             f"{row.slot_hours:.0f}",
+            f"{row.worst_fairness:.1f}",
+            f"{row.unfair_jobs:.0%}",
         )
     return made
 

@@ -14,9 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scheduler.simulator.application import Application
+from scheduler.simulator.cluster import SimulationSettings
 from scheduler.simulator.training import SimulatedTraining
 from scheduler.simulator.workload import Submission
-from scheduler.simulator.world import SimulationSettings, World
+from scheduler.simulator.world import World
 from scheduler.snapshot import Policy
 from trials.record import Outcome, Report, Study
 

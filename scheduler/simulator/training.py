@@ -43,6 +43,8 @@ class SimulatedTraining:
         self.finished_at: float | None = None
         self.num_rescales = -1
         self.slot_seconds = 0.0
+        self._node_kind = ""
+        self._node_speed = 1.0
         self._atomic = self._accumulation = 0
         self._rows: dict[Configuration, Observation] = {}
         self._statistics: GradientStatistics | None = None
@@ -110,12 +112,16 @@ class SimulatedTraining:
                 return
             self._choose_batch()
 
+    def run_at(self, node_kind: str, speed: float) -> None:
+        """On nodes of that kind, which compute so many times as fast as those that were measured."""
+        self._node_kind, self._node_speed = node_kind, speed
+
     def _goodput(self) -> float:
         """Initial-batch steps a second, from what is true; notes what the job itself would measure."""
         application, batch = self.application, self.global_batch
-        step, sync = application.step_seconds(self.shape, self._atomic)
+        step, sync = (each / self._node_speed for each in application.step_seconds(self.shape, self._atomic))
         self._statistics = application.statistics(batch, self.epoch)
-        configuration = Configuration(len(self.shape), sum(self.shape), self._atomic)
+        configuration = Configuration(len(self.shape), sum(self.shape), self._atomic, self._node_kind)
         if configuration not in self._rows:
             self._rows[configuration] = Observation(configuration, max(step - sync, 1e-9), step, 50)
         worth = float(gain(self._statistics, batch / application.bounds.init_batch))
@@ -150,9 +156,10 @@ class SimulatedTraining:
         return self.application.steps_at(batch, last) - self.application.steps_at(batch, self.epoch)
 
     def _model(self) -> ThroughputParams:
-        size = len(self._rows), len({(row.num_nodes, row.num_replicas) for row in self._rows})
+        rows = [row for key, row in self._rows.items() if key.kind == self._node_kind] or list(self._rows.values())
+        size = len(self._rows), len({(key.num_nodes, key.num_replicas, key.kind) for key in self._rows})
         if self._params is None or size[1] > self._fitted[1] or size[0] >= REFIT_GROWTH * self._fitted[0]:
-            self._params = fit_throughput(list(self._rows.values()), warm_start=self._params)
+            self._params = fit_throughput(rows, warm_start=self._params)
             self._fitted = size
         assert self._params is not None
         return self._params

@@ -7,13 +7,16 @@ policy, plan, loop) is the code that runs on a real cluster, and only replicas a
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from scheduler.control_loop import ControlLoop, LoopSettings
+from scheduler.simulator.cluster import SimulatedCluster, SimulationSettings
+from scheduler.simulator.fairness import MOST_REPLICAS, AliveJobs, isolated_seconds
 from scheduler.simulator.oracle import WithOracle
-from scheduler.simulator.training import Request, SimulatedTraining
+from scheduler.simulator.training import SimulatedTraining
 from scheduler.simulator.workload import Submission
 from scheduler.snapshot import Policy
 from trials.launch import InMemoryLauncher
@@ -21,27 +24,8 @@ from trials.record import Outcome, ReplicaState
 from trials.spec import TrialSpec
 from trials.store import InMemoryTrialStore
 
-MOST_REPLICAS = 64
-"""Further replicas were not measured."""
 MOST_TICKS = 60
 """More ticks than any sequence of launches, moves and pauses takes when replicas obey at once."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SimulationSettings:
-    nodes: int = 16
-    slots_per_node: int = 4
-    decide_every_seconds: float = 60.0
-    rescale_seconds: float = 30.0
-    """Pause of a job whose placement changes, the first start included."""
-    request: Request = "elastic"
-    declares_length: bool = True
-    """Jobs say how many epochs they will train."""
-    oracle: bool = False
-    """The policy is told true speeds and remaining work."""
-    pools: bool = True
-    """Jobs that run the same code are one study, whose measurements are pooled."""
-    longest_seconds: float = 30 * 86400.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +36,8 @@ class JobResult:
     finished_at: float
     num_rescales: int
     slot_seconds: float
+    finish_time_fairness: float = 0.0
+    """Completion time over that alone on an equal share of the slots (Themis, NSDI'20, section 3): fair up to 1."""
 
     @property
     def completion_seconds(self) -> float:
@@ -66,6 +52,9 @@ class SimulationResult:
     decisions: int
     allocations: tuple[tuple[float, Mapping[str, Mapping[str, int]]], ...] = field(default=(), repr=False)
     """(time, job -> placement) at each decision that changed something."""
+    node_hours: float = 0.0
+    cost: float = 0.0
+    """Of the nodes, at their prices, where nodes come and go."""
 
 
 class World:
@@ -75,14 +64,13 @@ class World:
         self._policy = WithOracle(policy, lambda trial_id: self.trainings[trial_id]) if settings.oracle else policy
         self._settings = settings
         self.store = InMemoryTrialStore()
-        width = len(str(settings.nodes - 1))
-        self.launcher = InMemoryLauncher(
-            {f"n{index:0{width}}": settings.slots_per_node for index in range(settings.nodes)}
-        )
+        self.cluster = SimulatedCluster(settings)
+        self.launcher = InMemoryLauncher(self.cluster.nodes())
         self.trainings: dict[str, SimulatedTraining] = {}
         self._ended: list[JobResult] = []
         self._allocations: list[tuple[float, Mapping[str, Mapping[str, int]]]] = []
         self._decisions = 0
+        self._alive = AliveJobs()
         self.loop = ControlLoop(
             self.store,
             self.launcher,
@@ -108,6 +96,7 @@ class World:
             for training in self.trainings.values():
                 training.advance(self.now, interval)
             self.now += interval
+            self._alive.add(self.now, len(self.trainings))
             if self.now > self._settings.longest_seconds:
                 raise TimeoutError(f"{len(self.trainings)} jobs have not ended after {self.now:.0f} s")
             self._note_progress()
@@ -120,6 +109,8 @@ class World:
             makespan_seconds=max((job.finished_at for job in self._ended), default=0.0),
             decisions=self._decisions,
             allocations=tuple(self._allocations),
+            node_hours=self.cluster.node_hours,
+            cost=self.cluster.cost,
         )
 
     def _submit_due(self) -> None:
@@ -145,8 +136,7 @@ class World:
     def _replica_bounds(self, submission: Submission, training: SimulatedTraining) -> tuple[int, int]:
         if self._settings.request == "rigid":
             return submission.num_replicas, submission.num_replicas
-        total = self._settings.nodes * self._settings.slots_per_node
-        return 1, min(training.most_replicas, total, MOST_REPLICAS)
+        return 1, min(training.most_replicas, self.cluster.most_slots, MOST_REPLICAS)
 
     def _note_progress(self) -> None:
         """What jobs did since the last decision: here, that some have come to their end."""
@@ -160,6 +150,7 @@ class World:
         for replica in self.store.replicas(trial_id=trial_id):
             self.launcher.end(replica.replica_id)
         submission = training.submission
+        share = self.cluster.slots / max(1.0, self._alive.mean(submission.at, at))
         self._ended.append(
             JobResult(
                 name=submission.name,
@@ -168,6 +159,8 @@ class World:
                 finished_at=at,
                 num_rescales=max(0, training.num_rescales),
                 slot_seconds=training.slot_seconds,
+                finish_time_fairness=(at - submission.at)
+                / isolated_seconds(submission.application, share, self._settings.slots_per_node),
             )
         )
 
@@ -178,6 +171,16 @@ class World:
                     declares_length=self._settings.declares_length, pause_seconds=self._settings.rescale_seconds
                 )
                 self.store.put_hints(trial_id, hints.to_json())
+        self.cluster.advance(self.now)
+        self._tick_until_at_rest()
+        if self.cluster.follow(self.loop.latest_snapshot, self.now):
+            self.launcher.replace_nodes(self.cluster.nodes())
+            self.loop.decide_anew()
+            self._tick_until_at_rest()
+        self._decisions += 1
+        self._take_placements()
+
+    def _tick_until_at_rest(self) -> None:
         quiet = 0
         for _ in range(MOST_TICKS):
             before = self.store.writes
@@ -191,8 +194,6 @@ class World:
                 break
         else:
             raise AssertionError(f"the loop has not come to rest after {MOST_TICKS} ticks at {self.now} s")
-        self._decisions += 1
-        self._take_placements()
 
     def _obey(self) -> None:
         """Replicas and trials do what the loop has asked for."""
@@ -220,6 +221,7 @@ class World:
 
     def _take_placements(self) -> None:
         changed = False
+        shared = self._shared_nodes()
         for trial_id, training in self.trainings.items():
             placement: dict[str, int] = {}
             nodes = {row.replica_id: row.node for row in self.store.replicas(trial_id=trial_id)}
@@ -228,6 +230,19 @@ class World:
             if placement != training.placement:
                 training.place(placement, self._settings.rescale_seconds)
                 changed = True
+            slower = len(placement) > 1 and not shared.isdisjoint(placement)
+            kind = self.cluster.kind_of(placement)
+            training.run_at(kind.name, kind.speed * (1.0 - self._settings.interference * slower))
         if changed:
             held = {t.submission.name: t.placement for t in self.trainings.values() if t.placement}
             self._allocations.append((self.now, held))
+
+    def _shared_nodes(self) -> set[str]:
+        """Nodes with replicas of more than one distributed job."""
+        if not self._settings.interference:
+            return set()
+        distributed: dict[str, set[str]] = {}
+        for row in self.store.replicas():
+            distributed.setdefault(row.trial_id, set()).add(row.node)
+        used = Counter(node for nodes in distributed.values() if len(nodes) > 1 for node in nodes)
+        return {node for node, jobs in used.items() if jobs > 1}

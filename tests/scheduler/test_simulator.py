@@ -14,13 +14,13 @@ from typer.testing import CliRunner
 from scheduler.cli import app
 from scheduler.policy import POLICIES, policy_by_name
 from scheduler.simulator.application import measured_application
+from scheduler.simulator.cluster import SimulationSettings
 from scheduler.simulator.compare import compare
 from scheduler.simulator.errors import InvalidWorkload
 from scheduler.simulator.sweep import SuccessiveHalving, SweepSettings, SweepWorld, learning_curves
 from scheduler.simulator.synthetic import SMALL, synthetic_workload
 from scheduler.simulator.training import SimulatedTraining
 from scheduler.simulator.workload import Submission, read_workload
-from scheduler.simulator.world import SimulationSettings
 
 SETTINGS = SimulationSettings(nodes=4, slots_per_node=4)
 

@@ -26,6 +26,10 @@ class InMemoryLauncher:
     def nodes(self) -> Sequence[NodeSlots]:
         return self._nodes
 
+    def replace_nodes(self, nodes: Sequence[NodeSlots]) -> None:
+        """The cluster has become another one."""
+        self._nodes = tuple(nodes)
+
     def slot_environ(self, node: str, slot: int) -> Mapping[str, str]:
         return {"ELASTUNE_TEST_SLOT": f"{node}/{slot}"}
 
