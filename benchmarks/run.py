@@ -19,6 +19,7 @@ from benchmarks import (
     step_overhead,
     sweep_against_optuna,
     sweeps,
+    tuning_experiment,
 )
 from benchmarks.frame import Benchmark, run
 
@@ -38,6 +39,7 @@ BENCHMARKS: dict[str, Benchmark] = {
         decision_time,
         pollux_workloads,
         sweeps,
+        tuning_experiment,
         autoscaling,
     )
 }

@@ -176,6 +176,9 @@ def simulate(
     traces: Annotated[
         Path | None, typer.Option(help="Folder with measurements, one folder an application; default: the workload's.")
     ] = None,
+    recorded: Annotated[
+        Path | None, typer.Option(help="State folder of a scheduler: simulate the trials that it has run.")
+    ] = None,
     policy: Annotated[
         list[str] | None, typer.Option(help="May be given several times; ratios are to the first.")
     ] = None,
@@ -197,6 +200,7 @@ def simulate(
     run(
         workload,
         traces,
+        recorded=recorded,
         policies=policy or ["goodput", "pollux", "tiresias"],
         nodes=nodes,
         slots_per_node=slots_per_node,

@@ -14,7 +14,7 @@ on each of K replicas spread over N nodes, and s accumulation steps before the o
 
 from __future__ import annotations
 
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, fields, replace
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -43,6 +43,11 @@ class ThroughputParams:
             raise ValueError(f"throughput parameters are {astuple(self)}; all must be finite and at least 0")
         if not 1.0 <= self.gamma <= 10.0:
             raise ValueError(f"gamma is {self.gamma}; it must lie in [1, 10]")
+
+    def slower(self, factor: float) -> ThroughputParams:
+        """Of a job all of whose steps take so many times as long."""
+        seconds = {field.name: factor * getattr(self, field.name) for field in fields(self) if field.name != "gamma"}
+        return replace(self, **seconds)
 
 
 def gradient_seconds(params: ThroughputParams, atomic_batch: ArrayLike) -> Floats:

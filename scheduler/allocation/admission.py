@@ -1,4 +1,4 @@
-"""Who may hold slots at all when there are not enough: quotas, then priorities, then weighted shares of the studies.
+"""Who may hold slots at all: budgets and quotas, then priorities, then weighted shares of the studies.
 
 Only minimums are looked at; what is left over is the policy's to give. Nobody starves: a study that has no slots gains
 a level of priority for each hour that it has waited, and shares come round by weight.
@@ -18,7 +18,11 @@ def not_admitted(views: Sequence[TrialView], total: int, now: float, *, by_share
 
     ``by_share``: between studies of one priority, slots go by weight; else the policy decides among them.
     """
-    refused = _beyond_quota(views)
+    refused = _beyond_quota(views) | {
+        view.trial_id: "its study's budget of slot-hours is used"
+        for view in views
+        if view.budget_left is not None and view.budget_left <= 0.0
+    }
     left = [view for view in views if view.trial_id not in refused and view.min_replicas <= total]
     if sum(view.min_replicas for view in left) <= total:
         return refused

@@ -32,7 +32,9 @@ def rank_weights(remaining: Floats, spread: float = SPREAD) -> Floats:
     power = 1.0 / (1.0 - spread)
     index = np.arange(remaining.shape[-1], dtype=float)
     by_rank = ((index + 1) ** power - index**power) ** (1.0 - spread)
-    order = np.argsort(-remaining, axis=-1, kind="stable")
+    # Of equal ones the first weighs most: it was submitted before the others.
+    last = remaining.shape[-1] - 1
+    order = last - np.argsort(-remaining[..., ::-1], axis=-1, kind="stable")
     weights = np.empty_like(remaining)
     np.put_along_axis(weights, order, np.broadcast_to(by_rank, remaining.shape), axis=-1)
     return np.where(remaining > 0, weights, 0.0)

@@ -2,13 +2,15 @@
 
 Each decision maximises, over the numbers of slots k_j that the trials may have,
 
-    sum_j  weight_j x speed_j(k_j) x kept_j(k_j)
+    sum_j  gain_j(speed_j(k_j)) x kept_j(k_j)
 
 where speed_j(k) is the trial's goodput with k slots relative to one slot, by its study's profile (Pollux, OSDI'21,
-eq. 6 and 14), and kept_j(k) is what a change from the present number leaves of it after its pause. The weight is the
-price of the trial's remaining work (``allocation.completion``), times what the trial is promised within its study,
-times the study's weight. Every trial's minimum comes first, running ones before waiting ones; while one waits, others
-shrink to let it in and nobody grows. Counts are then packed onto nodes, trials that keep their count stay.
+eq. 6 and 14), and kept_j(k) is what a change from the present number leaves of it after its pause. What a speed gains
+depends on the study's goal (``allocation.goals``); for the mean completion time it is the price of the trial's
+remaining work (``allocation.completion``), times what it is promised within its study, times the study's weight, times
+the speed. Every trial's minimum comes first, running ones before waiting ones; while one waits, others shrink to let it
+in and nobody grows. Only where a study is in a hurry for its best result, promising trials may grow while others of it
+wait. Counts are then packed onto nodes, trials that keep their count stay.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ from numpy.typing import NDArray
 
 from scheduler.allocation.completion import prices
 from scheduler.allocation.counts import choose_counts, envelope
+from scheduler.allocation.goals import BUDGET_EFFICIENCY, HURRIED, StudyTrials, gains
 from scheduler.allocation.grants import slots, waits
 from scheduler.allocation.grid import count_grid
 from scheduler.allocation.groups import NodeGroup, assign_by_room, may_use
@@ -73,7 +76,7 @@ class GoodputPolicy:
         ]
         table = _Table(eligible, snapshot, self.settings)
         chosen = table.counts[choose_counts(table.counts, table.values, snapshot.total_slots)]
-        if any(not count for count in chosen):
+        if any(not count for count in chosen[~table.hurried]):
             # Somebody waits for more than is free: what others took now would have to be taken back from them.
             chosen = table.counts[choose_counts(table.counts, table.without_growth(), snapshot.total_slots)]
         counts = {view.trial_id: int(count) for view, count in zip(eligible, chosen, strict=True)}
@@ -140,6 +143,10 @@ class _Table:
         weight = np.array([view.study_weight for view in views])
         self.weights = self.price * (2.0 * promise) ** settings.promise_power * weight
         self.held = np.array([view.held_slots for view in views], dtype=np.int64)
+        self.hurried = np.array([view.goal in HURRIED for view in views], dtype=bool)
+        """Trials of studies that do not wait for all of theirs to start before the best may grow."""
+        self.gains: Floats
+        """Values without the precedence of minimums."""
         self.values = self._values(views, snapshot)
 
     def _measure(self, views: Sequence[TrialView]) -> None:
@@ -174,10 +181,7 @@ class _Table:
             )
         return found
 
-    gains: Floats
-    """Values without the precedence of minimums."""
-
-    def speed(self, row: int, count: int) -> float:
+    def speed(self, row: int, count: float) -> float:
         return float(np.interp(count, self.counts, self.speeds[row]))
 
     def numbers(self, row: int, view: TrialView, count: int) -> dict[str, float]:
@@ -198,8 +202,32 @@ class _Table:
 
     def without_growth(self) -> Floats:
         """The values where those that run get no more than they have."""
-        grows = (self.counts[None, :] > self.held[:, None]) & (self.held[:, None] > 0)
+        grows = (self.counts[None, :] > self.held[:, None]) & (self.held[:, None] > 0) & ~self.hurried[:, None]
         return np.where(grows, -np.inf, self.values)
+
+    def _gains(self, views: Sequence[TrialView], kept: Floats) -> Floats:
+        """By each study's goal, of what a change leaves of a speed; a further slot has to add a little at least."""
+        least_gain = np.full(len(views), self._settings.smallest_gain)
+        speeds = self.speeds * kept
+        found = self.weights[:, None] * speeds
+        studies: dict[str, list[int]] = {}
+        for row, view in enumerate(views):
+            if view.goal == "budget":
+                least_gain[row] = BUDGET_EFFICIENCY
+            if view.goal not in ("completion_time", "budget"):
+                studies.setdefault(view.study, []).append(row)
+        fair = self._total / max(1, len(views))
+        for rows in studies.values():
+            trials = StudyTrials(
+                views=[views[row] for row in rows],
+                speeds=speeds[rows],
+                work=self.work[rows],
+                price=self.weights[rows],
+                fair_speed=np.array([self.speed(row, fair) for row in rows]),
+            )
+            found[rows] = gains(views[rows[0]].goal, trials)
+        one = (found / np.maximum(kept, 1e-9))[:, 1] if found.shape[1] > 1 else np.zeros(len(views))
+        return np.asarray(found - (least_gain * one)[:, None] * self.counts[None, :] * kept)
 
     def _values(self, views: Sequence[TrialView], snapshot: Snapshot) -> Floats:
         if not views:
@@ -216,12 +244,11 @@ class _Table:
         cost = pause + start * np.where(counts > held, 1.0 - present / speeds, 0.0)
         use = np.minimum(settings.horizon_seconds, self.work[:, None] / speeds + pause)
         kept = np.maximum(1.0 - cost / np.maximum(use, 1e-9), 0.02)
-        values = self.weights[:, None] * (self.speeds - settings.smallest_gain * counts)
+        values = self.gains = self._gains(views, np.where(counts == held, 1.0, kept))
         everybody = float(values.max(initial=1.0)) * len(views)
-        values *= np.where(counts == held, 1.0, kept)
-        self.gains = values.copy()
         # Minimums come before everything else, and those of trials that run before those of others.
-        values += np.where(counts >= least, everybody * np.where(held > 0, 2.0, 1.0), 0.0)
+        first = np.where(held > 0, 2.0, np.where(self.hurried[:, None], 0.0, 1.0))
+        values = values + np.where(counts >= least, everybody * first, 0.0)
         values[:, 0] = 0.0
         values[~self._allowed(views, snapshot)] = -np.inf
         return np.asarray(values)

@@ -12,6 +12,7 @@ from rich.console import Console
 from scheduler.simulator.cluster import SimulationSettings
 from scheduler.simulator.compare import Information, compare
 from scheduler.simulator.errors import InvalidWorkload
+from scheduler.simulator.recorded import read_recorded
 from scheduler.simulator.summary import summarize, table, to_json
 from scheduler.simulator.synthetic import synthetic_workload
 from scheduler.simulator.workload import Submission, read_workload
@@ -21,6 +22,7 @@ def run(
     workload: Path | None,
     traces: Path | None,
     *,
+    recorded: Path | None,
     policies: list[str],
     nodes: int,
     slots_per_node: int,
@@ -37,11 +39,19 @@ def run(
     logging.getLogger("scheduler.control_loop").setLevel(logging.CRITICAL)
     if information not in get_args(Information):
         raise ValueError(f"information is {information!r}; choose one of {', '.join(get_args(Information))}")
-    submissions = _submissions(workload, traces, jobs, seed)
+    console = Console()
+    if recorded is not None and workload is not None:
+        raise ValueError("a workload file and --recorded were given; leave one out")
+    if recorded is not None:
+        found = read_recorded(recorded)
+        submissions = found.submissions
+        if found.skipped:
+            console.print(f"{found.skipped} trials without measurements are left out")
+    else:
+        submissions = _submissions(workload, traces, jobs, seed)
     settings = SimulationSettings(
         nodes=nodes, slots_per_node=slots_per_node, decide_every_seconds=every, rescale_seconds=rescale_seconds
     )
-    console = Console()
     with console.status("simulating") as status:
         results = compare(
             submissions,

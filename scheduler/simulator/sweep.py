@@ -20,6 +20,7 @@ from scheduler.simulator.workload import Submission
 from scheduler.simulator.world import World
 from scheduler.snapshot import Policy
 from trials.record import Outcome, Report, Study
+from trials.terms import Goal, StudyTerms
 
 Floats = NDArray[np.float64]
 STUDY = "sweep"
@@ -34,6 +35,9 @@ class SweepSettings:
     rungs: tuple[int, ...] = (2, 6, 17)
     """Reports after which a trial is stopped unless it is among the best ``1 / keep_one_in``; none: never."""
     keep_one_in: int = 3
+    goal: Goal = "completion_time"
+    deadline_seconds: float | None = None
+    """When the best result is wanted, with the goal ``deadline``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,7 +97,13 @@ class SweepWorld(World):
             Submission(name=str(index), at=0.0, application=application, num_replicas=1, batch_size=1)
             for index in range(len(curves))
         ]
-        self.store.put_study(Study(name=STUDY, direction="maximize"))
+        self.store.put_study(
+            Study(
+                name=STUDY,
+                direction="maximize",
+                terms=StudyTerms(goal=sweep.goal, deadline_at=sweep.deadline_seconds),
+            )
+        )
 
     def sweep(self) -> SweepResult:
         """Run it to its end."""

@@ -25,6 +25,8 @@ class Submission:
     """What its user asks for where jobs have a fixed size."""
     batch_size: int
     """What its user asks for where batch sizes are fixed."""
+    max_replicas: int | None = None
+    """Most that it may have where sizes are elastic; None: as many as are useful."""
 
 
 def read_workload(path: Path, traces: Path) -> list[Submission]:

@@ -136,7 +136,8 @@ class World:
     def _replica_bounds(self, submission: Submission, training: SimulatedTraining) -> tuple[int, int]:
         if self._settings.request == "rigid":
             return submission.num_replicas, submission.num_replicas
-        return 1, min(training.most_replicas, self.cluster.most_slots, MOST_REPLICAS)
+        most = MOST_REPLICAS if submission.max_replicas is None else submission.max_replicas
+        return 1, min(training.most_replicas, self.cluster.most_slots, most)
 
     def _note_progress(self) -> None:
         """What jobs did since the last decision: here, that some have come to their end."""
