@@ -15,6 +15,7 @@ from scheduler.client import SchedulerClient, default_state_dir
 from scheduler.errors import SchedulerError, SchedulerUnreachable
 from scheduler.state_folder import read_server_file
 from trials.errors import TrialsError
+from trials.terms import GOALS
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help="Elastic hyperparameter tuning on shared GPUs.")
 
@@ -156,6 +157,39 @@ def stop(trial: str, state_dir: StateDir = None) -> None:
     client.request("POST", f"/trials/{_trial_id(client, trial)}/cancel", body)
 
 
+@app.command("set")
+def set_terms(
+    study: Annotated[str, typer.Argument(help="Name of the study, or how it begins.")],
+    weight: Annotated[float | None, typer.Option(help="Share of the slots relative to other studies.")] = None,
+    priority: Annotated[int | None, typer.Option(help="Studies with a higher one come first.")] = None,
+    yields_to: Annotated[list[str] | None, typer.Option(help="Study that comes first whatever its priority.")] = None,
+    quota: Annotated[int | None, typer.Option(help="Most slots at once; 0: no limit.")] = None,
+    goal: Annotated[str | None, typer.Option(help=f"One of {', '.join(GOALS)}.")] = None,
+    deadline_in: Annotated[float | None, typer.Option(help="Minutes until its best result is wanted.")] = None,
+    budget: Annotated[float | None, typer.Option(help="Slot-hours that it may use in all; 0: no limit.")] = None,
+    state_dir: StateDir = None,
+) -> None:
+    """Change a study's share, its place among others, or what its slots are to achieve; also while it runs."""
+    client = _client(state_dir)
+    names = [each["name"] for each in client.request("GET", "/studies")]
+    found = [name for name in names if name == study] or [name for name in names if name.startswith(study)]
+    if len(found) != 1:
+        raise SchedulerError(f"{len(found) or 'no'} studies are called {study!r}; there are: {', '.join(names) or '-'}")
+    changes: dict[str, Any] = {
+        "weight": weight,
+        "priority": priority,
+        "yields_to": yields_to,
+        "goal": goal,
+        "quota": quota,
+        "budget_slot_hours": budget,
+        "deadline_at": None if deadline_in is None else time.time() + 60.0 * deadline_in,
+    }
+    named = {name: value for name, value in changes.items() if value is not None}
+    named.update({name: None for name in ("quota", "budget_slot_hours") if named.get(name) == 0})
+    for name, value in client.request("PATCH", f"/studies/{found[0]}", named).items():
+        typer.echo(f"{name}: {value}")
+
+
 @app.command()
 def timeline(
     output: Annotated[Path, typer.Argument(help="Base name; writes BASE.png and BASE.html.")],
@@ -182,6 +216,11 @@ def simulate(
     policy: Annotated[
         list[str] | None, typer.Option(help="May be given several times; ratios are to the first.")
     ] = None,
+    sweep: Annotated[
+        int | None,
+        typer.Option(min=2, help="Instead of a workload: an ASHA sweep of so many configurations."),
+    ] = None,
+    goal: Annotated[str, typer.Option(help=f"What the sweep is to achieve: {', '.join(GOALS)}.")] = "completion_time",
     nodes: Annotated[int, typer.Option(min=1)] = 16,
     slots_per_node: Annotated[int, typer.Option(min=1)] = 4,
     every: Annotated[float, typer.Option(min=1.0, help="Seconds between decisions.")] = 60.0,
@@ -195,8 +234,21 @@ def simulate(
     picture: Annotated[Path | None, typer.Option(help="Write allocations and completion times here, as PNG.")] = None,
 ) -> None:
     """Run policies over a workload in virtual time, and compare them."""
-    from scheduler.simulator.command import run
+    from scheduler.simulator.command import run, run_sweep
 
+    if sweep is not None:
+        run_sweep(
+            sweep,
+            policies=policy or ["goodput", "fair_share", "asha_static"],
+            goal=goal,
+            nodes=nodes,
+            slots_per_node=slots_per_node,
+            every=every,
+            rescale_seconds=rescale_seconds,
+            seed=seed,
+            picture=picture,
+        )
+        return
     run(
         workload,
         traces,

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from trials.terms import StudyTerms
+
 if TYPE_CHECKING:
     from tuner_bridge.optuna import optimize
 
-__all__ = ["optimize"]
+__all__ = ["StudyTerms", "optimize"]
 
 
 def __getattr__(name: str) -> Any:

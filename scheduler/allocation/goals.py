@@ -35,7 +35,7 @@ Floats = NDArray[np.float64]
 _NORMAL = NormalDist()
 HURRIED: Final[frozenset[Goal]] = frozenset({"time_to_best", "deadline"})
 """Goals for which a promising trial may grow while others of its study wait."""
-SMALLEST_SHARE = 0.05
+SMALLEST_SHARE = 0.25
 """Keeps the harmonic mean finite for a trial that gets nothing."""
 BUDGET_EFFICIENCY = 0.9
 """With the goal ``budget`` a further slot must add so much of a slot's speed."""

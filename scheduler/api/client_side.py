@@ -78,6 +78,10 @@ def client_routes(service: Service) -> APIRouter:
             raise HTTPException(422, str(error)) from error
         return terms
 
+    @routes.get("/studies")
+    def studies() -> list[dict[str, Any]]:
+        return [{"name": study.name, **study.terms.to_json()} for study in store.studies()]
+
     @routes.patch("/studies/{name}")
     def change(name: str, body: dict[str, Any]) -> dict[str, Any]:
         """Change what is asked for a study: weight, priority, quota, goal; also while it runs."""

@@ -1,7 +1,7 @@
 """Pollux as its authors search: allocation matrices (trials x nodes) by a genetic algorithm (OSDI'21, section 4.2.1).
 
 For comparison with the exact answer of ``pollux``, whose objective it shares. A population of matrices, the present
-one and random ones, is varied by crossover of rows and by random entries; what exceeds a node is taken away, no two
+one and variations of it, is varied by crossover of rows and by random entries; what exceeds a node is taken away, no two
 distributed trials share a node, and the fitter half of parents and children survives. Random numbers come from a seed
 of its own, so that the same snapshot has the same answer.
 """
@@ -24,6 +24,8 @@ Integers = NDArray[np.int64]
 POPULATION = 100
 GENERATIONS = 100
 SEED = 20210714
+MUTATED_ROWS = 2.0
+"""Trials whose allocation a child changes at random, on average."""
 
 
 class PolluxSearchPolicy:
@@ -46,10 +48,9 @@ class PolluxSearchPolicy:
         chance = np.random.default_rng(SEED)
         problem = _Problem(snapshot, views)
         shape = (self._population, len(views), len(snapshot.nodes))
-        population = problem.repaired(
-            chance.integers(0, problem.room + 1, shape) * (chance.random(shape) < 0.3), chance
-        )
-        population[0] = problem.present_if_possible()
+        present = np.broadcast_to(problem.present_if_possible(), shape)
+        population = problem.repaired(_mutated(present, problem.room, chance), chance)
+        population[0] = present[0]
         fitness = problem.fitness(population)
         for _ in range(self._generations):
             children = problem.repaired(_varied(population, fitness, problem.room, chance), chance)
@@ -62,13 +63,21 @@ class PolluxSearchPolicy:
 
 def _varied(population: Integers, fitness: Floats, room: Integers, chance: np.random.Generator) -> Integers:
     """Children of parents chosen by tournament: rows of either parent, some entries at random."""
-    size, trials, nodes = population.shape
+    size, trials, _ = population.shape
     rivals = chance.integers(0, size, (2, 2, size))
     parents = np.where(fitness[rivals[:, 0]] >= fitness[rivals[:, 1]], rivals[:, 0], rivals[:, 1])
     rows = chance.random((size, trials, 1)) < 0.5
-    children = np.where(rows, population[parents[0]], population[parents[1]])
-    changes = chance.random(children.shape) < 1.0 / nodes
-    return np.where(changes, chance.integers(0, room + 1, children.shape), children)
+    return _mutated(np.where(rows, population[parents[0]], population[parents[1]]), room, chance)
+
+
+def _mutated(matrices: Integers, room: Integers, chance: np.random.Generator) -> Integers:
+    """Some trials' rows at random: anew, or changed in some places."""
+    size, trials, nodes = matrices.shape
+    rows = chance.random((size, trials, 1)) < MUTATED_ROWS / trials
+    entries = chance.random(matrices.shape) < 1.0 / nodes
+    values = chance.integers(0, room + 1, matrices.shape)
+    kept = np.where(chance.random((size, trials, 1)) < 0.5, 0, matrices)
+    return np.where(rows, np.where(entries, values, kept), matrices)
 
 
 class _Problem:

@@ -9,13 +9,20 @@ from typing import cast, get_args
 
 from rich.console import Console
 
+from scheduler.policy import policy_by_name
 from scheduler.simulator.cluster import SimulationSettings
-from scheduler.simulator.compare import Information, compare
+from scheduler.simulator.compare import REQUESTS, Information, compare
 from scheduler.simulator.errors import InvalidWorkload
 from scheduler.simulator.recorded import read_recorded
-from scheduler.simulator.summary import summarize, table, to_json
-from scheduler.simulator.synthetic import synthetic_workload
+from scheduler.simulator.summary import summarize, sweep_table, table, to_json
+from scheduler.simulator.sweep import SweepSettings, SweepWorld, learning_curves
+from scheduler.simulator.synthetic import SMALL, synthetic_workload
 from scheduler.simulator.workload import Submission, read_workload
+from trials.terms import Goal, StudyTerms
+
+RUNGS = (0.04, 0.12, 0.34)
+"""Parts of a trial's length after which it is stopped unless it is among the best third."""
+DEADLINE_SECONDS = 3600.0
 
 
 def run(
@@ -67,6 +74,46 @@ def run(
         from scheduler.simulator.picture import draw
 
         draw(results, picture)
+
+
+def run_sweep(
+    configurations: int,
+    *,
+    policies: list[str],
+    goal: str,
+    nodes: int,
+    slots_per_node: int,
+    every: float,
+    rescale_seconds: float,
+    seed: int,
+    picture: Path | None,
+) -> None:
+    """A sweep of modelled trials under each policy; raises ValueError for a name that does not exist."""
+    logging.getLogger("scheduler.control_loop").setLevel(logging.CRITICAL)
+    terms = StudyTerms(goal=cast("Goal", goal), deadline_at=DEADLINE_SECONDS if goal == "deadline" else None)
+    settings = SimulationSettings(
+        nodes=nodes, slots_per_node=slots_per_node, decide_every_seconds=every, rescale_seconds=rescale_seconds
+    )
+    curves = learning_curves(configurations, SMALL.epochs, seed=seed)
+    console = Console()
+    results = []
+    with console.status("simulating") as status:
+        for policy in [policy_by_name(name) for name in policies]:
+            status.update(f"{policy.name} runs")
+            static = policy.name in REQUESTS
+            sweep = SweepSettings(
+                max_replicas=1 if static else 8,
+                at_a_time=nodes * slots_per_node,
+                rungs=tuple(max(1, round(part * SMALL.epochs)) for part in RUNGS),
+                goal=terms.goal,
+                deadline_seconds=terms.deadline_at,
+            )
+            results.append(SweepWorld(curves, SMALL, policy, settings, sweep).sweep())
+    console.print(sweep_table(results))
+    if picture is not None:
+        from scheduler.simulator.picture import draw_sweeps
+
+        draw_sweeps(results, picture)
 
 
 def _submissions(workload: Path | None, traces: Path | None, jobs: int, seed: int) -> list[Submission]:

@@ -9,6 +9,7 @@ import matplotlib as mpl
 import numpy as np
 from matplotlib.figure import Figure
 
+from scheduler.simulator.sweep import SweepResult
 from scheduler.simulator.world import SimulationResult
 
 
@@ -40,4 +41,20 @@ def draw(results: Sequence[SimulationResult], path: Path) -> None:
     axes[rows].set_xlabel("completion time, seconds")
     axes[rows].set_ylabel("share of jobs")
     axes[rows].legend()
+    figure.savefig(path, dpi=110)
+
+
+def draw_sweeps(results: Sequence[SweepResult], path: Path) -> None:
+    """The best value reported so far, over time, and when each policy's best trial ended."""
+    figure = Figure(figsize=(9, 4.5), layout="constrained")
+    axis = figure.subplots()
+    for result in results:
+        minutes = [at / 60.0 for at, _ in result.incumbent] + [result.makespan_seconds / 60.0]
+        best = [value for _, value in result.incumbent]
+        [line] = axis.step(minutes, [*best, best[-1]], where="post", label=result.policy)
+        axis.plot(result.best_finished_seconds / 60.0, result.best_value, "o", color=line.get_color())
+        axis.axvline(result.makespan_seconds / 60.0, color=line.get_color(), linewidth=0.8, linestyle=":")
+    axis.set_xlabel("minutes (dot: the best trial has ended; dotted line: the sweep has)")
+    axis.set_ylabel("best value so far")
+    axis.legend(loc="lower right")
     figure.savefig(path, dpi=110)

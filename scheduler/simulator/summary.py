@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from rich.table import Table
 
+from scheduler.simulator.sweep import SweepResult
 from scheduler.simulator.world import SimulationResult
 
 
@@ -71,6 +72,25 @@ def table(summaries: Sequence[Summary]) -> Table:
             f"{row.rescales_per_job:.1f}",
             f"{row.slot_hours:.0f}",
             f"{row.unfair_jobs:.0%}",
+        )
+    return made
+
+
+def sweep_table(results: Sequence[SweepResult]) -> Table:
+    """One row a policy."""
+    made = Table(title="a sweep; times in minutes", title_justify="left")
+    made.add_column("policy")
+    for heading in ("span", "best ended", "best value", "ended", "moves", "slot h"):
+        made.add_column(heading, justify="right")
+    for row in results:
+        made.add_row(
+            row.policy,
+            f"{row.makespan_seconds / 60:.0f}",
+            f"{row.best_finished_seconds / 60:.0f}",
+            f"{row.best_value:.3f}",
+            f"{row.finished}",
+            f"{row.rescales}",
+            f"{row.slot_hours:.1f}",
         )
     return made
 

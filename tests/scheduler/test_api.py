@@ -132,6 +132,26 @@ def test_one_driver_at_a_time(site: Site) -> None:
     assert gone.status_code == 409
 
 
+def test_what_is_asked_for_a_study_can_be_changed_and_is_checked(site: Site) -> None:
+    site.call("PUT", "/studies/s", {"owner": "one", "terms": {"weight": 2.0}})
+    site.call("PUT", "/studies/other", {"owner": "one", "terms": {"yields_to": ["s"]}})
+    changed = site.call("PATCH", "/studies/s", {"priority": 3, "quota": 1}).json()
+    assert (changed["weight"], changed["priority"], changed["quota"]) == (2.0, 3, 1)
+    # A driver that comes back does not undo what was set.
+    site.call("PUT", "/studies/s", {"owner": "one"})
+    assert site.call("GET", "/studies").json()[0] == {"name": "s", **changed}
+    for body, words in (
+        ({"weight": -1.0}, "weight is -1.0; it must be above 0"),
+        ({"glory": 1}, "a study has no 'glory'; it has budget_slot_hours, deadline_at"),
+        ({"yields_to": ["other"]}, "in a circle"),
+        ({"weight": "much"}, "must be"),
+    ):
+        refused = site.call("PATCH", "/studies/s", body)
+        assert refused.status_code == 422
+        assert words in refused.json()["detail"]
+    assert site.call("PATCH", "/studies/nope", {"weight": 1.0}).status_code == 404
+
+
 def test_a_question_reaches_the_driver_and_its_answer_the_replica(site: Site) -> None:
     name = site.with_replica()
     site.call("PUT", "/studies/s", {"owner": "one"})

@@ -16,7 +16,7 @@ from scheduler.embedded import EmbeddedScheduler
 from scheduler.errors import NotAuthorized, SchedulerUnreachable
 from tests.tuner_bridge import objectives
 from trials.errors import InvalidTrialSpec
-from tuner_bridge import optimize
+from tuner_bridge import StudyTerms, optimize
 from tuner_bridge.errors import InvalidSweep
 
 optuna.logging.set_verbosity(optuna.logging.ERROR)
@@ -198,6 +198,13 @@ def test_a_wrong_or_missing_token_is_refused(scheduler: Any, monkeypatch: pytest
     monkeypatch.setenv("ELASTUNE_TOKEN", "not the right one")
     with pytest.raises(NotAuthorized, match=scheduler.url):
         optimize(study(), objectives.quadratic, n_trials=1)
+
+
+def test_what_is_asked_for_a_study_reaches_the_scheduler(scheduler: Any) -> None:
+    made = study(study_name="asked for")
+    optimize(made, objectives.quadratic, n_trials=1, terms=StudyTerms(weight=2.0, goal="makespan"))
+    [found] = [each for each in scheduler.request("GET", "/studies") if each["name"].startswith("asked-for")]
+    assert (found["weight"], found["goal"], found["quota"]) == (2.0, "makespan", None)
 
 
 def test_a_finished_study_has_nothing_left_to_do(tmp_path: Path, scheduler: Any) -> None:

@@ -25,6 +25,7 @@ from optuna.storages._heartbeat import is_heartbeat_enabled
 from scheduler.client import SchedulerClient
 from scheduler.errors import RequestRefused, SchedulerError, SchedulerUnreachable
 from trials.spec import TrialSpec
+from trials.terms import StudyTerms
 from tuner_bridge.errors import BridgeError, SweepInterrupted, TrialLost
 from tuner_bridge.shipping import ShippedFunction
 from tuner_bridge.wire import decode_exception, decode_value, encode_exception, encode_value
@@ -90,12 +91,15 @@ class StudyDriver:
 
     # ------------------------------------------------------------------ life
 
-    def attach(self, *, patience_seconds: float = 0.0) -> None:
+    def attach(self, terms: StudyTerms | None = None, *, patience_seconds: float = 0.0) -> None:
         """Become the study's driver; raises RequestRefused while another one is alive.
 
+        ``terms``: the study's from now on; None leaves those that it has.
         ``patience_seconds``: how long to wait for a dead one's lease to run out.
         """
-        body = {"direction": self.study.directions[0].name.lower(), "owner": self.owner}
+        body: dict[str, Any] = {"direction": self.study.directions[0].name.lower(), "owner": self.owner}
+        if terms is not None:
+            body["terms"] = terms.to_json()
         deadline = time.monotonic() + patience_seconds
         while True:
             try:

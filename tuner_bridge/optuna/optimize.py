@@ -20,6 +20,7 @@ from scheduler.client import SchedulerClient
 from scheduler.embedded import EmbeddedScheduler
 from scheduler.errors import SchedulerError
 from trials.spec import check_replica_bounds
+from trials.terms import StudyTerms
 from tuner_bridge.errors import InvalidSweep, SweepInterrupted
 from tuner_bridge.optuna.driver import StudyDriver, TrialTemplate, file_name
 from tuner_bridge.shipping import installed_modules_of, ship
@@ -47,6 +48,7 @@ def optimize(
     max_replicas: int | None = None,
     slots: int | None = None,
     state_dir: str | os.PathLike[str] | None = None,
+    terms: StudyTerms | None = None,
     resume: bool = False,
     live: bool = False,
     timeline: str | os.PathLike[str] | None = None,
@@ -60,6 +62,8 @@ def optimize(
     slots: room on this machine for the embedded scheduler; default: its GPUs, else its CPU cores. A scheduler named by
         ELASTUNE_URL has slots of its own.
     state_dir: where the embedded scheduler keeps logs, checkpoints and its database; default ``.elastune/<study>``.
+    terms: the study's weight, priority and quota among others, and what its slots are to achieve; `elastune set`
+        changes them while it runs.
     resume: go on with a sweep whose driver died: trials it left running continue from their checkpoints, and
         ``n_trials`` counts what is finished already. Needs a study in a persistent storage.
     live: show the sweep in the terminal while it runs.
@@ -94,7 +98,7 @@ def optimize(
             preload=installed_modules_of(objective),
         )
         driver = StudyDriver(study, client, template, reconnect=embedded.ensure if embedded is not None else _again)
-        driver.attach(patience_seconds=ADOPTION_SECONDS if resume else 0.0)
+        driver.attach(terms, patience_seconds=ADOPTION_SECONDS if resume else 0.0)
         try:
             driver.template = _bounded(template, driver.slots, max_replicas)
             remaining = _remaining(study, n_trials, driver, resume=resume)
