@@ -20,7 +20,7 @@ from benchmarks.frame import Measurement
 from scheduler.allocation.counts import exact_counts, greedy_counts
 from scheduler.allocation.grid import count_grid
 from scheduler.allocation.options import choose_options
-from scheduler.allocation.placement import packed
+from scheduler.allocation.placement import held_by, packed
 from scheduler.allocation.power_mean import SMALLEST_SHARE, harmonic_values
 from scheduler.policy.pollux import PolluxPolicy
 from scheduler.policy.pollux_search import PolluxSearchPolicy
@@ -65,7 +65,7 @@ def contenders(seen: Snapshot) -> dict[str, Callable[[], Placements]]:
 
     def place(chosen: np.ndarray) -> Placements:
         wanted = {view.trial_id: int(count) for view, count in zip(eligible, chosen, strict=True)}
-        return packed(wanted, seen.nodes, {view.trial_id: view.placement for view in eligible})
+        return packed(wanted, seen.nodes, held_by(eligible))
 
     def programme() -> Placements:
         positive = np.where(np.isfinite(values), values - values[:, [0]], -np.inf)[:, 1:]

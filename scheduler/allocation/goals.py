@@ -21,7 +21,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
-from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,8 +32,6 @@ from trials.terms import Goal
 Floats = NDArray[np.float64]
 
 _NORMAL = NormalDist()
-HURRIED: Final[frozenset[Goal]] = frozenset({"time_to_best", "deadline"})
-"""Goals for which a promising trial may grow while others of its study wait."""
 SMALLEST_SHARE = 0.25
 """Keeps the harmonic mean finite for a trial that gets nothing."""
 BUDGET_EFFICIENCY = 0.9

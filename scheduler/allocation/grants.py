@@ -32,12 +32,11 @@ def grants_for(snapshot: Snapshot, placed: Mapping[str, Placement], *, code: str
 
 def waits(view: TrialView, snapshot: Snapshot, free: int) -> Reason:
     """Why a trial gets nothing, and what it would need."""
-    largest = max((node.slots for node in snapshot.nodes), default=0)
     if view.min_replicas > snapshot.total_slots:
         return Reason(
             code="too_large",
             sentence=f"needs {slots(view.min_replicas)}; the cluster has {snapshot.total_slots}, "
-            f"{largest} on its largest node",
+            f"{snapshot.largest_node} on its largest node",
         )
     return Reason(
         code="no_free_slot",

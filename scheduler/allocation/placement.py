@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from scheduler.snapshot import NodeView, Placement
+from scheduler.snapshot import NodeView, Placement, TrialView
 
 
 def free_slots(nodes: Iterable[NodeView], placements: Iterable[Placement]) -> dict[str, int]:
@@ -29,6 +29,11 @@ def emptiest_first(free: dict[str, int], wanted: int) -> dict[str, int]:
         free[node] -= count
         wanted -= count
     return placement
+
+
+def held_by(views: Iterable[TrialView]) -> dict[str, Placement]:
+    """What each trial holds now."""
+    return {view.trial_id: view.placement for view in views}
 
 
 def packed(

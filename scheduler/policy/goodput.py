@@ -25,12 +25,12 @@ from numpy.typing import NDArray
 
 from scheduler.allocation.completion import prices
 from scheduler.allocation.counts import choose_counts, envelope
-from scheduler.allocation.goals import BUDGET_EFFICIENCY, HURRIED, StudyTrials, gains
+from scheduler.allocation.goals import BUDGET_EFFICIENCY, StudyTrials, gains
 from scheduler.allocation.grants import slots, waits
 from scheduler.allocation.grid import count_grid
 from scheduler.allocation.groups import NodeGroup, assign_by_room, may_use
 from scheduler.allocation.options import choose_options
-from scheduler.allocation.placement import packed
+from scheduler.allocation.placement import held_by, packed
 from scheduler.snapshot import Grant, Placement, Snapshot, SpeedModel, TrialView
 from trials.record import Reason
 
@@ -80,8 +80,7 @@ class GoodputPolicy:
             # Somebody waits for more than is free: what others took now would have to be taken back from them.
             chosen = table.counts[choose_counts(table.counts, table.without_growth(), snapshot.total_slots)]
         counts = {view.trial_id: int(count) for view, count in zip(eligible, chosen, strict=True)}
-        current = {view.trial_id: view.placement for view in eligible}
-        placed = packed(counts, snapshot.nodes, current)
+        placed = packed(counts, snapshot.nodes, held_by(eligible))
         grants: dict[str, Grant] = {}
         free = snapshot.total_slots - sum(sum(placement.values()) for placement in placed.values())
         starts = any(view.held_slots == 0 and placed.get(view.trial_id) for view in eligible)
@@ -143,7 +142,7 @@ class _Table:
         weight = np.array([view.study_weight for view in views])
         self.weights = self.price * (2.0 * promise) ** settings.promise_power * weight
         self.held = np.array([view.held_slots for view in views], dtype=np.int64)
-        self.hurried = np.array([view.goal in HURRIED for view in views], dtype=bool)
+        self.hurried = np.array([self._hurries(row, view) for row, view in enumerate(views)], dtype=bool)
         """Trials of studies that do not wait for all of theirs to start before the best may grow."""
         self.gains: Floats
         """Values without the precedence of minimums."""
@@ -164,6 +163,13 @@ class _Table:
                 # Nothing declared: as much again as it has had (Lindy).
                 left = max(view.progress, settings.unknown_seconds * float(now[0]))
             self.work[row] = max(view.expected_part * left, 1e-6) / float(now[0])
+
+    def _hurries(self, row: int, view: TrialView) -> bool:
+        """In search of the best result; or before a deadline, when a trial that starts now cannot end in time."""
+        if view.goal != "deadline" or view.deadline_in is None:
+            return view.goal == "time_to_best"
+        whole = self.work[row] / max(view.expected_part, 1e-6)
+        return bool(whole / max(float(self.speeds[row].max()), 1e-12) > view.deadline_in)
 
     def _segments(self, views: Sequence[TrialView]) -> list[list[tuple[float, float]]]:
         """(slots, speed gained) along each trial's concave envelope, as far as it may grow."""

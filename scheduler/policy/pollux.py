@@ -16,7 +16,7 @@ import numpy as np
 from scheduler.allocation.counts import choose_counts
 from scheduler.allocation.grants import grants_for
 from scheduler.allocation.grid import count_grid
-from scheduler.allocation.placement import packed
+from scheduler.allocation.placement import held_by, packed
 from scheduler.allocation.power_mean import harmonic_values
 from scheduler.snapshot import Grant, Snapshot
 
@@ -33,5 +33,5 @@ class PolluxPolicy:
         values = values.reshape(len(eligible), len(counts))
         chosen = counts[choose_counts(counts, values, snapshot.total_slots)]
         wanted = {view.trial_id: int(count) for view, count in zip(eligible, chosen, strict=True)}
-        placed = packed(wanted, snapshot.nodes, {view.trial_id: view.placement for view in eligible})
+        placed = packed(wanted, snapshot.nodes, held_by(eligible))
         return grants_for(snapshot, placed, code="power_mean", why="the harmonic mean of all speed-ups is best so")

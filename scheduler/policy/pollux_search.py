@@ -1,7 +1,7 @@
 """Pollux as its authors search: allocation matrices (trials x nodes) by a genetic algorithm (OSDI'21, section 4.2.1).
 
-For comparison with the exact answer of ``pollux``, whose objective it shares. A population of matrices, the present
-one and variations of it, is varied by crossover of rows and by random entries; what exceeds a node is taken away, no two
+For comparison with the exact answer of ``pollux``, whose objective it shares. A population of matrices, the present one
+and variations of it, is varied by crossover of rows and by random entries; what exceeds a node is taken away, no two
 distributed trials share a node, and the fitter half of parents and children survives. Random numbers come from a seed
 of its own, so that the same snapshot has the same answer.
 """

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from scheduler.allocation.grants import grants_for
 from scheduler.allocation.groups import NodeGroup, may_use
 from scheduler.allocation.options import choose_options
-from scheduler.allocation.placement import packed
+from scheduler.allocation.placement import held_by, packed
 from scheduler.snapshot import Grant, Snapshot, TrialView
 
 Floats = NDArray[np.float64]
@@ -37,7 +37,7 @@ class SiaPolicy:
         groups = [NodeGroup("", nodes, frozenset(node.name for node in nodes))] if nodes else []
         options = _Options(snapshot, eligible, groups)
         wanted = {view.trial_id: options.count_of(row) for row, view in enumerate(eligible)}
-        placed = packed(wanted, snapshot.nodes, {view.trial_id: view.placement for view in eligible})
+        placed = packed(wanted, snapshot.nodes, held_by(eligible))
         return grants_for(snapshot, placed, code="integer_programme", why="the best sum of goodputs to the power -0.5")
 
 
