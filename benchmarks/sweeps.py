@@ -2,8 +2,9 @@
 
 64 configurations on 16 slots of 4 nodes, rungs after 2, 6 and 17 of 50 reports, 30 s a rescale, 30 seeds; 128
 configurations beside them, for a queue that stays full. Speeds are those that Pollux's authors measured for ResNet18 on
-CIFAR-10 (ELASTUNE_POLLUX_TRACES). Learning curves come from the prior of FT-PFN where the package ``ifbo`` is installed,
-else from the generator of the simulator. Deadlines are parts of the time that ASHA with one slot a trial takes.
+CIFAR-10 (ELASTUNE_POLLUX_TRACES). Learning curves come from the prior of FT-PFN where the package ``ifbo`` is
+installed, else from the generator of the simulator. Deadlines are parts of the time that ASHA with one slot a trial
+takes.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import logging
 import os
 import statistics
+from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -39,6 +41,11 @@ CONTENDERS: dict[str, tuple[str, dict[str, Any]]] = {
     "goodput, budget": ("goodput", {"goal": "budget"}),
 }
 DEADLINES = (0.25, 0.5, 0.75)
+QUANTITIES: dict[str, Callable[[SweepResult], float]] = {
+    "makespan": lambda each: each.makespan_seconds / 3600.0,
+    "time to the best finisher": lambda each: each.best_finished_seconds / 3600.0,
+    "slot hours": lambda each: each.slot_hours,
+}
 TARGETS = {"makespan": 1 / 1.7, "time to the best finisher": 1 / 1.8, "slot hours": 1.05}
 
 
@@ -108,19 +115,12 @@ def _rows(found: list[dict[str, Any]], what: str, *, targets: dict[str, float]) 
             "best_value": statistics.fmean(each.best_value for each in mine),
             "best_value_of_base": statistics.fmean(each.best_value for each in base),
         }
-        for quantity, values in (
-            ("makespan", [[each.makespan_seconds / 3600.0 for each in side] for side in (mine, base)]),
-            (
-                "time to the best finisher",
-                [[each.best_finished_seconds / 3600.0 for each in side] for side in (mine, base)],
-            ),
-            ("slot hours", [[each.slot_hours for each in side] for side in (mine, base)]),
-        ):
+        for quantity, pick in QUANTITIES.items():
             rows.append(
                 Measurement(
                     what=f"{what}, {name}: {quantity}",
-                    ours=statistics.fmean(values[0]),
-                    peer=statistics.fmean(values[1]),
+                    ours=statistics.fmean(pick(each) for each in mine),
+                    peer=statistics.fmean(pick(each) for each in base),
                     unit="h",
                     peer_name=STATIC_1,
                     target=targets.get(quantity) if name.startswith("goodput, time") else None,

@@ -54,6 +54,8 @@ class LoopSettings:
     server_file: Path | None = None
     decide_every_seconds: float = 0.0
     """Least time between two decisions of the policy; in between, the last one is carried out. 0: at every tick."""
+    silence_seconds: float = 45.0
+    """A replica that has been heard of and then says nothing for so long hangs: it is ended, and its trial heals."""
     move_patience_seconds: float = 10.0
     """A trial that is to move to slots which others hold waits so long before it gives up its own."""
 
@@ -67,6 +69,7 @@ class ControlLoop:
         settings: LoopSettings,
         *,
         clock: Clock = time.time,
+        monotonic: Clock = time.monotonic,
         on_change: Callable[[], None] = lambda: None,
     ) -> None:
         self._store = store
@@ -74,6 +77,7 @@ class ControlLoop:
         self._policy = policy
         self._settings = settings
         self._clock = clock
+        self._monotonic = monotonic
         self._on_change = on_change
         self._wake = threading.Event()
         self._stopping = threading.Event()
@@ -89,6 +93,9 @@ class ControlLoop:
         self.policy_error: Exception | None = None
         """Why the policy's last answer could not be used; None when it could."""
         self._observer = Observer(store, launcher)
+        self._heard: dict[str, float] = {}
+        """When each replica last called, on a clock that does not jump."""
+        self._answered_since = monotonic()
 
     # ------------------------------------------------------------------ running
 
@@ -124,6 +131,7 @@ class ControlLoop:
                 # Trials go on training; what could not be written is seen again at the next tick.
                 logger.error("tick given up error=%s", error)
                 self._deaf_until = self._clock()
+                self._answered_since = self._monotonic()
                 time.sleep(TICK_SECONDS)
             except Exception:
                 logger.exception("tick failed; allocations stay as they are")
@@ -132,6 +140,7 @@ class ControlLoop:
     def tick(self) -> None:
         """One pass: every step re-reads what the one before it may have changed."""
         now = self._clock()
+        self._end_silent(now)
         self._note_exits(now)
         self._follow_owners(now)
         for trial in self._store.trials(live_only=True):
@@ -200,6 +209,27 @@ class ControlLoop:
                 self._note_failed_joiner(replica, gone.status, now)
             self._store.update_replica(gone.replica_id, state=ReplicaState.GONE, gone_at=now, exit_status=gone.status)
             logger.info("replica gone trial=%s replica=%s status=%s", replica.trial_id, gone.replica_id, gone.status)
+
+    def note_contact(self, replica_id: str) -> None:
+        """The replica has just called; from API handlers."""
+        self._heard[replica_id] = self._monotonic()
+
+    def _end_silent(self, now: float) -> None:
+        """A process that is stopped, or stuck below Python, still exists, and its peers wait for it in vain."""
+        replicas = {replica.replica_id: replica for replica in self._store.replicas()}
+        for replica_id in self._heard.keys() - replicas.keys():
+            self._heard.pop(replica_id, None)
+        for replica_id, heard in list(self._heard.items()):
+            # Nobody was heard while this scheduler could not answer.
+            if self._monotonic() - max(heard, self._answered_since) <= self._settings.silence_seconds:
+                continue
+            del self._heard[replica_id]
+            replica = replicas[replica_id]
+            logger.warning("replica silent trial=%s replica=%s: ending it", replica.trial_id, replica_id)
+            sentence = f"replica {replica_id} said nothing for {self._settings.silence_seconds:.0f} s and was ended"
+            reason = Reason(code="silent", sentence=sentence)
+            self._store.add_history(HistoryEntry(at=now, trial_id=replica.trial_id, what="warning", reason=reason))
+            self._launcher.stop(replica, force=True)
 
     def _note_failed_joiner(self, replica: ReplicaRecord, status: int | None, now: float) -> None:
         """A joiner that ended by itself would end so again: do not start the next one at once."""

@@ -77,6 +77,7 @@ def calling_replica(request: Request, x_elastune_replica: Annotated[str, Header(
         raise HTTPException(403, f"this token does not open trial {trial_id!r}")
     for replica in service.store.replicas(trial_id=trial_id):
         if replica.replica_id == x_elastune_replica:
+            service.loop.note_contact(replica.replica_id)
             return replica
     raise HTTPException(410, f"replica {x_elastune_replica!r} is not wanted any more")
 
@@ -109,6 +110,7 @@ def replica_routes(service: Service) -> APIRouter:
         deadline = service.clock() + min(wait, LONGEST_WAIT_SECONDS)
         while True:
             changed = service.changed
+            service.loop.note_contact(caller.replica_id)
             news = await asyncio.to_thread(news_for, caller.replica_id, caller.trial_id, after)
             if news is not None:
                 return news

@@ -42,7 +42,9 @@ class ScriptedPolicy:
 
 
 class Rig:
-    def __init__(self, folder: Path, slots: int = 4, *, fork_server: bool = True) -> None:
+    def __init__(
+        self, folder: Path, slots: int = 4, *, fork_server: bool = True, silence_seconds: float = 45.0
+    ) -> None:
         self.folder = folder
         self.trace = folder / "trace"
         self.trace.mkdir()
@@ -60,6 +62,7 @@ class Rig:
             self.policy,
             LoopSettings(
                 state_dir=folder,
+                silence_seconds=silence_seconds,
                 api_url=lambda: url,
                 replica_token=tokens.for_trial,
                 base_environ={**os.environ, "TRACE_DIR": str(self.trace), "OMP_NUM_THREADS": "1"},

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -106,6 +107,25 @@ def test_a_killed_replica_is_left_behind_without_going_back(rig: Rig, undisturbe
     record = rig.until_over(trial_id)
     assert_as_undisturbed(rig, record, undisturbed)
     assert record.losses == 0
+
+
+@pytest.mark.slow
+def test_a_replica_that_hangs_is_noticed_and_left_behind(tmp_path: Path, undisturbed: list[float]) -> None:
+    """A stopped process keeps its connections: only its silence tells."""
+    rig = Rig(tmp_path, silence_seconds=18.0)
+    try:
+        trial_id = rig.submit(3)
+        rig.until_size(trial_id, 3)
+        members = rig.members(trial_id)
+        rig.until_step(15)
+        rig.want(trial_id, 2)
+        assert members[1].pid is not None
+        os.kill(members[1].pid, signal.SIGSTOP)
+        record = rig.until_over(trial_id)
+        assert_as_undisturbed(rig, record, undisturbed)
+        assert any(entry.reason.code == "silent" for entry in rig.store.history(trial_id))
+    finally:
+        rig.close()
 
 
 def test_all_killed_at_once_resume_from_the_checkpoint(rig: Rig, undisturbed: list[float]) -> None:

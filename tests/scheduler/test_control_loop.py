@@ -22,6 +22,8 @@ class Bench:
 
     def __init__(self, folder: Path, slots: int = 4) -> None:
         self.now = 1000.0
+        self.jumped = 0.0
+        """How far the wall clock was set forward in all."""
         self.folder = folder
         self.store = SqlTrialStore(f"sqlite:///{folder / 'trials.db'}")
         self.launcher = InMemoryLauncher({"n0": slots})
@@ -35,7 +37,14 @@ class Bench:
             replica_token=lambda trial_id: f"token-{trial_id}",
             base_environ={"PATH": "/bin"},
         )
-        return ControlLoop(self.store, self.launcher, self.policy, settings, clock=lambda: self.now)
+        return ControlLoop(
+            self.store,
+            self.launcher,
+            self.policy,
+            settings,
+            clock=lambda: self.now,
+            monotonic=lambda: self.now - self.jumped,
+        )
 
     def tick(self, times: int = 1, seconds: float = 0.5) -> None:
         for _ in range(times):
@@ -235,6 +244,21 @@ def test_a_study_whose_driver_is_gone_is_paused_and_comes_back(bench: Bench) -> 
     bench.store.release([trial_id])
     bench.tick()
     assert bench.trial(trial_id).state is TrialState.STARTING
+
+
+def test_a_replica_that_falls_silent_is_ended_and_a_clock_that_jumps_ends_nobody(bench: Bench) -> None:
+    trial_id = bench.submit()
+    bench.train(trial_id)
+    [replica] = bench.store.replicas()
+    bench.loop.note_contact(replica.replica_id)
+    bench.now += 3600.0
+    bench.jumped += 3600.0
+    bench.tick(4, seconds=10.0)
+    assert bench.launcher.stopped == []
+    bench.tick(2, seconds=10.0)
+    assert bench.launcher.stopped == [(replica.replica_id, True)]
+    [told] = [entry for entry in bench.store.history(trial_id) if entry.reason.code == "silent"]
+    assert told.reason.sentence == f"replica {replica.replica_id} said nothing for 45 s and was ended"
 
 
 def test_joiners_who_came_too_late_are_told_to_aim_again(bench: Bench) -> None:
