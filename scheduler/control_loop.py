@@ -18,10 +18,12 @@ from pathlib import Path
 from typing import Protocol
 
 from dist_core.env import EXIT_PREEMPTED, ReplicaEnvironment
+from scheduler.losses import judge
 from scheduler.observer import Observer
 from scheduler.snapshot import Grant, Policy, Snapshot, TrialView, check_grants
 from trials.errors import LaunchFailed, StoreUnavailable
 from trials.launch.base import Launcher, LaunchRequest, NodeSlots
+from trials.log_files import last_words, shorten
 from trials.plan import Launch, Publish, RetryJoin, Stop, plan
 from trials.record import Reason, ReplicaRecord, ReplicaState, TrialRecord
 from trials.states import TrialEvent, TrialState, next_state
@@ -35,6 +37,8 @@ TICK_SECONDS = 0.5
 OWNER_LEASE_SECONDS = 20.0
 """A study whose driver has not asked for news for so long is paused: nobody would take its results."""
 LAUNCH_BACKOFF_SECONDS = 2.0
+LOG_SECONDS = 10.0
+"""Between two looks at the size of the replicas' logs."""
 FAILED_JOIN_SECONDS = 30.0
 """After a joiner failed, its trial is not grown again for so long."""
 
@@ -86,6 +90,7 @@ class ControlLoop:
         self._last_end = 0.0
         self._launch_not_before: dict[str, float] = {}
         self._blocked_since: dict[str, float] = {}
+        self._progress_at_loss: dict[str, float] = {}
         self._decided_at = float("-inf")
         self.latest_snapshot: Snapshot | None = None
         """What the last decision was made on."""
@@ -96,6 +101,7 @@ class ControlLoop:
         self._heard: dict[str, float] = {}
         """When each replica last called, on a clock that does not jump."""
         self._answered_since = monotonic()
+        self._logs_seen_at = monotonic()
 
     # ------------------------------------------------------------------ running
 
@@ -140,6 +146,7 @@ class ControlLoop:
     def tick(self) -> None:
         """One pass: every step re-reads what the one before it may have changed."""
         now = self._clock()
+        self._shorten_logs()
         self._end_silent(now)
         self._note_exits(now)
         self._follow_owners(now)
@@ -213,6 +220,14 @@ class ControlLoop:
     def note_contact(self, replica_id: str) -> None:
         """The replica has just called; from API handlers."""
         self._heard[replica_id] = self._monotonic()
+
+    def _shorten_logs(self) -> None:
+        if self._monotonic() - self._logs_seen_at < LOG_SECONDS:
+            return
+        self._logs_seen_at = self._monotonic()
+        for replica in self._store.replicas():
+            if shorten(self._log(replica)):
+                logger.info("log shortened trial=%s replica=%s", replica.trial_id, replica.replica_id)
 
     def _end_silent(self, now: float) -> None:
         """A process that is stopped, or stuck below Python, still exists, and its peers wait for it in vain."""
@@ -327,7 +342,8 @@ class ControlLoop:
         self._last_end = now
         self._move(trial, event, reason, now, finished_at=now)
         self._observer.note_end(trial, next_state(trial.state, event))
-        self._blocked_since.pop(trial.trial_id, None)
+        for kept in (self._blocked_since, self._progress_at_loss, self._launch_not_before):
+            kept.pop(trial.trial_id, None)
         shutil.rmtree(self._checkpoint_dir(trial), ignore_errors=True)
 
     def _empty(self, trial: TrialRecord, now: float) -> None:
@@ -338,24 +354,22 @@ class ControlLoop:
         asked = trial.switching and not trial.published_members
         stopped = all(replica.stop_requested_at is not None for replica in ended)
         preempted = statuses <= {EXIT_PREEMPTED} or stopped
-        losses = trial.losses + (not asked and not preempted)
-        if losses > trial.spec.max_losses:
-            reason = Reason(
-                code="lost_too_often",
-                sentence=f"its replicas were lost {losses} times (last exit status {_statuses(statuses)}); "
-                f"max_losses is {trial.spec.max_losses}. The replica's log tells more",
-            )
-            self._finish(trial, TrialEvent.GAVE_UP, reason, now)
-            return
+        losses = trial.losses
         if asked or preempted:
             reason = Reason(code="paused", sentence=trial.hold or "saved its state and gave its slots back")
         else:
-            reason = Reason(
-                code="lost",
-                sentence=f"its replicas were lost (exit status {_statuses(statuses)}); "
-                f"it resumes from its last checkpoint, restart {losses} of {trial.spec.max_losses}",
+            verdict = judge(
+                statuses,
+                next((words for row in reversed(ended) if (words := last_words(self._log(row)))), ""),
+                losses=trial.losses,
+                max_losses=trial.spec.max_losses,
+                progressed=self._got_on(trial),
             )
-            self._launch_not_before[trial.trial_id] = now + LAUNCH_BACKOFF_SECONDS * (2 ** (losses - 1) - 1)
+            if verdict.gives_up:
+                self._finish(trial, TrialEvent.GAVE_UP, verdict.reason, now)
+                return
+            losses, reason = verdict.losses, verdict.reason
+            self._launch_not_before[trial.trial_id] = now + verdict.wait_seconds
         self._move(
             trial,
             TrialEvent.EMPTIED,
@@ -367,6 +381,13 @@ class ControlLoop:
             published=max(trial.generation, trial.published),
             published_members=(),
         )
+
+    def _got_on(self, trial: TrialRecord) -> bool:
+        """Whether the trial has made progress since its replicas were last lost."""
+        progress = self._observer.progress(trial.trial_id)
+        before = self._progress_at_loss.get(trial.trial_id)
+        self._progress_at_loss[trial.trial_id] = progress
+        return before is not None and progress > before
 
     def _move(self, trial: TrialRecord, event: TrialEvent, reason: Reason, now: float, **changes: object) -> None:
         state = next_state(trial.state, event)
@@ -505,8 +526,11 @@ class ControlLoop:
             working_dir=trial.spec.working_dir,
             python_path=trial.spec.python_path,
             preload=trial.spec.preload,
-            log=self._settings.state_dir / "logs" / trial.trial_id / f"{replica.replica_id}.log",
+            log=self._log(replica),
         )
+
+    def _log(self, replica: ReplicaRecord) -> Path:
+        return self._settings.state_dir / "logs" / replica.trial_id / f"{replica.replica_id}.log"
 
     def _checkpoint_dir(self, trial: TrialRecord) -> Path:
         return self._settings.state_dir / "checkpoints" / trial.trial_id
@@ -566,7 +590,3 @@ class ControlLoop:
             for action in plan(trial, {}, mine, now):
                 if isinstance(action, Stop):
                     self._stop(action, mine, now)
-
-
-def _statuses(statuses: set[int | None]) -> str:
-    return ", ".join(sorted("unknown" if status is None else str(status) for status in statuses)) or "unknown"

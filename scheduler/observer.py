@@ -66,6 +66,11 @@ class Observer:
             return hints.epoch
         return hints.epoch + int(OFFER_SECONDS / hints.epoch_seconds)
 
+    def progress(self, trial_id: str) -> float:
+        """What the trial said last; 0 while nothing is known."""
+        hints = self._hints.get(trial_id)
+        return 0.0 if hints is None else hints.progress
+
     def snapshot(
         self,
         trials: Sequence[TrialRecord],

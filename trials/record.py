@@ -75,6 +75,7 @@ class TrialRecord:
     """Latest generation that rank 0 said it had given up."""
     rescaled_at: float = 0.0
     losses: int = 0
+    """Times in a row that all its replicas were lost, without progress in between."""
     outcome: Outcome | None = None
     cancel_requested: str | None = None
     hold: str | None = None

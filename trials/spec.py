@@ -35,7 +35,7 @@ class TrialSpec:
     """Installed modules the code needs; a fork server may import them beforehand."""
     environ: Mapping[str, str] = field(default_factory=dict)
     max_losses: int = 5
-    """Times the trial is restarted after its replicas were lost through no fault of the user's code."""
+    """Times in a row that the trial is restarted when its replicas were lost and it made no progress in between."""
 
     def __post_init__(self) -> None:
         if not self.study:

@@ -212,7 +212,7 @@ def test_all_lost_resumes_and_too_often_fails_with_the_status(bench: Bench) -> N
     bench.tick()
     record = bench.trial(trial_id)
     assert record.state is TrialState.FAILED
-    assert "-9" in record.reason.sentence
+    assert "SIGKILL" in record.reason.sentence
 
 
 def test_a_new_scheduler_on_the_same_store_goes_on_without_touching_anything(bench: Bench) -> None:

@@ -1,0 +1,37 @@
+"""Replicas' logs: their last words, and a limit to their size while somebody still writes."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from trials.log_files import LONGEST_WORDS, last_words, shorten
+
+
+def test_last_words_are_the_last_line_that_is_not_empty(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    assert last_words(log) == ""
+    log.write_bytes(b"first\n" + b"x" * 5000 + b"\nValueError: \xff on purpose\n\n  \n")
+    assert last_words(log) == "ValueError: \N{REPLACEMENT CHARACTER} on purpose"
+    log.write_text("y" * 1000)
+    assert last_words(log) == "y" * LONGEST_WORDS
+
+
+def test_a_long_log_keeps_its_later_half_and_goes_on_growing_at_its_end(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    writer = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    for number in range(1000):
+        os.write(writer, b"line %d\n" % number)
+    assert not shorten(log, 1_000_000)
+    assert shorten(log, 4000)
+    os.write(writer, b"the end\n")
+    os.close(writer)
+    lines = log.read_text().splitlines()
+    assert lines[0] == "(earlier lines were dropped)"
+    assert lines[-2:] == ["line 999", "the end"]
+    assert [int(line.split()[1]) for line in lines[1:-1]] == list(range(1000 - len(lines) + 2, 1000))
+    assert os.path.getsize(log) < 2100
+
+
+def test_a_log_that_is_not_there_is_left_alone(tmp_path: Path) -> None:
+    assert not shorten(tmp_path / "none")

@@ -1,0 +1,42 @@
+"""What replicas print: one file each, its end for reasons, and a limit to its size.
+
+A replica writes straight into its file, opened for appending, so nothing is paid for a log that nobody reads. When a file
+grows beyond the limit its later half moves to the front and the rest goes; lines printed in that moment may be lost.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+LARGEST_LOG_BYTES = 32 * 1024 * 1024
+LONGEST_WORDS = 300
+
+
+def last_words(log: Path) -> str:
+    """The last line that a replica printed, shortened; empty when there is none."""
+    try:
+        with open(log, "rb") as file:
+            file.seek(max(0, os.path.getsize(log) - 4096))
+            lines = file.read().decode(errors="replace").splitlines()
+    except OSError:
+        return ""
+    spoken = [line.strip() for line in lines if line.strip()]
+    return spoken[-1][:LONGEST_WORDS] if spoken else ""
+
+
+def shorten(log: Path, limit: int = LARGEST_LOG_BYTES) -> bool:
+    """Cut a file that has grown beyond ``limit`` bytes to its later half, from a line's start; whether it was."""
+    try:
+        if os.path.getsize(log) <= limit:
+            return False
+        with open(log, "r+b") as file:
+            file.seek(-(limit // 2), os.SEEK_END)
+            file.readline()
+            kept = file.read()
+            file.seek(0)
+            file.write(b"(earlier lines were dropped)\n" + kept)
+            file.truncate()
+    except OSError:
+        return False
+    return True
