@@ -68,6 +68,13 @@ def up(
     port: Annotated[int | None, typer.Option(help="Port to listen on; default: 7300.")] = None,
     policy: Annotated[str, typer.Option(help="Who gets which slots.")] = "goodput",
     fork_server: Annotated[bool, typer.Option(help="Start replicas by forking a process with torch loaded.")] = True,
+    database: Annotated[
+        str | None,
+        typer.Option(
+            envvar="ELASTUNE_DATABASE",
+            help="Keep trials there, such as postgresql+psycopg://USER@HOST/NAME; default: a file in the state folder.",
+        ),
+    ] = None,
     embedded: Annotated[bool, typer.Option(hidden=True)] = False,
 ) -> None:
     """Run a scheduler that owns this machine's slots, until Ctrl-C."""
@@ -93,6 +100,7 @@ def up(
             port=port if port is not None or embedded else 7300,
             policy=policy,
             fork_server=fork_server,
+            database=None if embedded else database,
             stop_with_stdin=embedded,
         ),
         on_listening=announce,

@@ -42,6 +42,13 @@ LOG_SECONDS = 10.0
 FAILED_JOIN_SECONDS = 30.0
 """After a joiner failed, its trial is not grown again for so long."""
 
+WHO = {
+    TrialEvent.VALUE_RETURNED: "trial",
+    TrialEvent.PRUNED_BY_TUNER: "tuner",
+    TrialEvent.CANCELLED_BY_OWNER: "owner",
+}
+"""Whose doing an event is, where it is not the scheduler's."""
+
 
 class Clock(Protocol):
     def __call__(self) -> float: ...
@@ -243,7 +250,7 @@ class ControlLoop:
             logger.warning("replica silent trial=%s replica=%s: ending it", replica.trial_id, replica_id)
             sentence = f"replica {replica_id} said nothing for {self._settings.silence_seconds:.0f} s and was ended"
             reason = Reason(code="silent", sentence=sentence)
-            self._store.add_history(HistoryEntry(at=now, trial_id=replica.trial_id, what="warning", reason=reason))
+            self._note(replica.trial_id, "warning", reason, now)
             self._launcher.stop(replica, force=True)
 
     def _note_failed_joiner(self, replica: ReplicaRecord, status: int | None, now: float) -> None:
@@ -255,7 +262,7 @@ class ControlLoop:
                 code="join_failed",
                 sentence=f"replica {replica.replica_id} ended before it could join; its log tells why",
             )
-            self._store.add_history(HistoryEntry(at=now, trial_id=trial.trial_id, what="warning", reason=reason))
+            self._note(trial.trial_id, "warning", reason, now)
 
     def _follow_owners(self, now: float) -> None:
         """Pause the studies whose driver is gone. A driver that is back releases the trials it asks for."""
@@ -392,9 +399,12 @@ class ControlLoop:
     def _move(self, trial: TrialRecord, event: TrialEvent, reason: Reason, now: float, **changes: object) -> None:
         state = next_state(trial.state, event)
         self._store.save_trial(replace(trial, state=state, reason=reason, **changes))  # type: ignore[arg-type]  # fields by name
-        self._store.add_history(HistoryEntry(at=now, trial_id=trial.trial_id, what=state.value, reason=reason))
+        self._note(trial.trial_id, state.value, reason, now, who=WHO.get(event, "scheduler"))
         if state is not TrialState.RESCALING:
             logger.info("trial %s trial=%s reason=%s: %s", state.value, trial.trial_id, reason.code, reason.sentence)
+
+    def _note(self, trial_id: str, what: str, reason: Reason, now: float, *, who: str = "scheduler") -> None:
+        self._store.add_history(HistoryEntry(at=now, trial_id=trial_id, what=what, reason=reason, who=who))
 
     def _backing_off(self, now: float) -> set[str]:
         """Trials that must not be given further replicas yet."""
@@ -428,7 +438,7 @@ class ControlLoop:
         waits = trial.state in (TrialState.PENDING, TrialState.PAUSED) and grant.slots == 0
         if waits and grant.reason != trial.reason:
             self._store.save_trial(replace(self._store.trial(trial.trial_id), reason=grant.reason))
-            self._store.add_history(HistoryEntry(at=now, trial_id=trial.trial_id, what="waits", reason=grant.reason))
+            self._note(trial.trial_id, "waits", grant.reason, now, who=f"policy {self._policy.name}")
             logger.info("trial waits trial=%s reason=%s", trial.trial_id, grant.reason.sentence)
 
     def _launch(self, trial: TrialRecord, grant: Grant, wanted: Mapping[str, int], now: float) -> int:
@@ -456,9 +466,8 @@ class ControlLoop:
 
     def _note_rescale(self, trial: TrialRecord, grant: Grant, before: int, after: int, now: float) -> None:
         self._store.save_trial(replace(trial, reason=grant.reason))
-        self._store.add_history(
-            HistoryEntry(at=now, trial_id=trial.trial_id, what=f"{before} -> {after} replicas", reason=grant.reason)
-        )
+        who = "scheduler" if grant.reason.code == "replica_lost" else f"policy {self._policy.name}"
+        self._note(trial.trial_id, f"{before} -> {after} replicas", grant.reason, now, who=who)
         logger.info(
             "trial rescales trial=%s replicas=%d->%d reason=%s: %s",
             trial.trial_id,

@@ -51,6 +51,8 @@ class ServerSettings:
     stop_with_stdin: bool = False
     """End when standard input closes: the owner is gone."""
     token: str | None = None
+    database: str | None = None
+    """SQLAlchemy's URL of a database that a server keeps; None: a file in the state folder."""
 
 
 def _bind(settings: ServerSettings) -> socket.socket:
@@ -85,7 +87,7 @@ def serve(settings: ServerSettings, *, on_listening: Callable[[str, str], None])
     listener = _bind(settings)
     url = f"http://{settings.host}:{listener.getsockname()[1]}"
     tokens = Tokens(settings.token or token_in_folder(folder.path))
-    store = SqlTrialStore(folder.database_url)
+    store = SqlTrialStore(settings.database or folder.database_url, exclusive=True)
     gpus = visible_gpus()
     slots = settings.slots or len(gpus) or usable_cores()
     launcher = LocalLauncher(slots=slots, gpus=gpus, fork_server=settings.fork_server, preload=PRELOAD)

@@ -1,7 +1,8 @@
 """What replicas print: one file each, its end for reasons, and a limit to its size.
 
-A replica writes straight into its file, opened for appending, so nothing is paid for a log that nobody reads. When a file
-grows beyond the limit its later half moves to the front and the rest goes; lines printed in that moment may be lost.
+A replica writes straight into its file, opened for appending, so nothing is paid for a log that nobody reads. When a
+file grows beyond the limit its later half moves to the front and the rest goes; lines printed in that moment may be
+lost.
 """
 
 from __future__ import annotations

@@ -173,7 +173,11 @@ def replica_routes(service: Service) -> APIRouter:
     @routes.post("/warning")
     def warning(caller: Caller, body: WarningBody) -> None:
         reason = Reason(code="warning", sentence=body.message)
-        store.add_history(HistoryEntry(at=service.clock(), trial_id=caller.trial_id, what="warning", reason=reason))
+        store.add_history(
+            HistoryEntry(
+                at=service.clock(), trial_id=caller.trial_id, what="warning", reason=reason, who=caller.replica_id
+            )
+        )
 
     @routes.post("/outcome")
     def outcome(caller: Caller, body: OutcomeBody) -> None:

@@ -245,11 +245,11 @@ def print_trial(trial: Mapping[str, Any]) -> None:
     if trial["outcome"] is not None and trial["outcome"]["traceback"]:
         console.print(trial["outcome"]["traceback"], markup=False)
     history = Table(box=None, header_style="bold", pad_edge=False)
-    for column in ("when", "what", "why"):
+    for column in ("when", "who", "what", "why"):
         history.add_column(column)
     for entry in trial["history"]:
         when = time.strftime("%H:%M:%S", time.localtime(entry["at"]))
-        history.add_row(when, entry["what"], f"{entry['reason']['code']}: {entry['reason']['sentence']}")
+        history.add_row(when, entry["who"], entry["what"], f"{entry['reason']['code']}: {entry['reason']['sentence']}")
     console.print(history)
     replicas = Table(box=None, header_style="bold", pad_edge=False)
     for column in ("replica", "node", "slot", "state", "pid", "exit status"):

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import sqlalchemy as sa
 
-from trials.errors import StoreUnavailable, UnknownTrial
+from tests.trials.postgres import postgres_server
+from trials.errors import StateFolderInUse, StoreUnavailable, UnknownTrial
 from trials.record import Outcome, Reason, ReplicaRecord, ReplicaState, Report, Study
 from trials.spec import TrialSpec
 from trials.states import TrialState
@@ -18,13 +21,43 @@ from trials.store.base import HistoryEntry
 from trials.terms import StudyTerms
 
 
-@pytest.fixture(params=["sqlite-file", "sqlite-memory", "memory"])
+@pytest.fixture(scope="module")
+def postgres() -> Iterator[str]:
+    with postgres_server() as url:
+        yield url
+
+
+def emptied(url: str) -> str:
+    """The server's database without any table."""
+    engine = sa.create_engine(url)
+    with engine.begin() as connection:
+        connection.exec_driver_sql("DROP SCHEMA public CASCADE")
+        connection.exec_driver_sql("CREATE SCHEMA public")
+    engine.dispose()
+    return url
+
+
+@pytest.fixture(params=["file", pytest.param("server", marks=pytest.mark.slow)])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """An empty database that several stores may open."""
+    return (
+        f"sqlite:///{tmp_path / 'trials.db'}"
+        if request.param == "file"
+        else emptied(request.getfixturevalue("postgres"))
+    )
+
+
+@pytest.fixture(
+    params=["sqlite-file", "sqlite-memory", "memory", pytest.param("postgresql", marks=pytest.mark.slow)],
+)
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[TrialStore]:
     if request.param == "memory":
         yield InMemoryTrialStore()
         return
-    url = "sqlite://" if request.param == "sqlite-memory" else f"sqlite:///{tmp_path / 'trials.db'}"
-    made = SqlTrialStore(url)
+    if request.param == "postgresql":
+        made = SqlTrialStore(emptied(request.getfixturevalue("postgres")))
+    else:
+        made = SqlTrialStore("sqlite://" if request.param == "sqlite-memory" else f"sqlite:///{tmp_path / 'trials.db'}")
     yield made
     made.close()
 
@@ -155,8 +188,21 @@ def test_an_unknown_trial_is_named(store: TrialStore) -> None:
         store.trial("nope")
 
 
-def test_a_store_opened_again_has_everything(tmp_path: Path) -> None:
-    url = f"sqlite:///{tmp_path / 'trials.db'}"
+def test_words_that_no_database_likes_are_kept_readable(store: TrialStore) -> None:
+    record = store.submit(spec(), 1.0)
+    words = "nothing\0here, 'quotes', \N{SNOWMAN}, and " + "x" * 10_000
+    reason = Reason(code="c", sentence=words)
+    store.save_trial(replace(record, reason=reason))
+    store.add_history(HistoryEntry(at=1.0, trial_id=record.trial_id, what="waits", reason=reason, who="policy x"))
+    store.request_cancel(record.trial_id, words)
+    store.set_outcome(record.trial_id, Outcome(kind="error", message=words))
+    now = store.trial(record.trial_id)
+    for kept in (now.reason.sentence, now.cancel_requested or "", store.history(record.trial_id)[0].reason.sentence):
+        assert kept.replace("\N{REPLACEMENT CHARACTER}", "\0") == words
+    assert now.outcome is not None and now.outcome.message == words
+
+
+def test_a_store_opened_again_has_everything(url: str) -> None:
     first = SqlTrialStore(url)
     record = first.submit(spec(), 1.0)
     first.close()
@@ -165,8 +211,8 @@ def test_a_store_opened_again_has_everything(tmp_path: Path) -> None:
     second.close()
 
 
-def test_writers_in_several_threads_lose_nothing(tmp_path: Path) -> None:
-    made = SqlTrialStore(f"sqlite:///{tmp_path / 'trials.db'}")
+def test_writers_in_several_threads_lose_nothing(url: str) -> None:
+    made = SqlTrialStore(url)
 
     def submit(study: str) -> None:
         for number in range(15):
@@ -184,3 +230,23 @@ def test_writers_in_several_threads_lose_nothing(tmp_path: Path) -> None:
 def test_a_folder_that_cannot_be_written_is_named() -> None:
     with pytest.raises(StoreUnavailable, match="cannot be opened"):
         SqlTrialStore("sqlite:////nonexistent-folder/trials.db")
+
+
+@pytest.mark.parametrize("url", ["mysql+nothing://somewhere/x", "not a url", "postgresql+psycopg://me:secret@/x?bad=1"])
+def test_a_database_that_cannot_be_used_is_named_without_its_password(url: str) -> None:
+    with pytest.raises(StoreUnavailable, match="cannot be") as refused:
+        SqlTrialStore(url)
+    assert "secret" not in str(refused.value)
+
+
+@pytest.mark.slow
+def test_a_servers_database_belongs_to_one_scheduler_at_a_time(postgres: str) -> None:
+    url = emptied(postgres)
+    first = SqlTrialStore(url, exclusive=True)
+    with pytest.raises(StateFolderInUse, match=rf"belongs to a running scheduler \(elastune pid {os.getpid()} on"):
+        SqlTrialStore(url, exclusive=True)
+    first.submit(spec(), 1.0)
+    first.close()
+    second = SqlTrialStore(url, exclusive=True)
+    assert len(second.trials()) == 1
+    second.close()

@@ -19,6 +19,8 @@ class HistoryEntry:
     trial_id: str
     what: str
     reason: Reason
+    who: str = "scheduler"
+    """``scheduler``, ``owner`` (whoever holds the owner's token), ``driver``, or a replica's id."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

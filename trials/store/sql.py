@@ -7,6 +7,7 @@ are serialised by the database; connections are not shared between threads.
 from __future__ import annotations
 
 import json
+import re
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -16,7 +17,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy import event, select
 from sqlalchemy.engine import Connection, Engine, RowMapping
-from sqlalchemy.exc import IntegrityError, OperationalError
+from sqlalchemy.exc import DatabaseError, IntegrityError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from trials.errors import StoreUnavailable, UnknownTrial
@@ -24,124 +25,44 @@ from trials.record import Outcome, Reason, ReplicaRecord, ReplicaState, Report, 
 from trials.spec import TrialSpec
 from trials.states import FINAL_STATES, TrialState
 from trials.store.base import HistoryEntry, SlotInterval
+from trials.store.claim import claim, whoami
+from trials.store.schema import bring_up_to_date
+from trials.store.tables import hints as _hints
+from trials.store.tables import history as _history
+from trials.store.tables import replicas as _replicas
+from trials.store.tables import reports as _reports
+from trials.store.tables import studies as _studies
+from trials.store.tables import trials as _trials
 from trials.terms import StudyTerms
 
-SCHEMA_VERSION = 2
 BUSY_SECONDS = 10
 """Longest wait for another writer, or for a connection, before a write is given up as impossible for now."""
 
-_metadata = sa.MetaData()
-
-_about = sa.Table("about", _metadata, sa.Column("schema_version", sa.Integer, nullable=False))
-
-_studies = sa.Table(
-    "studies",
-    _metadata,
-    sa.Column("name", sa.String(255), primary_key=True),
-    sa.Column("direction", sa.String(16), nullable=False),
-    sa.Column("terms", sa.Text, nullable=False),
-    sa.Column("owner", sa.String(64)),
-    sa.Column("owner_seen_at", sa.Float),
-)
-
-_trials = sa.Table(
-    "trials",
-    _metadata,
-    sa.Column("position", sa.Integer, primary_key=True, autoincrement=True),
-    sa.Column("trial_id", sa.String(64), nullable=False, unique=True),
-    sa.Column("study", sa.String(255), nullable=False, index=True),
-    sa.Column("number", sa.Integer, nullable=False),
-    sa.Column("spec", sa.Text, nullable=False),
-    sa.Column("state", sa.String(16), nullable=False, index=True),
-    sa.Column("reason_code", sa.String(64), nullable=False),
-    sa.Column("reason_sentence", sa.Text, nullable=False),
-    sa.Column("submitted_at", sa.Float, nullable=False),
-    sa.Column("finished_at", sa.Float),
-    sa.Column("generation", sa.Integer, nullable=False, default=0),
-    sa.Column("members", sa.Text, nullable=False, default="[]"),
-    sa.Column("published", sa.Integer, nullable=False, default=0),
-    sa.Column("published_members", sa.Text, nullable=False, default="[]"),
-    sa.Column("published_at", sa.Float, nullable=False, default=0.0),
-    sa.Column("join_epoch", sa.Integer),
-    sa.Column("entered", sa.Integer, nullable=False, default=0),
-    sa.Column("abandoned", sa.Integer, nullable=False, default=0),
-    sa.Column("rescaled_at", sa.Float, nullable=False, default=0.0),
-    sa.Column("losses", sa.Integer, nullable=False, default=0),
-    sa.Column("outcome", sa.Text),
-    sa.Column("cancel_requested", sa.Text),
-    sa.Column("hold", sa.Text),
-    sa.UniqueConstraint("study", "number"),
-)
-
-_replicas = sa.Table(
-    "replicas",
-    _metadata,
-    sa.Column("replica_id", sa.String(64), primary_key=True),
-    sa.Column("trial_id", sa.String(64), nullable=False, index=True),
-    sa.Column("node", sa.String(255), nullable=False),
-    sa.Column("slot", sa.Integer, nullable=False),
-    sa.Column("launch_index", sa.Integer, nullable=False),
-    sa.Column("state", sa.String(16), nullable=False, index=True),
-    sa.Column("join_epoch", sa.Integer),
-    sa.Column("pid", sa.Integer),
-    sa.Column("process_started", sa.Float),
-    sa.Column("launched_at", sa.Float, nullable=False),
-    sa.Column("contact_at", sa.Float),
-    sa.Column("ready_at", sa.Float),
-    sa.Column("retry_join", sa.Boolean, nullable=False, default=False),
-    sa.Column("gone_at", sa.Float),
-    sa.Column("exit_status", sa.Integer),
-    sa.Column("stop_requested_at", sa.Float),
-)
-
-_hints = sa.Table(
-    "hints",
-    _metadata,
-    sa.Column("trial_id", sa.String(64), primary_key=True),
-    sa.Column("document", sa.Text, nullable=False),
-)
-
-_reports = sa.Table(
-    "reports",
-    _metadata,
-    sa.Column("trial_id", sa.String(64), primary_key=True),
-    sa.Column("step", sa.Integer, primary_key=True),
-    sa.Column("value", sa.Float),
-    sa.Column("progress", sa.Float, nullable=False),
-)
-
-_history = sa.Table(
-    "history",
-    _metadata,
-    sa.Column("entry", sa.Integer, primary_key=True, autoincrement=True),
-    sa.Column("at", sa.Float, nullable=False),
-    sa.Column("trial_id", sa.String(64), nullable=False, index=True),
-    sa.Column("what", sa.Text, nullable=False),
-    sa.Column("reason_code", sa.String(64), nullable=False),
-    sa.Column("reason_sentence", sa.Text, nullable=False),
-)
-
 
 class SqlTrialStore:
-    """``url`` is SQLAlchemy's, such as ``sqlite:////var/lib/elastune/trials.db``."""
+    """``url`` is SQLAlchemy's, such as ``sqlite:////var/lib/elastune/trials.db`` or ``postgresql+psycopg://host/name``.
 
-    def __init__(self, url: str) -> None:
+    ``exclusive``: on a server, which has no folder to lock, refuse a database that another scheduler works with
+    (StateFolderInUse).
+    """
+
+    def __init__(self, url: str, *, exclusive: bool = False) -> None:
         self._engine = _engine(url)
+        self._claim: Connection | None = None
         try:
-            with self._engine.begin() as connection:
-                _metadata.create_all(connection)
-                version = connection.execute(select(_about.c.schema_version)).scalar()
-                if version is None:
-                    connection.execute(_about.insert().values(schema_version=SCHEMA_VERSION))
-        except OperationalError as error:
-            raise StoreUnavailable(f"the database {url} cannot be opened: {error.orig}") from error
-        if version not in (None, SCHEMA_VERSION):
-            raise StoreUnavailable(
-                f"the database {url} has schema {version}, this version of elastune needs {SCHEMA_VERSION}; "
-                "use the version that made it, or another state folder"
-            )
+            if exclusive and self._engine.dialect.name == "postgresql":
+                self._claim = claim(self._engine)
+            bring_up_to_date(self._engine)
+        except BaseException as error:
+            self.close()
+            if isinstance(error, DatabaseError):
+                shown = self._engine.url.render_as_string()
+                raise StoreUnavailable(f"the database {shown} cannot be opened: {error.orig}") from error
+            raise
 
     def close(self) -> None:
+        if self._claim is not None:
+            self._claim.close()
         self._engine.dispose()
 
     @contextmanager
@@ -151,7 +72,9 @@ class SqlTrialStore:
                 yield connection
         except (OperationalError, PoolTimeout) as error:
             words = getattr(error, "orig", None) or error
-            raise StoreUnavailable(f"the database did not take a write: {words}; free some space") from error
+            raise StoreUnavailable(
+                f"the database did not take a write: {words}; free some space, or look after its server"
+            ) from error
 
     @contextmanager
     def _read(self) -> Iterator[Connection]:
@@ -238,7 +161,7 @@ class SqlTrialStore:
                 .values(
                     state=record.state.value,
                     reason_code=record.reason.code,
-                    reason_sentence=record.reason.sentence,
+                    reason_sentence=_plain(record.reason.sentence),
                     finished_at=record.finished_at,
                     generation=record.generation,
                     members=json.dumps(record.members),
@@ -271,7 +194,9 @@ class SqlTrialStore:
 
     def request_cancel(self, trial_id: str, why: str) -> None:
         with self._write() as connection:
-            connection.execute(_trials.update().where(_trials.c.trial_id == trial_id).values(cancel_requested=why))
+            connection.execute(
+                _trials.update().where(_trials.c.trial_id == trial_id).values(cancel_requested=_plain(why))
+            )
 
     def hold_study(self, study: str, hold: str) -> None:
         live = (_trials.c.study == study) & _trials.c.state.not_in([state.value for state in FINAL_STATES])
@@ -353,9 +278,10 @@ class SqlTrialStore:
                 _history.insert().values(
                     at=entry.at,
                     trial_id=entry.trial_id,
+                    who=entry.who,
                     what=entry.what,
                     reason_code=entry.reason.code,
-                    reason_sentence=entry.reason.sentence,
+                    reason_sentence=_plain(entry.reason.sentence),
                 )
             )
 
@@ -366,6 +292,7 @@ class SqlTrialStore:
                 HistoryEntry(
                     at=row.at,
                     trial_id=row.trial_id,
+                    who=row.who,
                     what=row.what,
                     reason=Reason(code=row.reason_code, sentence=row.reason_sentence),
                 )
@@ -374,7 +301,7 @@ class SqlTrialStore:
 
     def slot_intervals(self) -> list[SlotInterval]:
         with self._read() as connection:
-            rows = connection.execute(select(_replicas).order_by(_replicas.c.launched_at))
+            rows = connection.execute(select(_replicas).order_by(_replicas.c.launched_at, _replicas.c.launch_index))
             return [SlotInterval.of(row) for row in rows]
 
 
@@ -403,9 +330,27 @@ def _trial(row: RowMapping) -> TrialRecord:
     )
 
 
+def _plain(text: str) -> str:
+    """Without the one character that PostgreSQL has no room for."""
+    return text.replace("\0", "\N{REPLACEMENT CHARACTER}")
+
+
+def _without_password(url: str) -> str:
+    return re.sub(r"(?<=:)[^:@/]+(?=@)", "***", url)
+
+
 def _engine(url: str) -> Engine:
     if not url.startswith("sqlite"):
-        return sa.create_engine(url, pool_pre_ping=True)
+        try:
+            return sa.create_engine(
+                url, pool_pre_ping=True, pool_size=10, max_overflow=40, connect_args={"application_name": whoami()}
+            )
+        except (ModuleNotFoundError, sa.exc.NoSuchModuleError, sa.exc.ArgumentError, TypeError) as error:
+            raise StoreUnavailable(
+                f"the database {_without_password(url)} cannot be used: {error}; give "
+                "postgresql+psycopg://USER@HOST/NAME and `pip install elastune[postgresql]`, or leave it out for a file "
+                "in the state folder"
+            ) from error
     options: dict[str, Any] = {"connect_args": {"timeout": BUSY_SECONDS, "check_same_thread": False}}
     if url in ("sqlite://", "sqlite:///:memory:"):
         options["poolclass"] = sa.pool.StaticPool

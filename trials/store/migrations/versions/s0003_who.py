@@ -1,0 +1,16 @@
+"""Entries of the history name who acted."""
+
+from __future__ import annotations
+
+import sqlalchemy as sa
+from alembic import op
+
+revision = "0003"
+down_revision = "0002"
+
+
+def upgrade() -> None:
+    with op.batch_alter_table("history") as batch:
+        batch.add_column(sa.Column("who", sa.String(64), nullable=False, server_default="scheduler"))
+    with op.batch_alter_table("history") as batch:
+        batch.alter_column("who", server_default=None)
