@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.frame import Measurement
+from benchmarks.frame import RESULTS, Measurement
 from scheduler.policy import policy_by_name
 from scheduler.simulator.application import measured_application
 from scheduler.simulator.cluster import SimulationSettings
@@ -92,12 +92,26 @@ def measure() -> list[Measurement]:
         all_of = partial(sweeps_of, configurations=64, names=tuple(CONTENDERS))
         found = list(pool.map(all_of, range(SEEDS)))
         full = list(pool.map(partial(sweeps_of, configurations=128, names=few), range(SEEDS_FULL_QUEUE)))
+    draw(found, RESULTS / "sweeps.png")
     return [
         *_rows(found, "64 configurations", targets=TARGETS),
         *_rows(full, "128 configurations", targets={}),
         *_deadline_rows(found),
         _budget_row(found),
     ]
+
+
+def draw(found: list[dict[str, Any]], path: Path) -> None:
+    """Time to the best finisher and to the sweep's end, a box for each contender over the seeds."""
+    from matplotlib.figure import Figure
+
+    names = [name for name in CONTENDERS if name in found[0]["results"]]
+    figure = Figure(figsize=(9, 4), layout="constrained")
+    for axis, quantity in zip(figure.subplots(1, 2, sharey=True), list(QUANTITIES)[:2], strict=True):
+        hours = [[QUANTITIES[quantity](each["results"][name]) for each in found] for name in names]
+        axis.boxplot(hours, orientation="horizontal", tick_labels=names)
+        axis.set_xlabel(f"{quantity} (hours)")
+    figure.savefig(path, dpi=110)
 
 
 def _rows(found: list[dict[str, Any]], what: str, *, targets: dict[str, float]) -> list[Measurement]:

@@ -348,8 +348,8 @@ def _engine(url: str) -> Engine:
         except (ModuleNotFoundError, sa.exc.NoSuchModuleError, sa.exc.ArgumentError, TypeError) as error:
             raise StoreUnavailable(
                 f"the database {_without_password(url)} cannot be used: {error}; give "
-                "postgresql+psycopg://USER@HOST/NAME and `pip install elastune[postgresql]`, or leave it out for a file "
-                "in the state folder"
+                "postgresql+psycopg://USER@HOST/NAME and `pip install elastune[postgresql]`, or leave it out for a "
+                "file in the state folder"
             ) from error
     options: dict[str, Any] = {"connect_args": {"timeout": BUSY_SECONDS, "check_same_thread": False}}
     if url in ("sqlite://", "sqlite:///:memory:"):
