@@ -12,6 +12,7 @@ import signal
 from collections.abc import Set
 from dataclasses import dataclass
 
+from dist_core.env import EXIT_PEER_LOST, EXIT_PREEMPTED
 from trials.record import Reason
 
 BACKOFF_SECONDS = 2.0
@@ -50,8 +51,8 @@ def judge(statuses: Set[int | None], words: str, *, losses: int, max_losses: int
 
 
 def is_crash(status: int | None) -> bool:
-    """The process ended by itself; else something outside it is to blame."""
-    if status is None:
+    """The process ended by itself for no reason that it knew; else something outside it is to blame."""
+    if status in (None, EXIT_PREEMPTED, EXIT_PEER_LOST):
         return False
     return status > 0 or -status in FAULTS_OF_CODE
 
@@ -64,6 +65,8 @@ def describe(statuses: Set[int | None]) -> str:
             parts.append("disappeared")
         elif status == -signal.SIGKILL:
             parts.append("were killed (SIGKILL: by somebody, or by the kernel for want of memory)")
+        elif status == EXIT_PEER_LOST:
+            parts.append("lost their peers or the scheduler")
         elif status < 0:
             parts.append(f"were ended by {_signal_name(-status)}")
         else:

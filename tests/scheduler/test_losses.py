@@ -6,10 +6,11 @@ import signal
 
 import pytest
 
+from dist_core.env import EXIT_PEER_LOST
 from scheduler.losses import LONGEST_BACKOFF_SECONDS, MOST_CRASHES, judge
 
 
-@pytest.mark.parametrize("status", [-signal.SIGKILL, -signal.SIGTERM, None, 0])
+@pytest.mark.parametrize("status", [-signal.SIGKILL, -signal.SIGTERM, None, 0, EXIT_PEER_LOST])
 def test_what_came_from_outside_is_restarted_without_limit_while_the_trial_gets_on(status: int | None) -> None:
     losses = 0
     for _ in range(50):

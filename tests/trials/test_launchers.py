@@ -175,6 +175,49 @@ def test_a_fork_server_that_was_killed_is_replaced(tmp_path: Path) -> None:
     launcher.close()
 
 
+def test_a_changed_module_is_loaded_again_and_earlier_replicas_stay_children(tmp_path: Path) -> None:
+    (tmp_path / "helper.py").write_text("VALUE = 3\n")
+    (tmp_path / "user_code.py").write_text(
+        "import sys, time\n"
+        "def tells():\n    import helper\n    return helper.VALUE\n"
+        "def ends_later():\n    time.sleep(3.0)\n    return 9\n"
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(tmp_path))
+        launcher = LocalLauncher(slots=1, preload=["helper"])
+    server = launcher._server
+    assert server is not None and server._process is not None
+
+    def start(name: str, function: str) -> ReplicaRecord:
+        request = LaunchRequest(
+            replica_id=name,
+            entrypoint=f"user_code:{function}",
+            environ={"PATH": os.environ["PATH"]},
+            working_dir=str(tmp_path),
+            python_path=(str(tmp_path),),
+            preload=(),
+            log=tmp_path / f"{name}.log",
+        )
+        process = launcher.launch(request)
+        assert psutil.Process(process.pid).ppid() == server._process.pid  # type: ignore[union-attr]
+        return ReplicaRecord(
+            replica_id=name,
+            trial_id="t",
+            node="n",
+            slot=0,
+            launch_index=0,
+            pid=process.pid,
+            process_started=process.started,
+        )
+
+    outlives = start("outlives", "ends_later")
+    assert wait_for_exit(launcher, start("before", "tells")).status == 3
+    (tmp_path / "helper.py").write_text("VALUE = 40 + 2\n")
+    assert wait_for_exit(launcher, start("after", "tells")).status == 42
+    assert wait_for_exit(launcher, outlives).status == 9
+    launcher.close()
+
+
 def test_the_in_memory_launcher_ends_replicas_when_told(tmp_path: Path) -> None:
     launcher = InMemoryLauncher({"n": 2})
     request = LaunchRequest(

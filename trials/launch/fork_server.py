@@ -4,6 +4,10 @@ One per machine. It starts no thread, opens no process group and touches no GPU 
 over a socket pair with its launcher: requests ``{"launch": ...}``, ``{"preload": [...]}``; answers
 ``{"launched": id, "pid": ...}``, ``{"exited": pid, "status": ...}``. When the launcher's end closes, it ends; its
 replicas run on, and their leases end them if no scheduler adopts them.
+
+When a file that it has loaded changes, it answers ``{"stale": id}`` instead of forking, and becomes a fresh
+interpreter in the same process, so that the replicas stay its children; it says ``{"ready": pid}`` when it has loaded
+everything again.
 """
 
 from __future__ import annotations
@@ -18,6 +22,7 @@ import socket
 import sys
 from typing import Any
 
+from trials.launch.loaded_sources import LoadedSources
 from trials.launch.replica_start import finish, redirect, reseed, run_replica
 
 
@@ -47,6 +52,8 @@ def _child(request: dict[str, Any], connection: socket.socket, wakeup: tuple[int
 class _ForkServer:
     def __init__(self, connection: socket.socket) -> None:
         self.connection = connection
+        self.sources = LoadedSources()
+        self.preloaded: list[str] = []
         self.wakeup = os.pipe()
         for descriptor in self.wakeup:
             os.set_blocking(descriptor, False)
@@ -57,11 +64,27 @@ class _ForkServer:
     def answer(self, message: dict[str, Any]) -> None:
         self.connection.sendall(json.dumps(message).encode() + b"\n")
 
+    def preload(self, names: list[str]) -> None:
+        _preload(names)
+        self.preloaded += names
+        self.sources.note()
+
+    def begin_anew(self) -> None:
+        descriptor = self.connection.fileno()
+        os.set_inheritable(descriptor, True)
+        module = "trials.launch.fork_server"
+        os.execv(sys.executable, [sys.executable, "-m", module, str(descriptor), *self.preloaded])
+
     def handle(self, message: dict[str, Any]) -> None:
         if "preload" in message:
-            _preload(message["preload"])
+            self.preload(message["preload"])
             return
         request = message["launch"]
+        self.sources.note()
+        changed = self.sources.changed()
+        if changed is not None:
+            self.answer({"stale": request["replica_id"], "changed": changed})
+            self.begin_anew()
         pid = os.fork()
         if pid == 0:
             try:
@@ -102,7 +125,7 @@ class _ForkServer:
 def main() -> None:
     connection = socket.socket(fileno=int(sys.argv[1]))
     server = _ForkServer(connection)
-    _preload(sys.argv[2:])
+    server.preload(sys.argv[2:])
     with contextlib.suppress(BrokenPipeError, ConnectionResetError):
         server.answer({"ready": os.getpid()})
         server.serve()

@@ -184,10 +184,12 @@ class _ForkServerHandle:
                 if "exited" in message:
                     self._on_exit(message["exited"], message["status"])
                     continue
+                if "stale" in message:
+                    logger.info("fork server loads everything again changed=%s", message["changed"])
                 with self._answered:
                     if "launched" in message:
                         self._launched[message["launched"]] = message["pid"]
-                    self._ready = True
+                    self._ready = "stale" not in message
                     self._answered.notify_all()
         with self._answered:
             if self._connection is connection:
@@ -203,20 +205,30 @@ class _ForkServerHandle:
                 self._start()
             connection = self._connection
             assert connection is not None
-            self._answered.wait_for(lambda: self._ready or self._connection is None, FORK_SECONDS)
             new = [name for name in request.preload if name not in self._preload]
             self._preload.extend(new)
-            try:
-                if new:
-                    connection.sendall(json.dumps({"preload": new}).encode() + b"\n")
-                connection.sendall(json.dumps({"launch": _document(request)}).encode() + b"\n")
-            except OSError:
-                self._connection = None
-                return None
-            answered = self._answered.wait_for(
-                lambda: request.replica_id in self._launched or self._connection is not connection, FORK_SECONDS
-            )
-            if not answered:
+            # Twice, where the server finds its code to be out of date and loads it again.
+            for _ in range(2):
+                self._answered.wait_for(lambda: self._ready or self._connection is None, FORK_SECONDS)
+                if not self._ready or self._connection is None:
+                    return None
+                try:
+                    if new:
+                        connection.sendall(json.dumps({"preload": new}).encode() + b"\n")
+                    connection.sendall(json.dumps({"launch": _document(request)}).encode() + b"\n")
+                except OSError:
+                    self._connection = None
+                    return None
+                new = []
+                self._answered.wait_for(
+                    lambda: (
+                        request.replica_id in self._launched or not self._ready or self._connection is not connection
+                    ),
+                    FORK_SECONDS,
+                )
+                if self._ready:
+                    break
+            if request.replica_id not in self._launched and self._connection is connection:
                 # Never start the same replica twice: a server this slow is given up together with its backlog.
                 self.kill()
                 self._answered.wait_for(lambda: self._connection is not connection, FORK_SECONDS)
