@@ -29,7 +29,7 @@ from scheduler.snapshot import NodeView
 from scheduler.state_folder import StateFolder, read_server_file
 from trials.errors import StoreUnavailable
 from trials.launch import LocalLauncher
-from trials.store import SqlTrialStore
+from trials.store import CachedTrialStore, SqlTrialStore, TrialStore
 
 logger = logging.getLogger(__name__)
 
@@ -87,7 +87,7 @@ def serve(settings: ServerSettings, *, on_listening: Callable[[str, str], None])
     listener = _bind(settings)
     url = f"http://{settings.host}:{listener.getsockname()[1]}"
     tokens = Tokens(settings.token or token_in_folder(folder.path))
-    store = SqlTrialStore(settings.database or folder.database_url, exclusive=True)
+    store = CachedTrialStore(SqlTrialStore(settings.database or folder.database_url, exclusive=True))
     gpus = visible_gpus()
     slots = settings.slots or len(gpus) or usable_cores()
     launcher = LocalLauncher(slots=slots, gpus=gpus, fork_server=settings.fork_server, preload=PRELOAD)
@@ -136,7 +136,7 @@ def serve(settings: ServerSettings, *, on_listening: Callable[[str, str], None])
 
 
 def _stop_with_owner(
-    server: uvicorn.Server, store: SqlTrialStore, loop: ControlLoop, folder: StateFolder, url: str
+    server: uvicorn.Server, store: TrialStore, loop: ControlLoop, folder: StateFolder, url: str
 ) -> None:
     """Wait for the owner's end of the pipe to close, give replicas time to save, then stop the server."""
     sys.stdin.buffer.read()

@@ -219,7 +219,7 @@ def client_routes(service: Service) -> APIRouter:
                 {**_summary(record), **_live(service, record, hints), "latest": latest.get(record.trial_id)}
                 for record in records
             ],
-            "changes": _changes(records),
+            "changes": [_entry(entry) for entry in store.resizes()],
         }
 
     @routes.get("/trials/{trial_id}/why")
@@ -240,15 +240,8 @@ def client_routes(service: Service) -> APIRouter:
                 "reason": asdict(grant.reason),
                 "numbers": dict(grant.numbers),
             },
-            "changes": _changes([record]),
+            "changes": [_entry(entry) for entry in store.history(trial_id) if entry.resizes],
         }
-
-    def _changes(records: list[TrialRecord]) -> list[dict[str, Any]]:
-        """Every change of size with its reason, oldest first."""
-        entries = [entry for record in records for entry in store.history(record.trial_id)]
-        return [
-            _entry(entry) for entry in sorted(entries, key=lambda entry: entry.at) if entry.what.endswith("replicas")
-        ]
 
     @routes.get("/timeline")
     def timeline() -> dict[str, Any]:
@@ -259,7 +252,7 @@ def client_routes(service: Service) -> APIRouter:
             "nodes": [asdict(node) for node in service.nodes()],
             "intervals": [asdict(interval) for interval in store.slot_intervals()],
             "trials": [_summary(record) for record in records],
-            "changes": _changes(records),
+            "changes": [_entry(entry) for entry in store.resizes()],
         }
 
     return routes

@@ -22,7 +22,7 @@ from scheduler.snapshot import Grant, NodeView, Snapshot
 from trials.launch import LocalLauncher
 from trials.record import Reason, ReplicaRecord, TrialRecord
 from trials.spec import TrialSpec
-from trials.store import SqlTrialStore
+from trials.store import CachedTrialStore, SqlTrialStore
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -48,7 +48,7 @@ class Rig:
         self.folder = folder
         self.trace = folder / "trace"
         self.trace.mkdir()
-        self.store = SqlTrialStore(f"sqlite:///{folder / 'trials.db'}")
+        self.store = CachedTrialStore(SqlTrialStore(f"sqlite:///{folder / 'trials.db'}"))
         self.launcher = LocalLauncher(slots=slots, preload=["dist_core.replica_preload"], fork_server=fork_server)
         self.policy = ScriptedPolicy()
         listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)

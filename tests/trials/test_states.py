@@ -1,10 +1,15 @@
+"""The transition table, and the diagram that the documentation prints from it."""
+
 from __future__ import annotations
+
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from trials.errors import IllegalTransition
+from trials.state_diagram import state_diagram
 from trials.states import TRANSITIONS, TrialEvent, TrialState, next_state
 
 
@@ -39,3 +44,8 @@ def test_every_live_state_can_be_cancelled_and_given_up() -> None:
         if not state.is_final:
             assert next_state(state, TrialEvent.CANCELLED_BY_OWNER) is TrialState.CANCELLED
             assert next_state(state, TrialEvent.GAVE_UP) is TrialState.FAILED
+
+
+def test_the_documentation_shows_the_table_as_it_is() -> None:
+    page = Path(__file__).parents[2] / "docs" / "architecture.md"
+    assert f"```mermaid\n{state_diagram()}\n```" in page.read_text()

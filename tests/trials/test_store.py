@@ -16,7 +16,7 @@ from trials.errors import StateFolderInUse, StoreUnavailable, UnknownTrial
 from trials.record import Outcome, Reason, ReplicaRecord, ReplicaState, Report, Study
 from trials.spec import TrialSpec
 from trials.states import TrialState
-from trials.store import InMemoryTrialStore, SqlTrialStore, TrialStore
+from trials.store import CachedTrialStore, InMemoryTrialStore, SqlTrialStore, TrialStore
 from trials.store.base import HistoryEntry
 from trials.terms import StudyTerms
 
@@ -48,16 +48,18 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 
 @pytest.fixture(
-    params=["sqlite-file", "sqlite-memory", "memory", pytest.param("postgresql", marks=pytest.mark.slow)],
+    params=["sqlite-file", "sqlite-memory", "memory", "cached", pytest.param("postgresql", marks=pytest.mark.slow)],
 )
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[TrialStore]:
     if request.param == "memory":
         yield InMemoryTrialStore()
         return
     if request.param == "postgresql":
-        made = SqlTrialStore(emptied(request.getfixturevalue("postgres")))
+        made: SqlTrialStore | CachedTrialStore = SqlTrialStore(emptied(request.getfixturevalue("postgres")))
     else:
         made = SqlTrialStore("sqlite://" if request.param == "sqlite-memory" else f"sqlite:///{tmp_path / 'trials.db'}")
+    if request.param == "cached":
+        made = CachedTrialStore(made)
     yield made
     made.close()
 
@@ -174,6 +176,10 @@ def test_hints_history_and_studies(store: TrialStore) -> None:
     entry = HistoryEntry(at=1.0, trial_id=trial_id, what="starts", reason=Reason(code="c", sentence="s"))
     store.add_history(entry)
     assert store.history(trial_id) == [entry]
+    later = replace(entry, at=3.0, what="1 -> 2 replicas")
+    store.add_history(later)
+    store.add_history(replace(later, at=2.0, trial_id="t-else", what="2 -> 1 replicas"))
+    assert [change.what for change in store.resizes()] == ["2 -> 1 replicas", "1 -> 2 replicas"]
     store.put_study(Study(name="s", direction="maximize"))
     terms = StudyTerms(weight=2.0, yields_to=("a", "b"), quota=3, goal="deadline", deadline_at=5.0)
     store.put_study(Study(name="s", direction="maximize", terms=terms, owner="me", owner_seen_at=1.0))

@@ -10,6 +10,9 @@ from trials.record import Outcome, Reason, ReplicaRecord, ReplicaState, Report, 
 from trials.spec import TrialSpec
 from trials.terms import StudyTerms
 
+RESIZE = " replicas"
+"""How a history's entry ends that tells of another number of replicas."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HistoryEntry:
@@ -18,9 +21,14 @@ class HistoryEntry:
     at: float
     trial_id: str
     what: str
+    """A state, ``waits``, ``warning``, or ``1 -> 2 replicas``."""
     reason: Reason
     who: str = "scheduler"
-    """``scheduler``, ``owner`` (whoever holds the owner's token), ``driver``, or a replica's id."""
+    """``scheduler``, ``policy NAME``, ``trial``, ``tuner``, ``owner`` (of the token), or a replica's id."""
+
+    @property
+    def resizes(self) -> bool:
+        return self.what.endswith(RESIZE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,5 +127,9 @@ class TrialStore(Protocol):
     def add_history(self, entry: HistoryEntry) -> None: ...
 
     def history(self, trial_id: str) -> list[HistoryEntry]: ...
+
+    def resizes(self) -> list[HistoryEntry]:
+        """Of all trials: changes of the number of replicas, oldest first."""
+        ...
 
     def slot_intervals(self) -> list[SlotInterval]: ...

@@ -77,6 +77,18 @@ class InMemoryTrialStore:
             self._live[trial_id] = None
             return record
 
+    def adopt(self, record: TrialRecord) -> None:
+        """Take over a trial as it is in another store."""
+        with self._lock:
+            self.writes += 1
+            self._by_number[record.spec.study, record.spec.number] = record.trial_id
+            self._trials[record.trial_id] = record
+            if not record.state.is_final:
+                self._live[record.trial_id] = None
+
+    def has_trial(self, trial_id: str) -> bool:
+        return trial_id in self._trials
+
     def trials(self, *, live_only: bool = False) -> list[TrialRecord]:
         with self._lock:
             return [self._trials[name] for name in self._live] if live_only else list(self._trials.values())
@@ -166,6 +178,15 @@ class InMemoryTrialStore:
             found = [row for row in found if row.state is not ReplicaState.GONE]
         return sorted(found, key=lambda row: (row.launched_at, row.launch_index))
 
+    def forget_replica(self, replica_id: str) -> None:
+        with self._lock:
+            row = self._replicas.pop(replica_id, None)
+            self._live_replicas.pop(replica_id, None)
+            if row is not None:
+                self._replicas_of[row.trial_id].pop(replica_id, None)
+                if not self._replicas_of[row.trial_id]:
+                    del self._replicas_of[row.trial_id]
+
     def update_replica(self, replica_id: str, **fields: Any) -> None:
         with self._lock:
             row = self._replicas.get(replica_id)
@@ -189,13 +210,20 @@ class InMemoryTrialStore:
         with self._lock:
             self._hints[trial_id] = dict(hints)
 
+    def forget_hints(self, trial_id: str) -> None:
+        with self._lock:
+            self._hints.pop(trial_id, None)
+
     def hints(self, trial_ids: Sequence[str]) -> dict[str, dict[str, Any]]:
         with self._lock:
             return {trial_id: self._hints[trial_id] for trial_id in trial_ids if trial_id in self._hints}
 
     def add_report(self, report: Report) -> None:
         with self._lock:
-            study = self.trial(report.trial_id).spec.study
+            self.put_report(self.trial(report.trial_id).spec.study, report)
+
+    def put_report(self, study: str, report: Report) -> None:
+        with self._lock:
             self._reports.setdefault(study, {}).setdefault((report.trial_id, report.step), report)
 
     def reports(self, study: str) -> list[Report]:
@@ -210,6 +238,11 @@ class InMemoryTrialStore:
     def history(self, trial_id: str) -> list[HistoryEntry]:
         with self._lock:
             return list(self._history.get(trial_id, ()))
+
+    def resizes(self) -> list[HistoryEntry]:
+        with self._lock:
+            entries = [entry for entries in self._history.values() for entry in entries if entry.resizes]
+        return sorted(entries, key=lambda entry: entry.at)
 
     def slot_intervals(self) -> list[SlotInterval]:
         rows = self.replicas(live_only=False)

@@ -24,7 +24,7 @@ from trials.errors import StoreUnavailable, UnknownTrial
 from trials.record import Outcome, Reason, ReplicaRecord, ReplicaState, Report, Study, TrialRecord
 from trials.spec import TrialSpec
 from trials.states import FINAL_STATES, TrialState
-from trials.store.base import HistoryEntry, SlotInterval
+from trials.store.base import RESIZE, HistoryEntry, SlotInterval
 from trials.store.claim import claim, whoami
 from trials.store.schema import bring_up_to_date
 from trials.store.tables import hints as _hints
@@ -288,21 +288,27 @@ class SqlTrialStore:
     def history(self, trial_id: str) -> list[HistoryEntry]:
         query = select(_history).where(_history.c.trial_id == trial_id).order_by(_history.c.entry)
         with self._read() as connection:
-            return [
-                HistoryEntry(
-                    at=row.at,
-                    trial_id=row.trial_id,
-                    who=row.who,
-                    what=row.what,
-                    reason=Reason(code=row.reason_code, sentence=row.reason_sentence),
-                )
-                for row in connection.execute(query)
-            ]
+            return [_entry(row) for row in connection.execute(query)]
+
+    def resizes(self) -> list[HistoryEntry]:
+        query = select(_history).where(_history.c.what.endswith(RESIZE)).order_by(_history.c.at, _history.c.entry)
+        with self._read() as connection:
+            return [_entry(row) for row in connection.execute(query)]
 
     def slot_intervals(self) -> list[SlotInterval]:
         with self._read() as connection:
             rows = connection.execute(select(_replicas).order_by(_replicas.c.launched_at, _replicas.c.launch_index))
             return [SlotInterval.of(row) for row in rows]
+
+
+def _entry(row: Any) -> HistoryEntry:
+    return HistoryEntry(
+        at=row.at,
+        trial_id=row.trial_id,
+        who=row.who,
+        what=row.what,
+        reason=Reason(code=row.reason_code, sentence=row.reason_sentence),
+    )
 
 
 def _trial(row: RowMapping) -> TrialRecord:
