@@ -9,8 +9,7 @@ from dist_core.core import get_core
 
 def main() -> int:
     core = get_core()
-    assert core.channel is not None and core.membership is not None
-    core.membership.start()
+    assert core.channel is not None
     for step in range(1_000_000):
         core.channel.request("POST", "/report", {"step": step, "value": 1.0 / (step + 1), "progress": float(step)})
         time.sleep(5.0)

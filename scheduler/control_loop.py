@@ -440,7 +440,7 @@ class ControlLoop:
     def _note_reason(self, trial: TrialRecord, grant: Grant, now: float) -> None:
         """Keep a waiting trial's reason current; changes of size are noted when they are acted on."""
         waits = trial.state in (TrialState.PENDING, TrialState.PAUSED) and grant.slots == 0
-        if waits and grant.reason != trial.reason:
+        if waits and grant.reason.sentence != trial.reason.sentence:
             self._store.save_trial(replace(self._store.trial(trial.trial_id), reason=grant.reason))
             self._note(trial.trial_id, "waits", grant.reason, now, who=f"policy {self._policy.name}")
             logger.info("trial waits trial=%s reason=%s", trial.trial_id, grant.reason.sentence)

@@ -199,7 +199,9 @@ class Observer:
             remaining = None if known.target_progress is None else max(0.0, known.target_progress - known.progress)
         held = trial.hold
         if held is None and backs_off and not replicas:
-            held = "waits a moment before it is started again, because it was lost or could not be launched"
+            held = "waits a moment before it is started again, because it could not be launched"
+            if trial.reason.code == "lost":
+                held = trial.reason.sentence
         fraction = history.fraction(trial.trial_id)
         goes_on = survival.probability(fraction, promise.weight if promise is not None and promise.rank else None)
         pause = known.rescale_pause_seconds if known is not None else None
