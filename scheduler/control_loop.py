@@ -12,7 +12,8 @@ import shutil
 import threading
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
@@ -39,6 +40,9 @@ REST = 5.0
 OWNER_LEASE_SECONDS = 20.0
 """A study whose driver has not asked for news for so long is paused: nobody would take its results."""
 LAUNCH_BACKOFF_SECONDS = 2.0
+DEAF_SECONDS = 5.0
+"""Two looks that lie further apart: the scheduler itself was held up."""
+MOST_FAILURES = 20
 LOG_SECONDS = 10.0
 """Between two looks at the size of the replicas' logs."""
 FAILED_JOIN_SECONDS = 30.0
@@ -109,7 +113,8 @@ class ControlLoop:
         self._observer = Observer(store, launcher)
         self._heard: dict[str, float] = {}
         """When each replica last called, on a clock that does not jump."""
-        self._answered_since = monotonic()
+        self._answered_since = self._looked_at = monotonic()
+        self._failures: dict[tuple[str, str], int] = {}
         self._logs_seen_at = monotonic()
 
     # ------------------------------------------------------------------ running
@@ -157,18 +162,43 @@ class ControlLoop:
     def tick(self) -> None:
         """One pass: every step re-reads what the one before it may have changed."""
         now = self._clock()
+        if self._monotonic() - self._looked_at > DEAF_SECONDS:
+            # This process was stopped, or waited for its disk: nobody could be heard meanwhile.
+            self._answered_since = self._monotonic()
+        self._looked_at = self._monotonic()
         self._shorten_logs()
         self._end_silent(now)
         self._note_exits(now)
         self._follow_owners(now)
         for trial in self._store.trials(live_only=True):
-            self._advance(trial, now)
+            with self._contained(trial, "advance", now):
+                self._advance(trial, now)
         trials = self._store.trials(live_only=True)
         if now - self._decided_at >= self._settings.decide_every_seconds:
             self._decide(trials, now)
         self._act(trials, self._grants, now)
         self._stop_leftovers(now)
         self._on_change()
+
+    @contextmanager
+    def _contained(self, trial: TrialRecord, step: str, now: float) -> Iterator[None]:
+        """What goes wrong with one trial does not keep the others from being looked after.
+
+        Only a mistake of ours leads here. The trial is tried again at the next looks, and ends when that never helps.
+        """
+        try:
+            yield
+        except StoreUnavailable:
+            raise
+        except Exception as error:
+            key = trial.trial_id, step
+            failures = self._failures[key] = self._failures.get(key, 0) + 1
+            logger.exception("trial cannot be handled trial=%s times=%d", trial.trial_id, failures)
+            if failures == MOST_FAILURES and not trial.state.is_final:
+                sentence = f"the scheduler cannot handle it ({type(error).__name__}: {error}); its log tells more"
+                self._finish(trial, TrialEvent.GAVE_UP, Reason(code="internal_error", sentence=sentence), now)
+        else:
+            self._failures.pop((trial.trial_id, step), None)
 
     def _decide(self, trials: Sequence[TrialRecord], now: float) -> None:
         """Ask the policy; when it fails or grants what does not exist, allocations stay as they are."""
@@ -245,6 +275,10 @@ class ControlLoop:
         replicas = {replica.replica_id: replica for replica in self._store.replicas()}
         for replica_id in self._heard.keys() - replicas.keys():
             self._heard.pop(replica_id, None)
+        for replica in replicas.values():
+            if replica.contact_at is not None:
+                # Of those that an earlier scheduler has started, too.
+                self._heard.setdefault(replica.replica_id, self._monotonic())
         for replica_id, heard in list(self._heard.items()):
             # Nobody was heard while this scheduler could not answer.
             if self._monotonic() - max(heard, self._answered_since) <= self._settings.silence_seconds:
@@ -397,7 +431,7 @@ class ControlLoop:
         """Whether the trial has made progress since its replicas were last lost."""
         progress = self._observer.progress(trial.trial_id)
         before = self._progress_at_loss.get(trial.trial_id)
-        self._progress_at_loss[trial.trial_id] = progress
+        self._progress_at_loss[trial.trial_id] = max(progress, before or 0.0)
         return before is not None and progress > before
 
     def _move(self, trial: TrialRecord, event: TrialEvent, reason: Reason, now: float, **changes: object) -> None:
@@ -419,23 +453,26 @@ class ControlLoop:
     def _act(self, trials: Sequence[TrialRecord], grants: Mapping[str, Grant], now: float) -> None:
         for trial in trials:
             grant = grants.get(trial.trial_id)
-            if grant is None:
-                continue
-            self._note_reason(trial, grant, now)
-            replicas = self._store.replicas(trial_id=trial.trial_id)
-            near = self._observer.near_epoch(trial.trial_id)
-            blocked = self._blocked_since.pop(trial.trial_id, None)
-            vacate = blocked is not None and now - blocked >= self._settings.move_patience_seconds
-            for action in plan(trial, grant.placement, replicas, now, near_epoch=near, vacate=vacate):
-                if isinstance(action, Launch):
-                    if not self._launch(trial, grant, action.placement, now) and trial.members:
-                        self._blocked_since[trial.trial_id] = now if blocked is None else blocked
-                elif isinstance(action, Publish):
-                    self._publish(trial, grant, action, now)
-                elif isinstance(action, Stop):
-                    self._stop(action, replicas, now)
-                elif isinstance(action, RetryJoin):
-                    self._retry(action.replica_ids)
+            if grant is not None:
+                with self._contained(trial, "act", now):
+                    self._act_on(trial, grant, now)
+
+    def _act_on(self, trial: TrialRecord, grant: Grant, now: float) -> None:
+        self._note_reason(trial, grant, now)
+        replicas = self._store.replicas(trial_id=trial.trial_id)
+        near = self._observer.near_epoch(trial.trial_id)
+        blocked = self._blocked_since.pop(trial.trial_id, None)
+        vacate = blocked is not None and now - blocked >= self._settings.move_patience_seconds
+        for action in plan(trial, grant.placement, replicas, now, near_epoch=near, vacate=vacate):
+            if isinstance(action, Launch):
+                if not self._launch(trial, grant, action.placement, now) and trial.members:
+                    self._blocked_since[trial.trial_id] = now if blocked is None else blocked
+            elif isinstance(action, Publish):
+                self._publish(trial, grant, action, now)
+            elif isinstance(action, Stop):
+                self._stop(action, replicas, now)
+            elif isinstance(action, RetryJoin):
+                self._retry(action.replica_ids)
 
     def _note_reason(self, trial: TrialRecord, grant: Grant, now: float) -> None:
         """Keep a waiting trial's reason current; changes of size are noted when they are acted on."""

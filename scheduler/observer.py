@@ -7,6 +7,7 @@ them. One thread calls it.
 
 from __future__ import annotations
 
+import logging
 import statistics
 from collections import deque
 from collections.abc import Mapping, Sequence, Set
@@ -18,17 +19,21 @@ from scheduler.promise import Promise, promises
 from scheduler.snapshot import NodeView, Snapshot, TrialView
 from scheduler.study_history import StudyHistory
 from scheduler.survival import Survival
+from trials.errors import InvalidStudyTerms
 from trials.launch.base import Launcher
 from trials.record import ReplicaRecord, Report, Study, TrialRecord
 from trials.states import TrialState
 from trials.store import TrialStore
 from trials.terms import StudyTerms
 
+logger = logging.getLogger(__name__)
+
 DEFAULT_PAUSE_SECONDS = 0.3
 """Assumed cost of a rescale until a trial has measured its own."""
 DEFAULT_START_SECONDS = 2.0
 """Assumed time from a replica's launch to its first training step until the study has shown its own."""
 STOPPED = frozenset({TrialState.PRUNED, TrialState.CANCELLED})
+SHORTEST_EPOCH_SECONDS = 1e-3
 OFFER_SECONDS = 15.0
 """A generation is offered at most so long before the trial comes to the epoch in which its joiners wait."""
 
@@ -64,7 +69,7 @@ class Observer:
             return None
         if not hints.epoch_seconds:
             return hints.epoch
-        return hints.epoch + int(OFFER_SECONDS / hints.epoch_seconds)
+        return hints.epoch + int(OFFER_SECONDS / max(hints.epoch_seconds, SHORTEST_EPOCH_SECONDS))
 
     def progress(self, trial_id: str) -> float:
         """What the trial said last; 0 while nothing is known."""
@@ -91,7 +96,7 @@ class Observer:
         )
         self._note_starts(trials, replicas)
         studies = {study.name: study for study in self._store.studies()}
-        priorities = effective_priorities({name: study.terms for name, study in studies.items()})
+        priorities = _priorities(studies)
         replicas_of: dict[str, list[ReplicaRecord]] = {}
         for replica in replicas:
             replicas_of.setdefault(replica.trial_id, []).append(replica)
@@ -250,3 +255,12 @@ class Observer:
             study = studies.get(name)
             result.update(promises(by_trial, maximize=study is not None and study.direction == "maximize"))
         return result
+
+
+def _priorities(studies: Mapping[str, Study]) -> dict[str, int]:
+    """Those that the terms add up to; each study's own where they contradict each other."""
+    try:
+        return effective_priorities({name: study.terms for name, study in studies.items()})
+    except InvalidStudyTerms as error:
+        logger.error("priorities cannot be followed error=%s", error)
+        return {name: study.terms.priority for name, study in studies.items()}

@@ -34,6 +34,8 @@ from trials.store import CachedTrialStore, SqlTrialStore, TrialStore
 logger = logging.getLogger(__name__)
 
 PRELOAD = ("torch", "torch._dynamo", "torch.distributed", "torch.utils.data", "dist_core.replica_preload")
+SECRETS = frozenset({"ELASTUNE_DATABASE", "ELASTUNE_TOKEN", "ELASTUNE_URL", "PGPASSWORD", "PGPASSFILE"})
+"""What replicas do not inherit: they may open their own trial only."""
 DRAIN_SECONDS = 60.0
 """Longest time that replicas get to save their state when the scheduler is stopped for good."""
 
@@ -100,7 +102,7 @@ def serve(settings: ServerSettings, *, on_listening: Callable[[str, str], None])
             state_dir=folder.path.resolve(),
             api_url=lambda: url,
             replica_token=tokens.for_trial,
-            base_environ=dict(os.environ),
+            base_environ={name: value for name, value in os.environ.items() if name not in SECRETS},
             server_file=folder.server_file.resolve(),
         ),
         on_change=lambda: service_box[0].announce(),

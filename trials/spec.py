@@ -11,6 +11,8 @@ from trials.errors import InvalidTrialSpec
 
 _ENTRYPOINT = re.compile(r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")
 MOST_REPLICAS = 4096
+LONGEST_NAME = 255
+LARGEST_NUMBER = 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,12 +40,29 @@ class TrialSpec:
     """Times in a row that the trial is restarted when its replicas were lost and it made no progress in between."""
 
     def __post_init__(self) -> None:
-        if not self.study:
-            raise InvalidTrialSpec("a trial needs the name of its study; it is empty")
-        if self.number < 0:
-            raise InvalidTrialSpec(f"trial number is {self.number}; it must be at least 0")
-        if not _ENTRYPOINT.match(self.entrypoint):
+        if not isinstance(self.study, str) or not 1 <= len(self.study) <= LONGEST_NAME:
+            raise InvalidTrialSpec(
+                f"the name of its study is {self.study!r:.80}; it must be a text of 1 to {LONGEST_NAME} characters"
+            )
+        _check_whole("trial number", self.number, 0, LARGEST_NUMBER)
+        _check_whole("max_losses", self.max_losses, 0, LARGEST_NUMBER)
+        if not isinstance(self.entrypoint, str) or not _ENTRYPOINT.match(self.entrypoint):
             raise InvalidTrialSpec(f"entrypoint is {self.entrypoint!r}; it must read 'package.module:function'")
+        if not isinstance(self.preemptible, bool):
+            raise InvalidTrialSpec(f"preemptible is {self.preemptible!r}; it must be true or false")
+        if not isinstance(self.working_dir, str):
+            raise InvalidTrialSpec(f"working_dir is {self.working_dir!r}; it must be a path")
+        for name in ("only_on", "python_path", "preload"):
+            value = getattr(self, name)
+            if not isinstance(value, tuple) or not all(isinstance(each, str) for each in value):
+                raise InvalidTrialSpec(f"{name} is {value!r:.80}; it must be a list of texts")
+        if not isinstance(self.payload, Mapping):
+            raise InvalidTrialSpec(f"payload is {self.payload!r:.80}; it must be an object with names and values")
+        environ = self.environ
+        if not isinstance(environ, Mapping) or not all(
+            isinstance(each, str) for pair in environ.items() for each in pair
+        ):
+            raise InvalidTrialSpec(f"environ is {environ!r:.80}; it must be an object with texts for names and values")
         check_replica_bounds(self.min_replicas, self.max_replicas)
 
     def to_json(self) -> dict[str, Any]:
@@ -67,8 +86,14 @@ class TrialSpec:
     def from_json(cls, document: Mapping[str, Any]) -> TrialSpec:
         fields = dict(document)
         for name in ("only_on", "python_path", "preload"):
-            fields[name] = tuple(fields.get(name, ()))
+            if isinstance(fields.get(name), list):
+                fields[name] = tuple(fields[name])
         return cls(**fields)
+
+
+def _check_whole(name: str, value: object, least: int, most: int) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
+        raise InvalidTrialSpec(f"{name} is {value!r:.80}; it must be a whole number of at least {least}")
 
 
 def check_replica_bounds(min_replicas: int, max_replicas: int) -> None:

@@ -12,6 +12,7 @@ from trials.errors import InvalidStudyTerms
 Goal = Literal["completion_time", "time_to_best", "fairness", "makespan", "deadline", "budget"]
 GOALS: tuple[Goal, ...] = get_args(Goal)
 LARGEST_PRIORITY = 1000
+LARGEST_WEIGHT = 1e6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,24 +34,38 @@ class StudyTerms:
     """Slot-hours that the study may use in all; for the goal ``budget``."""
 
     def __post_init__(self) -> None:
-        if not (math.isfinite(self.weight) and self.weight > 0):
-            raise InvalidStudyTerms(f"weight is {self.weight}; it must be above 0")
-        if abs(self.priority) > LARGEST_PRIORITY:
-            raise InvalidStudyTerms(f"priority is {self.priority}; it must be between -1000 and 1000")
-        if self.quota is not None and self.quota < 1:
-            raise InvalidStudyTerms(f"quota is {self.quota}; it must be at least 1 slot, or none at all")
+        if not _is_number(self.weight) or not 1.0 / LARGEST_WEIGHT <= self.weight <= LARGEST_WEIGHT:
+            raise InvalidStudyTerms(
+                f"weight is {self.weight!r:.80}; it must be above 0, and at most {LARGEST_WEIGHT:.0e}"
+            )
+        if not _is_whole(self.priority) or abs(self.priority) > LARGEST_PRIORITY:
+            raise InvalidStudyTerms(f"priority is {self.priority!r:.80}; it must be a whole number from -1000 to 1000")
+        if not isinstance(self.yields_to, tuple) or not all(isinstance(name, str) for name in self.yields_to):
+            raise InvalidStudyTerms(f"yields_to is {self.yields_to!r:.80}; it must be a list of names of studies")
+        if self.quota is not None and (not _is_whole(self.quota) or self.quota < 1):
+            raise InvalidStudyTerms(f"quota is {self.quota!r:.80}; it must be at least 1 slot, or none at all")
         if self.goal not in GOALS:
             raise InvalidStudyTerms(f"goal is {self.goal!r}; choose one of {', '.join(GOALS)}")
-        if self.deadline_at is not None and not math.isfinite(self.deadline_at):
-            raise InvalidStudyTerms(f"deadline is {self.deadline_at}; it must be a time")
+        if self.deadline_at is not None and not _is_number(self.deadline_at):
+            raise InvalidStudyTerms(f"deadline is {self.deadline_at!r:.80}; it must be a time")
         if self.goal == "deadline" and self.deadline_at is None:
             raise InvalidStudyTerms("the goal 'deadline' needs a deadline")
-        if self.budget_slot_hours is not None and not self.budget_slot_hours > 0:
-            raise InvalidStudyTerms(f"budget is {self.budget_slot_hours} slot-hours; it must be above 0")
+        budget = self.budget_slot_hours
+        if budget is not None and (not _is_number(budget) or not budget > 0):
+            raise InvalidStudyTerms(f"budget is {budget!r:.80} slot-hours; it must be above 0")
 
     def to_json(self) -> dict[str, Any]:
         return {**asdict(self), "yields_to": list(self.yields_to)}
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> StudyTerms:
-        return cls(**{**document, "yields_to": tuple(document.get("yields_to", ()))})
+        names = document.get("yields_to", ())
+        return cls(**{**document, "yields_to": tuple(names) if isinstance(names, list) else names})
+
+
+def _is_whole(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_number(value: object) -> bool:
+    return _is_whole(value) or (isinstance(value, float) and math.isfinite(value))

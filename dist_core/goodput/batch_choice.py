@@ -30,6 +30,9 @@ SMALL_ATOMIC = 256
 MOST_ACCUMULATION = 15
 
 
+LARGEST_BATCH = 2**31
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchBounds:
     """What the user allows. ``max_batch == init_batch`` means that the batch size is fixed."""
@@ -42,6 +45,8 @@ class BatchBounds:
     accumulation: bool = True
 
     def __post_init__(self) -> None:
+        if self.max_batch > LARGEST_BATCH:
+            raise ValueError(f"max_batch_size is {self.max_batch}; it must be at most {LARGEST_BATCH}")
         if self.init_batch < 1:
             raise ValueError(f"batch_size is {self.init_batch}; it must be at least 1")
         if self.max_batch < self.init_batch:

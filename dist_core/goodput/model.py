@@ -6,7 +6,6 @@ give, the simulator for both.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -37,6 +36,25 @@ class GoodputModel:
         return choose_batches(self.throughput, self.statistics, self.bounds, num_nodes, num_replicas).goodput
 
 
+LARGEST_NUMBER = 1e30
+"""No trial has more examples, seconds or examples per second than that."""
+LARGEST_NOISE_SCALE = 1e12
+
+
+def _check_number(name: str, value: Any) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ValueError(f"hint {name} is {value!r}; it must be a number")
+    if not 0 <= value <= LARGEST_NUMBER:
+        raise ValueError(f"hint {name} is {value}; it must be finite and at least 0")
+
+
+def _statistics(sqr: float, var: float) -> GradientStatistics:
+    """A gradient that all but vanished has no noise scale that could be reckoned with: bounded, not refused."""
+    _check_number("sqr", sqr)
+    _check_number("var", var)
+    return GradientStatistics(sqr=max(sqr, var / LARGEST_NOISE_SCALE), var=var)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hints:
     """What a replica tells the scheduler about its trial. Numbers are checked here, at the edge."""
@@ -60,13 +78,14 @@ class Hints:
 
     def __post_init__(self) -> None:
         for name in ("progress", "epoch_fraction", "goodput"):
-            value = getattr(self, name)
-            if not math.isfinite(value) or value < 0:
-                raise ValueError(f"hint {name} is {value}; it must be finite and at least 0")
+            _check_number(name, getattr(self, name))
         for name in ("target_progress", "epoch_seconds", "rescale_pause_seconds"):
-            value = getattr(self, name)
-            if value is not None and (not math.isfinite(value) or value < 0):
-                raise ValueError(f"hint {name} is {value}; it must be finite and at least 0")
+            if getattr(self, name) is not None:
+                _check_number(name, getattr(self, name))
+        for name in ("epoch", "global_batch"):
+            _check_number(name, getattr(self, name))
+            if not isinstance(getattr(self, name), int):
+                raise ValueError(f"hint {name} is {getattr(self, name)}; it must be a whole number")
 
     def fit(
         self, *, extra_observations: Sequence[Observation] = (), statistics: GradientStatistics | None = None
@@ -105,10 +124,13 @@ class Hints:
     def from_json(cls, document: Mapping[str, Any]) -> Hints:
         """Parse and check; raises ValueError or KeyError with the offending field."""
         statistics = document.get("statistics")
+        for name, value in document["bounds"].items():
+            if value is not None and not isinstance(value, int):
+                raise ValueError(f"batch bound {name} is {value!r}; it must be a whole number")
         return cls(
             bounds=BatchBounds(**document["bounds"]),
             observations=tuple(Observation.from_row(row) for row in document.get("observations", ())),
-            statistics=None if statistics is None else GradientStatistics(*statistics),
+            statistics=None if statistics is None else _statistics(*statistics),
             **{
                 name: document[name]
                 for name in (

@@ -23,6 +23,10 @@ class Configuration(NamedTuple):
     """Of the nodes, as the cluster names it; empty where all are alike."""
 
 
+MOST = 2**31
+"""Of replicas, examples and steps in a plausible observation."""
+
+
 @dataclass(frozen=True, slots=True)
 class Observation:
     """Median seconds of one configuration: computing a gradient alone, and computing, reducing and applying it."""
@@ -41,7 +45,9 @@ class Observation:
     def from_row(cls, row: list[Any]) -> Observation:
         """Inverse of to_row; raises ValueError on anything that is not a plausible measurement."""
         nodes, replicas, atomic, gradient, optim, count, *kind = row
-        if not (1 <= nodes <= replicas and atomic >= 1 and count >= 1):
+        if not all(isinstance(number, int | float) for number in row[:6]):
+            raise ValueError(f"observation {row} has something that is not a number")
+        if not (1 <= nodes <= replicas <= MOST and 1 <= atomic <= MOST and 1 <= count <= MOST):
             raise ValueError(f"observation {row} has an impossible configuration")
         if not (0.0 < gradient < 86400.0 and 0.0 < optim < 86400.0):
             raise ValueError(f"observation {row} has a step time outside (0 s, 1 day)")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from dataclasses import asdict
 from typing import Any
 
@@ -50,6 +51,8 @@ class Cancel(BaseModel):
 
 def client_routes(service: Service) -> APIRouter:
     store = service.store
+    changing = threading.Lock()
+    """Held while terms are read, checked against the other studies', and written."""
 
     def owner_only(request: Request) -> None:
         if not service.tokens.is_owner(bearer(request)):
@@ -86,8 +89,9 @@ def client_routes(service: Service) -> APIRouter:
     def change(name: str, body: dict[str, Any]) -> dict[str, Any]:
         """Change what is asked for a study: weight, priority, quota, goal; also while it runs."""
         known_study(name)
-        terms = changed_terms(name, body)
-        store.set_terms(name, terms)
+        with changing:
+            terms = changed_terms(name, body)
+            store.set_terms(name, terms)
         service.loop.wake()
         return terms.to_json()
 
@@ -103,8 +107,11 @@ def client_routes(service: Service) -> APIRouter:
                     409,
                     f"study {name!r} is being driven by another process; wait for it to end, or use another name",
                 )
-        terms = changed_terms(name, body.terms)
-        store.put_study(Study(name=name, direction=body.direction, terms=terms, owner=body.owner, owner_seen_at=now))
+        with changing:
+            terms = changed_terms(name, body.terms)
+            store.put_study(
+                Study(name=name, direction=body.direction, terms=terms, owner=body.owner, owner_seen_at=now)
+            )
         service.loop.wake()
         return {"slots": sum(node.slots for node in service.nodes())}
 

@@ -21,6 +21,7 @@ ANSWER_SECONDS = 2.0
 """A replica that waits for its driver looks up this often, to see whether it should leave instead."""
 MOST_KEYS = 4096
 LONGEST_VALUE = 65536
+LARGEST_STEP = 2**62
 
 
 class Ready(BaseModel):
@@ -39,7 +40,7 @@ class HintsBody(BaseModel):
 
 
 class ReportBody(BaseModel):
-    step: int
+    step: int = Field(ge=-LARGEST_STEP, le=LARGEST_STEP)
     value: float | None
     progress: float = Field(ge=0)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -88,7 +89,7 @@ class Bench:
         self.enter(trial_id)
         self.tick()
 
-    def give_hints(self, trial_id: str, replicas: int = 8) -> None:
+    def give_hints(self, trial_id: str, replicas: int = 8, progress: float = 100.0) -> None:
         rows = [[1, count, 64, 0.08, 0.08 + 0.002 * (count > 1), 20] for count in (1, 2, replicas)]
         self.store.put_hints(
             trial_id,
@@ -96,7 +97,7 @@ class Bench:
                 "bounds": {"init_batch": 64, "max_batch": 2048, "min_atomic": 8, "max_atomic": 256},
                 "observations": rows,
                 "statistics": [1.0, 200.0],
-                "progress": 100.0,
+                "progress": progress,
                 "target_progress": 1e6,
                 "goodput": 800.0,
                 "epoch": 3,
@@ -253,12 +254,63 @@ def test_a_replica_that_falls_silent_is_ended_and_a_clock_that_jumps_ends_nobody
     bench.loop.note_contact(replica.replica_id)
     bench.now += 3600.0
     bench.jumped += 3600.0
-    bench.tick(4, seconds=10.0)
+    bench.tick(20, seconds=2.0)
     assert bench.launcher.stopped == []
-    bench.tick(2, seconds=10.0)
+    bench.tick(5, seconds=2.0)
     assert bench.launcher.stopped == [(replica.replica_id, True)]
     [told] = [entry for entry in bench.store.history(trial_id) if entry.reason.code == "silent"]
     assert told.reason.sentence == f"replica {replica.replica_id} said nothing for 45 s and was ended"
+
+
+def test_a_scheduler_that_was_held_up_ends_nobody_for_it(bench: Bench) -> None:
+    bench.train(bench.submit())
+    bench.tick()
+    bench.now += 600.0
+    bench.tick(20, seconds=2.0)
+    assert bench.launcher.stopped == []
+
+
+def test_a_replica_that_hangs_while_the_scheduler_is_replaced_is_ended(bench: Bench) -> None:
+    bench.train(bench.submit())
+    bench.loop = bench.new_loop()
+    bench.tick(20, seconds=2.0)
+    assert bench.launcher.stopped == []
+    bench.tick(5, seconds=2.0)
+    assert [force for _, force in bench.launcher.stopped] == [True]
+
+
+def test_one_trial_that_cannot_be_handled_leaves_the_others_alone(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broken, healthy = bench.submit(0), bench.submit(1)
+    act_on = ControlLoop._act_on
+
+    def act(loop: ControlLoop, trial: TrialRecord, *rest: Any) -> None:
+        if trial.trial_id == broken:
+            raise OverflowError("on purpose")
+        act_on(loop, trial, *rest)
+
+    monkeypatch.setattr(ControlLoop, "_act_on", act)
+    bench.tick(3)
+    assert bench.trial(healthy).state is TrialState.STARTING
+    assert bench.trial(broken).state is TrialState.PENDING
+    bench.tick(20)
+    record = bench.trial(broken)
+    assert (record.state, record.reason.code) == (TrialState.FAILED, "internal_error")
+    assert "OverflowError: on purpose" in record.reason.sentence
+
+
+def test_crashes_count_until_the_trial_gets_further_than_ever(bench: Bench) -> None:
+    trial_id = bench.submit(max_replicas=1)
+    for progress in (10.0, 9.0, 9.5, 8.0):
+        bench.tick(60)
+        bench.train(trial_id)
+        bench.give_hints(trial_id, progress=progress)
+        bench.tick()
+        [name] = bench.launcher.running
+        bench.launcher.end(name, 1)
+        bench.tick()
+    assert bench.trial(trial_id).reason.code == "crashed"
 
 
 def test_joiners_who_came_too_late_are_told_to_aim_again(bench: Bench) -> None:

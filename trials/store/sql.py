@@ -337,8 +337,8 @@ def _trial(row: RowMapping) -> TrialRecord:
 
 
 def _plain(text: str) -> str:
-    """Without the one character that PostgreSQL has no room for."""
-    return text.replace("\0", "\N{REPLACEMENT CHARACTER}")
+    """Without what a database has no room for: half of a surrogate pair, and PostgreSQL the character 0."""
+    return text.encode("utf-8", "replace").decode().replace("\0", "\N{REPLACEMENT CHARACTER}")
 
 
 def _without_password(url: str) -> str:

@@ -77,7 +77,7 @@ reports = sa.Table(
     "reports",
     metadata,
     sa.Column("trial_id", sa.String(64), primary_key=True),
-    sa.Column("step", sa.Integer, primary_key=True),
+    sa.Column("step", sa.BigInteger, primary_key=True),
     sa.Column("value", sa.Float),
     sa.Column("progress", sa.Float, nullable=False),
 )

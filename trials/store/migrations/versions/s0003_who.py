@@ -1,4 +1,4 @@
-"""Entries of the history name who acted."""
+"""Entries of the history name who acted; steps may count tokens."""
 
 from __future__ import annotations
 
@@ -14,3 +14,5 @@ def upgrade() -> None:
         batch.add_column(sa.Column("who", sa.String(64), nullable=False, server_default="scheduler"))
     with op.batch_alter_table("history") as batch:
         batch.alter_column("who", server_default=None)
+    with op.batch_alter_table("reports") as batch:
+        batch.alter_column("step", type_=sa.BigInteger, existing_type=sa.Integer, existing_nullable=False)
