@@ -1,42 +1,64 @@
 """Who may hold slots at all: budgets and quotas, then priorities, then weighted shares of the studies.
 
-Only minimums are looked at; what is left over is the policy's to give. Nobody starves: a study that has no slots gains
-a level of priority for each hour that it has waited, and shares come round by weight.
+Only minimums are looked at; what is left over is the policy's to give. Nobody starves: for each hour that a study has
+waited in vain, one trial of it gains a level of priority, which it keeps while it runs; shares come round by weight.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 
+from scheduler.allocation.groups import NodeGroup, may_use
 from scheduler.snapshot import TrialView
 
 AGING_SECONDS = 3600.0
 
 
-def not_admitted(views: Sequence[TrialView], total: int, now: float, *, by_share: bool) -> dict[str, str]:
+def not_admitted(
+    views: Sequence[TrialView],
+    groups: Sequence[NodeGroup],
+    now: float,
+    *,
+    by_share: bool,
+    served: Set[str] = frozenset(),
+) -> dict[str, str]:
     """Trials that get nothing now, each with the reason.
 
-    ``by_share``: between studies of one priority, slots go by weight; else the policy decides among them.
+    ``by_share``: between studies of one priority, slots go by weight; else the policy decides among them. ``served``:
+    studies that have trials elsewhere, which keep their slots.
     """
     refused = _beyond_quota(views) | {
         view.trial_id: "its study's budget of slot-hours is used"
         for view in views
         if view.budget_left is not None and view.budget_left <= 0.0
     }
-    left = [view for view in views if view.trial_id not in refused and view.min_replicas <= total]
-    if sum(view.min_replicas for view in left) <= total:
+    open_to = {
+        view.trial_id: [index for index, group in enumerate(groups) if may_use(view, group)]
+        for view in views
+        if view.trial_id not in refused
+    }
+    sizes = [group.slots for group in groups]
+    left = [
+        view
+        for view in views
+        if view.trial_id not in refused
+        and view.min_replicas <= max((sizes[index] for index in open_to[view.trial_id]), default=0)
+    ]
+    if len(groups) == 1 and sum(view.min_replicas for view in left) <= sizes[0]:
         return refused
-    by_study = _levels(left, now)
-    levels = {view.trial_id: by_study[view.study] for view in left}
+    levels = _levels(left, now, served)
     by_share = by_share and len({view.study for view in left}) > 1
     if not by_share and len({view.study_priority for view in left}) == 1:
         return refused
-    room = total
+    room = list(sizes)
     for current in sorted(set(levels.values()), reverse=True):
         queue = [view for view in left if levels[view.trial_id] == current]
         for view in _by_share(queue) if by_share else _in_order(queue):
-            if view.min_replicas <= room:
-                room -= view.min_replicas
+            chosen = max(
+                open_to[view.trial_id], key=lambda index: (_stays(view, groups[index], room[index]), room[index])
+            )
+            if view.min_replicas <= room[chosen]:
+                room[chosen] -= view.min_replicas
             elif current < max(levels.values()):
                 refused[view.trial_id] = "waits for trials of studies with a higher priority"
             else:
@@ -44,16 +66,28 @@ def not_admitted(views: Sequence[TrialView], total: int, now: float, *, by_share
     return refused
 
 
-def _levels(views: Sequence[TrialView], now: float) -> dict[str, int]:
-    """Each study's priority, and one more for each hour that it has waited without having any slots."""
-    levels = {view.study: view.study_priority for view in views}
-    served = {view.study for view in views if view.held_slots}
-    for study in levels.keys() - served:
-        waited = now - min(
-            view.submitted_at + view.attained_slot_seconds / view.min_replicas for view in views if view.study == study
-        )
-        levels[study] += int(max(0.0, waited) // AGING_SECONDS)
+def _stays(view: TrialView, group: NodeGroup, room: int) -> int:
+    """Slots that it holds there, where there is still room for it."""
+    return group.held_by(view) if view.min_replicas <= room else 0
+
+
+def _levels(views: Sequence[TrialView], now: float, served: Set[str]) -> dict[str, int]:
+    """Each trial's level: its study's priority, and for the one whose turn it is an hour's waiting each."""
+    levels = {view.trial_id: view.study_priority for view in views}
+    by_study: dict[str, list[TrialView]] = {}
+    for view in views:
+        by_study.setdefault(view.study, []).append(view)
+    for study, mine in by_study.items():
+        if study in served:
+            continue
+        # The time it has spent without slots; it stands still while it runs, so a trial keeps what it has gained.
+        first = min(mine, key=lambda view: (not view.held_slots, _waiting_since(view), view.trial_id))
+        levels[first.trial_id] += int(max(0.0, now - _waiting_since(first)) // AGING_SECONDS)
     return levels
+
+
+def _waiting_since(view: TrialView) -> float:
+    return view.submitted_at + view.attained_slot_seconds / view.min_replicas
 
 
 def _beyond_quota(views: Sequence[TrialView]) -> dict[str, str]:
@@ -63,7 +97,7 @@ def _beyond_quota(views: Sequence[TrialView]) -> dict[str, str]:
         if view.study_quota is None:
             continue
         if used.get(view.study, 0) + view.min_replicas > view.study_quota:
-            refused[view.trial_id] = f"its study's quota of {view.study_quota} slots is used"
+            refused[view.trial_id] = "its study's quota of slots is used"
         else:
             used[view.study] = used.get(view.study, 0) + view.min_replicas
     return refused

@@ -35,10 +35,18 @@ class ConstrainedPolicy:
         self._by_share = by_share
 
     def allocate(self, snapshot: Snapshot) -> dict[str, Grant]:
+        served = {view.trial_id: view.study for view in snapshot.trials}
         kept, snapshot = _set_aside(snapshot)
-        refused = not_admitted(snapshot.eligible, snapshot.total_slots, snapshot.now, by_share=self._by_share)
-        snapshot = _held(snapshot, refused)
         groups = node_groups(snapshot.nodes, snapshot.trials)
+        if not groups:
+            full = "all slots are held by trials that may not be preempted" if kept else "there is no node"
+            return kept | {
+                view.trial_id: Grant(placement={}, reason=Reason(code="held", sentence=view.held or full))
+                for view in snapshot.trials
+            }
+        studies = {served[trial_id] for trial_id in kept}
+        refused = not_admitted(snapshot.eligible, groups, snapshot.now, by_share=self._by_share, served=studies)
+        snapshot = _held(snapshot, refused)
         open_to_all = not any(view.only_on for view in snapshot.trials) and not any(
             group.nodes[0].reserved_for for group in groups
         )
@@ -49,7 +57,7 @@ class ConstrainedPolicy:
         return grants | kept
 
     def _divide(self, snapshot: Snapshot, groups: Sequence[NodeGroup]) -> dict[str, Grant]:
-        kind = groups[0].kind if groups else ""
+        kind = groups[0].kind
         grants = self.inner.allocate(_on_kind(snapshot, kind))
         caps = _over_quota(snapshot.trials, grants)
         return self.inner.allocate(_on_kind(_capped(snapshot, caps), kind)) if caps else grants
@@ -80,23 +88,33 @@ class ConstrainedPolicy:
 
 def _set_aside(snapshot: Snapshot) -> tuple[dict[str, Grant], Snapshot]:
     """Grants of running trials that may not be preempted, and the snapshot without them and their slots."""
-    names = {node.name for node in snapshot.nodes}
+    room = {node.name: node.slots for node in snapshot.nodes}
     kept: dict[str, Grant] = {}
-    taken: dict[str, int] = {}
+    by_study: dict[str, int] = {}
     for view in snapshot.eligible:
         if view.preemptible or not view.min_replicas <= view.held_slots <= view.max_replicas:
+            continue
+        if any(count > room.get(node, 0) for node, count in view.placement.items()):
+            # Its node is gone or has become smaller.
             continue
         sentence = f"keeps {slots(view.held_slots)}: it may not be preempted"
         kept[view.trial_id] = Grant(placement=view.placement, reason=Reason(code="not_preemptible", sentence=sentence))
         for node, count in view.placement.items():
-            taken[node] = taken.get(node, 0) + count
+            room[node] -= count
+        by_study[view.study] = by_study.get(view.study, 0) + view.held_slots
     if not kept:
         return kept, snapshot
-    nodes = [replace(node, slots=node.slots - taken.get(node.name, 0)) for node in snapshot.nodes if node.name in names]
+    nodes = [replace(node, slots=room[node.name]) for node in snapshot.nodes]
     return kept, replace(
         snapshot,
         nodes=tuple(node for node in nodes if node.slots > 0),
-        trials=tuple(view for view in snapshot.trials if view.trial_id not in kept),
+        trials=tuple(
+            view
+            if view.study_quota is None
+            else replace(view, study_quota=max(0, view.study_quota - by_study.get(view.study, 0)))
+            for view in snapshot.trials
+            if view.trial_id not in kept
+        ),
     )
 
 

@@ -52,7 +52,7 @@ def read_recorded(state_dir: Path) -> Recorded:
     path = state_dir / DATABASE
     if not path.is_file():
         raise InvalidWorkload(f"{state_dir} holds no {DATABASE}; name the state folder of a scheduler that has run")
-    store = SqlTrialStore(f"sqlite:///{path}")
+    store = SqlTrialStore(f"sqlite:///{path}", migrate=False)
     try:
         trials = store.trials()
         documents = store.hints([trial.trial_id for trial in trials])

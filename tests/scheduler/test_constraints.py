@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from dist_core.goodput import ThroughputParams
 from scheduler.allocation.admission import AGING_SECONDS, not_admitted
+from scheduler.allocation.groups import node_groups
 from scheduler.policy import POLICIES, policy_by_name
 from scheduler.priorities import effective_priorities
 from scheduler.profile import StudyProfile
@@ -108,7 +109,7 @@ def test_trials_beyond_the_quota_wait_and_are_told_so() -> None:
     trials = [waiting(f"t{index}", study_quota=2, submitted_at=float(index)) for index in range(4)]
     grants = decided("goodput", seen(*trials, on=nodes(x=2)))
     assert [bool(grants[view.trial_id].slots) for view in trials] == [True, True, False, False]
-    assert grants["t3"].reason.sentence == "its study's quota of 2 slots is used"
+    assert grants["t3"].reason.sentence == "its study's quota of slots is used"
 
 
 @pytest.mark.parametrize("name", sorted(POLICIES))
@@ -123,8 +124,74 @@ def test_a_higher_priority_comes_first_and_preempts(name: str) -> None:
 def test_who_waits_long_enough_comes_first_in_the_end() -> None:
     old = waiting("old", study="low", submitted_at=-1.5 * AGING_SECONDS)
     new = [waiting(f"n{index}", study="high", study_priority=2, submitted_at=0.0) for index in range(4)]
-    assert "old" in not_admitted([old, *new], 4, 0.0, by_share=False)
-    assert "old" not in not_admitted([old, *new], 4, 0.9 * AGING_SECONDS, by_share=False)
+    groups = node_groups(nodes(x=1), [])
+    assert "old" in not_admitted([old, *new], groups, 0.0, by_share=False)
+    assert "old" not in not_admitted([old, *new], groups, 0.9 * AGING_SECONDS, by_share=False)
+
+
+@pytest.mark.parametrize("name", ["goodput", "fifo", "fair_share"])
+def test_who_came_first_by_waiting_stays_until_its_end(name: str) -> None:
+    """Hours of decisions, a minute each: one trial of the low study starts once, and its place goes to the next."""
+    high = {f"h{index}" for index in range(4)}
+    held = dict.fromkeys(["l0", "l1", *sorted(high)], 0)
+    attained = dict.fromkeys(held, 0.0)
+    changes: list[tuple[float, str]] = []
+    for minute in range(6 * 60):
+        if minute == 240:
+            del held["l0"]
+        now = 60.0 * minute
+        trials = [
+            waiting(
+                trial,
+                study="high" if trial in high else "low",
+                study_priority=1 if trial in high else 0,
+                max_replicas=1,
+                placement={"x0": count} if count else {},
+                attained_slot_seconds=attained[trial],
+            )
+            for trial, count in held.items()
+        ]
+        grants = policy_by_name(name).allocate(replace(seen(*trials, on=nodes(x=1)), now=now))
+        for trial in held:
+            if grants[trial].slots != held[trial]:
+                changes.append((now, trial))
+            held[trial] = grants[trial].slots
+            attained[trial] += 60.0 * held[trial]
+    starts = [trial for _, trial in changes if trial not in high]
+    assert starts == ["l0", "l1"], changes
+    assert changes[4][0] <= 2.1 * AGING_SECONDS
+
+
+@pytest.mark.parametrize("name", sorted(POLICIES))
+def test_a_kept_trial_whose_node_became_smaller_spoils_nothing(name: str) -> None:
+    kept = running("kept", 4, max_replicas=4, preemptible=False, placement={"x0": 4})
+    small = (NodeView(name="x0", slots=2, kind="x"),)
+    decided(name, seen(kept, waiting("w"), on=small))
+
+
+@pytest.mark.parametrize("name", sorted(POLICIES))
+def test_trials_wait_while_all_slots_are_kept(name: str) -> None:
+    kept = running("kept", 4, max_replicas=4, preemptible=False, placement={"x0": 4})
+    grants = decided(name, seen(kept, waiting("w", only_on=("x0",)), waiting("v"), on=nodes(x=1)))
+    assert (grants["kept"].slots, grants["w"].slots, grants["v"].slots) == (4, 0, 0)
+    assert grants["w"].reason.sentence == "all slots are held by trials that may not be preempted"
+
+
+@pytest.mark.parametrize("name", sorted(POLICIES))
+def test_what_is_kept_counts_against_the_quota(name: str) -> None:
+    kept = running("kept", 3, max_replicas=4, preemptible=False, placement={"x0": 3}, study_quota=4)
+    others = [waiting(f"w{index}", study_quota=4, max_replicas=1) for index in range(3)]
+    grants = decided(name, seen(kept, *others, on=nodes(x=2)))
+    assert sum(grant.slots for grant in grants.values()) == 4
+
+
+@pytest.mark.parametrize("name", sorted(POLICIES))
+def test_slots_that_a_higher_priority_cannot_use_go_to_others(name: str) -> None:
+    high = [waiting(f"h{index}", study="high", study_priority=5, only_on=("x0",), max_replicas=1) for index in range(8)]
+    low = [waiting(f"l{index}", study="low", max_replicas=1) for index in range(4)]
+    grants = decided(name, seen(*high, *low, on=nodes(x=2)))
+    assert sum(grants[view.trial_id].slots for view in high) == 4
+    assert sum(grants[view.trial_id].slots for view in low) == 4
 
 
 def test_studies_share_by_weight_however_many_trials_they_submit() -> None:
@@ -178,7 +245,7 @@ def test_priorities_of_studies_that_yield() -> None:
     ("changes", "words"),
     [
         ({"weight": 0.0}, "weight is 0.0; it must be above 0"),
-        ({"priority": 2000}, "between -1000 and 1000"),
+        ({"priority": 2000}, "from -1000 to 1000"),
         ({"quota": 0}, "at least 1 slot"),
         ({"goal": "glory"}, "goal is 'glory'; choose one of completion_time"),
         ({"goal": "deadline"}, "needs a deadline"),

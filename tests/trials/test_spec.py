@@ -31,6 +31,15 @@ def test_a_spec_survives_the_wire() -> None:
         ({"max_replicas": 10**6}, "at most 4096"),
         ({"max_replicas": 2.5}, "whole number"),
         ({"min_replicas": True}, "whole number"),
+        ({"study": 5}, "name of its study is 5"),
+        ({"study": "x" * 256}, "text of 1 to 255 characters"),
+        ({"number": 2**31}, "trial number is 2147483648"),
+        ({"number": 1.5}, "trial number is 1.5"),
+        ({"max_losses": "3"}, "max_losses is '3'"),
+        ({"preemptible": "false"}, "preemptible is 'false'; it must be true or false"),
+        ({"only_on": "gpu"}, "only_on is 'gpu'; it must be a list"),
+        ({"environ": {"A": 1}}, "environ is"),
+        ({"payload": 5}, "payload is 5"),
     ],
 )
 def test_contradictions_are_refused_with_the_rule(changes: dict[str, Any], words: str) -> None:

@@ -252,6 +252,16 @@ def test_a_servers_database_belongs_to_one_scheduler_at_a_time(postgres: str) ->
     with pytest.raises(StateFolderInUse, match=rf"belongs to a running scheduler \(elastune pid {os.getpid()} on"):
         SqlTrialStore(url, exclusive=True)
     first.submit(spec(), 1.0)
+    admin = sa.create_engine(url, isolation_level="AUTOCOMMIT")
+    with admin.connect() as connection:
+        others = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid <> pg_backend_pid()"
+        connection.exec_driver_sql(f"{others} AND application_name LIKE 'elastune%%'")
+        thief = SqlTrialStore(url, exclusive=True)
+        with pytest.raises(StoreUnavailable, match=r"meanwhile the database .* belongs to a running scheduler"):
+            first.submit(spec(1), 1.0)
+        thief.close()
+    admin.dispose()
+    assert first.submit(spec(), 2.0).submitted_at == 1.0
     first.close()
     second = SqlTrialStore(url, exclusive=True)
     assert len(second.trials()) == 1

@@ -28,7 +28,8 @@ def claim(engine: Engine) -> Connection:
     holder = connection.execute(
         sa.text(
             "SELECT application_name FROM pg_stat_activity JOIN pg_locks USING (pid) "
-            "WHERE locktype = 'advisory' AND objid = :key AND granted"
+            "WHERE locktype = 'advisory' AND objid = :key AND granted AND pg_locks.database = "
+            "(SELECT oid FROM pg_database WHERE datname = current_database())"
         ),
         {"key": _KEY},
     ).scalar()

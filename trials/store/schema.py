@@ -23,8 +23,22 @@ _about = sa.table("about", sa.column("schema_version", sa.Integer))
 """How the versions before the first step counted."""
 
 
-def bring_up_to_date(engine: Engine) -> None:
-    """Create or migrate the tables; raises StoreUnavailable for a version that is not known here."""
+def bring_up_to_date(engine: Engine, *, migrate: bool = True) -> None:
+    """Create or migrate the tables; raises StoreUnavailable for a version that is not known here.
+
+    Without ``migrate`` nothing is changed, and tables of an earlier version are refused as well.
+    """
+    if not migrate:
+        with engine.connect() as connection:
+            present = sa.inspect(connection).get_table_names()
+            stamped = _versions.name in present
+            version = connection.execute(sa.select(_versions.c.version_num)).scalar() if stamped else "of old"
+        if version != HEAD:
+            raise StoreUnavailable(
+                f"the database {engine.url.render_as_string()} has tables {version}, this version of elastune reads "
+                f"{HEAD}; start a scheduler of this version on it once"
+            )
+        return
     with _whole(engine) as connection:
         present = sa.inspect(connection).get_table_names()
         if "trials" not in present:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+import threading
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -17,10 +18,10 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy import event, select
 from sqlalchemy.engine import Connection, Engine, RowMapping
-from sqlalchemy.exc import DatabaseError, IntegrityError, OperationalError
+from sqlalchemy.exc import DatabaseError, DBAPIError, IntegrityError, InterfaceError, InternalError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
-from trials.errors import StoreUnavailable, UnknownTrial
+from trials.errors import StateFolderInUse, StoreUnavailable, UnknownTrial
 from trials.record import Outcome, Reason, ReplicaRecord, ReplicaState, Report, Study, TrialRecord
 from trials.spec import TrialSpec
 from trials.states import FINAL_STATES, TrialState
@@ -43,16 +44,17 @@ class SqlTrialStore:
     """``url`` is SQLAlchemy's, such as ``sqlite:////var/lib/elastune/trials.db`` or ``postgresql+psycopg://host/name``.
 
     ``exclusive``: on a server, which has no folder to lock, refuse a database that another scheduler works with
-    (StateFolderInUse).
+    (StateFolderInUse). ``migrate``: else tables of an earlier version are refused too, because somebody may use them.
     """
 
-    def __init__(self, url: str, *, exclusive: bool = False) -> None:
+    def __init__(self, url: str, *, exclusive: bool = False, migrate: bool = True) -> None:
         self._engine = _engine(url)
         self._claim: Connection | None = None
+        self._claim_lock = threading.Lock()
         try:
-            if exclusive and self._engine.dialect.name == "postgresql":
-                self._claim = claim(self._engine)
-            bring_up_to_date(self._engine)
+            self._exclusive = exclusive and self._engine.dialect.name == "postgresql"
+            self._keep_claim()
+            bring_up_to_date(self._engine, migrate=migrate)
         except BaseException as error:
             self.close()
             if isinstance(error, DatabaseError):
@@ -65,12 +67,29 @@ class SqlTrialStore:
             self._claim.close()
         self._engine.dispose()
 
+    def _keep_claim(self) -> None:
+        """Before each write: a server that was restarted has forgotten whose the database is."""
+        if not self._exclusive:
+            return
+        with self._claim_lock:
+            if self._claim is not None:
+                try:
+                    self._claim.execute(select(1))
+                except DBAPIError:
+                    self._claim.invalidate()
+                    self._claim.close()
+                    self._claim = None
+            self._claim = self._claim or claim(self._engine)
+
     @contextmanager
     def _write(self) -> Iterator[Connection]:
         try:
+            self._keep_claim()
             with self._engine.begin() as connection:
                 yield connection
-        except (OperationalError, PoolTimeout) as error:
+        except StateFolderInUse as error:
+            raise StoreUnavailable(f"the connection to the database was lost, and meanwhile {error}") from error
+        except (OperationalError, InterfaceError, InternalError, PoolTimeout) as error:
             words = getattr(error, "orig", None) or error
             raise StoreUnavailable(
                 f"the database did not take a write: {words}; free some space, or look after its server"
@@ -81,7 +100,7 @@ class SqlTrialStore:
         try:
             with self._engine.connect() as connection:
                 yield connection
-        except (OperationalError, PoolTimeout) as error:
+        except (OperationalError, InterfaceError, InternalError, PoolTimeout) as error:
             raise StoreUnavailable(f"the database cannot be read: {error}") from error
 
     # ------------------------------------------------------------------ studies
