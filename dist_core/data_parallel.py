@@ -29,6 +29,7 @@ from dist_core._torch_compat import (
 from dist_core.all_reduce import ParameterServer, ReductionStrategy, reduction_strategy
 from dist_core.all_reduce.autotune import Candidate, Tuner
 from dist_core.core import get_core
+from dist_core.env import gpu_share
 from dist_core.errors import InvalidTraining, PeerLost
 from dist_core.goodput import GradientStatistics, gain
 from dist_core.gradient_group import BucketLayout, GradientGroup, StepNorms
@@ -91,6 +92,8 @@ class AdaptiveDataParallel(DistributedDataParallel):
         **options: Any,
     ) -> None:
         _refuse_what_cannot_be_trained(model, options)
+        if gpu_share() < 1.0 and any(parameter.is_cuda for parameter in model.parameters()):
+            torch.cuda.set_per_process_memory_fraction(gpu_share())
         if noise_every is not None and noise_every < 1:
             raise InvalidTraining(f"noise_every is {noise_every}; it must be at least 1 step, or None")
         core = get_core()

@@ -93,6 +93,12 @@ class ReplicaEnvironment:
             raise InvalidTraining(f"a replica variable is not a number: {error}") from error
 
 
+def gpu_share(environ: Mapping[str, str] | None = None) -> float:
+    """Part of its GPU that belongs to this process: 1, or less where several replicas share one."""
+    environ = os.environ if environ is None else environ
+    return float(environ.get("ELASTUNE_GPU_SHARE", "1"))
+
+
 def standalone_checkpoint_dir(environ: Mapping[str, str] | None = None) -> Path | None:
     """Where a process without a scheduler keeps checkpoints, if anywhere: ``ELASTUNE_CHECKPOINT_DIR``."""
     environ = os.environ if environ is None else environ

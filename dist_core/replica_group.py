@@ -22,6 +22,7 @@ import torch
 import torch.distributed as dist
 
 from dist_core._torch_compat import HashStore, PrefixStore, Store, build_gloo_group, build_nccl_group
+from dist_core.env import gpu_share
 from dist_core.errors import InvalidTraining, PeerLost
 
 TORCHRUN_SECONDS = 300.0
@@ -172,7 +173,8 @@ def build_group(
         prefixed = PrefixStore(f"{name}/{kind}", store)
         return build_nccl_group(prefixed, rank=rank, world_size=size, timeout=timeout, name=f"{name}-{kind}")
 
-    on_gpus = torch.cuda.is_available() and dist.is_nccl_available()
+    # NCCL takes one rank for each GPU; replicas that share one reduce over Gloo, which stages through the host.
+    on_gpus = torch.cuda.is_available() and dist.is_nccl_available() and gpu_share() == 1.0
     control = gloo("control", rank, world_size)
     local = [index for index, node in enumerate(nodes) if node == nodes[rank]]
     leaders = sorted({nodes.index(node) for node in nodes})

@@ -64,6 +64,10 @@ def _trial_id(client: SchedulerClient, wanted: str) -> str:
 def up(
     state_dir: StateDir = None,
     slots: Annotated[int | None, typer.Option(min=1, help="Room for replicas; default: GPUs, else CPU cores.")] = None,
+    slots_per_gpu: Annotated[int, typer.Option(min=1, max=64, help="Replicas that share a GPU.")] = 1,
+    memory_per_slot: Annotated[
+        float | None, typer.Option(min=0.1, help="GiB of memory that a replica may use; default: no limit.")
+    ] = None,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int | None, typer.Option(help="Port to listen on; default: 7300.")] = None,
     policy: Annotated[str, typer.Option(help="Who gets which slots.")] = "goodput",
@@ -96,6 +100,8 @@ def up(
         ServerSettings(
             state_dir=state_dir or default_state_dir(),
             slots=slots,
+            slots_per_gpu=slots_per_gpu,
+            memory_per_slot=memory_per_slot,
             host=host,
             port=port if port is not None or embedded else 7300,
             policy=policy,

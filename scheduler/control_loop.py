@@ -104,6 +104,8 @@ class ControlLoop:
         self._launch_not_before: dict[str, float] = {}
         self._blocked_since: dict[str, float] = {}
         self._progress_at_loss: dict[str, float] = {}
+        self._why_gone: dict[str, str] = {}
+        """What the launcher knew of the end of replicas, until their trial has been judged."""
         self._decided_at = float("-inf")
         self.latest_snapshot: Snapshot | None = None
         """What the last decision was made on."""
@@ -253,6 +255,10 @@ class ControlLoop:
                 self._store.update_replica(replica.replica_id, state=ReplicaState.GONE, gone_at=now)
         for gone in self._launcher.exits(replicas):
             replica = by_id[gone.replica_id]
+            if gone.why:
+                self._why_gone[gone.replica_id] = gone.why
+                reason = Reason(code="out_of_memory", sentence=f"replica {gone.replica_id} was ended: {gone.why}")
+                self._note(replica.trial_id, "warning", reason, now)
             if replica.join_epoch is not None or replica.launch_index > 0:
                 self._note_failed_joiner(replica, gone.status, now)
             self._store.update_replica(gone.replica_id, state=ReplicaState.GONE, gone_at=now, exit_status=gone.status)
@@ -389,6 +395,8 @@ class ControlLoop:
         self._observer.note_end(trial, next_state(trial.state, event))
         for kept in (self._blocked_since, self._progress_at_loss, self._launch_not_before):
             kept.pop(trial.trial_id, None)
+        for replica_id in [name for name in self._why_gone if name.startswith(trial.trial_id)]:
+            del self._why_gone[replica_id]
         shutil.rmtree(self._checkpoint_dir(trial), ignore_errors=True)
 
     def _empty(self, trial: TrialRecord, now: float) -> None:
@@ -406,6 +414,7 @@ class ControlLoop:
             verdict = judge(
                 statuses,
                 next((words for row in reversed(ended) if (words := last_words(self._log(row)))), ""),
+                next((why for row in ended if (why := self._why_gone.pop(row.replica_id, ""))), ""),
                 losses=trial.losses,
                 max_losses=trial.spec.max_losses,
                 progressed=self._got_on(trial),
@@ -491,7 +500,8 @@ class ControlLoop:
         for node, count in wanted.items():
             if node not in nodes:
                 continue
-            free = [slot for slot in range(nodes[node].slots) if (node, slot) not in taken]
+            closed = nodes[node].in_use
+            free = [slot for slot in range(nodes[node].slots) if (node, slot) not in taken and slot not in closed]
             started += sum(
                 self._launch_one(trial, nodes[node], slot, index + started + offset, now)
                 for offset, slot in enumerate(free[:count])

@@ -1,31 +1,22 @@
-"""What this machine offers as slots: its GPUs, else its CPU cores."""
+"""What this machine has for replicas: its cores, by NUMA node."""
 
 from __future__ import annotations
 
 import os
-import shutil
-import subprocess
+from pathlib import Path
 
 
-def visible_gpus() -> list[int]:
-    """Indices of the NVIDIA GPUs, limited to CUDA_VISIBLE_DEVICES where it is set; empty without a driver."""
-    limited = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if limited is not None:
-        return [int(part) for part in limited.split(",") if part.strip().isdigit()]
-    if shutil.which("nvidia-smi") is None:
-        return []
-    try:
-        listed = subprocess.run(
-            ["nvidia-smi", "--query-gpu=index", "--format=csv,noheader"],
-            capture_output=True,
-            text=True,
-            timeout=20,
-            check=True,
-        )
-    except (OSError, subprocess.SubprocessError):
-        return []
-    return [int(line) for line in listed.stdout.split() if line.strip().isdigit()]
+def usable_cores() -> tuple[int, ...]:
+    """Cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return tuple(sorted(os.sched_getaffinity(0)))
+    return tuple(range(os.cpu_count() or 1))
 
 
-def usable_cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+def numa_nodes(folder: Path = Path("/sys/devices/system/node")) -> tuple[tuple[int, ...], ...]:
+    """The cores of each NUMA node; none where the system does not say."""
+    found = []
+    for path in sorted(folder.glob("node[0-9]*/cpulist"), key=lambda path: int(path.parent.name.removeprefix("node"))):
+        ranges = [part.split("-") for part in path.read_text().strip().split(",") if part]
+        found.append(tuple(core for each in ranges for core in range(int(each[0]), int(each[-1]) + 1)))
+    return tuple(found)

@@ -31,12 +31,16 @@ class Verdict:
     """Before the next start."""
 
 
-def judge(statuses: Set[int | None], words: str, *, losses: int, max_losses: int, progressed: bool) -> Verdict:
-    """``losses``: in a row before this one. ``words``: the last line that the replicas printed, empty if none."""
+def judge(
+    statuses: Set[int | None], words: str, why: str = "", *, losses: int, max_losses: int, progressed: bool
+) -> Verdict:
+    """``losses``: in a row before this one. ``words``: the last line that the replicas printed, empty if none.
+    ``why``: what the machine knows of their end.
+    """
     losses = 1 if progressed else losses + 1
     crashed = bool(statuses) and all(is_crash(status) for status in statuses)
     most = min(MOST_CRASHES, max_losses + 1) if crashed else max_losses + 1
-    how = describe(statuses)
+    how = describe(statuses) + (f", {why}" if why else "")
     said = f': "{words}"' if words and crashed else ""
     if losses >= most:
         code = "crashed" if crashed else "lost_too_often"

@@ -90,8 +90,14 @@ class Observer:
         ``backing_off``: those that must not be given further replicas yet, because launches failed or losses repeat.
         """
         replicas = self._store.replicas()
+        held = {(replica.node, replica.slot) for replica in replicas}
         nodes = tuple(
-            NodeView(name=node.node, slots=node.slots, kind=node.kind, reserved_for=node.reserved_for)
+            NodeView(
+                name=node.node,
+                slots=node.slots - sum((node.node, slot) not in held for slot in node.in_use),
+                kind=node.kind,
+                reserved_for=node.reserved_for,
+            )
             for node in self._launcher.nodes()
         )
         self._note_starts(trials, replicas)

@@ -23,12 +23,14 @@ from scheduler.api.app import create_app
 from scheduler.api.service import Service
 from scheduler.api.tokens import Tokens, token_in_folder
 from scheduler.control_loop import ControlLoop, LoopSettings
-from scheduler.devices import usable_cores, visible_gpus
+from scheduler.devices import numa_nodes, usable_cores
 from scheduler.policy import policy_by_name
 from scheduler.snapshot import NodeView
 from scheduler.state_folder import StateFolder, read_server_file
 from trials.errors import StoreUnavailable
 from trials.launch import LocalLauncher
+from trials.launch.gpus import Nvml
+from trials.launch.slots import divide
 from trials.store import CachedTrialStore, SqlTrialStore, TrialStore
 
 logger = logging.getLogger(__name__)
@@ -45,6 +47,9 @@ class ServerSettings:
     state_dir: Path
     slots: int | None = None
     """None: one per GPU, or per CPU core where there is no GPU."""
+    slots_per_gpu: int = 1
+    memory_per_slot: float | None = None
+    """GiB that a replica may use; None: all that the machine has."""
     host: str = "127.0.0.1"
     port: int | None = None
     """None: the port this folder's scheduler had last time if it is free, else any."""
@@ -90,9 +95,21 @@ def serve(settings: ServerSettings, *, on_listening: Callable[[str, str], None])
     url = f"http://{settings.host}:{listener.getsockname()[1]}"
     tokens = Tokens(settings.token or token_in_folder(folder.path))
     store = CachedTrialStore(SqlTrialStore(settings.database or folder.database_url, exclusive=True))
-    gpus = visible_gpus()
-    slots = settings.slots or len(gpus) or usable_cores()
-    launcher = LocalLauncher(slots=slots, gpus=gpus, fork_server=settings.fork_server, preload=PRELOAD)
+    gpus = Nvml()
+    launcher = LocalLauncher(
+        slots=divide(
+            "localhost",
+            gpus.gpus(),
+            usable_cores(),
+            numa_nodes(),
+            slots=settings.slots,
+            per_gpu=settings.slots_per_gpu,
+        ),
+        gpus=gpus,
+        memory_bytes=None if settings.memory_per_slot is None else int(settings.memory_per_slot * 2**30),
+        fork_server=settings.fork_server,
+        preload=PRELOAD,
+    )
     service_box: list[Service] = []
     loop = ControlLoop(
         store,
@@ -107,7 +124,7 @@ def serve(settings: ServerSettings, *, on_listening: Callable[[str, str], None])
         ),
         on_change=lambda: service_box[0].announce(),
     )
-    nodes = tuple(NodeView(name=node.node, slots=node.slots) for node in launcher.nodes())
+    nodes = tuple(NodeView(name=node.node, slots=node.slots, kind=node.kind) for node in launcher.nodes())
     service = Service(store=store, loop=loop, tokens=tokens, nodes=lambda: nodes)
     service_box.append(service)
     server = uvicorn.Server(

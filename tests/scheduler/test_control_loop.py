@@ -11,7 +11,7 @@ import pytest
 from scheduler.control_loop import OWNER_LEASE_SECONDS, ControlLoop, LoopSettings
 from scheduler.policy import GoodputPolicy
 from scheduler.snapshot import Grant, Snapshot
-from trials.launch import InMemoryLauncher
+from trials.launch import InMemoryLauncher, NodeSlots
 from trials.record import Outcome, Reason, ReplicaRecord, ReplicaState, Report, Study, TrialRecord
 from trials.spec import TrialSpec
 from trials.states import TrialState
@@ -277,6 +277,17 @@ def test_a_replica_that_hangs_while_the_scheduler_is_replaced_is_ended(bench: Be
     assert bench.launcher.stopped == []
     bench.tick(5, seconds=2.0)
     assert [force for _, force in bench.launcher.stopped] == [True]
+
+
+def test_slots_that_strangers_work_on_get_nothing_new(bench: Bench) -> None:
+    bench.launcher.replace_nodes([NodeSlots(node="n0", slots=4, in_use=frozenset({0, 2}))])
+    trials = [bench.submit(number, max_replicas=1) for number in range(4)]
+    bench.tick(3)
+    assert {replica.slot for replica in bench.store.replicas()} == {1, 3}
+    bench.launcher.replace_nodes([NodeSlots(node="n0", slots=4, in_use=frozenset({1}))])
+    bench.tick(3)
+    assert {replica.slot for replica in bench.store.replicas()} == {0, 1, 2, 3}
+    assert {bench.trial(trial_id).state for trial_id in trials} == {TrialState.STARTING}
 
 
 def test_one_trial_that_cannot_be_handled_leaves_the_others_alone(

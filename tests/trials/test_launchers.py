@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import psutil
@@ -12,7 +12,12 @@ import pytest
 
 from trials.launch import InMemoryLauncher, Launcher, LaunchRequest, LocalLauncher
 from trials.launch.base import Exit
+from trials.launch.cgroups import Cgroups
+from trials.launch.gpus import Gpu, NoGpus
+from trials.launch.slots import Slot, divide
 from trials.record import ReplicaRecord
+
+needs_groups = pytest.mark.skipif(Cgroups.find() is None, reason="this machine lets nobody make control groups")
 
 SCRIPT = """
 import os, signal, sys, time
@@ -23,6 +28,18 @@ def raises():
     raise ValueError("on purpose")
 def exits():
     raise SystemExit(5)
+def leaves_a_stray():
+    if os.fork() == 0:
+        os.setsid()
+        print("stray", os.getpid(), flush=True)
+        time.sleep(600)
+    time.sleep(0.5)
+def eats():
+    eaten = bytearray(1024 * 2**20)
+    for place in range(0, len(eaten), 4096):
+        eaten[place] = 1
+def tells_cores():
+    return len(os.sched_getaffinity(0))
 def sleeps():
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     if os.fork() == 0:
@@ -129,6 +146,87 @@ def wait_until_it_has_a_child(pid: int) -> psutil.Process:
             return children[0]
         time.sleep(0.01)
     raise AssertionError("no child appeared")
+
+
+@needs_groups
+def test_a_process_that_left_the_session_ends_with_its_replica(
+    launcher: LocalLauncher, launch: Callable[[str], ReplicaRecord], tmp_path: Path
+) -> None:
+    assert wait_for_exit(launcher, launch("leaves_a_stray")).status == 0
+    pid = int((tmp_path / "logs" / "r0.log").read_text().split()[-1])
+    assert not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    groups = Cgroups.find()
+    assert groups is not None
+    assert not list(groups.unified.glob("elastune-r*"))
+
+
+@needs_groups
+@pytest.mark.parametrize("fork_server", [False, True])
+def test_a_replica_that_takes_more_memory_than_its_slot_has_says_so(tmp_path: Path, fork_server: bool) -> None:
+    groups = Cgroups.find()
+    if groups is None or groups.memory is None:
+        pytest.skip("this machine lets nobody limit memory")
+    launcher = LocalLauncher(slots=1, memory_bytes=512 * 2**20, fork_server=fork_server)
+    (tmp_path / "user_code.py").write_text(SCRIPT)
+    replica = started(launcher, tmp_path, "eats")
+    gone = wait_for_exit(launcher, replica)
+    assert (gone.status, gone.why) == (-9, "the machine's memory of 0.5 GiB for a slot was used up")
+    launcher.close()
+
+
+@pytest.mark.parametrize("fork_server", [False, True])
+def test_a_replica_runs_on_the_cores_of_its_slot(tmp_path: Path, fork_server: bool) -> None:
+    core = min(os.sched_getaffinity(0))
+    launcher = LocalLauncher(slots=[Slot(node="n", cores=(core,))], fork_server=fork_server)
+    (tmp_path / "user_code.py").write_text(SCRIPT)
+    replica = started(launcher, tmp_path, "tells_cores", launcher.slot_environ("n", 0))
+    assert wait_for_exit(launcher, replica).status == 1
+    launcher.close()
+
+
+def test_a_gpu_that_a_stranger_works_on_is_closed_until_he_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trials.launch.local.STRANGERS_SECONDS", 0.0)
+    gpus = NoGpus([Gpu(uuid=f"GPU-{number}", model="H100", memory_bytes=1) for number in range(3)])
+    launcher = LocalLauncher(slots=divide("n", gpus.gpus(), range(3), per_gpu=2), gpus=gpus, fork_server=False)
+    stranger = psutil.Popen(["sleep", "60"], start_new_session=True)
+    mine = psutil.Popen(["sleep", "60"], start_new_session=True)
+    row = ReplicaRecord(replica_id="r", trial_id="t", node="n", slot=0, launch_index=0, pid=mine.pid)
+    launcher.exits([row])
+    gpus.in_use = {
+        "GPU-0": frozenset({mine.pid}),
+        "GPU-1": frozenset({stranger.pid}),
+        "GPU-2": frozenset({os.getppid()}),
+    }
+    assert [node.in_use for node in launcher.nodes()] == [frozenset({2, 3})]
+    for process in (stranger, mine):
+        process.kill()
+        process.wait()
+    assert [node.in_use for node in launcher.nodes()] == [frozenset()]
+    launcher.close()
+
+
+def started(
+    launcher: LocalLauncher, folder: Path, function: str, environ: Mapping[str, str] | None = None
+) -> ReplicaRecord:
+    request = LaunchRequest(
+        replica_id="r",
+        entrypoint=f"user_code:{function}",
+        environ={"NAME": "r", "PATH": os.environ["PATH"], **(environ or {})},
+        working_dir=str(folder),
+        python_path=(str(folder),),
+        preload=(),
+        log=folder / "r.log",
+    )
+    process = launcher.launch(request)
+    return ReplicaRecord(
+        replica_id="r",
+        trial_id="t",
+        node="n",
+        slot=0,
+        launch_index=0,
+        pid=process.pid,
+        process_started=process.started,
+    )
 
 
 def test_a_process_that_is_not_ours_any_more_is_seen_to_be_gone(launcher: LocalLauncher) -> None:

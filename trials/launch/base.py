@@ -20,6 +20,8 @@ class NodeSlots:
     """What its slots are (a GPU's model, a part of one), where they are not all alike."""
     reserved_for: tuple[str, ...] = ()
     """Studies that alone may use it; empty: all may."""
+    in_use: frozenset[int] = frozenset()
+    """Slots, by number, that somebody else works on: nothing new is started there."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +53,8 @@ class Exit:
 
     replica_id: str
     status: int | None
+    why: str = ""
+    """What the machine knows of its end, such as that it was out of memory."""
 
 
 class Launcher(Protocol):

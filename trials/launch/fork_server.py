@@ -23,7 +23,7 @@ import sys
 from typing import Any
 
 from trials.launch.loaded_sources import LoadedSources
-from trials.launch.replica_start import finish, redirect, reseed, run_replica
+from trials.launch.replica_start import confine, finish, redirect, reseed, run_replica
 
 
 def _preload(names: list[str]) -> None:
@@ -42,6 +42,7 @@ def _child(request: dict[str, Any], connection: socket.socket, wakeup: tuple[int
     for descriptor in wakeup:
         os.close(descriptor)
     redirect(request["log"])
+    confine(request)
     os.environ.clear()
     os.environ.update(request["environ"])
     sys.argv = [request["entrypoint"]]

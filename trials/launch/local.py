@@ -1,4 +1,4 @@
-"""Replicas as processes of this machine, one slot each.
+"""Replicas as processes of this machine, one slot each, held by a session and, where possible, a control group.
 
 Concurrency: the control loop's thread makes all calls; a reader thread takes the fork server's answers. A fork server
 that died is replaced at the next launch; while it starts up, and when it is switched off, replicas start cold.
@@ -24,10 +24,16 @@ import psutil
 
 from trials.errors import LaunchFailed
 from trials.launch.base import Exit, LaunchRequest, NodeSlots, ReplicaProcess
+from trials.launch.cgroups import Cgroups
+from trials.launch.gpus import GpuSource, NoGpus
+from trials.launch.slots import Slot, by_node
 from trials.record import ReplicaRecord
 
 STATUS_SECONDS = 3.0
 """How long a process may be gone before it is reported without its exit status."""
+
+STRANGERS_SECONDS = 5.0
+"""Between two looks at who works on the GPUs."""
 
 logger = logging.getLogger(__name__)
 
@@ -36,19 +42,32 @@ FORK_SECONDS = 20.0
 
 
 class LocalLauncher:
-    """``gpus``: the GPUs that are slots, none for CPU slots. ``preload``: modules the fork server imports."""
+    """``slots``: how the machine is divided, or a number of slots that confine nothing. ``gpus``: who works on them.
+
+    ``memory_bytes``: the most that a replica may use, where the machine lets us limit it. ``preload``: modules the fork
+    server imports.
+    """
 
     def __init__(
         self,
         *,
-        slots: int,
+        slots: int | Sequence[Slot],
         node: str = "localhost",
-        gpus: Sequence[int] = (),
+        gpus: GpuSource | None = None,
+        memory_bytes: int | None = None,
         fork_server: bool = True,
         preload: Sequence[str] = (),
     ) -> None:
-        self._node = NodeSlots(node=node, slots=slots)
-        self._gpus = tuple(gpus)
+        divided = [Slot(node=node)] * slots if isinstance(slots, int) else slots
+        self._slots = by_node(divided)
+        self._gpus = gpus or NoGpus()
+        self._strangers: tuple[float, frozenset[str]] = (float("-inf"), frozenset())
+        self._alive: frozenset[int] = frozenset()
+        self._above = frozenset(process.pid for process in psutil.Process().parents())
+        self._memory_bytes = memory_bytes
+        self._cgroups = Cgroups.find()
+        if memory_bytes is not None and (self._cgroups is None or self._cgroups.memory is None):
+            logger.warning("this machine lets us limit no process's memory; replicas may use all of it")
         self._preload = list(preload)
         self._cold: dict[int, subprocess.Popen[bytes]] = {}
         self._statuses: dict[int, int] = {}
@@ -62,20 +81,45 @@ class LocalLauncher:
             self._statuses[pid] = status
 
     def nodes(self) -> Sequence[NodeSlots]:
-        return (self._node,)
+        taken = self._with_strangers()
+        return [
+            NodeSlots(
+                node=node,
+                slots=len(slots),
+                kind=slots[0].kind,
+                in_use=frozenset(index for index, slot in enumerate(slots) if slot.gpu in taken),
+            )
+            for node, slots in self._slots.items()
+        ]
+
+    def _with_strangers(self) -> frozenset[str]:
+        """GPUs on which processes work that are neither replicas nor those that this scheduler belongs to."""
+        asked, found = self._strangers
+        if time.monotonic() - asked < STRANGERS_SECONDS:
+            return found
+        users = self._gpus.users()
+        found = frozenset(gpu for gpu, pids in users.items() if any(self._is_stranger(pid) for pid in pids))
+        self._strangers = time.monotonic(), found
+        return found
+
+    def _is_stranger(self, pid: int) -> bool:
+        try:
+            return pid not in self._above and os.getsid(pid) not in self._alive | self._own.keys()
+        except ProcessLookupError:
+            return False
 
     def slot_environ(self, node: str, slot: int) -> Mapping[str, str]:
-        environ = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
-        environ["CUDA_VISIBLE_DEVICES"] = str(self._gpus[slot % len(self._gpus)]) if self._gpus else ""
-        return environ
+        return self._slots[node][slot].environ(os.environ.get("OMP_NUM_THREADS"))
 
     def launch(self, request: LaunchRequest) -> ReplicaProcess:
         try:
             request.log.parent.mkdir(parents=True, exist_ok=True)
-            pid = self._server.fork(request) if self._server is not None else None
+            document = _document(request, self._groups_for(request.replica_id))
+            pid = self._server.fork(request, document) if self._server is not None else None
             if pid is None:
-                pid = self._launch_cold(request)
+                pid = self._launch_cold(request, document)
         except OSError as error:
+            self._let_go(request.replica_id)
             raise LaunchFailed(f"a replica could not be started in {request.working_dir}: {error}") from error
         with self._lock:
             # What an earlier process of this number may have left.
@@ -87,7 +131,14 @@ class LocalLauncher:
             started = 0.0
         return ReplicaProcess(pid, started)
 
-    def _launch_cold(self, request: LaunchRequest) -> int:
+    def _groups_for(self, replica_id: str) -> list[str]:
+        return [] if self._cgroups is None else self._cgroups.make(replica_id, self._memory_bytes)
+
+    def _let_go(self, replica_id: str) -> None:
+        if self._cgroups is not None:
+            self._cgroups.remove(replica_id)
+
+    def _launch_cold(self, request: LaunchRequest, document: Mapping[str, Any]) -> int:
         process = subprocess.Popen(
             [sys.executable, "-m", "trials.launch.replica_start"],
             stdin=subprocess.PIPE,
@@ -96,7 +147,7 @@ class LocalLauncher:
             start_new_session=True,
         )
         assert process.stdin is not None
-        process.stdin.write(json.dumps(_document(request)).encode())
+        process.stdin.write(json.dumps(document).encode())
         process.stdin.close()
         self._cold[process.pid] = process
         return process.pid
@@ -108,6 +159,7 @@ class LocalLauncher:
                 del self._cold[pid]
                 self._note_exit(pid, status)
         gone: list[Exit] = []
+        self._alive = frozenset(replica.pid for replica in replicas if replica.pid is not None)
         for replica in replicas:
             if replica.pid is None:
                 continue
@@ -116,8 +168,13 @@ class LocalLauncher:
             if status is None and (_is_running(replica) or self._status_may_come(replica.pid)):
                 continue
             self._own.pop(replica.pid, None)
-            gone.append(Exit(replica.replica_id, status))
+            why = ""
+            if self._cgroups is not None and self._cgroups.ran_out_of_memory(replica.replica_id):
+                limit = "" if self._memory_bytes is None else f" of {self._memory_bytes / 2**30:.3g} GiB for a slot"
+                why = f"the machine's memory{limit} was used up"
+            gone.append(Exit(replica.replica_id, status, why))
             _end_children(replica.pid)
+            self._let_go(replica.replica_id)
         return gone
 
     def _status_may_come(self, pid: int) -> bool:
@@ -136,6 +193,8 @@ class LocalLauncher:
             if force:
                 # The replica leads a session of its own: its data loader workers go with it.
                 os.killpg(replica.pid, signal.SIGKILL)
+                if self._cgroups is not None:
+                    self._cgroups.end(replica.replica_id)
             else:
                 os.kill(replica.pid, signal.SIGTERM)
 
@@ -197,7 +256,7 @@ class _ForkServerHandle:
             connection.close()
             self._answered.notify_all()
 
-    def fork(self, request: LaunchRequest) -> int | None:
+    def fork(self, request: LaunchRequest, document: Mapping[str, Any]) -> int | None:
         """Pid of the new replica; None when the server is not there, and the replica has to start cold."""
         with self._answered:
             if self._connection is None:
@@ -215,7 +274,7 @@ class _ForkServerHandle:
                 try:
                     if new:
                         connection.sendall(json.dumps({"preload": new}).encode() + b"\n")
-                    connection.sendall(json.dumps({"launch": _document(request)}).encode() + b"\n")
+                    connection.sendall(json.dumps({"launch": document}).encode() + b"\n")
                 except OSError:
                     self._connection = None
                     return None
@@ -255,8 +314,8 @@ class _ForkServerHandle:
             self._reader.join(timeout=5.0)
 
 
-def _document(request: LaunchRequest) -> dict[str, Any]:
-    return {**asdict(request), "environ": dict(request.environ), "log": str(request.log)}
+def _document(request: LaunchRequest, cgroups: Sequence[str]) -> dict[str, Any]:
+    return {**asdict(request), "environ": dict(request.environ), "log": str(request.log), "cgroups": list(cgroups)}
 
 
 def _own_path() -> list[str]:

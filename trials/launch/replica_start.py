@@ -5,6 +5,7 @@ Runs in a process forked from the fork server or, as a module with the request o
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import json
 import os
@@ -13,6 +14,8 @@ import sys
 import traceback
 from collections.abc import Mapping
 from typing import Any
+
+from trials.launch.cgroups import enter
 
 
 def run_replica(request: Mapping[str, Any]) -> int:
@@ -44,6 +47,15 @@ def redirect(log: str) -> None:
     sys.stderr = open(2, "w", buffering=1, closefd=False)
 
 
+def confine(request: Mapping[str, Any]) -> None:
+    """Into the groups made for this replica, and onto the cores of its slot; children inherit both."""
+    enter(request["cgroups"])
+    cores = request["environ"].get("ELASTUNE_CORES")
+    if cores:
+        with contextlib.suppress(OSError):
+            os.sched_setaffinity(0, [int(core) for core in cores.split(",")])
+
+
 def reseed() -> None:
     """Forked processes share their parent's generators; give each its own randomness."""
     random.seed()
@@ -61,4 +73,5 @@ def finish(status: int) -> None:
 if __name__ == "__main__":
     document = json.load(sys.stdin)
     redirect(document["log"])
+    confine(document)
     finish(run_replica(document))

@@ -1,0 +1,117 @@
+"""Dividing a machine into slots: GPUs, parts of them, cores, NUMA nodes; and what NVML's answers are made of."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pynvml
+import pytest
+
+from scheduler.devices import numa_nodes
+from trials.launch.gpus import Gpu, Nvml
+from trials.launch.slots import by_node, divide
+
+
+def gpu(number: int, model: str = "H100", near: tuple[int, ...] = ()) -> Gpu:
+    return Gpu(uuid=f"GPU-{number}", model=model, memory_bytes=80 * 2**30, near_cores=near)
+
+
+def test_without_gpus_each_core_is_a_slot_that_binds_nobody() -> None:
+    slots = divide("here", [], range(4))
+    assert [slot.cores for slot in slots] == [()] * 4
+    assert slots[0].environ(None) == {
+        "OMP_NUM_THREADS": "1",
+        "CUDA_VISIBLE_DEVICES": "",
+        "ELASTUNE_GPU_SHARE": "1.0",
+    }
+    assert len(divide("here", [], range(4), slots=7)) == 7
+
+
+def test_slots_of_cores_spread_over_numa_nodes_neighbours_together() -> None:
+    slots = divide("here", [], range(1, 8), [range(4), range(4, 8)], slots=4)
+    assert [slot.cores for slot in slots] == [(1, 2, 3), (1, 2, 3), (4, 5, 6, 7), (4, 5, 6, 7)]
+    assert slots[0].environ(None)["ELASTUNE_CORES"] == "1,2,3"
+
+
+def test_gpus_are_slots_bound_to_the_cores_near_them() -> None:
+    near, far = tuple(range(8)), tuple(range(8, 16))
+    slots = divide("here", [gpu(0, near=near), gpu(1, near=far)], range(16))
+    assert [(slot.gpu, slot.cores, slot.threads) for slot in slots] == [("GPU-0", near, 8), ("GPU-1", far, 8)]
+    assert slots[1].environ(None)["CUDA_VISIBLE_DEVICES"] == "GPU-1"
+    assert slots[1].environ("3")["OMP_NUM_THREADS"] == "3"
+    assert divide("here", [gpu(0, near=near)], range(8))[0].cores == ()
+
+
+def test_parts_of_gpus_are_a_kind_of_their_own() -> None:
+    slots = divide("here", [gpu(0), gpu(1)], range(16), per_gpu=4)
+    assert [slot.gpu for slot in slots] == ["GPU-0"] * 4 + ["GPU-1"] * 4
+    assert {(slot.kind, slot.gpu_share, slot.threads) for slot in slots} == {("H100/4", 0.25, 2)}
+    assert len(divide("here", [gpu(0), gpu(1)], range(16), slots=1)) == 1
+
+
+def test_a_machine_with_different_gpus_looks_like_several() -> None:
+    slots = divide("here", [gpu(0), gpu(1, "A100"), gpu(2)], range(4))
+    assert {node: [slot.gpu for slot in its] for node, its in by_node(slots).items()} == {
+        "here": ["GPU-0", "GPU-2"],
+        "here-2": ["GPU-1"],
+    }
+
+
+def test_numa_nodes_are_read_from_the_system(tmp_path: Any) -> None:
+    for number, cores in ((0, "0-2,6"), (10, "8"), (2, "3-5")):
+        (tmp_path / f"node{number}").mkdir()
+        (tmp_path / f"node{number}" / "cpulist").write_text(cores + "\n")
+    assert numa_nodes(tmp_path) == ((0, 1, 2, 6), (3, 4, 5), (8,))
+
+
+@pytest.fixture
+def driver(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two GPUs, the second one divided into two instances; a process works on the first."""
+    for name, answer in {
+        "Init": lambda: None,
+        "DeviceGetCount": lambda: 2,
+        "DeviceGetHandleByIndex": lambda index: f"h{index}",
+        "DeviceGetUUID": lambda handle: {"h0": "GPU-aaaa", "h1": "GPU-bbbb"}.get(handle, f"MIG-{handle}"),
+        "DeviceGetMigMode": lambda handle: (int(handle == "h1"), 0),
+        "DeviceGetMaxMigDeviceCount": lambda handle: 7,
+        "DeviceGetMigDeviceHandleByIndex": _instance,
+        "DeviceGetCpuAffinity": lambda handle, words: [0b1100] + [0] * (words - 1),
+        "DeviceGetName": lambda handle: "H100" if handle == "h0" else "H100 MIG 3g",
+        "DeviceGetMemoryInfo": lambda handle: SimpleNamespace(total=5),
+        "DeviceGetComputeRunningProcesses": lambda handle: [SimpleNamespace(pid=7)] if handle == "h0" else [],
+    }.items():
+        monkeypatch.setattr(pynvml, f"nvml{name}", answer)
+
+
+def _instance(handle: str, number: int) -> str:
+    if number >= 2:
+        raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_FOUND)
+    return f"{handle}i{number}"
+
+
+@pytest.mark.usefixtures("driver")
+@pytest.mark.parametrize(
+    ("limit", "found"),
+    [
+        (None, ["GPU-aaaa", "MIG-h1i0", "MIG-h1i1"]),
+        ("0", ["GPU-aaaa"]),
+        ("GPU-aa", ["GPU-aaaa"]),
+        ("1:1,MIG-h1i0", ["MIG-h1i0", "MIG-h1i1"]),
+        ("", []),
+        ("3", []),
+    ],
+)
+def test_the_driver_tells_the_gpus_that_may_be_used(limit: str | None, found: list[str]) -> None:
+    source = Nvml({} if limit is None else {"CUDA_VISIBLE_DEVICES": limit})
+    assert [each.uuid for each in source.gpus()] == found
+    assert all(each.near_cores == (2, 3) for each in source.gpus())
+    assert {name for name, pids in source.users().items() if pids} <= {"GPU-aaaa"}
+
+
+def test_a_machine_without_a_driver_has_no_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing() -> None:
+        raise pynvml.NVMLError(pynvml.NVML_ERROR_LIBRARY_NOT_FOUND)
+
+    monkeypatch.setattr(pynvml, "nvmlInit", missing)
+    assert Nvml({}).gpus() == []

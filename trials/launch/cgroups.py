@@ -1,0 +1,128 @@
+"""A control group for each replica, where the machine lets us make one.
+
+It holds every process that the replica starts, also those that leave its session, so that none is left behind; it may
+limit the replica's memory, and it knows whether the kernel ended something for want of it. Version 2 is used for
+holding and ending, version 2 or 1 for memory, whichever controls it. Without the right to make groups, replicas are
+held by their session alone.
+
+Groups are named after replicas, so a scheduler that takes over finds those of the replicas it adopts.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+PREFIX = "elastune-"
+END_SECONDS = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Cgroups:
+    unified: Path
+    """Folder in which groups are made."""
+    memory: Path | None
+    """The same for the controller of memory, which is ``unified`` or one of version 1; None where nobody lets us."""
+
+    @classmethod
+    def find(cls, mounts: Path = Path("/proc/self/mounts"), own: Path = Path("/proc/self/cgroup")) -> Cgroups | None:
+        """What this process may use; None where it can make no group."""
+        try:
+            paths = dict(_own_groups(own.read_text()))
+            unified = memory = None
+            for line in mounts.read_text().splitlines():
+                _, where, kind, options, *_ = line.split(" ")
+                if kind == "cgroup2" and "" in paths:
+                    unified = Path(where) / paths[""].lstrip("/")
+                elif kind == "cgroup" and "memory" in options.split(",") and "memory" in paths:
+                    memory = Path(where) / paths["memory"].lstrip("/")
+        except (OSError, ValueError):
+            return None
+        if unified is None or not _may_make(unified, "cgroup.kill"):
+            return None
+        if memory is None:
+            # Refused where this very group has processes, as version 2 rules; then only holding and ending is left.
+            with contextlib.suppress(OSError):
+                (unified / "cgroup.subtree_control").write_text("+memory")
+            memory = unified if _may_make(unified, "memory.max") else None
+        elif not _may_make(memory, "memory.limit_in_bytes"):
+            memory = None
+        return cls(unified, memory)
+
+    def make(self, replica_id: str, memory_bytes: int | None = None) -> list[str]:
+        """Make the replica's groups; the files into which it has to write itself. Raises OSError."""
+        folders = dict.fromkeys([self._unified(replica_id), *self._memory(replica_id)])
+        for folder in folders:
+            folder.mkdir(exist_ok=True)
+        for folder in self._memory(replica_id) if memory_bytes is not None else ():
+            name = "memory.max" if self.memory == self.unified else "memory.limit_in_bytes"
+            (folder / name).write_text(str(memory_bytes))
+        return [str(folder / "cgroup.procs") for folder in folders]
+
+    def ran_out_of_memory(self, replica_id: str) -> bool:
+        """Whether the kernel has ended one of its processes for want of memory."""
+        for folder in self._memory(replica_id):
+            name = "memory.events" if self.memory == self.unified else "memory.oom_control"
+            with contextlib.suppress(OSError, ValueError):
+                counts = dict(line.split() for line in (folder / name).read_text().splitlines())
+                return int(counts.get("oom_kill", 0)) > 0
+        return False
+
+    def end(self, replica_id: str) -> None:
+        """End every process in the replica's group."""
+        with contextlib.suppress(OSError):
+            (self._unified(replica_id) / "cgroup.kill").write_text("1")
+
+    def remove(self, replica_id: str) -> None:
+        """End what is left, and take the groups away; a moment is given to what has just been ended."""
+        self.end(replica_id)
+        deadline = time.monotonic() + END_SECONDS
+        for folder in [self._unified(replica_id), *self._memory(replica_id)]:
+            while True:
+                try:
+                    folder.rmdir()
+                except OSError as error:
+                    if error.errno == errno.EBUSY and time.monotonic() < deadline:
+                        time.sleep(0.005)
+                        continue
+                break
+
+    def _unified(self, replica_id: str) -> Path:
+        return self.unified / f"{PREFIX}{replica_id}"
+
+    def _memory(self, replica_id: str) -> list[Path]:
+        return [] if self.memory is None else [self.memory / f"{PREFIX}{replica_id}"]
+
+
+def enter(files: list[str]) -> None:
+    """Put the calling process, which becomes a replica, into its groups."""
+    for file in files:
+        with contextlib.suppress(OSError), open(file, "w") as members:
+            members.write("0")
+
+
+def _own_groups(text: str) -> list[tuple[str, str]]:
+    """(controller, path) of each hierarchy; version 2 has no name."""
+    found = []
+    for line in text.splitlines():
+        _, controllers, path = line.split(":", 2)
+        found += [(name, path) for name in controllers.split(",")]
+    return found
+
+
+def _may_make(parent: Path, needed: str) -> bool:
+    """Whether groups can be made there that have what is needed."""
+    probe = parent / f"{PREFIX}probe-{os.getpid()}"
+    try:
+        probe.mkdir()
+    except OSError:
+        return False
+    try:
+        return (probe / needed).exists()
+    finally:
+        with contextlib.suppress(OSError):
+            probe.rmdir()

@@ -1,0 +1,78 @@
+"""How a machine is divided into slots, and what confines a replica to its own: a pure plan.
+
+With GPUs a slot is a GPU, or an equal part of one; else it is a core. Slots of one kind make a node: a machine whose
+GPUs differ looks like several.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from trials.launch.gpus import Gpu
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Slot:
+    node: str
+    kind: str = ""
+    """Model of the GPU, and which part of one."""
+    gpu: str = ""
+    """UUID; empty for a slot of cores."""
+    gpu_share: float = 1.0
+    cores: tuple[int, ...] = ()
+    """Cores that its replica is bound to; empty: all that there are."""
+    threads: int = 1
+
+    def environ(self, threads: str | None) -> dict[str, str]:
+        """Variables for its replica; ``threads`` is what the user has set for all, if anything."""
+        variables = {
+            "OMP_NUM_THREADS": threads or str(self.threads),
+            "CUDA_VISIBLE_DEVICES": self.gpu,
+            "ELASTUNE_GPU_SHARE": str(self.gpu_share),
+        }
+        if self.cores:
+            variables["ELASTUNE_CORES"] = ",".join(map(str, self.cores))
+        return variables
+
+
+def divide(
+    node: str,
+    gpus: Sequence[Gpu],
+    cores: Sequence[int],
+    numa_nodes: Sequence[Sequence[int]] = (),
+    *,
+    slots: int | None = None,
+    per_gpu: int = 1,
+) -> tuple[Slot, ...]:
+    """All slots of a machine. ``cores``: those this process may use; ``numa_nodes``: the machine's, with their cores.
+
+    ``slots``: so many in all, where it is given; with GPUs at most as many as they have room for. Replicas are bound to
+    the cores of one NUMA node, where there are several: memory of another one is far for them.
+    """
+    if not gpus:
+        count = slots or len(cores)
+        usable = [tuple(core for core in each if core in set(cores)) for each in numa_nodes]
+        usable = [each for each in usable if each]
+        homes = usable if len(usable) > 1 else [()]
+        # Neighbours in number share a node, so that a small trial stays within one.
+        return tuple(Slot(node=node, cores=homes[index * len(homes) // count]) for index in range(count))
+    names: dict[str, str] = {}
+    found = []
+    threads = max(1, len(cores) // (len(gpus) * per_gpu))
+    for gpu in gpus:
+        kind = gpu.model if per_gpu == 1 else f"{gpu.model}/{per_gpu}"
+        name = names.setdefault(kind, node if not names else f"{node}-{len(names) + 1}")
+        near = tuple(core for core in gpu.near_cores if core in set(cores))
+        bound = near if len(near) < len(cores) else ()
+        share = 1.0 / per_gpu
+        slot = Slot(node=name, kind=kind, gpu=gpu.uuid, gpu_share=share, cores=bound, threads=threads)
+        found += [slot] * per_gpu
+    return tuple(found[:slots])
+
+
+def by_node(slots: Sequence[Slot]) -> Mapping[str, list[Slot]]:
+    nodes: dict[str, list[Slot]] = {}
+    for slot in slots:
+        nodes.setdefault(slot.node, []).append(slot)
+    return nodes
