@@ -441,7 +441,7 @@ class ControlLoop:
         progress = self._observer.progress(trial.trial_id)
         before = self._progress_at_loss.get(trial.trial_id)
         self._progress_at_loss[trial.trial_id] = max(progress, before or 0.0)
-        return before is not None and progress > before
+        return progress > (0.0 if before is None else before)
 
     def _move(self, trial: TrialRecord, event: TrialEvent, reason: Reason, now: float, **changes: object) -> None:
         state = next_state(trial.state, event)
