@@ -27,6 +27,7 @@ from scheduler.devices import numa_nodes, usable_cores
 from scheduler.policy import policy_by_name
 from scheduler.snapshot import NodeView
 from scheduler.state_folder import StateFolder, read_server_file
+from scheduler.steady_clock import SteadyClock
 from trials.errors import StoreUnavailable
 from trials.launch import LocalLauncher
 from trials.launch.gpus import Nvml
@@ -110,6 +111,7 @@ def serve(settings: ServerSettings, *, on_listening: Callable[[str, str], None])
         fork_server=settings.fork_server,
         preload=PRELOAD,
     )
+    clock = SteadyClock()
     service_box: list[Service] = []
     loop = ControlLoop(
         store,
@@ -122,10 +124,11 @@ def serve(settings: ServerSettings, *, on_listening: Callable[[str, str], None])
             base_environ={name: value for name, value in os.environ.items() if name not in SECRETS},
             server_file=folder.server_file.resolve(),
         ),
+        clock=clock,
         on_change=lambda: service_box[0].announce(),
     )
     nodes = tuple(NodeView(name=node.node, slots=node.slots, kind=node.kind) for node in launcher.nodes())
-    service = Service(store=store, loop=loop, tokens=tokens, nodes=lambda: nodes)
+    service = Service(store=store, loop=loop, tokens=tokens, nodes=lambda: nodes, clock=clock)
     service_box.append(service)
     server = uvicorn.Server(
         uvicorn.Config(
