@@ -5,6 +5,7 @@ If it dies while its owner lives, ``ensure`` starts another on the same folder, 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -15,6 +16,8 @@ from pathlib import Path
 
 from scheduler.client import SchedulerClient
 from scheduler.errors import SchedulerDidNotStart
+
+STARTS = 3
 
 
 class EmbeddedScheduler:
@@ -32,7 +35,20 @@ class EmbeddedScheduler:
         self._stopped = False
 
     def start(self) -> SchedulerClient:
-        """Start the process and wait until it answers; raises SchedulerDidNotStart with its own words."""
+        """Start the process and wait until it answers; raises SchedulerDidNotStart with its own words.
+
+        One that was killed meanwhile is started again.
+        """
+        for _ in range(STARTS - 1):
+            try:
+                return self._start()
+            except SchedulerDidNotStart:
+                if self._process is None or (self._process.returncode or 0) >= 0:
+                    raise
+        return self._start()
+
+    def _start(self) -> SchedulerClient:
+        self._let_go()
         self.state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
         log_path = self.state_dir / "scheduler.log"
         root = str(Path(__file__).resolve().parent.parent)
@@ -52,6 +68,7 @@ class EmbeddedScheduler:
         line = self._process.stdout.readline()
         if not line:
             self._process.wait()
+            self._let_go()
             with open(log_path) as log:
                 log.seek(began)
                 words = log.read().strip().splitlines()
@@ -65,6 +82,13 @@ class EmbeddedScheduler:
             if self._stopped or (self._process is not None and self._process.poll() is None):
                 return client
             return self.start()
+
+    def _let_go(self) -> None:
+        """Of the pipes to a process that is gone."""
+        for pipe in () if self._process is None else (self._process.stdin, self._process.stdout):
+            if pipe is not None:
+                with contextlib.suppress(OSError):
+                    pipe.close()
 
     @property
     def pid(self) -> int | None:

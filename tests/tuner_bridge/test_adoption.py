@@ -11,11 +11,21 @@ import pytest
 from optuna.storages.journal import JournalFileBackend
 
 from scheduler.client import SchedulerClient
+from scheduler.errors import RequestRefused, SchedulerUnreachable
 from tuner_bridge.errors import SweepInterrupted
 from tuner_bridge.optuna.driver import TRIAL_ATTRIBUTE, StudyDriver, TrialTemplate
 from tuner_bridge.shipping import ShippedFunction
 
 optuna.logging.set_verbosity(optuna.logging.ERROR)
+
+TEMPLATE = TrialTemplate(
+    objective=ShippedFunction(module="m", qualname="f", main_path=None),
+    min_replicas=1,
+    max_replicas=1,
+    working_dir=".",
+    python_path=(),
+    preload=(),
+)
 
 
 def storages(folder: Path) -> dict[str, Any]:
@@ -32,16 +42,8 @@ def driver_of(study: optuna.Study) -> StudyDriver:
     def unreachable(_: httpx2.Request) -> httpx2.Response:
         raise httpx2.ConnectError("nobody is there")
 
-    template = TrialTemplate(
-        objective=ShippedFunction(module="m", qualname="f", main_path=None),
-        min_replicas=1,
-        max_replicas=1,
-        working_dir=".",
-        python_path=(),
-        preload=(),
-    )
     client = SchedulerClient("http://127.0.0.1:9", "token", transport=httpx2.MockTransport(unreachable))
-    return StudyDriver(study, client, template, reconnect=lambda client: client)
+    return StudyDriver(study, client, TEMPLATE, reconnect=lambda client: client)
 
 
 @pytest.mark.filterwarnings("ignore::optuna.exceptions.ExperimentalWarning")
@@ -118,3 +120,33 @@ def test_studies_of_one_name_in_two_databases_are_told_apart(tmp_path: Path) -> 
         for made in (driver, again):
             made.client.close()
     assert len(keys) == 2
+
+
+def test_a_scheduler_that_dies_just_before_the_sweep_attaches_is_replaced() -> None:
+    asked: list[str] = []
+
+    class Client:
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        def request(self, method: str, path: str, body: Any = None) -> Any:
+            asked.append(self.name)
+            if self.name != "third":
+                raise SchedulerUnreachable("on purpose")
+            if method != "PUT":
+                raise RequestRefused("the sweep is over")
+            return {"slots": 3}
+
+        def close(self) -> None:
+            """Nothing is open."""
+
+    names = iter(["second", "third"])
+    driver = StudyDriver(
+        optuna.create_study(),
+        Client("first"),  # type: ignore[arg-type]
+        TEMPLATE,
+        reconnect=lambda client: Client(next(names)),  # type: ignore[arg-type,return-value]
+    )
+    driver.attach()
+    assert (driver.slots, asked[:3]) == (3, ["first", "second", "third"])
+    driver.detach()

@@ -37,6 +37,8 @@ TRIAL_ATTRIBUTE = "elastune:trial"
 STUDY_ATTRIBUTE = "elastune:study"
 UNREACHABLE_SECONDS = 120.0
 """How long a scheduler may be away before the sweep gives up on it."""
+REACHABLE_SECONDS = 15.0
+"""A scheduler that dies just when the sweep begins is waited for, or started again, for so long."""
 POLL_SECONDS = 5.0
 ANSWERS_KEPT = 4096
 
@@ -101,6 +103,7 @@ class StudyDriver:
         if terms is not None:
             body["terms"] = terms.to_json()
         deadline = time.monotonic() + patience_seconds
+        reachable_by = time.monotonic() + REACHABLE_SECONDS
         while True:
             try:
                 answer = self.client.request("PUT", f"/studies/{self.study_key}", body)
@@ -109,6 +112,11 @@ class StudyDriver:
                 if time.monotonic() > deadline:
                     raise
                 time.sleep(0.5)
+            except SchedulerUnreachable:
+                if time.monotonic() > reachable_by:
+                    raise
+                time.sleep(0.2)
+                self.client = self._reconnect(self.client)
         self.slots = answer["slots"]
         self._poller.start()
 
