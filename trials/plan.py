@@ -166,7 +166,12 @@ def _plan_switch(
 ) -> list[Action]:
     """A generation is on offer: wait for it to be entered, or replace it when somebody in it is gone or late."""
     alive = {*members, *(joiner.replica_id for joiner in joiners)}
-    if set(trial.published_members) - alive or now - trial.published_at > SWITCH_DEADLINE_SECONDS:
+    # A joiner may have given up an earlier offer, and aimed at a later epoch, just when this one was made.
+    elsewhere = any(
+        joiner.replica_id in trial.published_members and joiner.join_epoch != trial.join_epoch for joiner in joiners
+    )
+    late = now - trial.published_at > SWITCH_DEADLINE_SECONDS
+    if elsewhere or late or set(trial.published_members) - alive:
         return [Publish(tuple(members), None)]
     return []
 

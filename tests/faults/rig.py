@@ -9,6 +9,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +70,7 @@ class Rig:
             ),
             on_change=lambda: box[0].announce(),
         )
+        self.launcher.on_exit = self.loop.wake
         nodes = (NodeView(name="localhost", slots=slots),)
         box.append(Service(store=self.store, loop=self.loop, tokens=tokens, nodes=lambda: nodes))
         config = uvicorn.Config(create_app(box[0]), log_config=None, timeout_graceful_shutdown=1)
@@ -115,7 +117,7 @@ class Rig:
     def until(self, condition: Callable[[], bool], what: str, seconds: float = 60.0) -> None:
         deadline = time.monotonic() + seconds
         while not condition():
-            assert time.monotonic() < deadline, f"waited {seconds} s for {what}\n{self.logs()}"
+            assert time.monotonic() < deadline, f"waited {seconds} s for {what}\n{self.story()}\n{self.logs()}"
             time.sleep(0.01)
 
     def until_size(self, trial_id: str, replicas: int) -> None:
@@ -179,6 +181,18 @@ class Rig:
             if row["state"] is not None:
                 states.setdefault((row["generation"], row["step"]), set()).add(row["state"])
         return states
+
+    def story(self) -> str:
+        """What the scheduler knows of each trial."""
+        lines = []
+        for trial in self.store.trials():
+            lines.append(str(replace(trial, outcome=None)))
+            lines += [
+                f"  {entry.at:.2f} {entry.what}: {entry.reason.sentence}"
+                for entry in self.store.history(trial.trial_id)
+            ]
+            lines += [f"  {row}" for row in self.store.replicas(trial_id=trial.trial_id, live_only=False)]
+        return "\n".join(lines)
 
     def logs(self) -> str:
         return "\n".join(

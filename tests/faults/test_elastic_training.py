@@ -110,6 +110,58 @@ def test_a_killed_replica_is_left_behind_without_going_back(rig: Rig, undisturbe
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("place", "rank"),
+    [("forward", 0), ("forward", 1), ("all-reduce", 0), ("all-reduce", 1), ("rescale", 0), ("rescale", 1)],
+)
+def test_a_replica_killed_at_a_chosen_place_leaves_no_trace(
+    rig: Rig, undisturbed: list[float], place: str, rank: int
+) -> None:
+    """In a rescale it may have handed over or not; in a checkpoint the one before it stays."""
+    trial_id = rig.submit(2, DIE_IN=place, DIE_RANK=str(rank), STEP_SECONDS="0.05")
+    rig.until_size(trial_id, 2)
+    if place == "rescale":
+        rig.until_step(20)
+        rig.want(trial_id, 3)
+    rig.until((rig.trace / "died").exists, "the death")
+    rig.want(trial_id, 2)
+    assert_as_undisturbed(rig, rig.until_over(trial_id), undisturbed)
+    rig.until(lambda: rig.store.replicas() == [], "all replicas to end")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("step", [0, 20])
+def test_a_replica_killed_while_it_writes_a_checkpoint_leaves_the_one_before(
+    rig: Rig, undisturbed: list[float], step: int
+) -> None:
+    """The first one, which has none before it, or one written because the trial is to pause."""
+    trial_id = rig.submit(2, DIE_IN="checkpoint", DIE_STEP=str(step), STEP_SECONDS="0.15")
+    rig.until_size(trial_id, 2)
+    if step:
+        rig.until_step(step)
+        rig.want(trial_id, 0)
+    rig.until((rig.trace / "died").exists, "the death")
+    rig.want(trial_id, 2)
+    record = rig.until_over(trial_id)
+    assert record.outcome is not None and record.outcome.value == pytest.approx(undisturbed, abs=1e-5)
+
+
+@pytest.mark.slow
+def test_a_killed_fork_server_costs_the_trial_nothing(rig: Rig, undisturbed: list[float]) -> None:
+    trial_id = rig.submit(2, STEP_SECONDS="0.25")
+    rig.until_size(trial_id, 2)
+    rig.until_step(10)
+    before = {row.pid for row in rig.members(trial_id)}
+    assert rig.launcher._server is not None
+    rig.launcher._server.kill()
+    rig.until_step(20)
+    rig.want(trial_id, 3)
+    rig.until_size(trial_id, 3)
+    assert before < {row.pid for row in rig.members(trial_id)}
+    assert_as_undisturbed(rig, rig.until_over(trial_id), undisturbed)
+
+
+@pytest.mark.slow
 def test_a_replica_that_hangs_is_noticed_and_left_behind(tmp_path: Path, undisturbed: list[float]) -> None:
     """A stopped process keeps its connections: only its silence tells."""
     rig = Rig(tmp_path, silence_seconds=18.0)

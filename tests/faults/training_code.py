@@ -10,8 +10,10 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import signal
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +22,9 @@ from torch import nn
 from torch.utils.data import Dataset
 
 import dist_core
-from dist_core.core import get_core
+import dist_core.checkpoint
+import dist_core.core
+from dist_core.core import TrainingCore, get_core
 from dist_core.errors import PeerLost, ReplicaExit
 from dist_core.hand_over import pack
 from dist_core.rerun import run_training
@@ -72,6 +76,39 @@ class Numbered(Dataset[tuple[int, torch.Tensor, torch.Tensor]]):
         return index, self.x[index], self.y[index]
 
 
+def prepare_to_die(core: TrainingCore, model: nn.Sequential) -> None:
+    """``DIE_IN`` names a place, ``DIE_RANK`` who ends there, once in the whole trial, from ``DIE_STEP`` on."""
+    place = os.environ.get("DIE_IN")
+    rank = int(os.environ.get("DIE_RANK", "0"))
+    step = int(os.environ.get("DIE_STEP", "15"))
+
+    def die(after_seconds: float = 0.0) -> None:
+        if core.joined and core.group.rank == rank and core.steps >= step:
+            try:
+                os.close(os.open(Path(os.environ["TRACE_DIR"]) / "died", os.O_CREAT | os.O_EXCL))
+            except FileExistsError:
+                return
+            time.sleep(after_seconds)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def dying(function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **options: Any) -> Any:
+            die()
+            return function(*args, **options)
+
+        return call
+
+    if place == "forward":
+        model[0].register_forward_hook(lambda *_: die())
+    elif place == "all-reduce":
+        # The last gradient: the others come to the reduction meanwhile and wait in it.
+        model[0].weight.register_hook(lambda _: die(after_seconds=0.2))
+    elif place == "checkpoint":
+        dist_core.checkpoint.os.fsync = dying(os.fsync)  # type: ignore[attr-defined]
+    elif place == "rescale":
+        dist_core.core.share_state = dying(dist_core.core.share_state)
+
+
 def train() -> list[float]:
     """Fixed batch of 24, SGD with momentum: ten steps an epoch; returns the final weights."""
     torch.manual_seed(0)
@@ -87,6 +124,7 @@ def train() -> list[float]:
     optimizer.register_step_post_hook(lambda *_: average.update(model))
     core = get_core()
     who = core.environment.replica_id if core.environment is not None else "alone"
+    prepare_to_die(core, model)
     pause = float(os.environ.get("STEP_SECONDS", "0"))
     generation = 0
     trace = open(Path(os.environ["TRACE_DIR"]) / f"{who}.jsonl", "a", buffering=1)

@@ -96,9 +96,10 @@ def test_a_lost_replica_is_left_out_at_once_and_only_once() -> None:
 
 def test_an_offer_that_nobody_enters_is_replaced() -> None:
     a, b = replica("a"), replica("b", state=ReplicaState.READY, join_epoch=3)
-    offered = replace(training("a"), published=2, published_members=("a", "b"), published_at=0.0)
+    offered = replace(training("a"), published=2, published_members=("a", "b"), join_epoch=3)
     assert plan(offered, 2, [a, b], 1.0) == []
     assert plan(offered, 2, [a], 1.0) == [Publish(("a",), None)]
+    assert plan(offered, 2, [a, replace(b, join_epoch=4)], 1.0) == [Publish(("a",), None)]
     assert plan(offered, 2, [a, b], SWITCH_DEADLINE_SECONDS + 1) == [Publish(("a",), None)]
 
 

@@ -16,7 +16,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -60,6 +60,8 @@ class LocalLauncher:
     ) -> None:
         divided = [Slot(node=node)] * slots if isinstance(slots, int) else slots
         self._slots = by_node(divided)
+        self.on_exit: Callable[[], None] = lambda: None
+        """Called, from another thread, when a replica that this launcher has started is gone."""
         self._gpus = gpus or NoGpus()
         self._strangers: tuple[float, frozenset[str]] = (float("-inf"), frozenset())
         self._alive: frozenset[int] = frozenset()
@@ -69,7 +71,6 @@ class LocalLauncher:
         if memory_bytes is not None and (self._cgroups is None or self._cgroups.memory is None):
             logger.warning("this machine lets us limit no process's memory; replicas may use all of it")
         self._preload = list(preload)
-        self._cold: dict[int, subprocess.Popen[bytes]] = {}
         self._statuses: dict[int, int] = {}
         self._own: dict[int, float | None] = {}
         """Processes that this launcher started, with the time at which they were first seen to be gone."""
@@ -79,6 +80,7 @@ class LocalLauncher:
     def _note_exit(self, pid: int, status: int) -> None:
         with self._lock:
             self._statuses[pid] = status
+        self.on_exit()
 
     def nodes(self) -> Sequence[NodeSlots]:
         taken = self._with_strangers()
@@ -149,15 +151,13 @@ class LocalLauncher:
         assert process.stdin is not None
         process.stdin.write(json.dumps(document).encode())
         process.stdin.close()
-        self._cold[process.pid] = process
+        threading.Thread(target=self._await_cold, args=(process,), name="cold-replica", daemon=True).start()
         return process.pid
 
+    def _await_cold(self, process: subprocess.Popen[bytes]) -> None:
+        self._note_exit(process.pid, process.wait())
+
     def exits(self, replicas: Sequence[ReplicaRecord]) -> list[Exit]:
-        for pid, process in list(self._cold.items()):
-            status = process.poll()
-            if status is not None:
-                del self._cold[pid]
-                self._note_exit(pid, status)
         gone: list[Exit] = []
         self._alive = frozenset(replica.pid for replica in replicas if replica.pid is not None)
         for replica in replicas:
