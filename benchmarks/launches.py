@@ -113,7 +113,7 @@ def joins(folder: Path) -> list[float]:
     rig = Rig(folder)
     found = []
     try:
-        trial_id = rig.submit(1, STEP_SECONDS="0.05", EPOCHS="400")
+        trial_id = rig.submit(1, STEP_SECONDS="0.002", EPOCHS="4000")
         rig.until_size(trial_id, 1)
         rig.until_step(20)
         for _ in range(JOINS):

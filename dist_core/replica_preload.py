@@ -6,6 +6,7 @@ No thread, process group or device may be touched here.
 
 from __future__ import annotations
 
+import httpx2
 import torch
 
 import dist_core.accumulator
@@ -13,5 +14,7 @@ import dist_core.data_loader
 import dist_core.data_parallel
 import dist_core.session  # noqa: F401
 
+# The first client of a process loads the modules that it sends requests with.
+httpx2.Client(verify=False, trust_env=False).close()
 torch.set_num_threads(1)
 torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1)
