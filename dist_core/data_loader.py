@@ -11,6 +11,7 @@ less progress per example, so an epoch takes somewhat more than a pass, and epoc
 
 from __future__ import annotations
 
+import operator
 import time
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -59,7 +60,8 @@ class AdaptiveDataLoader:
             raise InvalidTraining(f"epoch_size is {epoch_size}; it must be at least 1 sample, or None")
         self.drop_last = bool(options.pop("drop_last", False))
         try:
-            self.bounds = BatchBounds(init_batch=batch_size, max_batch=batch_size)
+            size = operator.index(batch_size)
+            self.bounds = BatchBounds(init_batch=size, max_batch=size)
         except (ValueError, TypeError) as error:
             raise InvalidTraining(str(error)) from error
         self.dataset = dataset

@@ -167,6 +167,7 @@ class ControlLoop:
         if self._monotonic() - self._looked_at > DEAF_SECONDS:
             # This process was stopped, or waited for its disk: nobody could be heard meanwhile.
             self._answered_since = self._monotonic()
+            self._deaf_until = now
         self._looked_at = self._monotonic()
         self._shorten_logs()
         self._end_silent(now)

@@ -49,6 +49,7 @@ class Observer:
         self._started_seen: set[str] = set()
         self._slot_seconds: dict[str, float] = {}
         self._study_slot_seconds: dict[str, float] = {}
+        self._served_seconds: dict[str, float] = {}
         self._held: dict[str, tuple[str, int]] = {}
         self._looked_at: float | None = None
         self.latest_views: Mapping[str, TrialView] = {}
@@ -138,12 +139,17 @@ class Observer:
         """Add up what trials and studies have held since the last look; the first one reads the store's account."""
         if self._looked_at is None:
             study_of = {trial.trial_id: trial.spec.study for trial in self._store.trials()}
-            for interval in self._store.slot_intervals():
-                seconds = max(0.0, (now if interval.ended is None else interval.ended) - interval.began)
-                self._add_slot_seconds(interval.trial_id, study_of[interval.trial_id], seconds)
+            served_until: dict[str, float] = {}
+            for interval in sorted(self._store.slot_intervals(), key=lambda interval: interval.began):
+                trial_id, ended = interval.trial_id, now if interval.ended is None else interval.ended
+                self._add_slot_seconds(trial_id, study_of[trial_id], max(0.0, ended - interval.began))
+                new = max(0.0, ended - max(interval.began, served_until.get(trial_id, 0.0)))
+                self._served_seconds[trial_id] = self._served_seconds.get(trial_id, 0.0) + new
+                served_until[trial_id] = max(ended, served_until.get(trial_id, 0.0))
         else:
             for trial_id, (study, slots) in self._held.items():
                 self._add_slot_seconds(trial_id, study, slots * (now - self._looked_at))
+                self._served_seconds[trial_id] = self._served_seconds.get(trial_id, 0.0) + now - self._looked_at
         self._held = {name: (study_of[name], len(rows)) for name, rows in replicas_of.items() if name in study_of}
         self._looked_at = now
 
@@ -239,6 +245,7 @@ class Observer:
             since_rescale_seconds=now - trial.rescaled_at,
             submitted_at=trial.submitted_at,
             attained_slot_seconds=self._slot_seconds.get(trial.trial_id, 0.0),
+            served_seconds=self._served_seconds.get(trial.trial_id, 0.0),
             num_rescales=max(0, trial.generation - 1),
             preemptible=trial.spec.preemptible,
             only_on=trial.spec.only_on,

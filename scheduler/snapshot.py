@@ -86,6 +86,8 @@ class TrialView:
     since_rescale_seconds: float = float("inf")
     submitted_at: float = 0.0
     attained_slot_seconds: float = 0.0
+    served_seconds: float = 0.0
+    """How long it has held slots, however many."""
     num_rescales: int = 0
     """Changes of allocation so far, the first start not counted."""
     preemptible: bool = True
@@ -146,7 +148,7 @@ class Snapshot:
     @property
     def largest_node(self) -> int:
         """Slots of the largest node; at least 1."""
-        return max((node.slots for node in self.nodes), default=1)
+        return max((1, *(node.slots for node in self.nodes)))
 
     @property
     def total_slots(self) -> int:

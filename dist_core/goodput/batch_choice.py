@@ -47,6 +47,9 @@ class BatchBounds:
     def __post_init__(self) -> None:
         if self.max_batch > LARGEST_BATCH:
             raise ValueError(f"max_batch_size is {self.max_batch}; it must be at most {LARGEST_BATCH}")
+        for bound in (self.min_atomic, self.max_atomic or 1):
+            if bound > LARGEST_BATCH:
+                raise ValueError(f"a local batch bound is {bound}; it must be at most {LARGEST_BATCH}")
         if self.init_batch < 1:
             raise ValueError(f"batch_size is {self.init_batch}; it must be at least 1")
         if self.max_batch < self.init_batch:

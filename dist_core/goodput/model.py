@@ -6,6 +6,7 @@ give, the simulator for both.
 
 from __future__ import annotations
 
+import numbers
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -42,7 +43,8 @@ LARGEST_NOISE_SCALE = 1e12
 
 
 def _check_number(name: str, value: Any) -> None:
-    if isinstance(value, bool) or not isinstance(value, int | float):
+    is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
+    if not is_number:
         raise ValueError(f"hint {name} is {value!r}; it must be a number")
     if not 0 <= value <= LARGEST_NUMBER:
         raise ValueError(f"hint {name} is {value}; it must be finite and at least 0")
@@ -84,7 +86,7 @@ class Hints:
                 _check_number(name, getattr(self, name))
         for name in ("epoch", "global_batch"):
             _check_number(name, getattr(self, name))
-            if not isinstance(getattr(self, name), int):
+            if not isinstance(getattr(self, name), numbers.Integral):
                 raise ValueError(f"hint {name} is {getattr(self, name)}; it must be a whole number")
 
     def fit(

@@ -6,6 +6,7 @@ waited in vain, one trial of it gains a level of priority, which it keeps while 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence, Set
 
 from scheduler.allocation.groups import NodeGroup, may_use
@@ -51,11 +52,15 @@ def not_admitted(
     if not by_share and len({view.study_priority for view in left}) == 1:
         return refused
     room = list(sizes)
+    wanted = Counter(index for view in left for index in open_to[view.trial_id])
     for current in sorted(set(levels.values()), reverse=True):
         queue = [view for view in left if levels[view.trial_id] == current]
         for view in _by_share(queue) if by_share else _in_order(queue):
+            fitting = [index for index in open_to[view.trial_id] if view.min_replicas <= room[index]]
+            # Where it is; else where the fewest others could go instead.
             chosen = max(
-                open_to[view.trial_id], key=lambda index: (_stays(view, groups[index], room[index]), room[index])
+                fitting or open_to[view.trial_id],
+                key=lambda index: (groups[index].held_by(view) if fitting else 0, -wanted[index], room[index]),
             )
             if view.min_replicas <= room[chosen]:
                 room[chosen] -= view.min_replicas
@@ -64,11 +69,6 @@ def not_admitted(
             else:
                 refused[view.trial_id] = "its study has its share of the slots, and others wait for theirs"
     return refused
-
-
-def _stays(view: TrialView, group: NodeGroup, room: int) -> int:
-    """Slots that it holds there, where there is still room for it."""
-    return group.held_by(view) if view.min_replicas <= room else 0
 
 
 def _levels(views: Sequence[TrialView], now: float, served: Set[str]) -> dict[str, int]:
@@ -87,7 +87,7 @@ def _levels(views: Sequence[TrialView], now: float, served: Set[str]) -> dict[st
 
 
 def _waiting_since(view: TrialView) -> float:
-    return view.submitted_at + view.attained_slot_seconds / view.min_replicas
+    return view.submitted_at + view.served_seconds
 
 
 def _beyond_quota(views: Sequence[TrialView]) -> dict[str, str]:

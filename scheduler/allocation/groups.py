@@ -25,7 +25,7 @@ class NodeGroup:
     @property
     def node_slots(self) -> int:
         """Slots of the largest node; at least 1."""
-        return max((node.slots for node in self.nodes), default=1)
+        return max((1, *(node.slots for node in self.nodes)))
 
     def held_by(self, view: TrialView) -> int:
         """Slots that a trial holds here."""

@@ -35,11 +35,12 @@ class ConstrainedPolicy:
         self._by_share = by_share
 
     def allocate(self, snapshot: Snapshot) -> dict[str, Grant]:
+        snapshot = replace(snapshot, nodes=tuple(node for node in snapshot.nodes if node.slots > 0))
         served = {view.trial_id: view.study for view in snapshot.trials}
         kept, snapshot = _set_aside(snapshot)
         groups = node_groups(snapshot.nodes, snapshot.trials)
         if not groups:
-            full = "all slots are held by trials that may not be preempted" if kept else "there is no node"
+            full = "all slots are held by trials that may not be preempted" if kept else "others use all nodes"
             return kept | {
                 view.trial_id: Grant(placement={}, reason=Reason(code="held", sentence=view.held or full))
                 for view in snapshot.trials

@@ -147,7 +147,7 @@ def test_who_came_first_by_waiting_stays_until_its_end(name: str) -> None:
                 study_priority=1 if trial in high else 0,
                 max_replicas=1,
                 placement={"x0": count} if count else {},
-                attained_slot_seconds=attained[trial],
+                served_seconds=attained[trial],
             )
             for trial, count in held.items()
         ]
@@ -175,6 +175,22 @@ def test_trials_wait_while_all_slots_are_kept(name: str) -> None:
     grants = decided(name, seen(kept, waiting("w", only_on=("x0",)), waiting("v"), on=nodes(x=1)))
     assert (grants["kept"].slots, grants["w"].slots, grants["v"].slots) == (4, 0, 0)
     assert grants["w"].reason.sentence == "all slots are held by trials that may not be preempted"
+
+
+@pytest.mark.parametrize("name", sorted(POLICIES))
+def test_a_node_that_others_use_wholly_is_no_node(name: str) -> None:
+    busy = (NodeView(name="x0", slots=0, kind="x"), NodeView(name="x1", slots=1, kind="x"))
+    assert decided(name, seen(waiting("w"), on=busy))["w"].placement == {"x1": 1}
+    assert decided(name, seen(waiting("w"), on=busy[:1]))["w"].reason.sentence == "others use all nodes"
+
+
+def test_who_may_go_anywhere_leaves_room_for_those_who_may_not() -> None:
+    nodes_there = (NodeView(name="g", slots=4), NodeView(name="c", slots=3))
+    anywhere = waiting("a", max_replicas=1)
+    pinned = waiting("p", min_replicas=4, only_on=("g",), submitted_at=1.0)
+    low = waiting("z", study="low", study_priority=-1, max_replicas=1)
+    refused = not_admitted([anywhere, pinned, low], node_groups(nodes_there, [pinned]), 0.0, by_share=True)
+    assert refused == {}
 
 
 @pytest.mark.parametrize("name", sorted(POLICIES))

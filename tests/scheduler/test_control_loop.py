@@ -230,8 +230,7 @@ def test_a_study_whose_driver_is_gone_is_paused_and_comes_back(bench: Bench) -> 
     bench.store.put_study(Study(name="s", owner="me", owner_seen_at=bench.now))
     trial_id = bench.submit()
     bench.train(trial_id)
-    bench.now += OWNER_LEASE_SECONDS + 1
-    bench.tick()
+    bench.tick(int(OWNER_LEASE_SECONDS) + 2, seconds=1.0)
     assert bench.trial(trial_id).published_members == ()
     bench.enter(trial_id)
     bench.tick(2)
@@ -263,11 +262,16 @@ def test_a_replica_that_falls_silent_is_ended_and_a_clock_that_jumps_ends_nobody
 
 
 def test_a_scheduler_that_was_held_up_ends_nobody_for_it(bench: Bench) -> None:
-    bench.train(bench.submit())
+    bench.store.put_study(Study(name="s", owner="me", owner_seen_at=bench.now))
+    trial_id = bench.submit()
+    bench.train(trial_id)
     bench.tick()
     bench.now += 600.0
-    bench.tick(20, seconds=2.0)
+    bench.tick()
+    bench.store.touch_study("s", "me", bench.now)
+    bench.tick(20, seconds=0.9)
     assert bench.launcher.stopped == []
+    assert bench.trial(trial_id).state is TrialState.RUNNING
 
 
 def test_a_replica_that_hangs_while_the_scheduler_is_replaced_is_ended(bench: Bench) -> None:

@@ -98,6 +98,8 @@ def _instance(handle: str, number: int) -> str:
         ("0", ["GPU-aaaa"]),
         ("GPU-aa", ["GPU-aaaa"]),
         ("1:1,MIG-h1i0", ["MIG-h1i0", "MIG-h1i1"]),
+        ("1", ["MIG-h1i0", "MIG-h1i1"]),
+        ("GPU-bbbb", ["MIG-h1i0", "MIG-h1i1"]),
         ("", []),
         ("3", []),
     ],

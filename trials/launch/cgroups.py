@@ -13,12 +13,10 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import time
 from dataclasses import dataclass
 from pathlib import Path
 
 PREFIX = "elastune-"
-END_SECONDS = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,19 +75,16 @@ class Cgroups:
         with contextlib.suppress(OSError):
             (self._unified(replica_id) / "cgroup.kill").write_text("1")
 
-    def remove(self, replica_id: str) -> None:
-        """End what is left, and take the groups away; a moment is given to what has just been ended."""
+    def remove(self, replica_id: str) -> bool:
+        """End what is left, and take the groups away; False while something in them has not ended yet."""
         self.end(replica_id)
-        deadline = time.monotonic() + END_SECONDS
+        gone = True
         for folder in [self._unified(replica_id), *self._memory(replica_id)]:
-            while True:
-                try:
-                    folder.rmdir()
-                except OSError as error:
-                    if error.errno == errno.EBUSY and time.monotonic() < deadline:
-                        time.sleep(0.005)
-                        continue
-                break
+            try:
+                folder.rmdir()
+            except OSError as error:
+                gone = gone and error.errno != errno.EBUSY
+        return gone
 
     def _unified(self, replica_id: str) -> Path:
         return self.unified / f"{PREFIX}{replica_id}"

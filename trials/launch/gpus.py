@@ -6,12 +6,15 @@ Asked of NVML, the driver's own library, which touches no GPU and needs no CUDA.
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import pynvml
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,12 +57,27 @@ class Nvml:
         self._wanted = None if limit is None else [part.strip() for part in limit.split(",") if part.strip()]
         self._handles: dict[str, Any] = {}
         self._gpus: list[Gpu] = []
-        with contextlib.suppress(pynvml.NVMLError):
+        try:
             pynvml.nvmlInit()
-            for index, name, handle in _devices():
-                if self._wanted is None or {str(index), name} & set(self._wanted) or _begins(name, self._wanted):
-                    self._handles[name] = handle
-                    self._gpus.append(_describe(name, handle))
+            count = pynvml.nvmlDeviceGetCount()
+        except pynvml.NVMLError:
+            return
+        for index in range(count):
+            try:
+                self._add(index)
+            except pynvml.NVMLError as error:
+                logger.warning("gpu cannot be used index=%d error=%s", index, error)
+
+    def _add(self, index: int) -> None:
+        """The GPU of this number, or the instances of one that is divided."""
+        handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+        whole = {str(index), pynvml.nvmlDeviceGetUUID(handle)}
+        parts = list(_instances(handle))
+        for number, part in enumerate(parts or [handle]):
+            name = pynvml.nvmlDeviceGetUUID(part)
+            if self._wanted is None or any(_names(each, {*whole, f"{index}:{number}", name}) for each in self._wanted):
+                self._gpus.append(_describe(name, part))
+                self._handles[name] = part
 
     def gpus(self) -> Sequence[Gpu]:
         return self._gpus
@@ -70,15 +88,6 @@ class Nvml:
             with contextlib.suppress(pynvml.NVMLError):
                 found[name] = frozenset(row.pid for row in pynvml.nvmlDeviceGetComputeRunningProcesses(handle))
         return found
-
-
-def _devices() -> Iterator[tuple[str, str, Any]]:
-    """(index, UUID, handle) of each GPU, or of each instance of one that is divided."""
-    for index in range(pynvml.nvmlDeviceGetCount()):
-        handle = pynvml.nvmlDeviceGetHandleByIndex(index)
-        parts = {f"{index}:{number}": part for number, part in enumerate(_instances(handle))}
-        for name, part in (parts or {str(index): handle}).items():
-            yield name, pynvml.nvmlDeviceGetUUID(part), part
 
 
 def _instances(handle: Any) -> Iterator[Any]:
@@ -93,9 +102,9 @@ def _instances(handle: Any) -> Iterator[Any]:
             yield pynvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, number)
 
 
-def _begins(name: str, wanted: Sequence[str]) -> bool:
+def _names(wanted: str, names: set[str]) -> bool:
     """CUDA takes the beginning of a UUID for the whole of it."""
-    return any(len(part) > len("GPU-") and name.startswith(part) for part in wanted)
+    return wanted in names or (len(wanted) > len("GPU-") and any(name.startswith(wanted) for name in names))
 
 
 def _describe(name: str, handle: Any) -> Gpu:
@@ -104,9 +113,12 @@ def _describe(name: str, handle: Any) -> Gpu:
     with contextlib.suppress(pynvml.NVMLError):
         near = pynvml.nvmlDeviceGetCpuAffinity(handle, words)
         cores = tuple(64 * word + bit for word in range(words) for bit in range(64) if near[word] >> bit & 1)
+    memory = 0
+    with contextlib.suppress(pynvml.NVMLError):
+        memory = int(pynvml.nvmlDeviceGetMemoryInfo(handle).total)
     return Gpu(
         uuid=name,
         model=str(pynvml.nvmlDeviceGetName(handle)),
-        memory_bytes=int(pynvml.nvmlDeviceGetMemoryInfo(handle).total),
+        memory_bytes=memory,
         near_cores=cores,
     )

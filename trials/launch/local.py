@@ -68,6 +68,7 @@ class LocalLauncher:
         self._above = frozenset(process.pid for process in psutil.Process().parents())
         self._memory_bytes = memory_bytes
         self._cgroups = Cgroups.find()
+        self._leaving: set[str] = set()
         if memory_bytes is not None and (self._cgroups is None or self._cgroups.memory is None):
             logger.warning("this machine lets us limit no process's memory; replicas may use all of it")
         self._preload = list(preload)
@@ -75,7 +76,12 @@ class LocalLauncher:
         self._own: dict[int, float | None] = {}
         """Processes that this launcher started, with the time at which they were first seen to be gone."""
         self._lock = threading.Lock()
-        self._server = _ForkServerHandle(self._note_exit, self._preload) if fork_server else None
+        self._server = _ForkServerHandle(self._note_launch, self._note_exit, self._preload) if fork_server else None
+
+    def _note_launch(self, pid: int) -> None:
+        """Forget what an earlier process of this number may have left."""
+        with self._lock:
+            self._statuses.pop(pid, None)
 
     def _note_exit(self, pid: int, status: int) -> None:
         with self._lock:
@@ -123,9 +129,6 @@ class LocalLauncher:
         except OSError as error:
             self._let_go(request.replica_id)
             raise LaunchFailed(f"a replica could not be started in {request.working_dir}: {error}") from error
-        with self._lock:
-            # What an earlier process of this number may have left.
-            self._statuses.pop(pid, None)
         self._own[pid] = None
         try:
             started = psutil.Process(pid).create_time()
@@ -136,9 +139,11 @@ class LocalLauncher:
     def _groups_for(self, replica_id: str) -> list[str]:
         return [] if self._cgroups is None else self._cgroups.make(replica_id, self._memory_bytes)
 
-    def _let_go(self, replica_id: str) -> None:
+    def _let_go(self, *replica_ids: str) -> None:
+        """Take away the groups of replicas that are gone; those that are still busy at a later call."""
         if self._cgroups is not None:
-            self._cgroups.remove(replica_id)
+            self._leaving |= set(replica_ids)
+            self._leaving = {replica_id for replica_id in self._leaving if not self._cgroups.remove(replica_id)}
 
     def _launch_cold(self, request: LaunchRequest, document: Mapping[str, Any]) -> int:
         process = subprocess.Popen(
@@ -151,6 +156,7 @@ class LocalLauncher:
         assert process.stdin is not None
         process.stdin.write(json.dumps(document).encode())
         process.stdin.close()
+        self._note_launch(process.pid)
         threading.Thread(target=self._await_cold, args=(process,), name="cold-replica", daemon=True).start()
         return process.pid
 
@@ -159,6 +165,8 @@ class LocalLauncher:
 
     def exits(self, replicas: Sequence[ReplicaRecord]) -> list[Exit]:
         gone: list[Exit] = []
+        if self._leaving:
+            self._let_go()
         self._alive = frozenset(replica.pid for replica in replicas if replica.pid is not None)
         for replica in replicas:
             if replica.pid is None:
@@ -206,7 +214,10 @@ class LocalLauncher:
 class _ForkServerHandle:
     """The launcher's end of the fork server: starts it, restarts it, waits for its answers."""
 
-    def __init__(self, on_exit: Any, preload: list[str]) -> None:
+    def __init__(
+        self, on_launch: Callable[[int], None], on_exit: Callable[[int, int], None], preload: list[str]
+    ) -> None:
+        self._on_launch = on_launch
         self._on_exit = on_exit
         self._preload = preload
         self._answered = threading.Condition()
@@ -243,6 +254,9 @@ class _ForkServerHandle:
                 if "exited" in message:
                     self._on_exit(message["exited"], message["status"])
                     continue
+                if "launched" in message:
+                    # Before its end can be told, by this same thread.
+                    self._on_launch(message["pid"])
                 if "stale" in message:
                     logger.info("fork server loads everything again changed=%s", message["changed"])
                 with self._answered:

@@ -50,6 +50,10 @@ def redirect(log: str) -> None:
 def confine(request: Mapping[str, Any]) -> None:
     """Into the groups made for this replica, and onto the cores of its slot; children inherit both."""
     enter(request["cgroups"])
+    threads = int(request["environ"].get("OMP_NUM_THREADS", "1"))
+    if threads > 1 and "torch" in sys.modules:
+        # A forked replica has torch as the fork server set it up: with one thread.
+        sys.modules["torch"].set_num_threads(threads)
     cores = request["environ"].get("ELASTUNE_CORES")
     if cores:
         with contextlib.suppress(OSError):
