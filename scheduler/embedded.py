@@ -108,5 +108,4 @@ class EmbeddedScheduler:
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
-        if process.stdout is not None:
-            process.stdout.close()
+        self._let_go()

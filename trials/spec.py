@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from trials.checks import are_texts, is_whole
 from trials.errors import InvalidTrialSpec
 
 _ENTRYPOINT = re.compile(r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")
@@ -54,7 +55,7 @@ class TrialSpec:
             raise InvalidTrialSpec(f"working_dir is {self.working_dir!r}; it must be a path")
         for name in ("only_on", "python_path", "preload"):
             value = getattr(self, name)
-            if not isinstance(value, tuple) or not all(isinstance(each, str) for each in value):
+            if not are_texts(value):
                 raise InvalidTrialSpec(f"{name} is {value!r:.80}; it must be a list of texts")
         if not isinstance(self.payload, Mapping):
             raise InvalidTrialSpec(f"payload is {self.payload!r:.80}; it must be an object with names and values")
@@ -92,14 +93,14 @@ class TrialSpec:
 
 
 def _check_whole(name: str, value: object, least: int, most: int) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
+    if not is_whole(value) or not least <= value <= most:
         raise InvalidTrialSpec(f"{name} is {value!r:.80}; it must be a whole number of at least {least}")
 
 
 def check_replica_bounds(min_replicas: int, max_replicas: int) -> None:
     """Raises InvalidTrialSpec for bounds that cannot be met."""
     for name, value in (("min_replicas", min_replicas), ("max_replicas", max_replicas)):
-        if not isinstance(value, int) or isinstance(value, bool):
+        if not is_whole(value):
             raise InvalidTrialSpec(f"{name} is {value!r}; it must be a whole number")
     if min_replicas < 1:
         raise InvalidTrialSpec(f"min_replicas is {min_replicas}; it must be at least 1")

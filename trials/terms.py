@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, get_args
 
+from trials.checks import are_texts, is_number, is_whole
 from trials.errors import InvalidStudyTerms
 
 Goal = Literal["completion_time", "time_to_best", "fairness", "makespan", "deadline", "budget"]
@@ -34,24 +34,24 @@ class StudyTerms:
     """Slot-hours that the study may use in all; for the goal ``budget``."""
 
     def __post_init__(self) -> None:
-        if not _is_number(self.weight) or not 1.0 / LARGEST_WEIGHT <= self.weight <= LARGEST_WEIGHT:
+        if not is_number(self.weight) or not 1.0 / LARGEST_WEIGHT <= self.weight <= LARGEST_WEIGHT:
             raise InvalidStudyTerms(
                 f"weight is {self.weight!r:.80}; it must be above 0, and at most {LARGEST_WEIGHT:.0e}"
             )
-        if not _is_whole(self.priority) or abs(self.priority) > LARGEST_PRIORITY:
+        if not is_whole(self.priority) or abs(self.priority) > LARGEST_PRIORITY:
             raise InvalidStudyTerms(f"priority is {self.priority!r:.80}; it must be a whole number from -1000 to 1000")
-        if not isinstance(self.yields_to, tuple) or not all(isinstance(name, str) for name in self.yields_to):
+        if not are_texts(self.yields_to):
             raise InvalidStudyTerms(f"yields_to is {self.yields_to!r:.80}; it must be a list of names of studies")
-        if self.quota is not None and (not _is_whole(self.quota) or self.quota < 1):
+        if self.quota is not None and (not is_whole(self.quota) or self.quota < 1):
             raise InvalidStudyTerms(f"quota is {self.quota!r:.80}; it must be at least 1 slot, or none at all")
         if self.goal not in GOALS:
             raise InvalidStudyTerms(f"goal is {self.goal!r}; choose one of {', '.join(GOALS)}")
-        if self.deadline_at is not None and not _is_number(self.deadline_at):
+        if self.deadline_at is not None and not is_number(self.deadline_at):
             raise InvalidStudyTerms(f"deadline is {self.deadline_at!r:.80}; it must be a time")
         if self.goal == "deadline" and self.deadline_at is None:
             raise InvalidStudyTerms("the goal 'deadline' needs a deadline")
         budget = self.budget_slot_hours
-        if budget is not None and (not _is_number(budget) or not budget > 0):
+        if budget is not None and (not is_number(budget) or not budget > 0):
             raise InvalidStudyTerms(f"budget is {budget!r:.80} slot-hours; it must be above 0")
 
     def to_json(self) -> dict[str, Any]:
@@ -61,11 +61,3 @@ class StudyTerms:
     def from_json(cls, document: Mapping[str, Any]) -> StudyTerms:
         names = document.get("yields_to", ())
         return cls(**{**document, "yields_to": tuple(names) if isinstance(names, list) else names})
-
-
-def _is_whole(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
-def _is_number(value: object) -> bool:
-    return _is_whole(value) or (isinstance(value, float) and math.isfinite(value))

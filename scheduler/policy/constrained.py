@@ -36,7 +36,7 @@ class ConstrainedPolicy:
 
     def allocate(self, snapshot: Snapshot) -> dict[str, Grant]:
         snapshot = replace(snapshot, nodes=tuple(node for node in snapshot.nodes if node.slots > 0))
-        served = {view.trial_id: view.study for view in snapshot.trials}
+        everybody = snapshot.trials
         kept, snapshot = _set_aside(snapshot)
         groups = node_groups(snapshot.nodes, snapshot.trials)
         if not groups:
@@ -45,8 +45,8 @@ class ConstrainedPolicy:
                 view.trial_id: Grant(placement={}, reason=Reason(code="held", sentence=view.held or full))
                 for view in snapshot.trials
             }
-        studies = {served[trial_id] for trial_id in kept}
-        refused = not_admitted(snapshot.eligible, groups, snapshot.now, by_share=self._by_share, served=studies)
+        served = {view.study for view in everybody if view.trial_id in kept}
+        refused = not_admitted(snapshot.eligible, groups, snapshot.now, by_share=self._by_share, served=served)
         snapshot = _held(snapshot, refused)
         open_to_all = not any(view.only_on for view in snapshot.trials) and not any(
             group.nodes[0].reserved_for for group in groups

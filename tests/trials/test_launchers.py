@@ -48,6 +48,37 @@ def sleeps():
 """
 
 
+def started(
+    launcher: Launcher,
+    folder: Path,
+    function: str,
+    environ: Mapping[str, str] | None = None,
+    *,
+    name: str = "r",
+    log: Path | None = None,
+) -> ReplicaRecord:
+    """A replica that runs a function of the folder's user_code.py."""
+    request = LaunchRequest(
+        replica_id=name,
+        entrypoint=f"user_code:{function}",
+        environ={"NAME": name, "PATH": os.environ["PATH"], **(environ or {})},
+        working_dir=str(folder),
+        python_path=(str(folder),),
+        preload=(),
+        log=log or folder / f"{name}.log",
+    )
+    process = launcher.launch(request)
+    return ReplicaRecord(
+        replica_id=name,
+        trial_id="t",
+        node="n",
+        slot=0,
+        launch_index=0,
+        pid=process.pid,
+        process_started=process.started,
+    )
+
+
 @pytest.fixture(params=["cold", "fork server"])
 def launcher(request: pytest.FixtureRequest) -> Iterator[LocalLauncher]:
     made = LocalLauncher(slots=2, fork_server=request.param == "fork server")
@@ -58,36 +89,16 @@ def launcher(request: pytest.FixtureRequest) -> Iterator[LocalLauncher]:
 @pytest.fixture
 def launch(launcher: LocalLauncher, tmp_path: Path) -> Iterator[Callable[[str], ReplicaRecord]]:
     (tmp_path / "user_code.py").write_text(SCRIPT)
-    started: list[ReplicaRecord] = []
+    replicas: list[ReplicaRecord] = []
 
     def start(function: str) -> ReplicaRecord:
-        name = f"r{len(started)}"
-        process = launcher.launch(
-            LaunchRequest(
-                replica_id=name,
-                entrypoint=f"user_code:{function}",
-                environ={"NAME": name, "PATH": os.environ["PATH"]},
-                working_dir=str(tmp_path),
-                python_path=(str(tmp_path),),
-                preload=(),
-                log=tmp_path / "logs" / f"{name}.log",
-            )
-        )
-        record = ReplicaRecord(
-            replica_id=name,
-            trial_id="t",
-            node="localhost",
-            slot=0,
-            launch_index=0,
-            pid=process.pid,
-            process_started=process.started,
-        )
-        started.append(record)
-        return record
+        name = f"r{len(replicas)}"
+        replicas.append(started(launcher, tmp_path, function, name=name, log=tmp_path / "logs" / f"{name}.log"))
+        return replicas[-1]
 
     yield start
-    for record in started:
-        launcher.stop(record, force=True)
+    for replica in replicas:
+        launcher.stop(replica, force=True)
 
 
 def wait_for_exit(launcher: Launcher, replica: ReplicaRecord, seconds: float = 20.0) -> Exit:
@@ -190,7 +201,7 @@ def test_a_replica_runs_on_the_cores_of_its_slot(tmp_path: Path, fork_server: bo
 
 def test_a_gpu_that_a_stranger_works_on_is_closed_until_he_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("trials.launch.local.STRANGERS_SECONDS", 0.0)
-    gpus = NoGpus([Gpu(uuid=f"GPU-{number}", model="H100", memory_bytes=1) for number in range(3)])
+    gpus = NoGpus([Gpu(uuid=f"GPU-{number}", model="H100") for number in range(3)])
     launcher = LocalLauncher(slots=divide("n", gpus.gpus(), range(3), per_gpu=2), gpus=gpus, fork_server=False)
     stranger = psutil.Popen(["sleep", "60"], start_new_session=True)
     mine = psutil.Popen(["sleep", "60"], start_new_session=True)
@@ -209,30 +220,6 @@ def test_a_gpu_that_a_stranger_works_on_is_closed_until_he_leaves(monkeypatch: p
     launcher.close()
 
 
-def started(
-    launcher: LocalLauncher, folder: Path, function: str, environ: Mapping[str, str] | None = None
-) -> ReplicaRecord:
-    request = LaunchRequest(
-        replica_id="r",
-        entrypoint=f"user_code:{function}",
-        environ={"NAME": "r", "PATH": os.environ["PATH"], **(environ or {})},
-        working_dir=str(folder),
-        python_path=(str(folder),),
-        preload=(),
-        log=folder / "r.log",
-    )
-    process = launcher.launch(request)
-    return ReplicaRecord(
-        replica_id="r",
-        trial_id="t",
-        node="n",
-        slot=0,
-        launch_index=0,
-        pid=process.pid,
-        process_started=process.started,
-    )
-
-
 def test_a_process_that_is_not_ours_any_more_is_seen_to_be_gone(launcher: LocalLauncher) -> None:
     stranger = ReplicaRecord(
         replica_id="r", trial_id="t", node="n", slot=0, launch_index=0, pid=os.getpid(), process_started=1.0
@@ -245,26 +232,7 @@ def test_a_fork_server_that_was_killed_is_replaced(tmp_path: Path) -> None:
     (tmp_path / "user_code.py").write_text(SCRIPT)
 
     def run(name: str) -> int | None:
-        request = LaunchRequest(
-            replica_id=name,
-            entrypoint="user_code:returns_seven",
-            environ={"NAME": name, "PATH": os.environ["PATH"]},
-            working_dir=str(tmp_path),
-            python_path=(str(tmp_path),),
-            preload=(),
-            log=tmp_path / f"{name}.log",
-        )
-        process = launcher.launch(request)
-        record = ReplicaRecord(
-            replica_id=name,
-            trial_id="t",
-            node="n",
-            slot=0,
-            launch_index=0,
-            pid=process.pid,
-            process_started=process.started,
-        )
-        return wait_for_exit(launcher, record).status
+        return wait_for_exit(launcher, started(launcher, tmp_path, "returns_seven", name=name)).status
 
     assert run("before") == 7
     assert launcher._server is not None
@@ -290,27 +258,12 @@ def test_a_changed_module_is_loaded_again_and_earlier_replicas_stay_children(tmp
     server = launcher._server
     assert server is not None and server._process is not None
 
+    fork_server = server._process.pid
+
     def start(name: str, function: str) -> ReplicaRecord:
-        request = LaunchRequest(
-            replica_id=name,
-            entrypoint=f"user_code:{function}",
-            environ={"PATH": os.environ["PATH"]},
-            working_dir=str(tmp_path),
-            python_path=(str(tmp_path),),
-            preload=(),
-            log=tmp_path / f"{name}.log",
-        )
-        process = launcher.launch(request)
-        assert psutil.Process(process.pid).ppid() == server._process.pid  # type: ignore[union-attr]
-        return ReplicaRecord(
-            replica_id=name,
-            trial_id="t",
-            node="n",
-            slot=0,
-            launch_index=0,
-            pid=process.pid,
-            process_started=process.started,
-        )
+        replica = started(launcher, tmp_path, function, name=name)
+        assert psutil.Process(replica.pid).ppid() == fork_server
+        return replica
 
     outlives = start("outlives", "ends_later")
     assert wait_for_exit(launcher, start("before", "tells")).status == 3
@@ -322,17 +275,7 @@ def test_a_changed_module_is_loaded_again_and_earlier_replicas_stay_children(tmp
 
 def test_the_in_memory_launcher_ends_replicas_when_told(tmp_path: Path) -> None:
     launcher = InMemoryLauncher({"n": 2})
-    request = LaunchRequest(
-        replica_id="r",
-        entrypoint="m:f",
-        environ={},
-        working_dir=".",
-        python_path=(),
-        preload=(),
-        log=tmp_path / "log",
-    )
-    process = launcher.launch(request)
-    record = ReplicaRecord(replica_id="r", trial_id="t", node="n", slot=0, launch_index=0, pid=process.pid)
+    record = started(launcher, tmp_path, "anything")
     assert launcher.exits([record]) == []
     launcher.stop(record, force=True)
     assert launcher.exits([record]) == [Exit("r", -9)]

@@ -14,7 +14,7 @@ from trials.launch.slots import by_node, divide
 
 
 def gpu(number: int, model: str = "H100", near: tuple[int, ...] = ()) -> Gpu:
-    return Gpu(uuid=f"GPU-{number}", model=model, memory_bytes=80 * 2**30, near_cores=near)
+    return Gpu(uuid=f"GPU-{number}", model=model, near_cores=near)
 
 
 def test_without_gpus_each_core_is_a_slot_that_binds_nobody() -> None:
@@ -78,7 +78,6 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> None:
         "DeviceGetMigDeviceHandleByIndex": _instance,
         "DeviceGetCpuAffinity": lambda handle, words: [0b1100] + [0] * (words - 1),
         "DeviceGetName": lambda handle: "H100" if handle == "h0" else "H100 MIG 3g",
-        "DeviceGetMemoryInfo": lambda handle: SimpleNamespace(total=5),
         "DeviceGetComputeRunningProcesses": lambda handle: [SimpleNamespace(pid=7)] if handle == "h0" else [],
     }.items():
         monkeypatch.setattr(pynvml, f"nvml{name}", answer)

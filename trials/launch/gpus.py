@@ -22,7 +22,6 @@ class Gpu:
     uuid: str
     """What CUDA_VISIBLE_DEVICES takes; also that of an instance of a GPU that is divided (MIG)."""
     model: str
-    memory_bytes: int
     near_cores: tuple[int, ...] = ()
     """Cores of its NUMA node; empty when that is not known."""
 
@@ -113,12 +112,8 @@ def _describe(name: str, handle: Any) -> Gpu:
     with contextlib.suppress(pynvml.NVMLError):
         near = pynvml.nvmlDeviceGetCpuAffinity(handle, words)
         cores = tuple(64 * word + bit for word in range(words) for bit in range(64) if near[word] >> bit & 1)
-    memory = 0
-    with contextlib.suppress(pynvml.NVMLError):
-        memory = int(pynvml.nvmlDeviceGetMemoryInfo(handle).total)
     return Gpu(
         uuid=name,
         model=str(pynvml.nvmlDeviceGetName(handle)),
-        memory_bytes=memory,
         near_cores=cores,
     )
