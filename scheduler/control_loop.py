@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Protocol
 
 from dist_core.env import EXIT_PREEMPTED, ReplicaEnvironment
+from scheduler.hearing import Hearing
 from scheduler.losses import judge
 from scheduler.observer import Observer
 from scheduler.snapshot import Grant, Policy, Snapshot, TrialView, check_grants
@@ -40,8 +41,6 @@ REST = 5.0
 OWNER_LEASE_SECONDS = 20.0
 """A study whose driver has not asked for news for so long is paused: nobody would take its results."""
 LAUNCH_BACKOFF_SECONDS = 2.0
-DEAF_SECONDS = 5.0
-"""Two looks that lie further apart: the scheduler itself was held up."""
 MOST_FAILURES = 20
 LOG_SECONDS = 10.0
 """Between two looks at the size of the replicas' logs."""
@@ -113,9 +112,7 @@ class ControlLoop:
         self.policy_error: Exception | None = None
         """Why the policy's last answer could not be used; None when it could."""
         self._observer = Observer(store, launcher)
-        self._heard: dict[str, float] = {}
-        """When each replica last called, on a clock that does not jump."""
-        self._answered_since = self._looked_at = monotonic()
+        self._hearing = Hearing(monotonic, settings.silence_seconds)
         self._failures: dict[tuple[str, str], int] = {}
         self._logs_seen_at = monotonic()
 
@@ -154,7 +151,7 @@ class ControlLoop:
                 # Trials go on training; what could not be written is seen again at the next tick.
                 logger.error("tick given up error=%s", error)
                 self._deaf_until = self._clock()
-                self._answered_since = self._monotonic()
+                self._hearing.was_deaf()
                 time.sleep(TICK_SECONDS)
             except Exception:
                 logger.exception("tick failed; allocations stay as they are")
@@ -164,11 +161,8 @@ class ControlLoop:
     def tick(self) -> None:
         """One pass: every step re-reads what the one before it may have changed."""
         now = self._clock()
-        if self._monotonic() - self._looked_at > DEAF_SECONDS:
-            # This process was stopped, or waited for its disk: nobody could be heard meanwhile.
-            self._answered_since = self._monotonic()
+        if not self._hearing.look():
             self._deaf_until = now
-        self._looked_at = self._monotonic()
         self._shorten_logs()
         self._end_silent(now)
         self._note_exits(now)
@@ -267,7 +261,7 @@ class ControlLoop:
 
     def note_contact(self, replica_id: str) -> None:
         """The replica has just called; from API handlers."""
-        self._heard[replica_id] = self._monotonic()
+        self._hearing.note(replica_id)
 
     def _shorten_logs(self) -> None:
         if self._monotonic() - self._logs_seen_at < LOG_SECONDS:
@@ -278,22 +272,10 @@ class ControlLoop:
                 logger.info("log shortened trial=%s replica=%s", replica.trial_id, replica.replica_id)
 
     def _end_silent(self, now: float) -> None:
-        """A process that is stopped, or stuck below Python, still exists, and its peers wait for it in vain."""
-        replicas = {replica.replica_id: replica for replica in self._store.replicas()}
-        for replica_id in self._heard.keys() - replicas.keys():
-            self._heard.pop(replica_id, None)
-        for replica in replicas.values():
-            if replica.contact_at is not None:
-                # Of those that an earlier scheduler has started, too.
-                self._heard.setdefault(replica.replica_id, self._monotonic())
-        for replica_id, heard in list(self._heard.items()):
-            # Nobody was heard while this scheduler could not answer.
-            if self._monotonic() - max(heard, self._answered_since) <= self._settings.silence_seconds:
-                continue
-            del self._heard[replica_id]
-            replica = replicas[replica_id]
-            logger.warning("replica silent trial=%s replica=%s: ending it", replica.trial_id, replica_id)
-            sentence = f"replica {replica_id} said nothing for {self._settings.silence_seconds:.0f} s and was ended"
+        for replica in self._hearing.silent(self._store.replicas()):
+            logger.warning("replica silent trial=%s replica=%s: ending it", replica.trial_id, replica.replica_id)
+            silence = f"{self._settings.silence_seconds:.0f} s"
+            sentence = f"replica {replica.replica_id} said nothing for {silence} and was ended"
             reason = Reason(code="silent", sentence=sentence)
             self._note(replica.trial_id, "warning", reason, now)
             self._launcher.stop(replica, force=True)
@@ -587,6 +569,7 @@ class ControlLoop:
             working_dir=trial.spec.working_dir,
             python_path=trial.spec.python_path,
             preload=trial.spec.preload,
+            user_code=trial.spec.user_code,
             log=self._log(replica),
         )
 

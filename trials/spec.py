@@ -36,6 +36,8 @@ class TrialSpec:
     """Put in front of ``sys.path``, so that the user's modules are found."""
     preload: tuple[str, ...] = ()
     """Installed modules the code needs; a fork server may import them beforehand."""
+    user_code: tuple[str, ...] = ()
+    """Modules, and absolute paths of scripts, that the entrypoint loads with `trials.launch.user_code.load`."""
     environ: Mapping[str, str] = field(default_factory=dict)
     max_losses: int = 5
     """Times in a row that the trial is restarted when its replicas were lost and it made no progress in between."""
@@ -53,7 +55,7 @@ class TrialSpec:
             raise InvalidTrialSpec(f"preemptible is {self.preemptible!r}; it must be true or false")
         if not isinstance(self.working_dir, str):
             raise InvalidTrialSpec(f"working_dir is {self.working_dir!r}; it must be a path")
-        for name in ("only_on", "python_path", "preload"):
+        for name in ("only_on", "python_path", "preload", "user_code"):
             value = getattr(self, name)
             if not are_texts(value):
                 raise InvalidTrialSpec(f"{name} is {value!r:.80}; it must be a list of texts")
@@ -79,6 +81,7 @@ class TrialSpec:
             "working_dir": self.working_dir,
             "python_path": list(self.python_path),
             "preload": list(self.preload),
+            "user_code": list(self.user_code),
             "environ": dict(self.environ),
             "max_losses": self.max_losses,
         }
@@ -86,7 +89,7 @@ class TrialSpec:
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> TrialSpec:
         fields = dict(document)
-        for name in ("only_on", "python_path", "preload"):
+        for name in ("only_on", "python_path", "preload", "user_code"):
             if isinstance(fields.get(name), list):
                 fields[name] = tuple(fields[name])
         return cls(**fields)

@@ -1,16 +1,12 @@
 """An objective travels to its replicas by import path: no code is serialised, so what runs is what is on disk.
 
-A function of the script that was started is found again by running that script under another name than ``__main__``,
-as Python's own multiprocessing does; the part under ``if __name__ == "__main__":`` stays out.
+A function of the script that was started is found again by running that script under another name than ``__main__``.
 """
 
 from __future__ import annotations
 
-import functools
-import importlib
 import inspect
 import os
-import runpy
 import sys
 import sysconfig
 import types
@@ -19,9 +15,8 @@ from dataclasses import dataclass
 from importlib.metadata import packages_distributions
 from typing import Any
 
+from trials.launch.user_code import SCRIPT_NAME, load
 from tuner_bridge.errors import InvalidSweep
-
-REPLICA_MAIN = "__mp_main__"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,6 +26,10 @@ class ShippedFunction:
     module: str
     qualname: str
     main_path: str | None
+
+    @property
+    def loaded_as(self) -> str:
+        return self.main_path or self.module
 
     def to_json(self) -> dict[str, Any]:
         return {"module": self.module, "qualname": self.qualname, "main_path": self.main_path}
@@ -70,7 +69,7 @@ def ship(function: Any) -> ShippedFunction:
             f"{function.__module__}.{name} is not the function that was passed (decorated or redefined?); replicas "
             "would import the other one. Pass the function that the name stands for"
         )
-    if function.__module__ not in ("__main__", REPLICA_MAIN):
+    if function.__module__ not in ("__main__", SCRIPT_NAME):
         return ShippedFunction(module=function.__module__, qualname=name, main_path=None)
     spec = getattr(module, "__spec__", None)
     if spec is not None and spec.name and spec.name != "__main__":
@@ -86,28 +85,14 @@ def ship(function: Any) -> ShippedFunction:
 
 def receive(shipped: ShippedFunction) -> Callable[..., Any]:
     """The function, in a replica."""
-    if shipped.main_path is None:
-        module = importlib.import_module(shipped.module)
-    else:
-        module = _run_main(shipped.main_path)
-    function: Callable[..., Any] = getattr(module, shipped.qualname)
+    function: Callable[..., Any] = getattr(load(shipped.loaded_as), shipped.qualname)
     return function
-
-
-@functools.cache
-def _run_main(path: str) -> types.ModuleType:
-    """The user's script as a module that both names for it lead to; run once in a process."""
-    module = types.ModuleType(REPLICA_MAIN)
-    module.__file__ = path
-    sys.modules["__main__"] = sys.modules[REPLICA_MAIN] = module
-    module.__dict__.update(runpy.run_path(path, run_name=REPLICA_MAIN))
-    return module
 
 
 def installed_modules_of(function: Callable[..., Any]) -> tuple[str, ...]:
     """Installed packages that the function's module uses: worth importing before replicas are started.
 
-    Only distributions count. The user's own files change between runs: replicas import those themselves.
+    Only distributions count; a fork server keeps them for all studies.
     """
     installed = packages_distributions()
     folders = tuple(os.path.realpath(sysconfig.get_path(kind)) for kind in ("purelib", "platlib"))

@@ -94,6 +94,7 @@ class Rig:
             number=0,
             entrypoint=entrypoint,
             max_replicas=8,
+            user_code=(entrypoint.partition(":")[0],),
             python_path=(str(ROOT),),
             working_dir=str(self.folder),
             environ={"STEP_SECONDS": "0.02", "EPOCHS": "8", **environ},

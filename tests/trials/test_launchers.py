@@ -56,6 +56,7 @@ def started(
     *,
     name: str = "r",
     log: Path | None = None,
+    user_code: tuple[str, ...] = (),
 ) -> ReplicaRecord:
     """A replica that runs a function of the folder's user_code.py."""
     request = LaunchRequest(
@@ -65,6 +66,7 @@ def started(
         working_dir=str(folder),
         python_path=(str(folder),),
         preload=(),
+        user_code=user_code,
         log=log or folder / f"{name}.log",
     )
     process = launcher.launch(request)
@@ -176,6 +178,19 @@ def test_a_process_that_left_the_session_ends_with_its_replica(
 
 
 @needs_groups
+def test_groups_whose_replica_was_never_started_are_taken_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    groups = Cgroups.find()
+    assert groups is not None
+    name = f"forgotten-{os.getpid()}"
+    groups.make(name)
+    Cgroups.find()
+    assert groups._unified(name).exists()
+    monkeypatch.setattr("trials.launch.cgroups.FORGOTTEN_SECONDS", -1.0)
+    groups._remove_forgotten()
+    assert not groups._unified(name).exists()
+
+
+@needs_groups
 @pytest.mark.parametrize("fork_server", [False, True])
 def test_a_replica_that_takes_more_memory_than_its_slot_has_says_so(tmp_path: Path, fork_server: bool) -> None:
     groups = Cgroups.find()
@@ -235,10 +250,10 @@ def test_a_fork_server_that_was_killed_is_replaced(tmp_path: Path) -> None:
         return wait_for_exit(launcher, started(launcher, tmp_path, "returns_seven", name=name)).status
 
     assert run("before") == 7
-    assert launcher._server is not None
-    launcher._server.kill()
+    assert launcher._servers is not None
+    launcher._servers.kill()
     deadline = time.monotonic() + 5.0
-    while launcher._server._connection is not None and time.monotonic() < deadline:
+    while not launcher._servers._trunk.gone and time.monotonic() < deadline:
         time.sleep(0.01)
     assert run("after") == 7
     assert "hello from after" in (tmp_path / "after.log").read_text()
@@ -255,10 +270,8 @@ def test_a_changed_module_is_loaded_again_and_earlier_replicas_stay_children(tmp
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(tmp_path))
         launcher = LocalLauncher(slots=1, preload=["helper"])
-    server = launcher._server
-    assert server is not None and server._process is not None
-
-    fork_server = server._process.pid
+    assert launcher._servers is not None
+    fork_server = launcher._servers.pid
 
     def start(name: str, function: str) -> ReplicaRecord:
         replica = started(launcher, tmp_path, function, name=name)

@@ -35,6 +35,7 @@ class LaunchRequest:
     working_dir: str
     python_path: tuple[str, ...]
     preload: tuple[str, ...]
+    user_code: tuple[str, ...]
     log: Path
     """Standard output and error go here."""
 

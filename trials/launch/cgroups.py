@@ -13,10 +13,14 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
 PREFIX = "elastune-"
+
+FORGOTTEN_SECONDS = 60.0
+"""A group is made and entered within moments; one that is older and empty has lost its scheduler in between."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +53,17 @@ class Cgroups:
             memory = unified if _may_make(unified, "memory.max") else None
         elif not _may_make(memory, "memory.limit_in_bytes"):
             memory = None
-        return cls(unified, memory)
+        found = cls(unified, memory)
+        found._remove_forgotten()
+        return found
+
+    def _remove_forgotten(self) -> None:
+        """Empty groups that were made for replicas which were never started; others stay, as the kernel rules."""
+        for parent in {self.unified, self.memory or self.unified}:
+            for folder in parent.glob(f"{PREFIX}*"):
+                with contextlib.suppress(OSError):
+                    if time.time() - folder.stat().st_mtime > FORGOTTEN_SECONDS:
+                        folder.rmdir()
 
     def make(self, replica_id: str, memory_bytes: int | None = None) -> list[str]:
         """Make the replica's groups; the files into which it has to write itself. Raises OSError."""

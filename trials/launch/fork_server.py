@@ -8,11 +8,16 @@ replicas run on, and their leases end them if no scheduler adopts them.
 When a file that it has loaded changes, it answers ``{"stale": id}`` instead of forking, and becomes a fresh
 interpreter in the same process, so that the replicas stay its children; it says ``{"ready": pid}`` when it has loaded
 everything again.
+
+``{"branch": ...}``, sent with a socket, makes a branch: a fork of it that imports a user's code as well and then serves
+launches over that socket. It says ``{"unfit": why}`` where the code must not be shared, ``{"declined": id}`` where one
+replica must not have it; it ends with its last replica when its socket closes or its code has changed.
 """
 
 from __future__ import annotations
 
 import contextlib
+import gc
 import importlib
 import json
 import os
@@ -20,41 +25,29 @@ import select
 import signal
 import socket
 import sys
+import time
+from collections.abc import Callable
 from typing import Any
 
 from trials.launch.loaded_sources import LoadedSources
 from trials.launch.replica_start import confine, finish, redirect, reseed, run_replica
+from trials.launch.shared_import import SharedImport, UnfitToShare, import_for_sharing
+
+IDLE_SECONDS = 600.0
+"""A branch that nobody has asked for anything for so long, and that has no replica, gives its memory back."""
 
 
-def _preload(names: list[str]) -> None:
-    for name in names:
-        with contextlib.suppress(Exception):
-            importlib.import_module(name)
+class _Server:
+    """What the fork server and its branches have in common: launches, ends, and a watch on their sources."""
 
-
-def _child(request: dict[str, Any], connection: socket.socket, wakeup: tuple[int, int]) -> None:
-    """Becomes the replica; never returns."""
-    signal.set_wakeup_fd(-1)
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-    os.setsid()
-    connection.close()
-    for descriptor in wakeup:
-        os.close(descriptor)
-    redirect(request["log"])
-    confine(request)
-    os.environ.clear()
-    os.environ.update(request["environ"])
-    sys.argv = [request["entrypoint"]]
-    reseed()
-    finish(run_replica(request))
-
-
-class _ForkServer:
-    def __init__(self, connection: socket.socket) -> None:
+    def __init__(self, connection: socket.socket, sources: LoadedSources, shared: SharedImport) -> None:
         self.connection = connection
-        self.sources = LoadedSources()
-        self.preloaded: list[str] = []
+        self.sources = sources
+        self.shared = shared
+        self.children: set[int] = set()
+        self.received_sockets: list[int] = []
+        self.hung_up = False
+        self.asked = time.monotonic()
         self.wakeup = os.pipe()
         for descriptor in self.wakeup:
             os.set_blocking(descriptor, False)
@@ -62,37 +55,72 @@ class _ForkServer:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.set_wakeup_fd(self.wakeup[1], warn_on_full_buffer=False)
 
+    def let_go(self) -> None:
+        """In a child: give up what belongs to its parent alone."""
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        self.connection.close()
+        for descriptor in (*self.wakeup, *self.received_sockets):
+            os.close(descriptor)
+        os.setsid()
+
     def answer(self, message: dict[str, Any]) -> None:
         self.connection.sendall(json.dumps(message).encode() + b"\n")
 
-    def preload(self, names: list[str]) -> None:
-        _preload(names)
-        self.preloaded += names
-        self.sources.note()
+    def over(self) -> bool:
+        return self.hung_up
 
-    def begin_anew(self) -> None:
-        descriptor = self.connection.fileno()
-        os.set_inheritable(descriptor, True)
-        module = "trials.launch.fork_server"
-        os.execv(sys.executable, [sys.executable, "-m", module, str(descriptor), *self.preloaded])
+    def serve(self) -> None:
+        pending = b""
+        while not self.over():
+            watched: list[Any] = [self.wakeup[0]] if self.hung_up else [self.wakeup[0], self.connection]
+            ready, _, _ = select.select(watched, [], [], 1.0)
+            if self.wakeup[0] in ready:
+                with contextlib.suppress(BlockingIOError):
+                    os.read(self.wakeup[0], 4096)
+            self.reap()
+            if self.connection not in ready:
+                continue
+            received, sockets, _, _ = socket.recv_fds(self.connection, 65536, 8)
+            self.received_sockets += sockets
+            self.hung_up = not received
+            self.asked = time.monotonic()
+            *lines, pending = (pending + received).split(b"\n")
+            for line in lines:
+                self.handle(json.loads(line))
 
     def handle(self, message: dict[str, Any]) -> None:
-        if "preload" in message:
-            self.preload(message["preload"])
-            return
-        request = message["launch"]
+        raise NotImplementedError
+
+    def changed(self) -> str | None:
+        """A file that is not any more what this process has in memory."""
         self.sources.note()
-        changed = self.sources.changed()
-        if changed is not None:
-            self.answer({"stale": request["replica_id"], "changed": changed})
-            self.begin_anew()
+        return self.sources.changed()
+
+    def launch(self, request: dict[str, Any]) -> None:
+        pid = self.fork(lambda: self._become_replica(request))
+        self.children.add(pid)
+        self.answer({"launched": request["replica_id"], "pid": pid})
+
+    def fork(self, become: Callable[[], None]) -> int:
         pid = os.fork()
         if pid == 0:
             try:
-                _child(request, self.connection, self.wakeup)
+                become()
             finally:
                 os._exit(1)
-        self.answer({"launched": request["replica_id"], "pid": pid})
+        return pid
+
+    def _become_replica(self, request: dict[str, Any]) -> None:
+        self.let_go()
+        redirect(request["log"], self.shared.printed)
+        confine(request)
+        os.environ.clear()
+        os.environ.update(request["environ"])
+        sys.argv = [request["entrypoint"]]
+        reseed()
+        finish(run_replica(request))
 
     def reap(self) -> None:
         while True:
@@ -102,25 +130,83 @@ class _ForkServer:
                 return
             if pid == 0:
                 return
+            self.children.discard(pid)
             self.answer({"exited": pid, "status": os.waitstatus_to_exitcode(status)})
 
-    def serve(self) -> None:
-        pending = b""
-        watched: list[Any] = [self.connection, self.wakeup[0]]
-        while True:
-            ready, _, _ = select.select(watched, [], [], 1.0)
-            if self.wakeup[0] in ready:
-                with contextlib.suppress(BlockingIOError):
-                    os.read(self.wakeup[0], 4096)
-            self.reap()
-            if self.connection not in ready:
-                continue
-            received = self.connection.recv(65536)
-            if not received:
-                return
-            *lines, pending = (pending + received).split(b"\n")
-            for line in lines:
-                self.handle(json.loads(line))
+
+class _ForkServer(_Server):
+    def __init__(self, connection: socket.socket) -> None:
+        super().__init__(connection, LoadedSources(), SharedImport())
+        self.preloaded: list[str] = []
+
+    def preload(self, names: list[str]) -> None:
+        for name in names:
+            with contextlib.suppress(Exception):
+                importlib.import_module(name)
+        self.preloaded += names
+        self.sources.note()
+
+    def handle(self, message: dict[str, Any]) -> None:
+        if "preload" in message:
+            self.preload(message["preload"])
+        elif "branch" in message:
+            descriptor = self.received_sockets.pop(0)
+            self.fork(lambda: self._become_branch(descriptor, message["branch"]))
+            os.close(descriptor)
+        else:
+            changed = self.changed()
+            if changed is not None:
+                self.answer({"stale": message["launch"]["replica_id"], "changed": changed})
+                self._begin_anew()
+            self.launch(message["launch"])
+
+    def _begin_anew(self) -> None:
+        descriptor = self.connection.fileno()
+        os.set_inheritable(descriptor, True)
+        module = "trials.launch.fork_server"
+        os.execv(sys.executable, [sys.executable, "-m", module, str(descriptor), *self.preloaded])
+
+    def _become_branch(self, descriptor: int, request: dict[str, Any]) -> None:
+        self.let_go()
+        connection = socket.socket(fileno=descriptor)
+        try:
+            shared = import_for_sharing(**request)
+        except UnfitToShare as error:
+            connection.sendall(json.dumps({"unfit": str(error)}).encode() + b"\n")
+            return
+        branch = _Branch(connection, self.sources, shared)
+        branch.begin()
+
+
+class _Branch(_Server):
+    """Has a user's code in memory; its launcher asks the fork server itself for what this one does not give."""
+
+    out_of_date = False
+
+    def begin(self) -> None:
+        self.sources.note()
+        # What stands in memory now stays: replicas share its pages for as long as nothing writes to them.
+        gc.collect()
+        gc.freeze()
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            self.answer({"ready": os.getpid()})
+            self.serve()
+
+    def over(self) -> bool:
+        idle = time.monotonic() - self.asked > IDLE_SECONDS
+        return not self.children and (self.hung_up or self.out_of_date or idle)
+
+    def handle(self, message: dict[str, Any]) -> None:
+        request = message["launch"]
+        changed = self.changed()
+        stranger = self.shared.stranger_to(request["environ"])
+        if changed is not None:
+            self.out_of_date = True
+            self.answer({"stale": request["replica_id"], "changed": changed})
+        elif stranger is not None:
+            self.answer({"declined": request["replica_id"], "why": f"the code has read {stranger} of another replica"})
+        else:
+            self.launch(request)
 
 
 def main() -> None:

@@ -1,7 +1,7 @@
 """Replicas as processes of this machine, one slot each, held by a session and, where possible, a control group.
 
-Concurrency: the control loop's thread makes all calls; a reader thread takes the fork server's answers. A fork server
-that died is replaced at the next launch; while it starts up, and when it is switched off, replicas start cold.
+Concurrency: the control loop's thread makes all calls; exits are noted by other threads. A fork server that died is
+replaced at the next launch; when it is switched off, or does not answer, replicas start cold.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import json
 import logging
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -25,6 +24,7 @@ import psutil
 from trials.errors import LaunchFailed
 from trials.launch.base import Exit, LaunchRequest, NodeSlots, ReplicaProcess
 from trials.launch.cgroups import Cgroups
+from trials.launch.fork_client import ForkServers, own_path
 from trials.launch.gpus import GpuSource, NoGpus
 from trials.launch.slots import Slot, by_node
 from trials.record import ReplicaRecord
@@ -36,9 +36,6 @@ STRANGERS_SECONDS = 5.0
 """Between two looks at who works on the GPUs."""
 
 logger = logging.getLogger(__name__)
-
-FORK_SECONDS = 20.0
-"""Longest wait for the fork server's answer before a replica is started cold."""
 
 
 class LocalLauncher:
@@ -71,12 +68,11 @@ class LocalLauncher:
         self._leaving: set[str] = set()
         if memory_bytes is not None and (self._cgroups is None or self._cgroups.memory is None):
             logger.warning("this machine lets us limit no process's memory; replicas may use all of it")
-        self._preload = list(preload)
         self._statuses: dict[int, int] = {}
         self._own: dict[int, float | None] = {}
         """Processes that this launcher started, with the time at which they were first seen to be gone."""
         self._lock = threading.Lock()
-        self._server = _ForkServerHandle(self._note_launch, self._note_exit, self._preload) if fork_server else None
+        self._servers = ForkServers(self._note_launch, self._note_exit, preload) if fork_server else None
 
     def _note_launch(self, pid: int) -> None:
         """Forget what an earlier process of this number may have left."""
@@ -123,7 +119,7 @@ class LocalLauncher:
         try:
             request.log.parent.mkdir(parents=True, exist_ok=True)
             document = _document(request, self._groups_for(request.replica_id))
-            pid = self._server.fork(request, document) if self._server is not None else None
+            pid = self._servers.fork(request, document) if self._servers is not None else None
             if pid is None:
                 pid = self._launch_cold(request, document)
         except OSError as error:
@@ -150,7 +146,7 @@ class LocalLauncher:
             [sys.executable, "-m", "trials.launch.replica_start"],
             stdin=subprocess.PIPE,
             cwd=request.working_dir,
-            env={**request.environ, "PYTHONPATH": os.pathsep.join([*request.python_path, *_own_path()])},
+            env={**request.environ, "PYTHONPATH": os.pathsep.join([*request.python_path, *own_path()])},
             start_new_session=True,
         )
         assert process.stdin is not None
@@ -207,135 +203,12 @@ class LocalLauncher:
                 os.kill(replica.pid, signal.SIGTERM)
 
     def close(self) -> None:
-        if self._server is not None:
-            self._server.close()
-
-
-class _ForkServerHandle:
-    """The launcher's end of the fork server: starts it, restarts it, waits for its answers."""
-
-    def __init__(
-        self, on_launch: Callable[[int], None], on_exit: Callable[[int, int], None], preload: list[str]
-    ) -> None:
-        self._on_launch = on_launch
-        self._on_exit = on_exit
-        self._preload = preload
-        self._answered = threading.Condition()
-        self._launched: dict[str, int] = {}
-        self._ready = False
-        self._process: subprocess.Popen[bytes] | None = None
-        self._connection: socket.socket | None = None
-        self._reader: threading.Thread | None = None
-        self._start()
-
-    def _start(self) -> None:
-        ours, theirs = socket.socketpair()
-        self._ready = False
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "trials.launch.fork_server", str(theirs.fileno()), *self._preload],
-            pass_fds=[theirs.fileno()],
-            stdin=subprocess.DEVNULL,
-            start_new_session=True,
-            env={
-                **os.environ,
-                "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
-                "PYTHONPATH": os.pathsep.join([*_own_path(), os.environ.get("PYTHONPATH", "")]),
-            },
-        )
-        theirs.close()
-        self._connection = ours
-        self._reader = threading.Thread(target=self._read, args=(ours,), name="fork-server", daemon=True)
-        self._reader.start()
-
-    def _read(self, connection: socket.socket) -> None:
-        with contextlib.suppress(OSError, ValueError), connection.makefile("rb") as lines:
-            for line in lines:
-                message = json.loads(line)
-                if "exited" in message:
-                    self._on_exit(message["exited"], message["status"])
-                    continue
-                if "launched" in message:
-                    # Before its end can be told, by this same thread.
-                    self._on_launch(message["pid"])
-                if "stale" in message:
-                    logger.info("fork server loads everything again changed=%s", message["changed"])
-                with self._answered:
-                    if "launched" in message:
-                        self._launched[message["launched"]] = message["pid"]
-                    self._ready = "stale" not in message
-                    self._answered.notify_all()
-        with self._answered:
-            if self._connection is connection:
-                self._connection = None
-            connection.close()
-            self._answered.notify_all()
-
-    def fork(self, request: LaunchRequest, document: Mapping[str, Any]) -> int | None:
-        """Pid of the new replica; None when the server is not there, and the replica has to start cold."""
-        with self._answered:
-            if self._connection is None:
-                logger.warning("fork server gone: starting another one")
-                self._start()
-            connection = self._connection
-            assert connection is not None
-            new = [name for name in request.preload if name not in self._preload]
-            self._preload.extend(new)
-            # Twice, where the server finds its code to be out of date and loads it again.
-            for _ in range(2):
-                self._answered.wait_for(lambda: self._ready or self._connection is None, FORK_SECONDS)
-                if not self._ready or self._connection is None:
-                    return None
-                try:
-                    if new:
-                        connection.sendall(json.dumps({"preload": new}).encode() + b"\n")
-                    connection.sendall(json.dumps({"launch": document}).encode() + b"\n")
-                except OSError:
-                    self._connection = None
-                    return None
-                new = []
-                self._answered.wait_for(
-                    lambda: (
-                        request.replica_id in self._launched or not self._ready or self._connection is not connection
-                    ),
-                    FORK_SECONDS,
-                )
-                if self._ready:
-                    break
-            if request.replica_id not in self._launched and self._connection is connection:
-                # Never start the same replica twice: a server this slow is given up together with its backlog.
-                self.kill()
-                self._answered.wait_for(lambda: self._connection is not connection, FORK_SECONDS)
-            return self._launched.pop(request.replica_id, None)
-
-    def kill(self) -> None:
-        if self._process is not None:
-            self._process.kill()
-            self._process.wait()
-
-    def close(self) -> None:
-        with self._answered:
-            connection, self._connection = self._connection, None
-        if connection is not None:
-            # The reader sees the end and closes it.
-            with contextlib.suppress(OSError):
-                connection.shutdown(socket.SHUT_RDWR)
-        if self._process is not None:
-            try:
-                self._process.wait(timeout=5.0)
-            except subprocess.TimeoutExpired:
-                self.kill()
-        if self._reader is not None:
-            self._reader.join(timeout=5.0)
+        if self._servers is not None:
+            self._servers.close()
 
 
 def _document(request: LaunchRequest, cgroups: Sequence[str]) -> dict[str, Any]:
     return {**asdict(request), "environ": dict(request.environ), "log": str(request.log), "cgroups": list(cgroups)}
-
-
-def _own_path() -> list[str]:
-    """Folders a bare interpreter needs to import this suite, also when it runs from a checkout."""
-    root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-    return [root]
 
 
 def _end_children(pid: int) -> None:

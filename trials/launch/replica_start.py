@@ -34,13 +34,14 @@ def run_replica(request: Mapping[str, Any]) -> int:
         return 1
 
 
-def redirect(log: str) -> None:
-    """Standard input from nowhere, output and error into the replica's log."""
+def redirect(log: str, printed: bytes = b"") -> None:
+    """Standard input from nowhere, output and error into the replica's log, after what was printed already."""
     nowhere = os.open(os.devnull, os.O_RDONLY)
     out = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     os.dup2(nowhere, 0)
     os.dup2(out, 1)
     os.dup2(out, 2)
+    os.write(out, printed)
     os.close(nowhere)
     os.close(out)
     sys.stdout = open(1, "w", buffering=1, closefd=False)

@@ -197,6 +197,7 @@ class StudyDriver:
             working_dir=self.template.working_dir,
             python_path=self.template.python_path,
             preload=self.template.preload,
+            user_code=(self.template.objective.loaded_as,),
         )
         served = _Served()
         summary = self._patiently(lambda: self.client.request("POST", "/trials", spec.to_json()))

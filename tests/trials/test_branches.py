@@ -1,0 +1,193 @@
+"""Replicas forked from a process that has the user's code in memory, and codes that must not be shared so."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.trials.test_launchers import started, wait_for_exit
+from trials.launch import LocalLauncher
+from trials.launch.fork_client import ForkServers
+from trials.record import ReplicaRecord
+
+PREAMBLE = "import os\nIMPORTED_BY = os.getpid()\n"
+MAIN = "def main():\n    print('imported by', IMPORTED_BY, 'runs in', os.getpid(), flush=True)\n    return 7\n"
+
+
+class Branches:
+    """Starts replicas of one user's code and tells where it was imported."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.launcher = LocalLauncher(slots=4)
+        assert self.launcher._servers is not None
+        self.servers: ForkServers = self.launcher._servers
+        self.replicas: list[ReplicaRecord] = []
+
+    def write(self, at_import: str, main: str = MAIN) -> None:
+        (self.folder / "user_code.py").write_text(PREAMBLE + at_import + "\n" + main)
+
+    def start(self, function: str = "main", **environ: str) -> ReplicaRecord:
+        name = f"r{len(self.replicas)}"
+        replica = started(
+            self.launcher, self.folder, function, {"NAME": name, **environ}, name=name, user_code=("user_code",)
+        )
+        self.replicas.append(replica)
+        return replica
+
+    def run(self, **environ: str) -> bool:
+        """Run a replica to its end; True when it had the code in memory from its start."""
+        replica = self.start(**environ)
+        assert wait_for_exit(self.launcher, replica).status == 7, self.log(replica)
+        words = self.log(replica).split("imported by ")[1].split()
+        assert words[3] == str(replica.pid)
+        return words[0] != words[3]
+
+    def log(self, replica: ReplicaRecord) -> str:
+        return (self.folder / f"{replica.replica_id}.log").read_text()
+
+    def until(self, condition: Callable[[], bool], what: str) -> None:
+        deadline = time.monotonic() + 20.0
+        while not condition():
+            assert time.monotonic() < deadline, what
+            time.sleep(0.01)
+
+    def until_settled(self) -> None:
+        """The branch of the only code there is can serve, or never will."""
+        self.until(lambda: all(each.ready or each.gone for each in self.servers._branches.values()), "no branch")
+
+    def branch(self) -> psutil.Process:
+        (branch,) = self.servers._branches.values()
+        assert branch._pid is not None
+        return psutil.Process(branch._pid)
+
+
+@pytest.fixture
+def branches(tmp_path: Path) -> Iterator[Branches]:
+    made = Branches(tmp_path)
+    yield made
+    for replica in made.replicas:
+        made.launcher.stop(replica, force=True)
+    made.launcher.close()
+
+
+def test_after_the_first_replica_the_code_is_in_memory_and_what_it_prints_is_in_each_log(branches: Branches) -> None:
+    branches.write("print('hello while imported')\nos.system('echo hello from a child')")
+    assert not branches.run()
+    branches.until_settled()
+    assert branches.run()
+    assert branches.run()
+    for replica in branches.replicas:
+        assert branches.log(replica).count("hello while imported\n") == 1
+        assert branches.log(replica).count("hello from a child\n") == 1
+
+
+def test_a_script_is_run_under_the_name_that_spares_its_main_part(branches: Branches) -> None:
+    script = branches.folder / "sweep.py"
+    script.write_text(f"{PREAMBLE}{MAIN}if __name__ == '__main__':\n    raise SystemExit('ran as a script')\n")
+    branches.write(f"from trials.launch.user_code import load\nload({str(script)!r})\n", "from __main__ import main\n")
+    assert not branches.run()
+    branches.until_settled()
+    assert branches.run()
+
+
+@pytest.mark.parametrize(
+    ("at_import", "why"),
+    [
+        ("import threading, time\nthreading.Thread(target=time.sleep, args=(60,), daemon=True).start()", "threads"),
+        ("import subprocess\nCHILD = subprocess.Popen(['sleep', '3'])", "processes"),
+        ("FILE = open(__file__)", "opens"),
+        ("import random\nrandom.seed(3)", "random numbers"),
+        ("import numpy\nNOISE = numpy.random.rand(4)", "random numbers"),
+        ("if not os.environ['ELASTUNE_API']: raise KeyError('no identity')", "could not be imported"),
+        ("if not os.environ['ELASTUNE_API']: raise SystemExit(3)", "could not be imported"),
+        ("if not os.environ['ELASTUNE_API']: os._exit(3)", "ended"),
+    ],
+)
+def test_code_that_cannot_be_shared_is_imported_by_each_replica(
+    branches: Branches, caplog: pytest.LogCaptureFixture, at_import: str, why: str
+) -> None:
+    branches.write(at_import)
+    with caplog.at_level("INFO"):
+        for _ in range(3):
+            assert not branches.run(ELASTUNE_API="http://127.0.0.1:1")
+            branches.until_settled()
+    (said,) = [each.message for each in caplog.records if "themselves" in each.message]
+    assert why in said
+    assert not branches.servers._branches
+
+
+def test_code_that_reads_a_variable_is_shared_by_replicas_that_agree_on_it(branches: Branches) -> None:
+    branches.write("READ = os.environ.get('FLAVOUR')")
+    assert not branches.run(FLAVOUR="sweet")
+    branches.until_settled()
+    assert branches.run(FLAVOUR="sweet", OTHER="x")
+    assert not branches.run(FLAVOUR="sour")
+    assert not branches.run()
+    assert branches.run(FLAVOUR="sweet")
+
+
+def test_code_that_asks_which_replica_it_is_in_is_imported_by_each(branches: Branches) -> None:
+    branches.write("ME = os.getenv('ELASTUNE_REPLICA_ID')")
+    for name in ("a", "b", "c"):
+        assert not branches.run(ELASTUNE_REPLICA_ID=name)
+        branches.until_settled()
+
+
+def test_changed_code_is_loaded_again_and_earlier_replicas_still_tell_their_end(branches: Branches) -> None:
+    branches.write("import time\ndef late():\n    time.sleep(2.0)\n    return 9")
+    branches.run()
+    branches.until_settled()
+    before = branches.branch()
+    outlives = branches.start("late")
+    assert psutil.Process(outlives.pid).ppid() == before.pid
+    branches.write("print('second edition')")
+    assert not branches.run()
+    assert "second edition" in branches.log(branches.replicas[-1])
+    branches.until_settled()
+    assert branches.run()
+    assert branches.branch().pid != before.pid
+    assert wait_for_exit(branches.launcher, outlives).status == 9
+    before.wait(timeout=10.0)
+
+
+def test_a_killed_branch_is_replaced(branches: Branches) -> None:
+    branches.write("")
+    branches.run()
+    branches.until_settled()
+    branches.branch().send_signal(signal.SIGKILL)
+    branches.until_settled()
+    assert not branches.run()
+    branches.until_settled()
+    assert branches.run()
+
+
+def test_only_so_many_codes_stay_in_memory(branches: Branches, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trials.launch.fork_client.MOST_BRANCHES", 1)
+    branches.write("")
+    branches.run()
+    branches.until_settled()
+    first = branches.branch()
+    branches.folder = branches.folder / "other"
+    branches.folder.mkdir()
+    branches.write("")
+    branches.run()
+    first.wait(timeout=10.0)
+    branches.until_settled()
+    assert branches.run()
+
+
+def test_an_import_that_hangs_delays_nobody_and_ends_with_the_launcher(branches: Branches) -> None:
+    branches.write("import time\nif not os.environ['ELASTUNE_API']: time.sleep(600)")
+    before = time.monotonic()
+    for _ in range(3):
+        assert not branches.run(ELASTUNE_API="http://127.0.0.1:1")
+    assert time.monotonic() - before < 10.0
+    (hanging,) = psutil.Process(branches.servers.pid).children()
+    branches.launcher.close()
+    hanging.wait(timeout=10.0)

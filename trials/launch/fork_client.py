@@ -1,0 +1,254 @@
+"""The launcher's end of the fork server and its branches: starts them, asks them for replicas, starts them again.
+
+Concurrency: the control loop's thread makes all calls; a reader thread for each server takes its answers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from trials.launch.base import LaunchRequest
+
+FORK_SECONDS = 20.0
+"""Longest wait for a server's answer before a replica is started cold."""
+
+MOST_BRANCHES = 4
+"""Codes of users in memory at a time; the one not asked for the longest goes first."""
+
+UNFIT_SECONDS = 60.0
+"""Code that could not be shared is tried again after so long: its author may have changed it."""
+
+logger = logging.getLogger(__name__)
+
+OnLaunch = Callable[[int], None]
+OnExit = Callable[[int, int], None]
+_Key = tuple[str, tuple[str, ...], tuple[str, ...]]
+
+
+class ForkServers:
+    """``on_launch``, ``on_exit``: told of each replica's start and end, in this order, from another thread."""
+
+    def __init__(self, on_launch: OnLaunch, on_exit: OnExit, preload: Sequence[str]) -> None:
+        self._on_launch = on_launch
+        self._on_exit = on_exit
+        self._preload = list(preload)
+        self._branches: OrderedDict[_Key, _Server] = OrderedDict()
+        self._retired: list[_Server] = []
+        self._unfit: dict[_Key, float] = {}
+        self._process: subprocess.Popen[bytes]
+        self._trunk: _Server
+        self._start()
+
+    @property
+    def pid(self) -> int:
+        """Of the fork server itself."""
+        return self._process.pid
+
+    def _start(self) -> None:
+        ours, theirs = socket.socketpair()
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "trials.launch.fork_server", str(theirs.fileno()), *self._preload],
+            pass_fds=[theirs.fileno()],
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
+            env={
+                **os.environ,
+                "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
+                # Without it, a mere look for GPUs starts CUDA, and no process forked afterwards could.
+                "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
+                "PYTHONPATH": os.pathsep.join([*own_path(), os.environ.get("PYTHONPATH", "")]),
+            },
+        )
+        theirs.close()
+        self._trunk = _Server(ours, self._on_launch, self._on_exit)
+
+    def fork(self, request: LaunchRequest, document: Mapping[str, Any]) -> int | None:
+        """Pid of the new replica; None when no server can give one, and the replica has to start cold."""
+        key = (request.working_dir, request.python_path, request.user_code)
+        branch = self._branches.get(key)
+        if branch is not None and branch.ready:
+            self._branches.move_to_end(key)
+            pid = branch.fork(request.replica_id, document)
+            if pid is not None:
+                return pid
+        pid = self._fork_from_trunk(request, document)
+        if pid is not None and request.user_code:
+            self._prepare_branch(key, request)
+        return pid
+
+    def _fork_from_trunk(self, request: LaunchRequest, document: Mapping[str, Any]) -> int | None:
+        if self._trunk.gone:
+            logger.warning("fork server gone: starting another one")
+            self.kill()
+            self._start()
+        new = [name for name in request.preload if name not in self._preload]
+        self._preload.extend(new)
+        # Twice, where the server finds its code to be out of date and loads it again.
+        for _ in range(2):
+            if not self._trunk.wait_until_ready():
+                return None
+            if new:
+                self._trunk.send({"preload": new})
+                new = []
+            pid = self._trunk.fork(request.replica_id, document)
+            if pid is not None or self._trunk.gone:
+                return pid
+        return None
+
+    def _prepare_branch(self, key: _Key, request: LaunchRequest) -> None:
+        """Have the user's code imported for the replicas to come, unless that is under way or cannot be."""
+        branch = self._branches.get(key)
+        if branch is not None and branch.unfit is not None:
+            logger.info("replicas import %s themselves: %s", ", ".join(request.user_code), branch.unfit)
+            self._unfit[key] = time.monotonic()
+        if branch is not None and (branch.gone or branch.out_of_date):
+            self._retire(key)
+            branch = None
+        if branch is not None or time.monotonic() - self._unfit.get(key, float("-inf")) < UNFIT_SECONDS:
+            return
+        ours, theirs = socket.socketpair()
+        wanted = {
+            "user_code": list(request.user_code),
+            "python_path": list(request.python_path),
+            "working_dir": request.working_dir,
+            "environ": _without_identity(request.environ),
+        }
+        with theirs:
+            self._trunk.send({"branch": wanted}, theirs)
+        self._branches[key] = _Server(ours, self._on_launch, self._on_exit)
+        while len(self._branches) > MOST_BRANCHES:
+            self._retire(next(iter(self._branches)))
+
+    def _retire(self, key: _Key) -> None:
+        branch = self._branches.pop(key)
+        branch.hang_up()
+        self._retired = [each for each in [*self._retired, branch] if not each.gone]
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.wait()
+
+    def close(self) -> None:
+        for branch in self._branches.values():
+            branch.hang_up()
+        self._trunk.hang_up()
+        try:
+            self._process.wait(timeout=5.0)
+        except subprocess.TimeoutExpired:
+            self.kill()
+        for server in (*self._branches.values(), *self._retired, self._trunk):
+            server.close()
+
+
+class _Server:
+    """One end of a socket pair; at the other, a process that forks replicas."""
+
+    def __init__(self, connection: socket.socket, on_launch: OnLaunch, on_exit: OnExit) -> None:
+        self.ready = False
+        self.gone = False
+        self.out_of_date = False
+        self.unfit: str | None = None
+        self._pid: int | None = None
+        self._answers: dict[str, int | None] = {}
+        self._on_launch = on_launch
+        self._on_exit = on_exit
+        self._news = threading.Condition()
+        self._connection = connection
+        self._reader = threading.Thread(target=self._read, name="fork-server", daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        with contextlib.suppress(OSError, ValueError), self._connection.makefile("rb") as lines:
+            for line in lines:
+                message = json.loads(line)
+                if "exited" in message:
+                    self._on_exit(message["exited"], message["status"])
+                    continue
+                if "launched" in message:
+                    # Before its end can be told, by this same thread.
+                    self._on_launch(message["pid"])
+                with self._news:
+                    self._take(message)
+                    self._news.notify_all()
+        with self._news:
+            if self._pid is None and self.unfit is None:
+                self.unfit = "the process that imported it ended"
+            self.gone, self.ready = True, False
+            self._connection.close()
+            self._news.notify_all()
+
+    def _take(self, message: Mapping[str, Any]) -> None:
+        if "ready" in message:
+            self.ready, self._pid = True, message["ready"]
+        elif "launched" in message:
+            self._answers[message["launched"]] = message["pid"]
+        elif "declined" in message:
+            logger.debug("%s imports its code itself: %s", message["declined"], message["why"])
+            self._answers[message["declined"]] = None
+        elif "stale" in message:
+            logger.info("a fork server's code is loaded again, changed=%s", message["changed"])
+            self.ready, self.out_of_date = False, True
+            self._answers[message["stale"]] = None
+        elif "unfit" in message:
+            self.unfit = message["unfit"]
+
+    def wait_until_ready(self) -> bool:
+        with self._news:
+            self._news.wait_for(lambda: self.ready or self.gone, FORK_SECONDS)
+            return self.ready
+
+    def send(self, message: Mapping[str, Any], passed: socket.socket | None = None) -> None:
+        """A server that is gone is noticed by its reader; what was for it is lost with it."""
+        data = json.dumps(message).encode() + b"\n"
+        with contextlib.suppress(OSError):
+            if passed is not None:
+                data = data[socket.send_fds(self._connection, [data], [passed.fileno()]) :]
+            self._connection.sendall(data)
+
+    def fork(self, replica_id: str, document: Mapping[str, Any]) -> int | None:
+        self.send({"launch": document})
+        with self._news:
+            self._news.wait_for(lambda: replica_id in self._answers or self.gone, FORK_SECONDS)
+            if replica_id not in self._answers and not self.gone:
+                # Never start the same replica twice: a server this slow is given up together with its backlog.
+                self._kill()
+                self._news.wait_for(lambda: self.gone, FORK_SECONDS)
+            return self._answers.pop(replica_id, None)
+
+    def _kill(self) -> None:
+        if self._pid is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self._pid, signal.SIGKILL)
+
+    def hang_up(self) -> None:
+        """Ask for nothing any more; a branch goes on telling the ends of its replicas."""
+        with contextlib.suppress(OSError):
+            self._connection.shutdown(socket.SHUT_WR)
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):
+            self._connection.shutdown(socket.SHUT_RDWR)
+        self._reader.join(timeout=5.0)
+
+
+def _without_identity(environ: Mapping[str, str]) -> dict[str, str]:
+    """Code that asks, while it is imported, which replica it is in cannot be shared: here it is in none."""
+    return {name: value for name, value in environ.items() if not name.startswith("ELASTUNE_")} | {"ELASTUNE_API": ""}
+
+
+def own_path() -> list[str]:
+    """Folders a bare interpreter needs to import this suite, also when it runs from a checkout."""
+    root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+    return [root]
