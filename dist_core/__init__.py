@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from dist_core.session import (
         current_epoch,
         init_process_group,
+        progress_step,
         rank,
         register_state,
         remaining_epochs_until,
@@ -27,6 +28,7 @@ _HOME = {
     "current_dataloader": "data_loader",
     "current_epoch": "session",
     "init_process_group": "session",
+    "progress_step": "session",
     "rank": "session",
     "register_state": "session",
     "remaining_epochs_until": "session",
@@ -42,6 +44,7 @@ __all__ = [
     "current_dataloader",
     "current_epoch",
     "init_process_group",
+    "progress_step",
     "rank",
     "register_state",
     "remaining_epochs_until",

@@ -61,6 +61,18 @@ def report(value: float, step: int) -> None:
         core.channel.request("POST", "/report", body)
 
 
+def progress_step(unit: float) -> int:
+    """Whole units of training progress so far: a step to report at that means the same in all trials.
+
+    ``unit``: samples at the initial batch size, so that ``len(dataset)`` counts epochs. A sample of a larger batch
+    counts for less than one, as it teaches less (statistical efficiency; Pollux, section 3). Report whenever the
+    number has grown.
+    """
+    if not unit > 0:
+        raise InvalidTraining(f"the unit of progress is {unit} samples; it must be above 0")
+    return int(get_core().progress / unit)
+
+
 def set_checkpoint_interval(seconds: float | None) -> None:
     """Write checkpoints this often; None lets their measured cost and the trial's failures decide (Young, Daly)."""
     if seconds is not None and not seconds > 0:

@@ -2,19 +2,31 @@
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 from trials.terms import StudyTerms
+from tuner_bridge.script import script
 
 if TYPE_CHECKING:
-    from tuner_bridge.optuna import optimize
+    from tuner_bridge.optuna import elastic, optimize
+    from tuner_bridge.optuna.current import current_trial, tell
+    from tuner_bridge.optuna.metrics import report_metrics
 
-__all__ = ["StudyTerms", "optimize"]
+__all__ = ["StudyTerms", "current_trial", "elastic", "optimize", "report_metrics", "script", "tell"]
+
+_HOME = {
+    "current_trial": "tuner_bridge.optuna.current",
+    "elastic": "tuner_bridge.optuna.elastic",
+    "nni_training_service_info": "tuner_bridge.nni.training_service",
+    "optimize": "tuner_bridge.optuna.optimize",
+    "report_metrics": "tuner_bridge.optuna.metrics",
+    "tell": "tuner_bridge.optuna.current",
+}
 
 
 def __getattr__(name: str) -> Any:
-    if name == "optimize":
-        from tuner_bridge.optuna import optimize
-
-        return optimize
-    raise AttributeError(f"module 'tuner_bridge' has no attribute {name!r}")
+    """Each front end is imported when it is used, so that nobody needs the packages of another one."""
+    if name not in _HOME:
+        raise AttributeError(f"module 'tuner_bridge' has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOME[name]), name)

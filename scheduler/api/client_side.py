@@ -37,6 +37,8 @@ class Detach(BaseModel):
 class Waiting(BaseModel):
     owner: str = Field(max_length=64)
     trials: list[str] = Field(default_factory=list)
+    seen: dict[str, str] = Field(default_factory=dict)
+    """What the driver last heard of each trial, as this API gave it; of others it hears nothing while they run."""
     wait: float = 20.0
 
 
@@ -134,9 +136,10 @@ def client_routes(service: Service) -> APIRouter:
                 raise HTTPException(409, f"study {name!r} has been given to another driver, or let go")
             finished = await asyncio.to_thread(_finished, body.trials)
             questions = service.mailbox.open_questions(name, body.trials)
+            live = await asyncio.to_thread(_news_of, body.seen)
             left = deadline - service.clock()
-            if finished or questions or left <= 0:
-                return {"finished": finished, "questions": questions}
+            if finished or questions or live or left <= 0:
+                return {"finished": finished, "questions": questions, "live": live}
             news_task = asyncio.ensure_future(service.mailbox.wait_for_news(name, left))
             changed_task = asyncio.ensure_future(changed.wait())
             done, pending = await asyncio.wait(
@@ -158,6 +161,21 @@ def client_routes(service: Service) -> APIRouter:
     def _finished(trial_ids: list[str]) -> list[dict[str, Any]]:
         records = [store.trial(trial_id) for trial_id in trial_ids]
         return [_summary(record) for record in records if record.state.is_final]
+
+    def _news_of(seen: dict[str, str]) -> list[dict[str, Any]]:
+        """Of running trials whose state, size or goodput is another one than the driver has seen."""
+        records = {trial_id: store.trial(trial_id) for trial_id in seen}
+        hints = store.hints([trial_id for trial_id, record in records.items() if not record.state.is_final])
+        news = []
+        for trial_id, record in records.items():
+            if record.state.is_final:
+                continue
+            shown = {**_summary(record), **_live(service, record, hints)}
+            goodput = shown.get("goodput")
+            mark = f"{record.state.value} {shown['replicas']} {'' if goodput is None else f'{goodput:.2g}'}"
+            if mark != seen[trial_id]:
+                news.append({**shown, "seen": mark})
+        return news
 
     @routes.post("/studies/{name}/poke")
     async def poke(name: str) -> None:

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import os
 import signal
+import tempfile
 import time
 from pathlib import Path
 
 import optuna
+import optuna.terminator
 import torch
 from torch.utils.data import TensorDataset
 
 from dist_core import AdaptiveDataLoader, AdaptiveDataParallel, remaining_epochs_until
 from dist_core.core import get_core
+from tuner_bridge import report_metrics
 
 
 def quadratic(trial: optuna.Trial) -> float:
@@ -29,6 +32,71 @@ def pruned_by_median(trial: optuna.Trial) -> float:
         if trial.should_prune():
             raise optuna.TrialPruned(f"at step {step}")
     return value
+
+
+def smooth(trial: optuna.Trial) -> float:
+    return (trial.suggest_float("x", -10.0, 10.0) - 2.0) ** 2 + trial.suggest_float("rate", 1e-5, 1.0, log=True)
+
+
+def on_the_grid(trial: optuna.Trial) -> float:
+    x = trial.suggest_float("x", -3.0, 2.0, step=1.0)
+    return x**2 + trial.suggest_int("y", 0, 3, step=3) + (trial.suggest_categorical("kind", ["a", "b"]) == "a")
+
+
+def pruned_early(trial: optuna.Trial) -> float:
+    value = trial.suggest_float("value", 0.0, 1.0)
+    for step in range(1, 6):
+        trial.report(value + 0.1 * ((trial.number * step) % 3), step)
+        if trial.should_prune():
+            raise optuna.TrialPruned(f"at step {step}")
+    return value
+
+
+def two_values(trial: optuna.Trial) -> tuple[float, float]:
+    x = trial.suggest_float("x", 0.0, 1.0)
+    for step in range(2):
+        report_metrics(trial, {"accuracy": x * (step + 1), "size": 1.0}, step)
+    return x, x**2
+
+
+def constrained(trial: optuna.Trial) -> float:
+    x = trial.suggest_float("x", 0.0, 1.0)
+    trial.set_constraint("at least a third", 1 / 3 - x)
+    return x
+
+
+def uploads(trial: optuna.Trial) -> float:
+    folder = trial.study.user_attrs["folder"]
+    with tempfile.TemporaryDirectory() as own:
+        path = Path(own) / "notes.txt"
+        path.write_text("from a replica")
+        store = optuna.artifacts.FileSystemArtifactStore(folder)
+        optuna.artifacts.upload_artifact(artifact_store=store, file_path=str(path), study_or_trial=trial)
+    return 0.0
+
+
+def stops_the_study(trial: optuna.Trial) -> float:
+    study = trial.study
+    assert study.direction is optuna.study.StudyDirection.MINIMIZE
+    assert study.directions == [study.direction]
+    if trial.number:
+        assert study.best_value == 0.0
+    study.set_user_attr("seen", trial.number)
+    assert study.user_attrs["seen"] == trial.number
+    if trial.number == 2:
+        study.stop()
+    return float(trial.number)
+
+
+def cross_validates(trial: optuna.Trial) -> float:
+    scores = [trial.suggest_float("x", 0.0, 1.0), 0.5, 0.25]
+    optuna.terminator.report_cross_validation_scores(trial, scores)
+    return sum(scores)
+
+
+def naps(trial: optuna.Trial) -> float:
+    time.sleep(0.3)
+    return trial.suggest_float("x", 0.0, 1.0)
 
 
 def sometimes_raises(trial: optuna.Trial) -> float:

@@ -13,18 +13,17 @@ from optuna.storages.journal import JournalFileBackend
 from scheduler.client import SchedulerClient
 from scheduler.errors import RequestRefused, SchedulerUnreachable
 from tuner_bridge.errors import SweepInterrupted
-from tuner_bridge.optuna.driver import TRIAL_ATTRIBUTE, StudyDriver, TrialTemplate
-from tuner_bridge.shipping import ShippedFunction
+from tuner_bridge.optuna.driver import TRIAL_ATTRIBUTE, OptunaDriver
+from tuner_bridge.template import TrialTemplate
 
 optuna.logging.set_verbosity(optuna.logging.ERROR)
 
 TEMPLATE = TrialTemplate(
-    objective=ShippedFunction(module="m", qualname="f", main_path=None),
+    entrypoint="m:f",
+    payload={},
     min_replicas=1,
     max_replicas=1,
     working_dir=".",
-    python_path=(),
-    preload=(),
 )
 
 
@@ -38,12 +37,12 @@ def storages(folder: Path) -> dict[str, Any]:
     }
 
 
-def driver_of(study: optuna.Study) -> StudyDriver:
+def driver_of(study: optuna.Study) -> OptunaDriver:
     def unreachable(_: httpx2.Request) -> httpx2.Response:
         raise httpx2.ConnectError("nobody is there")
 
     client = SchedulerClient("http://127.0.0.1:9", "token", transport=httpx2.MockTransport(unreachable))
-    return StudyDriver(study, client, TEMPLATE, reconnect=lambda client: client)
+    return OptunaDriver(study, client, TEMPLATE, reconnect=lambda client: client)
 
 
 @pytest.mark.filterwarnings("ignore::optuna.exceptions.ExperimentalWarning")
@@ -141,7 +140,7 @@ def test_a_scheduler_that_dies_just_before_the_sweep_attaches_is_replaced() -> N
             """Nothing is open."""
 
     names = iter(["second", "third"])
-    driver = StudyDriver(
+    driver = OptunaDriver(
         optuna.create_study(),
         Client("first"),  # type: ignore[arg-type]
         TEMPLATE,

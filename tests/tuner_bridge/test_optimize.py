@@ -12,7 +12,6 @@ from typing import Any
 import optuna
 import pytest
 
-from scheduler.embedded import EmbeddedScheduler
 from scheduler.errors import NotAuthorized, SchedulerUnreachable
 from tests.tuner_bridge import objectives
 from trials.errors import InvalidTrialSpec
@@ -21,19 +20,6 @@ from tuner_bridge.errors import InvalidSweep
 
 optuna.logging.set_verbosity(optuna.logging.ERROR)
 COMPLETE, PRUNED, FAIL = optuna.trial.TrialState.COMPLETE, optuna.trial.TrialState.PRUNED, optuna.trial.TrialState.FAIL
-
-
-@pytest.fixture(scope="module")
-def scheduler(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """One scheduler for all sweeps of this file, joined through ELASTUNE_URL."""
-    embedded = EmbeddedScheduler(tmp_path_factory.mktemp("scheduler"), slots=2)
-    client = embedded.start()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("ELASTUNE_URL", client.url)
-        patch.setenv("ELASTUNE_TOKEN", client.token)
-        yield client
-    client.close()
-    embedded.stop()
 
 
 def study(**options: Any) -> optuna.Study:

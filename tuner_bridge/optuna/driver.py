@@ -1,21 +1,12 @@
-"""The driver's side of a sweep: owns the real trials and answers their replicas.
-
-Concurrency: Optuna runs each objective call in a thread of its own (or the caller's, with n_jobs=1). That thread
-submits the trial and then serves its replicas' questions, so the real ``optuna.Trial`` is used by one thread only. One
-poll thread fetches questions and outcomes for all trials of the study and puts them into the threads' queues.
-"""
+"""Optuna's driver: owns the real ``optuna.Trial`` objects, on which the replicas' calls are made."""
 
 from __future__ import annotations
 
 import logging
-import os
-import queue
 import threading
 import time
 import uuid
-from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 import optuna
@@ -23,48 +14,21 @@ from optuna.distributions import distribution_to_json
 from optuna.storages._heartbeat import is_heartbeat_enabled
 
 from scheduler.client import SchedulerClient
-from scheduler.errors import RequestRefused, SchedulerError, SchedulerUnreachable
-from trials.spec import TrialSpec
-from trials.terms import StudyTerms
-from tuner_bridge.errors import BridgeError, SweepInterrupted, TrialLost
-from tuner_bridge.shipping import ShippedFunction
-from tuner_bridge.wire import decode_exception, decode_value, encode_exception, encode_value
+from tuner_bridge.driver import StudyDriver, file_name
+from tuner_bridge.errors import TrialLost
+from tuner_bridge.template import TrialTemplate
+from tuner_bridge.wire import decode_exception, decode_value
 
 logger = logging.getLogger(__name__)
 
-ENTRYPOINT = "tuner_bridge.optuna.replica:main"
 TRIAL_ATTRIBUTE = "elastune:trial"
 STUDY_ATTRIBUTE = "elastune:study"
-UNREACHABLE_SECONDS = 120.0
-"""How long a scheduler may be away before the sweep gives up on it."""
-REACHABLE_SECONDS = 15.0
-"""A scheduler that dies just when the sweep begins is waited for, or started again, for so long."""
-POLL_SECONDS = 5.0
-ANSWERS_KEPT = 4096
+SHOW_SECONDS = 5.0
+"""Between two notes of one trial's goodput for Optuna's dashboard; another number of replicas is noted at once."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrialTemplate:
-    """What all trials of a sweep have in common."""
-
-    objective: ShippedFunction
-    min_replicas: int
-    max_replicas: int
-    working_dir: str
-    python_path: tuple[str, ...]
-    preload: tuple[str, ...]
-
-
-@dataclass(slots=True)
-class _Served:
-    """A trial whose replicas are being served by one thread."""
-
-    inbox: queue.SimpleQueue[dict[str, Any]] = field(default_factory=queue.SimpleQueue)
-    queued: set[str] = field(default_factory=set)
-
-
-class StudyDriver:
-    """``reconnect`` gives a fresh client after the scheduler has gone away."""
+class OptunaDriver(StudyDriver):
+    """``promise_direction``: of the metric that the scheduler judges trials by; None: the study's first objective."""
 
     def __init__(
         self,
@@ -73,82 +37,13 @@ class StudyDriver:
         template: TrialTemplate,
         *,
         reconnect: Callable[[SchedulerClient], SchedulerClient],
+        promise_direction: str | None = None,
     ) -> None:
+        direction = promise_direction or study.directions[0].name.lower()
+        super().__init__(_study_key(study), direction, client, reconnect=reconnect)
         self.study = study
-        self.client = client
         self.template = template
-        self.owner = f"{os.getpid()}-{uuid.uuid4().hex[:8]}"
-        self.study_key = _study_key(study)
-        self._reconnect = reconnect
-        self._served: dict[str, _Served] = {}
-        self._answers: OrderedDict[str, dict[str, Any]] = OrderedDict()
-        self._lock = threading.Lock()
         self._sampler_lock = threading.Lock()
-        self._interrupted = threading.Event()
-        self._closed = threading.Event()
-        self._fatal: Exception | None = None
-        self._left: list[str] = []
-        self._poller = threading.Thread(target=self._poll, name="elastune-driver", daemon=True)
-        self.slots = 0
-
-    # ------------------------------------------------------------------ life
-
-    def attach(self, terms: StudyTerms | None = None, *, patience_seconds: float = 0.0) -> None:
-        """Become the study's driver; raises RequestRefused while another one is alive.
-
-        ``terms``: the study's from now on; None leaves those that it has.
-        ``patience_seconds``: how long to wait for a dead one's lease to run out.
-        """
-        body: dict[str, Any] = {"direction": self.study.directions[0].name.lower(), "owner": self.owner}
-        if terms is not None:
-            body["terms"] = terms.to_json()
-        deadline = time.monotonic() + patience_seconds
-        reachable_by = time.monotonic() + REACHABLE_SECONDS
-        while True:
-            try:
-                answer = self.client.request("PUT", f"/studies/{self.study_key}", body)
-                break
-            except RequestRefused:
-                if time.monotonic() > deadline:
-                    raise
-                time.sleep(0.5)
-            except SchedulerUnreachable:
-                if time.monotonic() > reachable_by:
-                    raise
-                time.sleep(0.2)
-                self.client = self._reconnect(self.client)
-        self.slots = answer["slots"]
-        self._poller.start()
-
-    def detach(self) -> None:
-        self._closed.set()
-        try:
-            self.client.request("POST", f"/studies/{self.study_key}/detach", {"owner": self.owner})
-        except SchedulerError as error:
-            # Its lease runs out instead.
-            logger.debug("not detached: %s", error)
-        if self._poller.ident is not None:
-            self._poller.join(timeout=POLL_SECONDS + 5.0)
-        self.client.close()
-
-    def interrupt(self) -> None:
-        """From the signal handler: objective threads unwind, trials stay to be resumed."""
-        self._interrupted.set()
-
-    @property
-    def interrupted(self) -> bool:
-        return self._interrupted.is_set()
-
-    def cancel_all(self, why: str) -> None:
-        """End the trials that an interrupted sweep left: nobody can resume them."""
-        for trial_id in self._left:
-            self._cancel(trial_id, why)
-
-    def _cancel(self, trial_id: str, why: str) -> None:
-        try:
-            self.client.request("POST", f"/trials/{trial_id}/cancel", {"why": why})
-        except SchedulerError as error:
-            logger.warning("trial %s was not cancelled: %s", trial_id, error)
 
     def adopt_interrupted(self) -> int:
         """Queue again the trials that a dead driver of this study left running; returns how many.
@@ -181,161 +76,47 @@ class StudyDriver:
         elif TRIAL_ATTRIBUTE not in waiting[0].user_attrs:
             self.study._storage.set_trial_user_attr(waiting[0]._trial_id, TRIAL_ATTRIBUTE, self.study_key)
 
-    # ------------------------------------------------------------------ one trial
-
     def run(self, trial: optuna.Trial) -> Any:
         """The objective as Optuna calls it: returns the value, raises TrialPruned or the objective's exception."""
-        if self._interrupted.is_set():
-            raise SweepInterrupted
-        spec = TrialSpec(
-            study=self.study_key,
-            number=trial.number,
-            entrypoint=ENTRYPOINT,
-            payload={"objective": self.template.objective.to_json()},
-            min_replicas=self.template.min_replicas,
-            max_replicas=self.template.max_replicas,
-            working_dir=self.template.working_dir,
-            python_path=self.template.python_path,
-            preload=self.template.preload,
-            user_code=(self.template.objective.loaded_as,),
-        )
-        served = _Served()
-        summary = self._patiently(lambda: self.client.request("POST", "/trials", spec.to_json()))
-        trial_id = summary["trial_id"]
-        with self._lock:
-            self._served[trial_id] = served
-        # The poll under way does not ask for this trial yet.
-        self._patiently(lambda: self.client.request("POST", f"/studies/{self.study_key}/poke"))
-        try:
-            ended = self._serve(trial, served, _reported_steps(self.study, trial))
-        except SweepInterrupted:
-            self._left.append(trial_id)
-            raise
-        except BaseException:
-            # Nobody will ask for this trial again: it must not hold slots.
-            self._cancel(trial_id, "its sweep ended with an error")
-            raise
-        finally:
-            with self._lock:
-                del self._served[trial_id]
-        return _conclude(ended)
+        spec = self.template.trial(self.study_key, trial.number, storage_id=trial._trial_id)
+        reported = _reported_steps(self.study, trial)
 
-    def _serve(self, trial: optuna.Trial, served: _Served, reported: set[int]) -> Mapping[str, Any]:
-        """Answer the trial's questions until it is over; returns how it ended."""
-        while True:
-            if self._fatal is not None:
-                raise self._fatal
-            if self._interrupted.is_set():
-                raise SweepInterrupted
-            try:
-                message = served.inbox.get(timeout=0.2)
-            except queue.Empty:
-                continue
-            if "finished" in message:
-                ended: Mapping[str, Any] = message["finished"]
-                return ended
-            question = message["question"]
-            answer = self._answers.get(question["id"])
-            if answer is None:
-                answer = self._answer(trial, question, reported)
-                self._remember(question["id"], answer)
-            self._send_answer(question["id"], answer)
-            with self._lock:
-                served.queued.discard(question["id"])
-
-    def _send_answer(self, question_id: str, answer: dict[str, Any]) -> None:
-        body = {"id": question_id, "answer": answer}
-        self._patiently(lambda: self.client.request("POST", f"/studies/{self.study_key}/answers", body))
-
-    def _remember(self, question_id: str, answer: dict[str, Any]) -> None:
-        """A question that is asked again, because its answer got lost, gets the same answer."""
-        with self._lock:
-            self._answers[question_id] = answer
-            while len(self._answers) > ANSWERS_KEPT:
-                self._answers.popitem(last=False)
-
-    def _answer(self, trial: optuna.Trial, question: Mapping[str, Any], reported: set[int]) -> dict[str, Any]:
-        try:
+        def ask(method: str, arguments: dict[str, Any]) -> Any:
             # Samplers are not written for several threads; one suggestion at a time.
             with self._sampler_lock:
-                return {"value": encode_value(_call(trial, question, reported))}
-        except Exception as error:
-            return {"exception": encode_exception(error)}
+                return _call(trial, method, arguments, reported)
 
-    # ------------------------------------------------------------------ the poll thread
+        return _conclude(self.run_trial(spec, ask, _Display(trial)))
 
-    def _poll(self) -> None:
-        unreachable_since: float | None = None
-        while not self._closed.is_set():
-            with self._lock:
-                waiting = list(self._served)
-            try:
-                news = self.client.request(
-                    "POST",
-                    f"/studies/{self.study_key}/news",
-                    {"owner": self.owner, "trials": waiting, "wait": POLL_SECONDS},
-                )
-                unreachable_since = None
-            except SchedulerUnreachable as error:
-                now = time.monotonic()
-                unreachable_since = unreachable_since or now
-                if now - unreachable_since > UNREACHABLE_SECONDS:
-                    self._fatal = error
-                    return
-                time.sleep(0.3)
-                self._try_reconnect()
-                continue
-            except SchedulerError as error:
-                if not self._closed.is_set():
-                    lost = isinstance(error, RequestRefused)
-                    self._fatal = BridgeError(f"the sweep lost its study: {error}") if lost else error
-                return
-            self._distribute(news)
 
-    def _try_reconnect(self) -> None:
+class _Display:
+    """Notes of a running trial, as user attributes that Optuna's dashboard shows."""
+
+    def __init__(self, trial: optuna.Trial) -> None:
+        self._trial = trial
+        self._replicas: int | None = None
+        self._noted_at = float("-inf")
+
+    def __call__(self, live: Mapping[str, Any]) -> None:
         try:
-            before, self.client = self.client, self._reconnect(self.client)
-            if before is not self.client:
-                before.close()
+            self._note(live)
         except Exception as error:
-            logger.warning("the scheduler is away: %s", error)
+            # A storage that is away shows at the next question; a display is not worth a trial.
+            logger.debug("not noted: %s", error)
 
-    def _distribute(self, news: dict[str, Any]) -> None:
-        fresh = False
-        with self._lock:
-            for question in news["questions"]:
-                served = self._served.get(question["trial_id"])
-                if served is not None and question["id"] not in served.queued:
-                    served.queued.add(question["id"])
-                    served.inbox.put({"question": question})
-                    fresh = True
-            for summary in news["finished"]:
-                served = self._served.get(summary["trial_id"])
-                if served is not None and "finished" not in served.queued:
-                    served.queued.add("finished")
-                    served.inbox.put({"finished": summary})
-                    fresh = True
-        if not fresh and (news["questions"] or news["finished"]):
-            # Being worked on already: the next poll would return at once with the same.
-            time.sleep(0.002)
-
-    def _patiently(self, request: Callable[[], Any]) -> Any:
-        """Repeat a request while the scheduler is away; the poll thread brings it back."""
-        while True:
-            try:
-                return request()
-            except SchedulerUnreachable:
-                if self._fatal is not None:
-                    raise
-                if self._interrupted.is_set():
-                    raise SweepInterrupted from None
-                time.sleep(0.2)
+    def _note(self, live: Mapping[str, Any]) -> None:
+        if live["replicas"] != self._replicas:
+            self._replicas = live["replicas"]
+            self._trial.set_user_attr("elastune:replicas", self._replicas)
+            self._noted_at = float("-inf")
+        if live.get("goodput") is not None and time.monotonic() - self._noted_at > SHOW_SECONDS:
+            self._noted_at = time.monotonic()
+            self._trial.set_user_attr("elastune:goodput", live["goodput"])
+            self._trial.set_user_attr("elastune:batch", live["batch"])
 
 
-def _call(trial: optuna.Trial, question: Mapping[str, Any], reported: set[int]) -> Any:
+def _call(trial: optuna.Trial, method: str, arguments: dict[str, Any], reported: set[int]) -> Any:
     """One question put to the real trial."""
-    method = question["method"]
-    arguments = {name: decode_value(value) for name, value in question["arguments"].items()}
     if method in ("suggest_float", "suggest_int"):
         return getattr(trial, method)(**arguments)
     if method == "suggest_categorical":
@@ -350,17 +131,34 @@ def _call(trial: optuna.Trial, question: Mapping[str, Any], reported: set[int]) 
         return None
     if method == "should_prune":
         return trial.should_prune()
-    if method == "set_user_attr":
-        return trial.set_user_attr(arguments["key"], arguments["value"])
-    if method == "set_constraint":
-        return trial.set_constraint(arguments["key"], arguments["value"])
+    if method in ("set_user_attr", "set_constraint"):
+        return getattr(trial, method)(arguments["key"], arguments["value"])
+    if method == "set_system_attr":
+        # Optuna's own notes: artifacts, scores of a cross-validation.
+        return trial.study._storage.set_trial_system_attr(trial._trial_id, arguments["key"], arguments["value"])
     if method == "distributions":
         return {name: distribution_to_json(value) for name, value in trial.distributions.items()}
-    if method in ("user_attrs", "constraints"):
+    if method in ("user_attrs", "system_attrs", "constraints"):
         return getattr(trial, method)
     if method == "datetime_start":
         return trial.datetime_start.isoformat() if trial.datetime_start is not None else None
+    if method == "study":
+        return _of_study(trial.study, arguments["name"])
+    if method == "stop_study":
+        return trial.study.stop()
+    if method == "set_study_user_attr":
+        return trial.study.set_user_attr(arguments["key"], arguments["value"])
     raise ValueError(f"an elastic trial has no method {method!r}")
+
+
+def _of_study(study: optuna.Study, name: str) -> Any:
+    if name == "direction":
+        return study.direction.name
+    if name == "directions":
+        return [direction.name for direction in study.directions]
+    if name in ("study_name", "user_attrs", "best_value", "best_params", "metric_names"):
+        return getattr(study, name)
+    raise ValueError(f"a replica does not see {name!r} of the study")
 
 
 def _conclude(summary: Mapping[str, Any]) -> Any:
@@ -394,8 +192,3 @@ def _study_key(study: optuna.Study) -> str:
         attributes = study.user_attrs
     readable = file_name(study.study_name)[:80]
     return f"{readable}-{attributes[STUDY_ATTRIBUTE]}"
-
-
-def file_name(study_name: str) -> str:
-    """The study's name with what does not belong into paths and addresses replaced."""
-    return "".join(letter if letter.isalnum() or letter in "-_." else "-" for letter in study_name)

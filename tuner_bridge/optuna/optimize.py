@@ -21,21 +21,26 @@ from scheduler.embedded import EmbeddedScheduler
 from scheduler.errors import SchedulerError
 from trials.spec import check_replica_bounds
 from trials.terms import StudyTerms
+from tuner_bridge.driver import file_name
 from tuner_bridge.errors import InvalidSweep, SweepInterrupted
-from tuner_bridge.optuna.driver import StudyDriver, TrialTemplate, file_name
+from tuner_bridge.optuna.driver import OptunaDriver
+from tuner_bridge.script import Script
 from tuner_bridge.shipping import installed_modules_of, ship
+from tuner_bridge.template import TrialTemplate, own_python_path
 
 logger = logging.getLogger(__name__)
 
 ADOPTION_SECONDS = 25.0
 """A driver that was killed keeps its study for the length of its lease; a resumed sweep waits for that."""
 
+ENTRYPOINT = "tuner_bridge.optuna.replica:main"
+
 Callback = Callable[[optuna.Study, FrozenTrial], None]
 
 
 def optimize(
     study: optuna.Study,
-    objective: Callable[[Any], Any],
+    objective: Callable[[Any], Any] | Script,
     n_trials: int | None = None,
     timeout: float | None = None,
     n_jobs: int = 1,
@@ -49,6 +54,7 @@ def optimize(
     slots: int | None = None,
     state_dir: str | os.PathLike[str] | None = None,
     terms: StudyTerms | None = None,
+    promise_metric: tuple[str, str] | None = None,
     resume: bool = False,
     live: bool = False,
     timeline: str | os.PathLike[str] | None = None,
@@ -56,7 +62,8 @@ def optimize(
     """Run ``study.optimize`` with each trial an elastic job of ``min_replicas`` to ``max_replicas`` processes.
 
     The arguments up to ``show_progress_bar`` are ``study.optimize``'s own and mean the same; ``n_jobs`` is how many
-    trials run at a time (-1: as many as the slots allow). The objective runs on every replica of its trial.
+    trials run at a time (-1: as many as the slots allow). The objective runs on every replica of its trial; it is a
+    function of a module or script, or a ``tuner_bridge.script(...)``.
 
     max_replicas: at most this many replicas a trial; default: all slots.
     slots: room on this machine for the embedded scheduler; default: its GPUs, else its CPU cores. A scheduler named by
@@ -64,6 +71,8 @@ def optimize(
     state_dir: where the embedded scheduler keeps logs, checkpoints and its database; default ``.elastune/<study>``.
     terms: the study's weight, priority and quota among others, and what its slots are to achieve; `elastune set`
         changes them while it runs.
+    promise_metric: of the metrics given to ``tuner_bridge.report_metrics``, the one by which a study of several
+        objectives is judged while its trials run, with its direction: ``("accuracy", "maximize")``.
     resume: go on with a sweep whose driver died: trials it left running continue from their checkpoints, and
         ``n_trials`` counts what is finished already. Needs a study in a persistent storage.
     live: show the sweep in the terminal while it runs.
@@ -72,15 +81,8 @@ def optimize(
     Raises InvalidSweep for what cannot be run; SchedulerError when ELASTUNE_URL does not lead to a scheduler;
     otherwise what ``study.optimize`` raises.
     """
-    if "ELASTUNE_API" in os.environ:
-        raise InvalidSweep(
-            "optimize() was reached inside a replica, because the script calls it when imported. Put the call under "
-            'if __name__ == "__main__":'
-        )
-    shipped = ship(objective)
-    check_replica_bounds(min_replicas, min_replicas if max_replicas is None else max_replicas)
-    if slots is not None and slots < 1:
-        raise InvalidSweep(f"slots is {slots}; it must be at least 1")
+    template = template_of(objective, min_replicas, max_replicas, promise_metric)
+    check_slots(slots)
     if n_jobs != -1 and n_jobs < 1:
         raise InvalidSweep(f"n_jobs is {n_jobs}; it must be at least 1, or -1 for as many as the slots allow")
     if resume and isinstance(study._storage, optuna.storages.InMemoryStorage):
@@ -88,19 +90,11 @@ def optimize(
             "resume=True needs a study that outlives its process, this one is in memory; create it with "
             "storage='sqlite:///sweep.db' (or any other storage) and load_if_exists=True"
         )
-    with _scheduler(study, slots, state_dir) as (client, embedded):
-        template = TrialTemplate(
-            objective=shipped,
-            min_replicas=min_replicas,
-            max_replicas=min_replicas if max_replicas is None else max_replicas,
-            working_dir=os.getcwd(),
-            python_path=tuple(path for path in (os.path.abspath(entry) for entry in sys.path) if os.path.isdir(path)),
-            preload=installed_modules_of(objective),
-        )
-        driver = StudyDriver(study, client, template, reconnect=embedded.ensure if embedded is not None else _again)
+    with scheduler_for(study.study_name, slots, state_dir) as (client, embedded):
+        driver = driver_of(study, template, client, embedded, promise_metric)
         driver.attach(terms, patience_seconds=ADOPTION_SECONDS if resume else 0.0)
         try:
-            driver.template = _bounded(template, driver.slots, max_replicas)
+            driver.template = bounded(template, driver.slots, max_replicas)
             remaining = _remaining(study, n_trials, driver, resume=resume)
             if remaining == 0 and n_trials != 0:
                 logger.warning("study %r has its %d trials already; nothing to do", study.study_name, n_trials)
@@ -128,9 +122,80 @@ def optimize(
             driver.detach()
 
 
+def template_of(
+    objective: Callable[[Any], Any] | Script,
+    min_replicas: int,
+    max_replicas: int | None,
+    promise_metric: tuple[str, str] | None = None,
+) -> TrialTemplate:
+    """What the trials of a sweep will run; raises InvalidSweep and InvalidTrialSpec for what they cannot."""
+    if "ELASTUNE_API" in os.environ:
+        raise InvalidSweep(
+            "optimize() was reached inside a replica, because the script calls it when imported. Put the call under "
+            'if __name__ == "__main__":'
+        )
+    payload: dict[str, Any] = {}
+    preload: tuple[str, ...] = ()
+    if isinstance(objective, Script):
+        payload["script"] = objective.to_json()
+        user_code = objective.imports()
+    else:
+        shipped = ship(objective)
+        payload["objective"] = shipped.to_json()
+        preload = installed_modules_of(objective)
+        user_code = (shipped.loaded_as,)
+    if promise_metric is not None:
+        check_promise_metric(promise_metric)
+        payload["promise_metric"] = promise_metric[0]
+    check_replica_bounds(min_replicas, min_replicas if max_replicas is None else max_replicas)
+    return TrialTemplate(
+        entrypoint=ENTRYPOINT,
+        payload=payload,
+        min_replicas=min_replicas,
+        max_replicas=min_replicas if max_replicas is None else max_replicas,
+        working_dir=os.getcwd(),
+        python_path=own_python_path(),
+        preload=preload,
+        user_code=user_code,
+    )
+
+
+def check_promise_metric(given: Any) -> None:
+    if not (
+        isinstance(given, tuple)
+        and len(given) == 2
+        and isinstance(given[0], str)
+        and given[1] in ("minimize", "maximize")
+    ):
+        raise InvalidSweep(
+            f"promise_metric is {given!r}; it must be a name and a direction, such as ('accuracy', 'maximize')"
+        )
+
+
+def check_slots(slots: int | None) -> None:
+    if slots is not None and slots < 1:
+        raise InvalidSweep(f"slots is {slots}; it must be at least 1")
+
+
+def driver_of(
+    study: optuna.Study,
+    template: TrialTemplate,
+    client: SchedulerClient,
+    embedded: EmbeddedScheduler | None,
+    promise_metric: tuple[str, str] | None,
+) -> OptunaDriver:
+    return OptunaDriver(
+        study,
+        client,
+        template,
+        reconnect=embedded.ensure if embedded is not None else _again,
+        promise_direction=None if promise_metric is None else promise_metric[1],
+    )
+
+
 @contextmanager
-def _scheduler(
-    study: optuna.Study, slots: int | None, state_dir: str | os.PathLike[str] | None
+def scheduler_for(
+    study_name: str, slots: int | None, state_dir: str | os.PathLike[str] | None
 ) -> Iterator[tuple[SchedulerClient, EmbeddedScheduler | None]]:
     """The scheduler that ELASTUNE_URL names, or one of our own for the duration of the sweep."""
     named = SchedulerClient.from_environ()
@@ -144,7 +209,7 @@ def _scheduler(
         finally:
             named.close()
         return
-    folder = Path(state_dir) if state_dir is not None else Path(".elastune") / file_name(study.study_name)
+    folder = Path(state_dir) if state_dir is not None else Path(".elastune") / file_name(study_name)
     embedded = EmbeddedScheduler(folder, slots=slots)
     client = embedded.start()
     try:
@@ -159,7 +224,7 @@ def _again(client: SchedulerClient) -> SchedulerClient:
     return client
 
 
-def _bounded(template: TrialTemplate, slots: int, max_replicas: int | None) -> TrialTemplate:
+def bounded(template: TrialTemplate, slots: int, max_replicas: int | None) -> TrialTemplate:
     """Fill in and check the bounds against the slots there are."""
     if template.min_replicas > slots:
         raise InvalidSweep(
@@ -174,7 +239,7 @@ def _bounded(template: TrialTemplate, slots: int, max_replicas: int | None) -> T
     return replace(template, max_replicas=most)
 
 
-def _remaining(study: optuna.Study, n_trials: int | None, driver: StudyDriver, *, resume: bool) -> int | None:
+def _remaining(study: optuna.Study, n_trials: int | None, driver: OptunaDriver, *, resume: bool) -> int | None:
     """Trials still to run: all asked for, or (resuming) what the sweep as a whole lacks."""
     interrupted = [trial.number for trial in driver.interrupted_trials()]
     if not resume:
@@ -201,7 +266,7 @@ def _remaining(study: optuna.Study, n_trials: int | None, driver: StudyDriver, *
 
 
 @contextmanager
-def _marked_asks(study: optuna.Study, driver: StudyDriver) -> Iterator[None]:
+def _marked_asks(study: optuna.Study, driver: OptunaDriver) -> Iterator[None]:
     """Have ``study.ask`` give out trials that bear the driver's mark before they run, one at a time.
 
     A driver killed right after Optuna began a trial would else leave one that a resumed sweep cannot tell from those
@@ -224,7 +289,7 @@ def _marked_asks(study: optuna.Study, driver: StudyDriver) -> Iterator[None]:
 
 
 @contextmanager
-def _interruptible(driver: StudyDriver) -> Iterator[None]:
+def _interruptible(driver: OptunaDriver) -> Iterator[None]:
     """Ctrl-C reaches every objective thread at once; Optuna alone would wait for running trials to end."""
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -244,7 +309,7 @@ def _interruptible(driver: StudyDriver) -> Iterator[None]:
 
 
 @contextmanager
-def _display(driver: StudyDriver, n_trials: int | None, *, live: bool) -> Iterator[None]:
+def _display(driver: OptunaDriver, n_trials: int | None, *, live: bool) -> Iterator[None]:
     if not live:
         yield
         return
@@ -260,7 +325,7 @@ def _display(driver: StudyDriver, n_trials: int | None, *, live: bool) -> Iterat
         yield
 
 
-def _say_how_to_resume(study: optuna.Study, driver: StudyDriver) -> None:
+def _say_how_to_resume(study: optuna.Study, driver: OptunaDriver) -> None:
     if isinstance(study._storage, optuna.storages.InMemoryStorage):
         driver.cancel_all("the sweep was interrupted, and its study lived in memory")
         print("elastune: interrupted; running trials were ended (the study was in memory)", file=sys.stderr)

@@ -10,41 +10,46 @@ from __future__ import annotations
 
 import datetime
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import optuna
 from optuna.distributions import BaseDistribution, json_to_distribution
-from optuna.trial import BaseTrial
+from optuna.study import StudyDirection
 
 import dist_core
 from dist_core.core import TrainingCore
+from tuner_bridge.replica import ask_driver
 from tuner_bridge.wire import decode_exception, decode_value, encode_exception, encode_value
 
 
-class ElasticTrial(BaseTrial):
-    def __init__(self, core: TrainingCore, number: int) -> None:
+class ElasticTrial(optuna.Trial):
+    """An ``optuna.Trial`` to those who look, so that artifacts, integrations and callbacks take it for one.
+
+    ``promise_metric``: of those given to ``report_metrics``, the one that the scheduler judges the trial by.
+    """
+
+    def __init__(
+        self, core: TrainingCore, number: int, storage_id: int = 0, *, promise_metric: str | None = None
+    ) -> None:
+        # Not Optuna's: that one would draw parameters.
         self._core = core
         self._number = number
+        self._trial_id = storage_id
+        self._promise_metric = promise_metric
         self._calls = itertools.count()
         self._suggested: dict[str, Any] = {}
+        self.last_report: float | None = None
+        self.study: Any = _StudyOfTrial(self)
+        self.storage: Any = _StorageOfTrial(self)
 
     # ------------------------------------------------------------------ asking the driver
 
     def _ask(self, method: str, **arguments: Any) -> Any:
         """The driver's answer; raises the exception that the real trial raised."""
-        channel, environment = self._core.channel, self._core.environment
-        assert channel is not None and environment is not None
-        question = {
-            "id": f"{environment.replica_id}/{next(self._calls)}",
-            "method": method,
-            "arguments": {name: encode_value(value) for name, value in arguments.items()},
-        }
-        while True:
-            answer = channel.request("POST", "/call", question)["answer"]
-            if answer is not None:
-                break
-            self._core.leave_if_asked()
+        environment = self._core.environment
+        assert environment is not None
+        answer = ask_driver(self._core, f"{environment.replica_id}/{next(self._calls)}", method, arguments)
         if "exception" in answer:
             raise decode_exception(answer["exception"])
         return decode_value(answer["value"])
@@ -74,7 +79,7 @@ class ElasticTrial(BaseTrial):
 
     # ------------------------------------------------------------------ suggestions
 
-    def _suggest(self, method: str, name: str, **arguments: Any) -> Any:
+    def _draw(self, method: str, name: str, **arguments: Any) -> Any:
         value = self._ask(method, name=name, **arguments)
         self._suggested[name] = value
         return value
@@ -82,10 +87,10 @@ class ElasticTrial(BaseTrial):
     def suggest_float(
         self, name: str, low: float, high: float, *, step: float | None = None, log: bool = False
     ) -> float:
-        return float(self._suggest("suggest_float", name, low=low, high=high, step=step, log=log))
+        return float(self._draw("suggest_float", name, low=low, high=high, step=step, log=log))
 
     def suggest_int(self, name: str, low: int, high: int, *, step: int = 1, log: bool = False) -> int:
-        return int(self._suggest("suggest_int", name, low=low, high=high, step=step, log=log))
+        return int(self._draw("suggest_int", name, low=low, high=high, step=step, log=log))
 
     def suggest_categorical(self, name: str, choices: Sequence[Any]) -> Any:
         for choice in choices:
@@ -113,10 +118,27 @@ class ElasticTrial(BaseTrial):
         """Report the objective at ``step``, once per trial; ``step`` has to mean the same in all trials."""
         if self._stands_outside:
             return
+        self.last_report = float(value)
 
         def act() -> None:
             self._ask("report", value=value, step=step)
             dist_core.report(float(value), int(step))
+
+        self._once(act)
+
+    def report_metrics(self, metrics: Mapping[str, float], step: int) -> None:
+        """Tell how a trial with several objectives is doing, which Optuna's ``report`` does not take.
+
+        The latest values become the user attribute ``metrics``.
+        """
+        if self._stands_outside:
+            return
+
+        def act() -> None:
+            values = {name: float(value) for name, value in metrics.items()}
+            self._ask("set_user_attr", key="metrics", value={**values, "step": int(step)})
+            if self._promise_metric in values:
+                dist_core.report(values[self._promise_metric], int(step))
 
         self._once(act)
 
@@ -133,6 +155,10 @@ class ElasticTrial(BaseTrial):
         if not self._stands_outside:
             self._once(lambda: self._ask("set_constraint", key=key, value=value))
 
+    def set_system_attr(self, key: str, value: Any) -> None:
+        if not self._stands_outside:
+            self._once(lambda: self._ask("set_system_attr", key=key, value=value))
+
     # ------------------------------------------------------------------ what is known
 
     @property
@@ -146,6 +172,14 @@ class ElasticTrial(BaseTrial):
     @property
     def user_attrs(self) -> dict[str, Any]:
         return dict(self._ask("user_attrs"))
+
+    @property
+    def system_attrs(self) -> dict[str, Any]:
+        return dict(self._ask("system_attrs"))
+
+    @property
+    def relative_params(self) -> dict[str, Any]:
+        raise AttributeError("relative_params are the sampler's, which lives in the driver")
 
     @property
     def constraints(self) -> dict[str, float]:
@@ -162,3 +196,73 @@ class ElasticTrial(BaseTrial):
 
     def __repr__(self) -> str:
         return f"ElasticTrial(number={self._number}, optuna={optuna.__version__})"
+
+
+class _StudyOfTrial:
+    """What a replica sees of the study, which lives in the driver."""
+
+    def __init__(self, trial: ElasticTrial) -> None:
+        self._trial = trial
+
+    def _get(self, name: str) -> Any:
+        return self._trial._ask("study", name=name)
+
+    def stop(self) -> None:
+        """End the sweep after the trials that run."""
+        if not self._trial._stands_outside:
+            self._trial._once(lambda: self._trial._ask("stop_study"))
+
+    @property
+    def study_name(self) -> str:
+        return str(self._get("study_name"))
+
+    @property
+    def direction(self) -> StudyDirection:
+        return StudyDirection[self._get("direction")]
+
+    @property
+    def directions(self) -> list[StudyDirection]:
+        return [StudyDirection[name] for name in self._get("directions")]
+
+    @property
+    def best_value(self) -> float:
+        return float(self._get("best_value"))
+
+    @property
+    def best_params(self) -> dict[str, Any]:
+        return dict(self._get("best_params"))
+
+    @property
+    def user_attrs(self) -> dict[str, Any]:
+        return dict(self._get("user_attrs"))
+
+    @property
+    def metric_names(self) -> list[str] | None:
+        names = self._get("metric_names")
+        return None if names is None else [str(name) for name in names]
+
+    def set_user_attr(self, key: str, value: Any) -> None:
+        if not self._trial._stands_outside:
+            self._trial._once(lambda: self._trial._ask("set_study_user_attr", key=key, value=value))
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(
+            f"a replica does not see study.{name}, because the study lives in the process that called optimize(); "
+            "there, a callback of optimize() can use it"
+        )
+
+
+class _StorageOfTrial:
+    """What Optuna's own helpers write through: artifacts' descriptions, scores of a cross-validation."""
+
+    def __init__(self, trial: ElasticTrial) -> None:
+        self._trial = trial
+
+    def set_trial_system_attr(self, trial_id: int, key: str, value: Any) -> None:
+        self._trial.set_system_attr(key, value)
+
+    def set_trial_user_attr(self, trial_id: int, key: str, value: Any) -> None:
+        self._trial.set_user_attr(key, value)
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(f"a replica does not reach the study's storage, so it has no {name}")

@@ -1,0 +1,294 @@
+"""The tuner's side of a sweep: submits its trials, answers their replicas' questions, hears how they end.
+
+Concurrency: each trial is served by the thread that runs it, so that what the front end holds for it is used by one
+thread only. One poll thread fetches questions and news for all trials of the study and puts them into the threads'
+queues.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import queue
+import threading
+import time
+import uuid
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from scheduler.client import SchedulerClient
+from scheduler.errors import RequestRefused, SchedulerError, SchedulerUnreachable
+from trials.spec import TrialSpec
+from trials.terms import StudyTerms
+from tuner_bridge.errors import BridgeError, SweepInterrupted
+from tuner_bridge.wire import decode_value, encode_exception, encode_value
+
+logger = logging.getLogger(__name__)
+
+UNREACHABLE_SECONDS = 120.0
+"""How long a scheduler may be away before the sweep gives up on it."""
+REACHABLE_SECONDS = 15.0
+"""A scheduler that dies just when the sweep begins is waited for, or started again, for so long."""
+POLL_SECONDS = 5.0
+ANSWERS_KEPT = 4096
+
+Ask = Callable[[str, dict[str, Any]], Any]
+"""A question of a replica, as method and arguments; what it returns or raises goes back to the replica."""
+
+Watch = Callable[[Mapping[str, Any]], None]
+"""What the scheduler knows of a trial that runs, whenever that has changed."""
+
+
+@dataclass(slots=True)
+class _Served:
+    """A trial whose replicas are being served by one thread."""
+
+    inbox: queue.SimpleQueue[dict[str, Any]] = field(default_factory=queue.SimpleQueue)
+    queued: set[str] = field(default_factory=set)
+    seen: str = ""
+    """What the scheduler's last news of it was, so that it is told only when there is other news."""
+
+
+class StudyDriver:
+    """``reconnect`` gives a fresh client after the scheduler has gone away."""
+
+    def __init__(
+        self,
+        study_key: str,
+        direction: str,
+        client: SchedulerClient,
+        *,
+        reconnect: Callable[[SchedulerClient], SchedulerClient],
+    ) -> None:
+        self.client = client
+        self.owner = f"{os.getpid()}-{uuid.uuid4().hex[:8]}"
+        self.study_key = study_key
+        self._direction = direction
+        self._reconnect = reconnect
+        self._served: dict[str, _Served] = {}
+        self._answers: OrderedDict[str, dict[str, Any]] = OrderedDict()
+        self._lock = threading.Lock()
+        self._interrupted = threading.Event()
+        self._closed = threading.Event()
+        self._fatal: Exception | None = None
+        self._left: list[str] = []
+        self._poller = threading.Thread(target=self._poll, name="elastune-driver", daemon=True)
+        self.slots = 0
+
+    # ------------------------------------------------------------------ life
+
+    def attach(self, terms: StudyTerms | None = None, *, patience_seconds: float = 0.0) -> None:
+        """Become the study's driver; raises RequestRefused while another one is alive.
+
+        ``terms``: the study's from now on; None leaves those that it has.
+        ``patience_seconds``: how long to wait for a dead one's lease to run out.
+        """
+        body: dict[str, Any] = {"direction": self._direction, "owner": self.owner}
+        if terms is not None:
+            body["terms"] = terms.to_json()
+        deadline = time.monotonic() + patience_seconds
+        reachable_by = time.monotonic() + REACHABLE_SECONDS
+        while True:
+            try:
+                answer = self.client.request("PUT", f"/studies/{self.study_key}", body)
+                break
+            except RequestRefused:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.5)
+            except SchedulerUnreachable:
+                if time.monotonic() > reachable_by:
+                    raise
+                time.sleep(0.2)
+                self.client = self._reconnect(self.client)
+        self.slots = answer["slots"]
+        self._poller.start()
+
+    def detach(self) -> None:
+        self._closed.set()
+        try:
+            self.client.request("POST", f"/studies/{self.study_key}/detach", {"owner": self.owner})
+        except SchedulerError as error:
+            # Its lease runs out instead.
+            logger.debug("not detached: %s", error)
+        if self._poller.ident is not None:
+            self._poller.join(timeout=POLL_SECONDS + 5.0)
+        self.client.close()
+
+    def interrupt(self) -> None:
+        """From a signal handler or another thread: serving threads unwind, trials stay to be resumed."""
+        self._interrupted.set()
+
+    @property
+    def interrupted(self) -> bool:
+        return self._interrupted.is_set()
+
+    def cancel_all(self, why: str) -> None:
+        """End the trials that an interrupted sweep left: nobody can resume them."""
+        for trial_id in self._left:
+            self.cancel(trial_id, why)
+
+    def cancel(self, trial_id: str, why: str) -> None:
+        try:
+            self.client.request("POST", f"/trials/{trial_id}/cancel", {"why": why})
+        except SchedulerError as error:
+            logger.warning("trial %s was not cancelled: %s", trial_id, error)
+
+    # ------------------------------------------------------------------ one trial
+
+    def run_trial(
+        self, spec: TrialSpec, ask: Ask, watch: Watch, submitted: Callable[[str], None] = lambda _: None
+    ) -> Mapping[str, Any]:
+        """Submit a trial, serve it, and give the scheduler's summary of its end.
+
+        ``submitted`` is told the trial's id. Raises SweepInterrupted, and what makes the sweep impossible.
+        """
+        if self._interrupted.is_set():
+            raise SweepInterrupted
+        served = _Served()
+        summary = self._patiently(lambda: self.client.request("POST", "/trials", spec.to_json()))
+        trial_id = summary["trial_id"]
+        submitted(trial_id)
+        with self._lock:
+            self._served[trial_id] = served
+        # The poll under way does not ask for this trial yet.
+        self._patiently(lambda: self.client.request("POST", f"/studies/{self.study_key}/poke"))
+        try:
+            return self._serve(served, ask, watch)
+        except SweepInterrupted:
+            self._left.append(trial_id)
+            raise
+        except BaseException:
+            # Nobody will ask for this trial again: it must not hold slots.
+            self.cancel(trial_id, "its sweep ended with an error")
+            raise
+        finally:
+            with self._lock:
+                del self._served[trial_id]
+
+    def _serve(self, served: _Served, ask: Ask, watch: Watch) -> Mapping[str, Any]:
+        """Answer the trial's questions until it is over; returns how it ended."""
+        while True:
+            if self._fatal is not None:
+                raise self._fatal
+            if self._interrupted.is_set():
+                raise SweepInterrupted
+            try:
+                message = served.inbox.get(timeout=0.2)
+            except queue.Empty:
+                continue
+            if "finished" in message:
+                ended: Mapping[str, Any] = message["finished"]
+                return ended
+            if "live" in message:
+                watch(message["live"])
+                continue
+            question = message["question"]
+            answer = self._answers.get(question["id"])
+            if answer is None:
+                answer = _answer(ask, question)
+                self._remember(question["id"], answer)
+            self._send_answer(question["id"], answer)
+            with self._lock:
+                served.queued.discard(question["id"])
+
+    def _send_answer(self, question_id: str, answer: dict[str, Any]) -> None:
+        body = {"id": question_id, "answer": answer}
+        self._patiently(lambda: self.client.request("POST", f"/studies/{self.study_key}/answers", body))
+
+    def _remember(self, question_id: str, answer: dict[str, Any]) -> None:
+        """A question that is asked again, because its answer got lost, gets the same answer."""
+        with self._lock:
+            self._answers[question_id] = answer
+            while len(self._answers) > ANSWERS_KEPT:
+                self._answers.popitem(last=False)
+
+    # ------------------------------------------------------------------ the poll thread
+
+    def _poll(self) -> None:
+        unreachable_since: float | None = None
+        while not self._closed.is_set():
+            with self._lock:
+                seen = {trial_id: served.seen for trial_id, served in self._served.items()}
+            try:
+                news = self.client.request(
+                    "POST",
+                    f"/studies/{self.study_key}/news",
+                    {"owner": self.owner, "trials": list(seen), "seen": seen, "wait": POLL_SECONDS},
+                )
+                unreachable_since = None
+            except SchedulerUnreachable as error:
+                now = time.monotonic()
+                unreachable_since = unreachable_since or now
+                if now - unreachable_since > UNREACHABLE_SECONDS:
+                    self._fatal = error
+                    return
+                time.sleep(0.3)
+                self._try_reconnect()
+                continue
+            except SchedulerError as error:
+                if not self._closed.is_set():
+                    lost = isinstance(error, RequestRefused)
+                    self._fatal = BridgeError(f"the sweep lost its study: {error}") if lost else error
+                return
+            self._distribute(news)
+
+    def _try_reconnect(self) -> None:
+        try:
+            before, self.client = self.client, self._reconnect(self.client)
+            if before is not self.client:
+                before.close()
+        except Exception as error:
+            logger.warning("the scheduler is away: %s", error)
+
+    def _distribute(self, news: dict[str, Any]) -> None:
+        fresh = False
+        with self._lock:
+            for live in news["live"]:
+                served = self._served.get(live["trial_id"])
+                if served is not None and served.seen != live["seen"]:
+                    served.seen = live["seen"]
+                    served.inbox.put({"live": live})
+                    fresh = True
+            for question in news["questions"]:
+                served = self._served.get(question["trial_id"])
+                if served is not None and question["id"] not in served.queued:
+                    served.queued.add(question["id"])
+                    served.inbox.put({"question": question})
+                    fresh = True
+            for summary in news["finished"]:
+                served = self._served.get(summary["trial_id"])
+                if served is not None and "finished" not in served.queued:
+                    served.queued.add("finished")
+                    served.inbox.put({"finished": summary})
+                    fresh = True
+        if not fresh and (news["questions"] or news["finished"]):
+            # Being worked on already: the next poll would return at once with the same.
+            time.sleep(0.002)
+
+    def _patiently(self, request: Callable[[], Any]) -> Any:
+        """Repeat a request while the scheduler is away; the poll thread brings it back."""
+        while True:
+            try:
+                return request()
+            except SchedulerUnreachable:
+                if self._fatal is not None:
+                    raise
+                if self._interrupted.is_set():
+                    raise SweepInterrupted from None
+                time.sleep(0.2)
+
+
+def _answer(ask: Ask, question: Mapping[str, Any]) -> dict[str, Any]:
+    try:
+        arguments = {name: decode_value(value) for name, value in question["arguments"].items()}
+        return {"value": encode_value(ask(question["method"], arguments))}
+    except Exception as error:
+        return {"exception": encode_exception(error)}
+
+
+def file_name(study_name: str) -> str:
+    """The study's name with what does not belong into paths and addresses replaced."""
+    return "".join(letter if letter.isalnum() or letter in "-_." else "-" for letter in study_name).lstrip(".") or "-"

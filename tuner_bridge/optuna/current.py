@@ -1,0 +1,92 @@
+"""What a training script sees of its trial: ``current_trial`` and ``tell``.
+
+In a replica that is the sweep's trial. A script that is started by itself gets one of its own, to be debugged with:
+parameters are drawn at random, or taken from ``ELASTUNE_PARAMS``, and what it reports is printed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+import optuna
+from optuna.trial import BaseTrial
+
+from tuner_bridge.errors import InvalidSweep
+from tuner_bridge.optuna.trial import ElasticTrial
+from tuner_bridge.script import Script
+
+_NOTHING = object()
+
+
+class _Current:
+    trial: BaseTrial | None = None
+    value: Any = _NOTHING
+
+
+def current_trial() -> BaseTrial:
+    """The trial that this script runs for; the same object at every call."""
+    if _Current.trial is None:
+        _Current.trial = _trial_of_ones_own()
+    return _Current.trial
+
+
+def tell(value: Any) -> None:
+    """Say what the value of the script's trial is (several, for several objectives).
+
+    A script that does not say it has the value that it reported at its last step.
+    """
+    _Current.value = value
+    if not isinstance(_Current.trial, ElasticTrial):
+        print(f"value: {value}", file=sys.stderr)
+
+
+def run_script(script: Script, trial: ElasticTrial) -> Any:
+    """Run the script for a trial and give the trial's value."""
+    _Current.trial, _Current.value = trial, _NOTHING
+    try:
+        script.run()
+    except SystemExit as leaving:
+        if leaving.code not in (None, 0):
+            raise RuntimeError(f"the script ended with status {leaving.code}") from leaving
+    if _Current.value is not _NOTHING:
+        return _Current.value
+    if trial.last_report is None:
+        raise InvalidSweep(
+            "the script ended without a value; call tuner_bridge.tell(value), or report with "
+            "tuner_bridge.current_trial().report(value, step)"
+        )
+    return trial.last_report
+
+
+class _TrialOfOnesOwn(optuna.Trial):
+    def report(self, value: float, step: int) -> None:
+        super().report(value, step)
+        print(f"report: step {step}: {value}", file=sys.stderr)
+
+    def report_metrics(self, metrics: Mapping[str, float], step: int) -> None:
+        print(f"metrics: step {step}: {dict(metrics)}", file=sys.stderr)
+
+    def should_prune(self) -> bool:
+        return False
+
+
+def _trial_of_ones_own() -> BaseTrial:
+    study = optuna.create_study(sampler=optuna.samplers.RandomSampler(), pruner=optuna.pruners.NopPruner())
+    given = os.environ.get("ELASTUNE_PARAMS")
+    if given is not None:
+        study.enqueue_trial(_parameters(given))
+    return _TrialOfOnesOwn(study, study.ask()._trial_id)
+
+
+def _parameters(text: str) -> dict[str, Any]:
+    try:
+        found = json.loads(text)
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):
+        raise InvalidSweep(f"ELASTUNE_PARAMS is {text!r:.200}; it must be a JSON object such as '{{\"lr\": 0.1}}'")
+    return found

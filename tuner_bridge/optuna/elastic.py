@@ -1,0 +1,105 @@
+"""``elastic``: a plain objective for an untouched ``study.optimize``."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import threading
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any
+
+import optuna
+
+from trials.terms import StudyTerms
+from tuner_bridge.errors import InvalidSweep
+from tuner_bridge.optuna.driver import OptunaDriver
+from tuner_bridge.optuna.optimize import bounded, check_slots, driver_of, scheduler_for, template_of
+from tuner_bridge.script import Script
+
+
+def elastic(
+    objective: Callable[[Any], Any] | Script,
+    *,
+    min_replicas: int = 1,
+    max_replicas: int | None = None,
+    slots: int | None = None,
+    state_dir: str | os.PathLike[str] | None = None,
+    terms: StudyTerms | None = None,
+    promise_metric: tuple[str, str] | None = None,
+) -> ElasticObjective:
+    """The objective whose trials are elastic jobs: ``study.optimize(elastic(train), n_trials=64, n_jobs=8)``.
+
+    The options are ``optimize``'s. The scheduler starts with the first trial and ends with the process, or with the
+    block of ``with elastic(train) as objective:``. Everything around the trials is Optuna's: a sweep that is killed
+    is not resumed, and Ctrl-C waits for running trials where ``n_jobs`` is not 1; ``optimize`` does better in both.
+
+    Raises what ``optimize`` raises for what cannot be run.
+    """
+    template = template_of(objective, min_replicas, max_replicas, promise_metric)
+    check_slots(slots)
+    return ElasticObjective(template, max_replicas, slots, state_dir, terms, promise_metric)
+
+
+class ElasticObjective:
+    """Called by Optuna with each trial, from as many threads as it likes; serves one study."""
+
+    def __init__(
+        self,
+        template: Any,
+        max_replicas: int | None,
+        slots: int | None,
+        state_dir: str | os.PathLike[str] | None,
+        terms: StudyTerms | None,
+        promise_metric: tuple[str, str] | None,
+    ) -> None:
+        self._template = template
+        self._max_replicas = max_replicas
+        self._slots = slots
+        self._state_dir = state_dir
+        self._terms = terms
+        self._promise_metric = promise_metric
+        self._lock = threading.Lock()
+        self._driver: OptunaDriver | None = None
+        self._open = contextlib.ExitStack()
+
+    def __call__(self, trial: optuna.Trial) -> Any:
+        return self._driver_for(trial.study).run(trial)
+
+    def _driver_for(self, study: optuna.Study) -> OptunaDriver:
+        with self._lock:
+            if self._driver is None:
+                self._driver = self._start(study)
+            if self._driver.study.study_name != study.study_name:
+                raise InvalidSweep(
+                    f"this elastic objective serves the study {self._driver.study.study_name!r}, but was given to "
+                    f"{study.study_name!r}; make one for each study with elastic(...)"
+                )
+            return self._driver
+
+    def _start(self, study: optuna.Study) -> OptunaDriver:
+        atexit.register(self.close)
+        with contextlib.ExitStack() as starting:
+            client, embedded = starting.enter_context(scheduler_for(study.study_name, self._slots, self._state_dir))
+            driver = driver_of(study, self._template, client, embedded, self._promise_metric)
+            driver.attach(self._terms)
+            starting.callback(driver.detach)
+            driver.template = bounded(self._template, driver.slots, self._max_replicas)
+            self._open = starting.pop_all()
+        return driver
+
+    def close(self) -> None:
+        """Let go of the scheduler; the next trial would start another one."""
+        with self._lock:
+            self._driver = None
+            self._open.close()
+        atexit.unregister(self.close)
+
+    def __enter__(self) -> ElasticObjective:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()

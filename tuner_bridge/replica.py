@@ -1,0 +1,98 @@
+"""A replica of a trial: run what it has to run, and tell the scheduler how that ended."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import traceback
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from dist_core.core import TrainingCore, get_core
+from dist_core.env import EXIT_PEER_LOST
+from dist_core.errors import ControlChannelError, PeerLost, ReplicaExit
+from dist_core.rerun import run_training
+from tuner_bridge.wire import encode_exception, encode_value
+
+Prepare = Callable[[TrainingCore, Mapping[str, Any]], Callable[[], Any]]
+"""From the core and what the scheduler says of the trial to the code that gives the trial's value."""
+
+
+def run_replica(prepare: Prepare, pruned: tuple[type[BaseException], ...] = ()) -> int:
+    """Exit status of the replica. ``pruned``: what the tuner's early stop is raised as."""
+    core = get_core()
+    membership = core.membership
+    assert core.channel is not None and membership is not None
+    signal.signal(signal.SIGTERM, lambda *_: membership.ask_to_leave("preempted"))
+    try:
+        return _run(core, core.channel.request("GET", "/trial"), prepare, pruned)
+    except ReplicaExit as leaving:
+        print(f"replica leaves: {leaving.reason}", file=sys.stderr)
+        return int(leaving.code or 0)
+    except (PeerLost, ControlChannelError) as error:
+        print(f"replica ends: {error}", file=sys.stderr)
+        return EXIT_PEER_LOST
+    finally:
+        core.close()
+
+
+def _run(
+    core: TrainingCore, trial: Mapping[str, Any], prepare: Prepare, pruned: tuple[type[BaseException], ...]
+) -> int:
+    try:
+        code = prepare(core, trial)
+    except Exception as error:
+        return _failed(core, error)
+    try:
+        value = run_training(core, code)
+    except pruned as early:
+        _tell(core, kind="pruned", message=str(early))
+        return 0
+    except (PeerLost, ControlChannelError, ReplicaExit):
+        raise
+    except (Exception, SystemExit) as error:
+        if core.broken is not None:
+            raise PeerLost(f"another replica vanished: {core.broken}") from error
+        if core.joining and not core.joined:
+            # The trial trains on without this joiner; its log tells why it did not come.
+            traceback.print_exc()
+            return 1
+        return _failed(core, error)
+    if core.reports and not (core.joining and not core.joined):
+        _tell(core, kind="value", value=encode_value(value))
+    return 0
+
+
+def _failed(core: TrainingCore, error: BaseException) -> int:
+    words = traceback.format_exc()
+    print(words, file=sys.stderr)
+    _tell(
+        core,
+        kind="error",
+        value=encode_exception(error),
+        error_type=type(error).__name__,
+        message=str(error)[:2000],
+        traceback=words[-8000:],
+    )
+    return 1
+
+
+def _tell(core: TrainingCore, **outcome: Any) -> None:
+    """The outcome outlives a scheduler that is being restarted: keep trying for as long as the lease lasts."""
+    assert core.channel is not None
+    core.channel.request("POST", "/outcome", outcome, give_up_after=60.0)
+
+
+def ask_driver(core: TrainingCore, question_id: str, method: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """The driver's encoded answer, waited for as long as this replica is wanted."""
+    assert core.channel is not None
+    body = {
+        "id": question_id,
+        "method": method,
+        "arguments": {name: encode_value(value) for name, value in arguments.items()},
+    }
+    while True:
+        answer: dict[str, Any] | None = core.channel.request("POST", "/call", body)["answer"]
+        if answer is not None:
+            return answer
+        core.leave_if_asked()

@@ -1,0 +1,81 @@
+"""A training script, with its arguments, as what the trials of a sweep run."""
+
+from __future__ import annotations
+
+import ast
+import os
+import runpy
+import shlex
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tuner_bridge.errors import InvalidSweep
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Script:
+    """``path`` of a file, or the name of a ``module``, that each replica runs as its main program."""
+
+    path: str | None
+    module: str | None
+    arguments: tuple[str, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        return {"path": self.path, "module": self.module, "arguments": list(self.arguments)}
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any]) -> Script:
+        return cls(path=document["path"], module=document["module"], arguments=tuple(document["arguments"]))
+
+    def run(self) -> None:
+        """As Python would run it; raises what it raises, SystemExit among it."""
+        if self.path is not None:
+            sys.argv = [self.path, *self.arguments]
+            folder = os.path.dirname(self.path)
+            if folder not in sys.path:
+                sys.path.insert(0, folder)
+            runpy.run_path(self.path, run_name="__main__")
+        else:
+            assert self.module is not None
+            sys.argv = [self.module, *self.arguments]
+            runpy.run_module(self.module, run_name="__main__", alter_sys=True)
+
+    def imports(self) -> tuple[str, ...]:
+        """Modules that the file imports at its top level: a fork server may have them in memory beforehand."""
+        if self.path is None:
+            return ()
+        try:
+            tree = ast.parse(Path(self.path).read_bytes())
+        except (OSError, SyntaxError, ValueError):
+            return ()
+        names: dict[str, None] = {}
+        for node in tree.body:
+            if isinstance(node, ast.Import):
+                names |= dict.fromkeys(alias.name for alias in node.names)
+            elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+                names[node.module] = None
+        return tuple(names)
+
+
+def script(command: str | Sequence[str]) -> Script:
+    """A script and its arguments for ``optimize``: ``script("train.py --epochs 50")``.
+
+    ``command``: one text, split as a shell would, or a list of texts; a leading ``python`` is left out, ``-m module``
+    works. The script calls ``tuner_bridge.current_trial()``. Raises InvalidSweep for a file that is not there.
+    """
+    words = shlex.split(command) if isinstance(command, str) else [str(word) for word in command]
+    if words and os.path.basename(words[0]).startswith("python"):
+        words = words[1:]
+    if words[:1] == ["-m"] and len(words) > 1:
+        return Script(path=None, module=words[1], arguments=tuple(words[2:]))
+    if not words or words[0].startswith("-"):
+        raise InvalidSweep(
+            f"the script is {command!r}; it must name a Python file and its arguments, such as 'train.py --epochs 50'"
+        )
+    path = os.path.abspath(words[0])
+    if not os.path.isfile(path):
+        raise InvalidSweep(f"the script {words[0]!r} is not there (looked for {path}); name a file, or use '-m module'")
+    return Script(path=path, module=None, arguments=tuple(words[1:]))
