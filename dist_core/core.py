@@ -8,6 +8,7 @@ say otherwise. User code never sees it; ``session`` holds the names it sees.
 from __future__ import annotations
 
 import contextlib
+import copy
 import logging
 import math
 import os
@@ -737,6 +738,19 @@ class TrainingCore:
         self.epoch, self.steps, self.progress = state["epoch"], state["steps"], state["progress"]
         self.progress_shift, self.schedule_position = state["progress_shift"], state["schedule_position"]
         self.loops_done = state["loops_done"]
+
+    @property
+    def is_resumed(self) -> bool:
+        """The trial has trained before, and this process has made no step of it yet."""
+        return self._own_steps == 0 and self.steps > 0
+
+    def remember(self) -> Callable[[], None]:
+        """A way back to the present state from what code does whose optimizers make no step."""
+        tensors: list[torch.Tensor] = []
+        skeleton = copy.deepcopy(pack(self.registry.capture(), tensors))
+        stays = self._changed_by_optimizers()
+        kept = [tensor if stays(tensor) else tensor.clone() for tensor in tensors]
+        return lambda: self.registry.restore(unpack(skeleton, kept))
 
     def _restore_from_disk(self) -> None:
         state = self.checkpoints.load_newest()

@@ -206,6 +206,9 @@ class AdaptiveDataLoader:
             core.registry.register(self._name, self.cursor)
         if not core.joined:
             yield from self._dry_steps(core)
+        if self._was_completed(core):
+            yield from self._once_more(core)
+        if not core.joined:
             core.join()
         if not core.begin_training_loop():
             return
@@ -241,23 +244,50 @@ class AdaptiveDataLoader:
 
     def _dry_steps(self, core: TrainingCore) -> Iterator[Any]:
         """Passes of a joiner that is still alone; what they change is overwritten when it joins."""
-        number = max(2, min(self.batch_size, 32))
         while core.dry_steps_left:
             core.dry_steps_left -= 1
             for model in core.models:
                 model.begin_dry_step()
-            yield from self._source.first_samples(number)
+            yield from self._source.first_samples(self._dry_samples)
         for model in core.models:
-            model.drop_gradients()
+            model.end_dry_steps()
+
+    def _was_completed(self, core: TrainingCore) -> bool:
+        """Whether the loop that begins has nothing left: the trial was resumed behind it, in the same epoch."""
+        if not core.is_resumed or core.joining:
+            return False
+        by_progress = self._paces and core.loops_begun == 0 and self.epoch_size is not None
+        return core.loops_begun < core.loops_done or (by_progress and self._has_progressed(core))
+
+    def _once_more(self, core: TrainingCore) -> Iterator[Any]:
+        """The body of a loop that was completed before, for what the code after it needs; it changes nothing."""
+        undo = core.remember()
+        core.dry_steps_left = 1
+        for model in core.models:
+            model.begin_dry_step()
+        try:
+            yield from self._source.first_samples(self._dry_samples)
+        finally:
+            core.dry_steps_left = 0
+            for model in core.models:
+                model.end_dry_steps()
+            undo()
 
     def _is_over(self, core: TrainingCore, started_passes: int) -> bool:
         """Whether this loop ends here: an epoch's progress is made by the first loop of the first loader."""
         by_progress = self._paces and core.in_epoch_loop and core.is_first_loop and self.epoch_size is not None
         if not by_progress or (self.drop_last and not self.bounds.adaptive):
             return bool(self.cursor.passes > started_passes)
+        return self._has_progressed(core)
+
+    def _has_progressed(self, core: TrainingCore) -> bool:
         assert self.epoch_size is not None
         target = (core.epoch + 1) * self.epoch_size
         return core.epoch_progress >= target * (1 - _PROGRESS_TOLERANCE)
+
+    @property
+    def _dry_samples(self) -> int:
+        return max(2, min(self.batch_size, 32))
 
     def _steps_under_present_plan(self, core: TrainingCore, started_passes: int) -> Iterator[LoadedStep]:
         """Load steps ahead until something changes: generation, batch size, end of the epoch."""

@@ -191,6 +191,12 @@ class AdaptiveDataParallel(DistributedDataParallel):
             parameters = self._trained()
             self._put(self._server.pull(sum(each.numel() for each in parameters), len(self._optimizer.param_groups)))
 
+    def end_dry_steps(self) -> None:
+        """What comes next is not alone any more; no gradient of the dry steps stays."""
+        self._dry = False
+        self._gradient_group.passive = False
+        self.drop_gradients()
+
     def drop_gradients(self) -> None:
         self._hidden.drop()
         for parameter in self.module.parameters():

@@ -6,6 +6,7 @@ import json
 import logging
 import sys
 import time
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -155,12 +156,16 @@ def why(trial: str, state_dir: StateDir = None) -> None:
 def logs(trial: str, state_dir: StateDir = None) -> None:
     """What a trial's replicas printed, oldest replica first."""
     folder = (state_dir or default_state_dir()) / "logs" / trial
-    files = sorted(folder.glob("*.log"), key=lambda path: path.stat().st_mtime) if folder.is_dir() else []
-    if not files:
-        raise SchedulerError(f"no log of trial {trial!r} in {folder}; `elastune ls` lists the trials")
-    for path in files:
-        typer.echo(f"==> {path.name} <==")
-        typer.echo(path.read_text(errors="replace"), nl=False)
+    if folder.is_dir():
+        # Also those of a scheduler that has ended.
+        for path in sorted(folder.glob("*.log"), key=lambda path: path.stat().st_mtime):
+            typer.echo(f"==> {path.name} <==")
+            typer.echo(path.read_text(errors="replace"), nl=False)
+        return
+    client = _client(state_dir)
+    for each in client.request("GET", f"/trials/{_trial_id(client, trial)}/log"):
+        typer.echo(f"==> {each['replica_id']} <==")
+        typer.echo(each["words"], nl=False)
 
 
 @app.command()
@@ -280,8 +285,15 @@ def simulate(
     )
 
 
+def _add_front_ends() -> None:
+    """Commands that other packages bring along, such as those of tuner_bridge for NNI."""
+    for entry in entry_points(group="elastune.commands"):
+        app.add_typer(entry.load(), name=entry.name)
+
+
 def main() -> Any:
     try:
+        _add_front_ends()
         return app()
     except (SchedulerError, TrialsError, ValueError) as error:
         print(f"elastune: {error}", file=sys.stderr)

@@ -573,6 +573,11 @@ class ControlLoop:
             log=self._log(replica),
         )
 
+    def logs(self, trial_id: str) -> list[Path]:
+        """Files with what a trial's replicas printed, oldest first."""
+        files = (self._settings.state_dir / "logs" / trial_id).glob("*.log")
+        return sorted(files, key=lambda path: path.stat().st_mtime)
+
     def _log(self, replica: ReplicaRecord) -> Path:
         return self._settings.state_dir / "logs" / replica.trial_id / f"{replica.replica_id}.log"
 

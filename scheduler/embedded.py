@@ -22,12 +22,24 @@ STARTS = 3
 
 class EmbeddedScheduler:
     def __init__(
-        self, state_dir: Path, *, slots: int | None = None, policy: str = "goodput", fork_server: bool = True
+        self,
+        state_dir: Path,
+        *,
+        slots: int | None = None,
+        slots_per_gpu: int | None = None,
+        memory_per_slot: float | None = None,
+        policy: str = "goodput",
+        fork_server: bool = True,
     ) -> None:
         self.state_dir = state_dir
         self._arguments = ["--state-dir", str(state_dir), "--policy", policy]
-        if slots is not None:
-            self._arguments += ["--slots", str(slots)]
+        for option, value in (
+            ("--slots", slots),
+            ("--slots-per-gpu", slots_per_gpu),
+            ("--memory-per-slot", memory_per_slot),
+        ):
+            if value is not None:
+                self._arguments += [option, str(value)]
         if not fork_server:
             self._arguments += ["--no-fork-server"]
         self._process: subprocess.Popen[str] | None = None

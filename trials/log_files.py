@@ -26,6 +26,19 @@ def last_words(log: Path) -> str:
     return spoken[-1][:LONGEST_WORDS] if spoken else ""
 
 
+def tail(log: Path, most_bytes: int) -> str:
+    """The end of a log, from a line's start where it is cut; empty when there is none."""
+    try:
+        with open(log, "rb") as file:
+            size = os.path.getsize(log)
+            file.seek(max(0, size - most_bytes))
+            if size > most_bytes:
+                file.readline()
+            return file.read().decode(errors="replace")
+    except OSError:
+        return ""
+
+
 def shorten(log: Path, limit: int = LARGEST_LOG_BYTES) -> bool:
     """Cut a file that has grown beyond ``limit`` bytes to its later half, from a line's start; whether it was."""
     try:

@@ -21,7 +21,6 @@ from typing import Any
 from scheduler.client import SchedulerClient
 from scheduler.errors import RequestRefused, SchedulerError, SchedulerUnreachable
 from trials.spec import TrialSpec
-from trials.terms import StudyTerms
 from tuner_bridge.errors import BridgeError, SweepInterrupted
 from tuner_bridge.wire import decode_value, encode_exception, encode_value
 
@@ -79,15 +78,15 @@ class StudyDriver:
 
     # ------------------------------------------------------------------ life
 
-    def attach(self, terms: StudyTerms | None = None, *, patience_seconds: float = 0.0) -> None:
+    def attach(self, terms: Mapping[str, Any] | None = None, *, patience_seconds: float = 0.0) -> None:
         """Become the study's driver; raises RequestRefused while another one is alive.
 
-        ``terms``: the study's from now on; None leaves those that it has.
+        ``terms``: the study's from now on (StudyTerms as JSON); those that are not named stay as they are.
         ``patience_seconds``: how long to wait for a dead one's lease to run out.
         """
         body: dict[str, Any] = {"direction": self._direction, "owner": self.owner}
         if terms is not None:
-            body["terms"] = terms.to_json()
+            body["terms"] = dict(terms)
         deadline = time.monotonic() + patience_seconds
         reachable_by = time.monotonic() + REACHABLE_SECONDS
         while True:

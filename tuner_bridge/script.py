@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from dist_core.errors import ReplicaExit
 from tuner_bridge.errors import InvalidSweep
 
 
@@ -31,7 +32,16 @@ class Script:
         return cls(path=document["path"], module=document["module"], arguments=tuple(document["arguments"]))
 
     def run(self) -> None:
-        """As Python would run it; raises what it raises, SystemExit among it."""
+        """As Python would run it. Raises what it raises; RuntimeError where it ends with a status other than 0."""
+        try:
+            self._run()
+        except ReplicaExit:
+            raise
+        except SystemExit as leaving:
+            if leaving.code not in (None, 0):
+                raise RuntimeError(f"the script ended with status {leaving.code}") from leaving
+
+    def _run(self) -> None:
         if self.path is not None:
             sys.argv = [self.path, *self.arguments]
             folder = os.path.dirname(self.path)

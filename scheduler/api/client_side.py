@@ -15,12 +15,15 @@ from scheduler.api.service import Service, bearer
 from scheduler.control_loop import OWNER_LEASE_SECONDS
 from scheduler.priorities import effective_priorities
 from trials.errors import InvalidStudyTerms
+from trials.log_files import tail
 from trials.record import Study, TrialRecord
 from trials.spec import TrialSpec
 from trials.store.base import HistoryEntry
 from trials.terms import StudyTerms
 
 LONGEST_WAIT_SECONDS = 30.0
+LOG_BYTES = 1024 * 1024
+MOST_LOG_BYTES = 64 * 1024 * 1024
 
 
 class StudyBody(BaseModel):
@@ -220,6 +223,13 @@ def client_routes(service: Service) -> APIRouter:
                 for replica in store.replicas(trial_id=trial_id, live_only=False)
             ],
         }
+
+    @routes.get("/trials/{trial_id}/log")
+    def log(trial_id: str, most_bytes: int = LOG_BYTES) -> list[dict[str, Any]]:
+        """What each of the trial's replicas printed, or the end of it."""
+        store.trial(trial_id)
+        most = max(0, min(most_bytes, MOST_LOG_BYTES))
+        return [{"replica_id": path.stem, "words": tail(path, most)} for path in service.loop.logs(trial_id)]
 
     @routes.post("/trials/{trial_id}/cancel")
     def cancel(trial_id: str, body: Cancel) -> None:

@@ -47,11 +47,7 @@ def tell(value: Any) -> None:
 def run_script(script: Script, trial: ElasticTrial) -> Any:
     """Run the script for a trial and give the trial's value."""
     _Current.trial, _Current.value = trial, _NOTHING
-    try:
-        script.run()
-    except SystemExit as leaving:
-        if leaving.code not in (None, 0):
-            raise RuntimeError(f"the script ended with status {leaving.code}") from leaving
+    script.run()
     if _Current.value is not _NOTHING:
         return _Current.value
     if trial.last_report is None:

@@ -83,7 +83,7 @@ class ElasticObjective:
         with contextlib.ExitStack() as starting:
             client, embedded = starting.enter_context(scheduler_for(study.study_name, self._slots, self._state_dir))
             driver = driver_of(study, self._template, client, embedded, self._promise_metric)
-            driver.attach(self._terms)
+            driver.attach(None if self._terms is None else self._terms.to_json())
             starting.callback(driver.detach)
             driver.template = bounded(self._template, driver.slots, self._max_replicas)
             self._open = starting.pop_all()

@@ -92,7 +92,7 @@ def optimize(
         )
     with scheduler_for(study.study_name, slots, state_dir) as (client, embedded):
         driver = driver_of(study, template, client, embedded, promise_metric)
-        driver.attach(terms, patience_seconds=ADOPTION_SECONDS if resume else 0.0)
+        driver.attach(None if terms is None else terms.to_json(), patience_seconds=ADOPTION_SECONDS if resume else 0.0)
         try:
             driver.template = bounded(template, driver.slots, max_replicas)
             remaining = _remaining(study, n_trials, driver, resume=resume)

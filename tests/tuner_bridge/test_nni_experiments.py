@@ -1,0 +1,318 @@
+"""What NNI's users do, on our platform: whole experiments with `nnictl`, NNI's manager and its REST interface."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import optuna
+import pytest
+
+from scheduler.client import SchedulerClient
+from scheduler.embedded import EmbeddedScheduler
+from tests.tuner_bridge import objectives
+from tests.tuner_bridge.nni_experiment import NniExperiment
+from tuner_bridge import optimize
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+pytest.importorskip("nni")
+
+REPORTS = """
+import os, time
+import nni
+x = nni.get_next_parameter()["x"]
+print("gets", x, "as trial", nni.get_sequence_id(), flush=True)
+for step in range(6):
+    time.sleep(float(os.environ.get("STEP_SECONDS", "0.05")))
+    nni.report_intermediate_result(x + step)
+nni.report_final_result(x + 10)
+"""
+
+TRAINS = """
+import os, time
+import nni
+import torch
+from torch.utils.data import TensorDataset
+from dist_core import AdaptiveDataLoader, AdaptiveDataParallel, remaining_epochs_until, world_size
+
+rate = nni.get_next_parameter()["x"]
+data = torch.randn(256, 4, generator=torch.Generator().manual_seed(1))
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01 + 0.01 * rate)
+loader = AdaptiveDataLoader(TensorDataset(data, data.sum(dim=1)), batch_size=16, shuffle=True)
+wrapped = AdaptiveDataParallel(model, optimizer)
+for epoch in remaining_epochs_until(int(os.environ.get("EPOCHS", "12"))):
+    for inputs, target in loader:
+        optimizer.zero_grad()
+        loss = torch.nn.functional.mse_loss(wrapped(inputs).squeeze(1), target)
+        loss.backward()
+        optimizer.step()
+        time.sleep(float(os.environ.get("STEP_SECONDS", "0.01")))
+        with open(f"{os.environ['NOTES']}/{os.getpid()}", "a") as notes:
+            notes.write(f"{world_size()} ")
+    nni.report_intermediate_result({"default": float(loss), "epoch": epoch})
+nni.report_final_result(float(loss))
+"""
+
+
+@pytest.fixture
+def experiment(tmp_path: Path) -> Iterator[Callable[..., NniExperiment]]:
+    made: list[NniExperiment] = []
+
+    def make(code: str = REPORTS, service: dict[str, Any] | None = None, **config: Any) -> NniExperiment:
+        folder = tmp_path / str(len(made))
+        folder.mkdir()
+        made.append(NniExperiment(folder, code, config, service or {}))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.close()
+
+
+def expected(x: float, count: int = 6) -> list[tuple[str, int, Any]]:
+    return [*(("PERIODICAL", step, x + step) for step in range(count)), ("FINAL", 0, x + 10)]
+
+
+def x_of(trial: dict[str, Any]) -> float:
+    return float(json.loads(trial["hyperParameters"][0])["parameters"]["x"])
+
+
+def test_results_export_import_logs_and_view(experiment: Callable[..., NniExperiment]) -> None:
+    made = experiment()
+    made.create()
+    made.nnictl("experiment", "import", made.id, "-f", _imported(made.folder))
+    made.until_done()
+    trials = made.trials()
+    assert [trial["status"] for trial in trials] == ["SUCCEEDED"] * 4
+    for trial in trials:
+        assert made.results(trial["trialJobId"]) == expected(x_of(trial))
+        assert f"gets {x_of(trial)} as trial {trial['sequenceId']}" in made.rest(
+            f"/trial-file/{trial['trialJobId']}/stdout"
+        )
+        assert trial["startTime"] <= trial["endTime"]
+        assert (made.root / "trials" / trial["trialJobId"] / "trial.log").exists()
+    assert {entry["trialJobId"] for entry in made.rest("/export-data")} == {trial["trialJobId"] for trial in trials}
+    exported = made.folder / "exported.json"
+    made.nnictl("experiment", "export", made.id, "-f", str(exported), "-t", "json", "--intermediate")
+    assert sorted(float(row["value"]) for row in json.loads(exported.read_text())) == sorted(
+        x_of(trial) + 10 for trial in trials
+    )
+    assert len(made.rest("/experiment/imported-data")) == 1
+    made.nnictl("stop", made.id)
+    made.again("view")
+    assert made.states() == ["SUCCEEDED"] * 4
+    assert made.results(trials[0]["trialJobId"]) == expected(x_of(trials[0]))
+
+
+def _imported(folder: Path) -> str:
+    path = folder / "known.json"
+    path.write_text(json.dumps([{"parameter": {"x": 0.5}, "value": 3.0}]))
+    return str(path)
+
+
+def test_waiting_and_running_trials_show_as_such_and_can_be_cancelled(
+    experiment: Callable[..., NniExperiment],
+) -> None:
+    made = experiment(service={"slots": 1})
+    made.environ["STEP_SECONDS"] = "1.0"
+    made.create()
+    made.until(lambda: made.states() == ["RUNNING", "WAITING"], "one trial to run and one to wait")
+    running, waiting = (trial["trialJobId"] for trial in made.trials())
+    made.rest(f"/trial-jobs/{waiting}", "DELETE")
+    made.until(lambda: made.states()[1] == "USER_CANCELED", "the waiting trial to be cancelled")
+    made.rest(f"/trial-jobs/{running}", "DELETE")
+    made.until(lambda: made.states()[0] == "USER_CANCELED", "the running trial to be cancelled")
+    made.until(lambda: made.states()[2:] == ["RUNNING", "WAITING"], "the next ones")
+
+
+@pytest.mark.parametrize("assessor", ["Medianstop", "Curvefitting"])
+def test_trials_that_the_assessor_stops_are_early_stopped(
+    experiment: Callable[..., NniExperiment], assessor: str
+) -> None:
+    arguments = {"Medianstop": {"start_step": 2}, "Curvefitting": {"epoch_num": 20, "start_step": 6}}[assessor]
+    code = """
+import time
+import nni
+x = nni.get_next_parameter()["x"]
+for step in range(20):
+    time.sleep(0.1)
+    nni.report_intermediate_result(x * (1.0 - 0.5 ** (step + 1)))
+nni.report_final_result(x)
+"""
+    made = experiment(
+        code,
+        trialConcurrency=1,
+        maxTrialNumber=8,
+        searchSpace={"x": {"_type": "choice", "_value": [0.9, 0.8, 0.01, 0.02, 0.03, 0.04, 0.05, 0.06]}},
+        tuner={"name": "GridSearch"},
+        assessor={"name": assessor, "classArgs": {"optimize_mode": "maximize", **arguments}},
+    )
+    made.create()
+    made.until_done(200.0)
+    states = made.states()
+    assert set(states) <= {"SUCCEEDED", "EARLY_STOPPED"}
+    assert states[0] == "SUCCEEDED"
+    assert "EARLY_STOPPED" in states
+    for trial in made.trials():
+        sequences = [sequence for kind, sequence, _ in made.results(trial["trialJobId"]) if kind == "PERIODICAL"]
+        assert sequences == list(range(len(sequences)))
+
+
+def test_a_stopped_experiment_resumes_with_the_same_trials(experiment: Callable[..., NniExperiment]) -> None:
+    made = experiment(TRAINS, {"maxReplicas": 1}, maxTrialNumber=3)
+    made.environ |= {"STEP_SECONDS": "0.05", "EPOCHS": "14"}
+    made.create()
+    made.until(lambda: _reported(made, 3), "both trials to have trained")
+    before = {trial["trialJobId"]: made.results(trial["trialJobId"]) for trial in made.trials()}
+    made.nnictl("stop", made.id)
+    made.again()
+    made.until_done(200.0)
+    assert made.states() == ["SUCCEEDED"] * 3
+    for trial in made.trials():
+        results = made.results(trial["trialJobId"])
+        assert [(kind, sequence) for kind, sequence, _ in results] == [
+            *(("PERIODICAL", number) for number in range(14)),
+            ("FINAL", 0),
+        ]
+        assert [value["epoch"] for kind, _, value in results if kind == "PERIODICAL"] == list(range(14))
+        earlier = before.get(trial["trialJobId"], [])
+        assert results[: len(earlier)] == earlier
+
+
+def _reported(made: NniExperiment, count: int) -> bool:
+    return len(made.trials()) >= 2 and all(len(made.results(t["trialJobId"])) >= count for t in made.trials()[:2])
+
+
+def test_trials_of_a_killed_manager_are_adopted_when_the_experiment_resumes(
+    experiment: Callable[..., NniExperiment],
+) -> None:
+    made = experiment(TRAINS, {"maxReplicas": 1}, maxTrialNumber=3)
+    made.environ |= {"STEP_SECONDS": "0.05", "EPOCHS": "14"}
+    made.create()
+    made.until(lambda: _reported(made, 3), "both trials to have trained")
+    before = {trial["trialJobId"]: made.results(trial["trialJobId"]) for trial in made.trials()}
+    driver = made.driver()
+    made.kill_manager()
+    driver.wait(timeout=60.0)
+    made.again()
+    made.until_done(200.0)
+    assert made.states() == ["SUCCEEDED"] * 3
+    for trial in made.trials():
+        results = made.results(trial["trialJobId"])
+        assert [value["epoch"] for kind, _, value in results if kind == "PERIODICAL"] == list(range(14))
+        assert results[-1][0] == "FINAL"
+        earlier = before.get(trial["trialJobId"], [])
+        assert results[: len(earlier)] == earlier
+
+
+def test_a_killed_driver_and_a_lost_replica_cost_no_trial(experiment: Callable[..., NniExperiment]) -> None:
+    made = experiment(TRAINS, {"maxReplicas": 1}, maxTrialNumber=2)
+    made.environ |= {"STEP_SECONDS": "0.05", "EPOCHS": "14"}
+    made.create()
+    made.until(lambda: _reported(made, 2), "both trials to have trained")
+    [lost, *_] = [int(path.name) for path in made.notes.iterdir()]
+    os.kill(lost, signal.SIGKILL)
+    made.until(lambda: _reported(made, 4), "it to go on")
+    made.driver().kill()
+    made.until_done(200.0)
+    assert made.states() == ["SUCCEEDED"] * 2
+    for trial in made.trials():
+        epochs = [value["epoch"] for kind, _, value in made.results(trial["trialJobId"]) if kind == "PERIODICAL"]
+        assert epochs == list(range(14))
+
+
+def test_a_trial_grows_when_another_ends_and_reports_once(experiment: Callable[..., NniExperiment]) -> None:
+    made = experiment(TRAINS, {"minReplicas": 1, "maxReplicas": 2}, maxTrialNumber=1, trialConcurrency=1)
+    made.environ |= {"STEP_SECONDS": "0.03", "EPOCHS": "30"}
+    made.create()
+    made.until_done(200.0)
+    [trial] = made.trials()
+    results = made.results(trial["trialJobId"])
+    assert [value["epoch"] for kind, _, value in results if kind == "PERIODICAL"] == list(range(30))
+    sizes = {size for path in made.notes.iterdir() for size in path.read_text().split()}
+    assert "2" in sizes
+
+
+def test_failures_say_why_and_other_commands_run_as_they_are(experiment: Callable[..., NniExperiment]) -> None:
+    failing = experiment("import nni\nnni.get_next_parameter()\nraise ValueError('on purpose')\n", maxTrialNumber=1)
+    failing.create()
+    failing.until_done()
+    assert failing.states() == ["FAILED"]
+    [trial] = failing.trials()
+    assert "ValueError: on purpose" in failing.rest(f"/trial-file/{trial['trialJobId']}/stderr")
+    shell = experiment(maxTrialNumber=2, trialCommand="cd . && exec python3 trial.py > said.txt")
+    shell.create()
+    shell.until_done()
+    assert shell.states() == ["SUCCEEDED"] * 2
+    for trial in shell.trials():
+        assert shell.results(trial["trialJobId"]) == expected(x_of(trial))
+    assert "gets" in (shell.code / "said.txt").read_text()
+
+
+def test_a_configuration_that_cannot_work_is_refused(experiment: Callable[..., NniExperiment]) -> None:
+    made = experiment(service={"minReplicas": 3})
+    path = made.folder / "config.yml"
+    for service, words in (
+        ({"slots": 2, "minReplicas": 3}, "minReplicas is 3 but there are 2 slots"),
+        ({"slots": 2, "minReplicas": 2, "maxReplicas": 1}, "min_replicas is 2 but max_replicas is 1"),
+        ({"slots": 2, "schedulerUrl": "http://127.0.0.1:1"}, "schedulerUrl names a scheduler"),
+        ({"weight": -1.0}, "weight is -1.0; it must be above 0"),
+        ({"maxWrokers": 3}, "maxwrokers"),
+        ({"trialGpuNumber": 2}, "a replica has one slot"),
+    ):
+        import yaml
+
+        path.write_text(yaml.safe_dump({**made.config, "trainingService": {"platform": "tuner_bridge", **service}}))
+        done = subprocess.run(
+            [sys.executable, "-m", "nni.tools.nnictl.nnictl", "create", "--config", str(path)],
+            env=made.environ,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        assert words in done.stdout + done.stderr, done.stdout + done.stderr
+
+
+def test_other_platforms_of_the_environment_still_work(experiment: Callable[..., NniExperiment]) -> None:
+    made = experiment(maxTrialNumber=1)
+    made.config["trainingService"] = {"platform": "local"}
+    made.create()
+    made.until_done()
+    assert made.states() == ["SUCCEEDED"]
+
+
+def test_a_study_and_an_experiment_share_one_scheduler(
+    experiment: Callable[..., NniExperiment], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shared = EmbeddedScheduler(tmp_path / "shared", slots=2)
+    client: SchedulerClient = shared.start()
+    monkeypatch.setenv("ELASTUNE_URL", client.url)
+    monkeypatch.setenv("ELASTUNE_TOKEN", client.token)
+    made = experiment(maxTrialNumber=6)
+    made.environ |= {"ELASTUNE_URL": client.url, "ELASTUNE_TOKEN": client.token, "STEP_SECONDS": "0.3"}
+    made.config["trainingService"] = {"platform": "tuner_bridge", "weight": 2, "priority": 1}
+    made.create()
+    made.until(lambda: "RUNNING" in made.states(), "a trial to run")
+    study = optuna.create_study(study_name="beside")
+    optimize(study, objectives.naps, n_trials=4, n_jobs=2)
+    found = {each["name"]: each for each in client.request("GET", "/studies")}
+    assert found[f"nni-{made.id}"]["weight"] == 2.0
+    assert found[f"nni-{made.id}"]["priority"] == 1
+    made.run("-m", "scheduler.cli", "set", f"nni-{made.id}", "--weight", "3")
+    assert {e["name"]: e for e in client.request("GET", "/studies")}[f"nni-{made.id}"]["weight"] == 3.0
+    listed = made.run("-m", "scheduler.cli", "ls")
+    assert "beside" in listed
+    assert f"nni-{made.id}" in listed
+    made.until_done()
+    assert made.states() == ["SUCCEEDED"] * 6
+    made.nnictl("stop", made.id)
+    client.close()
+    shared.stop()

@@ -1,0 +1,73 @@
+"""``elastune nni register`` and ``unregister``: whether NNI knows the platform ``tuner_bridge``.
+
+NNI keeps registered services in a file of its environment, and imports every one of them for every experiment. The
+file is written here as ``nnictl trainingservice register --package tuner_bridge`` does, without the parts of NNI that
+need more packages.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from scheduler.errors import SchedulerError
+
+PLATFORM = "tuner_bridge"
+commands = typer.Typer(help="NNI's experiments on elastune.", no_args_is_help=True)
+
+
+@commands.command()
+def register() -> None:
+    """Make the platform 'tuner_bridge' known to the NNI of this environment."""
+    path = _file()
+    from tuner_bridge.nni.training_service import nni_training_service_info as info
+
+    services = _read(path)
+    services[PLATFORM] = {"nodeModulePath": str(info.node_module_path), "nodeClassName": info.node_class_name}
+    _write(path, services)
+    typer.echo(f"registered in {path}; an experiment uses it with 'trainingService: {{platform: {PLATFORM}}}'")
+
+
+@commands.command()
+def unregister() -> None:
+    """Forget it again, before elastune is removed: NNI cannot start any experiment while a registered one is gone."""
+    path = _file()
+    services = _read(path)
+    if services.pop(PLATFORM, None) is None:
+        typer.echo(f"{PLATFORM} is not registered in {path}; nothing to do")
+        return
+    _write(path, services)
+    typer.echo(f"no longer registered in {path}")
+
+
+def _file() -> Path:
+    if importlib.util.find_spec("nni") is None:
+        raise SchedulerError("NNI is not installed here; pip install 'elastune[nni]'")
+    from nni.runtime.config import get_config_file
+
+    return Path(get_config_file("training_services.json"))
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_text())
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):
+        raise SchedulerError(f"{path} is not what NNI writes there (a JSON object); mend it, or move it away")
+    return found
+
+
+def _write(path: Path, services: dict[str, Any]) -> None:
+    """Whole or not at all: NNI reads it for every experiment."""
+    with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=path.name, delete=False) as file:
+        json.dump(services, file, indent=4)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(file.name, path)

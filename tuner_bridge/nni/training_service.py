@@ -1,0 +1,110 @@
+"""What an experiment says of its training service: ``trainingService: {platform: tuner_bridge, ...}``.
+
+NNI finds this by the name of the registered package, which has to be the platform's name. It checks types with
+typeguard, which does not understand postponed annotations.
+"""
+
+import math
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, List, Optional, Union
+
+from nni.experiment.config.training_service import TrainingServiceConfig
+
+from trials.errors import InvalidStudyTerms, InvalidTrialSpec
+from trials.spec import check_replica_bounds
+from trials.terms import StudyTerms
+
+PLATFORM = "tuner_bridge"
+
+
+@dataclass(init=False)
+class ElastuneConfig(TrainingServiceConfig):  # type: ignore[misc]  # NNI has no types
+    """``slots``, ``memory_per_slot``, ``slots_per_gpu`` and ``warm_start`` are for a scheduler of the experiment's own.
+
+    ``scheduler_url`` names one that is shared; without it, ELASTUNE_URL does.
+    """
+
+    platform: str = PLATFORM
+    reuse_mode: bool = True
+    """Makes NNI look for a registered service; nothing is reused."""
+    min_replicas: int = 1
+    max_replicas: Optional[int] = None
+    """Default: all slots."""
+    slots: Optional[int] = None
+    slots_per_gpu: Optional[int] = None
+    memory_per_slot: Optional[Union[float, int]] = None
+    """GiB."""
+    scheduler_url: Optional[str] = None
+    weight: Optional[Union[float, int]] = None
+    priority: Optional[int] = None
+    quota: Optional[int] = None
+    goal: Optional[str] = None
+    warm_start: bool = True
+    """Start replicas from a process that has torch in memory."""
+    python: str = sys.executable
+    """The interpreter of the driver and of replicas."""
+
+    def _canonicalize(self, parents: List[Any]) -> None:
+        super()._canonicalize(parents)
+        self._canonicalize_own(self, parents)
+
+    @staticmethod
+    def _canonicalize_own(own: Any, parents: List[Any]) -> None:
+        if isinstance(parents[0].training_service, list):
+            raise ValueError("trainingService is a list; tuner_bridge works alone, so name it without the list")
+        if own.trial_gpu_number is not None and own.trial_gpu_number > 1:
+            raise ValueError(
+                f"trialGpuNumber is {own.trial_gpu_number}; a replica has one slot, which is one GPU where there are "
+                "any. Leave it out, and say how many replicas a trial may have with minReplicas and maxReplicas"
+            )
+        # NNI would look for GPUs on machines of its own.
+        own.trial_gpu_number = parents[0].trial_gpu_number = None
+        if own.nni_manager_ip is None:
+            own.nni_manager_ip = "127.0.0.1"
+
+    def _validate_canonical(self) -> None:
+        super()._validate_canonical()
+        if not self.reuse_mode:
+            raise ValueError("reuseMode is false; leave it out, NNI finds registered training services only with it")
+        most = self.min_replicas if self.max_replicas is None else self.max_replicas
+        try:
+            check_replica_bounds(self.min_replicas, most)
+            StudyTerms.from_json(terms_of({"weight": self.weight, "priority": self.priority, "quota": self.quota}))
+            StudyTerms.from_json(terms_of({"goal": self.goal}))
+        except (InvalidTrialSpec, InvalidStudyTerms) as error:
+            raise ValueError(f"trainingService: {error}") from error
+        for name in ("slots", "slots_per_gpu", "memory_per_slot"):
+            value = getattr(self, name)
+            if value is None:
+                continue
+            if not (math.isfinite(value) and value > 0):
+                raise ValueError(f"trainingService: {name} is {value}; it must be above 0")
+            if self.scheduler_url is not None:
+                raise ValueError(
+                    f"trainingService: {name} is {value}, but schedulerUrl names a scheduler that has slots of its "
+                    "own; leave one of them out"
+                )
+        if self.slots is not None and self.min_replicas > self.slots:
+            raise ValueError(
+                f"trainingService: minReplicas is {self.min_replicas} but there are {self.slots} slots; no trial could "
+                "ever start"
+            )
+        if self.scheduler_url is not None and not self.scheduler_url.startswith(("http://", "https://")):
+            raise ValueError(
+                f"trainingService: schedulerUrl is {self.scheduler_url!r}; it must read like http://127.0.0.1:7300"
+            )
+
+
+def terms_of(given: Any) -> Any:
+    """The study terms that were given, without those that were not."""
+    return {name: value for name, value in given.items() if value is not None}
+
+
+nni_training_service_info = SimpleNamespace(
+    config_class=ElastuneConfig,
+    node_module_path=Path(__file__).parent / "elastune_training_service.js",
+    node_class_name="ElastuneEnvironmentService",
+)
