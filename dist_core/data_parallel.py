@@ -482,7 +482,8 @@ class AdaptiveDataParallel(DistributedDataParallel):
             return original(*args, **kwargs)
         if not self.is_last_micro_batch:
             return None
-        self.sync_seconds = max(0.0, time.perf_counter() - self._gradient_group.last_bucket_at)
+        group = self._gradient_group
+        self.sync_seconds = 0.0 if group.passive else max(0.0, time.perf_counter() - group.last_bucket_at)
         if not self._core.await_control():
             return None
         for model in (self, *self.partners):

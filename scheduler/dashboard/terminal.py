@@ -22,6 +22,9 @@ from scheduler.dashboard.colors import trial_color
 
 FINAL = ("succeeded", "pruned", "cancelled", "failed")
 REFRESH_SECONDS = 0.25
+WIDE = 240
+"""Characters of a line that is read by no terminal."""
+
 CHANGES_SHOWN = 5
 
 
@@ -197,8 +200,10 @@ def _logs_above(console: Console) -> list[tuple[logging.Logger, list[logging.Han
 def print_trials(overview: Mapping[str, Any]) -> None:
     """`elastune ls`."""
     table = Table(box=None, header_style="bold", pad_edge=False)
-    for column in ("trial", "study", "number", "state", "replicas", "step", "value", "why"):
-        table.add_column(column)
+    for column in ("trial", "study", "number", "state", "replicas", "step", "value"):
+        # Names are copied from here, so they stay whole; the reason takes what is left.
+        table.add_column(column, no_wrap=True, overflow="ignore")
+    table.add_column("why")
     for trial in overview["trials"]:
         latest = trial.get("latest") or {}
         table.add_row(
@@ -211,7 +216,7 @@ def print_trials(overview: Mapping[str, Any]) -> None:
             _number(latest.get("value"), "{:.4f}"),
             f"{trial['reason']['code']}: {trial['reason']['sentence']}",
         )
-    Console(soft_wrap=not sys.stdout.isatty()).print(table)
+    Console(width=None if sys.stdout.isatty() else WIDE).print(table)
 
 
 def print_why(answer: Mapping[str, Any]) -> None:

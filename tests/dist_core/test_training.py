@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -257,6 +258,26 @@ def test_a_model_built_in_another_order_is_refused_by_name() -> None:
     get_core().registry.restore(state)
     with pytest.raises(InvalidTraining, match=r"parameter 0 is 'b \(3,\)' here and 'a \(3,\)' in the trial"):
         build("b", "a")
+
+
+def test_a_single_replica_waits_for_nobody() -> None:
+    """For the throughput model its gradient takes the whole step, wherever the user's code dawdles."""
+    loader = AdaptiveDataLoader(Numbered(64), batch_size=8)
+    model = ConstantGradient()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    wrapped = AdaptiveDataParallel(model, optimizer)
+    for _ in remaining_epochs_until(2):
+        for x in loader:
+            optimizer.zero_grad()
+            wrapped(x).mean().backward()
+            optimizer.step()
+            time.sleep(0.002)
+    adaptation = get_core().adaptation
+    assert adaptation is not None
+    rows = adaptation.profile.observations()
+    assert rows
+    for row in rows:
+        assert row.gradient_seconds == row.optim_seconds
 
 
 def test_a_gradient_scaler_changes_nothing() -> None:

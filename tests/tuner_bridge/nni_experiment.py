@@ -81,7 +81,7 @@ class NniExperiment:
             try:
                 self.nnictl("create", "--config", str(path), "--port", str(self.port))
                 self.id = self._newest()
-                self.until(lambda: self.status() in ("RUNNING", "DONE"), "the experiment to run", 30.0)
+                self.until_started()
                 return
             except AssertionError:
                 if attempt == STARTS - 1:
@@ -94,7 +94,7 @@ class NniExperiment:
             self.port = free_port()
             try:
                 self.nnictl(how, self.id, "--port", str(self.port))
-                self.until(lambda: self.status() in ("RUNNING", "DONE", "VIEWED"), f"the experiment to {how}", 30.0)
+                self.until_started()
                 return
             except AssertionError:
                 if attempt == STARTS - 1:
@@ -139,6 +139,15 @@ class NniExperiment:
         while not condition():
             assert time.monotonic() < deadline, f"waited {seconds} s for {what}\n{self.story()}"
             time.sleep(0.1)
+
+    def until_started(self) -> None:
+        """Its tuner has made a trial; raises AssertionError when NNI has given up on the tuner."""
+
+        def started() -> bool:
+            assert self.status() != "ERROR", "NNI did not start"
+            return self.status() == "VIEWED" or bool(self.trials())
+
+        self.until(started, "the experiment to start", 40.0)
 
     def until_done(self, seconds: float = 120.0) -> None:
         self.until(lambda: self.status() == "DONE", "the experiment to be done", seconds)

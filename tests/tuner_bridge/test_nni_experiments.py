@@ -53,7 +53,7 @@ for epoch in remaining_epochs_until(int(os.environ.get("EPOCHS", "12"))):
         loss = torch.nn.functional.mse_loss(wrapped(inputs).squeeze(1), target)
         loss.backward()
         optimizer.step()
-        time.sleep(float(os.environ.get("STEP_SECONDS", "0.01")))
+        time.sleep(float(os.environ.get("STEP_SECONDS", "0.01")) * len(inputs) / 16)
         with open(f"{os.environ['NOTES']}/{os.getpid()}", "a") as notes:
             notes.write(f"{world_size()} ")
     nni.report_intermediate_result({"default": float(loss), "epoch": epoch})
@@ -78,6 +78,9 @@ def experiment(tmp_path: Path) -> Iterator[Callable[..., NniExperiment]]:
 
 def expected(x: float, count: int = 6) -> list[tuple[str, int, Any]]:
     return [*(("PERIODICAL", step, x + step) for step in range(count)), ("FINAL", 0, x + 10)]
+
+
+VALUES = [0.9, 0.8, 0.7, 0.01, 0.02]
 
 
 def x_of(trial: dict[str, Any]) -> float:
@@ -136,23 +139,26 @@ def test_waiting_and_running_trials_show_as_such_and_can_be_cancelled(
 def test_trials_that_the_assessor_stops_are_early_stopped(
     experiment: Callable[..., NniExperiment], assessor: str
 ) -> None:
-    arguments = {"Medianstop": {"start_step": 2}, "Curvefitting": {"epoch_num": 20, "start_step": 6}}[assessor]
+    arguments = {
+        "Medianstop": {"optimize_mode": "maximize", "start_step": 2},
+        "Curvefitting": {"epoch_num": 20, "start_step": 6},
+    }[assessor]
     code = """
 import time
 import nni
 x = nni.get_next_parameter()["x"]
 for step in range(20):
-    time.sleep(0.1)
+    time.sleep(0.2)
     nni.report_intermediate_result(x * (1.0 - 0.5 ** (step + 1)))
 nni.report_final_result(x)
 """
     made = experiment(
         code,
         trialConcurrency=1,
-        maxTrialNumber=8,
-        searchSpace={"x": {"_type": "choice", "_value": [0.9, 0.8, 0.01, 0.02, 0.03, 0.04, 0.05, 0.06]}},
-        tuner={"name": "GridSearch"},
-        assessor={"name": assessor, "classArgs": {"optimize_mode": "maximize", **arguments}},
+        maxTrialNumber=len(VALUES),
+        searchSpace={"combine_params": {"_type": "choice", "_value": [{"x": x} for x in VALUES]}},
+        tuner={"name": "BatchTuner"},
+        assessor={"name": assessor, "classArgs": arguments},
     )
     made.create()
     made.until_done(200.0)
@@ -230,7 +236,7 @@ def test_a_killed_driver_and_a_lost_replica_cost_no_trial(experiment: Callable[.
 
 def test_a_trial_grows_when_another_ends_and_reports_once(experiment: Callable[..., NniExperiment]) -> None:
     made = experiment(TRAINS, {"minReplicas": 1, "maxReplicas": 2}, maxTrialNumber=1, trialConcurrency=1)
-    made.environ |= {"STEP_SECONDS": "0.03", "EPOCHS": "30"}
+    made.environ |= {"STEP_SECONDS": "0.1", "EPOCHS": "30"}
     made.create()
     made.until_done(200.0)
     [trial] = made.trials()
@@ -306,6 +312,7 @@ def test_a_study_and_an_experiment_share_one_scheduler(
     found = {each["name"]: each for each in client.request("GET", "/studies")}
     assert found[f"nni-{made.id}"]["weight"] == 2.0
     assert found[f"nni-{made.id}"]["priority"] == 1
+    made.until(lambda: len(made.trials()) >= 3, "more trials")
     made.run("-m", "scheduler.cli", "set", f"nni-{made.id}", "--weight", "3")
     assert {e["name"]: e for e in client.request("GET", "/studies")}[f"nni-{made.id}"]["weight"] == 3.0
     listed = made.run("-m", "scheduler.cli", "ls")

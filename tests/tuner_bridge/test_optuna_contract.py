@@ -117,12 +117,12 @@ def storage_of(kind: str, folder: Path) -> Iterator[Any]:
 
 @contextlib.contextmanager
 def grpc_proxy(url: str) -> Iterator[Any]:
-    from optuna.storages._grpc.server import make_server
+    server_module = pytest.importorskip("optuna.storages._grpc.server", reason="this Optuna has no gRPC proxy")
 
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    server = make_server(optuna.storages.RDBStorage(url), "127.0.0.1", port)
+    server = server_module.make_server(optuna.storages.RDBStorage(url), "127.0.0.1", port)
     threading.Thread(target=server.start, daemon=True).start()
     proxy = optuna.storages.GrpcStorageProxy(host="127.0.0.1", port=port)
     proxy.wait_server_ready(timeout=20)

@@ -176,6 +176,9 @@ class ElastuneTrainingService {
     // ---------------------------------------------------------------- NNI's interface of a training service
 
     async run() {
+        // NNI gives its tuner 10 seconds to start; on a small machine the scheduler's start would cost it some of them.
+        const tuner = this.manager.dispatcher;
+        if (tuner && tuner.connect && !tuner.connect.settled) await tuner.connect.promise;
         this.start();
         await this.ended;
     }

@@ -86,7 +86,10 @@ class OptunaDriver(StudyDriver):
             with self._sampler_lock:
                 return _call(trial, method, arguments, reported)
 
-        return _conclude(self.run_trial(spec, ask, _Display(trial)))
+        display = _Display(trial)
+        ended = self.run_trial(spec, ask, display)
+        display.close()
+        return _conclude(ended)
 
 
 class _Display:
@@ -95,6 +98,7 @@ class _Display:
     def __init__(self, trial: optuna.Trial) -> None:
         self._trial = trial
         self._replicas: int | None = None
+        self._later: Mapping[str, Any] | None = None
         self._noted_at = float("-inf")
 
     def __call__(self, live: Mapping[str, Any]) -> None:
@@ -104,13 +108,22 @@ class _Display:
             # A storage that is away shows at the next question; a display is not worth a trial.
             logger.debug("not noted: %s", error)
 
+    def close(self) -> None:
+        """Note what was put off, before Optuna closes the trial."""
+        if self._later is not None:
+            self._noted_at = float("-inf")
+            self(self._later)
+
     def _note(self, live: Mapping[str, Any]) -> None:
         if live["replicas"] != self._replicas:
             self._replicas = live["replicas"]
             self._trial.set_user_attr("elastune:replicas", self._replicas)
             self._noted_at = float("-inf")
-        if live.get("goodput") is not None and time.monotonic() - self._noted_at > SHOW_SECONDS:
-            self._noted_at = time.monotonic()
+        if not live.get("goodput"):
+            return
+        self._later = live
+        if time.monotonic() - self._noted_at > SHOW_SECONDS:
+            self._noted_at, self._later = time.monotonic(), None
             self._trial.set_user_attr("elastune:goodput", live["goodput"])
             self._trial.set_user_attr("elastune:batch", live["batch"])
 

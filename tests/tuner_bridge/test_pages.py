@@ -1,0 +1,97 @@
+"""The pages that users of Optuna and NNI look at, opened in a real browser on elastic trials."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx2
+import optuna
+import pytest
+
+from tests.tuner_bridge import objectives
+from tests.tuner_bridge.nni_experiment import NniExperiment, free_port
+from tests.tuner_bridge.test_nni_experiments import REPORTS
+from tuner_bridge import optimize
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+BROWSER = shutil.which("chromium") or shutil.which("google-chrome")
+needs_browser = pytest.mark.skipif(BROWSER is None, reason="no Chromium; on Debian and Ubuntu: apt install chromium")
+
+
+def browse(url: str, folder: Path, picture: str) -> str:
+    """The page's text after its scripts have run; a picture of it lies in the folder."""
+    assert BROWSER is not None
+    options = ["--headless=new", "--no-sandbox", "--disable-gpu", f"--user-data-dir={folder / 'browser'}"]
+    options += ["--window-size=1500,1000", "--virtual-time-budget=20000", "--no-proxy-server"]
+    done = subprocess.run(
+        [BROWSER, *options, f"--screenshot={folder / picture}", "--dump-dom", url],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
+    return re.sub(r"<[^>]+>", " ", re.sub(r"<(script|style).*?</\1>", " ", done.stdout, flags=re.DOTALL))
+
+
+@pytest.fixture
+def experiment(tmp_path: Path) -> Iterator[NniExperiment]:
+    made = NniExperiment(tmp_path, REPORTS, {"maxTrialNumber": 3}, {})
+    yield made
+    made.close()
+
+
+@needs_browser
+def test_nnis_page_shows_elastic_trials(experiment: NniExperiment, tmp_path: Path) -> None:
+    experiment.environ["STEP_SECONDS"] = "0.5"
+    experiment.create()
+    experiment.until(lambda: "RUNNING" in experiment.states(), "a trial to run")
+    running = browse(f"http://127.0.0.1:{experiment.port}/detail", tmp_path, "nni-running.png")
+    assert "RUNNING" in running
+    experiment.until_done()
+    page = browse(f"http://127.0.0.1:{experiment.port}/detail", tmp_path, "nni.png")
+    for trial in experiment.trials():
+        assert trial["trialJobId"] in page
+    assert page.count("SUCCEEDED") >= 3
+    overview = browse(f"http://127.0.0.1:{experiment.port}/oview", tmp_path, "nni-overview.png")
+    assert "DONE" in overview
+    assert experiment.id in overview
+    assert (tmp_path / "nni.png").stat().st_size > 20_000
+
+
+@needs_browser
+def test_optunas_dashboard_shows_replicas_and_goodput(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EPOCHS", "24")
+    storage = f"sqlite:///{tmp_path / 'study.db'}"
+    study = optuna.create_study(study_name="shown", storage=storage)
+    optimize(study, objectives.trains, n_trials=2, slots=2, state_dir=tmp_path / "state")
+    attributes = study.trials[-1].user_attrs
+    assert attributes["elastune:replicas"] >= 1
+    assert attributes["elastune:goodput"] > 0
+    port = free_port()
+    server = subprocess.Popen(
+        [str(Path(sys.executable).with_name("optuna-dashboard")), storage, "--port", str(port), "--quiet"],
+        env={**os.environ, "PYTHONWARNINGS": "ignore"},
+    )
+    try:
+        url = f"http://127.0.0.1:{port}"
+        deadline = time.monotonic() + 60.0
+        while True:
+            try:
+                httpx2.get(url, trust_env=False)
+                break
+            except httpx2.TransportError:
+                assert time.monotonic() < deadline
+                time.sleep(0.2)
+        page = browse(f"{url}/dashboard/studies/1/trials", tmp_path, "optuna.png")
+        assert "elastune:replicas" in page
+        assert "elastune:goodput" in page
+    finally:
+        server.terminate()
+        server.wait(timeout=20.0)
