@@ -88,6 +88,18 @@ def stops_the_study(trial: optuna.Trial) -> float:
     return float(trial.number)
 
 
+def looks_at_trials(trial: optuna.Trial) -> float:
+    return float(len(trial.study.trials))
+
+
+def looks_at_storage(trial: optuna.Trial) -> float:
+    return float(len(trial.storage.get_all_trials(0)))
+
+
+def looks_at_relative_params(trial: optuna.Trial) -> float:
+    return float(len(trial.relative_params))
+
+
 def cross_validates(trial: optuna.Trial) -> float:
     scores = [trial.suggest_float("x", 0.0, 1.0), 0.5, 0.25]
     optuna.terminator.report_cross_validation_scores(trial, scores)

@@ -317,6 +317,11 @@ def test_the_configuration_is_checked_in_words(tmp_path: Path) -> None:
     ):
         with pytest.raises(ValueError, match=words):
             made(**options)
+    config = ElastuneConfig(trial_command="python t.py", trial_code_directory=str(tmp_path))
+    config.debug = False
+    hybrid = SimpleNamespace(trial_gpu_number=None, nni_manager_ip=None, training_service=[config])
+    with pytest.raises(ValueError, match="tuner_bridge works alone"):
+        config._canonicalize([hybrid])
 
 
 def test_front_ends_do_not_import_each_other() -> None:

@@ -212,6 +212,19 @@ def test_the_study_can_be_asked_and_stopped_from_within_the_objective() -> None:
     assert ours.user_attrs["seen"] == plain.user_attrs["seen"]
 
 
+@pytest.mark.parametrize(
+    ("objective", "words"),
+    [
+        (objectives.looks_at_trials, r"does not see study\.trials.*a callback of optimize\(\) can use it"),
+        (objectives.looks_at_storage, "does not reach the study's storage"),
+        (objectives.looks_at_relative_params, "relative_params are the sampler's"),
+    ],
+)
+def test_what_lives_in_the_driver_is_refused_in_words(objective: Any, words: str) -> None:
+    with pytest.raises(AttributeError, match=words):
+        optimize(optuna.create_study(), objective, n_trials=1)
+
+
 @pytest.mark.filterwarnings("ignore:`optuna.terminator` module has been deprecated")
 def test_the_terminator_ends_the_sweep() -> None:
     def run(how: Callable[..., Any]) -> optuna.Study:
