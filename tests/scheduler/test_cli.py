@@ -61,7 +61,7 @@ def test_mistakes_end_in_one_sentence(site: tuple[Path, SchedulerClient], tmp_pa
         (("ls", "--state-dir", str(tmp_path)), "no scheduler has run on"),
         (("up", "--state-dir", str(folder)), "belongs to a running scheduler (pid"),
         (("up", "--state-dir", str(tmp_path / "x"), "--policy", "nope"), "policy 'nope' is not known"),
-        (("logs", "nope", "--state-dir", str(folder)), "no log of trial 'nope'"),
+        (("logs", "nope", "--state-dir", str(folder)), "no trial is called 'nope'"),
     ):
         result = run(*arguments)
         assert result.returncode == 1, result.stdout

@@ -12,12 +12,14 @@ from pathlib import Path
 from typing import Any
 
 import optuna
+import psutil
 import pytest
+import yaml
 
 from scheduler.client import SchedulerClient
 from scheduler.embedded import EmbeddedScheduler
 from tests.tuner_bridge import objectives
-from tests.tuner_bridge.nni_experiment import NniExperiment
+from tests.tuner_bridge.nni_experiment import NniExperiment, free_port
 from tuner_bridge import optimize
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
@@ -79,6 +81,13 @@ def experiment(tmp_path: Path) -> Iterator[Callable[..., NniExperiment]]:
 def expected(x: float, count: int = 6) -> list[tuple[str, int, Any]]:
     return [*(("PERIODICAL", step, x + step) for step in range(count)), ("FINAL", 0, x + 10)]
 
+
+DICTIONARIES = """
+import nni
+x = nni.get_next_parameter()["x"]
+nni.report_intermediate_result({"default": x, "other": [1, "two"]})
+nni.report_final_result({"default": x + 1, "other": None})
+"""
 
 VALUES = [0.9, 0.8, 0.7, 0.01, 0.02]
 
@@ -262,6 +271,38 @@ def test_failures_say_why_and_other_commands_run_as_they_are(experiment: Callabl
     assert "gets" in (shell.code / "said.txt").read_text()
 
 
+def test_in_the_foreground_an_interrupt_ends_everything(experiment: Callable[..., NniExperiment]) -> None:
+    made = experiment(DICTIONARIES, maxTrialNumber=2)
+    path = made.folder / "config.yml"
+    path.write_text(yaml.safe_dump(made.config))
+    made.port = free_port()
+    command = ["-m", "nni.tools.nnictl.nnictl", "create", "--config", str(path), "--port", str(made.port)]
+    with open(made.folder / "foreground.txt", "w") as words:
+        process = subprocess.Popen(
+            [sys.executable, *command, "--foreground"], env=made.environ, stdout=words, stderr=words
+        )
+    try:
+        made.until(lambda: made.status() == "DONE", "the experiment to be done", 90.0)
+        for trial in made.trials():
+            x = x_of(trial)
+            assert made.results(trial["trialJobId"]) == [
+                ("PERIODICAL", 0, {"default": x, "other": [1, "two"]}),
+                ("FINAL", 0, {"default": x + 1, "other": None}),
+            ]
+        drivers = [each for each in psutil.Process(process.pid).children(recursive=True) if _is_ours(each)]
+        assert drivers
+        process.send_signal(signal.SIGINT)
+        process.wait(timeout=60.0)
+        _, alive = psutil.wait_procs(drivers, timeout=30.0)
+        assert not alive
+    finally:
+        process.kill()
+
+
+def _is_ours(process: psutil.Process) -> bool:
+    return "tuner_bridge.nni.driver" in process.cmdline() or "scheduler.cli" in process.cmdline()
+
+
 def test_a_configuration_that_cannot_work_is_refused(experiment: Callable[..., NniExperiment]) -> None:
     made = experiment(service={"minReplicas": 3})
     path = made.folder / "config.yml"
@@ -273,8 +314,6 @@ def test_a_configuration_that_cannot_work_is_refused(experiment: Callable[..., N
         ({"maxWrokers": 3}, "maxwrokers"),
         ({"trialGpuNumber": 2}, "a replica has one slot"),
     ):
-        import yaml
-
         path.write_text(yaml.safe_dump({**made.config, "trainingService": {"platform": "tuner_bridge", **service}}))
         done = subprocess.run(
             [sys.executable, "-m", "nni.tools.nnictl.nnictl", "create", "--config", str(path)],
