@@ -118,9 +118,11 @@ class NniExperiment:
 
     def status(self) -> str:
         try:
-            return str(self.rest("/check-status")["status"])
+            found = self.rest("/check-status")
         except httpx2.TransportError:
             return "unreachable"
+        # While the manager starts, it has a page for every address.
+        return str(found["status"]) if isinstance(found, dict) else "unreachable"
 
     def trials(self) -> list[dict[str, Any]]:
         found: list[dict[str, Any]] = self.rest("/trial-jobs")
