@@ -85,6 +85,12 @@ class TrainingCore:
         self.joined = False
         self.joining = False
         self.dry_steps_left = 0
+        self.replaying = False
+        """A loop's body runs once more without effect: what it reports was reported."""
+        self.took_over = False
+        """This process has become the one that reports while the trial trained; whoever cares clears it."""
+        self.loop_start: tuple[int, int] | None = None
+        """Number of the training loop that runs, and the passes over its data before it."""
         self.broken: str | None = None
         self.epoch = 0
         self.epoch_limit: int | None = None
@@ -95,6 +101,8 @@ class TrainingCore:
         self.in_training_loop = False
         self.loops_begun = self.loops_done = 0
         """Training loops of the present epoch that this process has entered, and that the trial has completed."""
+        self._left_early: int | None = None
+        """Loops that were completed before the one that was left before its end, until another begins."""
         self.schedule_position = 0.0
         """Learning rate steps so far: gains of the steps that counted."""
         self.models: list[AdaptiveDataParallel] = []
@@ -177,12 +185,16 @@ class TrainingCore:
         self.warn(f"out of memory with {atomic} examples a pass: from now on at most {limit} ({error})")
         if self.group.world_size > 1:
             raise PeerLost(f"out of memory with {atomic} examples a pass; leaving for a replica that uses {limit}")
+        if self._left_early is not None:
+            # By this very error: the loop goes on where it was.
+            self.loops_done = self._left_early
         tensors: list[torch.Tensor] = []
         skeleton = pack(self.registry.capture(), tensors)
         kept = unpack(skeleton, [tensor.to("cpu", copy=True) for tensor in tensors])
         self._forget_user_code()
         self._register_own_states()
-        self.loops_begun = 0
+        # The code that runs again builds its models anew: nothing of what the first run had made is settled.
+        self._own_steps = self.loops_begun = 0
         self.registry.restore(kept)
         return True
 
@@ -293,6 +305,7 @@ class TrainingCore:
         self.epoch += 1
         self.in_training_loop = False
         self.loops_begun = self.loops_done = 0
+        self.loop_start = None
         self._note_epoch_time()
         self._maybe_checkpoint()
 
@@ -318,6 +331,7 @@ class TrainingCore:
                 "another, or join their datasets (torch.utils.data.StackDataset gives pairs of samples)"
             )
         self.loops_begun += 1
+        self._left_early = None
         self.in_training_loop = self.loops_begun > self.loops_done
         return self.in_training_loop
 
@@ -325,6 +339,11 @@ class TrainingCore:
         """The loop is over on this replica, because its samples are or because the user left it."""
         self.in_training_loop = False
         self.loops_done = max(self.loops_done, self.loops_begun)
+
+    def leave_training_loop_early(self) -> None:
+        """The user left the loop, or an exception did: only whoever handles the exception can tell."""
+        self._left_early = self.loops_done
+        self.leave_training_loop()
 
     # ------------------------------------------------------------------ joining
 
@@ -400,6 +419,7 @@ class TrainingCore:
 
     def _enter(self, prepared: Prepared, *, agree: bool = True) -> None:
         assert prepared.group is not None and self.membership is not None
+        self.took_over |= self.joined and self.group.rank != 0 and prepared.group.rank == 0
         # Closing connections takes a while, and nobody has to wait for it.
         threading.Thread(target=_let_go, args=([self.group],), name="elastune-close", daemon=True).start()
         self.group = prepared.group
@@ -421,7 +441,7 @@ class TrainingCore:
     def _agree_on_batch(self) -> None:
         if self.adaptation is None:
             return
-        limit = read_limit(self.checkpoints.folder) or self._memory_limit
+        limit = self.memory_limit
         if limit is not None:
             self.adaptation.limit(limit)
         mine = self.adaptation.choose(self.group.num_nodes, self.group.world_size, switching=True)
@@ -732,12 +752,20 @@ class TrainingCore:
             "progress_shift": self.progress_shift,
             "schedule_position": self.schedule_position,
             "loops_done": self.loops_done,
+            "loop_start": None if self.loop_start is None else list(self.loop_start),
         }
 
     def _load(self, state: dict[str, Any]) -> None:
         self.epoch, self.steps, self.progress = state["epoch"], state["steps"], state["progress"]
         self.progress_shift, self.schedule_position = state["progress_shift"], state["schedule_position"]
         self.loops_done = state["loops_done"]
+        start = state.get("loop_start")
+        self.loop_start = None if start is None else (start[0], start[1])
+
+    @property
+    def memory_limit(self) -> int | None:
+        """Most examples of a pass, once a larger one has run out of memory."""
+        return read_limit(self.checkpoints.folder) or self._memory_limit
 
     @property
     def is_resumed(self) -> bool:

@@ -206,13 +206,22 @@ class AdaptiveDataLoader:
             core.registry.register(self._name, self.cursor)
         if not core.joined:
             yield from self._dry_steps(core)
-        if self._was_completed(core):
-            yield from self._once_more(core)
+        started_passes = self._passes_before(core)
+        if self._was_completed(core, started_passes):
+            try:
+                yield from self._once_more(core)
+            except GeneratorExit:
+                # The user left the body, as it may have done when the loop ran: it is over all the same.
+                core.loops_begun += 1
+                core.leave_training_loop()
+                raise
         if not core.joined:
             core.join()
         if not core.begin_training_loop():
             return
-        started_passes = self.cursor.passes
+        if started_passes is None:
+            started_passes = self.cursor.passes
+        core.loop_start = (core.loops_begun, started_passes)
         while not self._is_over(core, started_passes):
             for step in self._steps_under_present_plan(core, started_passes):
                 pass_began = time.perf_counter()
@@ -234,7 +243,7 @@ class AdaptiveDataLoader:
 
     def _leave_early(self, core: TrainingCore, step: StepPlan) -> None:
         """The user broke out of the loop: a step that was applied counts, a batch that was only looked at does not."""
-        core.leave_training_loop()
+        core.leave_training_loop_early()
         if not any(model.stepped for model in core.models):
             return
         try:
@@ -248,46 +257,60 @@ class AdaptiveDataLoader:
             core.dry_steps_left -= 1
             for model in core.models:
                 model.begin_dry_step()
-            yield from self._source.first_samples(self._dry_samples)
+            yield from self._source.first_samples(self._dry_samples(core))
         for model in core.models:
             model.end_dry_steps()
 
-    def _was_completed(self, core: TrainingCore) -> bool:
+    def _passes_before(self, core: TrainingCore) -> int | None:
+        """Passes over the data before the loop that begins, where the trial was resumed within that very loop."""
+        if core.is_resumed and not core.joining and core.loop_start is not None:
+            number, passes = core.loop_start
+            if number == core.loops_begun + 1:
+                return passes
+        return None
+
+    def _was_completed(self, core: TrainingCore, started_passes: int | None) -> bool:
         """Whether the loop that begins has nothing left: the trial was resumed behind it, in the same epoch."""
         if not core.is_resumed or core.joining:
             return False
-        by_progress = self._paces and core.loops_begun == 0 and self.epoch_size is not None
-        return core.loops_begun < core.loops_done or (by_progress and self._has_progressed(core))
+        if core.loops_begun < core.loops_done:
+            return True
+        if self._ends_by_progress and core.loops_begun == 0:
+            return self._has_progressed(core)
+        return started_passes is not None and bool(self.cursor.passes > started_passes)
 
     def _once_more(self, core: TrainingCore) -> Iterator[Any]:
         """The body of a loop that was completed before, for what the code after it needs; it changes nothing."""
         undo = core.remember()
-        core.dry_steps_left = 1
+        core.dry_steps_left, core.replaying = 1, True
         for model in core.models:
             model.begin_dry_step()
         try:
-            yield from self._source.first_samples(self._dry_samples)
+            yield from self._source.first_samples(self._dry_samples(core))
         finally:
-            core.dry_steps_left = 0
+            core.dry_steps_left, core.replaying = 0, False
             for model in core.models:
                 model.end_dry_steps()
             undo()
 
     def _is_over(self, core: TrainingCore, started_passes: int) -> bool:
         """Whether this loop ends here: an epoch's progress is made by the first loop of the first loader."""
-        by_progress = self._paces and core.in_epoch_loop and core.is_first_loop and self.epoch_size is not None
-        if not by_progress or (self.drop_last and not self.bounds.adaptive):
+        if not (self._ends_by_progress and core.in_epoch_loop and core.is_first_loop):
             return bool(self.cursor.passes > started_passes)
         return self._has_progressed(core)
+
+    @property
+    def _ends_by_progress(self) -> bool:
+        """Whether this loader's first loop of an epoch ends with the epoch's progress, and not with a pass."""
+        return self._paces and self.epoch_size is not None and (self.bounds.adaptive or not self.drop_last)
 
     def _has_progressed(self, core: TrainingCore) -> bool:
         assert self.epoch_size is not None
         target = (core.epoch + 1) * self.epoch_size
         return core.epoch_progress >= target * (1 - _PROGRESS_TOLERANCE)
 
-    @property
-    def _dry_samples(self) -> int:
-        return max(2, min(self.batch_size, 32))
+    def _dry_samples(self, core: TrainingCore) -> int:
+        return max(2, min(self.batch_size, 32, core.memory_limit or 32))
 
     def _steps_under_present_plan(self, core: TrainingCore, started_passes: int) -> Iterator[LoadedStep]:
         """Load steps ahead until something changes: generation, batch size, end of the epoch."""

@@ -477,7 +477,10 @@ class AdaptiveDataParallel(DistributedDataParallel):
         """Runs in place of ``optimizer.step``: only once a full step is there, with the scaled learning rate."""
         if self._dry:
             # A joiner's last pass: the optimizer makes its state, into which the trial's is received.
-            return original(*args, **kwargs) if self._core.dry_steps_left == 0 else None
+            if self._core.dry_steps_left == 0:
+                return original(*args, **kwargs)
+            closure = args[0] if args else kwargs.get("closure")
+            return closure() if callable(closure) else None
         if self._step is None:
             return original(*args, **kwargs)
         if not self.is_last_micro_batch:

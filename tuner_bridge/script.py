@@ -9,6 +9,7 @@ import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from importlib.metadata import packages_distributions
 from pathlib import Path
 from typing import Any
 
@@ -44,9 +45,7 @@ class Script:
     def _run(self) -> None:
         if self.path is not None:
             sys.argv = [self.path, *self.arguments]
-            folder = os.path.dirname(self.path)
-            if folder not in sys.path:
-                sys.path.insert(0, folder)
+            sys.path.insert(0, os.path.dirname(self.path))
             runpy.run_path(self.path, run_name="__main__")
         else:
             assert self.module is not None
@@ -54,7 +53,11 @@ class Script:
             runpy.run_module(self.module, run_name="__main__", alter_sys=True)
 
     def imports(self) -> tuple[str, ...]:
-        """Modules that the file imports at its top level: a fork server may have them in memory beforehand."""
+        """Installed packages that the file imports at its top level: a fork server may have them in memory beforehand.
+
+        Not the user's own modules: a script may be started from another folder than its own, and its modules may ask
+        for the trial while they are imported.
+        """
         if self.path is None:
             return ()
         try:
@@ -67,7 +70,8 @@ class Script:
                 names |= dict.fromkeys(alias.name for alias in node.names)
             elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
                 names[node.module] = None
-        return tuple(names)
+        installed = packages_distributions()
+        return tuple(name for name in names if name.partition(".")[0] in installed)
 
 
 def script(command: str | Sequence[str]) -> Script:

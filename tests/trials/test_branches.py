@@ -107,6 +107,14 @@ def test_a_script_is_run_under_the_name_that_spares_its_main_part(branches: Bran
         ("if not os.environ['ELASTUNE_API']: raise KeyError('no identity')", "could not be imported"),
         ("if not os.environ['ELASTUNE_API']: raise SystemExit(3)", "could not be imported"),
         ("if not os.environ['ELASTUNE_API']: os._exit(3)", "ended"),
+        ("import numpy\nGENERATOR = numpy.random.default_rng()", "random numbers"),
+        ("import uuid\nNAME = uuid.uuid4()", "random numbers"),
+        ("import tempfile\nFOLDER = tempfile.mkdtemp()", "temporary"),
+        ("import multiprocessing\nLOCK = multiprocessing.Lock()", "share"),
+        ("import mmap\nSHARED = mmap.mmap(-1, 4096)", "share"),
+        ("os.environ['SOME_LIBRARY'] = 'quiet'", "changes variables"),
+        ("os.chdir('/')", "changes variables"),
+        ("import signal\nsignal.signal(signal.SIGUSR1, signal.SIG_IGN)", "changes variables"),
     ],
 )
 def test_code_that_cannot_be_shared_is_imported_by_each_replica(
@@ -154,6 +162,42 @@ def test_changed_code_is_loaded_again_and_earlier_replicas_still_tell_their_end(
     assert branches.branch().pid != before.pid
     assert wait_for_exit(branches.launcher, outlives).status == 9
     before.wait(timeout=10.0)
+
+
+def test_data_that_the_code_read_is_read_again_when_it_changes(branches: Branches) -> None:
+    (branches.folder / "config.txt").write_text("first")
+    branches.write(
+        "CONFIG = open('config.txt').read()", MAIN.replace("    return 7", "    print(CONFIG)\n    return 7")
+    )
+    branches.run()
+    branches.until_settled()
+    assert branches.run()
+    (branches.folder / "config.txt").write_text("second one")
+    assert not branches.run()
+    assert "second one" in branches.log(branches.replicas[-1])
+
+
+def test_what_the_code_sees_of_its_process_is_what_each_replica_would_see(branches: Branches) -> None:
+    branches.write("import sys\nSEEN = (sys.argv, os.getcwd())", MAIN.replace("return 7", "print(SEEN)\n    return 7"))
+    for _ in range(3):
+        branches.run()
+        branches.until_settled()
+    assert branches.run()
+    assert len({branches.log(replica).splitlines()[-1] for replica in branches.replicas}) == 1
+
+
+def test_a_process_that_the_import_left_behind_holds_up_nothing(
+    branches: Branches, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trials.launch.fork_client.FORK_SECONDS", 2.0)
+    branches.write("os.system('sleep 20 > /dev/null 2>&1 &')")
+    branches.run()
+    branches.until_settled()
+    branches.branch().send_signal(signal.SIGKILL)
+    branches.until(lambda: all(each.gone for each in branches.servers._branches.values()), "its end is not seen")
+    before = time.monotonic()
+    branches.run()
+    assert time.monotonic() - before < 2.0
 
 
 def test_a_killed_branch_is_replaced(branches: Branches) -> None:

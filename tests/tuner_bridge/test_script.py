@@ -75,6 +75,31 @@ class TestInASweep:
         optimize(made, script(f"{train} --steps 2"), n_trials=1)
         assert made.trials[0].state is optuna.trial.TrialState.PRUNED
 
+    def test_only_the_replica_that_speaks_for_the_trial_needs_a_value(self, train: Path) -> None:
+        train.write_text(TRAIN.replace("if __name__", "import dist_core\nif __name__"))
+        made = optuna.create_study()
+        optimize(made, script(f"{train} --steps 2"), n_trials=1, min_replicas=2, max_replicas=2)
+        assert made.trials[0].value == made.trials[0].intermediate_values[1]
+
+    def test_each_trial_imports_the_scripts_own_modules_as_python_would(self, train: Path) -> None:
+        (train.parent / "sub").mkdir()
+        (train.parent / "sub" / "helper.py").write_text("def scaled(x):\n    return -1.0\n")
+        moved = train.rename(train.parent / "sub" / "train.py")
+        with pytest.MonkeyPatch.context() as patch:
+            patch.chdir(train.parent)
+            made = optuna.create_study()
+            optimize(made, script(f"{moved} --steps 1"), n_trials=4)
+        assert [trial.value for trial in made.trials] == [-1.0] * 4
+
+    def test_the_trial_may_be_asked_for_in_a_module_that_the_script_imports(self, train: Path) -> None:
+        (train.parent / "helper.py").write_text(
+            "import tuner_bridge\ntrial = tuner_bridge.current_trial()\n"
+            "def scaled(x):\n    return float(trial.number)\n"
+        )
+        made = optuna.create_study()
+        optimize(made, script(f"{train} --steps 1"), n_trials=4)
+        assert [trial.value for trial in made.trials] == [0.0, 1.0, 2.0, 3.0]
+
     def test_a_module_is_run_as_python_would(self, train: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.syspath_prepend(str(train.parent))
         made = optuna.create_study()
@@ -121,7 +146,7 @@ def test_what_is_no_script_is_refused(command: Any, words: str) -> None:
 
 
 def test_its_imports_are_known_without_running_it(train: Path) -> None:
-    assert script(str(train)).imports() == ("sys", "helper", "tuner_bridge")
+    assert script(str(train)).imports() == ("tuner_bridge",)
     train.write_text("this is no Python")
     assert script(str(train)).imports() == ()
     assert Script(path=None, module="x", arguments=()).imports() == ()

@@ -62,7 +62,9 @@ class Cgroups:
         for parent in {self.unified, self.memory or self.unified}:
             for folder in parent.glob(f"{PREFIX}*"):
                 with contextlib.suppress(OSError):
-                    if time.time() - folder.stat().st_mtime > FORGOTTEN_SECONDS:
+                    # One in which the kernel ended something still has to tell that.
+                    told = self.ran_out_of_memory(folder.name.removeprefix(PREFIX))
+                    if not told and time.time() - folder.stat().st_mtime > FORGOTTEN_SECONDS:
                         folder.rmdir()
 
     def make(self, replica_id: str, memory_bytes: int | None = None) -> list[str]:

@@ -56,6 +56,12 @@ class ForkServers:
         """Of the fork server itself."""
         return self._process.pid
 
+    @property
+    def pids(self) -> set[int]:
+        """Of the fork server and its branches."""
+        servers = (self._trunk, *self._branches.values(), *self._retired)
+        return {self.pid, *(server.pid for server in servers if server.pid is not None)}
+
     def _start(self) -> None:
         ours, theirs = socket.socketpair()
         self._process = subprocess.Popen(
@@ -124,6 +130,7 @@ class ForkServers:
             "python_path": list(request.python_path),
             "working_dir": request.working_dir,
             "environ": _without_identity(request.environ),
+            "entrypoint": request.entrypoint,
         }
         with theirs:
             self._trunk.send({"branch": wanted}, theirs)
@@ -204,6 +211,10 @@ class _Server:
         elif "unfit" in message:
             self.unfit = message["unfit"]
 
+    @property
+    def pid(self) -> int | None:
+        return self._pid
+
     def wait_until_ready(self) -> bool:
         with self._news:
             self._news.wait_for(lambda: self.ready or self.gone, FORK_SECONDS)
@@ -224,7 +235,9 @@ class _Server:
             if replica_id not in self._answers and not self.gone:
                 # Never start the same replica twice: a server this slow is given up together with its backlog.
                 self._kill()
-                self._news.wait_for(lambda: self.gone, FORK_SECONDS)
+                self._news.wait_for(lambda: self.gone, 1.0)
+                # Also when somebody else holds its end open.
+                self.gone, self.ready, self._pid = True, False, None
             return self._answers.pop(replica_id, None)
 
     def _kill(self) -> None:

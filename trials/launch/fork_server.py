@@ -83,6 +83,9 @@ class _Server:
             if self.connection not in ready:
                 continue
             received, sockets, _, _ = socket.recv_fds(self.connection, 65536, 8)
+            for descriptor in sockets:
+                # Else whatever a user's code starts would keep it open.
+                os.set_inheritable(descriptor, False)
             self.received_sockets += sockets
             self.hung_up = not received
             self.asked = time.monotonic()
@@ -174,6 +177,7 @@ class _ForkServer(_Server):
         except UnfitToShare as error:
             connection.sendall(json.dumps({"unfit": str(error)}).encode() + b"\n")
             return
+        self.sources.watch(shared.files_read)
         branch = _Branch(connection, self.sources, shared)
         branch.begin()
 

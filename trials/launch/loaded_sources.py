@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import sys
 import sysconfig
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 
@@ -27,6 +28,11 @@ class LoadedSources:
         elsewhere = (*installed, *{os.path.realpath(sysconfig.get_path(kind)) for kind in ("stdlib", "platstdlib")})
         found = {os.path.realpath(path) for path in map(_file_of, list(sys.modules.values())) if path is not None}
         for path in (*installed, *(each for each in found if not each.startswith(elsewhere))):
+            self._seen.setdefault(path, _stamp(path))
+
+    def watch(self, paths: Iterable[str]) -> None:
+        """Other files that matter, such as data that was read."""
+        for path in paths:
             self._seen.setdefault(path, _stamp(path))
 
     def changed(self) -> str | None:

@@ -108,7 +108,8 @@ class LocalLauncher:
 
     def _is_stranger(self, pid: int) -> bool:
         try:
-            return pid not in self._above and os.getsid(pid) not in self._alive | self._own.keys()
+            ours = self._alive | self._own.keys() | (self._servers.pids if self._servers is not None else set())
+            return pid not in self._above and os.getsid(pid) not in ours
         except ProcessLookupError:
             return False
 
@@ -195,10 +196,14 @@ class LocalLauncher:
             return
         with contextlib.suppress(ProcessLookupError, PermissionError):
             if force:
-                # The replica leads a session of its own: its data loader workers go with it.
-                os.killpg(replica.pid, signal.SIGKILL)
                 if self._cgroups is not None:
                     self._cgroups.end(replica.replica_id)
+                try:
+                    # The replica leads a session of its own: its data loader workers go with it.
+                    os.killpg(replica.pid, signal.SIGKILL)
+                except ProcessLookupError:
+                    # It has just been forked and leads none yet.
+                    os.kill(replica.pid, signal.SIGKILL)
             else:
                 os.kill(replica.pid, signal.SIGTERM)
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import io
 import json
 import os
 import random
@@ -44,8 +45,10 @@ def redirect(log: str, printed: bytes = b"") -> None:
     os.write(out, printed)
     os.close(nowhere)
     os.close(out)
-    sys.stdout = open(1, "w", buffering=1, closefd=False)
-    sys.stderr = open(2, "w", buffering=1, closefd=False)
+    # The same objects, which code that is in memory already may have kept.
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(line_buffering=True)
 
 
 def confine(request: Mapping[str, Any]) -> None:

@@ -38,6 +38,9 @@ ADOPTION_SECONDS = 25.0
 PRELOAD = ("scipy.stats", "pandas", "json_tricks", "typeguard", "yaml", "requests")
 """What NNI's package imports; itself it reads the environment when it is imported."""
 
+OWN_IMPORT = ("nni", "tuner_bridge", "dist_core")
+"""Packages that look at their process while they are imported, or are in memory already."""
+
 logger = logging.getLogger(__name__)
 
 
@@ -89,8 +92,7 @@ class ExperimentDriver:
             max_replicas=1 if script is None else max(self._experiment["min_replicas"], min(most, self._driver.slots)),
             working_dir=folder,
             python_path=tuple(dict.fromkeys((folder, *own_python_path()))),
-            preload=PRELOAD,
-            user_code=tuple(name for name in modules if name.partition(".")[0] != "nni"),
+            preload=(*PRELOAD, *(name for name in modules if name.partition(".")[0] not in OWN_IMPORT)),
         )
 
     def know_earlier_trials(self) -> None:

@@ -44,18 +44,25 @@ def tell(value: Any) -> None:
         print(f"value: {value}", file=sys.stderr)
 
 
-def run_script(script: Script, trial: ElasticTrial) -> Any:
-    """Run the script for a trial and give the trial's value."""
+def set_current_trial(trial: ElasticTrial) -> None:
     _Current.trial, _Current.value = trial, _NOTHING
+
+
+def run_script(script: Script, trial: ElasticTrial) -> Any:
+    """Run the script for a trial and give the trial's value; None on replicas that do not speak for it."""
+    set_current_trial(trial)
     script.run()
+    if not trial.speaks:
+        return None
     if _Current.value is not _NOTHING:
         return _Current.value
-    if trial.last_report is None:
+    reported = trial.last_report()
+    if reported is None:
         raise InvalidSweep(
             "the script ended without a value; call tuner_bridge.tell(value), or report with "
             "tuner_bridge.current_trial().report(value, step)"
         )
-    return trial.last_report
+    return reported
 
 
 class _TrialOfOnesOwn(optuna.Trial):
@@ -71,6 +78,11 @@ class _TrialOfOnesOwn(optuna.Trial):
 
 
 def _trial_of_ones_own() -> BaseTrial:
+    if "ELASTUNE_API" in os.environ:
+        raise InvalidSweep(
+            "current_trial() was called before this replica had its trial, while a module was imported; call it in the "
+            "script or the objective itself"
+        )
     study = optuna.create_study(sampler=optuna.samplers.RandomSampler(), pruner=optuna.pruners.NopPruner())
     given = os.environ.get("ELASTUNE_PARAMS")
     if given is not None:

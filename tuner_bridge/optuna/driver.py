@@ -142,6 +142,9 @@ def _call(trial: optuna.Trial, method: str, arguments: dict[str, Any], reported:
             trial.report(arguments["value"], arguments["step"])
             reported.add(int(arguments["step"]))
         return None
+    if method == "last_report":
+        values = trial.study._storage.get_trial(trial._trial_id).intermediate_values
+        return values[max(values)] if values else None
     if method == "should_prune":
         return trial.should_prune()
     if method in ("set_user_attr", "set_constraint"):

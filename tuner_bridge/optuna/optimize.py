@@ -136,9 +136,10 @@ def template_of(
         )
     payload: dict[str, Any] = {}
     preload: tuple[str, ...] = ()
+    user_code: tuple[str, ...] = ()
     if isinstance(objective, Script):
         payload["script"] = objective.to_json()
-        user_code = objective.imports()
+        preload = tuple(name for name in objective.imports() if name.partition(".")[0] != "tuner_bridge")
     else:
         shipped = ship(objective)
         payload["objective"] = shipped.to_json()

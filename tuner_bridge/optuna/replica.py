@@ -8,7 +8,7 @@ from typing import Any
 import optuna
 
 from dist_core.core import TrainingCore
-from tuner_bridge.optuna.current import run_script
+from tuner_bridge.optuna.current import run_script, set_current_trial
 from tuner_bridge.optuna.trial import ElasticTrial
 from tuner_bridge.replica import run_replica
 from tuner_bridge.script import Script
@@ -25,5 +25,6 @@ def _prepare(core: TrainingCore, document: Mapping[str, Any]) -> Callable[[], An
     if "script" in payload:
         script = Script.from_json(payload["script"])
         return lambda: run_script(script, trial)
+    set_current_trial(trial)
     objective = receive(ShippedFunction.from_json(payload["objective"]))
     return lambda: objective(trial)

@@ -39,7 +39,6 @@ class ElasticTrial(optuna.Trial):
         self._promise_metric = promise_metric
         self._calls = itertools.count()
         self._suggested: dict[str, Any] = {}
-        self.last_report: float | None = None
         self.study: Any = _StudyOfTrial(self)
         self.storage: Any = _StorageOfTrial(self)
 
@@ -74,8 +73,20 @@ class ElasticTrial(optuna.Trial):
 
     @property
     def _stands_outside(self) -> bool:
-        """A joiner on its way in: what it would report has been reported, or will be by others."""
+        """What this replica would report has been reported, or will be by others."""
+        if self._core.replaying:
+            return True
         return not self._core.joined and (self._core.joining or not self._core.reports)
+
+    @property
+    def speaks(self) -> bool:
+        """Whether this replica tells the trial's value."""
+        return self._core.reports and not (self._core.joining and not self._core.joined)
+
+    def last_report(self) -> float | None:
+        """The value at the trial's last step, whichever replica reported it; None without any."""
+        found = self._ask("last_report")
+        return None if found is None else float(found)
 
     # ------------------------------------------------------------------ suggestions
 
@@ -118,7 +129,6 @@ class ElasticTrial(optuna.Trial):
         """Report the objective at ``step``, once per trial; ``step`` has to mean the same in all trials."""
         if self._stands_outside:
             return
-        self.last_report = float(value)
 
         def act() -> None:
             self._ask("report", value=value, step=step)
