@@ -89,6 +89,7 @@ class TrainingCore:
         """A loop's body runs once more without effect: what it reports was reported."""
         self.took_over = False
         """This process has become the one that reports while the trial trained; whoever cares clears it."""
+        self._last_rank = 0
         self.loop_start: tuple[int, int] | None = None
         """Number of the training loop that runs, and the passes over its data before it."""
         self.broken: str | None = None
@@ -419,7 +420,8 @@ class TrainingCore:
 
     def _enter(self, prepared: Prepared, *, agree: bool = True) -> None:
         assert prepared.group is not None and self.membership is not None
-        self.took_over |= self.joined and self.group.rank != 0 and prepared.group.rank == 0
+        self.took_over |= self._last_rank > 0 and prepared.group.rank == 0
+        self._last_rank = prepared.group.rank
         # Closing connections takes a while, and nobody has to wait for it.
         threading.Thread(target=_let_go, args=([self.group],), name="elastune-close", daemon=True).start()
         self.group = prepared.group

@@ -36,6 +36,9 @@ class StateRegistry:
         if name in self._unclaimed:
             state.load_state_dict(self._unclaimed.pop(name))
 
+    def has(self, name: str) -> bool:
+        return name in self._states
+
     def replace(self, name: str, state: Stateful) -> None:
         """Another object holds the state of that name from now on; it keeps its own content."""
         self._states[name] = state

@@ -71,7 +71,10 @@ class StudyDriver:
         self._lock = threading.Lock()
         self._interrupted = threading.Event()
         self._closed = threading.Event()
-        self._fatal: Exception | None = None
+        self.fatal: Exception | None = None
+        """Why the sweep cannot go on; None while it can."""
+        self.on_fatal: Callable[[], None] = lambda: None
+        """Called from the poll thread when it cannot."""
         self._left: list[str] = []
         self._poller = threading.Thread(target=self._poll, name="elastune-driver", daemon=True)
         self.slots = 0
@@ -130,9 +133,16 @@ class StudyDriver:
             self.cancel(trial_id, why)
 
     def cancel(self, trial_id: str, why: str) -> None:
+        """Once; ``cancel_for_sure`` repeats it while the scheduler is away."""
         try:
             self.client.request("POST", f"/trials/{trial_id}/cancel", {"why": why})
         except SchedulerError as error:
+            logger.warning("trial %s was not cancelled: %s", trial_id, error)
+
+    def cancel_for_sure(self, trial_id: str, why: str) -> None:
+        try:
+            self._patiently(lambda: self.client.request("POST", f"/trials/{trial_id}/cancel", {"why": why}))
+        except (SchedulerError, SweepInterrupted) as error:
             logger.warning("trial %s was not cancelled: %s", trial_id, error)
 
     # ------------------------------------------------------------------ one trial
@@ -142,9 +152,9 @@ class StudyDriver:
     ) -> Mapping[str, Any]:
         """Submit a trial, serve it, and give the scheduler's summary of its end.
 
-        ``submitted`` is told the trial's id. Raises SweepInterrupted, and what makes the sweep impossible.
+        ``submitted`` is told the trial's id. Raises SweepInterrupted, also when the scheduler is lost (`fatal`).
         """
-        if self._interrupted.is_set():
+        if self._interrupted.is_set() or self.fatal is not None:
             raise SweepInterrupted
         served = _Served()
         summary = self._patiently(lambda: self.client.request("POST", "/trials", spec.to_json()))
@@ -170,9 +180,7 @@ class StudyDriver:
     def _serve(self, served: _Served, ask: Ask, watch: Watch) -> Mapping[str, Any]:
         """Answer the trial's questions until it is over; returns how it ended."""
         while True:
-            if self._fatal is not None:
-                raise self._fatal
-            if self._interrupted.is_set():
+            if self._interrupted.is_set() or self.fatal is not None:
                 raise SweepInterrupted
             try:
                 message = served.inbox.get(timeout=0.2)
@@ -207,22 +215,32 @@ class StudyDriver:
     # ------------------------------------------------------------------ the poll thread
 
     def _poll(self) -> None:
+        try:
+            self._follow_news()
+        except Exception as error:
+            # Nobody would answer the replicas any more.
+            self.fatal = error
+        if self.fatal is not None:
+            self.on_fatal()
+
+    def _follow_news(self) -> None:
         unreachable_since: float | None = None
         while not self._closed.is_set():
             with self._lock:
                 seen = {trial_id: served.seen for trial_id, served in self._served.items()}
+                known = [each for served in self._served.values() for each in served.queued]
             try:
                 news = self.client.request(
                     "POST",
                     f"/studies/{self.study_key}/news",
-                    {"owner": self.owner, "trials": list(seen), "seen": seen, "wait": POLL_SECONDS},
+                    {"owner": self.owner, "trials": list(seen), "seen": seen, "known": known, "wait": POLL_SECONDS},
                 )
                 unreachable_since = None
             except SchedulerUnreachable as error:
                 now = time.monotonic()
                 unreachable_since = unreachable_since or now
                 if now - unreachable_since > UNREACHABLE_SECONDS:
-                    self._fatal = error
+                    self.fatal = error
                     return
                 time.sleep(0.3)
                 self._try_reconnect()
@@ -230,7 +248,7 @@ class StudyDriver:
             except SchedulerError as error:
                 if not self._closed.is_set():
                     lost = isinstance(error, RequestRefused)
-                    self._fatal = BridgeError(f"the sweep lost its study: {error}") if lost else error
+                    self.fatal = BridgeError(f"the sweep lost its study: {error}") if lost else error
                 return
             self._distribute(news)
 
@@ -273,9 +291,7 @@ class StudyDriver:
             try:
                 return request()
             except SchedulerUnreachable:
-                if self._fatal is not None:
-                    raise
-                if self._interrupted.is_set():
+                if self._interrupted.is_set() or self.fatal is not None:
                     raise SweepInterrupted from None
                 time.sleep(0.2)
 

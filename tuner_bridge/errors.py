@@ -26,4 +26,7 @@ class RemoteTrialError(BridgeError, RuntimeError):
 
 
 class SweepInterrupted(BaseException):
-    """Unwinds Optuna's loop after Ctrl-C without telling it that the trial failed: it is to be resumed."""
+    """Unwinds Optuna's loop after Ctrl-C, or when the scheduler is lost, without telling it that the trial failed.
+
+    The trial is to be resumed; ``catch`` must not take this for an exception of the objective.
+    """

@@ -42,6 +42,8 @@ class Waiting(BaseModel):
     trials: list[str] = Field(default_factory=list)
     seen: dict[str, str] = Field(default_factory=dict)
     """What the driver last heard of each trial, as this API gave it; of others it hears nothing while they run."""
+    known: list[str] = Field(default_factory=list)
+    """Questions that the driver is working on."""
     wait: float = 20.0
 
 
@@ -133,12 +135,13 @@ def client_routes(service: Service) -> APIRouter:
         """Long poll of a driver: open questions of its trials, and how those it waits for ended. Renews its lease."""
         await asyncio.to_thread(renew, name, body)
         deadline = service.clock() + min(body.wait, 8.0)
+        known = set(body.known)
         while True:
             changed = service.changed
             if (await asyncio.to_thread(known_study, name)).owner != body.owner:
                 raise HTTPException(409, f"study {name!r} has been given to another driver, or let go")
             finished = await asyncio.to_thread(_finished, body.trials)
-            questions = service.mailbox.open_questions(name, body.trials)
+            questions = [each for each in service.mailbox.open_questions(name, body.trials) if each["id"] not in known]
             live = await asyncio.to_thread(_news_of, body.seen)
             left = deadline - service.clock()
             if finished or questions or live or left <= 0:

@@ -41,7 +41,7 @@ import os, time
 import nni
 import torch
 from torch.utils.data import TensorDataset
-from dist_core import AdaptiveDataLoader, AdaptiveDataParallel, remaining_epochs_until, world_size
+from dist_core import AdaptiveDataLoader, AdaptiveDataParallel, rank, remaining_epochs_until, world_size
 
 rate = nni.get_next_parameter()["x"]
 data = torch.randn(256, 4, generator=torch.Generator().manual_seed(1))
@@ -57,8 +57,9 @@ for epoch in remaining_epochs_until(int(os.environ.get("EPOCHS", "12"))):
         optimizer.step()
         time.sleep(float(os.environ.get("STEP_SECONDS", "0.01")) * len(inputs) / 16)
         with open(f"{os.environ['NOTES']}/{os.getpid()}", "a") as notes:
-            notes.write(f"{world_size()} ")
-    nni.report_intermediate_result({"default": float(loss), "epoch": epoch})
+            notes.write(f"{world_size()}:{rank()} ")
+    if rank() == 0 or "RANK_0_ONLY" not in os.environ:
+        nni.report_intermediate_result({"default": float(loss), "epoch": epoch})
 nni.report_final_result(float(loss))
 """
 
@@ -251,8 +252,27 @@ def test_a_trial_grows_when_another_ends_and_reports_once(experiment: Callable[.
     [trial] = made.trials()
     results = made.results(trial["trialJobId"])
     assert [value["epoch"] for kind, _, value in results if kind == "PERIODICAL"] == list(range(30))
-    sizes = {size for path in made.notes.iterdir() for size in path.read_text().split()}
+    sizes = {note.split(":")[0] for path in made.notes.iterdir() for note in path.read_text().split()}
     assert "2" in sizes
+
+
+def test_results_go_on_when_the_only_reporting_rank_is_lost(experiment: Callable[..., NniExperiment]) -> None:
+    made = experiment(TRAINS, {"minReplicas": 2, "maxReplicas": 2}, maxTrialNumber=1, trialConcurrency=1)
+    made.environ |= {"STEP_SECONDS": "0.1", "EPOCHS": "16", "RANK_0_ONLY": "1"}
+    made.create()
+
+    def reporter() -> list[int]:
+        return [int(path.name) for path in made.notes.iterdir() if path.read_text().split()[-1:] == ["2:0"]]
+
+    made.until(lambda: bool(made.trials()) and len(made.results(made.trials()[0]["trialJobId"])) >= 4, "results")
+    [lost] = reporter()
+    os.kill(lost, signal.SIGKILL)
+    made.until_done(200.0)
+    [trial] = made.trials()
+    assert trial["status"] == "SUCCEEDED"
+    results = made.results(trial["trialJobId"])
+    assert [sequence for kind, sequence, _ in results if kind == "PERIODICAL"] == list(range(16))
+    assert [value["epoch"] for kind, _, value in results if kind == "PERIODICAL"] == list(range(16))
 
 
 def test_failures_say_why_and_other_commands_run_as_they_are(experiment: Callable[..., NniExperiment]) -> None:

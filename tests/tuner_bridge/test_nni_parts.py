@@ -34,6 +34,7 @@ PYTHON_FOLDER = str(Path(sys.executable).parent)
         ("python train.py --note 'a > b'", "/code/train.py", None, ("--note", "a > b")),
         ("python /elsewhere/train.py", "/elsewhere/train.py", None, ()),
         ("python -m package.train --x", None, "package.train", ("--x",)),
+        ("python train.py --lr=0.1 --share=50%", "/code/train.py", None, ("--lr=0.1", "--share=50%")),
         (f"{sys.executable} train.py", "/code/train.py", None, ()),
     ],
 )
@@ -109,7 +110,7 @@ class Driver:
             raise self.ended
         return self.ended
 
-    def cancel(self, trial_id: str, why: str) -> None:
+    def cancel_for_sure(self, trial_id: str, why: str) -> None:
         self.cancelled.append((trial_id, why))
 
     def interrupt(self) -> None:
@@ -137,8 +138,11 @@ class Bench:
         assert self.driver.submits.wait(5.0)
 
     def until_said(self) -> None:
+        self.until(lambda: bool(self.said))
+
+    def until(self, condition: Callable[[], bool]) -> None:
         deadline = time.monotonic() + 5.0
-        while not self.said:
+        while not condition():
             assert time.monotonic() < deadline
             time.sleep(0.001)
 
@@ -186,13 +190,13 @@ def test_a_result_is_answered_when_nni_has_it(bench: Bench) -> None:
     answered = threading.Event()
 
     def tell() -> None:
-        assert bench.driver.asks[0]("metric", {"metric": "{}"}) is None
+        assert bench.driver.asks[0]("metric", {"metric": '{"type": "FINAL"}'}) is None
         answered.set()
 
     threading.Thread(target=tell).start()
     bench.until_said()
     [message] = bench.said
-    assert message["metric"] == "{}"
+    assert message["metric"] == '{"type": "FINAL"}'
     assert not answered.wait(0.05)
     bench.served.handle({"taken": message["number"]})
     assert answered.wait(5.0)
@@ -219,12 +223,41 @@ def test_a_result_that_nni_did_not_take_is_not_answered_when_the_experiment_stop
     assert raised
 
 
+def test_a_trial_of_an_earlier_driver_can_be_cancelled(bench: Bench) -> None:
+    bench.served.know_earlier_trials()
+    bench.served.handle({"cancel": "AAAAA", "why": "cancelled in NNI"})
+    bench.until(lambda: bool(bench.driver.cancelled))
+    assert bench.driver.cancelled == [("t1", "cancelled in NNI")]
+
+
+def test_a_replica_that_takes_over_hears_how_many_results_nni_has(bench: Bench) -> None:
+    bench.driver.submits.clear()
+    bench.served.handle({"submit": {"trial": "AAAAA", "sequence": 0, "parameter": "{}", "taken": 3}})
+    assert bench.driver.submits.wait(5.0)
+    ask = bench.driver.asks[0]
+    assert ask("taken", {}) == 3
+    metric = json.dumps({"type": "PERIODICAL", "sequence": 6})
+    teller = threading.Thread(target=ask, args=("metric", {"metric": metric}))
+    teller.start()
+    bench.until_said()
+    bench.served.handle({"taken": bench.said[0]["number"]})
+    teller.join(5.0)
+    assert ask("taken", {}) == 7
+    bench.served.close()
+
+
+def test_a_command_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(BridgeError, match="cannot be read: No closing quotation"):
+        Bench(tmp_path, command="python train.py 'open")
+
+
 def test_a_trial_cancelled_before_it_was_submitted_is_cancelled_then(bench: Bench) -> None:
     bench.driver.may_submit.clear()
     bench.submit("AAAAA")
     bench.served.handle({"cancel": "AAAAA", "why": "stopped early"})
     bench.served.handle({"cancel": "unknown", "why": "whatever"})
     bench.driver.may_submit.set()
+    bench.until(lambda: bool(bench.driver.cancelled))
     bench.end({"state": "cancelled", "outcome": None, "reason": {"sentence": "stopped early"}})
     assert bench.driver.cancelled == [("id-0", "stopped early")]
     assert bench.said[-1] == {"trial": "AAAAA", "status": "SYS_CANCELED", "message": "stopped early"}
@@ -276,7 +309,10 @@ def test_registering_changes_nothing_else_and_keeps_the_file_whole(
     path = tmp_path / "training_services.json"
     path.write_text(json.dumps({"another": {"nodeModulePath": "x", "nodeClassName": "y"}}))
     monkeypatch.setattr(command, "_file", lambda: path)
+    path.chmod(0o644)
     command.register()
+    assert path.stat().st_mode & 0o777 == 0o644
+    assert list(tmp_path.iterdir()) == [path]
     services = json.loads(path.read_text())
     assert set(services) == {"another", "tuner_bridge"}
     assert Path(services["tuner_bridge"]["nodeModulePath"]).exists()

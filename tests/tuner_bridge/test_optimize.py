@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -12,10 +13,11 @@ from typing import Any
 import optuna
 import pytest
 
+from scheduler.embedded import EmbeddedScheduler
 from scheduler.errors import NotAuthorized, SchedulerUnreachable
 from tests.tuner_bridge import objectives
 from trials.errors import InvalidTrialSpec
-from tuner_bridge import StudyTerms, optimize
+from tuner_bridge import StudyTerms, elastic, optimize
 from tuner_bridge.errors import InvalidSweep
 
 optuna.logging.set_verbosity(optuna.logging.ERROR)
@@ -165,6 +167,37 @@ def test_an_address_without_a_scheduler_is_named(monkeypatch: pytest.MonkeyPatch
     monkeypatch.delenv("ELASTUNE_TOKEN")
     with pytest.raises(SchedulerUnreachable, match="no scheduler answers"):
         optimize(study(), objectives.quadratic, n_trials=1)
+
+
+@pytest.mark.parametrize("how", ["optimize", "elastic"])
+def test_a_scheduler_that_is_lost_ends_the_sweep_and_burns_no_trials(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    monkeypatch.setattr("tuner_bridge.driver.UNREACHABLE_SECONDS", 1.0)
+    embedded = EmbeddedScheduler(tmp_path / "state", slots=1, fork_server=False)
+    client = embedded.start()
+    monkeypatch.setenv("ELASTUNE_URL", client.url)
+    monkeypatch.setenv("ELASTUNE_TOKEN", client.token)
+    made = study(storage=f"sqlite:///{tmp_path / 'study.db'}")
+
+    def kill(*_: Any) -> None:
+        assert embedded.pid is not None
+        os.kill(embedded.pid, signal.SIGKILL)
+
+    def sweep() -> None:
+        if how == "optimize":
+            optimize(made, objectives.naps, n_trials=20, catch=(Exception,), callbacks=[kill])
+        else:
+            with elastic(objectives.naps) as objective:
+                made.optimize(objective, n_trials=20, callbacks=[kill])
+
+    with pytest.raises(SchedulerUnreachable):
+        sweep()
+    assert len(made.trials) == 2
+    if how == "optimize":
+        assert [trial.state.name for trial in made.trials] == ["COMPLETE", "RUNNING"]
+    client.close()
+    embedded.stop()
 
 
 def test_interrupted_trials_are_finished_even_if_others_were_run_since(tmp_path: Path, scheduler: Any) -> None:

@@ -7,6 +7,7 @@ the number that it had.
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 from typing import Any
@@ -17,6 +18,9 @@ from nni.runtime.trial_command_channel import TrialCommandChannel
 import dist_core
 from dist_core.core import get_core
 from tuner_bridge.replica import ask_driver
+from tuner_bridge.wire import decode_value
+
+STATE = "nni-results"
 
 
 class _Count:
@@ -35,9 +39,16 @@ class ElasticChannel(TrialCommandChannel):  # type: ignore[misc]  # NNI has no t
     def __init__(self) -> None:
         self._core = get_core()
         self._count = _Count()
-        self._core.registry.register("nni-results", self._count)
+        self._questions = itertools.count()
+        self._stay_registered()
+
+    def _stay_registered(self) -> None:
+        """NNI keeps one channel, also when the user's code runs again from its top."""
+        if not self._core.registry.has(STATE):
+            self._core.registry.register(STATE, self._count)
 
     def receive_parameter(self) -> Any:
+        self._stay_registered()
         channel = self._core.channel
         if channel is None:
             raise RuntimeError("this process is no replica of an elastic trial; unset NNI_TRIAL_COMMAND_CHANNEL")
@@ -45,9 +56,14 @@ class ElasticChannel(TrialCommandChannel):  # type: ignore[misc]  # NNI has no t
 
     def send_metric(self, type: str, parameter_id: int | None, trial_job_id: str, sequence: int, value: Any) -> None:  # noqa: A002
         self._core.raise_postponed()
-        if self._core.joining and not self._core.joined:
+        self._stay_registered()
+        if self._core.replaying or (self._core.joining and not self._core.joined):
             # What it would report has been reported, or will be by others.
             return
+        if self._core.took_over and self._core.reports:
+            # Code that reports on rank 0 alone has counted nothing here so far.
+            self._core.took_over = False
+            self._count.value = max(self._count.value, self._ask("taken", {}))
         if type == "PERIODICAL":
             sequence = self._count.value
         if self._core.reports:
@@ -64,15 +80,19 @@ class ElasticChannel(TrialCommandChannel):  # type: ignore[misc]  # NNI has no t
             "sequence": sequence,
             "value": nni.dump(value),
         }
-        environment = self._core.environment
-        assert environment is not None
-        question = f"{environment.replica_id}/nni-{kind}-{sequence}"
-        answer = ask_driver(self._core, question, "metric", {"metric": nni.dump(metric)})
-        if "exception" in answer:
-            raise RuntimeError(f"NNI did not take the result: {answer['exception']['message']}")
+        self._ask("metric", {"metric": nni.dump(metric)})
         number = _number(value)
         if number is not None:
             dist_core.report(number, sequence if kind == "PERIODICAL" else self._count.value)
+
+    def _ask(self, method: str, arguments: dict[str, Any]) -> Any:
+        environment = self._core.environment
+        assert environment is not None
+        question = f"{environment.replica_id}/nni-{next(self._questions)}"
+        answer = ask_driver(self._core, question, method, arguments)
+        if "exception" in answer:
+            raise RuntimeError(f"NNI did not take the result: {answer['exception']['message']}")
+        return decode_value(answer["value"])
 
 
 def _number(value: Any) -> float | None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import shutil
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -66,8 +67,15 @@ def _read(path: Path) -> dict[str, Any]:
 
 def _write(path: Path, services: dict[str, Any]) -> None:
     """Whole or not at all: NNI reads it for every experiment."""
+    path = path.resolve()
     with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=path.name, delete=False) as file:
-        json.dump(services, file, indent=4)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(file.name, path)
+        try:
+            json.dump(services, file, indent=4)
+            file.flush()
+            os.fsync(file.fileno())
+            # Others may share this environment.
+            shutil.copymode(path, file.name)
+            os.replace(file.name, path)
+        except BaseException:
+            os.unlink(file.name)
+            raise

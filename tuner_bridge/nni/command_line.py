@@ -12,15 +12,19 @@ import shlex
 import shutil
 import sys
 
+from tuner_bridge.errors import BridgeError
 from tuner_bridge.script import Script
 
-_SHELL = re.compile(r"[|&;<>()$`*?~#=%!{}\[\]\\\n]")
+_SHELL = re.compile(r"[|&;<>()$`*?{}\[\]\\\n]|(^|\s)[~#]")
 """Characters by which a command asks for a shell."""
 
 
 def as_script(command: str, folder: str, path: str | None = None) -> Script | None:
     """None for a command that needs a shell or another interpreter; ``path``: the PATH to look along."""
-    words = shlex.split(command)
+    try:
+        words = shlex.split(command)
+    except ValueError as error:
+        raise BridgeError(f"the trial command {command!r} cannot be read: {error}") from None
     if len(words) < 2 or not re.fullmatch(r"python(3(\.\d+)?)?", os.path.basename(words[0])):
         return None
     # Quoted, such characters are the script's own.

@@ -19,13 +19,13 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
 from scheduler.client import SchedulerClient
 from scheduler.embedded import EmbeddedScheduler
-from scheduler.errors import SchedulerError
+from scheduler.errors import SchedulerError, SchedulerUnreachable
 from trials.errors import TrialsError
 from tuner_bridge.driver import StudyDriver, file_name
 from tuner_bridge.errors import BridgeError, SweepInterrupted
@@ -34,6 +34,9 @@ from tuner_bridge.template import TrialTemplate, own_python_path
 
 ADOPTION_SECONDS = 25.0
 """A manager that was killed keeps its study for the length of its lease; its successor waits for that."""
+
+EXIT_UNREACHABLE = 75
+"""The scheduler is lost (EX_TEMPFAIL); its trials go on, and are adopted by the next driver."""
 
 PRELOAD = ("scipy.stats", "pandas", "json_tricks", "typeguard", "yaml", "requests")
 """What NNI's package imports; itself it reads the environment when it is imported."""
@@ -51,7 +54,8 @@ class _Trial:
     trial_id: str | None = None
     """The scheduler's name for it."""
     cancelled: str | None = None
-    taken: threading.Event = field(default_factory=threading.Event)
+    results_taken: int = 0
+    """Intermediate results that NNI has: one more than the highest sequence."""
 
 
 class ExperimentDriver:
@@ -67,6 +71,8 @@ class ExperimentDriver:
         self._results = itertools.count()
         self._untaken: dict[int, threading.Event] = {}
         self._numbers: dict[str, int] = {}
+        self._earlier: dict[str, str] = {}
+        """Trials that an earlier driver has submitted, by NNI's name."""
         self._lock = threading.Lock()
         self._threads: list[threading.Thread] = []
         self.template = self._make_template()
@@ -100,7 +106,9 @@ class ExperimentDriver:
         for summary in self._driver.client.request("GET", "/trials"):
             if summary["study"] == self._driver.study_key:
                 spec = self._driver.client.request("GET", f"/trials/{summary['trial_id']}")["spec"]
-                self._numbers[spec["payload"]["nni"]["trial"]] = summary["number"]
+                name = spec["payload"]["nni"]["trial"]
+                self._numbers[name] = summary["number"]
+                self._earlier[name] = summary["trial_id"]
 
     def handle(self, message: Mapping[str, Any]) -> None:
         if "submit" in message:
@@ -132,7 +140,7 @@ class ExperimentDriver:
         with self._lock:
             if name in self._trials:
                 return
-            self._trials[name] = _Trial()
+            self._trials[name] = _Trial(results_taken=trial.get("taken", 0))
             if name not in self._numbers:
                 taken = set(self._numbers.values())
                 self._numbers[name] = (
@@ -158,7 +166,7 @@ class ExperimentDriver:
             with self._lock:
                 known.trial_id = trial_id
             if known.cancelled is not None:
-                self._driver.cancel(trial_id, known.cancelled)
+                self._cancel_soon(trial_id, known.cancelled)
 
         def watch(live: Mapping[str, Any]) -> None:
             self._tell_status(name, live)
@@ -174,7 +182,11 @@ class ExperimentDriver:
         self._tell_end(name, ended)
 
     def _answer(self, name: str) -> Callable[[str, dict[str, Any]], Any]:
-        def answer(method: str, arguments: dict[str, Any]) -> None:
+        known = self._trials[name]
+
+        def answer(method: str, arguments: dict[str, Any]) -> Any:
+            if method == "taken":
+                return known.results_taken
             if method != "metric":
                 raise ValueError(f"an NNI trial has no question {method!r}")
             taken = threading.Event()
@@ -186,6 +198,10 @@ class ExperimentDriver:
             if self._driver.interrupted:
                 # Perhaps not written down: the trial tells it again when the experiment resumes.
                 raise SweepInterrupted
+            metric = json.loads(arguments["metric"])
+            if metric["type"] == "PERIODICAL":
+                known.results_taken = max(known.results_taken, metric["sequence"] + 1)
+            return None
 
         return answer
 
@@ -205,12 +221,15 @@ class ExperimentDriver:
     def _cancel(self, name: str, why: str) -> None:
         with self._lock:
             known = self._trials.get(name)
-            if known is None:
-                return
-            known.cancelled = why
-            trial_id = known.trial_id
+            if known is not None:
+                known.cancelled = why
+            trial_id = self._earlier.get(name) if known is None else known.trial_id
         if trial_id is not None:
-            self._driver.cancel(trial_id, why)
+            self._cancel_soon(trial_id, why)
+
+    def _cancel_soon(self, trial_id: str, why: str) -> None:
+        """Also when the scheduler is away; meanwhile this thread listens to the manager."""
+        threading.Thread(target=self._driver.cancel_for_sure, args=(trial_id, why), daemon=True).start()
 
     def _log_of(self, name: str) -> str:
         known = self._trials.get(name)
@@ -238,6 +257,10 @@ def main() -> int:
     experiment = json.loads(sys.stdin.readline())
     try:
         _serve(experiment, send)
+    except SchedulerUnreachable as error:
+        # The manager starts another driver, which may find it again.
+        logger.error("%s", error)
+        return EXIT_UNREACHABLE
     except (SchedulerError, BridgeError, TrialsError) as error:
         send({"refused": str(error)})
         return 1
@@ -274,6 +297,8 @@ def _serve(experiment: Mapping[str, Any], send: Callable[[Mapping[str, Any]], No
         served = ExperimentDriver(experiment, driver, send)
         served.know_earlier_trials()
         held.callback(served.close)
+        # Standard input would keep this thread waiting.
+        driver.on_fatal = lambda: os._exit(EXIT_UNREACHABLE)
         send({"ready": True, "scheduler": driver.client.url, "study": driver.study_key, "slots": driver.slots})
         for line in sys.stdin:
             served.handle(json.loads(line))

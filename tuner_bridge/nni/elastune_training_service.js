@@ -30,6 +30,9 @@ const log = load('common/log').getLogger('Elastune');
 const LIVE = new Set(['WAITING', 'RUNNING', 'UNKNOWN']);
 const POLL_SECONDS = 0.2;
 const RESTARTS = 5;
+const ATTEMPTS = 5;
+/* Tuners that minimize where nothing else is said; the others maximize. */
+const MINIMIZING = new Set(['TPE', 'TPE_legacy', 'Anneal']);
 const RESTART_MS = 1000;
 const pause = milliseconds => new Promise(resolve => setTimeout(resolve, milliseconds));
 
@@ -45,6 +48,7 @@ class ElastuneTrainingService {
         this.trials = new Map();
         this.results = new Map();
         this.asked = new Map();
+        this.cancelled = new Map();
         this.questions = 0;
         this.stopping = false;
         this.restarts = 0;
@@ -73,9 +77,10 @@ class ElastuneTrainingService {
         };
     }
     direction() {
-        const { tuner } = this.manager.config || {};
-        const mode = tuner && tuner.classArgs && tuner.classArgs.optimize_mode;
-        return mode === 'minimize' ? 'minimize' : 'maximize';
+        const { tuner, assessor } = this.manager.config || {};
+        const mode = algorithm => algorithm && algorithm.classArgs && algorithm.classArgs.optimize_mode;
+        const byDefault = tuner && MINIMIZING.has(tuner.name) ? 'minimize' : 'maximize';
+        return mode(tuner) || mode(assessor) || byDefault;
     }
     start() {
         const root = path.dirname(path.dirname(__dirname));
@@ -108,8 +113,8 @@ class ElastuneTrainingService {
         for (const answer of this.asked.values()) answer('the scheduler is away; try again\n');
         this.asked.clear();
         await pause(RESTART_MS);
-        if (this.stopping) return;
-        this.start();
+        if (this.stopping) this.finish();
+        else this.start();
     }
     async hear(message) {
         if (message.ready) {
@@ -117,6 +122,7 @@ class ElastuneTrainingService {
             this.ready = true;
             log.info(`study ${message.study} on the scheduler at ${message.scheduler}, ${message.slots} slots`);
             for (const id of this.results.keys()) this.submit(this.trials.get(id));
+            for (const [id, why] of this.cancelled) this.tell({ cancel: id, why });
         } else if (message.refused !== undefined) {
             this.refused = message.refused;
         } else if (message.log !== undefined) {
@@ -134,7 +140,9 @@ class ElastuneTrainingService {
 
     submit(trial) {
         if (!this.ready || !LIVE.has(trial.status)) return;
-        this.tell({ submit: { trial: trial.id, sequence: trial.form.sequenceId, parameter: trial.form.hyperParameters.value } });
+        const taken = Math.max(-1, ...this.results.get(trial.id).PERIODICAL) + 1;
+        const { sequenceId: sequence, hyperParameters: { value: parameter } } = trial.form;
+        this.tell({ submit: { trial: trial.id, sequence, parameter, taken } });
     }
     async introduce(trial) {
         // The manager drops results of trials that it has not noted yet.
@@ -155,9 +163,21 @@ class ElastuneTrainingService {
         if (!trial || !seen || !LIVE.has(trial.status) || seen[metric.type].has(metric.sequence)) return true;
         // NNI takes no results while it stops, which may take it half a minute. The trial tells it again when resumed.
         if (this.manager.getStatus().status === 'STOPPING') return false;
-        await this.manager.onTrialJobMetrics({ id, data: text });
-        seen[metric.type].add(metric.sequence);
-        return true;
+        for (let attempt = 1; ; attempt++) {
+            try {
+                await this.manager.onTrialJobMetrics({ id, data: text });
+                seen[metric.type].add(metric.sequence);
+                return true;
+            } catch (error) {
+                if (attempt < ATTEMPTS) {
+                    await pause(RESTART_MS);
+                    continue;
+                }
+                // As NNI itself does with a result that it cannot write down: the experiment is in error.
+                this.manager.criticalError(error);
+                return false;
+            }
+        }
     }
     status({ trial: id, status, message }) {
         const trial = this.trials.get(id);
@@ -212,7 +232,10 @@ class ElastuneTrainingService {
         trial.isEarlyStopped = Boolean(isEarlyStopped);
         trial.status = isEarlyStopped ? 'EARLY_STOPPED' : 'USER_CANCELED';
         trial.endTime = Date.now();
-        this.tell({ cancel: id, why: isEarlyStopped ? "stopped early by NNI's assessor" : 'cancelled in NNI' });
+        const why = isEarlyStopped ? "stopped early by NNI's assessor" : 'cancelled in NNI';
+        // Again to the next driver, should this one end before it has passed it on.
+        this.cancelled.set(id, why);
+        this.tell({ cancel: id, why });
     }
     async getTrialFile(id, name) {
         await this.getTrialJob(id);
@@ -224,7 +247,8 @@ class ElastuneTrainingService {
     }
     async cleanUp() {
         this.stopping = true;
-        if (this.driver === undefined || this.driver.exitCode !== null) { this.finish(); return; }
+        const gone = this.driver === undefined || this.driver.exitCode !== null || this.driver.signalCode !== null;
+        if (gone) { this.finish(); return; }
         this.driver.stdin.end();
         await this.ended;
     }

@@ -13,7 +13,7 @@ from typing import Any
 import optuna
 
 from trials.terms import StudyTerms
-from tuner_bridge.errors import InvalidSweep
+from tuner_bridge.errors import InvalidSweep, SweepInterrupted
 from tuner_bridge.optuna.driver import OptunaDriver
 from tuner_bridge.optuna.optimize import bounded, check_slots, driver_of, scheduler_for, template_of
 from tuner_bridge.script import Script
@@ -65,7 +65,12 @@ class ElasticObjective:
         self._open = contextlib.ExitStack()
 
     def __call__(self, trial: optuna.Trial) -> Any:
-        return self._driver_for(trial.study).run(trial)
+        driver = self._driver_for(trial.study)
+        try:
+            return driver.run(trial)
+        except SweepInterrupted:
+            assert driver.fatal is not None
+            raise driver.fatal from None
 
     def _driver_for(self, study: optuna.Study) -> OptunaDriver:
         with self._lock:

@@ -111,9 +111,11 @@ def optimize(
                     gc_after_trial=gc_after_trial,
                     show_progress_bar=show_progress_bar,
                 )
-            if driver.interrupted:
+            if driver.interrupted or driver.fatal is not None:
                 raise SweepInterrupted
         except SweepInterrupted:
+            if driver.fatal is not None:
+                raise driver.fatal from None
             _say_how_to_resume(study, driver)
             raise KeyboardInterrupt from None
         finally:
