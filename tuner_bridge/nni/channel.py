@@ -2,7 +2,8 @@
 
 All ranks get the same parameters, rank 0 alone reports. Intermediate results are numbered by the trial's state, not by
 the process: one that restarts from a checkpoint goes on counting where that was taken, and what it reports again has
-the number that it had.
+the number that it had. A replica that becomes rank 0 because that one was lost asks how many NNI has: its own code may
+have reported nothing so far, or something that was not passed on.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
+from collections import deque
 from typing import Any
 
 import nni
@@ -17,29 +19,39 @@ from nni.runtime.trial_command_channel import TrialCommandChannel
 
 import dist_core
 from dist_core.core import get_core
+from dist_core.errors import ControlChannelError
 from tuner_bridge.replica import ask_driver
 from tuner_bridge.wire import decode_value
 
 STATE = "nni-results"
+UNKNOWN = -1
+"""In a checkpoint: how many results there were has to be asked."""
+UNTOLD_KEPT = 64
 
 
 class _Count:
     """How many intermediate results there are; part of the trial's checkpoints."""
 
-    value = 0
+    def __init__(self, channel: ElasticChannel) -> None:
+        self.value = 0
+        self._channel = channel
 
     def state_dict(self) -> dict[str, Any]:
-        return {"value": self.value}
+        return {"value": self.value if self._channel.knows_count() else UNKNOWN}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.value = state["value"]
+        self.value = max(0, state["value"])
+        if state["value"] == UNKNOWN:
+            get_core().took_over = True
 
 
 class ElasticChannel(TrialCommandChannel):  # type: ignore[misc]  # NNI has no types
     def __init__(self) -> None:
         self._core = get_core()
-        self._count = _Count()
+        self._count = _Count(self)
         self._questions = itertools.count()
+        self._untold: deque[tuple[str, int | None, str, int, Any]] = deque(maxlen=UNTOLD_KEPT)
+        """What rank 0 has told, or not any more."""
         self._stay_registered()
 
     def _stay_registered(self) -> None:
@@ -61,16 +73,39 @@ class ElasticChannel(TrialCommandChannel):  # type: ignore[misc]  # NNI has no t
             # What it would report has been reported, or will be by others.
             return
         if self._core.took_over and self._core.reports:
-            # Code that reports on rank 0 alone has counted nothing here so far.
-            self._core.took_over = False
-            self._count.value = max(self._count.value, self._ask("taken", {}))
+            self._take_over(self._ask("taken", {}))
         if type == "PERIODICAL":
             sequence = self._count.value
         if self._core.reports:
             self._tell(type, parameter_id, trial_job_id, sequence, value)
+        else:
+            self._untold.append((type, parameter_id, trial_job_id, sequence, value))
         if type == "PERIODICAL":
             # Not before it has been taken: a replica that leaves meanwhile saves the count with its state.
             self._count.value += 1
+
+    def knows_count(self) -> bool:
+        """Whether the count is the trial's. Asked when a checkpoint is taken, perhaps because nobody answers."""
+        if not self._core.took_over:
+            return True
+        body = {"id": self._question(), "method": "taken", "arguments": {}}
+        try:
+            assert self._core.channel is not None
+            answer = self._core.channel.request("POST", "/call", body, give_up_after=1.0)["answer"]
+        except ControlChannelError:
+            return False
+        if answer is None or "value" not in answer:
+            return False
+        self._count.value = max(self._count.value, int(decode_value(answer["value"])))
+        return True
+
+    def _take_over(self, taken: int) -> None:
+        self._core.took_over = False
+        for kind, parameter_id, trial_job_id, sequence, value in self._untold:
+            if kind == "PERIODICAL" and sequence >= taken:
+                self._tell(kind, parameter_id, trial_job_id, sequence, value)
+        self._untold.clear()
+        self._count.value = max(self._count.value, taken)
 
     def _tell(self, kind: str, parameter_id: int | None, trial_job_id: str, sequence: int, value: Any) -> None:
         metric = {
@@ -86,13 +121,15 @@ class ElasticChannel(TrialCommandChannel):  # type: ignore[misc]  # NNI has no t
             dist_core.report(number, sequence if kind == "PERIODICAL" else self._count.value)
 
     def _ask(self, method: str, arguments: dict[str, Any]) -> Any:
-        environment = self._core.environment
-        assert environment is not None
-        question = f"{environment.replica_id}/nni-{next(self._questions)}"
-        answer = ask_driver(self._core, question, method, arguments)
+        answer = ask_driver(self._core, self._question(), method, arguments)
         if "exception" in answer:
             raise RuntimeError(f"NNI did not take the result: {answer['exception']['message']}")
         return decode_value(answer["value"])
+
+    def _question(self) -> str:
+        environment = self._core.environment
+        assert environment is not None
+        return f"{environment.replica_id}/nni-{next(self._questions)}"
 
 
 def _number(value: Any) -> float | None:
