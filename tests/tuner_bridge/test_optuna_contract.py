@@ -109,7 +109,10 @@ def storage_of(kind: str, folder: Path) -> Iterator[Any]:
         yield optuna.storages.JournalStorage(JournalFileBackend(str(folder / "journal.log")))
     elif kind == "postgresql":
         with postgres_server() as url:
-            yield url
+            storage = optuna.storages.RDBStorage(url)
+            yield storage
+            storage.remove_session()
+            storage.engine.dispose()
     else:
         with grpc_proxy(f"sqlite:///{folder / 'behind.db'}") as proxy:
             yield proxy
