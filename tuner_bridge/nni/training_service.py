@@ -49,10 +49,7 @@ class ElastuneConfig(TrainingServiceConfig):  # type: ignore[misc]  # NNI has no
 
     def _canonicalize(self, parents: List[Any]) -> None:
         super()._canonicalize(parents)
-        self._canonicalize_own(self, parents)
-
-    @staticmethod
-    def _canonicalize_own(own: Any, parents: List[Any]) -> None:
+        own: Any = self  # NNI has no types
         if isinstance(parents[0].training_service, list):
             raise ValueError("trainingService is a list; tuner_bridge works alone, so name it without the list")
         if own.trial_gpu_number is not None and own.trial_gpu_number > 1:
@@ -72,8 +69,8 @@ class ElastuneConfig(TrainingServiceConfig):  # type: ignore[misc]  # NNI has no
         most = self.min_replicas if self.max_replicas is None else self.max_replicas
         try:
             check_replica_bounds(self.min_replicas, most)
-            StudyTerms.from_json(terms_of({"weight": self.weight, "priority": self.priority, "quota": self.quota}))
-            StudyTerms.from_json(terms_of({"goal": self.goal}))
+            asked = {"weight": self.weight, "priority": self.priority, "quota": self.quota, "goal": self.goal}
+            StudyTerms.from_json({name: value for name, value in asked.items() if value is not None})
         except (InvalidTrialSpec, InvalidStudyTerms) as error:
             raise ValueError(f"trainingService: {error}") from error
         for name in ("slots", "slots_per_gpu", "memory_per_slot"):
@@ -96,11 +93,6 @@ class ElastuneConfig(TrainingServiceConfig):  # type: ignore[misc]  # NNI has no
             raise ValueError(
                 f"trainingService: schedulerUrl is {self.scheduler_url!r}; it must read like http://127.0.0.1:7300"
             )
-
-
-def terms_of(given: Any) -> Any:
-    """The study terms that were given, without those that were not."""
-    return {name: value for name, value in given.items() if value is not None}
 
 
 nni_training_service_info = SimpleNamespace(
