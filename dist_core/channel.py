@@ -10,6 +10,7 @@ import json
 import threading
 import time
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import httpx2
@@ -86,6 +87,25 @@ class ControlChannel:
                     f"the scheduler refused {method} {path}: {response.text[:300]}", status=response.status_code
                 )
             return response.json() if response.content else None
+
+    def download(self, path: str, target: Path, *, give_up_after: float = 120.0) -> None:
+        """Write a large answer into a file; raises ControlChannelError like `request`, OSError for the file."""
+        deadline = time.monotonic() + give_up_after
+        while True:
+            try:
+                with self._client.stream("GET", f"/replica{path}") as response:
+                    if response.status_code < 400:
+                        with open(target, "wb") as file:
+                            file.writelines(response.iter_bytes())
+                        return
+                    response.read()
+                    status, trouble = response.status_code, response.text[:300]
+            except httpx2.TransportError as error:
+                status, trouble = 503, str(error)
+            if status < 500 or time.monotonic() > deadline:
+                raise ControlChannelError(f"the scheduler does not hand out {path}: {trouble}", status=status)
+            time.sleep(RETRY_PAUSE_SECONDS)
+            self._follow_server()
 
     def _follow_server(self) -> None:
         """Pick up the address of a restarted scheduler."""

@@ -36,6 +36,8 @@ COLLECTIVE_TIMEOUT = timedelta(minutes=30)
 """Replicas may be that far apart, while one evaluates, before a collective between them fails."""
 LEASE_SECONDS = 30.0
 GRACE_SECONDS = 10.0
+HAND_OVER_SECONDS = 8.0
+"""How long a replica that was told to end waits for the others to go on without it."""
 """Between being asked to leave and being ended, unless the last checkpoint is being written."""
 LONGEST_SAVE_SECONDS = 300.0
 
@@ -63,6 +65,7 @@ class Membership:
         self._prepared: Prepared | None = None
         self._store: RendezvousStore | None = None
         self._entered = 0
+        self._size = 0
         self._leave: str | None = None
         self._retry_join = False
         self.saving = False
@@ -88,6 +91,24 @@ class Membership:
             self._leave = reason
             threading.Thread(target=self._end_after_grace, name="elastune-grace", daemon=True).start()
 
+    def told_to_end(self) -> None:
+        """From a signal handler: whoever runs the machine wants this process gone.
+
+        The others of its generation need not stop for that: the scheduler is told, and offers a generation without
+        this replica. Alone, or when no such offer comes in time, it saves and leaves by itself.
+        """
+        threading.Thread(target=self._leave_others, name="elastune-leaving", daemon=True).start()
+
+    def _leave_others(self) -> None:
+        if self._size > 1:
+            try:
+                self._channel.request("POST", "/leaving", give_up_after=1.0)
+                self._stopped.wait(HAND_OVER_SECONDS)
+            except ControlChannelError as error:
+                logger.warning("the scheduler does not know that this replica leaves error=%s", error)
+        if not self._stopped.is_set():
+            self.ask_to_leave("preempted")
+
     def pending(self) -> Prepared | None:
         with self._lock:
             return self._prepared
@@ -111,6 +132,7 @@ class Membership:
         """The training thread has entered this generation."""
         with self._lock:
             self._entered = prepared.generation.number
+            self._size = len(prepared.generation.members)
             if self._prepared is prepared:
                 self._prepared = None
 

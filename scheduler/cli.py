@@ -114,6 +114,44 @@ def up(
     )
 
 
+@app.command()
+def operator(
+    settings: Annotated[Path, typer.Option(help="The cluster's settings, a YAML file.")],
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "0.0.0.0",  # noqa: S104  # a pod's own
+    port: Annotated[int, typer.Option(help="Port of the API.")] = 7300,
+    webhook_port: Annotated[int, typer.Option(help="Port for admission reviews and probes.")] = 7443,
+    service: Annotated[str | None, typer.Option(help="Service that leads to the API.")] = None,
+    url: Annotated[str | None, typer.Option(help="Where replicas reach the API; default: its service.")] = None,
+    webhook: Annotated[str | None, typer.Option(help="ValidatingWebhookConfiguration that asks this one.")] = None,
+    webhook_secret: Annotated[str | None, typer.Option(help="Secret for the webhook's certificate.")] = None,
+    webhook_name: Annotated[list[str] | None, typer.Option(help="Name that the API server calls it by.")] = None,
+    policy: Annotated[str, typer.Option(help="Who gets which slots.")] = "goodput",
+    identity: Annotated[str, typer.Option(envvar="POD_NAME", help="Of this process among its like.")] = "",
+    lease: Annotated[str, typer.Option(help="Lease that the leader holds.")] = "elastune",
+) -> None:
+    """Run a scheduler for a Kubernetes cluster; its token is read from ELASTUNE_TOKEN."""
+    try:
+        from scheduler.kubernetes.command import run_operator
+    except ImportError as error:
+        raise SchedulerError(
+            f"{error}; the cluster's part is installed with: pip install 'elastune[kubernetes]'"
+        ) from error
+    run_operator(
+        settings,
+        host=host,
+        port=port,
+        webhook_port=webhook_port,
+        service=service,
+        url=url,
+        webhook=webhook,
+        webhook_secret=webhook_secret,
+        webhook_names=tuple(webhook_name or ()),
+        policy=policy,
+        identity=identity,
+        lease=lease,
+    )
+
+
 @app.command("ls")
 def list_trials(state_dir: StateDir = None) -> None:
     """All trials with their state and the reason for it."""

@@ -72,13 +72,19 @@ class SchedulerClient:
     def close(self) -> None:
         self._client.close()
 
+    def send(self, path: str, content: bytes) -> None:
+        """PUT bytes; raises as `request` does."""
+        self.request("PUT", path, None, content=content, headers={"Content-Type": "application/octet-stream"})
+
     def check(self) -> None:
         """Raises unless a scheduler answers and takes the token."""
         self.request("GET", "/trials")
 
     def request(self, method: str, path: str, body: Any = None, **options: Any) -> Any:
         try:
-            response = self._client.request(method, path, json=body, **options)
+            if body is not None:
+                options["json"] = body
+            response = self._client.request(method, path, **options)
         except (httpx2.TransportError, httpx2.InvalidURL, httpx2.UnsupportedProtocol) as error:
             raise SchedulerUnreachable(
                 f"no scheduler answers at {self.url} ({error}); start one with `elastune up`, or unset ELASTUNE_URL "

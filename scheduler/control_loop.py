@@ -112,6 +112,8 @@ class ControlLoop:
         self.policy_error: Exception | None = None
         """Why the policy's last answer could not be used; None when it could."""
         self._observer = Observer(store, launcher)
+        self._leaving: set[str] = set()
+        """Replicas that somebody outside wants gone; a new scheduler hears of them when they have left."""
         self._hearing = Hearing(monotonic, settings.silence_seconds)
         self._failures: dict[tuple[str, str], int] = {}
         self._logs_seen_at = monotonic()
@@ -250,18 +252,24 @@ class ControlLoop:
                 self._store.update_replica(replica.replica_id, state=ReplicaState.GONE, gone_at=now)
         for gone in self._launcher.exits(replicas):
             replica = by_id[gone.replica_id]
+            self._launcher.collect_log(replica, self._log(replica))
             if gone.why:
                 self._why_gone[gone.replica_id] = gone.why
-                reason = Reason(code="out_of_memory", sentence=f"replica {gone.replica_id} was ended: {gone.why}")
+                reason = Reason(code=gone.code, sentence=f"replica {gone.replica_id} was ended: {gone.why}")
                 self._note(replica.trial_id, "warning", reason, now)
             if replica.join_epoch is not None or replica.launch_index > 0:
                 self._note_failed_joiner(replica, gone.status, now)
             self._store.update_replica(gone.replica_id, state=ReplicaState.GONE, gone_at=now, exit_status=gone.status)
+            self._leaving.discard(gone.replica_id)
             logger.info("replica gone trial=%s replica=%s status=%s", replica.trial_id, gone.replica_id, gone.status)
 
     def note_contact(self, replica_id: str) -> None:
         """The replica has just called; from API handlers."""
         self._hearing.note(replica_id)
+
+    def note_leaving(self, replica_id: str) -> None:
+        """The replica was told to end by whoever runs its machine; from API handlers."""
+        self._leaving.add(replica_id)
 
     def _shorten_logs(self) -> None:
         if self._monotonic() - self._logs_seen_at < LOG_SECONDS:
@@ -455,7 +463,9 @@ class ControlLoop:
         near = self._observer.near_epoch(trial.trial_id)
         blocked = self._blocked_since.pop(trial.trial_id, None)
         vacate = blocked is not None and now - blocked >= self._settings.move_patience_seconds
-        for action in plan(trial, grant.placement, replicas, now, near_epoch=near, vacate=vacate):
+        for action in plan(
+            trial, grant.placement, replicas, now, near_epoch=near, vacate=vacate, leaving=frozenset(self._leaving)
+        ):
             if isinstance(action, Launch):
                 if not self._launch(trial, grant, action.placement, now) and trial.members:
                     self._blocked_since[trial.trial_id] = now if blocked is None else blocked
@@ -533,7 +543,7 @@ class ControlLoop:
         except LaunchFailed as error:
             logger.warning("launch failed trial=%s error=%s", trial.trial_id, error)
             self._store.update_replica(replica_id, state=ReplicaState.GONE, gone_at=now)
-            self._launch_not_before[trial.trial_id] = now + LAUNCH_BACKOFF_SECONDS
+            self._note_launch_failed(trial, str(error), now)
             return False
         try:
             self._store.update_replica(replica_id, pid=process.pid, process_started=process.started)
@@ -542,6 +552,15 @@ class ControlLoop:
             self._launcher.stop(started, force=True)
             raise
         return True
+
+    def _note_launch_failed(self, trial: TrialRecord, error: str, now: float) -> None:
+        trains = bool(trial.members)
+        self._launch_not_before[trial.trial_id] = now + (FAILED_JOIN_SECONDS if trains else LAUNCH_BACKOFF_SECONDS)
+        reason = Reason(code="launch_failed", sentence=f"a replica could not be started: {error}")
+        present = self._store.trial(trial.trial_id)
+        if present.reason != reason:
+            self._note(trial.trial_id, "warning", reason, now)
+            self._store.save_trial(replace(present, reason=reason))
 
     def _request(self, trial: TrialRecord, replica: ReplicaRecord, node_kind: str) -> LaunchRequest:
         identity = ReplicaEnvironment(
@@ -564,6 +583,9 @@ class ControlLoop:
         }
         return LaunchRequest(
             replica_id=replica.replica_id,
+            trial_id=trial.trial_id,
+            node=replica.node,
+            slot=replica.slot,
             entrypoint=trial.spec.entrypoint,
             environ=environ,
             working_dir=trial.spec.working_dir,
@@ -571,10 +593,15 @@ class ControlLoop:
             preload=trial.spec.preload,
             user_code=trial.spec.user_code,
             log=self._log(replica),
+            image=trial.spec.image,
+            package=trial.spec.package,
+            moved_to=trial.spec.moved_to,
         )
 
     def logs(self, trial_id: str) -> list[Path]:
-        """Files with what a trial's replicas printed, oldest first."""
+        """Files with what a trial's replicas printed, oldest first. Callable from any thread."""
+        for replica in self._store.replicas(trial_id=trial_id):
+            self._launcher.collect_log(replica, self._log(replica))
         files = (self._settings.state_dir / "logs" / trial_id).glob("*.log")
         return sorted(files, key=lambda path: path.stat().st_mtime)
 
@@ -602,6 +629,10 @@ class ControlLoop:
                 1 for replica in self._store.replicas(trial_id=trial.trial_id) if replica.replica_id in trial.members
             )
             reason = grant.reason
+            leaving = len(self._leaving.intersection(trial.members))
+            if leaving:
+                sentence = f"{leaving} of {before} replicas was told to leave its node; the others go on"
+                reason = Reason(code="replica_preempted", sentence=sentence)
             if lost:
                 reason = Reason(code="replica_lost", sentence=f"{lost} of {before} replicas was lost; the others go on")
             self._note_rescale(

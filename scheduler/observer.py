@@ -217,7 +217,7 @@ class Observer:
         held = trial.hold
         if held is None and backs_off and not replicas:
             held = "waits a moment before it is started again, because it could not be launched"
-            if trial.reason.code == "lost":
+            if trial.reason.code in ("lost", "launch_failed"):
                 held = trial.reason.sentence
         fraction = history.fraction(trial.trial_id)
         goes_on = survival.probability(fraction, promise.weight if promise is not None and promise.rank else None)

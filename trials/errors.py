@@ -7,6 +7,9 @@ TrialsError
 ├── IllegalTransition      our bug: an event that the trial's state does not allow
 ├── StoreUnavailable       the database cannot be written (a full disk): retry later
 ├── StateFolderInUse       another scheduler owns the folder: use that one, or stop it
+├── InvalidClusterSettings what is said of the cluster means nothing: fix the input
+├── ClusterRefused         the cluster's API server refuses something for good: the message says what
+├── ClusterUnreachable     the cluster's API server does not answer, or none is known: retry later
 └── LaunchFailed           a replica could not be started: the trial waits and is tried again
 """
 
@@ -42,6 +45,22 @@ class StoreUnavailable(TrialsError):
 
 class StateFolderInUse(TrialsError):
     """A running scheduler holds the folder's lock."""
+
+
+class InvalidClusterSettings(TrialsError, ValueError):
+    """The administrator's settings of the cluster cannot be used; the message says what to change."""
+
+
+class ClusterRefused(TrialsError):
+    """The API server answered with an HTTP status of the 400s."""
+
+    def __init__(self, message: str, *, status: int) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+class ClusterUnreachable(StoreUnavailable):
+    """What was asked of the API server may or may not have been done."""
 
 
 class LaunchFailed(TrialsError):

@@ -10,7 +10,7 @@ are held by others, who may be waiting for this trial's, it leaves first (``vaca
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 
 from trials.record import ReplicaRecord, ReplicaState, TrialRecord
@@ -68,12 +68,13 @@ def plan(
     *,
     near_epoch: int | None = None,
     vacate: bool = False,
+    leaving: Set[str] = frozenset(),
 ) -> list[Action]:
     """Actions for a trial that should have ``wanted`` replicas by node; ``replicas`` are those that are not gone.
 
     ``near_epoch``: latest epoch that the trial will be in soon; joiners that stand in a later one are let in later, so
     that an offer is not open for hours. None when nothing is known. ``vacate``: the slots to move to have been held by
-    others for too long.
+    others for too long. ``leaving``: replicas that somebody outside is about to end.
     """
     if trial.state.is_final:
         # Nothing is left to save.
@@ -92,6 +93,9 @@ def plan(
     joiners = [replica for replica in replicas if replica.replica_id not in trial.members]
     if trial.switching:
         return _plan_switch(trial, members, joiners, now)
+    staying = tuple(replica_id for replica_id in members if replica_id not in leaving)
+    if len(staying) < len(members):
+        return [Publish(staying, None)]
     if not any(wanted.values()):
         return [Publish((), None), *(Stop(joiner.replica_id, force=True) for joiner in joiners)]
     kept, room = _fitting([alive[replica_id] for replica_id in members], wanted)

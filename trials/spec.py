@@ -11,6 +11,7 @@ from trials.checks import are_texts, is_whole
 from trials.errors import InvalidTrialSpec
 
 _ENTRYPOINT = re.compile(r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")
+_DIGEST = re.compile(r"^[0-9a-f]{64}$")
 MOST_REPLICAS = 4096
 LONGEST_NAME = 255
 LARGEST_NUMBER = 2**31 - 1
@@ -41,6 +42,12 @@ class TrialSpec:
     environ: Mapping[str, str] = field(default_factory=dict)
     max_losses: int = 5
     """Times in a row that the trial is restarted when its replicas were lost and it made no progress in between."""
+    image: str = ""
+    """On a cluster: the container image of its replicas; empty: the study's, or the cluster's."""
+    package: str = ""
+    """Digest of a packed copy of ``working_dir`` that the scheduler keeps; empty: the code is where replicas run."""
+    moved_to: str = ""
+    """Where replicas find ``working_dir``, if not under its own name: paths below it are looked for there."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.study, str) or not 1 <= len(self.study) <= LONGEST_NAME:
@@ -55,6 +62,12 @@ class TrialSpec:
             raise InvalidTrialSpec(f"preemptible is {self.preemptible!r}; it must be true or false")
         if not isinstance(self.working_dir, str):
             raise InvalidTrialSpec(f"working_dir is {self.working_dir!r}; it must be a path")
+        for name in ("image", "package", "moved_to"):
+            value = getattr(self, name)
+            if not isinstance(value, str):
+                raise InvalidTrialSpec(f"{name} is {value!r:.80}; it must be a text")
+        if self.package and not _DIGEST.match(self.package):
+            raise InvalidTrialSpec(f"package is {self.package!r:.80}; it must be a SHA-256 digest in hexadecimal")
         for name in ("only_on", "python_path", "preload", "user_code"):
             value = getattr(self, name)
             if not are_texts(value):
@@ -84,6 +97,9 @@ class TrialSpec:
             "user_code": list(self.user_code),
             "environ": dict(self.environ),
             "max_losses": self.max_losses,
+            "image": self.image,
+            "package": self.package,
+            "moved_to": self.moved_to,
         }
 
     @classmethod

@@ -14,14 +14,16 @@ import threading
 import time
 import uuid
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from scheduler.client import SchedulerClient
 from scheduler.errors import RequestRefused, SchedulerError, SchedulerUnreachable
 from trials.spec import TrialSpec
+from tuner_bridge.code_on_cluster import CodeOnCluster
 from tuner_bridge.errors import BridgeError, SweepInterrupted
+from tuner_bridge.packing import Package
 from tuner_bridge.wire import decode_value, encode_exception, encode_value
 
 logger = logging.getLogger(__name__)
@@ -76,6 +78,9 @@ class StudyDriver:
         self.on_fatal: Callable[[], None] = lambda: None
         """Called from the poll thread when it cannot."""
         self._left: list[str] = []
+        self._code: CodeOnCluster | None = None
+        self._packing = threading.Lock()
+        self._sent: set[str] = set()
         self._poller = threading.Thread(target=self._poll, name="elastune-driver", daemon=True)
         self.slots = 0
 
@@ -106,6 +111,8 @@ class StudyDriver:
                 time.sleep(0.2)
                 self.client = self._reconnect(self.client)
         self.slots = answer["slots"]
+        if answer.get("runs_elsewhere"):
+            self._code = CodeOnCluster.from_environ()
         self._poller.start()
 
     def detach(self) -> None:
@@ -157,6 +164,7 @@ class StudyDriver:
         if self._interrupted.is_set() or self.fatal is not None:
             raise SweepInterrupted
         served = _Served()
+        spec = self._placed(spec)
         summary = self._patiently(lambda: self.client.request("POST", "/trials", spec.to_json()))
         trial_id = summary["trial_id"]
         submitted(trial_id)
@@ -176,6 +184,24 @@ class StudyDriver:
         finally:
             with self._lock:
                 del self._served[trial_id]
+
+    def _placed(self, spec: TrialSpec) -> TrialSpec:
+        """Where its replicas find the code, on a cluster."""
+        if self._code is None:
+            return spec
+        with self._packing:
+            placed = self._code.place(spec)
+            if self._code.package is not None and self._code.package.digest not in self._sent:
+                self._send_package(self._code.package)
+        return placed
+
+    def _send_package(self, package: Package) -> None:
+        def send() -> None:
+            if not self.client.request("GET", f"/packages/{package.digest}")["here"]:
+                self.client.send(f"/packages/{package.digest}", package.content)
+
+        self._patiently(send)
+        self._sent.add(package.digest)
 
     def _serve(self, served: _Served, ask: Ask, watch: Watch) -> Mapping[str, Any]:
         """Answer the trial's questions until it is over; returns how it ended."""
@@ -251,6 +277,21 @@ class StudyDriver:
                     self.fatal = BridgeError(f"the sweep lost its study: {error}") if lost else error
                 return
             self._distribute(news)
+            self._send_again(news.get("missing_packages", ()))
+
+    def _send_again(self, digests: Sequence[str]) -> None:
+        """A scheduler that has moved may have lost what it was sent."""
+        package = None if self._code is None else self._code.package
+        for digest in digests:
+            if package is None or package.digest != digest:
+                # Of an earlier run of this sweep: its code is gone. Those trials end when nobody can start them.
+                time.sleep(1.0)
+                continue
+            try:
+                self.client.send(f"/packages/{digest}", package.content)
+            except SchedulerError as error:
+                logger.warning("the packed working folder was not sent again: %s", error)
+                time.sleep(1.0)
 
     def _try_reconnect(self) -> None:
         try:

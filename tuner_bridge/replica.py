@@ -23,7 +23,7 @@ def run_replica(prepare: Prepare, pruned: tuple[type[BaseException], ...] = ()) 
     core = get_core()
     membership = core.membership
     assert core.channel is not None and membership is not None
-    signal.signal(signal.SIGTERM, lambda *_: membership.ask_to_leave("preempted"))
+    signal.signal(signal.SIGTERM, lambda *_: membership.told_to_end())
     try:
         return _run(core, core.channel.request("GET", "/trial"), prepare, pruned)
     except ReplicaExit as leaving:

@@ -13,6 +13,7 @@ from pydantic import BaseModel, Field
 from dist_core.goodput import Hints
 from scheduler.api.service import Service, bearer
 from scheduler.control_loop import OWNER_LEASE_SECONDS
+from scheduler.packages import LARGEST_BYTES, PackageRefused
 from scheduler.priorities import effective_priorities
 from trials.errors import InvalidStudyTerms
 from trials.log_files import tail
@@ -120,7 +121,10 @@ def client_routes(service: Service) -> APIRouter:
                 Study(name=name, direction=body.direction, terms=terms, owner=body.owner, owner_seen_at=now)
             )
         service.loop.wake()
-        return {"slots": sum(node.slots for node in service.nodes())}
+        return {
+            "slots": sum(node.slots for node in service.nodes()),
+            "runs_elsewhere": service.packages is not None,
+        }
 
     @routes.post("/studies/{name}/detach")
     def detach(name: str, body: Detach) -> None:
@@ -144,8 +148,9 @@ def client_routes(service: Service) -> APIRouter:
             questions = [each for each in service.mailbox.open_questions(name, body.trials) if each["id"] not in known]
             live = await asyncio.to_thread(_news_of, body.seen)
             left = deadline - service.clock()
-            if finished or questions or live or left <= 0:
-                return {"finished": finished, "questions": questions, "live": live}
+            missing = await asyncio.to_thread(_missing_packages, body.trials)
+            if finished or questions or live or missing or left <= 0:
+                return {"finished": finished, "questions": questions, "live": live, "missing_packages": missing}
             news_task = asyncio.ensure_future(service.mailbox.wait_for_news(name, left))
             changed_task = asyncio.ensure_future(changed.wait())
             done, pending = await asyncio.wait(
@@ -167,6 +172,32 @@ def client_routes(service: Service) -> APIRouter:
     def _finished(trial_ids: list[str]) -> list[dict[str, Any]]:
         records = [store.trial(trial_id) for trial_id in trial_ids]
         return [_summary(record) for record in records if record.state.is_final]
+
+    def _missing_packages(trial_ids: list[str]) -> list[str]:
+        """Packed working folders that the driver has to send again, because the scheduler has lost them."""
+        if service.packages is None:
+            return []
+        wanted = {store.trial(trial_id).spec.package for trial_id in trial_ids} - {""}
+        return [digest for digest in sorted(wanted) if service.packages.find(digest) is None]
+
+    @routes.put("/packages/{digest}")
+    async def put_package(digest: str, request: Request) -> None:
+        """Keep a packed working folder."""
+        if service.packages is None:
+            raise HTTPException(422, "this scheduler starts replicas where sweeps are started; it takes no packages")
+        if int(request.headers.get("content-length", "0")) > LARGEST_BYTES:
+            raise HTTPException(413, f"the package is larger than {LARGEST_BYTES} bytes")
+        content = await request.body()
+        try:
+            await asyncio.to_thread(service.packages.put, digest, content)
+        except PackageRefused as error:
+            raise HTTPException(422, str(error)) from error
+        except OSError as error:
+            raise HTTPException(503, f"the package cannot be kept: {error}") from error
+
+    @routes.get("/packages/{digest}")
+    def has_package(digest: str) -> dict[str, bool]:
+        return {"here": service.packages is not None and service.packages.find(digest) is not None}
 
     def _news_of(seen: dict[str, str]) -> list[dict[str, Any]]:
         """Of running trials whose state, size or goodput is another one than the driver has seen."""
@@ -200,7 +231,7 @@ def client_routes(service: Service) -> APIRouter:
         except TypeError as error:
             raise HTTPException(422, f"not a trial: {error}") from error
         slots = sum(node.slots for node in service.nodes())
-        if spec.min_replicas > slots:
+        if spec.min_replicas > slots and not service.grows:
             raise HTTPException(
                 422,
                 f"min_replicas is {spec.min_replicas} but the cluster has {slots} slots; lower it or add slots",

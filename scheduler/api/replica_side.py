@@ -7,6 +7,7 @@ import math
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Header, HTTPException, Request
+from fastapi.responses import FileResponse
 from pydantic import BaseModel, Field
 
 from dist_core.goodput import Hints
@@ -152,6 +153,21 @@ def replica_routes(service: Service) -> APIRouter:
     def abandoned(caller: Caller, body: Number) -> None:
         store.note_abandoned(caller.trial_id, body.generation)
         service.loop.wake()
+
+    @routes.post("/leaving")
+    def leaving(caller: Caller) -> None:
+        """Somebody outside wants the replica gone: the others are to go on without it."""
+        service.loop.note_leaving(caller.replica_id)
+        service.loop.wake()
+
+    @routes.get("/package")
+    def package(caller: Caller) -> FileResponse:
+        """The packed working folder of the caller's trial."""
+        digest = store.trial(caller.trial_id).spec.package
+        path = None if service.packages is None else service.packages.find(digest)
+        if path is None:
+            raise HTTPException(503, "the sweep's packed working folder is not here (yet); its driver brings it")
+        return FileResponse(path, media_type="application/gzip")
 
     @routes.post("/broken")
     def broken(caller: Caller, body: Number) -> None:

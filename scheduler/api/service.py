@@ -12,6 +12,7 @@ from fastapi import HTTPException, Request
 from scheduler.api.mailbox import Mailbox
 from scheduler.api.tokens import Tokens
 from scheduler.control_loop import ControlLoop
+from scheduler.packages import Packages
 from scheduler.snapshot import NodeView
 from trials.store import TrialStore
 
@@ -29,6 +30,10 @@ class Service:
     clock: Callable[[], float] = time.time
     changed: asyncio.Event = field(default_factory=asyncio.Event)
     event_loop: asyncio.AbstractEventLoop | None = None
+    packages: Packages | None = None
+    """Where sweeps' working folders are kept; None where replicas run on the machine that sweeps are started on."""
+    grows: bool = False
+    """Whether the cluster may get more slots than it has now."""
 
     def announce(self) -> None:
         """Let everybody who waits look again. Callable from any thread."""

@@ -29,6 +29,9 @@ class LaunchRequest:
     """One replica to start: a pure description, made before anything is touched."""
 
     replica_id: str
+    trial_id: str
+    node: str
+    slot: int
     entrypoint: str
     environ: Mapping[str, str]
     """Complete environment of the process."""
@@ -38,6 +41,10 @@ class LaunchRequest:
     user_code: tuple[str, ...]
     log: Path
     """Standard output and error go here."""
+    image: str = ""
+    package: str = ""
+    moved_to: str = ""
+    """As in the trial's spec."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +63,8 @@ class Exit:
     status: int | None
     why: str = ""
     """What the machine knows of its end, such as that it was out of memory."""
+    code: str = "out_of_memory"
+    """Kind of what ``why`` says, for programs."""
 
 
 class Launcher(Protocol):
@@ -75,6 +84,10 @@ class Launcher(Protocol):
 
     def stop(self, replica: ReplicaRecord, *, force: bool) -> None:
         """Ask a replica to save and leave, or (``force``) end it and its children now."""
+        ...
+
+    def collect_log(self, replica: ReplicaRecord, file: Path) -> None:
+        """Bring what a replica has printed into its log file, where it does not write there itself."""
         ...
 
     def close(self) -> None:

@@ -17,6 +17,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -206,6 +207,9 @@ class LocalLauncher:
                     os.kill(replica.pid, signal.SIGKILL)
             else:
                 os.kill(replica.pid, signal.SIGTERM)
+
+    def collect_log(self, replica: ReplicaRecord, file: Path) -> None:
+        """Replicas of this machine write into it themselves."""
 
     def close(self) -> None:
         if self._servers is not None:

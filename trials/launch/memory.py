@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from trials.errors import LaunchFailed
 from trials.launch.base import Exit, LaunchRequest, NodeSlots, ReplicaProcess
@@ -57,6 +58,9 @@ class InMemoryLauncher:
         self.stopped.append((replica.replica_id, force))
         if force and replica.replica_id in self.running:
             self.end(replica.replica_id, -9)
+
+    def collect_log(self, replica: ReplicaRecord, file: Path) -> None:
+        """Nothing is printed."""
 
     def close(self) -> None:
         self.running.clear()

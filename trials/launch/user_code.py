@@ -14,11 +14,40 @@ import sys
 import types
 
 SCRIPT_NAME = "__mp_main__"
+MOVED = "ELASTUNE_MOVED"
+"""Names a folder and where it is found on this machine, as OLD=NEW."""
 
 
 def load(name: str) -> types.ModuleType:
-    """``name``: a module's, or the absolute path of a script."""
-    return _run(name) if os.path.isabs(name) else importlib.import_module(name)
+    """``name``: a module's, or the absolute path of a script. Raises what Python does, with what to do about it."""
+    try:
+        return _run(moved_path(name)) if os.path.isabs(name) else importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        image = os.environ.get("ELASTUNE_IMAGE")
+        if not image:
+            raise
+        raise ModuleNotFoundError(
+            f"{error}: the image {image} does not have it. Replicas import the objective by name: build an image with "
+            "that module, mount a volume that has it and name its path with ELASTUNE_CODE, or start the sweep in the "
+            "folder that holds it, which is then packed",
+            name=error.name,
+        ) from error
+    except FileNotFoundError as error:
+        image = os.environ.get("ELASTUNE_IMAGE")
+        if not image or error.filename != moved_path(name):
+            raise
+        raise FileNotFoundError(
+            f"the script {error.filename} is not in the image {image}; name the folder that holds it there with "
+            "ELASTUNE_CODE, or leave that variable out to have the working folder packed"
+        ) from error
+
+
+def moved_path(path: str) -> str:
+    """Where a path of the machine that the sweep was started on is found here."""
+    old, _, new = os.environ.get(MOVED, "").partition("=")
+    if not old or not (path == old or path.startswith(old.rstrip("/") + "/")):
+        return path
+    return new.rstrip("/") + path[len(old.rstrip("/")) :]
 
 
 @functools.cache

@@ -57,6 +57,11 @@ class InMemoryTrialStore:
             if study is not None and study.owner == owner:
                 self.put_study(replace(study, owner=None))
 
+    def forget_study(self, name: str) -> None:
+        with self._lock:
+            self.writes += 1
+            self._studies.pop(name, None)
+
     def studies(self) -> list[Study]:
         with self._lock:
             return list(self._studies.values())
@@ -78,13 +83,32 @@ class InMemoryTrialStore:
             return record
 
     def adopt(self, record: TrialRecord) -> None:
-        """Take over a trial as it is in another store."""
+        """Take over a trial as it is in another store, or has become there."""
         with self._lock:
             self.writes += 1
             self._by_number[record.spec.study, record.spec.number] = record.trial_id
             self._trials[record.trial_id] = record
-            if not record.state.is_final:
+            if record.state.is_final:
+                self._live.pop(record.trial_id, None)
+            else:
                 self._live[record.trial_id] = None
+
+    def forget_trial(self, trial_id: str) -> None:
+        """It does not exist any more."""
+        with self._lock:
+            record = self._trials.pop(trial_id, None)
+            if record is None:
+                return
+            self.writes += 1
+            self._live.pop(trial_id, None)
+            self._by_number.pop((record.spec.study, record.spec.number), None)
+            for replica_id in list(self._replicas_of.get(trial_id, ())):
+                self.forget_replica(replica_id)
+            self._hints.pop(trial_id, None)
+            self._history.pop(trial_id, None)
+            rows = self._reports.get(record.spec.study, {})
+            for key in [key for key in rows if key[0] == trial_id]:
+                del rows[key]
 
     def has_trial(self, trial_id: str) -> bool:
         return trial_id in self._trials
@@ -197,6 +221,17 @@ class InMemoryTrialStore:
             if fields.get("state") is ReplicaState.GONE:
                 self._live_replicas.pop(replica_id, None)
 
+    def replica_state(self, replica_id: str) -> ReplicaState | None:
+        with self._lock:
+            row = self._replicas.get(replica_id)
+            return None if row is None else row.state
+
+    def trial_of(self, replica_id: str) -> str | None:
+        """The trial that a replica belongs to."""
+        with self._lock:
+            row = self._replicas.get(replica_id)
+            return None if row is None else row.trial_id
+
     def set_replica_state(self, replica_ids: Sequence[str], state: ReplicaState) -> None:
         with self._lock:
             for replica_id in replica_ids:
@@ -209,6 +244,11 @@ class InMemoryTrialStore:
     def put_hints(self, trial_id: str, hints: Mapping[str, Any]) -> None:
         with self._lock:
             self._hints[trial_id] = dict(hints)
+
+    def forget_reports(self, study: str, trial_id: str, steps: Sequence[int]) -> None:
+        with self._lock:
+            for step in steps:
+                self._reports.get(study, {}).pop((trial_id, step), None)
 
     def forget_hints(self, trial_id: str) -> None:
         with self._lock:

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import os
-import signal
-import subprocess
-import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from dist_core.channel import ControlChannel
 from dist_core.core import TrainingCore
-from dist_core.env import EXIT_PEER_LOST, EXIT_PREEMPTED, ReplicaEnvironment
-from dist_core.errors import ControlChannelError
+from dist_core.env import ReplicaEnvironment
+from tuner_bridge.command import run_process
 from tuner_bridge.replica import run_replica
 from tuner_bridge.script import Script
 
@@ -31,39 +27,12 @@ def _prepare(core: TrainingCore, document: Mapping[str, Any]) -> Callable[[], An
 
 
 def run_command() -> int:
-    """Run the command in a shell and tell how it ended. The command itself calls the scheduler, if it uses NNI."""
+    """Entry of a replica whose trial's command is no Python script."""
     environment = ReplicaEnvironment.from_environ()
     assert environment is not None
-    channel = ControlChannel(environment)
-    try:
-        payload = channel.request("GET", "/trial")["payload"]
-        process = subprocess.Popen(
-            ["/bin/sh", "-c", payload["command"]],
-            env={**os.environ, **_nni_environ(payload["nni"], environment)},
-        )
-        # The shell passes no signal on; the replica's processes are a session of their own.
-        signal.signal(signal.SIGTERM, lambda *_: _tell_all(process.pid))
-        status = process.wait()
-        if status in (EXIT_PREEMPTED, EXIT_PEER_LOST) or status < 0:
-            return status if status > 0 else 128 - status
-        if status == 0:
-            outcome: dict[str, Any] = {"kind": "value", "value": None}
-        else:
-            message = f"the trial command ended with status {status}"
-            outcome = {"kind": "error", "error_type": "CommandFailed", "message": message}
-        channel.request("POST", "/outcome", outcome, give_up_after=60.0)
-        return min(status, 1)
-    except ControlChannelError as error:
-        print(f"replica ends: {error}", file=sys.stderr)
-        return EXIT_PEER_LOST
-    finally:
-        channel.close()
-
-
-def _tell_all(child: int) -> None:
-    """Ask every process of this session but this one to end."""
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    os.killpg(os.getpgid(child), signal.SIGTERM)
+    return run_process(
+        lambda payload: (["/bin/sh", "-c", payload["command"]], _nni_environ(payload["nni"], environment))
+    )
 
 
 def _nni_environ(nni: Mapping[str, Any], environment: ReplicaEnvironment) -> dict[str, str]:

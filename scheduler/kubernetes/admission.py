@@ -1,0 +1,64 @@
+"""Whether a trial or study that somebody applies makes sense: a pure answer to the API server's question."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from trials.errors import InvalidStudyTerms, InvalidTrialSpec
+from trials.kubernetes.documents import CHANGEABLE, spec_from, study_from
+from trials.kubernetes.names import LONGEST_TRIAL_NAME, is_name
+
+
+def review(request: Mapping[str, Any]) -> dict[str, Any]:
+    """An AdmissionReview (admission.k8s.io/v1) with the answer to the one given; deletions always pass."""
+    asked = request.get("request") or {}
+    why = _objection(asked)
+    answer: dict[str, Any] = {"uid": asked.get("uid", ""), "allowed": why is None}
+    if why is not None:
+        answer["status"] = {"code": 422, "reason": "Invalid", "message": why}
+    return {"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "response": answer}
+
+
+def _objection(asked: Mapping[str, Any]) -> str | None:
+    document = asked.get("object")
+    if not isinstance(document, Mapping):
+        return None
+    kind = (asked.get("kind") or {}).get("kind")
+    try:
+        if kind == "Trial":
+            return _trial_objection(document, asked.get("oldObject"))
+        if kind == "Study":
+            study_from(document)
+    except (InvalidTrialSpec, InvalidStudyTerms, TypeError) as error:
+        return str(error)
+    return None
+
+
+def _trial_objection(document: Mapping[str, Any], before: Any) -> str | None:
+    name = str((document.get("metadata") or {}).get("name") or "")
+    if name and not is_name(name):
+        return (
+            f"metadata.name is {name!r}; a trial's name has at most {LONGEST_TRIAL_NAME} lower-case letters, digits "
+            "and dashes, because its replicas' names begin with it"
+        )
+    spec = spec_from(document, 0)
+    template = (document.get("spec") or {}).get("template") or {}
+    if not isinstance(template, Mapping) or set(template) - {"metadata", "spec"}:
+        return "spec.template must be a pod template: it has metadata and spec, and nothing else"
+    if not isinstance(before, Mapping):
+        return None
+    was = spec_from(before, 0)
+    fixed = [field for field in was.to_json() if field not in CHANGEABLE]
+    changed = [field for field in fixed if getattr(was, field) != getattr(spec, field)]
+    if changed:
+        field = changed[0]
+        return (
+            f"spec.{_shown(field)} was {getattr(was, field)!r:.80} and cannot be changed; apply a trial of another name"
+        )
+    return None
+
+
+def _shown(field: str) -> str:
+    first, *rest = {"environ": "env"}.get(field, field).split("_")
+    return first + "".join(part.capitalize() for part in rest)

@@ -1,0 +1,124 @@
+"""Asking for nodes: pods that wait for room, which an autoscaler of nodes (Cluster Autoscaler, Karpenter) then makes.
+
+How many nodes there should be is `scheduler.autoscale`'s answer. One placeholder stands for the slots of one node that
+is wanted and not there. When that node has come, or is not wanted any more, its placeholder goes.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from kubernetes.utils import parse_quantity
+
+from scheduler.autoscale import Autoscaler, AutoscaleSettings, NodeOffer
+from scheduler.snapshot import Snapshot
+from trials.errors import InvalidClusterSettings
+from trials.kubernetes.api import PODS, ClusterApi
+from trials.kubernetes.names import INSTANCE_LABEL, PLACEHOLDER_LABEL, label_value
+from trials.kubernetes.pods import merge_templates
+from trials.kubernetes.settings import ClusterSettings
+
+Document = dict[str, Any]
+
+KNOWN = {"most_nodes", "least_nodes", "slots_per_node", "price_per_hour", "worth_of_an_hour", "image", "template"}
+KIND = ""
+"""Nodes of one kind only are asked for: which, the placeholders' template says."""
+
+logger = logging.getLogger(__name__)
+
+
+class Placeholders:
+    """``pods``: those that the watch knows."""
+
+    def __init__(self, api: ClusterApi, settings: ClusterSettings, pods: Callable[[], Sequence[Document]]) -> None:
+        self._api = api
+        self._settings = settings
+        self._pods = pods
+        self._autoscaler = autoscaler_from(settings)
+
+    def adjust(self, snapshot: Snapshot | None, now: float) -> None:
+        if self._autoscaler is None or snapshot is None:
+            return
+        present = len(snapshot.nodes)
+        desired = self._autoscaler.decide(snapshot, {KIND: present}, now)[KIND]
+        waiting = [pod for pod in self._pods() if self._is_one(pod)]
+        more, fewer = difference(desired - present, [pod["metadata"]["name"] for pod in waiting])
+        for _ in range(more):
+            self._api.create(PODS, self._settings.namespace, placeholder(self._settings, secrets.token_hex(4)))
+        for name in fewer:
+            self._api.delete(PODS, self._settings.namespace, name, grace_seconds=0)
+        if more or fewer:
+            logger.info("nodes wanted=%d present=%d placeholders=%+d", desired, present, more - len(fewer))
+
+    def _is_one(self, pod: Mapping[str, Any]) -> bool:
+        labels = pod["metadata"].get("labels") or {}
+        ours = labels.get(INSTANCE_LABEL) == label_value(self._settings.instance)
+        return ours and PLACEHOLDER_LABEL in labels and not pod["metadata"].get("deletionTimestamp")
+
+
+def difference(wanted: int, present: Sequence[str]) -> tuple[int, list[str]]:
+    """How many placeholders to make, and which to take away."""
+    return max(0, wanted - len(present)), sorted(present)[max(0, wanted) :]
+
+
+def autoscaler_from(settings: ClusterSettings) -> Autoscaler | None:
+    """None where the cluster's nodes do not change; raises InvalidClusterSettings."""
+    given = dict(settings.placeholders)
+    if not given:
+        return None
+    unknown = {_snake(key) for key in given} - KNOWN
+    if unknown:
+        raise InvalidClusterSettings(f"placeholders.{min(unknown)} is not known; there are {', '.join(sorted(KNOWN))}")
+    named = {_snake(key): value for key, value in given.items()}
+    offer = NodeOffer(
+        kind=KIND,
+        slots=int(named.get("slots_per_node", 1)),
+        price_per_hour=float(named.get("price_per_hour", 1.0)),
+        least_nodes=int(named.get("least_nodes", 0)),
+        most_nodes=int(named.get("most_nodes", 16)),
+    )
+    return Autoscaler(AutoscaleSettings(offers=(offer,), worth_of_an_hour=float(named.get("worth_of_an_hour", 10.0))))
+
+
+def placeholder(settings: ClusterSettings, suffix: str) -> Document:
+    """A pod as large as all slots of a node, on a node that has none of our replicas."""
+    given = {_snake(key): value for key, value in settings.placeholders.items()}
+    slots = int(given.get("slots_per_node", 1))
+    amounts = {name: str(parse_quantity(quantity) * slots) for name, quantity in settings.slot.items()}
+    own: Document = {
+        "spec": {
+            "containers": [
+                {
+                    "name": "placeholder",
+                    "image": given.get("image") or settings.image,
+                    "command": ["python", "-c", "import signal; signal.pause()"],
+                    "resources": {"requests": amounts, "limits": {k: v for k, v in amounts.items() if k != "cpu"}},
+                }
+            ],
+            "restartPolicy": "Never",
+            "terminationGracePeriodSeconds": 0,
+            "enableServiceLinks": False,
+            "automountServiceAccountToken": False,
+        }
+    }
+    template = merge_templates(own, given.get("template") or {})
+    labels = {INSTANCE_LABEL: label_value(settings.instance), PLACEHOLDER_LABEL: "true"}
+    metadata = template.pop("metadata", {})
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {
+            **metadata,
+            "name": f"{settings.instance}-placeholder-{suffix}",
+            "namespace": settings.namespace,
+            "labels": {**(metadata.get("labels") or {}), **labels},
+        },
+        **template,
+    }
+
+
+def _snake(name: str) -> str:
+    return "".join(f"_{letter.lower()}" if letter.isupper() else letter for letter in name)

@@ -1,0 +1,338 @@
+"""One scheduler process of a cluster: stands for election, and leads or waits, until told to stop.
+
+Whether it leads or not it answers the API server's admission questions and health probes, over TLS. Only the one that
+leads has a store, a loop and the API; it marks its own pod as leader, which is what the API's service selects.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import signal
+import socket
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import uvicorn
+from fastapi import FastAPI
+from fastapi.responses import JSONResponse
+
+from scheduler.api.app import create_app
+from scheduler.api.service import Service
+from scheduler.api.tokens import Tokens
+from scheduler.control_loop import ControlLoop, LoopSettings
+from scheduler.kubernetes.admission import review
+from scheduler.kubernetes.certificates import Certificate, shared_certificate, trust
+from scheduler.kubernetes.housekeeping import Housekeeping
+from scheduler.kubernetes.leadership import lead_when_elected, resign
+from scheduler.kubernetes.placeholders import Placeholders
+from scheduler.packages import Packages
+from scheduler.policy import policy_by_name
+from scheduler.snapshot import NodeView
+from scheduler.steady_clock import SteadyClock
+from trials.errors import ClusterRefused, ClusterUnreachable
+from trials.kubernetes.api import PODS, SERVICES, STUDIES, TRIALS, KubernetesApi
+from trials.kubernetes.launcher import KubernetesLauncher
+from trials.kubernetes.names import LEADER_LABEL
+from trials.kubernetes.settings import ClusterSettings
+from trials.kubernetes.store import KubernetesTrialStore
+from trials.kubernetes.view import WatchedCluster
+from trials.kubernetes.watching import Watched
+
+logger = logging.getLogger(__name__)
+
+DECIDE_SECONDS = 1.0
+"""Between two decisions of the policy: pods take that long to move anyway."""
+OWN_VARIABLES = frozenset({"TZ", "LANG", "LC_ALL"})
+"""What replicas inherit; the rest of a replica's environment is its image's."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OperatorSettings:
+    cluster: ClusterSettings
+    token: str
+    host: str = "0.0.0.0"  # noqa: S104  # a pod's own address; its NetworkPolicy says who may call
+    port: int = 7300
+    webhook_port: int = 7443
+    webhook_host: str | None = None
+    """None: the same as ``host``."""
+    service: str | None = None
+    """Name of the service that leads to the scheduler that leads."""
+    url: str | None = None
+    """Where replicas reach the scheduler; None: at its service's address."""
+    webhook: str | None = None
+    """Name of the ValidatingWebhookConfiguration that asks this scheduler; None: nobody asks."""
+    webhook_secret: str | None = None
+    webhook_names: tuple[str, ...] = ()
+    policy: str = "goodput"
+    identity: str = ""
+    """Of this process among those that stand for election: its pod's name."""
+    lease: str = "elastune"
+
+
+class Operator:
+    """``on_leading`` is told the API's address when this process leads and answers."""
+
+    def __init__(
+        self, api: KubernetesApi, settings: OperatorSettings, on_leading: Callable[[str], None] = lambda _: None
+    ) -> None:
+        self._api = api
+        self._settings = settings
+        self._on_leading = on_leading
+        self._namespace = settings.cluster.namespace
+        self._identity = settings.identity or f"{socket.gethostname()}-{os.getpid()}"
+        self._stop = threading.Event()
+        self._server: uvicorn.Server | None = None
+        self._loop: ControlLoop | None = None
+        self._store: KubernetesTrialStore | None = None
+        self._led = threading.Event()
+        self._certificates = tempfile.TemporaryDirectory(prefix="elastune-webhook-")
+        self._state = Path(settings.cluster.state_dir)
+        # What cannot work is said before anybody waits for a leader.
+        policy_by_name(settings.policy)
+        self._state.mkdir(parents=True, exist_ok=True)
+
+    def run(self) -> None:
+        """Until SIGTERM or SIGINT; ends the process when the lease is lost, because another one may lead then."""
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda *_: self._stop.set())
+        self._mark_leader(self._identity, leads=False)
+        threading.Thread(target=self._answer_reviews, name="webhook", daemon=True).start()
+        threading.Thread(target=self._stand, name="election", daemon=True).start()
+        self._stop.wait()
+        self._finish()
+
+    def _stand(self) -> None:
+        try:
+            lead_when_elected(
+                self._api,
+                self._namespace,
+                self._settings.lease,
+                self._identity,
+                lead=self._lead,
+                lost=self._lost,
+            )
+        except Exception:
+            logger.exception("the election failed")
+        self._lost()
+
+    def _lost(self) -> None:
+        if not self._stop.is_set():
+            logger.error("the lease is lost: ending, so that no two schedulers lead")
+            os._exit(1)
+
+    def _finish(self) -> None:
+        logger.info("stopping; trials train on")
+        if self._server is not None:
+            self._server.should_exit = True
+        if self._loop is not None:
+            self._loop.stop()
+        if self._store is not None:
+            self._store.close()
+        resign(self._api, self._namespace, self._settings.lease, self._identity)
+        self._certificates.cleanup()
+
+    # ------------------------------------------------------------------ leading
+
+    def _lead(self) -> None:
+        """Take over what is there, and go on with it. What it raises ends the leadership."""
+        began = time.monotonic()
+        settings, cluster = self._settings, self._settings.cluster
+        self._mark_others()
+        store = self._store = KubernetesTrialStore(self._api, cluster)
+        woken: list[ControlLoop] = []
+
+        def wake() -> None:
+            for loop in woken:
+                loop.wake()
+
+        view = WatchedCluster(self._api, wake)
+        launcher = KubernetesLauncher(self._api, view, cluster, owner_of=store.owner_of, log_of=self._log_of)
+        tokens = Tokens(settings.token)
+        url = settings.url or self._service_url()
+        clock = SteadyClock()
+        service_box: list[Service] = []
+        keeping: list[Housekeeping] = []
+
+        def on_change() -> None:
+            service_box[0].announce()
+            keeping[0].look()
+
+        loop = self._loop = ControlLoop(
+            store,
+            launcher,
+            policy_by_name(settings.policy),
+            LoopSettings(
+                state_dir=self._state,
+                api_url=lambda: url,
+                replica_token=tokens.for_trial,
+                base_environ={name: os.environ[name] for name in OWN_VARIABLES & os.environ.keys()},
+                decide_every_seconds=DECIDE_SECONDS,
+            ),
+            clock=clock,
+            on_change=on_change,
+        )
+        placeholders = Placeholders(self._api, cluster, view.pods)
+        keeping.append(Housekeeping(store, loop, cluster, placeholders, clock=clock))
+        service = Service(
+            store=store,
+            loop=loop,
+            tokens=tokens,
+            nodes=lambda: tuple(
+                NodeView(name=node.node, slots=node.slots, kind=node.kind) for node in launcher.nodes()
+            ),
+            clock=clock,
+            packages=Packages(self._state / "packages"),
+            grows=True,
+        )
+        service_box.append(service)
+        view.start()
+        watches = self._watch_resources(store, loop)
+        woken.append(loop)
+        for watched in watches:
+            watched.wait_until_synced(60.0)
+        self._server = uvicorn.Server(
+            uvicorn.Config(
+                create_app(service),
+                host=settings.host,
+                port=settings.port,
+                log_config=None,
+                access_log=False,
+                timeout_keep_alive=75,
+                timeout_graceful_shutdown=1,
+            )
+        )
+        threading.Thread(target=self._announce, args=(url, began), daemon=True).start()
+        self._server.run()
+        if not self._stop.is_set():
+            raise RuntimeError("the API's server has ended")
+
+    def _announce(self, url: str, began: float) -> None:
+        while self._server is not None and not self._server.started:
+            time.sleep(0.01)
+        self._mark_leader(self._identity, leads=True)
+        self._led.set()
+        logger.info("leading identity=%s url=%s seconds=%.2f", self._identity, url, time.monotonic() - began)
+        self._on_leading(url)
+
+    def _watch_resources(self, store: KubernetesTrialStore, loop: ControlLoop) -> list[Watched]:
+        def heard(take: Callable[[Mapping[str, Any]], bool]) -> Callable[[dict[str, Any]], None]:
+            def handle(document: dict[str, Any]) -> None:
+                if take(document):
+                    loop.decide_anew()
+                    loop.wake()
+
+            return handle
+
+        def gone(forget: Callable[[Mapping[str, Any]], None]) -> Callable[[dict[str, Any]], None]:
+            def handle(document: dict[str, Any]) -> None:
+                forget(document)
+                loop.wake()
+
+            return handle
+
+        watches = []
+        for namespace in self._settings.cluster.all_namespaces:
+            watches += [
+                Watched(
+                    self._api,
+                    STUDIES,
+                    namespace=namespace,
+                    heard=heard(store.take_study),
+                    gone=gone(store.forget_study),
+                ),
+                Watched(
+                    self._api,
+                    TRIALS,
+                    namespace=namespace,
+                    heard=heard(store.take_trial),
+                    gone=gone(store.forget_trial),
+                ),
+            ]
+        for watched in watches:
+            watched.start()
+        return watches
+
+    def _log_of(self, namespace: str, pod: str, most_bytes: int) -> str:
+        return self._api.log(namespace, pod, most_bytes=most_bytes)
+
+    def _service_url(self) -> str:
+        """By its address: it works where a cluster has no name service, too."""
+        if self._settings.service is None:
+            return f"http://{self._settings.host}:{self._settings.port}"
+        service = self._api.get(SERVICES, self._namespace, self._settings.service)
+        ports = {port.get("name"): port["port"] for port in service["spec"]["ports"]}
+        return f"http://{service['spec']['clusterIP']}:{ports.get('api', self._settings.port)}"
+
+    def _mark_leader(self, pod: str, *, leads: bool) -> None:
+        """So that the API's service leads here, or does not; outside a cluster there is no such pod."""
+        change = {"metadata": {"labels": {LEADER_LABEL: "true" if leads else None}}}
+        try:
+            self._api.patch(PODS, self._namespace, pod, change)
+        except ClusterRefused as error:
+            if error.status != 404:
+                raise
+
+    def _mark_others(self) -> None:
+        """One that led before and is still there, such as on a node that does not answer, must not be called."""
+        marked = self._api.list(PODS, self._namespace, labels=f"{LEADER_LABEL}=true").get("items") or ()
+        for pod in marked:
+            if pod["metadata"]["name"] != self._identity:
+                with contextlib.suppress(ClusterRefused):
+                    self._mark_leader(pod["metadata"]["name"], leads=False)
+
+    # ------------------------------------------------------------------ whether it leads or not
+
+    def _answer_reviews(self) -> None:
+        settings = self._settings
+        if settings.webhook_secret is None:
+            return
+        certificate = self._certificate()
+        paths = certificate.write(Path(self._certificates.name))
+        server = uvicorn.Server(
+            uvicorn.Config(
+                review_app(lambda: self._led.is_set()),
+                host=settings.webhook_host or settings.host,
+                port=settings.webhook_port,
+                ssl_certfile=str(paths[0]),
+                ssl_keyfile=str(paths[1]),
+                log_config=None,
+                access_log=False,
+            )
+        )
+        server.run()
+
+    def _certificate(self) -> Certificate:
+        settings = self._settings
+        assert settings.webhook_secret is not None
+        while True:
+            try:
+                names = settings.webhook_names or ("localhost",)
+                certificate = shared_certificate(self._api, self._namespace, settings.webhook_secret, names)
+                if settings.webhook is not None:
+                    trust(self._api, settings.webhook, certificate)
+                return certificate
+            except (ClusterRefused, ClusterUnreachable) as error:
+                logger.warning("the webhook is not served yet error=%s", error)
+                time.sleep(2.0)
+
+
+def review_app(leads: Callable[[], bool]) -> FastAPI:
+    """Admission reviews and health, without a token: the API server and the kubelet have none."""
+    app = FastAPI(title="Elastune admission", docs_url=None, openapi_url=None)
+
+    @app.post("/review")
+    def answer(document: dict[str, Any]) -> JSONResponse:
+        return JSONResponse(review(document))
+
+    @app.get("/healthz")
+    def healthz() -> dict[str, Any]:
+        return {"status": "ok", "leads": leads()}
+
+    return app

@@ -1,0 +1,291 @@
+"""Trials and studies as custom resources, and back: pure translations.
+
+A resource's ``spec`` is what somebody asked for; ``status.record`` is what the scheduler knows and decided, written by
+it alone. Values that must come back bit for bit (parameters, outcomes, hints) are kept as JSON texts: the API server
+turns 1.0 into 1, and a merge patch takes null for "remove".
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from trials.errors import InvalidTrialSpec
+from trials.kubernetes.names import GROUP, TRIAL_LABEL, VERSION
+from trials.record import Outcome, Reason, ReplicaRecord, ReplicaState, Report, Study, TrialRecord
+from trials.spec import TrialSpec
+from trials.states import TrialState
+from trials.store.base import HistoryEntry
+from trials.terms import StudyTerms
+
+Document = dict[str, Any]
+
+COMMAND_ENTRYPOINT = "tuner_bridge.command:run"
+"""Runs the command of a trial that was written by hand."""
+
+_SPEC_FIELDS = {
+    "study": "study",
+    "number": "number",
+    "entrypoint": "entrypoint",
+    "payload": "payload",
+    "min_replicas": "minReplicas",
+    "max_replicas": "maxReplicas",
+    "preemptible": "preemptible",
+    "only_on": "onlyOn",
+    "working_dir": "workingDir",
+    "python_path": "pythonPath",
+    "preload": "preload",
+    "user_code": "userCode",
+    "environ": "env",
+    "max_losses": "maxLosses",
+    "image": "image",
+    "package": "package",
+    "moved_to": "movedTo",
+}
+_TERM_FIELDS = {
+    "weight": "weight",
+    "priority": "priority",
+    "yields_to": "yieldsTo",
+    "quota": "quota",
+    "goal": "goal",
+    "deadline_at": "deadlineAt",
+    "budget_slot_hours": "budgetSlotHours",
+}
+CHANGEABLE = frozenset({"min_replicas", "max_replicas", "only_on", "max_losses"})
+"""What may be another in a trial that is there already."""
+
+
+@dataclass(frozen=True, slots=True)
+class TrialObject:
+    """A trial as the API server has it."""
+
+    namespace: str
+    name: str
+    uid: str
+    record: TrialRecord
+    template: Mapping[str, Any]
+    """What its pods have beyond the cluster's template: a pod template of Kubernetes."""
+    deleted: bool
+    finalizers: tuple[str, ...]
+    replicas: tuple[ReplicaRecord, ...] = ()
+    reports: tuple[Report, ...] = ()
+    history: tuple[HistoryEntry, ...] = ()
+    history_keys: tuple[str, ...] = ()
+    hints: Mapping[str, Any] | None = None
+    labels: Mapping[str, str] = field(default_factory=dict)
+
+
+# ---------------------------------------------------------------------- trials
+
+
+def spec_from(document: Mapping[str, Any], number: int | None = None) -> TrialSpec:
+    """What a resource asks for; raises InvalidTrialSpec. ``number``: where it names none itself."""
+    given = document.get("spec") or {}
+    known = {*_SPEC_FIELDS.values(), "encodedPayload", "command", "template", "queueName"}
+    unknown = set(given) - known
+    if unknown:
+        raise InvalidTrialSpec(f"spec.{min(unknown)} is not known; a trial has {', '.join(sorted(known))}")
+    fields: dict[str, Any] = {name: given[key] for name, key in _SPEC_FIELDS.items() if key in given}
+    if "encodedPayload" in given:
+        try:
+            fields["payload"] = json.loads(given["encodedPayload"])
+        except ValueError as error:
+            raise InvalidTrialSpec(f"spec.encodedPayload is no JSON: {error}") from error
+    command = given.get("command")
+    if command is not None:
+        if "entrypoint" in given:
+            raise InvalidTrialSpec("spec has a command and an entrypoint; it must have one of them")
+        if not isinstance(command, list) or not command or not all(isinstance(word, str) for word in command):
+            raise InvalidTrialSpec(f"spec.command is {command!r:.80}; it must be a list of texts")
+        fields["entrypoint"] = COMMAND_ENTRYPOINT
+        fields["payload"] = {**(fields.get("payload") or {}), "command": command}
+    elif "entrypoint" not in given:
+        raise InvalidTrialSpec("spec has neither a command nor an entrypoint; name the one that replicas run")
+    fields.setdefault("study", (document.get("metadata") or {}).get("name"))
+    if fields.get("number") is None:
+        fields["number"] = 0 if number is None else number
+    if "max_replicas" not in fields:
+        fields["max_replicas"] = fields.get("min_replicas", 1)
+    try:
+        return TrialSpec.from_json(fields)
+    except TypeError as error:
+        raise InvalidTrialSpec(f"spec: {error}") from error
+
+
+def trial_document(
+    spec: TrialSpec, name: str, namespace: str, *, owner: Mapping[str, Any] | None, labels: Mapping[str, str]
+) -> Document:
+    """A trial that a front end submits."""
+    # Empty texts stay out: not every API server tells them from null.
+    given = {_SPEC_FIELDS[field]: value for field, value in spec.to_json().items() if value != ""}
+    given["encodedPayload"] = json.dumps(given.pop("payload"))
+    metadata: Document = {"name": name, "namespace": namespace, "labels": dict(labels), "finalizers": []}
+    if owner is not None:
+        metadata["ownerReferences"] = [dict(owner)]
+    return {"apiVersion": f"{GROUP}/{VERSION}", "kind": "Trial", "metadata": metadata, "spec": given}
+
+
+def record_status(record: TrialRecord) -> Document:
+    """The part of the status that says what the scheduler has decided, and what people see of it."""
+    return {
+        "phase": record.state.value.capitalize(),
+        "reason": record.reason.code or None,
+        "message": record.reason.sentence or None,
+        "replicas": 0 if record.state.is_final else len(record.members),
+        "selector": f"{TRIAL_LABEL}={record.trial_id}",
+        "record": {
+            "number": record.spec.number,
+            "state": record.state.value,
+            "submittedAt": record.submitted_at,
+            "finishedAt": record.finished_at,
+            "generation": record.generation,
+            "members": list(record.members),
+            "published": record.published,
+            "publishedMembers": list(record.published_members),
+            "publishedAt": record.published_at,
+            "joinEpoch": record.join_epoch,
+            "entered": record.entered,
+            "abandoned": record.abandoned,
+            "rescaledAt": record.rescaled_at,
+            "losses": record.losses,
+            "outcome": None if record.outcome is None else json.dumps(asdict(record.outcome)),
+            "cancelRequested": record.cancel_requested,
+            "hold": record.hold,
+        },
+    }
+
+
+def record_from(document: Mapping[str, Any], trial_id: str, number: int | None = None) -> TrialRecord:
+    """Raises InvalidTrialSpec; a resource that has no record yet gives a new one."""
+    status = document.get("status") or {}
+    kept = status.get("record")
+    if kept is None:
+        return TrialRecord(trial_id=trial_id, spec=spec_from(document, number))
+    outcome = kept.get("outcome")
+    return TrialRecord(
+        trial_id=trial_id,
+        spec=spec_from(document, kept["number"]),
+        state=TrialState(kept["state"]),
+        reason=Reason(code=status.get("reason", ""), sentence=status.get("message", "")),
+        submitted_at=kept.get("submittedAt", 0.0),
+        finished_at=kept.get("finishedAt"),
+        generation=kept.get("generation", 0),
+        members=tuple(kept.get("members", ())),
+        published=kept.get("published", 0),
+        published_members=tuple(kept.get("publishedMembers", ())),
+        published_at=kept.get("publishedAt", 0.0),
+        join_epoch=kept.get("joinEpoch"),
+        entered=kept.get("entered", 0),
+        abandoned=kept.get("abandoned", 0),
+        rescaled_at=kept.get("rescaledAt", 0.0),
+        losses=kept.get("losses", 0),
+        outcome=None if outcome is None else Outcome(**json.loads(outcome)),
+        cancel_requested=kept.get("cancelRequested"),
+        hold=kept.get("hold"),
+    )
+
+
+def trial_object(document: Mapping[str, Any], trial_id: str, number: int | None = None) -> TrialObject:
+    """Everything that a resource says; raises InvalidTrialSpec."""
+    metadata = document["metadata"]
+    status = document.get("status") or {}
+    hints = status.get("hints")
+    return TrialObject(
+        namespace=metadata.get("namespace", ""),
+        name=metadata["name"],
+        uid=metadata.get("uid", ""),
+        record=record_from(document, trial_id, number),
+        template=(document.get("spec") or {}).get("template") or {},
+        deleted=metadata.get("deletionTimestamp") is not None,
+        finalizers=tuple(metadata.get("finalizers") or ()),
+        replicas=tuple(
+            replica_from(name, trial_id, each) for name, each in (status.get("replicaRecords") or {}).items()
+        ),
+        reports=tuple(
+            Report(trial_id, int(step), None if value == "nan" else float(value), float(progress))
+            for step, (value, progress) in (
+                (step, text.split()) for step, text in (status.get("reports") or {}).items()
+            )
+        ),
+        history=tuple(history_from(trial_id, text) for _, text in sorted((status.get("history") or {}).items())),
+        history_keys=tuple(status.get("history") or ()),
+        hints=None if hints is None else json.loads(hints),
+        labels=metadata.get("labels") or {},
+    )
+
+
+def merged(below: Mapping[str, Any], change: Mapping[str, Any]) -> Document:
+    """A merge patch (RFC 7386) applied to a document, or to an earlier patch: then what it removes stays named."""
+    result = dict(below)
+    for key, value in change.items():
+        present = result.get(key)
+        if isinstance(value, Mapping):
+            result[key] = merged(present if isinstance(present, Mapping) else {}, value)
+        else:
+            result[key] = value
+    return result
+
+
+def text_of(document: Mapping[str, Any]) -> str:
+    """As it comes back with json.loads: numbers keep their kind, and None stays."""
+    return json.dumps(document)
+
+
+def replica_status(replica: ReplicaRecord) -> Document:
+    fields = asdict(replica)
+    del fields["replica_id"], fields["trial_id"]
+    fields["state"] = replica.state.value
+    return fields
+
+
+def replica_from(replica_id: str, trial_id: str, kept: Mapping[str, Any]) -> ReplicaRecord:
+    return ReplicaRecord(
+        **{**kept, "replica_id": replica_id, "trial_id": trial_id, "state": ReplicaState(kept["state"])}
+    )
+
+
+def report_status(report: Report) -> str:
+    return f"{'nan' if report.value is None else repr(report.value)} {report.progress!r}"
+
+
+def history_status(entry: HistoryEntry) -> str:
+    return json.dumps([entry.at, entry.what, entry.reason.code, entry.reason.sentence, entry.who])
+
+
+def history_from(trial_id: str, text: str) -> HistoryEntry:
+    at, what, code, sentence, who = json.loads(text)
+    return HistoryEntry(at=at, trial_id=trial_id, what=what, reason=Reason(code=code, sentence=sentence), who=who)
+
+
+# ---------------------------------------------------------------------- studies
+
+
+def study_from(document: Mapping[str, Any]) -> Study:
+    """Raises InvalidStudyTerms."""
+    given = document.get("spec") or {}
+    status = document.get("status") or {}
+    return Study(
+        name=given.get("name") or document["metadata"]["name"],
+        direction=given.get("direction", "minimize"),
+        terms=StudyTerms.from_json({name: given[key] for name, key in _TERM_FIELDS.items() if key in given}),
+        owner=status.get("owner"),
+        owner_seen_at=status.get("ownerSeenAt"),
+    )
+
+
+def study_spec(study: Study) -> Document:
+    """For a merge patch: what is None there is removed."""
+    terms = {key: study.terms.to_json()[name] for name, key in _TERM_FIELDS.items()}
+    return {"name": study.name, "direction": study.direction, **terms}
+
+
+def study_status(study: Study) -> Document:
+    return {"owner": study.owner, "ownerSeenAt": study.owner_seen_at}
+
+
+def study_document(study: Study, name: str, namespace: str, labels: Mapping[str, str]) -> Document:
+    given = {key: value for key, value in study_spec(study).items() if value is not None}
+    metadata = {"name": name, "namespace": namespace, "labels": dict(labels)}
+    return {"apiVersion": f"{GROUP}/{VERSION}", "kind": "Study", "metadata": metadata, "spec": given}

@@ -1,0 +1,204 @@
+"""Replicas as pods, on the slots that a cluster has free.
+
+Nodes and pods are watched, never asked for one by one; what was just created or deleted is remembered until the watch
+has told of it. Concurrency: the control loop's thread makes all calls, the watching threads only wake it.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from trials.errors import ClusterRefused, ClusterUnreachable, LaunchFailed
+from trials.kubernetes.api import PODS, ClusterApi
+from trials.kubernetes.names import INSTANCE_LABEL, PLACEHOLDER_LABEL, REPLICA_LABEL, label_value
+from trials.kubernetes.nodes import is_ready, node_slots
+from trials.kubernetes.pods import Owner, PodEnd, created_at, node_of, pod_manifest, read_end
+from trials.kubernetes.settings import ClusterSettings
+from trials.launch.base import Exit, LaunchRequest, NodeSlots, ReplicaProcess
+from trials.record import ReplicaRecord
+
+Document = dict[str, Any]
+
+UNSEEN_SECONDS = 30.0
+"""A pod that was created and of which the watch has not told by then does not exist."""
+ORPHAN_SECONDS = 10.0
+"""A pod that no replica's record names is deleted when it is so old: its scheduler died before it had noted it."""
+LOG_BYTES = 256 * 1024
+
+logger = logging.getLogger(__name__)
+
+
+class ClusterView(Protocol):
+    """What the watches know."""
+
+    def nodes(self) -> Sequence[Document]: ...
+
+    def pods(self) -> Sequence[Document]: ...
+
+    @property
+    def version(self) -> int:
+        """Another number after every change."""
+        ...
+
+
+class KubernetesLauncher:
+    """``owner_of``: the trial that a replica belongs to, from the store. ``log_of``: what a pod printed, its end."""
+
+    def __init__(
+        self,
+        api: ClusterApi,
+        view: ClusterView,
+        settings: ClusterSettings,
+        *,
+        owner_of: Callable[[str], Owner],
+        log_of: Callable[[str, str, int], str] | None = None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._api = api
+        self._view = view
+        self._settings = settings
+        self._owner_of = owner_of
+        self._log_of = log_of
+        self._clock = clock
+        self._instance = label_value(settings.instance)
+        self._created: dict[str, tuple[float, Document]] = {}
+        self._known: tuple[int, list[NodeSlots]] = (-1, [])
+        self._lock = threading.Lock()
+        self._orphans_since: dict[str, float] = {}
+        self._dismissed: set[str] = set()
+        """Pods whose replica was reported as gone."""
+
+    def nodes(self) -> Sequence[NodeSlots]:
+        """From what the watches know; computed anew when that has changed."""
+        with self._lock:
+            version, found = self._known
+            if version != self._view.version or self._created:
+                version = self._view.version
+                found = node_slots(self._view.nodes(), self._all_pods(), self._settings)
+                self._known = version, found
+            return found
+
+    def slot_environ(self, node: str, slot: int) -> Mapping[str, str]:
+        threads = self._settings.slot.get("cpu")
+        whole = int(float(threads)) if threads is not None and not threads.endswith("m") else 1
+        return {"OMP_NUM_THREADS": str(max(1, whole))}
+
+    def launch(self, request: LaunchRequest) -> ReplicaProcess:
+        owner = self._owner_of(request.trial_id)
+        manifest = pod_manifest(request, owner, self._settings)
+        if not manifest["spec"]["containers"][0].get("image"):
+            raise LaunchFailed(
+                f"no image is known for trial {request.trial_id}; set spec.image of the trial or of its study, "
+                "ELASTUNE_IMAGE for a sweep, or the chart's replicas.image"
+            )
+        try:
+            pod = self._api.create(PODS, owner.namespace, manifest)
+        except ClusterRefused as error:
+            if error.status != 409:
+                raise LaunchFailed(f"the cluster refuses a pod on {request.node}: {error}") from error
+            pod = self._api.get(PODS, owner.namespace, request.replica_id)
+        except ClusterUnreachable as error:
+            raise LaunchFailed(str(error)) from error
+        self._created[request.replica_id] = time.monotonic(), pod
+        # In its pod a replica is process 1; the pod's age makes the name unique.
+        return ReplicaProcess(1, created_at(pod))
+
+    def _all_pods(self) -> list[Document]:
+        """Those that the watch knows, and those of ours that it does not know yet."""
+        seen = list(self._view.pods())
+        if self._created:
+            names = {pod["metadata"]["name"] for pod in seen}
+            for name in [name for name in self._created if name in names]:
+                self._created.pop(name, None)
+            now = time.monotonic()
+            self._created = {name: (at, pod) for name, (at, pod) in self._created.items() if now - at < UNSEEN_SECONDS}
+            seen += [pod for _, pod in self._created.values()]
+        return seen
+
+    def _our_pods(self) -> dict[str, Document]:
+        return {
+            pod["metadata"]["labels"][REPLICA_LABEL]: pod
+            for pod in self._all_pods()
+            if self._is_ours(pod) and REPLICA_LABEL in pod["metadata"]["labels"]
+        }
+
+    def _is_ours(self, pod: Mapping[str, Any]) -> bool:
+        labels = pod["metadata"].get("labels") or {}
+        return labels.get(INSTANCE_LABEL) == self._instance and PLACEHOLDER_LABEL not in labels
+
+    def exits(self, replicas: Sequence[ReplicaRecord]) -> list[Exit]:
+        with self._lock:
+            pods = self._our_pods()
+        ready = {node["metadata"]["name"] for node in self._view.nodes() if is_ready(node)}
+        gone = []
+        for replica in replicas:
+            if replica.pid is None:
+                continue
+            pod = pods.get(label_value(replica.replica_id))
+            end = self._end_of(pod, ready)
+            if end is None:
+                continue
+            gone.append(Exit(replica.replica_id, end.status, end.why, end.code))
+            self._dismissed.add(label_value(replica.replica_id))
+        self._delete_orphans(pods, {label_value(replica.replica_id) for replica in replicas})
+        return gone
+
+    def _end_of(self, pod: Document | None, ready: set[str]) -> PodEnd | None:
+        if pod is None:
+            return PodEnd(None)
+        return read_end(
+            pod,
+            self._clock(),
+            node_is_lost=node_of(pod) not in ready,
+            deadline_seconds=self._settings.start_deadline_seconds,
+        )
+
+    def _delete_orphans(self, pods: Mapping[str, Document], wanted: set[str]) -> None:
+        """Pods of replicas that have ended, once that has been noted, and of those that nobody knows."""
+        now = time.monotonic()
+        orphans = pods.keys() - wanted
+        self._dismissed &= pods.keys()
+        self._orphans_since = {name: self._orphans_since.get(name, now) for name in orphans}
+        for name, since in self._orphans_since.items():
+            if name in self._dismissed or now - since >= ORPHAN_SECONDS:
+                self._delete(pods[name], grace_seconds=0)
+
+    def stop(self, replica: ReplicaRecord, *, force: bool) -> None:
+        with self._lock:
+            pod = self._our_pods().get(label_value(replica.replica_id))
+        if pod is not None:
+            self._delete(pod, grace_seconds=0 if force else None)
+
+    def _delete(self, pod: Mapping[str, Any], *, grace_seconds: int | None) -> None:
+        metadata = pod["metadata"]
+        if metadata.get("deletionTimestamp") and grace_seconds is None:
+            return
+        try:
+            self._api.delete(PODS, metadata["namespace"], metadata["name"], grace_seconds=grace_seconds)
+        except (ClusterRefused, ClusterUnreachable) as error:
+            # Asked again at the next look.
+            logger.warning("pod not deleted pod=%s error=%s", metadata["name"], error)
+        self._created.pop(metadata["name"], None)
+
+    def collect_log(self, replica: ReplicaRecord, file: Path) -> None:
+        """What the replica's pod has printed so far, its end, into ``file``; nothing when it cannot be read."""
+        if self._log_of is None:
+            return
+        with self._lock:
+            pod = self._our_pods().get(label_value(replica.replica_id))
+        if pod is None:
+            return
+        try:
+            words = self._log_of(pod["metadata"]["namespace"], pod["metadata"]["name"], LOG_BYTES)
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(words)
+        except (ClusterRefused, ClusterUnreachable, OSError) as error:
+            logger.info("log not read replica=%s error=%s", replica.replica_id, error)
+
+    def close(self) -> None:
+        """Nothing is held: pods run on."""

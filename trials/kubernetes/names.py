@@ -1,0 +1,62 @@
+"""Names and labels of everything that the suite has in a cluster: pure, and the same after every restart."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+
+GROUP = "elastune.dev"
+VERSION = "v1"
+TRIALS = "trials"
+STUDIES = "studies"
+FINALIZER = f"{GROUP}/replicas"
+"""A trial that is deleted goes when its replicas have ended and its checkpoints are gone."""
+
+TRIAL_LABEL = f"{GROUP}/trial"
+STUDY_LABEL = f"{GROUP}/study"
+REPLICA_LABEL = f"{GROUP}/replica"
+SLOT_LABEL = f"{GROUP}/slot"
+NODE_LABEL = f"{GROUP}/node"
+"""The node that a pod was made for, also while it is not bound to it yet."""
+INSTANCE_LABEL = f"{GROUP}/scheduler"
+"""Which scheduler a pod belongs to, where a cluster has several."""
+PLACEHOLDER_LABEL = f"{GROUP}/placeholder"
+LEADER_LABEL = f"{GROUP}/leader"
+
+LONGEST_TRIAL_NAME = 50
+"""A replica's name is its trial's and nine characters more; a label's value has at most 63."""
+_LABEL = re.compile(r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$")
+
+
+def is_name(text: str, longest: int = LONGEST_TRIAL_NAME) -> bool:
+    """Whether it can name an object, be a label's value, and begin a replica's name."""
+    return len(text) <= longest and bool(_LABEL.match(text))
+
+
+def object_name(words: str, longest: int) -> str:
+    """A name that tells people what it stands for and differs for different ``words``."""
+    if is_name(words, longest):
+        return words
+    digest = hashlib.sha256(words.encode()).hexdigest()[:8]
+    readable = re.sub(r"[^a-z0-9]+", "-", words.lower()).strip("-")[: longest - 9].strip("-")
+    return f"{readable}-{digest}" if readable else f"x-{digest}"
+
+
+def study_object_name(study: str) -> str:
+    return object_name(study, 50)
+
+
+def trial_object_name(study: str, number: int) -> str:
+    """Of the trial that a tuner calls by its study and number."""
+    tail = f"-{number}"
+    return object_name(study, LONGEST_TRIAL_NAME - len(tail)) + tail
+
+
+def label_value(text: str) -> str:
+    """``text`` where it may be a label's value, else a name for it."""
+    return text if re.fullmatch(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?", text) else object_name(text, 63)
+
+
+def qualified(namespace: str, name: str, home: str) -> str:
+    """A trial's id within a scheduler: its name, with the namespace in front where that is not the scheduler's own."""
+    return name if namespace == home else f"{namespace}.{name}"

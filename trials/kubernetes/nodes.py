@@ -1,0 +1,181 @@
+"""From nodes and the pods on them to slots: what is free for replicas, as a pure function.
+
+A slot is what one replica requests. A node has as many as its allocatable resources hold, less what other people's
+pods have requested there: those are counted out before anything is given away.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from decimal import Decimal
+from functools import lru_cache
+from typing import Any
+
+from kubernetes.utils import parse_quantity
+
+from trials.kubernetes.names import INSTANCE_LABEL, PLACEHOLDER_LABEL, SLOT_LABEL, label_value
+from trials.kubernetes.pods import node_of
+from trials.kubernetes.settings import ClusterSettings
+from trials.launch.base import NodeSlots
+
+Amounts = dict[str, Decimal]
+OURS = frozenset({"node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable"})
+
+
+@lru_cache(maxsize=4096)
+def amount(quantity: str) -> Decimal:
+    return Decimal(parse_quantity(quantity))
+
+
+def node_slots(
+    nodes: Iterable[Mapping[str, Any]], pods: Iterable[Mapping[str, Any]], settings: ClusterSettings
+) -> list[NodeSlots]:
+    """Slots of every node that may be used, in order of name. Nodes that are not ready, cordoned or tainted are out."""
+    foreign, ours = _by_node(pods, settings)
+    wanted = {name: amount(quantity) for name, quantity in settings.slot.items()}
+    found = []
+    for node in sorted(nodes, key=lambda node: str(node["metadata"]["name"])):
+        name = node["metadata"]["name"]
+        if not is_usable(node, settings):
+            continue
+        has = {key: amount(value) for key, value in ((node.get("status") or {}).get("allocatable") or {}).items()}
+        total = _how_many(has, wanted)
+        used = foreign.get(name, {})
+        free = _how_many({key: value - used.get(key, Decimal(0)) for key, value in has.items()}, wanted)
+        room = _how_many_pods(node, name, foreign, ours)
+        usable = min(free, room)
+        if total <= 0:
+            continue
+        labels = node["metadata"].get("labels") or {}
+        reserved = labels.get(settings.reserved_label, "")
+        found.append(
+            NodeSlots(
+                node=name,
+                slots=total,
+                kind=labels.get(settings.kind_label, ""),
+                reserved_for=tuple(part for part in reserved.split(".") if part),
+                in_use=_closed(total, total - usable, ours.get(name, set())),
+            )
+        )
+    return _limited(found, ours, settings.most_slots)
+
+
+def is_ready(node: Mapping[str, Any]) -> bool:
+    conditions = (node.get("status") or {}).get("conditions") or ()
+    return any(each.get("type") == "Ready" and each.get("status") == "True" for each in conditions)
+
+
+def is_usable(node: Mapping[str, Any], settings: ClusterSettings) -> bool:
+    """Whether a replica may be started there."""
+    spec = node.get("spec") or {}
+    labels = node["metadata"].get("labels") or {}
+    if node["metadata"].get("deletionTimestamp") or not is_ready(node) or spec.get("unschedulable"):
+        return False
+    if any(labels.get(key) != value for key, value in settings.node_selector.items()):
+        return False
+    tolerated = (settings.template.get("spec") or {}).get("tolerations") or []
+    return all(
+        any(_tolerates(toleration, taint) for toleration in tolerated)
+        for taint in spec.get("taints") or ()
+        if taint.get("effect") in ("NoSchedule", "NoExecute")
+    )
+
+
+def _tolerates(toleration: Mapping[str, Any], taint: Mapping[str, Any]) -> bool:
+    if toleration.get("effect") not in (None, "", taint.get("effect")):
+        return False
+    if toleration.get("operator", "Equal") == "Exists":
+        return toleration.get("key") in (None, "", taint.get("key"))
+    return toleration.get("key") == taint.get("key") and (toleration.get("value") or "") == (taint.get("value") or "")
+
+
+def _by_node(
+    pods: Iterable[Mapping[str, Any]], settings: ClusterSettings
+) -> tuple[dict[str, Amounts], dict[str, set[int]]]:
+    """What others request on each node, and the slots there that our pods stand for."""
+    foreign: dict[str, Amounts] = {}
+    ours: dict[str, set[int]] = {}
+    instance = label_value(settings.instance)
+    for pod in pods:
+        if (pod.get("status") or {}).get("phase") in ("Succeeded", "Failed"):
+            continue
+        node = node_of(pod)
+        labels = pod["metadata"].get("labels") or {}
+        if not node:
+            continue
+        if labels.get(INSTANCE_LABEL) == instance and SLOT_LABEL in labels:
+            ours.setdefault(node, set()).add(int(labels[SLOT_LABEL]))
+        elif PLACEHOLDER_LABEL not in labels:
+            used = foreign.setdefault(node, {"pods": Decimal(0)})
+            used["pods"] += 1
+            for key, value in requests_of(pod).items():
+                used[key] = used.get(key, Decimal(0)) + value
+    return foreign, ours
+
+
+def requests_of(pod: Mapping[str, Any]) -> Amounts:
+    """What Kubernetes reserves for a pod: its containers' sum, or what one of its first containers needs alone."""
+    spec = pod.get("spec") or {}
+    total: Amounts = {}
+    for container in spec.get("containers") or ():
+        for key, value in _requests(container).items():
+            total[key] = total.get(key, Decimal(0)) + value
+    for container in spec.get("initContainers") or ():
+        for key, value in _requests(container).items():
+            total[key] = max(total.get(key, Decimal(0)), value)
+    for key, value in (spec.get("overhead") or {}).items():
+        total[key] = total.get(key, Decimal(0)) + amount(value)
+    return total
+
+
+def _requests(container: Mapping[str, Any]) -> Amounts:
+    resources = container.get("resources") or {}
+    named = {**(resources.get("limits") or {}), **(resources.get("requests") or {})}
+    return {key: amount(value) for key, value in named.items()}
+
+
+def _how_many(has: Mapping[str, Decimal], wanted: Mapping[str, Decimal]) -> int:
+    return max(0, min(int(has.get(key, Decimal(0)) // value) for key, value in wanted.items()))
+
+
+def _how_many_pods(
+    node: Mapping[str, Any], name: str, foreign: Mapping[str, Amounts], ours: Mapping[str, set[int]]
+) -> int:
+    """A node takes no more pods than it says, whatever they request."""
+    most = (node.get("status") or {}).get("allocatable", {}).get("pods")
+    if most is None:
+        return 2**31
+    return max(0, int(amount(most)) - int(foreign.get(name, {}).get("pods", Decimal(0))))
+
+
+def _closed(total: int, count: int, ours: set[int]) -> frozenset[int]:
+    """Which slots others stand on: those that none of ours stands on first, from the end."""
+    order = sorted(range(total), key=lambda slot: (slot in ours, -slot))
+    return frozenset(order[: max(0, count)])
+
+
+def _limited(nodes: Sequence[NodeSlots], ours: Mapping[str, set[int]], most: int | None) -> list[NodeSlots]:
+    """No more open slots in all than ``most``; those in use stay open as long as there are enough."""
+    if most is None:
+        return list(nodes)
+    open_slots = [
+        (slot not in ours.get(node.node, set()), index, slot)
+        for index, node in enumerate(nodes)
+        for slot in range(node.slots)
+        if slot not in node.in_use
+    ]
+    kept = set(sorted(open_slots)[: max(0, most)])
+    return [
+        NodeSlots(
+            node=node.node,
+            slots=node.slots,
+            kind=node.kind,
+            reserved_for=node.reserved_for,
+            in_use=frozenset(
+                slot
+                for slot in range(node.slots)
+                if slot in node.in_use or (slot not in ours.get(node.node, set()), index, slot) not in kept
+            ),
+        )
+        for index, node in enumerate(nodes)
+    ]

@@ -1,0 +1,303 @@
+"""A replica's pod: what is asked of the API server, and what is read from what it says. Pure functions.
+
+A pod is made for one node, by node affinity: Kubernetes's own scheduler still binds it, so that priorities, volumes,
+taints and other people's pods count as everywhere. It is never restarted by the kubelet: whether and where a replica
+starts again is the policy's decision.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from trials.kubernetes.names import (
+    GROUP,
+    INSTANCE_LABEL,
+    NODE_LABEL,
+    REPLICA_LABEL,
+    SLOT_LABEL,
+    STUDY_LABEL,
+    TRIAL_LABEL,
+    VERSION,
+    label_value,
+)
+from trials.kubernetes.settings import ClusterSettings
+from trials.launch.base import LaunchRequest
+
+Document = dict[str, Any]
+
+CONTAINER = "replica"
+GRACE_SECONDS = 60
+"""Longer than what a replica allows itself to save its state."""
+NODE_TOLERATION_SECONDS = 5
+"""How long a pod stays on a node that is not ready; the trial itself heals sooner."""
+HOPELESS = frozenset(
+    {"ErrImageNeverPull", "InvalidImageName", "CreateContainerConfigError", "CreateContainerError", "RunContainerError"}
+)
+"""Reasons of a waiting container that no patience cures."""
+HIDDEN_VARIABLES = frozenset({"ELASTUNE_REPLICA_TOKEN"})
+
+
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """The trial that a pod belongs to."""
+
+    trial_id: str
+    name: str
+    namespace: str
+    uid: str
+    study: str
+    templates: Sequence[Mapping[str, Any]] = ()
+    """Pod templates, the study's and then the trial's: each adds to the one before."""
+    image: str = ""
+    preemptible: bool = True
+    queue: str = ""
+    """Kueue's local queue, where it is installed."""
+
+
+def pod_manifest(request: LaunchRequest, owner: Owner, settings: ClusterSettings) -> Document:
+    """``request``: as for any launcher; of its environment only the suite's own variables are set in the pod."""
+    template: Document = {}
+    for each in (settings.template, *owner.templates):
+        template = merge_templates(template, each)
+    metadata = template.setdefault("metadata", {})
+    spec = template.setdefault("spec", {})
+    container = _main_container(spec)
+    image = request.image or container.get("image") or owner.image or settings.image
+    container["image"] = image
+    container["command"] = ["python", "-u", "-m", "trials.launch.pod_start"]
+    container.pop("args", None)
+    container["env"] = _environ(request, container.get("env") or [], image)
+    resources = container.setdefault("resources", {})
+    resources["requests"] = {**settings.slot, **(resources.get("requests") or {})}
+    resources["limits"] = {**_limits(settings.slot), **(resources.get("limits") or {})}
+    container.setdefault("terminationMessagePolicy", "FallbackToLogsOnError")
+    _add_volumes(spec, container, request, settings)
+    labels = {
+        **(metadata.get("labels") or {}),
+        "app.kubernetes.io/name": "elastune-replica",
+        "app.kubernetes.io/managed-by": "elastune",
+        INSTANCE_LABEL: label_value(settings.instance),
+        TRIAL_LABEL: label_value(owner.trial_id),
+        STUDY_LABEL: label_value(owner.study),
+        REPLICA_LABEL: label_value(request.replica_id),
+        SLOT_LABEL: str(request.slot),
+        NODE_LABEL: label_value(request.node),
+    }
+    if owner.queue:
+        labels["kueue.x-k8s.io/queue-name"] = owner.queue
+    spec.setdefault("terminationGracePeriodSeconds", GRACE_SECONDS)
+    spec.setdefault("enableServiceLinks", False)
+    spec.setdefault("automountServiceAccountToken", False)
+    spec["restartPolicy"] = "Never"
+    spec["affinity"] = _pinned(spec.get("affinity") or {}, request.node)
+    spec["tolerations"] = [*(spec.get("tolerations") or []), *_tolerations()]
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {
+            "name": request.replica_id,
+            "namespace": owner.namespace,
+            "labels": labels,
+            "annotations": {
+                "cluster-autoscaler.kubernetes.io/safe-to-evict": str(owner.preemptible).lower(),
+                **({} if owner.preemptible else {"karpenter.sh/do-not-disrupt": "true"}),
+                **(metadata.get("annotations") or {}),
+                f"{GROUP}/node": request.node,
+            },
+            "ownerReferences": [
+                {
+                    "apiVersion": f"{GROUP}/{VERSION}",
+                    "kind": "Trial",
+                    "name": owner.name,
+                    "uid": owner.uid,
+                    "controller": True,
+                    "blockOwnerDeletion": False,
+                }
+            ],
+        },
+        "spec": spec,
+    }
+
+
+def _main_container(spec: Document) -> Document:
+    containers = spec.setdefault("containers", [])
+    for container in containers:
+        if container.get("name") == CONTAINER:
+            main: Document = container
+            return main
+    containers.insert(0, {"name": CONTAINER})
+    made: Document = containers[0]
+    return made
+
+
+def _environ(request: LaunchRequest, given: Sequence[Mapping[str, Any]], image: str) -> list[Document]:
+    """The pod's variables: the template's, then the trial's and the suite's own."""
+    start = {
+        "entrypoint": request.entrypoint,
+        "working_dir": request.working_dir,
+        "python_path": list(request.python_path),
+        "package": request.package,
+        "moved_to": request.moved_to,
+        "image": image,
+    }
+    own = {**request.environ, "ELASTUNE_START": json.dumps(start)}
+    named = [dict(each) for each in given if each.get("name") not in own]
+    address = {"name": "ELASTUNE_HOST", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}
+    own.pop("ELASTUNE_HOST", None)
+    return [*named, *({"name": name, "value": value} for name, value in sorted(own.items())), address]
+
+
+def _limits(slot: Mapping[str, str]) -> dict[str, str]:
+    """Cores are shared by what is requested; memory and devices are what a slot has."""
+    return {name: amount for name, amount in slot.items() if name != "cpu"}
+
+
+def _add_volumes(spec: Document, container: Document, request: LaunchRequest, settings: ClusterSettings) -> None:
+    volumes = spec.setdefault("volumes", [])
+    mounts = container.setdefault("volumeMounts", [])
+    state = dict(settings.volume) or {"emptyDir": {}}
+    volumes.append({"name": "elastune-state", **state})
+    mounts.append({"name": "elastune-state", "mountPath": settings.state_dir})
+    if "elastune-memory" not in {volume.get("name") for volume in volumes}:
+        # PyTorch's data loaders pass batches through shared memory, of which a container has 64 MiB by itself.
+        volumes.append({"name": "elastune-memory", "emptyDir": {"medium": "Memory"}})
+        mounts.append({"name": "elastune-memory", "mountPath": "/dev/shm"})  # noqa: S108  # a device, not a file
+    if request.package:
+        volumes.append({"name": "elastune-code", "emptyDir": {}})
+        mounts.append({"name": "elastune-code", "mountPath": request.working_dir})
+
+
+def _pinned(affinity: Mapping[str, Any], node: str) -> Document:
+    """To that node, beside whatever else the template asks for."""
+    pin = {"key": "metadata.name", "operator": "In", "values": [node]}
+    pinned = copy.deepcopy(dict(affinity))
+    required = pinned.setdefault("nodeAffinity", {}).setdefault("requiredDuringSchedulingIgnoredDuringExecution", {})
+    terms = required.get("nodeSelectorTerms") or [{}]
+    required["nodeSelectorTerms"] = [{**term, "matchFields": [*(term.get("matchFields") or []), pin]} for term in terms]
+    return pinned
+
+
+def _tolerations() -> list[Document]:
+    return [
+        {"key": key, "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": NODE_TOLERATION_SECONDS}
+        for key in ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
+    ]
+
+
+def merge_templates(below: Mapping[str, Any], above: Mapping[str, Any]) -> Document:
+    """``above`` added to ``below``: objects by field, lists of named things by name, other lists joined."""
+    merged: Document = copy.deepcopy(dict(below))
+    for key, value in above.items():
+        present = merged.get(key)
+        if isinstance(value, Mapping) and isinstance(present, Mapping):
+            merged[key] = merge_templates(present, value)
+        elif isinstance(value, list) and isinstance(present, list):
+            merged[key] = _merge_lists(present, value)
+        else:
+            merged[key] = copy.deepcopy(value)
+    return merged
+
+
+def _merge_lists(below: list[Any], above: list[Any]) -> list[Any]:
+    if not all(isinstance(each, Mapping) and "name" in each for each in (*below, *above)):
+        return [*copy.deepcopy(below), *(copy.deepcopy(each) for each in above if each not in below)]
+    merged = {each["name"]: copy.deepcopy(each) for each in below}
+    for each in above:
+        present = merged.get(each["name"])
+        merged[each["name"]] = copy.deepcopy(each) if present is None else merge_templates(present, each)
+    return list(merged.values())
+
+
+# ---------------------------------------------------------------------- what the API server says
+
+
+@dataclass(frozen=True, slots=True)
+class PodEnd:
+    """A replica that does not run any more, or never will."""
+
+    status: int | None
+    why: str = ""
+    code: str = "pod_ended"
+
+
+def read_end(pod: Mapping[str, Any], now: float, *, node_is_lost: bool, deadline_seconds: float) -> PodEnd | None:
+    """None while the replica runs, or may still start."""
+    status = pod.get("status") or {}
+    phase = status.get("phase", "Pending")
+    if phase in ("Succeeded", "Failed"):
+        return _ended(pod)
+    node = node_of(pod)
+    if node_is_lost and phase == "Running":
+        return PodEnd(None, f"node {node} does not answer any more", "node_lost")
+    if phase != "Pending":
+        return None
+    if pod["metadata"].get("deletionTimestamp"):
+        return PodEnd(None, "its pod was deleted before it had started", "cannot_start")
+    waits = _why_it_waits(status)
+    hopeless = any(reason in HOPELESS for reason, _ in _waiting(status))
+    age = now - _seconds(pod["metadata"].get("creationTimestamp"), now)
+    if age < (min(deadline_seconds, 5.0) if hopeless else deadline_seconds):
+        return None
+    return PodEnd(None, f"its pod could not start on {node} within {age:.0f} s: {waits}", "cannot_start")
+
+
+def _ended(pod: Mapping[str, Any]) -> PodEnd:
+    status = pod.get("status") or {}
+    by_cluster = status.get("reason") or ""
+    for container in status.get("containerStatuses") or ():
+        ended = (container.get("state") or {}).get("terminated")
+        if container.get("name") != CONTAINER or ended is None:
+            continue
+        code = ended.get("exitCode")
+        if ended.get("reason") == "OOMKilled":
+            return PodEnd(-9, "the memory of its pod was used up", "out_of_memory")
+        # A shell reports a signal as 128 + its number.
+        result = 128 - code if isinstance(code, int) and code in (137, 139, 134, 135, 136, 132) else code
+        return PodEnd(result, _because(status) if by_cluster else "", "evicted")
+    # It never ran: the kubelet refused it.
+    return PodEnd(None, _because(status) or "its pod failed", "evicted" if by_cluster == "Evicted" else "cannot_start")
+
+
+def _because(status: Mapping[str, Any]) -> str:
+    return ": ".join(word for word in (status.get("reason"), status.get("message")) if word)[:300]
+
+
+def _waiting(status: Mapping[str, Any]) -> list[tuple[str, str]]:
+    found = []
+    for container in (*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())):
+        waiting = (container.get("state") or {}).get("waiting")
+        if waiting is not None:
+            found.append((waiting.get("reason", ""), waiting.get("message", "")))
+    return found
+
+
+def _why_it_waits(status: Mapping[str, Any]) -> str:
+    for reason, message in _waiting(status):
+        if reason not in ("", "ContainerCreating", "PodInitializing"):
+            return f"{reason}: {message}"[:300]
+    for condition in status.get("conditions") or ():
+        if condition.get("status") == "False" and condition.get("message"):
+            return f"{condition.get('reason', condition.get('type'))}: {condition['message']}"[:300]
+    return "the kubelet has not started it yet"
+
+
+def node_of(pod: Mapping[str, Any]) -> str:
+    """Where it runs, or is meant to."""
+    bound = (pod.get("spec") or {}).get("nodeName")
+    named = (pod["metadata"].get("annotations") or {}).get(f"{GROUP}/node")
+    return str(bound or named or "")
+
+
+def _seconds(stamp: str | None, default: float) -> float:
+    if stamp is None:
+        return default
+    return datetime.fromisoformat(stamp).timestamp()
+
+
+def created_at(pod: Mapping[str, Any]) -> float:
+    return _seconds(pod["metadata"].get("creationTimestamp"), 0.0)

@@ -1,0 +1,106 @@
+"""What a cluster's administrator says of it: a YAML file that the chart writes, checked when it is read."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+import yaml
+from kubernetes.utils import parse_quantity
+
+from trials.errors import InvalidClusterSettings
+
+DEFAULT_SLOT = {"nvidia.com/gpu": "1"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterSettings:
+    """Raises InvalidClusterSettings for values that mean nothing."""
+
+    namespace: str = "default"
+    """Where the scheduler lives, and what front ends submit without naming a namespace."""
+    namespaces: tuple[str, ...] = ()
+    """Where else it looks after trials."""
+    instance: str = "elastune"
+    """Tells its pods from those of another scheduler in the same cluster."""
+    slot: Mapping[str, str] = field(default_factory=lambda: dict(DEFAULT_SLOT))
+    """What one replica requests, and is limited to: Kubernetes's resources."""
+    image: str = ""
+    """Of replicas whose trial and study name none."""
+    template: Mapping[str, Any] = field(default_factory=dict)
+    """Pod template that all replicas start from."""
+    node_selector: Mapping[str, str] = field(default_factory=dict)
+    """Labels of the nodes that may be used; empty: all."""
+    kind_label: str = "nvidia.com/gpu.product"
+    """Label that tells what kind of slots a node has, where they are not all alike."""
+    reserved_label: str = "elastune.dev/reserved-for"
+    """Label that names the studies, joined by dots, that alone may use a node."""
+    most_slots: int | None = None
+    """Used at once in all, whatever the cluster has."""
+    start_deadline_seconds: float = 60.0
+    """A pod that has not started by then is given up."""
+    volume: Mapping[str, Any] = field(default_factory=dict)
+    """Volume for checkpoints that all pods share, such as a persistentVolumeClaim; without one they go with the pod."""
+    state_dir: str = "/var/lib/elastune"
+    """Where that volume is mounted, in the scheduler's pods as well as in replicas'."""
+    placeholders: Mapping[str, Any] = field(default_factory=dict)
+    """For an autoscaler of nodes: ``most_nodes``, ``slots_per_node``, ``price_per_hour``, ``template``; empty: none."""
+    keep_ended_seconds: float = 7 * 24 * 3600.0
+    """Trials that ended earlier are removed from the API server."""
+
+    def __post_init__(self) -> None:
+        if not self.slot:
+            raise InvalidClusterSettings("slot is empty; name what a replica requests, such as nvidia.com/gpu: 1")
+        for name, amount in self.slot.items():
+            try:
+                positive = parse_quantity(amount) > 0
+            except (ValueError, TypeError):
+                positive = False
+            if not positive:
+                raise InvalidClusterSettings(
+                    f"slot.{name} is {amount!r}; it must be a quantity of Kubernetes above 0, such as 500m or 2Gi"
+                )
+        if self.start_deadline_seconds <= 0:
+            raise InvalidClusterSettings(
+                f"start_deadline_seconds is {self.start_deadline_seconds!r}; it must be above 0"
+            )
+
+    @property
+    def all_namespaces(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys((self.namespace, *self.namespaces)))
+
+
+def read_settings(path: Path) -> ClusterSettings:
+    """From the chart's file, whose names are in camel case; raises InvalidClusterSettings."""
+    try:
+        document = yaml.safe_load(path.read_text()) or {}
+    except (OSError, yaml.YAMLError) as error:
+        raise InvalidClusterSettings(f"the cluster's settings in {path} cannot be read: {error}") from error
+    return settings_from(document)
+
+
+def settings_from(document: Any) -> ClusterSettings:
+    if not isinstance(document, Mapping):
+        raise InvalidClusterSettings(f"the cluster's settings are {document!r:.80}; they must be names with values")
+    known = {_camel(each.name): each for each in fields(ClusterSettings)}
+    unknown = set(document) - set(known)
+    if unknown:
+        raise InvalidClusterSettings(f"the setting {min(unknown)!r} is not known; there are {', '.join(sorted(known))}")
+    given: dict[str, Any] = {}
+    for key, value in document.items():
+        name = known[key].name
+        if value is None:
+            continue
+        if name == "namespaces":
+            value = tuple(value)
+        elif name == "slot":
+            value = {resource: str(amount) for resource, amount in value.items()}
+        given[name] = value
+    return ClusterSettings(**given)
+
+
+def _camel(name: str) -> str:
+    return re.sub(r"_([a-z])", lambda match: match.group(1).upper(), name)
