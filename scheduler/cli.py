@@ -123,13 +123,14 @@ def operator(
     service: Annotated[str | None, typer.Option(help="Service that leads to the API.")] = None,
     url: Annotated[str | None, typer.Option(help="Where replicas reach the API; default: its service.")] = None,
     webhook: Annotated[str | None, typer.Option(help="ValidatingWebhookConfiguration that asks this one.")] = None,
+    token_secret: Annotated[str | None, typer.Option(help="Secret for the token; default: ELASTUNE_TOKEN.")] = None,
     webhook_secret: Annotated[str | None, typer.Option(help="Secret for the webhook's certificate.")] = None,
     webhook_name: Annotated[list[str] | None, typer.Option(help="Name that the API server calls it by.")] = None,
     policy: Annotated[str, typer.Option(help="Who gets which slots.")] = "goodput",
     identity: Annotated[str, typer.Option(envvar="POD_NAME", help="Of this process among its like.")] = "",
     lease: Annotated[str, typer.Option(help="Lease that the leader holds.")] = "elastune",
 ) -> None:
-    """Run a scheduler for a Kubernetes cluster; its token is read from ELASTUNE_TOKEN."""
+    """Run a scheduler for a Kubernetes cluster; the chart starts it so."""
     try:
         from scheduler.kubernetes.command import run_operator
     except ImportError as error:
@@ -144,6 +145,7 @@ def operator(
         service=service,
         url=url,
         webhook=webhook,
+        token_secret=token_secret,
         webhook_secret=webhook_secret,
         webhook_names=tuple(webhook_name or ()),
         policy=policy,

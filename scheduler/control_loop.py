@@ -115,6 +115,8 @@ class ControlLoop:
         self._leaving: set[str] = set()
         """Replicas that somebody outside wants gone; a new scheduler hears of them when they have left."""
         self._hearing = Hearing(monotonic, settings.silence_seconds)
+        self.last_tick_seconds = 0.0
+        """How long the last pass took, what is done after it included."""
         self._failures: dict[tuple[str, str], int] = {}
         self._logs_seen_at = monotonic()
 
@@ -162,6 +164,7 @@ class ControlLoop:
 
     def tick(self) -> None:
         """One pass: every step re-reads what the one before it may have changed."""
+        began = time.perf_counter()
         now = self._clock()
         if not self._hearing.look():
             self._deaf_until = now
@@ -178,6 +181,7 @@ class ControlLoop:
         self._act(trials, self._grants, now)
         self._stop_leftovers(now)
         self._on_change()
+        self.last_tick_seconds = time.perf_counter() - began
 
     @contextmanager
     def _contained(self, trial: TrialRecord, step: str, now: float) -> Iterator[None]:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from dist_core.errors import ReplicaExit
+from trials.launch.user_code import moved_path
 from tuner_bridge.errors import InvalidSweep
 
 
@@ -44,9 +45,10 @@ class Script:
 
     def _run(self) -> None:
         if self.path is not None:
-            sys.argv = [self.path, *self.arguments]
-            sys.path.insert(0, os.path.dirname(self.path))
-            runpy.run_path(self.path, run_name="__main__")
+            path = moved_path(self.path)
+            sys.argv = [path, *self.arguments]
+            sys.path.insert(0, os.path.dirname(path))
+            runpy.run_path(path, run_name="__main__")
         else:
             assert self.module is not None
             sys.argv = [self.module, *self.arguments]

@@ -7,10 +7,11 @@ import threading
 from dataclasses import asdict
 from typing import Any
 
-from fastapi import APIRouter, Depends, HTTPException, Request
+from fastapi import APIRouter, Depends, HTTPException, Request, Response
 from pydantic import BaseModel, Field
 
 from dist_core.goodput import Hints
+from scheduler.api.metrics import metrics_text
 from scheduler.api.service import Service, bearer
 from scheduler.control_loop import OWNER_LEASE_SECONDS
 from scheduler.packages import LARGEST_BYTES, PackageRefused
@@ -88,6 +89,11 @@ def client_routes(service: Service) -> APIRouter:
         except (InvalidStudyTerms, TypeError) as error:
             raise HTTPException(422, str(error)) from error
         return terms
+
+    @routes.get("/metrics")
+    def metrics() -> Response:
+        """For Prometheus."""
+        return Response(metrics_text(service), media_type="text/plain; version=0.0.4; charset=utf-8")
 
     @routes.get("/studies")
     def studies() -> list[dict[str, Any]]:

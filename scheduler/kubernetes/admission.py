@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -31,8 +32,14 @@ def _objection(asked: Mapping[str, Any]) -> str | None:
         if kind == "Study":
             study_from(document)
     except (InvalidTrialSpec, InvalidStudyTerms, TypeError) as error:
-        return str(error)
+        return _with_fields(str(error))
     return None
+
+
+def _with_fields(words: str) -> str:
+    """Fields as the resource calls them: min_replicas is spec.minReplicas there."""
+    found = re.sub(r"\b([a-z]+(?:_[a-z]+)+)\b", lambda match: f"spec.{_shown(match.group(1))}", words)
+    return found.replace("spec.spec.", "spec.")
 
 
 def _trial_objection(document: Mapping[str, Any], before: Any) -> str | None:

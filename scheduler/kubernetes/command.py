@@ -2,27 +2,57 @@
 
 from __future__ import annotations
 
+import base64
 import logging
 import os
+import secrets
 import sys
 from pathlib import Path
 from typing import Any
 
 from scheduler.errors import SchedulerError
 from scheduler.kubernetes.server import Operator, OperatorSettings
-from trials.kubernetes.api import KubernetesApi
+from trials.errors import ClusterRefused
+from trials.kubernetes.api import SECRETS, ClusterApi, KubernetesApi
 from trials.kubernetes.settings import read_settings
 
 
-def run_operator(settings: Path, **options: Any) -> None:
+def run_operator(settings: Path, *, token_secret: str | None = None, **options: Any) -> None:
     """Until SIGTERM. Raises InvalidClusterSettings, ClusterUnreachable or SchedulerError."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr)
     for noisy in ("httpx2", "urllib3"):
         logging.getLogger(noisy).setLevel(logging.ERROR)
     # Its watches say themselves, in one line, what went wrong.
     logging.getLogger("kubernetes").setLevel(logging.CRITICAL)
-    token = os.environ.get("ELASTUNE_TOKEN")
-    if not token:
-        raise SchedulerError("ELASTUNE_TOKEN is not set; it is the token that the API's callers must have")
     cluster = read_settings(settings)
-    Operator(KubernetesApi.connect(), OperatorSettings(cluster=cluster, token=token, **options)).run()
+    api = KubernetesApi.connect()
+    token = os.environ.get("ELASTUNE_TOKEN")
+    if not token and token_secret is not None:
+        token = shared_token(api, cluster.namespace, token_secret)
+    if not token:
+        raise SchedulerError(
+            "no token is known that the API's callers must have; set ELASTUNE_TOKEN, or name a secret that exists with "
+            "--token-secret"
+        )
+    Operator(api, OperatorSettings(cluster=cluster, token=token, **options)).run()
+
+
+def shared_token(api: ClusterApi, namespace: str, secret: str) -> str:
+    """The owner's token in the secret; the first scheduler that finds none makes one."""
+    kept = api.get(SECRETS, namespace, secret)
+    known = (kept.get("data") or {}).get("token")
+    if known:
+        return base64.b64decode(known).decode()
+    token = secrets.token_hex(24)
+    change = {
+        "metadata": {"resourceVersion": kept["metadata"]["resourceVersion"]},
+        "data": {"token": base64.b64encode(token.encode()).decode()},
+    }
+    try:
+        api.patch(SECRETS, namespace, secret, change)
+    except ClusterRefused as error:
+        if error.status != 409:
+            raise
+        # Another one was first.
+        return shared_token(api, namespace, secret)
+    return token

@@ -87,7 +87,7 @@ def placeholder(settings: ClusterSettings, suffix: str) -> Document:
     """A pod as large as all slots of a node, on a node that has none of our replicas."""
     given = {_snake(key): value for key, value in settings.placeholders.items()}
     slots = int(given.get("slots_per_node", 1))
-    amounts = {name: str(parse_quantity(quantity) * slots) for name, quantity in settings.slot.items()}
+    amounts = {name: f"{(parse_quantity(quantity) * slots).normalize():f}" for name, quantity in settings.slot.items()}
     own: Document = {
         "spec": {
             "containers": [

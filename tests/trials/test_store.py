@@ -5,14 +5,18 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
 
+from tests.trials.fake_cluster import FakeClusterApi
 from tests.trials.postgres import postgres_server
 from trials.errors import StateFolderInUse, StoreUnavailable, UnknownTrial
+from trials.kubernetes.settings import ClusterSettings
+from trials.kubernetes.store import KubernetesTrialStore
 from trials.record import Outcome, Reason, ReplicaRecord, ReplicaState, Report, Study
 from trials.spec import TrialSpec
 from trials.states import TrialState
@@ -48,11 +52,24 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 
 @pytest.fixture(
-    params=["sqlite-file", "sqlite-memory", "memory", "cached", pytest.param("postgresql", marks=pytest.mark.slow)],
+    params=[
+        "sqlite-file",
+        "sqlite-memory",
+        "memory",
+        "cached",
+        "kubernetes",
+        pytest.param("postgresql", marks=pytest.mark.slow),
+        pytest.param("cluster", marks=pytest.mark.cluster),
+    ],
 )
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[TrialStore]:
     if request.param == "memory":
         yield InMemoryTrialStore()
+        return
+    if request.param in ("kubernetes", "cluster"):
+        api = FakeClusterApi() if request.param == "kubernetes" else request.getfixturevalue("cluster_api")
+        with closing(KubernetesTrialStore(api, ClusterSettings())) as kept:
+            yield kept
         return
     if request.param == "postgresql":
         made: SqlTrialStore | CachedTrialStore = SqlTrialStore(emptied(request.getfixturevalue("postgres")))
@@ -178,7 +195,8 @@ def test_hints_history_and_studies(store: TrialStore) -> None:
     assert store.history(trial_id) == [entry]
     later = replace(entry, at=3.0, what="1 -> 2 replicas")
     store.add_history(later)
-    store.add_history(replace(later, at=2.0, trial_id="t-else", what="2 -> 1 replicas"))
+    other = store.submit(spec(1), 1.0).trial_id
+    store.add_history(replace(later, at=2.0, trial_id=other, what="2 -> 1 replicas"))
     assert [change.what for change in store.resizes()] == ["2 -> 1 replicas", "1 -> 2 replicas"]
     store.put_study(Study(name="s", direction="maximize"))
     terms = StudyTerms(weight=2.0, yields_to=("a", "b"), quota=3, goal="deadline", deadline_at=5.0)

@@ -264,7 +264,8 @@ class KubernetesTrialStore:
             spec = document.get("spec") or {}
             if kept is not None and kept.spec == spec and kept.uid == metadata.get("uid"):
                 return False
-            self._kept_studies[study.name] = _KeptStudy(*here, metadata.get("uid", ""), spec)
+            touched = kept is not None and kept.touched
+            self._kept_studies[study.name] = _KeptStudy(*here, metadata.get("uid", ""), spec, touched)
             present = next((each for each in self._memory.studies() if each.name == study.name), None)
             if present is not None:
                 # The driver's lease is newer here.
@@ -526,7 +527,9 @@ class KubernetesTrialStore:
             if changed is None:
                 return False
             self._send(trial_id, documents.record_status(changed))
-            self._memory.adopt(changed)
+            # Sending it may have shown that its resource is gone.
+            cancelled = changed.cancel_requested or self._memory.trial(trial_id).cancel_requested
+            self._memory.adopt(replace(changed, cancel_requested=cancelled))
             return True
 
     def save_trial(self, record: TrialRecord) -> None:

@@ -1,0 +1,68 @@
+"""What the webhook answers to the API server."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+
+from scheduler.kubernetes.admission import review
+from scheduler.kubernetes.server import review_app
+
+
+def asked(spec: dict[str, Any], *, kind: str = "Trial", name: str = "x", before: Any = None) -> dict[str, Any]:
+    document = {"metadata": {"name": name}, "spec": spec}
+    old = None if before is None else {"metadata": {"name": name}, "spec": before}
+    return {"request": {"uid": "u", "kind": {"kind": kind}, "object": document, "oldObject": old}}
+
+
+def objection(**arguments: Any) -> str | None:
+    answer = review(asked(**arguments))["response"]
+    assert answer["uid"] == "u"
+    assert answer["allowed"] is ("status" not in answer)
+    return None if answer["allowed"] else str(answer["status"]["message"])
+
+
+def test_what_makes_sense_is_let_in() -> None:
+    assert objection(spec={"command": ["python", "x.py"], "maxReplicas": 4}) is None
+    assert objection(spec={"weight": 2.0, "quota": 3}, kind="Study") is None
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (
+            {"spec": {"command": ["x"], "minReplicas": 4, "maxReplicas": 2}},
+            "spec.minReplicas is 4 but spec.maxReplicas",
+        ),
+        ({"spec": {"command": ["x"], "wrong": 1}}, "spec.wrong is not known"),
+        ({"spec": {"command": ["x"]}, "name": "x" * 60}, "metadata.name"),
+        ({"spec": {"command": ["x"], "template": {"containers": []}}}, "spec.template must be a pod template"),
+        ({"spec": {"weight": 0}, "kind": "Study"}, "weight is 0"),
+        ({"spec": {"goal": "deadline"}, "kind": "Study"}, "needs a deadline"),
+    ],
+)
+def test_what_does_not_is_refused_and_the_field_named(arguments: dict[str, Any], words: str) -> None:
+    message = objection(**arguments)
+    assert message is not None
+    assert words in message
+
+
+def test_a_trial_that_is_there_may_be_scaled_and_not_become_another() -> None:
+    before = {"command": ["x"], "maxReplicas": 2}
+    assert objection(spec={"command": ["x"], "maxReplicas": 8}, before=before) is None
+    message = objection(spec={"command": ["y"], "maxReplicas": 2}, before=before)
+    assert message is not None
+    assert message.startswith("spec.payload was")
+
+
+def test_deletions_pass() -> None:
+    answer = review({"request": {"uid": "u", "kind": {"kind": "Trial"}, "operation": "DELETE", "object": None}})
+    assert answer["response"]["allowed"]
+
+
+def test_it_is_served_beside_the_health_of_a_scheduler_that_waits() -> None:
+    client = TestClient(review_app(lambda: False))
+    assert client.get("/healthz").json() == {"status": "ok", "leads": False}
+    assert client.post("/review", json=asked({"command": ["x"]})).json()["response"]["allowed"]
