@@ -185,7 +185,8 @@ class Operator:
             loop=loop,
             tokens=tokens,
             nodes=lambda: tuple(
-                NodeView(name=node.node, slots=node.slots, kind=node.kind) for node in launcher.nodes()
+                NodeView(name=node.node, slots=node.slots - len(node.in_use), kind=node.kind)
+                for node in launcher.nodes()
             ),
             clock=clock,
             packages=Packages(self._state / "packages"),

@@ -54,7 +54,7 @@ def test_settings_that_mean_nothing_are_refused_by_name(document: Any, words: st
 
 
 def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
-    with pytest.raises(InvalidClusterSettings, match="missing.yaml"):
+    with pytest.raises(InvalidClusterSettings, match=r"missing\.yaml"):
         read_settings(tmp_path / "missing.yaml")
 
 
@@ -117,7 +117,7 @@ SCALING = ClusterSettings(
 
 def test_a_placeholder_is_as_large_as_a_nodes_slots() -> None:
     spec = placeholder(SCALING, "x")["spec"]
-    assert spec["containers"][0]["resources"]["requests"] == {"nvidia.com/gpu": "4", "cpu": "2.0"}
+    assert spec["containers"][0]["resources"]["requests"] == {"nvidia.com/gpu": "4", "cpu": "2"}
     assert spec["nodeSelector"] == {"pool": "gpu"}
 
 

@@ -1,0 +1,207 @@
+"""A real cluster for tests: installs the chart with the real Helm engine, and looks at things with kubectl.
+
+KUBECONFIG names the cluster. On one that pulls images ELASTUNE_TEST_IMAGE names this project's; else the machine's own
+files are mounted into pods that have an empty image (ELASTUNE_TEST_HOST_IMAGE), the interpreter of this environment
+among them. ELASTUNE_TEST_CLUSTER may name a command that kills nodes: ``COMMAND stop-node N``, ``start-node N``.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import helm_python as helm
+
+from scheduler.client import SchedulerClient
+
+ROOT = Path(__file__).resolve().parents[2]
+CHART = ROOT / "deploy" / "helm" / "elastune"
+NAMESPACE = "elastune-test"
+RELEASE = "elastune"
+HOST_FOLDERS = ("usr", "lib", "lib64", "bin", "root", "home", "work", "opt", "tmp")
+"""Of the machine; what the interpreter and this project need lies below some of them."""
+
+
+def kubectl(*words: str, check: bool = True, text: str | None = None) -> str:
+    done = subprocess.run(["kubectl", *words], capture_output=True, text=True, input=text, timeout=60)
+    if check and done.returncode:
+        raise AssertionError(f"kubectl {' '.join(words)}: {done.stderr}")
+    return done.stdout if check else done.stdout + done.stderr
+
+
+def objects(kind: str, *words: str) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = json.loads(kubectl("-n", NAMESPACE, "get", kind, "-o", "json", *words))["items"]
+    return found
+
+
+def named(kind: str, name: str) -> dict[str, Any]:
+    return next((each for each in objects(kind) if each["metadata"]["name"] == name), {})
+
+
+def until(what: Callable[[], Any], seconds: float, words: str) -> Any:
+    """The first true value of ``what``; fails with ``words`` when there is none in time."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        value = what()
+        if value:
+            return value
+        time.sleep(0.2)
+    raise AssertionError(f"not within {seconds:.0f} s: {words}\n{state()}")
+
+
+def state() -> str:
+    """What a person would look at first."""
+    looks = [
+        kubectl("-n", NAMESPACE, "get", "trials,pods", "-o", "wide", check=False),
+        kubectl("-n", NAMESPACE, "logs", "-l", "app.kubernetes.io/component=scheduler", "--tail=30", check=False),
+    ]
+    return "\n".join(looks)
+
+
+def values(state_dir: Path, **changes: Any) -> dict[str, Any]:
+    """For the chart, on this cluster."""
+    image = os.environ.get("ELASTUNE_TEST_IMAGE")
+    slot = {"nvidia.com/gpu": 1, "cpu": "100m", "memory": None}
+    if image is not None:
+        repository, _, tag = image.rpartition(":")
+        return {"image": {"repository": repository, "tag": tag}, "slot": slot, "storage": {"enabled": False}, **changes}
+    repository, _, tag = os.environ.get("ELASTUNE_TEST_HOST_IMAGE", "docker.io/local/host:1").rpartition(":")
+    folders = [name for name in HOST_FOLDERS if (Path("/") / name).is_dir()]
+    volumes = [{"name": name, "hostPath": {"path": f"/{name}"}} for name in folders]
+    volumes.append({"name": "certificates", "hostPath": {"path": "/etc/ssl"}})
+    mounts: list[dict[str, Any]] = [{"name": name, "mountPath": f"/{name}", "readOnly": True} for name in folders]
+    mounts.append({"name": "certificates", "mountPath": "/etc/ssl", "readOnly": True})
+    without_tmp = [each for each in mounts if each["name"] != "tmp"]
+    path = f"{Path(sys.executable).parent}:/usr/local/bin:/usr/bin:/bin"
+    environ = [{"name": "PATH", "value": path}, {"name": "PYTHONDONTWRITEBYTECODE", "value": "1"}]
+    as_root = {"runAsUser": 0, "runAsGroup": 0}
+    replica = {
+        "name": "replica",
+        "imagePullPolicy": "Never",
+        "env": [*environ, {"name": "OMP_NUM_THREADS", "value": "1"}],
+        "volumeMounts": [*without_tmp, {"name": "tmp", "mountPath": "/tmp"}],
+        "securityContext": {"allowPrivilegeEscalation": False},
+    }
+    return {
+        "image": {"repository": repository, "tag": tag, "pullPolicy": "Never"},
+        "slot": slot,
+        "scheduler": {
+            "extraEnv": environ,
+            "extraVolumes": [each for each in volumes if each["name"] != "tmp"],
+            "extraVolumeMounts": without_tmp,
+            "resources": {"requests": {"cpu": "50m"}, "limits": {"memory": "1Gi"}},
+            **changes.pop("scheduler", {}),
+        },
+        "storage": {"volume": {"hostPath": {"path": str(state_dir), "type": "DirectoryOrCreate"}}},
+        "podSecurityContext": {**as_root, "runAsNonRoot": False},
+        "replicas": {
+            "startDeadlineSeconds": 20,
+            "template": {
+                "spec": {
+                    "securityContext": as_root,
+                    "dnsPolicy": "Default",
+                    "containers": [replica],
+                    "volumes": [each for each in volumes if each["name"] != "tmp"] + [{"name": "tmp", "emptyDir": {}}],
+                }
+            },
+        },
+        **changes,
+    }
+
+
+@dataclass(slots=True)
+class Installed:
+    state_dir: Path
+    token: str
+    url: str
+
+    def client(self) -> SchedulerClient:
+        return SchedulerClient(self.url, self.token)
+
+    def environ(self) -> dict[str, str]:
+        return {**os.environ, "ELASTUNE_URL": self.url, "ELASTUNE_TOKEN": self.token, "OMP_NUM_THREADS": "1"}
+
+    def leader(self) -> str:
+        """Name of the scheduler's pod that leads, once it answers."""
+
+        def leads() -> str | None:
+            pods = [pod for pod in objects("pods", "-l", "elastune.dev/leader=true") if is_running(pod)]
+            return str(pods[0]["metadata"]["name"]) if len(pods) == 1 else None
+
+        return str(until(leads, 60.0, "one scheduler leads"))
+
+
+def is_running(pod: dict[str, Any]) -> bool:
+    return pod["status"].get("phase") == "Running" and not pod["metadata"].get("deletionTimestamp")
+
+
+@contextmanager
+def installed(state_dir: Path, **changes: Any) -> Iterator[Installed]:
+    """The chart on the cluster, and afterwards what it was before."""
+    engine = helm.Config(namespace=NAMESPACE, kubeconfig_path=os.environ["KUBECONFIG"])
+    engine.install(
+        CHART,
+        RELEASE,
+        values(state_dir, **changes),
+        namespace=NAMESPACE,
+        create_namespace=True,
+        wait="watcher",
+        timeout=120,
+    )
+    try:
+        secret = until(lambda: named("secrets", "elastune-token").get("data"), 60.0, "the scheduler made its token")
+        service = named("services", "elastune")
+        token = base64.b64decode(secret["token"]).decode()
+        with reachable(service) as url:
+            made = Installed(state_dir, token, url)
+            made.leader()
+            yield made
+    finally:
+        engine.uninstall(RELEASE, wait="watcher", timeout=180)
+        engine.close()
+
+
+@contextmanager
+def reachable(service: dict[str, Any]) -> Iterator[str]:
+    """An address of the API for this process: the service's own where the cluster runs here, else forwarded."""
+    if os.environ.get("ELASTUNE_TEST_IMAGE") is None:
+        yield f"http://{service['spec']['clusterIP']}:7300"
+        return
+    forward = subprocess.Popen(["kubectl", "-n", NAMESPACE, "port-forward", "service/elastune", "17300:7300"])
+    try:
+        time.sleep(3.0)
+        yield "http://127.0.0.1:17300"
+    finally:
+        forward.terminate()
+        forward.wait()
+
+
+def node_command(*words: str) -> None:
+    """Kill a node, or bring it back."""
+    subprocess.run([os.environ["ELASTUNE_TEST_CLUSTER"], *words], check=True, timeout=120, capture_output=True)
+
+
+def replicas_of(trial: str) -> list[dict[str, Any]]:
+    return [pod for pod in objects("pods", "-l", f"elastune.dev/trial={trial}") if is_running(pod)]
+
+
+def apply(document: dict[str, Any]) -> None:
+    kubectl("apply", "-f", "-", text=json.dumps(document))
+
+
+def trial_document(name: str, **spec: Any) -> dict[str, Any]:
+    return {
+        "apiVersion": "elastune.dev/v1",
+        "kind": "Trial",
+        "metadata": {"name": name, "namespace": NAMESPACE},
+        "spec": spec,
+    }

@@ -1,0 +1,44 @@
+"""What trials of these tests train: a small model that takes its time, and says how long it ever stood still."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+
+from dist_core import AdaptiveDataLoader, AdaptiveDataParallel, remaining_epochs_until, report
+
+STEP_SECONDS = float(os.environ.get("STEP_SECONDS", "0.02"))
+EPOCHS = int(os.environ.get("EPOCHS", "400"))
+
+
+def main() -> None:
+    torch.manual_seed(0)
+    data = TensorDataset(torch.randn(512, 8), torch.randn(512, 1))
+    model = nn.Linear(8, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    loader = AdaptiveDataLoader(data, batch_size=16, shuffle=True)
+    loader.autoscale_batch_size(64, local_bsz_bounds=(4, 16))
+    wrapped = AdaptiveDataParallel(model, optimizer)
+    longest, last = 0.0, None
+    for epoch in remaining_epochs_until(EPOCHS):
+        for x, y in loader:
+            optimizer.zero_grad()
+            loss = nn.functional.mse_loss(wrapped(x), y)
+            loss.backward()
+            optimizer.step()
+            time.sleep(STEP_SECONDS)
+            now = time.monotonic()
+            longest = max(longest, 0.0 if last is None else now - last)
+            last = now
+        report(float(loss), epoch)
+        print(json.dumps({"epoch": epoch, "longest": round(longest, 3), "pid": os.getpid()}), flush=True)
+        longest = 0.0
+
+
+if __name__ == "__main__":
+    main()

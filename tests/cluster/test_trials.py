@@ -1,0 +1,218 @@
+"""Single trials on a real cluster: written by hand, rescaled, driven off their nodes, refused."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+from tests.cluster.rig import (
+    NAMESPACE,
+    ROOT,
+    Installed,
+    apply,
+    kubectl,
+    objects,
+    replicas_of,
+    trial_document,
+    until,
+)
+
+STEADY = Path(__file__).parent / "steady.py"
+
+
+def status(name: str) -> dict[str, Any]:
+    found = [trial for trial in objects("trials") if trial["metadata"]["name"] == name]
+    return dict(found[0].get("status") or {}) if found else {}
+
+
+def steady(name: str, epochs: int = 400, **spec: Any) -> None:
+    environ = {"EPOCHS": str(epochs), "STEP_SECONDS": "0.02"}
+    command = ["python", str(STEADY)]
+    apply(trial_document(name, command=command, env=environ, pythonPath=[str(ROOT)], workingDir=str(ROOT), **spec))
+
+
+def delete(name: str) -> None:
+    kubectl("-n", NAMESPACE, "delete", "trial", name, "--timeout=60s")
+    until(lambda: not replicas_of(name), 30.0, f"the pods of {name} are gone")
+
+
+def printed(pod: str) -> list[dict[str, Any]]:
+    """What a replica said after each epoch."""
+    lines = kubectl("-n", NAMESPACE, "logs", pod).splitlines()
+    return [json.loads(line) for line in lines if line.startswith("{")]
+
+
+def running(name: str, replicas: int, seconds: float = 90.0) -> None:
+    until(lambda: status(name).get("replicas") == replicas, seconds, f"{name} trains on {replicas} replicas")
+
+
+def test_a_trial_of_a_few_lines_runs_and_kubectl_tells_about_it(cluster: Installed) -> None:
+    began = time.monotonic()
+    apply(trial_document("hello", command=["python", "-c", "print('hello from a pod')"]))
+    pods = until(lambda: objects("pods", "-l", "elastune.dev/trial=hello"), 10.0, "its pod is there")
+    seconds = time.monotonic() - began
+    print(f"applied to pod created, by kubectl's clock: {seconds:.2f} s")
+    until(lambda: status("hello").get("phase") == "Succeeded", 60.0, "it succeeded")
+    assert pods[0]["metadata"]["ownerReferences"][0]["kind"] == "Trial"
+    header, row = kubectl("-n", NAMESPACE, "get", "trial", "hello").splitlines()
+    assert header.split() == ["NAME", "STUDY", "PHASE", "REPLICAS", "GOODPUT", "PROGRESS", "PROMISE", "REASON", "AGE"]
+    assert "Succeeded" in row
+    described = until(
+        lambda: (words := kubectl("-n", NAMESPACE, "describe", "trial", "hello")) and "Finished" in words and words,
+        10.0,
+        "its end is an event",
+    )
+    assert "elastune  starting: starts on 1 slot" in described
+    with_client = cluster.client()
+    (log,) = with_client.request("GET", "/trials/hello/log")
+    with_client.close()
+    assert "hello from a pod" in log["words"]
+    kubectl("-n", NAMESPACE, "delete", "trial", "hello", "--timeout=30s")
+
+
+def test_what_makes_no_sense_is_refused_at_the_door(cluster: Installed) -> None:
+    document = json.dumps(trial_document("bad", command=["x"], minReplicas=4, maxReplicas=2))
+    refused = kubectl("apply", "-f", "-", text=document, check=False)
+    assert "spec.minReplicas is 4 but spec.maxReplicas is 2" in refused
+    document = json.dumps(trial_document("bad", command=["x"], maxReplicas=0))
+    assert "spec.maxReplicas" in kubectl("apply", "-f", "-", text=document, check=False)
+    assert status("bad") == {}
+
+
+def test_it_grows_is_drained_and_shrinks_while_survivors_train_on(cluster: Installed) -> None:
+    steady("elastic", maxReplicas=1)
+    running("elastic", 1)
+    (first,) = replicas_of("elastic")
+    name = first["metadata"]["name"]
+    kubectl("-n", NAMESPACE, "scale", "trial", "elastic", "--replicas=2")
+    running("elastic", 2)
+    joined = until(lambda: len(printed(name)) > 3 and printed(name), 30.0, "it says how it goes")
+    kubectl("-n", NAMESPACE, "scale", "trial", "elastic", "--replicas=3")
+    running("elastic", 3)
+    time.sleep(3.0)
+    words = printed(name)
+    pauses = [each["longest"] for each in words]
+    print(f"longest step of the survivor around growing to 2 and 3: {max(pauses):.3f} s")
+    assert [each["epoch"] for each in words] == list(range(len(words)))
+    assert len({each["pid"] for each in words}) == 1
+    assert len(joined) <= len(words)
+    # Somebody drains one of its pods: the others train on without it.
+    victim = next(pod for pod in replicas_of("elastic") if pod["metadata"]["name"] != name)
+    node = victim["spec"]["nodeName"]
+    kubectl("cordon", node)
+    try:
+        kubectl("-n", NAMESPACE, "delete", "pod", victim["metadata"]["name"], "--wait=false")
+        history = until(
+            lambda: [
+                entry for entry in (status("elastic").get("history") or {}).values() if "replica_preempted" in entry
+            ],
+            30.0,
+            "the trial notes that a replica was told to leave",
+        )
+        assert "the others go on" in history[0]
+        survivors = {pod["metadata"]["name"] for pod in replicas_of("elastic")}
+        assert name in survivors
+        assert victim["metadata"]["name"] not in survivors
+    finally:
+        kubectl("uncordon", node)
+    before = len(printed(name))
+    until(lambda: len(printed(name)) > before, 20.0, "the survivor trains on")
+    assert len({each["pid"] for each in printed(name)}) == 1
+    delete("elastic")
+
+
+def test_a_pod_that_cannot_start_is_given_up_and_the_trial_goes_on(cluster: Installed) -> None:
+    steady("stuck", maxReplicas=1)
+    running("stuck", 1)
+    quota = {
+        "apiVersion": "v1",
+        "kind": "ResourceQuota",
+        "metadata": {"name": "gpus", "namespace": NAMESPACE},
+        "spec": {"hard": {"requests.nvidia.com/gpu": "1"}},
+    }
+    apply(quota)
+    try:
+        kubectl("-n", NAMESPACE, "scale", "trial", "stuck", "--replicas=2")
+        found = until(
+            lambda: [entry for entry in (status("stuck").get("history") or {}).values() if "exceeded quota" in entry],
+            60.0,
+            "the quota is noted",
+        )
+        assert "a replica could not be started" in found[0]
+        assert status("stuck")["replicas"] == 1
+    finally:
+        kubectl("-n", NAMESPACE, "delete", "resourcequota", "gpus")
+    running("stuck", 2, 120.0)
+    delete("stuck")
+
+
+def test_an_image_that_is_not_there_fails_the_trial_with_the_reason(cluster: Installed) -> None:
+    apply(trial_document("imageless", command=["python", "-c", "0"], image="nowhere.invalid/none:1", maxLosses=0))
+    until(lambda: status("imageless").get("phase") == "Failed", 60.0, "it failed")
+    message = status("imageless")["message"]
+    assert "nowhere.invalid/none:1" in message or "ErrImageNeverPull" in message, message
+    delete("imageless")
+
+
+def test_a_module_that_the_image_lacks_is_named(cluster: Installed) -> None:
+    apply(trial_document("lost", entrypoint="not_there.at_all:main", maxLosses=0))
+    until(lambda: status("lost").get("phase") == "Failed", 60.0, "it failed")
+    assert "not_there" in status("lost")["message"]
+    delete("lost")
+
+
+def test_only_what_others_leave_is_given_away(cluster: Installed) -> None:
+    (node, *_) = [each["metadata"]["name"] for each in objects("nodes")]
+    free = open_slots(cluster, node)
+    stranger = {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": "stranger", "namespace": NAMESPACE},
+        "spec": {
+            "nodeName": node,
+            "restartPolicy": "Never",
+            "terminationGracePeriodSeconds": 0,
+            "containers": [
+                {
+                    "name": "main",
+                    "image": os.environ.get("ELASTUNE_TEST_IMAGE", "docker.io/local/pause:1"),
+                    "imagePullPolicy": "Never",
+                    "resources": {"limits": {"nvidia.com/gpu": 2}},
+                }
+            ],
+        },
+    }
+    apply(stranger)
+    try:
+        until(lambda: open_slots(cluster, node) == free - 2, 15.0, "the stranger's slots are closed")
+    finally:
+        kubectl("-n", NAMESPACE, "delete", "pod", "stranger", "--grace-period=0", "--force")
+    until(lambda: open_slots(cluster, node) == free, 15.0, "they are open again")
+
+
+def open_slots(cluster: Installed, node: str) -> int:
+    client = cluster.client()
+    try:
+        return next((each["slots"] for each in client.request("GET", "/overview")["nodes"] if each["name"] == node), -1)
+    finally:
+        client.close()
+
+
+def test_a_scheduler_that_dies_is_followed_by_one_that_adopts_everything(cluster: Installed) -> None:
+    steady("adopted", maxReplicas=2)
+    running("adopted", 2)
+    pods = {pod["metadata"]["name"] for pod in replicas_of("adopted")}
+    before = cluster.leader()
+    kubectl("-n", NAMESPACE, "delete", "pod", before, "--grace-period=0", "--force")
+    after = until(lambda: (name := cluster.leader()) != before and name, 60.0, "another scheduler leads")
+    assert after != before
+    (one, *_) = sorted(pods)
+    count = len(printed(one))
+    until(lambda: len(printed(one)) > count + 2, 30.0, "the trial trains on")
+    assert {pod["metadata"]["name"] for pod in replicas_of("adopted")} == pods
+    kubectl("-n", NAMESPACE, "scale", "trial", "adopted", "--replicas=1")
+    running("adopted", 1)
+    delete("adopted")
