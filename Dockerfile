@@ -1,0 +1,27 @@
+# The scheduler, and an image to build trials' images on: FROM elastune, then pip install what they import.
+#   docker build -t elastune:0.1.0 .
+#   docker build -t elastune:0.1.0 --build-arg TORCH_INDEX=https://download.pytorch.org/whl/cpu .     without CUDA
+ARG PYTHON=3.12
+FROM python:${PYTHON}-slim AS build
+ARG TORCH_VERSION=2.13.0
+ARG TORCH_INDEX=
+ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
+RUN python -m venv /opt/elastune
+ENV PATH=/opt/elastune/bin:$PATH
+# The largest layer, which changes least, comes first.
+RUN pip install ${TORCH_INDEX:+--index-url ${TORCH_INDEX}} "torch==${TORCH_VERSION}"
+WORKDIR /src
+COPY pyproject.toml README.md ./
+COPY dist_core dist_core
+COPY trials trials
+COPY scheduler scheduler
+COPY tuner_bridge tuner_bridge
+RUN pip install ".[optuna,kubernetes]"
+
+FROM python:${PYTHON}-slim
+COPY --from=build /opt/elastune /opt/elastune
+ENV PATH=/opt/elastune/bin:$PATH PYTHONUNBUFFERED=1 OMP_NUM_THREADS=1
+RUN useradd --uid 1000 --create-home elastune && mkdir -p /var/lib/elastune && chown 1000:1000 /var/lib/elastune
+USER 1000:1000
+WORKDIR /home/elastune
+CMD ["elastune", "--help"]

@@ -1,0 +1,68 @@
+"""Write the plain manifests for `kubectl apply -k` from the chart's defaults, with the real Helm engine."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import helm_python as helm
+import yaml
+
+ROOT = Path(__file__).resolve().parents[1]
+CHART = ROOT / "deploy" / "helm" / "elastune"
+TARGET = ROOT / "deploy" / "kustomize"
+NAMESPACE = "elastune"
+
+
+def rendered() -> dict[str, str]:
+    """File name to content. What only Helm itself can run, its hooks, is left out."""
+    chart = helm.Chart.load(CHART)
+    documents = []
+    for text in chart.render({}, name="elastune", namespace=NAMESPACE).values():
+        documents += [each for each in yaml.safe_load_all(text) if isinstance(each, dict) and "kind" in each]
+    definitions = [each for each in documents if each["kind"] == "CustomResourceDefinition"]
+    others = [each for each in documents if each not in definitions and not _is_hook(each)]
+    for each in documents:
+        labels = each["metadata"].get("labels") or {}
+        labels.pop("helm.sh/chart", None)
+        if "app.kubernetes.io/managed-by" in labels:
+            labels["app.kubernetes.io/managed-by"] = "kustomize"
+    namespace = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}}
+    kustomization = {
+        "apiVersion": "kustomize.config.k8s.io/v1beta1",
+        "kind": "Kustomization",
+        "namespace": NAMESPACE,
+        "resources": ["namespace.yaml", "definitions.yaml", "scheduler.yaml"],
+    }
+    return {
+        "kustomization.yaml": _text([kustomization]),
+        "namespace.yaml": _text([namespace]),
+        "definitions.yaml": _text(sorted(definitions, key=_key)),
+        "scheduler.yaml": _text(sorted(others, key=_key)),
+    }
+
+
+def _is_hook(document: dict[str, object]) -> bool:
+    metadata = document["metadata"]
+    assert isinstance(metadata, dict)
+    return "helm.sh/hook" in (metadata.get("annotations") or {})
+
+
+def _key(document: dict[str, dict[str, str]]) -> tuple[str, str]:
+    return str(document["kind"]), document["metadata"]["name"]
+
+
+def _text(documents: list[dict[str, object]]) -> str:
+    written = yaml.safe_dump_all(documents, sort_keys=True, width=120)
+    return f"# Written by scripts/render_manifests.py from the chart's defaults.\n{written}"
+
+
+def main() -> int:
+    TARGET.mkdir(parents=True, exist_ok=True)
+    for name, text in rendered().items():
+        (TARGET / name).write_text(text)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
