@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster.rig import Installed, installed
+from tests.cluster.rig import Installed, beside_the_nodes_to_kill, installed
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -25,5 +25,5 @@ def _needs_a_cluster() -> None:
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Installed]:
     """Elastune on the cluster, for all tests of a file."""
     state: Path = tmp_path_factory.mktemp("state")
-    with installed(state) as made:
+    with installed(state, scheduler=beside_the_nodes_to_kill()) as made:
         yield made

@@ -22,6 +22,7 @@ from typing import Any
 import helm_python as helm
 
 from scheduler.client import SchedulerClient
+from tuner_bridge.packing import pack
 
 ROOT = Path(__file__).resolve().parents[2]
 CHART = ROOT / "deploy" / "helm" / "elastune"
@@ -127,6 +128,14 @@ class Installed:
     def client(self) -> SchedulerClient:
         return SchedulerClient(self.url, self.token)
 
+    def code(self) -> str:
+        """Digest of this folder as the scheduler keeps it, for trials that run what is in it."""
+        package = pack(Path(__file__).parent)
+        client = self.client()
+        client.send(f"/packages/{package.digest}", package.content)
+        client.close()
+        return package.digest
+
     def environ(self) -> dict[str, str]:
         return {**os.environ, "ELASTUNE_URL": self.url, "ELASTUNE_TOKEN": self.token, "OMP_NUM_THREADS": "1"}
 
@@ -168,6 +177,13 @@ def installed(state_dir: Path, **changes: Any) -> Iterator[Installed]:
     finally:
         engine.uninstall(RELEASE, wait="watcher", timeout=180)
         engine.close()
+
+
+def beside_the_nodes_to_kill() -> dict[str, Any]:
+    """The chart's value that keeps the scheduler off the node that tests kill."""
+    if "ELASTUNE_TEST_CLUSTER" not in os.environ:
+        return {}
+    return {"nodeSelector": {"kubernetes.io/hostname": "kube-node-1"}}
 
 
 @contextmanager

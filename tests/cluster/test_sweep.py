@@ -14,7 +14,16 @@ from typing import Any
 import pytest
 
 from scheduler.dashboard.picture import draw_timeline
-from tests.cluster.rig import NAMESPACE, installed, is_running, kubectl, node_command, objects, until
+from tests.cluster.rig import (
+    NAMESPACE,
+    beside_the_nodes_to_kill,
+    installed,
+    is_running,
+    kubectl,
+    node_command,
+    objects,
+    until,
+)
 
 TRIALS = 8
 
@@ -28,8 +37,7 @@ def test_a_sweep_survives_what_clusters_do(tmp_path: Path) -> None:
     folder.mkdir()
     shutil.copy(Path(__file__).parent / "sweep.py", folder / "tune.py")
     state = tmp_path / "state"
-    on_the_first = {"kubernetes.io/hostname": "kube-node-1"}
-    with installed(state, scheduler={"nodeSelector": on_the_first}) as cluster:
+    with installed(state, scheduler=beside_the_nodes_to_kill()) as cluster:
         log = open(tmp_path / "sweep.log", "w")
         driver = subprocess.Popen(
             [sys.executable, "tune.py", str(TRIALS), "4"], cwd=folder, env=cluster.environ(), stdout=log, stderr=log

@@ -5,22 +5,22 @@ from __future__ import annotations
 import json
 import os
 import time
-from pathlib import Path
+from datetime import datetime
 from typing import Any
+
+import pytest
 
 from tests.cluster.rig import (
     NAMESPACE,
-    ROOT,
     Installed,
     apply,
     kubectl,
+    node_command,
     objects,
     replicas_of,
     trial_document,
     until,
 )
-
-STEADY = Path(__file__).parent / "steady.py"
 
 
 def status(name: str) -> dict[str, Any]:
@@ -28,10 +28,11 @@ def status(name: str) -> dict[str, Any]:
     return dict(found[0].get("status") or {}) if found else {}
 
 
-def steady(name: str, epochs: int = 400, **spec: Any) -> None:
+def steady(cluster: Installed, name: str, epochs: int = 400, **spec: Any) -> None:
+    """A trial whose code travels packed, as a sweep's does."""
     environ = {"EPOCHS": str(epochs), "STEP_SECONDS": "0.02"}
-    command = ["python", str(STEADY)]
-    apply(trial_document(name, command=command, env=environ, pythonPath=[str(ROOT)], workingDir=str(ROOT), **spec))
+    command = ["python", "/code/steady.py"]
+    apply(trial_document(name, command=command, env=environ, workingDir="/code", package=cluster.code(), **spec))
 
 
 def delete(name: str) -> None:
@@ -83,7 +84,7 @@ def test_what_makes_no_sense_is_refused_at_the_door(cluster: Installed) -> None:
 
 
 def test_it_grows_is_drained_and_shrinks_while_survivors_train_on(cluster: Installed) -> None:
-    steady("elastic", maxReplicas=1)
+    steady(cluster, "elastic", maxReplicas=1)
     running("elastic", 1)
     (first,) = replicas_of("elastic")
     name = first["metadata"]["name"]
@@ -125,7 +126,7 @@ def test_it_grows_is_drained_and_shrinks_while_survivors_train_on(cluster: Insta
 
 
 def test_a_pod_that_cannot_start_is_given_up_and_the_trial_goes_on(cluster: Installed) -> None:
-    steady("stuck", maxReplicas=1)
+    steady(cluster, "stuck", maxReplicas=1)
     running("stuck", 1)
     quota = {
         "apiVersion": "v1",
@@ -202,7 +203,7 @@ def open_slots(cluster: Installed, node: str) -> int:
 
 
 def test_a_scheduler_that_dies_is_followed_by_one_that_adopts_everything(cluster: Installed) -> None:
-    steady("adopted", maxReplicas=2)
+    steady(cluster, "adopted", maxReplicas=2)
     running("adopted", 2)
     pods = {pod["metadata"]["name"] for pod in replicas_of("adopted")}
     before = cluster.leader()
@@ -216,3 +217,45 @@ def test_a_scheduler_that_dies_is_followed_by_one_that_adopts_everything(cluster
     kubectl("-n", NAMESPACE, "scale", "trial", "adopted", "--replicas=1")
     running("adopted", 1)
     delete("adopted")
+
+
+@pytest.mark.skipif("ELASTUNE_TEST_CLUSTER" not in os.environ, reason="nobody has said how to kill a node here")
+def test_when_a_node_is_lost_the_replicas_on_the_others_train_on(cluster: Installed) -> None:
+    kubectl("cordon", "kube-node-2")
+    steady(cluster, "spread", maxReplicas=1)
+    running("spread", 1)
+    kubectl("uncordon", "kube-node-2")
+    kubectl("cordon", "kube-node-1")
+    kubectl("-n", NAMESPACE, "scale", "trial", "spread", "--replicas=2")
+    running("spread", 2)
+    kubectl("uncordon", "kube-node-1")
+    (survivor,) = [pod for pod in replicas_of("spread") if pod["spec"]["nodeName"] == "kube-node-1"]
+    node_command("stop-node", "2")
+    try:
+        entry = until(
+            lambda: [
+                each
+                for each in map(json.loads, (status("spread").get("history") or {}).values())
+                if "replica_lost" in each
+            ],
+            60.0,
+            "the loss is noted",
+        )[0]
+        reported = until(lambda: lost_at("kube-node-2"), 30.0, "the node is reported lost")
+        count = len(printed(survivor["metadata"]["name"]))
+        until(lambda: len(printed(survivor["metadata"]["name"])) > count, 20.0, "the survivor trains on")
+        print(f"next generation {entry[0] - reported:.2f} s after the node was reported lost (whole seconds there)")
+        assert len({each["pid"] for each in printed(survivor["metadata"]["name"])}) == 1
+        assert entry[0] - reported < 5.0
+    finally:
+        node_command("start-node", "2")
+    delete("spread")
+
+
+def lost_at(node: str) -> float | None:
+    """When Kubernetes has noted that the node does not answer."""
+    (found,) = [each for each in objects("nodes") if each["metadata"]["name"] == node]
+    (ready,) = [each for each in found["status"]["conditions"] if each["type"] == "Ready"]
+    if ready["status"] == "True":
+        return None
+    return datetime.fromisoformat(ready["lastTransitionTime"]).timestamp()

@@ -52,22 +52,37 @@ def test_the_scarcest_resource_decides() -> None:
     "unusable",
     [
         node("a", ready=False),
-        node("a", unschedulable=True),
-        node("a", taints=[{"key": "x", "effect": "NoSchedule"}]),
-        node("a", taints=[{"key": "x", "effect": "NoExecute"}]),
+        node("a", labels={"pool": "other"}),
         node("a", 0),
     ],
 )
 def test_nodes_that_take_no_replicas_are_left_out(unusable: dict[str, Any]) -> None:
-    assert node_slots([unusable], [], SETTINGS) == []
+    settings = ClusterSettings(slot={"nvidia.com/gpu": "1"}, node_selector={"pool": "gpu"})
+    unusable["metadata"]["labels"].setdefault("pool", "gpu")
+    assert node_slots([unusable], [], settings) == []
+
+
+@pytest.mark.parametrize(
+    "closed",
+    [
+        node("a", unschedulable=True),
+        node("a", taints=[{"key": "x", "effect": "NoSchedule"}]),
+        node("a", taints=[{"key": "x", "effect": "NoExecute"}]),
+    ],
+)
+def test_on_a_cordoned_or_tainted_node_replicas_stay_and_none_is_started(closed: dict[str, Any]) -> None:
+    (found,) = node_slots([closed], [ours("r", "a", 2)], SETTINGS)
+    assert usable(found) == {2}
 
 
 def test_a_taint_that_the_template_tolerates_or_that_only_warns_is_no_obstacle() -> None:
     tolerant = ClusterSettings(template={"spec": {"tolerations": [{"key": "x", "operator": "Exists"}]}})
-    assert node_slots([node("a", taints=[{"key": "x", "value": "1", "effect": "NoSchedule"}])], [], tolerant)
-    assert node_slots([node("a", taints=[{"key": "x", "effect": "PreferNoSchedule"}])], [], SETTINGS)
+    tainted = node("a", taints=[{"key": "x", "value": "1", "effect": "NoSchedule"}])
+    warned = node("a", taints=[{"key": "x", "effect": "PreferNoSchedule"}])
+    assert len(usable(node_slots([tainted], [], tolerant)[0])) == 4
+    assert len(usable(node_slots([warned], [], SETTINGS)[0])) == 4
     other = ClusterSettings(template={"spec": {"tolerations": [{"key": "x", "value": "2"}]}})
-    assert not node_slots([node("a", taints=[{"key": "x", "value": "1", "effect": "NoSchedule"}])], [], other)
+    assert usable(node_slots([tainted], [], other)[0]) == set()
 
 
 def test_labels_tell_kind_and_reservation_and_which_nodes_are_meant() -> None:

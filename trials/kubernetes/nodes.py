@@ -19,7 +19,6 @@ from trials.kubernetes.settings import ClusterSettings
 from trials.launch.base import NodeSlots
 
 Amounts = dict[str, Decimal]
-OURS = frozenset({"node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable"})
 
 
 @lru_cache(maxsize=4096)
@@ -30,7 +29,11 @@ def amount(quantity: str) -> Decimal:
 def node_slots(
     nodes: Iterable[Mapping[str, Any]], pods: Iterable[Mapping[str, Any]], settings: ClusterSettings
 ) -> list[NodeSlots]:
-    """Slots of every node that may be used, in order of name. Nodes that are not ready, cordoned or tainted are out."""
+    """Slots of every node that may be used, in order of name.
+
+    Nodes that are not ready are left out. On one that is cordoned or tainted only those slots are open that replicas
+    stand on: they may stay until somebody drives them off.
+    """
     foreign, ours = _by_node(pods, settings)
     wanted = {name: amount(quantity) for name, quantity in settings.slot.items()}
     found = []
@@ -41,9 +44,10 @@ def node_slots(
         has = {key: amount(value) for key, value in ((node.get("status") or {}).get("allocatable") or {}).items()}
         total = _how_many(has, wanted)
         used = foreign.get(name, {})
+        mine = ours.get(name, set())
         free = _how_many({key: value - used.get(key, Decimal(0)) for key, value in has.items()}, wanted)
         room = _how_many_pods(node, name, foreign, ours)
-        usable = min(free, room)
+        usable = min(free, room) if is_open(node, settings) else len(mine)
         if total <= 0:
             continue
         labels = node["metadata"].get("labels") or {}
@@ -54,7 +58,7 @@ def node_slots(
                 slots=total,
                 kind=labels.get(settings.kind_label, ""),
                 reserved_for=tuple(part for part in reserved.split(".") if part),
-                in_use=_closed(total, total - usable, ours.get(name, set())),
+                in_use=_closed(total, total - usable, mine),
             )
         )
     return _limited(found, ours, settings.most_slots)
@@ -66,12 +70,16 @@ def is_ready(node: Mapping[str, Any]) -> bool:
 
 
 def is_usable(node: Mapping[str, Any], settings: ClusterSettings) -> bool:
+    """Whether replicas may run there."""
+    labels = node["metadata"].get("labels") or {}
+    meant = all(labels.get(key) == value for key, value in settings.node_selector.items())
+    return meant and is_ready(node) and not node["metadata"].get("deletionTimestamp")
+
+
+def is_open(node: Mapping[str, Any], settings: ClusterSettings) -> bool:
     """Whether a replica may be started there."""
     spec = node.get("spec") or {}
-    labels = node["metadata"].get("labels") or {}
-    if node["metadata"].get("deletionTimestamp") or not is_ready(node) or spec.get("unschedulable"):
-        return False
-    if any(labels.get(key) != value for key, value in settings.node_selector.items()):
+    if spec.get("unschedulable"):
         return False
     tolerated = (settings.template.get("spec") or {}).get("tolerations") or []
     return all(
