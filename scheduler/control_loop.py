@@ -386,6 +386,7 @@ class ControlLoop:
 
     def _finish(self, trial: TrialRecord, event: TrialEvent, reason: Reason, now: float) -> None:
         self._last_end = now
+        self.decide_anew()
         self._move(trial, event, reason, now, finished_at=now)
         self._observer.note_end(trial, next_state(trial.state, event))
         for kept in (self._blocked_since, self._progress_at_loss, self._launch_not_before):

@@ -244,6 +244,7 @@ def client_routes(service: Service) -> APIRouter:
             )
         record = store.submit(spec, service.clock())
         store.release([record.trial_id])
+        service.loop.decide_anew()
         service.loop.wake()
         return _summary(record)
 

@@ -47,8 +47,8 @@ from trials.kubernetes.watching import Watched
 
 logger = logging.getLogger(__name__)
 
-DECIDE_SECONDS = 1.0
-"""Between two decisions of the policy: pods take that long to move anyway."""
+DECIDE_SECONDS = 5.0
+"""Between two decisions about sizes: a pod takes about as long to come up. Who comes or goes is decided on at once."""
 OWN_VARIABLES = frozenset({"TZ", "LANG", "LC_ALL"})
 """What replicas inherit; the rest of a replica's environment is its image's."""
 

@@ -62,6 +62,21 @@ def test_growing_and_shrinking_leaves_no_trace(rig: Rig, undisturbed: list[float
     assert record.losses == 0
 
 
+def test_a_replica_that_is_told_to_end_leaves_and_the_others_train_on(rig: Rig, undisturbed: list[float]) -> None:
+    """SIGTERM, as from a machine that is drained or reclaimed."""
+    trial_id = rig.submit(2)
+    rig.until_size(trial_id, 2)
+    rig.until_step(3)
+    stays, goes = rig.members(trial_id)
+    assert goes.pid is not None
+    os.kill(goes.pid, signal.SIGTERM)
+    rig.until(lambda: goes.replica_id not in {row.replica_id for row in rig.members(trial_id)}, "it has left")
+    record = rig.until_over(trial_id)
+    assert_as_undisturbed(rig, record, undisturbed)
+    assert (record.losses, stays.pid in {row["pid"] for row in rig.rows()[-4:]}) == (0, True)
+    assert "replica_preempted" in {entry.reason.code for entry in rig.store.history(trial_id)}
+
+
 @pytest.mark.slow
 def test_ten_random_rescales_leave_no_trace(rig: Rig, tmp_path: Path) -> None:
     """Losses of 600 steps and the final weights are those of one undisturbed process, to rounding."""

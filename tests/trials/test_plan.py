@@ -57,6 +57,15 @@ def test_a_new_trial_is_launched_and_let_in_when_all_are_ready() -> None:
     assert plan(trial(), 2, ready, 0.0) == [Publish(("a", "b"), None)]
 
 
+def test_those_that_somebody_else_ends_are_left_out_of_the_next_generation_at_once() -> None:
+    members = [replica("a"), replica("b"), replica("c")]
+    assert plan(training("a", "b", "c"), 3, members, 0.0, leaving={"b"}) == [Publish(("a", "c"), None)]
+    assert plan(training("a"), 1, [replica("a")], 0.0, leaving={"a"}) == [Publish((), None)]
+    joiner = replica("d", state=ReplicaState.LAUNCHED)
+    assert plan(training("a", "b"), 3, [*members[:2], joiner], 0.0, leaving={"b"}) == [Publish(("a",), None)]
+    assert plan(training("a", "b"), 2, members[:2], 0.0, leaving={"somebody"}) == []
+
+
 def test_growing_waits_for_joiners_that_stand_in_one_epoch() -> None:
     a, b = replica("a"), replica("b", state=ReplicaState.LAUNCHED, launch_index=1)
     assert plan(training("a"), 2, [a], 0.0) == [Launch({"n": 1})]

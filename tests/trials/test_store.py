@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import threading
 from collections.abc import Iterator
 from contextlib import closing
@@ -12,9 +13,11 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 
+from scheduler.kubernetes.clean import clean
 from tests.trials.fake_cluster import FakeClusterApi
 from tests.trials.postgres import postgres_server
 from trials.errors import StateFolderInUse, StoreUnavailable, UnknownTrial
+from trials.kubernetes.api import KubernetesApi
 from trials.kubernetes.settings import ClusterSettings
 from trials.kubernetes.store import KubernetesTrialStore
 from trials.record import Outcome, Reason, ReplicaRecord, ReplicaState, Report, Study
@@ -39,6 +42,29 @@ def emptied(url: str) -> str:
         connection.exec_driver_sql("CREATE SCHEMA public")
     engine.dispose()
     return url
+
+
+@pytest.fixture(scope="module")
+def defined() -> Iterator[KubernetesApi]:
+    """The API server that KUBECONFIG names, with our definitions while the tests last."""
+    files = Path(__file__).parents[2] / "deploy" / "helm" / "elastune" / "files"
+    for verb in ("apply", "delete"):
+        done = subprocess.run(
+            ["kubectl", verb, "-f", str(files / "trials.yaml"), "-f", str(files / "studies.yaml")],
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        assert done.returncode == 0, done.stderr
+        if verb == "apply":
+            subprocess.run(["kubectl", "wait", "--for=condition=established", "crd/trials.elastune.dev"], check=True)
+            yield KubernetesApi.connect()
+
+
+@pytest.fixture
+def real_api(defined: KubernetesApi) -> Iterator[KubernetesApi]:
+    yield defined
+    clean(defined, ("default",), wait_seconds=0.0)
 
 
 @pytest.fixture(params=["file", pytest.param("server", marks=pytest.mark.slow)])
@@ -67,7 +93,7 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[TrialStore
         yield InMemoryTrialStore()
         return
     if request.param in ("kubernetes", "cluster"):
-        api = FakeClusterApi() if request.param == "kubernetes" else request.getfixturevalue("cluster_api")
+        api = FakeClusterApi() if request.param == "kubernetes" else request.getfixturevalue("real_api")
         with closing(KubernetesTrialStore(api, ClusterSettings())) as kept:
             yield kept
         return

@@ -52,7 +52,11 @@ class NniExperiment:
             "trialConcurrency": 2,
             "maxTrialNumber": 4,
             "tuner": {"name": "Random", "classArgs": {"seed": 1}},
-            "trainingService": {"platform": "tuner_bridge", "slots": 2, **service},
+            "trainingService": {
+                "platform": "tuner_bridge",
+                **({} if "ELASTUNE_URL" in os.environ else {"slots": 2}),
+                **service,
+            },
             **config,
         }
         self.run("-m", "scheduler.cli", "nni", "register")

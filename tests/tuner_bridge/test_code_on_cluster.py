@@ -1,0 +1,189 @@
+"""A sweep's code on its way to machines that do not have it: packed, kept by the scheduler, unpacked by a replica."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import tarfile
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+
+from dist_core.channel import ControlChannel
+from dist_core.env import ReplicaEnvironment
+from dist_core.errors import ControlChannelError
+from scheduler.packages import PackageRefused, Packages
+from trials.launch import user_code
+from trials.launch.pod_start import python_path, unpack
+from trials.spec import TrialSpec
+from tuner_bridge import packing
+from tuner_bridge.code_on_cluster import CodeOnCluster
+from tuner_bridge.errors import InvalidSweep
+from tuner_bridge.packing import pack
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    folder = tmp_path / "project"
+    for path, words in {
+        "tune.py": "import helper",
+        "package/helper.py": "x = 1",
+        ".git/config": "secret",
+        "env/pyvenv.cfg": "home = /usr",
+        "env/lib/big.py": "x" * 1000,
+        "sweep.db": "database",
+        "data/large.bin": "0" * 1000,
+        ".elastuneignore": "data/\n!data/keep.txt\n# a comment\n",
+    }.items():
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / path).write_text(words)
+    (folder / "run.sh").write_text("echo hello")
+    (folder / "run.sh").chmod(0o755)
+    return folder
+
+
+def spec(folder: Path, **changes: Any) -> TrialSpec:
+    made = TrialSpec(
+        study="s", number=0, entrypoint="m:f", working_dir=str(folder), user_code=(str(folder / "tune.py"),)
+    )
+    return replace(made, **changes)
+
+
+class Handed:
+    """A scheduler that hands out one file."""
+
+    def __init__(self, content: bytes, status: int = 200) -> None:
+        self.content, self.status, self.asked = content, status, 0
+
+    def channel(self) -> ControlChannel:
+        def answer(request: httpx2.Request) -> httpx2.Response:
+            self.asked += 1
+            assert request.headers["authorization"] == "Bearer secret"
+            return httpx2.Response(self.status, content=self.content)
+
+        environment = ReplicaEnvironment(
+            api_url="http://scheduler",
+            token="secret",
+            trial_id="t",
+            replica_id="t-1",
+            launch_index=0,
+            checkpoint_dir=Path("/unused"),
+            node="n",
+            slot=0,
+        )
+        return ControlChannel(environment, transport=httpx2.MockTransport(answer))
+
+
+def test_a_folder_arrives_as_it_was_without_what_nobody_needs(project: Path, tmp_path: Path) -> None:
+    package = pack(project)
+    unpack(Handed(package.content).channel(), package.digest, tmp_path / "there")
+    found = {
+        path.relative_to(tmp_path / "there").as_posix() for path in (tmp_path / "there").rglob("*") if path.is_file()
+    }
+    assert found == {"tune.py", "package/helper.py", "run.sh", ".elastuneignore"}
+    assert os.access(tmp_path / "there" / "run.sh", os.X_OK)
+
+
+def test_the_same_folder_gives_the_same_package(project: Path) -> None:
+    first = pack(project)
+    os.utime(project / "tune.py", (1, 1))
+    assert pack(project) == first
+    (project / "tune.py").write_text("import other")
+    assert pack(project).digest != first.digest
+
+
+def test_a_folder_that_is_too_large_is_refused_with_what_makes_it_so(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(packing, "LARGEST_BYTES", 500)
+    (project / "model.bin").write_bytes(b"0" * 600)
+    with pytest.raises(InvalidSweep, match=r"model\.bin"):
+        pack(project)
+
+
+def test_what_is_not_what_was_sent_is_not_unpacked(project: Path, tmp_path: Path) -> None:
+    package = pack(project)
+    with pytest.raises(OSError, match="digest"):
+        unpack(Handed(package.content + b"x").channel(), package.digest, tmp_path / "there")
+    assert not (tmp_path / "there").exists()
+
+
+def test_a_package_cannot_write_outside_its_folder(tmp_path: Path) -> None:
+    evil = tmp_path / "evil.tar.gz"
+    (tmp_path / "x").write_text("x")
+    with tarfile.open(evil, "w:gz") as archive:
+        archive.add(tmp_path / "x", arcname="../outside")
+    digest = hashlib.sha256(evil.read_bytes()).hexdigest()
+    with pytest.raises(tarfile.TarError):
+        unpack(Handed(evil.read_bytes()).channel(), digest, tmp_path / "there")
+    assert not (tmp_path / "outside").exists()
+
+
+def test_a_scheduler_that_has_no_such_package_is_believed(tmp_path: Path) -> None:
+    handed = Handed(b'{"detail": "gone"}', status=410)
+    with pytest.raises(ControlChannelError, match="gone"):
+        unpack(handed.channel(), "a" * 64, tmp_path / "there")
+    assert handed.asked == 1
+
+
+# ---------------------------------------------------------------------- at the scheduler
+
+
+def test_a_package_is_kept_under_its_digest_and_nothing_else(project: Path, tmp_path: Path) -> None:
+    packages = Packages(tmp_path / "kept")
+    package = pack(project)
+    assert packages.find(package.digest) is None
+    packages.put(package.digest, package.content)
+    kept = packages.find(package.digest)
+    assert kept is not None
+    assert kept.read_bytes() == package.content
+    for digest in ("../../etc/passwd", "a" * 63, ""):
+        assert packages.find(digest) is None
+        with pytest.raises(PackageRefused):
+            packages.put(digest, b"x")
+    with pytest.raises(PackageRefused, match="digest is"):
+        packages.put("a" * 64, package.content)
+    assert [path.name for path in (tmp_path / "kept").iterdir()] == [f"{package.digest}.tar.gz"]
+
+
+# ---------------------------------------------------------------------- where it is found
+
+
+def test_by_default_the_folder_is_packed_once(project: Path) -> None:
+    code = CodeOnCluster.from_environ({"ELASTUNE_IMAGE": "mine:1"})
+    first, second = code.place(spec(project)), code.place(spec(project, number=1))
+    assert code.package is not None
+    assert first.package == second.package == code.package.digest
+    assert (first.image, first.moved_to) == ("mine:1", "")
+
+
+def test_code_that_is_in_the_image_or_on_a_volume_is_not_packed(project: Path) -> None:
+    assert CodeOnCluster.from_environ({"ELASTUNE_CODE": "image"}).place(spec(project)).package == ""
+    moved = CodeOnCluster.from_environ({"ELASTUNE_CODE": "/workspace"}).place(spec(project))
+    assert (moved.package, moved.moved_to) == ("", "/workspace")
+    with pytest.raises(InvalidSweep, match="ELASTUNE_CODE is 'nonsense'"):
+        CodeOnCluster.from_environ({"ELASTUNE_CODE": "nonsense"})
+
+
+def test_a_script_outside_the_folder_is_refused_before_anything_is_sent(project: Path, tmp_path: Path) -> None:
+    with pytest.raises(InvalidSweep, match="lies outside the working folder"):
+        CodeOnCluster.from_environ({}).place(spec(project, user_code=(str(tmp_path / "other.py"),)))
+
+
+def test_paths_of_a_moved_folder_are_found(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(user_code.MOVED, f"/home/me={project}")
+    assert user_code.moved_path("/home/me/tune.py") == str(project / "tune.py")
+    assert user_code.moved_path("/home/mean/tune.py") == "/home/mean/tune.py"
+    here = python_path(["/home/me/package", "/home/me/missing", "/x/site-packages", str(project)])
+    assert here == [str(project / "package"), str(project)]
+
+
+def test_what_an_image_lacks_is_named_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ELASTUNE_IMAGE", "mine:1")
+    with pytest.raises(ModuleNotFoundError, match="the image mine:1 does not have it"):
+        user_code.load("surely_not_installed")
+    with pytest.raises(FileNotFoundError, match=r"/nowhere/tune\.py is not in the image mine:1"):
+        user_code.load("/nowhere/tune.py")
