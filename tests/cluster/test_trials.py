@@ -167,30 +167,28 @@ def test_a_module_that_the_image_lacks_is_named(cluster: Installed) -> None:
 def test_only_what_others_leave_is_given_away(cluster: Installed) -> None:
     (node, *_) = [each["metadata"]["name"] for each in objects("nodes")]
     free = open_slots(cluster, node)
-    stranger = {
-        "apiVersion": "v1",
-        "kind": "Pod",
-        "metadata": {"name": "stranger", "namespace": NAMESPACE},
-        "spec": {
-            "nodeName": node,
-            "restartPolicy": "Never",
-            "terminationGracePeriodSeconds": 0,
-            "containers": [
-                {
-                    "name": "main",
-                    "image": os.environ.get("ELASTUNE_TEST_IMAGE", "docker.io/local/pause:1"),
-                    "imagePullPolicy": "Never",
-                    "resources": {"limits": {"nvidia.com/gpu": 2}},
-                }
-            ],
-        },
-    }
-    apply(stranger)
+    stranger("stranger", node, 2)
     try:
         until(lambda: open_slots(cluster, node) == free - 2, 15.0, "the stranger's slots are closed")
     finally:
-        kubectl("-n", NAMESPACE, "delete", "pod", "stranger", "--grace-period=0", "--force")
+        drop("stranger")
     until(lambda: open_slots(cluster, node) == free, 15.0, "they are open again")
+
+
+def stranger(name: str, node: str, gpus: int) -> None:
+    """Somebody else's pod."""
+    main = {
+        "name": "main",
+        "image": os.environ.get("ELASTUNE_TEST_IMAGE", "docker.io/local/pause:1"),
+        "imagePullPolicy": "Never",
+        "resources": {"limits": {"nvidia.com/gpu": gpus}},
+    }
+    spec = {"nodeName": node, "restartPolicy": "Never", "terminationGracePeriodSeconds": 0, "containers": [main]}
+    apply({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "namespace": NAMESPACE}, "spec": spec})
+
+
+def drop(name: str) -> None:
+    kubectl("-n", NAMESPACE, "delete", "pod", name, "--grace-period=0", "--force", check=False)
 
 
 def open_slots(cluster: Installed, node: str) -> int:
@@ -220,14 +218,11 @@ def test_a_scheduler_that_dies_is_followed_by_one_that_adopts_everything(cluster
 
 @pytest.mark.skipif("ELASTUNE_TEST_CLUSTER" not in os.environ, reason="nobody has said how to kill a node here")
 def test_when_a_node_is_lost_the_replicas_on_the_others_train_on(cluster: Installed) -> None:
-    kubectl("cordon", "kube-node-2")
-    steady(cluster, "spread", maxReplicas=1)
-    running("spread", 1)
-    kubectl("uncordon", "kube-node-2")
-    kubectl("cordon", "kube-node-1")
-    kubectl("-n", NAMESPACE, "scale", "trial", "spread", "--replicas=2")
+    for number in (1, 2):
+        stranger(f"stranger-{number}", f"kube-node-{number}", 3)
+    until(lambda: open_slots(cluster, "kube-node-1") == open_slots(cluster, "kube-node-2") == 1, 20.0, "one slot each")
+    steady(cluster, "spread", minReplicas=1, maxReplicas=2)
     running("spread", 2)
-    kubectl("uncordon", "kube-node-1")
     (survivor,) = [pod for pod in replicas_of("spread") if pod["spec"]["nodeName"] == "kube-node-1"]
     node_command("stop-node", "2")
     try:
@@ -248,6 +243,8 @@ def test_when_a_node_is_lost_the_replicas_on_the_others_train_on(cluster: Instal
         assert entry[0] - reported < 5.0
     finally:
         node_command("start-node", "2")
+        drop("stranger-1")
+        drop("stranger-2")
     delete("spread")
 
 
