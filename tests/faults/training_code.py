@@ -123,6 +123,8 @@ def train() -> list[float]:
     # The optimizer tells when a step was applied: not in earlier micro-batches, nor when a replica was lost in it.
     optimizer.register_step_post_hook(lambda *_: average.update(model))
     core = get_core()
+    if core.membership is not None:
+        signal.signal(signal.SIGTERM, lambda *_: core.membership.told_to_end())
     who = core.environment.replica_id if core.environment is not None else "alone"
     prepare_to_die(core, model)
     pause = float(os.environ.get("STEP_SECONDS", "0"))

@@ -61,6 +61,9 @@ def started(
     """A replica that runs a function of the folder's user_code.py."""
     request = LaunchRequest(
         replica_id=name,
+        trial_id="t",
+        node="n",
+        slot=0,
         entrypoint=f"user_code:{function}",
         environ={"NAME": name, "PATH": os.environ["PATH"], **(environ or {})},
         working_dir=str(folder),
