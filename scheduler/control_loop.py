@@ -72,6 +72,10 @@ class LoopSettings:
     """Least time between two decisions of the policy; in between, the last one is carried out. 0: at every tick."""
     silence_seconds: float = 45.0
     """A replica that has been heard of and then says nothing for so long hangs: it is ended, and its trial heals."""
+    leaving_seconds: float = 1.0
+    """How long replicas of a trial that is over may take to end by themselves."""
+    may_act: Callable[[], bool] = lambda: True
+    """Whether this scheduler still is the one that decides; else it only answers."""
     move_patience_seconds: float = 10.0
     """A trial that is to move to slots which others hold waits so long before it gives up its own."""
 
@@ -148,6 +152,10 @@ class ControlLoop:
             self._wake.clear()
             if self._stopping.is_set():
                 return
+            if not self._settings.may_act():
+                self._deaf_until = self._clock()
+                self._hearing.was_deaf()
+                continue
             began = time.thread_time()
             try:
                 self.tick()
@@ -256,14 +264,16 @@ class ControlLoop:
                 self._store.update_replica(replica.replica_id, state=ReplicaState.GONE, gone_at=now)
         for gone in self._launcher.exits(replicas):
             replica = by_id[gone.replica_id]
-            self._launcher.collect_log(replica, self._log(replica))
+            if gone.code != "node_lost":
+                self._launcher.collect_log(replica, self._log(replica))
+            self._store.update_replica(gone.replica_id, state=ReplicaState.GONE, gone_at=now, exit_status=gone.status)
+            self.decide_anew()
             if gone.why:
                 self._why_gone[gone.replica_id] = gone.why
                 reason = Reason(code=gone.code, sentence=f"replica {gone.replica_id} was ended: {gone.why}")
                 self._note(replica.trial_id, "warning", reason, now)
             if replica.join_epoch is not None or replica.launch_index > 0:
                 self._note_failed_joiner(replica, gone.status, now)
-            self._store.update_replica(gone.replica_id, state=ReplicaState.GONE, gone_at=now, exit_status=gone.status)
             self._leaving.discard(gone.replica_id)
             logger.info("replica gone trial=%s replica=%s status=%s", replica.trial_id, gone.replica_id, gone.status)
 
@@ -491,6 +501,9 @@ class ControlLoop:
 
     def _launch(self, trial: TrialRecord, grant: Grant, wanted: Mapping[str, int], now: float) -> int:
         """Start replicas where slots are free; returns how many could be started."""
+        if now < self._launch_not_before.get(trial.trial_id, now):
+            # The decision that is being carried out is older than what happened to the trial.
+            return 0
         taken = {(replica.node, replica.slot) for replica in self._store.replicas()}
         nodes = {node.node: node for node in self._launcher.nodes()}
         started = 0
@@ -651,6 +664,8 @@ class ControlLoop:
         for replica in replicas:
             if replica.replica_id == action.replica_id:
                 self._store.update_replica(replica.replica_id, stop_requested_at=now)
+                if action.force:
+                    self._launcher.collect_log(replica, self._log(replica))
                 self._launcher.stop(replica, force=action.force)
 
     def end_replica(self, replica: ReplicaRecord) -> None:
@@ -670,7 +685,7 @@ class ControlLoop:
         for trial_id in {replica.trial_id for replica in replicas} - live:
             trial = self._store.trial(trial_id)
             mine = [replica for replica in replicas if replica.trial_id == trial_id]
-            if trial.outcome is not None and now - (trial.finished_at or now) < 1.0:
+            if trial.outcome is not None and now - (trial.finished_at or now) < self._settings.leaving_seconds:
                 continue
             for action in plan(trial, {}, mine, now):
                 if isinstance(action, Stop):

@@ -64,8 +64,17 @@ def run_process(of_payload: Callable[[Payload], tuple[Sequence[str], Mapping[str
         words, variables = of_payload(channel.request("GET", "/trial")["payload"])
         process = subprocess.Popen(words, env={**os.environ, **variables})
         # A shell passes no signal on; the replica's processes are a session of their own.
-        signal.signal(signal.SIGTERM, lambda *_: _tell_all(process.pid))
+        told: list[int] = []
+
+        def pass_on(number: int, _: Any) -> None:
+            told.append(number)
+            _tell_all(process.pid)
+
+        signal.signal(signal.SIGTERM, pass_on)
         status = process.wait()
+        if told:
+            # However it took that: it was interrupted, and goes on elsewhere.
+            return EXIT_PREEMPTED
         if status in (EXIT_PREEMPTED, EXIT_PEER_LOST) or status < 0:
             return status if status > 0 else 128 - status
         if status == 0:

@@ -52,18 +52,21 @@ def pack(folder: Path) -> Package:
     """Raises InvalidSweep for a folder that is too large, or cannot be read."""
     raw = io.BytesIO()
     sizes: list[tuple[int, str]] = []
+    total = 0
     with tarfile.open(fileobj=raw, mode="w", format=tarfile.PAX_FORMAT) as archive:
         for path in _files(folder):
             name = path.relative_to(folder).as_posix()
             try:
-                content = path.read_bytes()
+                size = path.stat().st_size
+                sizes.append((size, name))
+                total += size
+                content = path.read_bytes() if total <= LARGEST_BYTES else b""
                 executable = os.access(path, os.X_OK)
             except OSError as error:
                 raise InvalidSweep(
                     f"the working folder cannot be packed: {error}; name it in {IGNORE_FILE} if replicas need it not"
                 ) from error
-            sizes.append((len(content), name))
-            if sum(size for size, _ in sizes) > LARGEST_BYTES:
+            if total > LARGEST_BYTES:
                 largest = ", ".join(f"{name} ({size / 2**20:.0f} MiB)" for size, name in sorted(sizes)[:-4:-1])
                 raise InvalidSweep(
                     f"the working folder {folder} has more than {LARGEST_BYTES // 2**20} MiB to send to the cluster; "

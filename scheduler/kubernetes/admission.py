@@ -25,10 +25,15 @@ def _objection(asked: Mapping[str, Any]) -> str | None:
     document = asked.get("object")
     if not isinstance(document, Mapping):
         return None
+    before = asked.get("oldObject")
+    unchanged = isinstance(before, Mapping) and before.get("spec") == document.get("spec")
+    if unchanged or (document.get("metadata") or {}).get("deletionTimestamp"):
+        # Labels, finalizers, its way out: what it asks for was judged before.
+        return None
     kind = (asked.get("kind") or {}).get("kind")
     try:
         if kind == "Trial":
-            return _trial_objection(document, asked.get("oldObject"))
+            return _trial_objection(document, before)
         if kind == "Study":
             study_from(document)
     except (InvalidTrialSpec, InvalidStudyTerms, TypeError) as error:
@@ -55,7 +60,11 @@ def _trial_objection(document: Mapping[str, Any], before: Any) -> str | None:
         return "spec.template must be a pod template: it has metadata and spec, and nothing else"
     if not isinstance(before, Mapping):
         return None
-    was = spec_from(before, 0)
+    try:
+        was = spec_from(before, 0, scaled=True)
+    except InvalidTrialSpec:
+        # What it was made no sense: this can only be better.
+        return None
     fixed = [field for field in was.to_json() if field not in CHANGEABLE]
     changed = [field for field in fixed if getattr(was, field) != getattr(spec, field)]
     if changed:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from scheduler.errors import SchedulerError
-from scheduler.kubernetes.server import Operator, OperatorSettings
+from scheduler.kubernetes.server import Operator, OperatorSettings, patiently
 from trials.errors import ClusterRefused
 from trials.kubernetes.api import SECRETS, ClusterApi, KubernetesApi
 from trials.kubernetes.settings import read_settings
@@ -28,7 +28,7 @@ def run_operator(settings: Path, *, token_secret: str | None = None, **options: 
     api = KubernetesApi.connect()
     token = os.environ.get("ELASTUNE_TOKEN")
     if not token and token_secret is not None:
-        token = shared_token(api, cluster.namespace, token_secret)
+        token = patiently(lambda: shared_token(api, cluster.namespace, str(token_secret)))
     if not token:
         raise SchedulerError(
             "no token is known that the API's callers must have; set ELASTUNE_TOKEN, or name a secret that exists with "

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -40,15 +41,18 @@ class Housekeeping:
         self._settings = settings
         self._placeholders = placeholders
         self._clock = clock
-        self._shown: dict[str, tuple[float, dict[str, Any]]] = {}
-        self._shown_studies: dict[str, tuple[float, dict[str, Any]]] = {}
+        self._shown: dict[str, dict[str, Any]] = {}
+        self._shown_studies: dict[str, dict[str, Any]] = {}
         self._swept_at = float("-inf")
+        self._shown_at = float("-inf")
 
     def look(self) -> None:
         now = self._clock()
         try:
             self._let_go()
-            self._show(now)
+            if now - self._shown_at >= SHOW_SECONDS:
+                self._shown_at = now
+                self._show()
             self._placeholders.adjust(self._loop.latest_snapshot, now)
             if now - self._swept_at > SWEEP_SECONDS:
                 self._swept_at = now
@@ -59,8 +63,12 @@ class Housekeeping:
     def _let_go(self) -> None:
         """Trials that are over, have no replicas, and whose checkpoints the loop has removed."""
         for record in self._store.bound():
-            if not self._store.replicas(trial_id=record.trial_id):
+            if self._store.replicas(trial_id=record.trial_id):
+                continue
+            try:
                 self._store.let_go(record.trial_id)
+            except (StoreUnavailable, ClusterRefused) as error:
+                logger.warning("trial not let go yet trial=%s error=%s", record.trial_id, error)
 
     def _sweep(self, now: float) -> None:
         for record in self._store.trials():
@@ -69,7 +77,7 @@ class Housekeeping:
                 self._store.remove(record.trial_id)
         self._store.forget_gone()
 
-    def _show(self, now: float) -> None:
+    def _show(self) -> None:
         views = self._loop.latest_views
         latest: dict[str, Report] = {}
         best: dict[str, float] = {}
@@ -80,31 +88,32 @@ class Housekeeping:
                     better = max if study.direction == "maximize" else min
                     best[study.name] = better(best.get(study.name, report.value), report.value)
         trials = self._store.trials()
+        slots = Counter(replica.trial_id for replica in self._store.replicas())
+        of_study: dict[str, list[TrialRecord]] = {}
         for record in trials:
+            of_study.setdefault(record.spec.study, []).append(record)
             if not record.state.is_final:
                 shown = shown_of(record, views.get(record.trial_id), latest.get(record.trial_id))
-                self._show_one(self._shown, record.trial_id, shown, now, self._store.show)
+                self._show_one(self._shown, record.trial_id, shown, self._store.show)
         for study in self._store.studies():
-            mine = [record for record in trials if record.spec.study == study.name]
+            mine = of_study.get(study.name, [])
             shown = {
                 "trials": len(mine),
                 "running": sum(record.state.holds_slots for record in mine),
-                "slots": sum(len(self._store.replicas(trial_id=record.trial_id)) for record in mine),
+                "slots": sum(slots[record.trial_id] for record in mine),
                 "best": f"{best[study.name]:.6g}" if study.name in best else None,
             }
-            self._show_one(self._shown_studies, study.name, shown, now, self._store.show_study)
+            self._show_one(self._shown_studies, study.name, shown, self._store.show_study)
 
     @staticmethod
     def _show_one(
-        known: dict[str, tuple[float, dict[str, Any]]],
+        known: dict[str, dict[str, Any]],
         name: str,
         shown: dict[str, Any],
-        now: float,
         write: Callable[[str, Mapping[str, Any]], None],
     ) -> None:
-        at, before = known.get(name, (float("-inf"), {}))
-        if shown != before and now - at >= SHOW_SECONDS:
-            known[name] = now, shown
+        if shown != known.get(name):
+            known[name] = shown
             write(name, shown)
 
 

@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import uvicorn
 from fastapi import FastAPI
@@ -30,7 +30,7 @@ from scheduler.control_loop import ControlLoop, LoopSettings
 from scheduler.kubernetes.admission import review
 from scheduler.kubernetes.certificates import Certificate, shared_certificate, trust
 from scheduler.kubernetes.housekeeping import Housekeeping
-from scheduler.kubernetes.leadership import lead_when_elected, resign
+from scheduler.kubernetes.leadership import Lease, lead_when_elected, resign
 from scheduler.kubernetes.placeholders import Placeholders
 from scheduler.packages import Packages
 from scheduler.policy import policy_by_name
@@ -47,6 +47,10 @@ from trials.kubernetes.watching import Watched
 
 logger = logging.getLogger(__name__)
 
+T = TypeVar("T")
+
+LEAVING_SECONDS = 8.0
+"""For replicas of a trial that is over: an orderly end, the kubelet's report of it, and what they printed."""
 DECIDE_SECONDS = 5.0
 """Between two decisions about sizes: a pod takes about as long to come up. Who comes or goes is decided on at once."""
 OWN_VARIABLES = frozenset({"TZ", "LANG", "LC_ALL"})
@@ -60,8 +64,6 @@ class OperatorSettings:
     host: str = "0.0.0.0"  # noqa: S104  # a pod's own address; its NetworkPolicy says who may call
     port: int = 7300
     webhook_port: int = 7443
-    webhook_host: str | None = None
-    """None: the same as ``host``."""
     service: str | None = None
     """Name of the service that leads to the scheduler that leads."""
     url: str | None = None
@@ -92,6 +94,9 @@ class Operator:
         self._loop: ControlLoop | None = None
         self._store: KubernetesTrialStore | None = None
         self._led = threading.Event()
+        self._lease = Lease(
+            api, settings.cluster.namespace, settings.lease, self._identity, led_by_other=self._end_for_other
+        )
         self._certificates = tempfile.TemporaryDirectory(prefix="elastune-webhook-")
         self._state = Path(settings.cluster.state_dir)
         # What cannot work is said before anybody waits for a leader.
@@ -99,32 +104,43 @@ class Operator:
         self._state.mkdir(parents=True, exist_ok=True)
 
     def run(self) -> None:
-        """Until SIGTERM or SIGINT; ends the process when the lease is lost, because another one may lead then."""
+        """Until SIGTERM or SIGINT, or until another scheduler leads instead of this one."""
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: self._stop.set())
-        self._mark_leader(self._identity, leads=False)
+        patiently(lambda: self._mark_leader(self._identity, leads=False))
         threading.Thread(target=self._answer_reviews, name="webhook", daemon=True).start()
         threading.Thread(target=self._stand, name="election", daemon=True).start()
         self._stop.wait()
         self._finish()
 
     def _stand(self) -> None:
-        try:
-            lead_when_elected(
-                self._api,
-                self._namespace,
-                self._settings.lease,
-                self._identity,
-                lead=self._lead,
-                lost=self._lost,
-            )
-        except Exception:
-            logger.exception("the election failed")
-        self._lost()
+        """Lead, and stand again whenever the lease could not be renewed.
 
-    def _lost(self) -> None:
+        Meanwhile the loop rests, and replicas are answered: an API server that is away for a while stops no trial.
+        """
+        while not self._stop.is_set():
+            try:
+                lead_when_elected(self._lease, self._resume if self._led.is_set() else self._begin)
+            except Exception:
+                logger.exception("the election failed")
+            if not self._stop.is_set():
+                logger.warning("the lease was not renewed: decisions wait")
+                time.sleep(1.0)
+
+    def _begin(self) -> None:
+        try:
+            self._lead()
+        except Exception:
+            logger.exception("this process cannot lead: ending, so that another one may")
         if not self._stop.is_set():
-            logger.error("the lease is lost: ending, so that no two schedulers lead")
+            os._exit(1)
+
+    def _resume(self) -> None:
+        logger.info("the lease is held again: decisions go on")
+
+    def _end_for_other(self, holder: str) -> None:
+        if not self._stop.is_set():
+            logger.error("%s leads now: ending, so that no two schedulers decide", holder)
             os._exit(1)
 
     def _finish(self) -> None:
@@ -133,8 +149,10 @@ class Operator:
             self._server.should_exit = True
         if self._loop is not None:
             self._loop.stop()
+        self._lease.give_up()
         if self._store is not None:
-            self._store.close()
+            with contextlib.suppress(ClusterRefused):
+                self._store.close()
         resign(self._api, self._namespace, self._settings.lease, self._identity)
         self._certificates.cleanup()
 
@@ -174,6 +192,8 @@ class Operator:
                 replica_token=tokens.for_trial,
                 base_environ={name: os.environ[name] for name in OWN_VARIABLES & os.environ.keys()},
                 decide_every_seconds=DECIDE_SECONDS,
+                leaving_seconds=LEAVING_SECONDS,
+                may_act=self._lease.is_fresh,
             ),
             clock=clock,
             on_change=on_change,
@@ -228,6 +248,8 @@ class Operator:
                 if take(document):
                     loop.decide_anew()
                     loop.wake()
+                # The store has what it says; kept twice it would be most of the memory.
+                document.pop("status", None)
 
             return handle
 
@@ -291,23 +313,22 @@ class Operator:
     # ------------------------------------------------------------------ whether it leads or not
 
     def _answer_reviews(self) -> None:
+        """Over TLS for the API server; where nobody asks for reviews, health alone without."""
         settings = self._settings
-        if settings.webhook_secret is None:
-            return
-        certificate = self._certificate()
-        paths = certificate.write(Path(self._certificates.name))
-        server = uvicorn.Server(
+        tls: dict[str, Any] = {}
+        if settings.webhook_secret is not None:
+            certificate, key = self._certificate().write(Path(self._certificates.name))
+            tls = {"ssl_certfile": str(certificate), "ssl_keyfile": str(key)}
+        uvicorn.Server(
             uvicorn.Config(
-                review_app(lambda: self._led.is_set()),
-                host=settings.webhook_host or settings.host,
+                review_app(self._led.is_set),
+                host=settings.host,
                 port=settings.webhook_port,
-                ssl_certfile=str(paths[0]),
-                ssl_keyfile=str(paths[1]),
                 log_config=None,
                 access_log=False,
+                **tls,
             )
-        )
-        server.run()
+        ).run()
 
     def _certificate(self) -> Certificate:
         settings = self._settings
@@ -322,6 +343,16 @@ class Operator:
             except (ClusterRefused, ClusterUnreachable) as error:
                 logger.warning("the webhook is not served yet error=%s", error)
                 time.sleep(2.0)
+
+
+def patiently(call: Callable[[], T]) -> T:
+    """Until the API server answers."""
+    while True:
+        try:
+            return call()
+        except ClusterUnreachable as error:
+            logger.warning("waiting for the API server: %s", error)
+            time.sleep(2.0)
 
 
 def review_app(leads: Callable[[], bool]) -> FastAPI:

@@ -57,6 +57,13 @@ def test_a_trial_that_is_there_may_be_scaled_and_not_become_another() -> None:
     assert message.startswith("spec.payload was")
 
 
+def test_what_made_no_sense_can_be_mended_labelled_and_deleted() -> None:
+    broken = {"command": ["x"], "minReplicas": 2, "maxReplicas": 1}
+    assert objection(spec=broken, before=broken) is None
+    assert objection(spec={**broken, "maxReplicas": 2}, before=broken) is None
+    assert objection(spec={**broken, "maxReplicas": 0}, before=broken) is not None
+
+
 def test_deletions_pass() -> None:
     answer = review({"request": {"uid": "u", "kind": {"kind": "Trial"}, "operation": "DELETE", "object": None}})
     assert answer["response"]["allowed"]

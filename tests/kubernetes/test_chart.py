@@ -37,6 +37,7 @@ def settings_in(documents: list[Document]) -> Any:
 EVERYTHING: Document = {
     "scheduler": {"replicas": 2, "priorityClassName": "high", "tolerations": [{"key": "x", "operator": "Exists"}]},
     "namespaces": ["team-a", "team-b"],
+    "storage": {"volume": {"nfs": {"server": "s", "path": "/p"}}},
     "image": {"pullSecrets": [{"name": "pull"}]},
     "podDisruptionBudget": {"enabled": True},
     "networkPolicy": {"enabled": True},
@@ -67,7 +68,7 @@ def test_all_options_are_understood_too() -> None:
     documents = render(**EVERYTHING)
     settings = settings_in(documents)
     assert settings.all_namespaces == ("lab", "team-a", "team-b")
-    assert settings.placeholders["template"]["spec"]["priorityClassName"] == "elastune-placeholder"
+    assert settings.placeholders["template"]["spec"]["priorityClassName"] == "elastune-lab-placeholder"
     assert settings.template["spec"]["imagePullSecrets"] == [{"name": "pull"}]
     assert {each["metadata"]["namespace"] for each in documents if each["kind"] == "Role"} == {
         "lab",
@@ -137,6 +138,19 @@ def test_storage_is_the_users_choice(storage: Document, volume: Document) -> Non
     mounted = one(documents, "Deployment")["spec"]["template"]["spec"]["volumes"]
     assert {"name": "state", **volume} in mounted
     assert not [each for each in documents if each["kind"] == "PersistentVolumeClaim"]
+
+
+def test_a_claim_of_one_namespace_is_not_promised_to_others() -> None:
+    with pytest.raises(helm.HelmError, match="cannot mount the claim"):
+        render(namespaces=["team-a"])
+
+
+def test_health_is_asked_for_as_it_is_served() -> None:
+    for enabled, scheme in ((True, "HTTPS"), (False, "HTTP")):
+        pod = one(render(webhook={"enabled": enabled}), "Deployment")["spec"]["template"]["spec"]
+        (container,) = pod["containers"]
+        assert container["livenessProbe"]["httpGet"]["scheme"] == scheme
+        assert any(word.startswith("--webhook-secret") for word in container["args"]) is enabled
 
 
 def test_definitions_can_outlive_an_uninstallation() -> None:

@@ -180,6 +180,9 @@ def test_stopping_asks_first_and_insists_then(rig: Rig) -> None:
     assert deleted[0] is None
     rig.view.catch_up()
     rig.launcher.stop(replica, force=True)
+    assert deleted[-1] == 1
+    rig.view.machines = [node("n1", ready=False), node("n2")]
+    rig.launcher.stop(replica, force=True)
     assert deleted[-1] == 0
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.trials.fake_cluster import FakeClusterApi
-from trials.errors import StoreUnavailable, UnknownTrial
+from trials.errors import ClusterRefused, StoreUnavailable, UnknownTrial
 from trials.kubernetes import store as module
 from trials.kubernetes.api import STUDIES, TRIALS
 from trials.kubernetes.names import FINALIZER
@@ -74,10 +74,8 @@ def test_what_matters_is_written_before_the_call_returns(api: FakeClusterApi) ->
     with opened(api) as store:
         trial_id = store.submit(spec(), 1.0).trial_id
         store.set_outcome(trial_id, Outcome(kind="value", value=0.5))
-        store.add_report(Report(trial_id, 1, 0.5, 10.0))
         successor = KubernetesTrialStore(api, SETTINGS)
         assert successor.trial(trial_id).outcome == Outcome(kind="value", value=0.5)
-        assert len(successor.reports("s")) == 1
         successor.close()
 
 
@@ -89,8 +87,9 @@ def test_hints_and_history_travel_with_the_next_change(api: FakeClusterApi) -> N
             store.put_hints(trial_id, {"step": number})
         assert len(api.calls) - before <= 2
         store.add_report(Report(trial_id, 1, 0.5, 10.0))
+        store.set_outcome(trial_id, Outcome(kind="value", value=0.5))
         status = api.get(TRIALS, "home", trial_id)["status"]
-        assert status["hints"] == '{"step": 49}'
+        assert (status["hints"], status["reports"]) == ('{"step": 49}', {"1": "0.5 10.0"})
 
 
 def test_a_change_whose_answer_is_lost_is_looked_up(api: FakeClusterApi) -> None:
@@ -170,6 +169,45 @@ def test_kubectl_scale_changes_the_bounds_and_nothing_else(api: FakeClusterApi) 
         changed = api.patch(TRIALS, "home", "mnist", {"spec": {"maxReplicas": 4, "study": "other"}})
         assert store.take_trial(changed)
         assert (store.trial("mnist").spec.max_replicas, store.trial("mnist").spec.study) == (4, "mnist")
+
+
+def test_scaling_below_the_minimum_lowers_both_and_survives_a_change_of_leader(api: FakeClusterApi) -> None:
+    with opened(api) as store:
+        store.take_trial(applied(api, "mnist", minReplicas=2, maxReplicas=4))
+        assert store.take_trial(api.patch(TRIALS, "home", "mnist", {"spec": {"maxReplicas": 1}}))
+        assert (store.trial("mnist").spec.min_replicas, store.trial("mnist").spec.max_replicas) == (1, 1)
+    with opened(api) as store:
+        assert (store.trial("mnist").spec.min_replicas, store.trial("mnist").spec.max_replicas) == (1, 1)
+
+
+def test_old_news_of_a_trial_that_was_made_anew_is_left_alone(api: FakeClusterApi) -> None:
+    with opened(api) as store:
+        first = applied(api, "mnist")
+        first["metadata"]["creationTimestamp"] = "2025-12-31T00:00:00Z"
+        del api.objects["trials", "home", "mnist"]
+        second = applied(api, "mnist", maxReplicas=3)
+        assert store.take_trial(second)
+        assert not store.take_trial(first)
+        assert store.trial("mnist").spec.max_replicas == 3
+
+
+def test_one_resource_that_cannot_be_taken_over_keeps_nobody_from_working(
+    api: FakeClusterApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    applied(api, "refused")
+    applied(api, "fine")
+    applied(api, "x" * 60)
+    patch = api.patch
+
+    def refuse(kind: Any, namespace: Any, name: str, *rest: Any) -> Any:
+        if name == "refused":
+            raise ClusterRefused("a webhook says no", status=403)
+        return patch(kind, namespace, name, *rest)
+
+    monkeypatch.setattr(api, "patch", refuse)
+    with opened(api) as store:
+        assert [record.trial_id for record in store.trials()] == ["fine"]
+    assert "at most 50 lower-case letters" in api.get(TRIALS, "home", "x" * 60)["status"]["message"]
 
 
 def test_a_deleted_trial_is_cancelled_first_and_goes_when_it_is_let_go(api: FakeClusterApi) -> None:

@@ -102,6 +102,7 @@ class KubernetesApi:
             logger.warning("KUBECONFIG asks for no check of the API server's certificate")
             urllib3.disable_warnings(InsecureRequestWarning)
         settings.retries = Retry(total=0)
+        settings.keep_alive = True
         settings.connection_pool_maxsize = 32
         return cls(client.ApiClient(settings))
 
@@ -163,7 +164,7 @@ class KubernetesApi:
             data: bytes = response.read()
         except (HTTPError, ApiException, OSError) as error:
             raise ClusterUnreachable(f"the API server does not answer {method} {path}: {error}") from error
-        if response.status >= 500:
+        if response.status >= 500 or response.status == 429:
             raise ClusterUnreachable(f"the API server cannot do {method} {path} now: {_message(data)}")
         if response.status >= 400:
             raise ClusterRefused(_message(data), status=response.status)

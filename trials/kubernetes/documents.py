@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from trials.errors import InvalidTrialSpec
-from trials.kubernetes.names import GROUP, TRIAL_LABEL, VERSION
+from trials.kubernetes.names import GROUP, TRIAL_LABEL, VERSION, label_value
 from trials.record import Outcome, Reason, ReplicaRecord, ReplicaState, Report, Study, TrialRecord
 from trials.spec import TrialSpec
 from trials.states import TrialState
@@ -71,6 +71,8 @@ class TrialObject:
     finalizers: tuple[str, ...]
     replicas: tuple[ReplicaRecord, ...] = ()
     reports: tuple[Report, ...] = ()
+    created: str = ""
+    queue: str = ""
     history: tuple[HistoryEntry, ...] = ()
     history_keys: tuple[str, ...] = ()
     hints: Mapping[str, Any] | None = None
@@ -80,8 +82,12 @@ class TrialObject:
 # ---------------------------------------------------------------------- trials
 
 
-def spec_from(document: Mapping[str, Any], number: int | None = None) -> TrialSpec:
-    """What a resource asks for; raises InvalidTrialSpec. ``number``: where it names none itself."""
+def spec_from(document: Mapping[str, Any], number: int | None = None, *, scaled: bool = False) -> TrialSpec:
+    """What a resource asks for; raises InvalidTrialSpec. ``number``: where it names none itself.
+
+    ``scaled``: the trial is there already, and `kubectl scale` asks nobody whether it still makes sense; a maximum
+    below the minimum means both.
+    """
     given = document.get("spec") or {}
     known = {*_SPEC_FIELDS.values(), "encodedPayload", "command", "template", "queueName"}
     unknown = set(given) - known
@@ -108,6 +114,8 @@ def spec_from(document: Mapping[str, Any], number: int | None = None) -> TrialSp
         fields["number"] = 0 if number is None else number
     if "max_replicas" not in fields:
         fields["max_replicas"] = fields.get("min_replicas", 1)
+    if scaled:
+        fields["min_replicas"] = min(fields.get("min_replicas", 1), fields["max_replicas"])
     try:
         return TrialSpec.from_json(fields)
     except TypeError as error:
@@ -134,7 +142,7 @@ def record_status(record: TrialRecord) -> Document:
         "reason": record.reason.code or None,
         "message": record.reason.sentence or None,
         "replicas": 0 if record.state.is_final else len(record.members),
-        "selector": f"{TRIAL_LABEL}={record.trial_id}",
+        "selector": f"{TRIAL_LABEL}={label_value(record.trial_id)}",
         "record": {
             "number": record.spec.number,
             "state": record.state.value,
@@ -166,7 +174,7 @@ def record_from(document: Mapping[str, Any], trial_id: str, number: int | None =
     outcome = kept.get("outcome")
     return TrialRecord(
         trial_id=trial_id,
-        spec=spec_from(document, kept["number"]),
+        spec=spec_from(document, kept["number"], scaled=True),
         state=TrialState(kept["state"]),
         reason=Reason(code=status.get("reason", ""), sentence=status.get("message", "")),
         submitted_at=kept.get("submittedAt", 0.0),
@@ -199,6 +207,8 @@ def trial_object(document: Mapping[str, Any], trial_id: str, number: int | None 
         record=record_from(document, trial_id, number),
         template=(document.get("spec") or {}).get("template") or {},
         deleted=metadata.get("deletionTimestamp") is not None,
+        created=metadata.get("creationTimestamp") or "",
+        queue=(document.get("spec") or {}).get("queueName") or "",
         finalizers=tuple(metadata.get("finalizers") or ()),
         replicas=tuple(
             replica_from(name, trial_id, each) for name, each in (status.get("replicaRecords") or {}).items()
@@ -226,6 +236,15 @@ def merged(below: Mapping[str, Any], change: Mapping[str, Any]) -> Document:
         else:
             result[key] = value
     return result
+
+
+def without_nulls(document: Mapping[str, Any]) -> Document:
+    """As the API server has it once such a patch is applied."""
+    return {
+        key: without_nulls(value) if isinstance(value, Mapping) else value
+        for key, value in document.items()
+        if value is not None
+    }
 
 
 def text_of(document: Mapping[str, Any]) -> str:

@@ -77,7 +77,7 @@ class KubernetesLauncher:
         """From what the watches know; computed anew when that has changed."""
         with self._lock:
             version, found = self._known
-            if version != self._view.version or self._created:
+            if version != self._view.version:
                 version = self._view.version
                 found = node_slots(self._view.nodes(), self._all_pods(), self._settings)
                 self._known = version, found
@@ -97,28 +97,51 @@ class KubernetesLauncher:
                 "ELASTUNE_IMAGE for a sweep, or the chart's replicas.image"
             )
         try:
-            pod = self._api.create(PODS, owner.namespace, manifest)
-        except ClusterRefused as error:
-            if error.status != 409:
-                raise LaunchFailed(f"the cluster refuses a pod on {request.node}: {error}") from error
-            pod = self._api.get(PODS, owner.namespace, request.replica_id)
-        except ClusterUnreachable as error:
-            raise LaunchFailed(str(error)) from error
-        self._created[request.replica_id] = time.monotonic(), pod
+            pod = self._create(owner, manifest)
+        except (ClusterRefused, ClusterUnreachable) as error:
+            # The same words for every attempt: a pod's name is new each time.
+            words = str(error).replace(request.replica_id, "NAME")
+            raise LaunchFailed(f"the cluster refuses a pod on {request.node}: {words}") from error
+        with self._lock:
+            self._created[request.replica_id] = time.monotonic(), pod
         # In its pod a replica is process 1; the pod's age makes the name unique.
         return ReplicaProcess(1, created_at(pod))
 
+    def _create(self, owner: Owner, manifest: Document) -> Document:
+        try:
+            return self._api.create(PODS, owner.namespace, manifest)
+        except ClusterRefused as error:
+            # It is there already, or a quota is being counted anew.
+            if error.status != 409:
+                raise
+            try:
+                return self._api.get(PODS, owner.namespace, manifest["metadata"]["name"])
+            except ClusterRefused:
+                raise error from None
+
     def _all_pods(self) -> list[Document]:
-        """Those that the watch knows, and those of ours that it does not know yet."""
+        """Those that the watch knows, and those of ours that it does not know yet. The lock is held."""
         seen = list(self._view.pods())
         if self._created:
             names = {pod["metadata"]["name"] for pod in seen}
             for name in [name for name in self._created if name in names]:
                 self._created.pop(name, None)
-            now = time.monotonic()
-            self._created = {name: (at, pod) for name, (at, pod) in self._created.items() if now - at < UNSEEN_SECONDS}
+            for name, (at, pod) in list(self._created.items()):
+                if time.monotonic() - at >= UNSEEN_SECONDS:
+                    self._look_up(name, pod)
             seen += [pod for _, pod in self._created.values()]
         return seen
+
+    def _look_up(self, name: str, pod: Document) -> None:
+        """The watch is late: ask."""
+        try:
+            found = self._api.get(PODS, pod["metadata"]["namespace"], name)
+            self._created[name] = time.monotonic(), found
+        except ClusterRefused as error:
+            if error.status == 404:
+                self._created.pop(name, None)
+        except ClusterUnreachable as error:
+            logger.warning("pod not looked up pod=%s error=%s", name, error)
 
     def _our_pods(self) -> dict[str, Document]:
         return {
@@ -129,7 +152,8 @@ class KubernetesLauncher:
 
     def _is_ours(self, pod: Mapping[str, Any]) -> bool:
         labels = pod["metadata"].get("labels") or {}
-        return labels.get(INSTANCE_LABEL) == self._instance and PLACEHOLDER_LABEL not in labels
+        here = pod["metadata"].get("namespace") in self._settings.all_namespaces
+        return here and labels.get(INSTANCE_LABEL) == self._instance and PLACEHOLDER_LABEL not in labels
 
     def exits(self, replicas: Sequence[ReplicaRecord]) -> list[Exit]:
         with self._lock:
@@ -166,24 +190,33 @@ class KubernetesLauncher:
         self._orphans_since = {name: self._orphans_since.get(name, now) for name in orphans}
         for name, since in self._orphans_since.items():
             if name in self._dismissed or now - since >= ORPHAN_SECONDS:
-                self._delete(pods[name], grace_seconds=0)
+                self._delete(pods[name], grace_seconds=self._shortest_grace(pods[name]))
 
     def stop(self, replica: ReplicaRecord, *, force: bool) -> None:
         with self._lock:
             pod = self._our_pods().get(label_value(replica.replica_id))
         if pod is not None:
-            self._delete(pod, grace_seconds=0 if force else None)
+            self._delete(pod, grace_seconds=self._shortest_grace(pod) if force else None)
+
+    def _shortest_grace(self, pod: Mapping[str, Any]) -> int:
+        """With 1 the pod goes when its container has, and its device is free; nobody tells that of a lost node."""
+        name = node_of(pod)
+        ready = any(node["metadata"]["name"] == name and is_ready(node) for node in self._view.nodes())
+        return 1 if ready else 0
 
     def _delete(self, pod: Mapping[str, Any], *, grace_seconds: int | None) -> None:
         metadata = pod["metadata"]
-        if metadata.get("deletionTimestamp") and grace_seconds is None:
-            return
+        if metadata.get("deletionTimestamp") and grace_seconds != 0:
+            asked = metadata.get("deletionGracePeriodSeconds")
+            if grace_seconds is None or (asked is not None and asked <= grace_seconds):
+                return
         try:
             self._api.delete(PODS, metadata["namespace"], metadata["name"], grace_seconds=grace_seconds)
         except (ClusterRefused, ClusterUnreachable) as error:
             # Asked again at the next look.
             logger.warning("pod not deleted pod=%s error=%s", metadata["name"], error)
-        self._created.pop(metadata["name"], None)
+        with self._lock:
+            self._created.pop(metadata["name"], None)
 
     def collect_log(self, replica: ReplicaRecord, file: Path) -> None:
         """What the replica's pod has printed so far, its end, into ``file``; nothing when it cannot be read."""

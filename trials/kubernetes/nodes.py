@@ -111,8 +111,10 @@ def _by_node(
         labels = pod["metadata"].get("labels") or {}
         if not node:
             continue
-        if labels.get(INSTANCE_LABEL) == instance and SLOT_LABEL in labels:
-            ours.setdefault(node, set()).add(int(labels[SLOT_LABEL]))
+        slot = str(labels.get(SLOT_LABEL, ""))
+        here = pod["metadata"].get("namespace") in settings.all_namespaces
+        if here and labels.get(INSTANCE_LABEL) == instance and slot.isdecimal():
+            ours.setdefault(node, set()).add(int(slot))
         elif PLACEHOLDER_LABEL not in labels:
             used = foreign.setdefault(node, {"pods": Decimal(0)})
             used["pods"] += 1

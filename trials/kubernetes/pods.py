@@ -39,7 +39,8 @@ HOPELESS = frozenset(
     {"ErrImageNeverPull", "InvalidImageName", "CreateContainerConfigError", "CreateContainerError", "RunContainerError"}
 )
 """Reasons of a waiting container that no patience cures."""
-HIDDEN_VARIABLES = frozenset({"ELASTUNE_REPLICA_TOKEN"})
+PATIENCE = 10.0
+"""So many times the deadline is allowed for what is only slow: an image that is being pulled, a queue."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +164,7 @@ def _add_volumes(spec: Document, container: Document, request: LaunchRequest, se
     state = dict(settings.volume) or {"emptyDir": {}}
     volumes.append({"name": "elastune-state", **state})
     mounts.append({"name": "elastune-state", "mountPath": settings.state_dir})
-    if "elastune-memory" not in {volume.get("name") for volume in volumes}:
+    if "/dev/shm" not in {mount.get("mountPath") for mount in mounts}:  # noqa: S108  # a device, not a file
         # PyTorch's data loaders pass batches through shared memory, of which a container has 64 MiB by itself.
         volumes.append({"name": "elastune-memory", "emptyDir": {"medium": "Memory"}})
         mounts.append({"name": "elastune-memory", "mountPath": "/dev/shm"})  # noqa: S108  # a device, not a file
@@ -204,12 +205,17 @@ def merge_templates(below: Mapping[str, Any], above: Mapping[str, Any]) -> Docum
 
 
 def _merge_lists(below: list[Any], above: list[Any]) -> list[Any]:
-    if not all(isinstance(each, Mapping) and "name" in each for each in (*below, *above)):
+    together = (*below, *above)
+    # A volume may be mounted at several places.
+    key = next(
+        (key for key in ("mountPath", "name") if all(isinstance(e, Mapping) and key in e for e in together)), None
+    )
+    if key is None:
         return [*copy.deepcopy(below), *(copy.deepcopy(each) for each in above if each not in below)]
-    merged = {each["name"]: copy.deepcopy(each) for each in below}
+    merged = {each[key]: copy.deepcopy(each) for each in below}
     for each in above:
-        present = merged.get(each["name"])
-        merged[each["name"]] = copy.deepcopy(each) if present is None else merge_templates(present, each)
+        present = merged.get(each[key])
+        merged[each[key]] = copy.deepcopy(each) if present is None else merge_templates(present, each)
     return list(merged.values())
 
 
@@ -229,7 +235,7 @@ def read_end(pod: Mapping[str, Any], now: float, *, node_is_lost: bool, deadline
     """None while the replica runs, or may still start."""
     status = pod.get("status") or {}
     phase = status.get("phase", "Pending")
-    if phase in ("Succeeded", "Failed"):
+    if phase in ("Succeeded", "Failed") or _main_has_ended(status):
         return _ended(pod)
     node = node_of(pod)
     if node_is_lost and phase == "Running":
@@ -239,11 +245,28 @@ def read_end(pod: Mapping[str, Any], now: float, *, node_is_lost: bool, deadline
     if pod["metadata"].get("deletionTimestamp"):
         return PodEnd(None, "its pod was deleted before it had started", "cannot_start")
     waits = _why_it_waits(status)
+    if _is_held_or_pulls(status):
+        deadline_seconds *= PATIENCE
     hopeless = any(reason in HOPELESS for reason, _ in _waiting(status))
     age = now - _seconds(pod["metadata"].get("creationTimestamp"), now)
     if age < (min(deadline_seconds, 5.0) if hopeless else deadline_seconds):
         return None
     return PodEnd(None, f"its pod could not start on {node} within {age:.0f} s: {waits}", "cannot_start")
+
+
+def _main_has_ended(status: Mapping[str, Any]) -> bool:
+    """Also while other containers of the pod, such as a mesh's, still run."""
+    return any(
+        container.get("name") == CONTAINER and (container.get("state") or {}).get("terminated")
+        for container in status.get("containerStatuses") or ()
+    )
+
+
+def _is_held_or_pulls(status: Mapping[str, Any]) -> bool:
+    """A queue has not let it in yet, or its image is on the way."""
+    held = any(condition.get("reason") == "SchedulingGated" for condition in status.get("conditions") or ())
+    reasons = {reason for reason, _ in _waiting(status)}
+    return held or (bool(reasons) and reasons <= {"ContainerCreating", "PodInitializing"})
 
 
 def _ended(pod: Mapping[str, Any]) -> PodEnd:

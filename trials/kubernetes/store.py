@@ -1,9 +1,9 @@
 """The API server as trial store: one custom resource a trial, read once, then kept in memory and written through.
 
 For the one scheduler that leads; nobody else writes a status. What must not be lost is in the API server before a call
-returns; what can be measured or told again (hints, contacts, history, a driver's lease) follows within a second, in one
-patch with whatever else is new of that trial. After a write that may or may not have got through, the resource is read
-anew.
+returns; what can be measured or told again (hints, reports, contacts, history, a driver's lease) follows within a
+second, in one patch with whatever else is new of that trial. After a write that may or may not have got through, the
+resource is read anew.
 
 Concurrency: any thread may call. Writes to one trial are made one at a time; those to different trials side by side.
 """
@@ -26,8 +26,10 @@ from trials.kubernetes.names import (
     FINALIZER,
     GROUP,
     INSTANCE_LABEL,
+    LONGEST_TRIAL_NAME,
     STUDY_LABEL,
     VERSION,
+    is_name,
     label_value,
     qualified,
     study_object_name,
@@ -63,6 +65,8 @@ class _Kept:
     template: Mapping[str, Any]
     labels: Mapping[str, str]
     finalizers: tuple[str, ...]
+    created: str
+    queue: str
     lock: threading.RLock = field(default_factory=threading.RLock)
     later: Document = field(default_factory=dict)
     """Changes to the status that have not been sent."""
@@ -100,9 +104,9 @@ class KubernetesTrialStore:
         self._closed = threading.Event()
         for namespace in settings.all_namespaces:
             for document in api.list(STUDIES, namespace).get("items") or ():
-                self.take_study(document)
-            for document in api.list(TRIALS, namespace).get("items") or ():
-                self.take_trial(document)
+                self._take_contained(self.take_study, document)
+            for document in sorted(api.list(TRIALS, namespace).get("items") or (), key=_submitted_at):
+                self._take_contained(self.take_trial, document)
         self._flusher = threading.Thread(target=self._flush_often, name="cluster-writer", daemon=True)
         self._flusher.start()
 
@@ -113,12 +117,25 @@ class KubernetesTrialStore:
 
     # ------------------------------------------------------------------ what others write
 
+    @staticmethod
+    def _take_contained(take: Callable[[Mapping[str, Any]], bool], document: Mapping[str, Any]) -> None:
+        """One resource that cannot be taken over must not keep the scheduler from looking after the others."""
+        try:
+            take(document)
+        except ClusterRefused as error:
+            metadata = document["metadata"]
+            logger.error("not taken over namespace=%s name=%s: %s", metadata["namespace"], metadata["name"], error)
+
     def take_trial(self, document: Mapping[str, Any]) -> bool:
         """Learn of a trial from the watch: one that somebody applied, changed or deleted. Whether that was news."""
         metadata = document["metadata"]
         trial_id = qualified(metadata["namespace"], metadata["name"], self._settings.namespace)
         with self._births:
             kept = self._kept.get(trial_id)
+            created = metadata.get("creationTimestamp") or ""
+            if kept is not None and kept.uid != metadata.get("uid") and created < kept.created:
+                # News from before that trial was deleted, and another one of its name made.
+                return False
             if kept is None or kept.uid != metadata.get("uid"):
                 return self._adopt(document, trial_id)
         return self._follow(document, trial_id, kept)
@@ -128,6 +145,11 @@ class KubernetesTrialStore:
         new = ((document.get("status") or {}).get("record")) is None
         if new and (document.get("status") or {}).get("phase") == "Failed":
             # Refused before.
+            return False
+        name = document["metadata"]["name"]
+        if new and not is_name(name):
+            rule = f"at most {LONGEST_TRIAL_NAME} lower-case letters, digits and dashes"
+            self._refuse(document, f"metadata.name is {name!r}; it must be {rule}")
             return False
         try:
             found = documents.trial_object(document, trial_id, self._free_number(study) if new else None)
@@ -163,6 +185,8 @@ class KubernetesTrialStore:
             template=found.template,
             labels=found.labels,
             finalizers=found.finalizers,
+            created=found.created,
+            queue=found.queue,
             history_first=min(numbers, default=0),
             history_length=max(numbers, default=-1) + 1,
         )
@@ -170,20 +194,7 @@ class KubernetesTrialStore:
 
     def _load(self, found: TrialObject) -> None:
         """Make memory hold what the resource says."""
-        trial_id = found.record.trial_id
-        memory = self._memory
-        memory.forget_trial(trial_id)
-        memory.adopt(found.record)
-        for replica in found.replicas:
-            memory.add_replica(replica)
-            if replica.state is ReplicaState.GONE:
-                memory.update_replica(replica.replica_id, state=ReplicaState.GONE)
-        for report in found.reports:
-            memory.put_report(found.record.spec.study, report)
-        for entry in found.history:
-            memory.add_history(entry)
-        if found.hints is not None:
-            memory.put_hints(trial_id, found.hints)
+        self._memory.reload(found.record, found.replicas, found.reports, found.history, found.hints)
 
     def _follow(self, document: Mapping[str, Any], trial_id: str, kept: _Kept) -> bool:
         """What a user may change in a trial that is there."""
@@ -196,7 +207,7 @@ class KubernetesTrialStore:
                     self.request_cancel(trial_id, "its resource was deleted")
                 news = True
             try:
-                wanted = documents.spec_from(document, record.spec.number)
+                wanted = documents.spec_from(document, record.spec.number, scaled=True)
             except InvalidTrialSpec as error:
                 logger.warning("change of a trial not followed trial=%s error=%s", trial_id, error)
                 return news
@@ -301,12 +312,12 @@ class KubernetesTrialStore:
             templates=tuple(each for each in (template, kept.template) if each),
             image=below.get("image", ""),
             preemptible=record.spec.preemptible,
-            queue=kept.labels.get("kueue.x-k8s.io/queue-name", "") or below.get("queueName", ""),
+            queue=kept.queue or kept.labels.get("kueue.x-k8s.io/queue-name", "") or below.get("queueName", ""),
         )
 
     def bound(self) -> list[TrialRecord]:
         """Trials that are over and whose resources still wait for `let_go`."""
-        waiting = [trial_id for trial_id, kept in self._kept.items() if FINALIZER in kept.finalizers]
+        waiting = [trial_id for trial_id, kept in list(self._kept.items()) if FINALIZER in kept.finalizers]
         return [record for record in map(self._memory.trial, waiting) if record.state.is_final]
 
     def let_go(self, trial_id: str) -> None:
@@ -372,12 +383,11 @@ class KubernetesTrialStore:
         found: list[Document] = []
         with self._sending(trial_id, kept):
             found.append(self._api.get(TRIALS, kept.namespace, kept.name))
+        if found:
+            document = found[0]
+            document["status"] = documents.without_nulls(documents.merged(document.get("status") or {}, kept.later))
+            self._load(documents.trial_object(document, trial_id))
         kept.stale = False
-        if not found:
-            return
-        document = found[0]
-        document["status"] = documents.merged(document.get("status") or {}, kept.later)
-        self._load(documents.trial_object(document, trial_id))
 
     def _later(self, trial_id: str, change: Mapping[str, Any]) -> None:
         kept = self._kept.get(trial_id)
@@ -415,9 +425,14 @@ class KubernetesTrialStore:
                     self._dirty.add(trial_id)
         for study in self._memory.studies():
             kept_study = self._kept_studies.get(study.name)
-            if kept_study is not None and kept_study.touched:
-                kept_study.touched = False
+            if kept_study is None or not kept_study.touched:
+                continue
+            kept_study.touched = False
+            try:
                 self.show_study(study.name, documents.study_status(study))
+            except (ClusterRefused, StoreUnavailable) as error:
+                logger.warning("a study's lease is not written yet study=%s error=%s", study.name, error)
+                kept_study.touched = True
         for trial_id, entry in events:
             self._tell_event(trial_id, entry)
 
@@ -488,7 +503,8 @@ class KubernetesTrialStore:
     def submit(self, spec: TrialSpec, now: float) -> TrialRecord:
         with self._births:
             for known in self._memory.trials():
-                if (known.spec.study, known.spec.number) == (spec.study, spec.number):
+                same = (known.spec.study, known.spec.number) == (spec.study, spec.number)
+                if same and self._of(known.trial_id).gone_at is None:
                     return known
             study = self._kept_studies.get(spec.study)
             namespace = self._settings.namespace if study is None else study.namespace
@@ -505,6 +521,11 @@ class KubernetesTrialStore:
                     raise InvalidTrialSpec(f"the API server refuses the trial: {error}") from error
                 # An earlier attempt got through.
                 made = self._api.get(TRIALS, namespace, name)
+                there = made.get("spec") or {}
+                if (there.get("study"), there.get("number")) != (spec.study, spec.number):
+                    raise InvalidTrialSpec(
+                        f"the API server has a trial {name!r} of another study; delete it, or rename the study"
+                    ) from error
             reason = Reason(code="submitted", sentence="waits for the next look at the cluster")
             record = TrialRecord(trial_id=trial_id, spec=spec, reason=reason, submitted_at=now)
             if (made.get("status") or {}).get("record") is None:
@@ -599,22 +620,21 @@ class KubernetesTrialStore:
 
     def _update_replicas(self, replica_ids: Sequence[str], fields: Mapping[str, Any]) -> None:
         """All of one trial. Only what a successor could not find out again has to be written at once."""
-        for replica_id in replica_ids:
-            trial_id = self._memory.trial_of(replica_id)
-            kept = None if trial_id is None else self._kept.get(trial_id)
-            if trial_id is None or kept is None:
-                continue
-            written = {
-                name: value.value if isinstance(value, ReplicaState) else value for name, value in fields.items()
-            }
-            change: Document = {"replicaRecords": {replica_id: written}}
-            with kept.lock:
-                if fields.keys() & {"state", "join_epoch", "retry_join"}:
-                    if fields.get("state") is ReplicaState.GONE:
-                        change["replicaRecords"] |= self._oldest_ended(trial_id)
-                    self._send(trial_id, change)
-                else:
-                    self._later(trial_id, change)
+        known = [replica_id for replica_id in replica_ids if self._memory.trial_of(replica_id) is not None]
+        trial_id = self._memory.trial_of(known[0]) if known else None
+        kept = None if trial_id is None else self._kept.get(trial_id)
+        if trial_id is None or kept is None:
+            return
+        written = {name: value.value if isinstance(value, ReplicaState) else value for name, value in fields.items()}
+        change: Document = {"replicaRecords": {replica_id: dict(written) for replica_id in known}}
+        with kept.lock:
+            if fields.keys() & {"state", "join_epoch", "retry_join"}:
+                if fields.get("state") is ReplicaState.GONE:
+                    change["replicaRecords"] |= self._oldest_ended(trial_id)
+                self._send(trial_id, change)
+            else:
+                self._later(trial_id, change)
+            for replica_id in known:
                 self._memory.update_replica(replica_id, **fields)
 
     def _oldest_ended(self, trial_id: str) -> Document:
@@ -639,15 +659,16 @@ class KubernetesTrialStore:
         kept = self._of(report.trial_id)
         with kept.lock:
             study = self._memory.trial(report.trial_id).spec.study
-            present = [each.step for each in self._memory.reports(study) if each.trial_id == report.trial_id]
-            if report.step in present:
+            if self._memory.has_report(study, report.trial_id, report.step):
                 return
             change: Document = {str(report.step): documents.report_status(report)}
+            present = self._memory.steps_of(study, report.trial_id)
             if len(present) >= MOST_REPORTS:
-                thinned = sorted(present)[: MOST_REPORTS // 2 : 2]
+                thinned = present[: MOST_REPORTS // 2 : 2]
                 change |= {str(step): None for step in thinned}
                 self._memory.forget_reports(study, report.trial_id, thinned)
-            self._send(report.trial_id, {"reports": change})
+            # A replica must not wait for an API server that is away: its driver has the report as well.
+            self._later(report.trial_id, {"reports": change})
             self._memory.put_report(study, report)
 
     def reports(self, study: str) -> list[Report]:
@@ -676,6 +697,12 @@ class KubernetesTrialStore:
 
     def slot_intervals(self) -> list[SlotInterval]:
         return self._memory.slot_intervals()
+
+
+def _submitted_at(document: Mapping[str, Any]) -> float:
+    """Trials without a record come last."""
+    record = (document.get("status") or {}).get("record") or {}
+    return float(record.get("submittedAt", float("inf")))
 
 
 def _owner_reference(study: _KeptStudy | None) -> Document | None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kubernetes.client.exceptions import ApiException
-from kubernetes.informer import ADDED, DELETED, MODIFIED, SharedInformer
+from kubernetes.informer import ADDED, BOOKMARK, DELETED, MODIFIED, SharedInformer
 
 from trials.errors import ClusterUnreachable
 from trials.kubernetes.api import Collection, KubernetesApi
@@ -20,8 +20,10 @@ Document = dict[str, Any]
 RESYNC_SECONDS = 300
 PAUSE_SECONDS = 1.0
 """Before a watch or list that failed is tried again: the library itself would not wait."""
-STALE_SECONDS = 30.0
-"""A watch whose server is silent beyond its own time limit for so long is dead."""
+SILENCE_SECONDS = 90.0
+"""A watch that brings nothing for so long, not even the mark that comes every minute, may be dead: it is begun anew."""
+RETRY_SECONDS = 5.0
+"""Before an object is taken up again whose handling failed."""
 
 logger = logging.getLogger(__name__)
 
@@ -64,7 +66,11 @@ class Watched:
         self._informer = SharedInformer(self._listing, resync_period=RESYNC_SECONDS)
         for event in (ADDED, MODIFIED):
             self._informer.add_event_handler(event, self._take)
-        self._informer.add_event_handler(DELETED, gone)
+        self._gone = gone
+        self._version: str | None = None
+        """Of the latest that was heard: a watch goes on from there. The library would begin again at the last list."""
+        self._informer.add_event_handler(DELETED, self._drop)
+        self._informer.add_event_handler(BOOKMARK, self._keep_version)
 
     def start(self) -> None:
         self._informer.start()
@@ -73,8 +79,6 @@ class Watched:
         """Raises ClusterUnreachable when the first list has not come by then."""
         if not self._synced.wait(seconds):
             raise ClusterUnreachable(f"the API server did not list {self._kind.plural} within {seconds:.0f} s")
-        # The list is in the cache a moment after it was handed over.
-        time.sleep(0.01)
 
     def objects(self) -> Sequence[Document]:
         found: Sequence[Document] = self._informer.cache.list()
@@ -84,10 +88,37 @@ class Watched:
         found: Document | None = self._informer.cache.get_by_key(f"{namespace}/{name}" if namespace else name)
         return found
 
+    def _keep_version(self, document: Document) -> None:
+        self._version = document["metadata"].get("resourceVersion") or self._version
+
     def _take(self, document: Document) -> None:
+        self._keep_version(document)
         document["metadata"].pop("managedFields", None)
         self._trim(document)
-        self._heard(document)
+        self._handle(self._heard, document)
+
+    def _drop(self, document: Document) -> None:
+        self._keep_version(document)
+        self._handle(self._gone, document)
+
+    def _handle(self, handler: Callable[[Document], None], document: Document) -> None:
+        """What fails, because the server is away for a moment, is tried again with what is there by then."""
+        try:
+            handler(document)
+        except Exception as error:
+            metadata = document["metadata"]
+            logger.warning("not taken up kind=%s name=%s error=%s", self._kind.plural, metadata.get("name"), error)
+            timer = threading.Timer(RETRY_SECONDS, self._again, args=(handler, document))
+            timer.daemon = True
+            timer.start()
+
+    def _again(self, handler: Callable[[Document], None], document: Document) -> None:
+        metadata = document["metadata"]
+        present = self.find(metadata.get("namespace", ""), metadata["name"])
+        if handler == self._gone and present is None:
+            self._handle(handler, document)
+        elif handler == self._heard and present is not None:
+            self._handle(handler, present)
 
     def _listing(
         self,
@@ -107,15 +138,19 @@ class Watched:
                 "watch": "true",
                 "allowWatchBookmarks": "true",
                 "timeoutSeconds": str(timeout_seconds),
-                "resourceVersion": resource_version or "0",
+                "resourceVersion": self._version or resource_version or "0",
             }
-            response = self._api.raw("GET", path, query=query, timeout=(3.0, timeout_seconds + STALE_SECONDS))
+            # By now the first list is in the cache.
+            self._synced.set()
+            response = self._api.raw("GET", path, query=query, timeout=(3.0, SILENCE_SECONDS))
             if response.status >= 400:
                 raise ApiException(status=response.status, reason=response.read()[:300])
             return response.response
         except Exception as error:
             gone = isinstance(error, ApiException) and error.status == 410
-            if not gone:
+            if gone:
+                self._version = None
+            else:
                 logger.warning("watch interrupted kind=%s error=%s", self._kind.plural, error)
                 time.sleep(PAUSE_SECONDS)
             raise ApiException(status=410 if gone else 503, reason=str(error)) from error
@@ -126,5 +161,5 @@ class Watched:
         for document in items:
             document["metadata"].pop("managedFields", None)
             self._trim(document)
-        self._synced.set()
-        return _Listing(items, _Metadata(answer["metadata"].get("resourceVersion")))
+        self._version = answer["metadata"].get("resourceVersion")
+        return _Listing(items, _Metadata(self._version))

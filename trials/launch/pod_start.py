@@ -14,7 +14,7 @@ import signal
 import sys
 import tarfile
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +41,9 @@ def main() -> int:
         sys.stderr.write(f"replica ends: {error}\n")
         return EXIT_PEER_LOST
     except (OSError, tarfile.TarError) as error:
-        return _cannot(channel, "CodeNotUnpacked", f"the packed working folder cannot be used: {error}")
+        # The trial may train elsewhere: it is the scheduler that judges what this means for it.
+        sys.stderr.write(f"the packed working folder cannot be used on this node: {error}\n")
+        return 1
     if start["moved_to"]:
         os.environ[MOVED] = f"{start['working_dir']}={start['moved_to']}"
     folder = moved_path(start["working_dir"])
@@ -75,13 +77,6 @@ def unpack(channel: ControlChannel, digest: str, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         with tarfile.open(packed) as archive:
             archive.extractall(folder, filter="data")
-
-
-def _cannot(channel: ControlChannel, error_type: str, message: str) -> int:
-    sys.stderr.write(f"{message}\n")
-    outcome: Mapping[str, Any] = {"kind": "error", "error_type": error_type, "message": message}
-    channel.request("POST", "/outcome", outcome, give_up_after=60.0)
-    return 1
 
 
 if __name__ == "__main__":

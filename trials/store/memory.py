@@ -93,6 +93,42 @@ class InMemoryTrialStore:
             else:
                 self._live[record.trial_id] = None
 
+    def reload(
+        self,
+        record: TrialRecord,
+        replicas: Sequence[ReplicaRecord],
+        reports: Sequence[Report],
+        history: Sequence[HistoryEntry],
+        hints: Mapping[str, Any] | None,
+    ) -> None:
+        """Replace all that is known of a trial, in one go and without changing its place."""
+        trial_id = record.trial_id
+        with self._lock:
+            for replica_id in list(self._replicas_of.get(trial_id, ())):
+                self.forget_replica(replica_id)
+            rows = self._reports.setdefault(record.spec.study, {})
+            for key in [key for key in rows if key[0] == trial_id]:
+                del rows[key]
+            self.adopt(record)
+            for replica in replicas:
+                self.add_replica(replica)
+                if replica.state is ReplicaState.GONE:
+                    self._live_replicas.pop(replica.replica_id, None)
+            for report in reports:
+                self.put_report(record.spec.study, report)
+            self._history[trial_id] = list(history)
+            if hints is not None:
+                self._hints[trial_id] = dict(hints)
+
+    def steps_of(self, study: str, trial_id: str) -> list[int]:
+        """At which the trial has reported."""
+        with self._lock:
+            return sorted(step for name, step in self._reports.get(study, {}) if name == trial_id)
+
+    def has_report(self, study: str, trial_id: str, step: int) -> bool:
+        with self._lock:
+            return (trial_id, step) in self._reports.get(study, {})
+
     def forget_trial(self, trial_id: str) -> None:
         """It does not exist any more."""
         with self._lock:

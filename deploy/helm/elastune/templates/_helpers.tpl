@@ -1,6 +1,9 @@
 {{- define "elastune.name" -}}
 {{- if contains "elastune" .Release.Name }}{{ .Release.Name | trunc 40 | trimSuffix "-" }}{{ else }}{{ printf "%s-elastune" .Release.Name | trunc 40 | trimSuffix "-" }}{{ end }}
 {{- end }}
+{{- define "elastune.instance" -}}
+{{- printf "%s-%s" (include "elastune.name" .) .Release.Namespace | trunc 63 | trimSuffix "-" }}
+{{- end }}
 {{- define "elastune.image" -}}
 {{ .Values.image.repository }}:{{ .Values.image.tag | default .Chart.AppVersion }}
 {{- end }}
