@@ -94,6 +94,7 @@ class Operator:
         self._loop: ControlLoop | None = None
         self._store: KubernetesTrialStore | None = None
         self._led = threading.Event()
+        self._begun = False
         self._lease = Lease(
             api, settings.cluster.namespace, settings.lease, self._identity, led_by_other=self._end_for_other
         )
@@ -120,7 +121,7 @@ class Operator:
         """
         while not self._stop.is_set():
             try:
-                lead_when_elected(self._lease, self._resume if self._led.is_set() else self._begin)
+                lead_when_elected(self._lease, self._resume if self._begun else self._begin)
             except Exception:
                 logger.exception("the election failed")
             if not self._stop.is_set():
@@ -128,6 +129,7 @@ class Operator:
                 time.sleep(1.0)
 
     def _begin(self) -> None:
+        self._begun = True
         try:
             self._lead()
         except Exception:

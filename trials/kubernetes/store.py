@@ -211,6 +211,9 @@ class KubernetesTrialStore:
             except InvalidTrialSpec as error:
                 logger.warning("change of a trial not followed trial=%s error=%s", trial_id, error)
                 return news
+            # For the pods to come; what a trial runs stays what it was.
+            kept.template = (document.get("spec") or {}).get("template") or {}
+            kept.queue = (document.get("spec") or {}).get("queueName") or ""
             changes = {name: getattr(wanted, name) for name in documents.CHANGEABLE}
             spec = replace(record.spec, **changes)
             if spec != record.spec:
@@ -419,7 +422,8 @@ class KubernetesTrialStore:
                     self._send(trial_id, {})
             except UnknownTrial:
                 continue
-            except StoreUnavailable as error:
+            except Exception as error:
+                # The others' are written all the same.
                 logger.warning("changes of a trial wait trial=%s error=%s", trial_id, error)
                 with self._dirty_lock:
                     self._dirty.add(trial_id)
