@@ -118,7 +118,7 @@ def main() -> None:
         view.catch_up()
     for trial in store.trials():
         store.save_trial(replace(trial, rescaled_at=clock() - 3600.0))
-    keeping = Housekeeping(store, loop, settings, Placeholders(api, settings, view.pods))
+    keeping = Housekeeping(store, loop, settings, Placeholders(api, settings, view.pods, view.nodes))
     keeping.look()
     pods, running = len(view.known), sum(trial.state.value == "running" for trial in store.trials())
     times, writes = [], []

@@ -110,6 +110,8 @@ class ControlLoop:
         self._why_gone: dict[str, str] = {}
         """What the launcher knew of the end of replicas, until their trial has been judged."""
         self._decided_at = float("-inf")
+        self._changed = False
+        """Something has happened that a decision should be made on at once; set by any thread."""
         self.latest_snapshot: Snapshot | None = None
         """What the last decision was made on."""
         self._grants: Mapping[str, Grant] = {}
@@ -183,8 +185,9 @@ class ControlLoop:
         for trial in self._store.trials(live_only=True):
             with self._contained(trial, "advance", now):
                 self._advance(trial, now)
+        changed, self._changed = self._changed, False
         trials = self._store.trials(live_only=True)
-        if now - self._decided_at >= self._settings.decide_every_seconds:
+        if changed or now - self._decided_at >= self._settings.decide_every_seconds:
             self._decide(trials, now)
         self._act(trials, self._grants, now)
         self._stop_leftovers(now)
@@ -235,8 +238,8 @@ class ControlLoop:
         self._grants = grants
 
     def decide_anew(self) -> None:
-        """At the next tick, whenever the last decision was: the cluster has changed."""
-        self._decided_at = float("-inf")
+        """At the next look, whenever the last decision was; from any thread."""
+        self._changed = True
 
     @property
     def latest_views(self) -> Mapping[str, TrialView]:
@@ -622,6 +625,10 @@ class ControlLoop:
             self._launcher.collect_log(replica, self._log(replica))
         files = (self._settings.state_dir / "logs" / trial_id).glob("*.log")
         return sorted(files, key=lambda path: path.stat().st_mtime)
+
+    def forget_logs(self, trial_id: str) -> None:
+        """What the trial's replicas printed is not wanted any more."""
+        shutil.rmtree(self._settings.state_dir / "logs" / trial_id, ignore_errors=True)
 
     def _log(self, replica: ReplicaRecord) -> Path:
         return self._settings.state_dir / "logs" / replica.trial_id / f"{replica.replica_id}.log"

@@ -13,6 +13,7 @@ from dist_core.channel import ControlChannel
 from dist_core.core import TrainingCore
 from dist_core.env import EXIT_PEER_LOST, EXIT_PREEMPTED, ReplicaEnvironment
 from dist_core.errors import ControlChannelError
+from trials.launch.user_code import moved_path
 from tuner_bridge.errors import InvalidSweep
 from tuner_bridge.replica import run_replica
 from tuner_bridge.script import script
@@ -32,9 +33,14 @@ def run() -> int:
         return EXIT_PEER_LOST
     finally:
         channel.close()
-    if _is_python(command):
+    if _is_python(_here(command)):
         return run_replica(_prepare)
-    return run_process(lambda payload: (payload["command"], {}))
+    return run_process(lambda payload: (_here(payload["command"]), {}))
+
+
+def _here(command: Sequence[str]) -> list[str]:
+    """With the paths of a folder that is found elsewhere on this machine."""
+    return [moved_path(word) for word in command]
 
 
 def _is_python(command: Sequence[str]) -> bool:
@@ -49,7 +55,7 @@ def _is_python(command: Sequence[str]) -> bool:
 
 
 def _prepare(core: TrainingCore, document: Payload) -> Callable[[], Any]:
-    return script(document["payload"]["command"]).run
+    return script(_here(document["payload"]["command"])).run
 
 
 def run_process(of_payload: Callable[[Payload], tuple[Sequence[str], Mapping[str, str]]]) -> int:

@@ -75,6 +75,7 @@ class Housekeeping:
             ended = record.finished_at
             if ended is not None and now - ended > self._settings.keep_ended_seconds:
                 self._store.remove(record.trial_id)
+                self._loop.forget_logs(record.trial_id)
         self._store.forget_gone()
 
     def _show(self) -> None:

@@ -1,7 +1,8 @@
 """Asking for nodes: pods that wait for room, which an autoscaler of nodes (Cluster Autoscaler, Karpenter) then makes.
 
 How many nodes there should be is `scheduler.autoscale`'s answer. One placeholder stands for the slots of one node that
-is wanted and not there. When that node has come, or is not wanted any more, its placeholder goes.
+is wanted and not there, and fits on none of those that are. When that node has come, or is not wanted any more, its
+placeholder goes.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ from trials.kubernetes.settings import ClusterSettings
 Document = dict[str, Any]
 
 KNOWN = {"most_nodes", "least_nodes", "slots_per_node", "price_per_hour", "worth_of_an_hour", "image", "template"}
+HOST_LABEL = "kubernetes.io/hostname"
+UNSEEN_SECONDS = 30.0
 KIND = ""
 """Nodes of one kind only are asked for: which, the placeholders' template says."""
 
@@ -31,12 +34,20 @@ logger = logging.getLogger(__name__)
 
 
 class Placeholders:
-    """``pods``: those that the watch knows."""
+    """``pods``, ``nodes``: those that the watches know."""
 
-    def __init__(self, api: ClusterApi, settings: ClusterSettings, pods: Callable[[], Sequence[Document]]) -> None:
+    def __init__(
+        self,
+        api: ClusterApi,
+        settings: ClusterSettings,
+        pods: Callable[[], Sequence[Document]],
+        nodes: Callable[[], Sequence[Document]],
+    ) -> None:
         self._api = api
         self._settings = settings
         self._pods = pods
+        self._nodes = nodes
+        self._created: dict[str, float] = {}
         self._autoscaler = autoscaler_from(settings)
 
     def adjust(self, snapshot: Snapshot | None, now: float) -> None:
@@ -44,12 +55,20 @@ class Placeholders:
             return
         present = len(snapshot.nodes)
         desired = self._autoscaler.decide(snapshot, {KIND: present}, now)[KIND]
-        waiting = [pod for pod in self._pods() if self._is_one(pod)]
-        more, fewer = difference(desired - present, [pod["metadata"]["name"] for pod in waiting])
+        waiting = {pod["metadata"]["name"] for pod in self._pods() if self._is_one(pod)}
+        # The watch may not have told yet of those that were just made.
+        self._created = {
+            name: at for name, at in self._created.items() if name not in waiting and now - at < UNSEEN_SECONDS
+        }
+        more, fewer = difference(desired - present, sorted(waiting | self._created.keys()))
+        hosts = [(node["metadata"].get("labels") or {}).get(HOST_LABEL, "") for node in self._nodes()]
         for _ in range(more):
-            self._api.create(PODS, self._settings.namespace, placeholder(self._settings, secrets.token_hex(4)))
+            made = placeholder(self._settings, secrets.token_hex(4), [host for host in hosts if host])
+            self._api.create(PODS, self._settings.namespace, made)
+            self._created[made["metadata"]["name"]] = now
         for name in fewer:
             self._api.delete(PODS, self._settings.namespace, name, grace_seconds=0)
+            self._created.pop(name, None)
         if more or fewer:
             logger.info("nodes wanted=%d present=%d placeholders=%+d", desired, present, more - len(fewer))
 
@@ -83,8 +102,8 @@ def autoscaler_from(settings: ClusterSettings) -> Autoscaler | None:
     return Autoscaler(AutoscaleSettings(offers=(offer,), worth_of_an_hour=float(named.get("worth_of_an_hour", 10.0))))
 
 
-def placeholder(settings: ClusterSettings, suffix: str) -> Document:
-    """A pod as large as all slots of a node, on a node that has none of our replicas."""
+def placeholder(settings: ClusterSettings, suffix: str, hosts: Sequence[str]) -> Document:
+    """A pod as large as all slots of a node, that may run on none of the nodes that are there already."""
     given = {_snake(key): value for key, value in settings.placeholders.items()}
     slots = int(given.get("slots_per_node", 1))
     amounts = {name: f"{(parse_quantity(quantity) * slots).normalize():f}" for name, quantity in settings.slot.items()}
@@ -99,6 +118,7 @@ def placeholder(settings: ClusterSettings, suffix: str) -> Document:
                 }
             ],
             "restartPolicy": "Never",
+            "affinity": _elsewhere(hosts),
             "terminationGracePeriodSeconds": 0,
             "enableServiceLinks": False,
             "automountServiceAccountToken": False,
@@ -118,6 +138,14 @@ def placeholder(settings: ClusterSettings, suffix: str) -> Document:
         },
         **template,
     }
+
+
+def _elsewhere(hosts: Sequence[str]) -> Document:
+    if not hosts:
+        return {}
+    rule = {"key": HOST_LABEL, "operator": "NotIn", "values": sorted(hosts)}
+    terms = {"nodeSelectorTerms": [{"matchExpressions": [rule]}]}
+    return {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": terms}}
 
 
 def _snake(name: str) -> str:

@@ -200,7 +200,7 @@ class Operator:
             clock=clock,
             on_change=on_change,
         )
-        placeholders = Placeholders(self._api, cluster, view.pods)
+        placeholders = Placeholders(self._api, cluster, view.pods, view.nodes)
         keeping.append(Housekeeping(store, loop, cluster, placeholders, clock=clock))
         service = Service(
             store=store,

@@ -40,8 +40,9 @@ def kubectl(*words: str, check: bool = True, text: str | None = None) -> str:
 
 
 def objects(kind: str, *words: str) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = json.loads(kubectl("-n", NAMESPACE, "get", kind, "-o", "json", *words))["items"]
-    return found
+    """All of a kind, those that a selector names, or one by name."""
+    found: dict[str, Any] = json.loads(kubectl("-n", NAMESPACE, "get", kind, "-o", "json", *words))
+    return list(found["items"]) if "items" in found else [found]
 
 
 def named(kind: str, name: str) -> dict[str, Any]:

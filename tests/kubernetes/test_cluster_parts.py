@@ -116,7 +116,9 @@ SCALING = ClusterSettings(
 
 
 def test_a_placeholder_is_as_large_as_a_nodes_slots() -> None:
-    spec = placeholder(SCALING, "x")["spec"]
+    spec = placeholder(SCALING, "x", ["b", "a"])["spec"]
+    (term,) = spec["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
+    assert term["matchExpressions"] == [{"key": "kubernetes.io/hostname", "operator": "NotIn", "values": ["a", "b"]}]
     assert spec["containers"][0]["resources"]["requests"] == {"nvidia.com/gpu": "4", "cpu": "2"}
     assert spec["nodeSelector"] == {"pool": "gpu"}
 
@@ -124,7 +126,7 @@ def test_a_placeholder_is_as_large_as_a_nodes_slots() -> None:
 def test_nodes_are_asked_for_while_trials_wait_and_not_afterwards() -> None:
     api = FakeClusterApi()
     pods = lambda: [document for (plural, _, _), document in api.objects.items() if plural == "pods"]  # noqa: E731
-    placeholders = Placeholders(api, SCALING, pods)
+    placeholders = Placeholders(api, SCALING, pods, list)
     waiting = tuple(
         TrialView(trial_id=f"t{index}", study="s", min_replicas=1, max_replicas=1, submitted_at=float(index))
         for index in range(8)

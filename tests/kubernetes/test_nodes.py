@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from decimal import Decimal
 from typing import Any
 
 import pytest
@@ -108,6 +109,11 @@ def test_an_init_container_counts_when_it_needs_more() -> None:
     document = pod("p", "a", cpu="1")
     document["spec"]["initContainers"] = [{"name": "i", "resources": {"requests": {"cpu": "3"}}}]
     assert requests_of(document)["cpu"] == 3
+    stays = {"name": "s", "restartPolicy": "Always", "resources": {"requests": {"cpu": "500m"}}}
+    document["spec"]["initContainers"] = [stays]
+    assert requests_of(document)["cpu"] == Decimal("1.5")
+    document["spec"]["resources"] = {"requests": {"cpu": "4"}}
+    assert requests_of(document)["cpu"] == 4
 
 
 @given(

@@ -124,15 +124,25 @@ def _by_node(
 
 
 def requests_of(pod: Mapping[str, Any]) -> Amounts:
-    """What Kubernetes reserves for a pod: its containers' sum, or what one of its first containers needs alone."""
+    """What Kubernetes reserves for a pod: its containers' sum, or what one of its first containers needs alone.
+
+    Newer versions have containers that start first and stay, and amounts for a pod as a whole.
+    """
     spec = pod.get("spec") or {}
     total: Amounts = {}
     for container in spec.get("containers") or ():
         for key, value in _requests(container).items():
             total[key] = total.get(key, Decimal(0)) + value
+    first: Amounts = {}
     for container in spec.get("initContainers") or ():
+        stays = container.get("restartPolicy") == "Always"
         for key, value in _requests(container).items():
-            total[key] = max(total.get(key, Decimal(0)), value)
+            if stays:
+                total[key] = total.get(key, Decimal(0)) + value
+            else:
+                first[key] = max(first.get(key, Decimal(0)), value)
+    total |= {key: max(total.get(key, Decimal(0)), value) for key, value in first.items()}
+    total |= _requests(spec)
     for key, value in (spec.get("overhead") or {}).items():
         total[key] = total.get(key, Decimal(0)) + amount(value)
     return total

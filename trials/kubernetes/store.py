@@ -457,12 +457,13 @@ class KubernetesTrialStore:
             kept = self._kept_studies.get(study.name)
             if kept is None:
                 kept = self._create_study(study)
-            else:
-                spec = documents.study_spec(study)
-                if any(kept.spec.get(key) != value for key, value in spec.items()):
-                    changed = self._api.patch(STUDIES, kept.namespace, kept.name, {"spec": spec})
-                    kept.spec = changed.get("spec") or {}
+            spec = documents.study_spec(study)
+            known = kept.spec
+            if any(known.get(key) != value for key, value in spec.items()):
+                changed = self._api.patch(STUDIES, kept.namespace, kept.name, {"spec": spec})
+                known = changed.get("spec") or {}
             self._api.patch(STUDIES, kept.namespace, kept.name, {"status": documents.study_status(study)}, "status")
+            kept.spec = known
             self._memory.put_study(study)
 
     def _create_study(self, study: Study) -> _KeptStudy:

@@ -10,9 +10,9 @@ from trials.kubernetes.watching import Watched
 
 Document = dict[str, Any]
 
-_CONTAINER_FIELDS = frozenset({"name", "resources"})
+_CONTAINER_FIELDS = frozenset({"name", "resources", "restartPolicy"})
 _POD_FIELDS = frozenset(
-    {"nodeName", "containers", "initContainers", "overhead", "priority", "terminationGracePeriodSeconds"}
+    {"nodeName", "containers", "initContainers", "overhead", "resources", "terminationGracePeriodSeconds"}
 )
 _NODE_STATUS_FIELDS = frozenset({"allocatable", "conditions"})
 
