@@ -72,6 +72,8 @@ class LoopSettings:
     """Least time between two decisions of the policy; in between, the last one is carried out. 0: at every tick."""
     silence_seconds: float = 45.0
     """A replica that has been heard of and then says nothing for so long hangs: it is ended, and its trial heals."""
+    decide_on_loss_or_end: bool = False
+    """Do not wait for that time when a replica is gone or a trial over."""
     leaving_seconds: float = 1.0
     """How long replicas of a trial that is over may take to end by themselves."""
     may_act: Callable[[], bool] = lambda: True
@@ -241,6 +243,10 @@ class ControlLoop:
         """At the next look, whenever the last decision was; from any thread."""
         self._changed = True
 
+    def _decide_on_loss_or_end(self) -> None:
+        if self._settings.decide_on_loss_or_end:
+            self.decide_anew()
+
     @property
     def latest_views(self) -> Mapping[str, TrialView]:
         """What the last tick saw of each live trial; for display only."""
@@ -270,7 +276,7 @@ class ControlLoop:
             if gone.code != "node_lost":
                 self._launcher.collect_log(replica, self._log(replica))
             self._store.update_replica(gone.replica_id, state=ReplicaState.GONE, gone_at=now, exit_status=gone.status)
-            self.decide_anew()
+            self._decide_on_loss_or_end()
             if gone.why:
                 self._why_gone[gone.replica_id] = gone.why
                 reason = Reason(code=gone.code, sentence=f"replica {gone.replica_id} was ended: {gone.why}")
@@ -399,7 +405,7 @@ class ControlLoop:
 
     def _finish(self, trial: TrialRecord, event: TrialEvent, reason: Reason, now: float) -> None:
         self._last_end = now
-        self.decide_anew()
+        self._decide_on_loss_or_end()
         self._move(trial, event, reason, now, finished_at=now)
         self._observer.note_end(trial, next_state(trial.state, event))
         for kept in (self._blocked_since, self._progress_at_loss, self._launch_not_before):

@@ -194,6 +194,7 @@ class Operator:
                 replica_token=tokens.for_trial,
                 base_environ={name: os.environ[name] for name in OWN_VARIABLES & os.environ.keys()},
                 decide_every_seconds=DECIDE_SECONDS,
+                decide_on_loss_or_end=True,
                 leaving_seconds=LEAVING_SECONDS,
                 may_act=self._lease.is_fresh,
             ),
