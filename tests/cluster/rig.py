@@ -13,7 +13,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -83,6 +83,9 @@ def values(state_dir: Path, **changes: Any) -> dict[str, Any]:
     mounts: list[dict[str, Any]] = [{"name": name, "mountPath": f"/{name}", "readOnly": True} for name in folders]
     mounts.append({"name": "certificates", "mountPath": "/etc/ssl", "readOnly": True})
     without_tmp = [each for each in mounts if each["name"] != "tmp"]
+    for number, folder in enumerate(beyond(folders)):
+        volumes.append({"name": f"project-{number}", "hostPath": {"path": str(folder)}})
+        without_tmp.append({"name": f"project-{number}", "mountPath": str(folder), "readOnly": True})
     path = f"{Path(sys.executable).parent}:/usr/local/bin:/usr/bin:/bin"
     environ = [{"name": "PATH", "value": path}, {"name": "PYTHONDONTWRITEBYTECODE", "value": "1"}]
     as_root = {"runAsUser": 0, "runAsGroup": 0}
@@ -118,6 +121,14 @@ def values(state_dir: Path, **changes: Any) -> dict[str, Any]:
         },
         **changes,
     }
+
+
+def beyond(folders: Sequence[str]) -> list[Path]:
+    """Folders with this project and its interpreter that lie in none of those of the machine that pods see."""
+    seen = [Path("/") / name for name in folders if name != "tmp"]
+    needed = {ROOT, Path(sys.prefix).resolve(), Path(sys.base_prefix).resolve()}
+    missing = sorted(path for path in needed if not any(path.is_relative_to(each) for each in seen))
+    return [path for path in missing if not any(path != other and path.is_relative_to(other) for other in missing)]
 
 
 @dataclass(slots=True)
@@ -158,16 +169,16 @@ def is_running(pod: dict[str, Any]) -> bool:
 def installed(state_dir: Path, **changes: Any) -> Iterator[Installed]:
     """The chart on the cluster, and afterwards what it was before."""
     engine = helm.Config(namespace=NAMESPACE, kubeconfig_path=os.environ["KUBECONFIG"])
-    engine.install(
-        CHART,
-        RELEASE,
-        values(state_dir, **changes),
-        namespace=NAMESPACE,
-        create_namespace=True,
-        wait="watcher",
-        timeout=120,
-    )
     try:
+        engine.install(
+            CHART,
+            RELEASE,
+            values(state_dir, **changes),
+            namespace=NAMESPACE,
+            create_namespace=True,
+            wait="watcher",
+            timeout=120,
+        )
         secret = until(lambda: named("secrets", "elastune-token").get("data"), 60.0, "the scheduler made its token")
         service = named("services", "elastune")
         token = base64.b64decode(secret["token"]).decode()
@@ -176,7 +187,7 @@ def installed(state_dir: Path, **changes: Any) -> Iterator[Installed]:
             made.leader()
             yield made
     finally:
-        engine.uninstall(RELEASE, wait="watcher", timeout=180)
+        engine.uninstall(RELEASE, wait="watcher", timeout=180, ignore_not_found=True)
         engine.close()
 
 
