@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -51,7 +51,6 @@ class Watched:
         kind: Collection,
         *,
         namespace: str | None = None,
-        labels: str = "",
         trim: Callable[[Document], None] = lambda _: None,
         heard: Callable[[Document], None] = lambda _: None,
         gone: Callable[[Document], None] = lambda _: None,
@@ -59,7 +58,6 @@ class Watched:
         self._api = api
         self._kind = kind
         self._namespace = namespace
-        self._labels = labels
         self._trim = trim
         self._heard = heard
         self._synced = threading.Event()
@@ -69,6 +67,8 @@ class Watched:
         self._gone = gone
         self._version: str | None = None
         """Of the latest that was heard: a watch goes on from there. The library would begin again at the last list."""
+        self._streams = False
+        """Whether what comes is a watch's news, and not a list's."""
         self._informer.add_event_handler(DELETED, self._drop)
         self._informer.add_event_handler(BOOKMARK, self._keep_version)
 
@@ -89,7 +89,9 @@ class Watched:
         return found
 
     def _keep_version(self, document: Document) -> None:
-        self._version = document["metadata"].get("resourceVersion") or self._version
+        # Objects of a list are as old as their last change: a watch goes on from the list itself.
+        if self._streams:
+            self._version = document["metadata"].get("resourceVersion") or self._version
 
     def _take(self, document: Document) -> None:
         self._keep_version(document)
@@ -129,12 +131,11 @@ class Watched:
         **_: Any,
     ) -> object:
         """What the informer calls for a list, and for the stream of a watch."""
-        query = {"labelSelector": self._labels} if self._labels else {}
         path = self._kind.path(self._namespace)
         try:
             if not watch:
-                return self._list(path, query)
-            query |= {
+                return self._list(path)
+            query = {
                 "watch": "true",
                 "allowWatchBookmarks": "true",
                 "timeoutSeconds": str(timeout_seconds),
@@ -142,6 +143,7 @@ class Watched:
             }
             # By now the first list is in the cache.
             self._synced.set()
+            self._streams = True
             response = self._api.raw("GET", path, query=query, timeout=(3.0, SILENCE_SECONDS))
             if response.status >= 400:
                 raise ApiException(status=response.status, reason=response.read()[:300])
@@ -155,11 +157,10 @@ class Watched:
                 time.sleep(PAUSE_SECONDS)
             raise ApiException(status=410 if gone else 503, reason=str(error)) from error
 
-    def _list(self, path: str, query: Mapping[str, str]) -> _Listing:
-        answer = self._api.request("GET", path, query=query)
+    def _list(self, path: str) -> _Listing:
+        answer = self._api.request("GET", path)
+        # The informer hands each of them to `_take`, as it does with what the watch brings.
         items = answer.get("items") or []
-        for document in items:
-            document["metadata"].pop("managedFields", None)
-            self._trim(document)
+        self._streams = False
         self._version = answer["metadata"].get("resourceVersion")
         return _Listing(items, _Metadata(self._version))
