@@ -1,15 +1,15 @@
 # The scheduler, and an image to build trials' images on: FROM elastune, then pip install what they import.
 #   docker build -t elastune:0.1.0 .
-#   docker build -t elastune:0.1.0 --build-arg TORCH_INDEX=https://download.pytorch.org/whl/cpu .     without CUDA
+# For a build of torch without CUDA, name PyTorch's index of CPU builds: --build-arg PIP_OPTIONS="--index-url URL"
 ARG PYTHON=3.12
 FROM python:${PYTHON}-slim AS build
 ARG TORCH_VERSION=2.13.0
-ARG TORCH_INDEX=
+ARG PIP_OPTIONS=
 ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
 RUN python -m venv /opt/elastune
 ENV PATH=/opt/elastune/bin:$PATH
 # The largest layer, which changes least, comes first.
-RUN pip install ${TORCH_INDEX:+--index-url ${TORCH_INDEX}} "torch==${TORCH_VERSION}"
+RUN pip install ${PIP_OPTIONS} "torch==${TORCH_VERSION}"
 WORKDIR /src
 COPY pyproject.toml README.md ./
 COPY dist_core dist_core

@@ -13,8 +13,8 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from trials.errors import ClusterRefused
-from trials.kubernetes.api import SECRETS, WEBHOOKS, ClusterApi
+from scheduler.kubernetes.shared_secret import shared_secret
+from trials.kubernetes.api import WEBHOOKS, ClusterApi
 
 LIFETIME = datetime.timedelta(days=3650)
 
@@ -59,30 +59,13 @@ def make_certificate(names: Sequence[str], now: datetime.datetime) -> Certificat
 
 def shared_certificate(api: ClusterApi, namespace: str, secret: str, names: Sequence[str]) -> Certificate:
     """The one that all of the scheduler's pods serve: that in the secret, which the first of them fills."""
-    kept = api.get(SECRETS, namespace, secret)
-    found = _read(kept.get("data") or {})
-    if found is not None:
-        return found
-    made = make_certificate(names, datetime.datetime.now(datetime.UTC))
-    data = {
-        "tls.crt": base64.b64encode(made.certificate).decode(),
-        "tls.key": base64.b64encode(made.key).decode(),
-    }
-    version = kept["metadata"]["resourceVersion"]
-    try:
-        api.patch(SECRETS, namespace, secret, {"metadata": {"resourceVersion": version}, "data": data})
-    except ClusterRefused as error:
-        if error.status != 409:
-            raise
-        # Another pod was first.
-        return shared_certificate(api, namespace, secret, names)
-    return made
 
+    def make() -> dict[str, bytes]:
+        made = make_certificate(names, datetime.datetime.now(datetime.UTC))
+        return {"tls.crt": made.certificate, "tls.key": made.key}
 
-def _read(data: dict[str, str]) -> Certificate | None:
-    if not data.get("tls.crt") or not data.get("tls.key"):
-        return None
-    return Certificate(base64.b64decode(data["tls.crt"]), base64.b64decode(data["tls.key"]))
+    kept = shared_secret(api, namespace, secret, ("tls.crt", "tls.key"), make)
+    return Certificate(kept["tls.crt"], kept["tls.key"])
 
 
 def trust(api: ClusterApi, configuration: str, certificate: Certificate) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import logging
 import os
 import secrets
@@ -12,8 +11,8 @@ from typing import Any
 
 from scheduler.errors import SchedulerError
 from scheduler.kubernetes.server import Operator, OperatorSettings, patiently
-from trials.errors import ClusterRefused
-from trials.kubernetes.api import SECRETS, ClusterApi, KubernetesApi
+from scheduler.kubernetes.shared_secret import shared_secret
+from trials.kubernetes.api import ClusterApi, KubernetesApi
 from trials.kubernetes.settings import read_settings
 
 
@@ -39,20 +38,5 @@ def run_operator(settings: Path, *, token_secret: str | None = None, **options: 
 
 def shared_token(api: ClusterApi, namespace: str, secret: str) -> str:
     """The owner's token in the secret; the first scheduler that finds none makes one."""
-    kept = api.get(SECRETS, namespace, secret)
-    known = (kept.get("data") or {}).get("token")
-    if known:
-        return base64.b64decode(known).decode()
-    token = secrets.token_hex(24)
-    change = {
-        "metadata": {"resourceVersion": kept["metadata"]["resourceVersion"]},
-        "data": {"token": base64.b64encode(token.encode()).decode()},
-    }
-    try:
-        api.patch(SECRETS, namespace, secret, change)
-    except ClusterRefused as error:
-        if error.status != 409:
-            raise
-        # Another one was first.
-        return shared_token(api, namespace, secret)
-    return token
+    kept = shared_secret(api, namespace, secret, ("token",), lambda: {"token": secrets.token_hex(24).encode()})
+    return kept["token"].decode()

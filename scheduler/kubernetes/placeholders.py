@@ -19,7 +19,7 @@ from scheduler.snapshot import Snapshot
 from trials.errors import InvalidClusterSettings
 from trials.kubernetes.api import PODS, ClusterApi
 from trials.kubernetes.names import INSTANCE_LABEL, PLACEHOLDER_LABEL, label_value
-from trials.kubernetes.pods import merge_templates
+from trials.kubernetes.pods import belongs_to, merge_templates
 from trials.kubernetes.settings import ClusterSettings
 
 Document = dict[str, Any]
@@ -73,9 +73,10 @@ class Placeholders:
             logger.info("nodes wanted=%d present=%d placeholders=%+d", desired, present, more - len(fewer))
 
     def _is_one(self, pod: Mapping[str, Any]) -> bool:
-        labels = pod["metadata"].get("labels") or {}
-        ours = labels.get(INSTANCE_LABEL) == label_value(self._settings.instance)
-        return ours and PLACEHOLDER_LABEL in labels and not pod["metadata"].get("deletionTimestamp")
+        metadata = pod["metadata"]
+        if metadata.get("deletionTimestamp") or not belongs_to(pod, self._settings):
+            return False
+        return PLACEHOLDER_LABEL in metadata["labels"]
 
 
 def difference(wanted: int, present: Sequence[str]) -> tuple[int, list[str]]:

@@ -20,6 +20,7 @@ from urllib3.exceptions import HTTPError, InsecureRequestWarning
 from urllib3.util.retry import Retry
 
 from trials.errors import ClusterRefused, ClusterUnreachable
+from trials.kubernetes.names import GROUP, VERSION
 
 Document = dict[str, Any]
 
@@ -50,11 +51,10 @@ PODS = Collection("/api/v1", "pods")
 NODES = Collection("/api/v1", "nodes")
 SECRETS = Collection("/api/v1", "secrets")
 SERVICES = Collection("/api/v1", "services")
-QUOTAS = Collection("/api/v1", "resourcequotas")
 EVENTS = Collection("/api/v1", "events")
 LEASES = Collection("/apis/coordination.k8s.io/v1", "leases")
-TRIALS = Collection("/apis/elastune.dev/v1", "trials")
-STUDIES = Collection("/apis/elastune.dev/v1", "studies")
+TRIALS = Collection(f"/apis/{GROUP}/{VERSION}", "trials")
+STUDIES = Collection(f"/apis/{GROUP}/{VERSION}", "studies")
 WEBHOOKS = Collection("/apis/admissionregistration.k8s.io/v1", "validatingwebhookconfigurations")
 
 

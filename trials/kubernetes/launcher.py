@@ -15,9 +15,9 @@ from typing import Any, Protocol
 
 from trials.errors import ClusterRefused, ClusterUnreachable, LaunchFailed
 from trials.kubernetes.api import PODS, ClusterApi
-from trials.kubernetes.names import INSTANCE_LABEL, PLACEHOLDER_LABEL, REPLICA_LABEL, label_value
+from trials.kubernetes.names import PLACEHOLDER_LABEL, REPLICA_LABEL, label_value
 from trials.kubernetes.nodes import is_ready, node_slots
-from trials.kubernetes.pods import Owner, PodEnd, created_at, node_of, pod_manifest, read_end
+from trials.kubernetes.pods import Owner, PodEnd, belongs_to, created_at, node_of, pod_manifest, read_end
 from trials.kubernetes.settings import ClusterSettings
 from trials.launch.base import Exit, LaunchRequest, NodeSlots, ReplicaProcess
 from trials.record import ReplicaRecord
@@ -65,7 +65,6 @@ class KubernetesLauncher:
         self._owner_of = owner_of
         self._log_of = log_of
         self._clock = clock
-        self._instance = label_value(settings.instance)
         self._created: dict[str, tuple[float, Document]] = {}
         self._known: tuple[int, list[NodeSlots]] = (-1, [])
         self._lock = threading.Lock()
@@ -151,9 +150,7 @@ class KubernetesLauncher:
         }
 
     def _is_ours(self, pod: Mapping[str, Any]) -> bool:
-        labels = pod["metadata"].get("labels") or {}
-        here = pod["metadata"].get("namespace") in self._settings.all_namespaces
-        return here and labels.get(INSTANCE_LABEL) == self._instance and PLACEHOLDER_LABEL not in labels
+        return belongs_to(pod, self._settings) and PLACEHOLDER_LABEL not in pod["metadata"]["labels"]
 
     def exits(self, replicas: Sequence[ReplicaRecord]) -> list[Exit]:
         with self._lock:

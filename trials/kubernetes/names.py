@@ -7,8 +7,6 @@ import re
 
 GROUP = "elastune.dev"
 VERSION = "v1"
-TRIALS = "trials"
-STUDIES = "studies"
 FINALIZER = f"{GROUP}/replicas"
 """A trial that is deleted goes when its replicas have ended and its checkpoints are gone."""
 

@@ -7,14 +7,15 @@ pods have requested there: those are counted out before anything is given away.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from decimal import Decimal
 from functools import lru_cache
 from typing import Any
 
 from kubernetes.utils import parse_quantity
 
-from trials.kubernetes.names import INSTANCE_LABEL, PLACEHOLDER_LABEL, SLOT_LABEL, label_value
-from trials.kubernetes.pods import node_of
+from trials.kubernetes.names import PLACEHOLDER_LABEL, SLOT_LABEL
+from trials.kubernetes.pods import belongs_to, node_of
 from trials.kubernetes.settings import ClusterSettings
 from trials.launch.base import NodeSlots
 
@@ -103,7 +104,6 @@ def _by_node(
     """What others request on each node, and the slots there that our pods stand for."""
     foreign: dict[str, Amounts] = {}
     ours: dict[str, set[int]] = {}
-    instance = label_value(settings.instance)
     for pod in pods:
         if (pod.get("status") or {}).get("phase") in ("Succeeded", "Failed"):
             continue
@@ -112,8 +112,7 @@ def _by_node(
         if not node:
             continue
         slot = str(labels.get(SLOT_LABEL, ""))
-        here = pod["metadata"].get("namespace") in settings.all_namespaces
-        if here and labels.get(INSTANCE_LABEL) == instance and slot.isdecimal():
+        if slot.isdecimal() and belongs_to(pod, settings):
             ours.setdefault(node, set()).add(int(slot))
         elif PLACEHOLDER_LABEL not in labels:
             used = foreign.setdefault(node, {"pods": Decimal(0)})
@@ -186,11 +185,8 @@ def _limited(nodes: Sequence[NodeSlots], ours: Mapping[str, set[int]], most: int
     ]
     kept = set(sorted(open_slots)[: max(0, most)])
     return [
-        NodeSlots(
-            node=node.node,
-            slots=node.slots,
-            kind=node.kind,
-            reserved_for=node.reserved_for,
+        replace(
+            node,
             in_use=frozenset(
                 slot
                 for slot in range(node.slots)

@@ -309,6 +309,13 @@ def _why_it_waits(status: Mapping[str, Any]) -> str:
     return "the kubelet has not started it yet"
 
 
+def belongs_to(pod: Mapping[str, Any], settings: ClusterSettings) -> bool:
+    """Whether this scheduler has made the pod: its label, in a namespace that it looks after."""
+    metadata = pod["metadata"]
+    made_by = (metadata.get("labels") or {}).get(INSTANCE_LABEL)
+    return made_by == label_value(settings.instance) and metadata.get("namespace") in settings.all_namespaces
+
+
 def node_of(pod: Mapping[str, Any]) -> str:
     """Where it runs, or is meant to."""
     bound = (pod.get("spec") or {}).get("nodeName")
