@@ -134,7 +134,8 @@ def test_waiting_and_running_trials_show_as_such_and_can_be_cancelled(
     experiment: Callable[..., NniExperiment],
 ) -> None:
     made = experiment(service={"slots": 1})
-    made.environ["STEP_SECONDS"] = "1.0"
+    # Long enough to be seen running even where `nnictl create` takes a while to return.
+    made.environ["STEP_SECONDS"] = "20"
     made.create()
     made.until(lambda: made.states() == ["RUNNING", "WAITING"], "one trial to run and one to wait")
     running, waiting = (trial["trialJobId"] for trial in made.trials())

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -261,6 +262,29 @@ def test_a_trial_cancelled_before_it_was_submitted_is_cancelled_then(bench: Benc
     bench.end({"state": "cancelled", "outcome": None, "reason": {"sentence": "stopped early"}})
     assert bench.driver.cancelled == [("id-0", "stopped early")]
     assert bench.said[-1] == {"trial": "AAAAA", "status": "SYS_CANCELED", "message": "stopped early"}
+
+
+def test_trials_reach_the_scheduler_in_the_order_in_which_nni_made_them(bench: Bench) -> None:
+    bench.driver.may_submit.clear()
+    names = ["AAAAA", "BBBBB", "CCCCC"]
+    bench.submit(names[0], 0)
+    for sequence in (1, 2):
+        bench.served.handle({"submit": {"trial": names[sequence], "sequence": sequence, "parameter": "{}"}})
+    # However slow the first one's way is, no later one overtakes it.
+    assert [thread.is_alive() for thread in bench.served._threads] == [True] * 3
+    assert len(bench.driver.specs) == 1
+    bench.driver.may_submit.set()
+    bench.until(lambda: len(bench.driver.specs) == 3)
+    assert [spec.number for spec in bench.driver.specs] == [0, 1, 2]
+    bench.served.close()
+
+
+def test_a_trial_that_cannot_be_submitted_does_not_hold_up_the_next(bench: Bench) -> None:
+    bench.driver.run_trial = Mock(side_effect=RuntimeError("refused"))  # type: ignore[method-assign]  # fails at once
+    for sequence, name in enumerate(("AAAAA", "BBBBB")):
+        bench.served.handle({"submit": {"trial": name, "sequence": sequence, "parameter": "{}"}})
+    bench.until(lambda: len(bench.said) == 2)
+    assert [said["status"] for said in bench.said] == ["FAILED", "FAILED"]
 
 
 @pytest.mark.parametrize(

@@ -75,6 +75,9 @@ class ExperimentDriver:
         """Trials that an earlier driver has submitted, by NNI's name."""
         self._lock = threading.Lock()
         self._threads: list[threading.Thread] = []
+        self._last_submitted = threading.Event()
+        """Set when the trial that came last has reached the scheduler, or has failed to."""
+        self._last_submitted.set()
         self.template = self._make_template()
 
     def _make_template(self) -> TrialTemplate:
@@ -146,11 +149,15 @@ class ExperimentDriver:
                 self._numbers[name] = (
                     trial["sequence"] if trial["sequence"] not in taken else max(taken, default=-1) + 1
                 )
-        thread = threading.Thread(target=self._run, args=(trial,), name=f"trial-{name}", daemon=True)
+        before, self._last_submitted = self._last_submitted, threading.Event()
+        thread = threading.Thread(
+            target=self._run, args=(trial, before, self._last_submitted), name=f"trial-{name}", daemon=True
+        )
         self._threads = [each for each in self._threads if each.is_alive()] + [thread]
         thread.start()
 
-    def _run(self, trial: Mapping[str, Any]) -> None:
+    def _run(self, trial: Mapping[str, Any], before: threading.Event, is_submitted: threading.Event) -> None:
+        """Trials reach the scheduler in NNI's order, so that those that have to wait are the later ones."""
         name = trial["trial"]
         known = self._trials[name]
         nni = {
@@ -163,6 +170,7 @@ class ExperimentDriver:
         spec = self.template.trial(self._driver.study_key, self._numbers[name], nni=nni)
 
         def submitted(trial_id: str) -> None:
+            is_submitted.set()
             with self._lock:
                 known.trial_id = trial_id
             if known.cancelled is not None:
@@ -171,6 +179,7 @@ class ExperimentDriver:
         def watch(live: Mapping[str, Any]) -> None:
             self._tell_status(name, live)
 
+        before.wait()
         try:
             ended = self._driver.run_trial(spec, self._answer(name), watch, submitted)
         except SweepInterrupted:
@@ -179,6 +188,8 @@ class ExperimentDriver:
             logger.exception("trial %s", name)
             self._send({"trial": name, "status": "FAILED", "message": str(error)})
             return
+        finally:
+            is_submitted.set()
         self._tell_end(name, ended)
 
     def _answer(self, name: str) -> Callable[[str, dict[str, Any]], Any]:
