@@ -52,11 +52,16 @@ class InvalidClusterSettings(TrialsError, ValueError):
 
 
 class ClusterRefused(TrialsError):
-    """The API server answered with an HTTP status of the 400s."""
+    """The API server answered with an HTTP status of the 400s.
 
-    def __init__(self, message: str, *, status: int) -> None:
+    ``is_gone``: there is no object of that name. A 404 alone may come from an API server that does not serve the kind
+    yet, or any more.
+    """
+
+    def __init__(self, message: str, *, status: int, is_gone: bool = False) -> None:
         super().__init__(message)
         self.status = status
+        self.is_gone = is_gone
 
 
 class ClusterUnreachable(StoreUnavailable):

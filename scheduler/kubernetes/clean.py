@@ -14,7 +14,8 @@ import time
 from pathlib import Path
 
 from trials.errors import ClusterRefused
-from trials.kubernetes.api import STUDIES, TRIALS, ClusterApi, Collection, Document, KubernetesApi
+from trials.kubernetes.api import STUDIES, TRIALS, ClusterApi, Collection, KubernetesApi
+from trials.kubernetes.names import Document
 from trials.kubernetes.settings import read_settings
 
 WAIT_SECONDS = 60.0

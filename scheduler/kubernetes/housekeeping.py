@@ -62,11 +62,11 @@ class Housekeeping:
 
     def _let_go(self) -> None:
         """Trials that are over, have no replicas, and whose checkpoints the loop has removed."""
-        for record in self._store.bound():
+        for record in self._store.following.bound():
             if self._store.replicas(trial_id=record.trial_id):
                 continue
             try:
-                self._store.let_go(record.trial_id)
+                self._store.following.let_go(record.trial_id)
             except (StoreUnavailable, ClusterRefused) as error:
                 logger.warning("trial not let go yet trial=%s error=%s", record.trial_id, error)
 
@@ -74,9 +74,9 @@ class Housekeeping:
         for record in self._store.trials():
             ended = record.finished_at
             if ended is not None and now - ended > self._settings.keep_ended_seconds:
-                self._store.remove(record.trial_id)
+                self._store.following.remove(record.trial_id)
                 self._loop.forget_logs(record.trial_id)
-        self._store.forget_gone()
+        self._store.following.forget_gone()
 
     def _show(self) -> None:
         views = self._loop.latest_views

@@ -18,11 +18,9 @@ from scheduler.autoscale import Autoscaler, AutoscaleSettings, NodeOffer
 from scheduler.snapshot import Snapshot
 from trials.errors import InvalidClusterSettings
 from trials.kubernetes.api import PODS, ClusterApi
-from trials.kubernetes.names import INSTANCE_LABEL, PLACEHOLDER_LABEL, label_value
+from trials.kubernetes.names import INSTANCE_LABEL, PLACEHOLDER_LABEL, Document, label_value
 from trials.kubernetes.pods import belongs_to, merge_templates
 from trials.kubernetes.settings import ClusterSettings
-
-Document = dict[str, Any]
 
 KNOWN = {"most_nodes", "least_nodes", "slots_per_node", "price_per_hour", "worth_of_an_hour", "image", "template"}
 HOST_LABEL = "kubernetes.io/hostname"

@@ -270,15 +270,15 @@ class Operator:
                     self._api,
                     STUDIES,
                     namespace=namespace,
-                    heard=heard(store.take_study),
-                    gone=gone(store.forget_study),
+                    heard=heard(store.following.take_study),
+                    gone=gone(store.following.forget_study),
                 ),
                 Watched(
                     self._api,
                     TRIALS,
                     namespace=namespace,
-                    heard=heard(store.take_trial),
-                    gone=gone(store.forget_trial),
+                    heard=heard(store.following.take_trial),
+                    gone=gone(store.following.forget_trial),
                 ),
             ]
         for watched in watches:

@@ -5,9 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from trials.kubernetes.names import Document
 from trials.launch.base import LaunchRequest
-
-Document = dict[str, Any]
 
 
 def node(name: str, gpus: int = 4, *, ready: bool = True, cpu: str = "16", **spec: Any) -> Document:

@@ -11,9 +11,8 @@ import pytest
 import yaml
 
 from scripts.render_manifests import CHART, TARGET, rendered
+from trials.kubernetes.names import Document
 from trials.kubernetes.settings import settings_from
-
-Document = dict[str, Any]
 
 
 def render(**values: Any) -> list[Document]:

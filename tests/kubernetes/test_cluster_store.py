@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import replace
@@ -10,7 +11,8 @@ from typing import Any
 import pytest
 
 from tests.trials.fake_cluster import FakeClusterApi
-from trials.errors import ClusterRefused, StoreUnavailable, UnknownTrial
+from trials.errors import ClusterRefused, ClusterUnreachable, StoreUnavailable, UnknownTrial
+from trials.kubernetes import following
 from trials.kubernetes import store as module
 from trials.kubernetes.api import STUDIES, TRIALS
 from trials.kubernetes.names import FINALIZER
@@ -118,6 +120,87 @@ def test_while_the_server_is_away_nothing_is_believed(api: FakeClusterApi) -> No
         assert api.get(TRIALS, "home", record.trial_id)["status"]["hints"] == '{"a": 1}'
 
 
+def test_a_replica_that_reports_does_not_wait_for_a_request_that_hangs(
+    api: FakeClusterApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    patch, hangs, go_on = api.patch, threading.Event(), threading.Event()
+
+    def hang(*arguments: Any) -> Any:
+        hangs.set()
+        assert go_on.wait(10.0)
+        return patch(*arguments)
+
+    with opened(api) as store:
+        trial_id = store.submit(spec(), 1.0).trial_id
+        store.add_replica(ReplicaRecord(replica_id="r1", trial_id=trial_id, node="n", slot=0, launch_index=0))
+        store.put_hints(trial_id, {"step": 1})
+        monkeypatch.setattr(api, "patch", hang)
+        writer = threading.Thread(target=store.set_outcome, args=(trial_id, Outcome(kind="value", value=0.5)))
+        writer.start()
+        assert hangs.wait(10.0)
+
+        def tell() -> None:
+            store.add_report(Report(trial_id, 1, 0.5, 10.0))
+            store.put_hints(trial_id, {"step": 2})
+            store.update_replica("r1", contact_at=7.0)
+            store.add_history(
+                HistoryEntry(at=2.0, trial_id=trial_id, what="waits", reason=Reason(code="c", sentence="s"))
+            )
+
+        teller = threading.Thread(target=tell)
+        teller.start()
+        teller.join(5.0)
+        assert not teller.is_alive()
+        assert writer.is_alive()
+        go_on.set()
+        writer.join(5.0)
+    status = api.get(TRIALS, "home", trial_id)["status"]
+    assert (status["hints"], status["reports"]) == ('{"step": 2}', {"1": "0.5 10.0"})
+    assert status["replicaRecords"]["r1"]["contact_at"] == 7.0
+    assert len(status["history"]) == 1
+    assert status["record"]["outcome"]
+
+
+def test_what_was_noted_before_and_during_a_failed_write_is_sent_with_the_next(
+    api: FakeClusterApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with opened(api) as store:
+        record = store.submit(spec(), 1.0)
+        store.put_hints(record.trial_id, {"step": 1})
+        store.add_report(Report(record.trial_id, 1, 0.5, 10.0))
+
+        def fail(*_: Any) -> Any:
+            store.put_hints(record.trial_id, {"step": 2})
+            raise ClusterUnreachable("away")
+
+        with monkeypatch.context() as patched:
+            patched.setattr(api, "patch", fail)
+            with pytest.raises(StoreUnavailable):
+                store.request_cancel(record.trial_id, "why")
+        store.flush()
+        status = api.get(TRIALS, "home", record.trial_id)["status"]
+        assert (status["hints"], status["reports"]) == ('{"step": 2}', {"1": "0.5 10.0"})
+        assert store.hints([record.trial_id]) == {record.trial_id: {"step": 2}}
+        assert store.trial(record.trial_id).cancel_requested is None
+
+
+def test_a_server_that_does_not_serve_trials_yet_deletes_none(
+    api: FakeClusterApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unknown(*_: Any) -> Any:
+        raise ClusterRefused("404 page not found", status=404)
+
+    with opened(api) as store:
+        record = store.submit(spec(), 1.0)
+        with monkeypatch.context() as patched:
+            patched.setattr(api, "patch", unknown)
+            with pytest.raises(StoreUnavailable, match="404 page not found"):
+                store.save_trial(replace(record, state=TrialState.RUNNING))
+        assert store.trial(record.trial_id).cancel_requested is None
+        store.save_trial(replace(record, state=TrialState.RUNNING))
+        assert store.trial(record.trial_id).state is TrialState.RUNNING
+
+
 def test_submitting_again_after_a_lost_answer_gives_the_same_trial(api: FakeClusterApi) -> None:
     with opened(api) as store:
         api.lose_answers = True
@@ -131,21 +214,21 @@ def test_submitting_again_after_a_lost_answer_gives_the_same_trial(api: FakeClus
 def test_a_trial_applied_by_hand_is_taken_over_once(api: FakeClusterApi) -> None:
     with opened(api) as store:
         document = applied(api, "mnist", study="digits", maxReplicas=3)
-        assert store.take_trial(document)
-        assert not store.take_trial(api.get(TRIALS, "home", "mnist"))
+        assert store.following.take_trial(document)
+        assert not store.following.take_trial(api.get(TRIALS, "home", "mnist"))
         record = store.trial("mnist")
         assert (record.spec.study, record.spec.number, record.submitted_at) == ("digits", 0, 100.0)
         assert api.get(TRIALS, "home", "mnist")["metadata"]["finalizers"] == [FINALIZER]
-        store.take_trial(applied(api, "next", study="digits"))
+        store.following.take_trial(applied(api, "next", study="digits"))
         assert store.trial("next").spec.number == 1
 
 
 def test_trials_of_another_namespace_are_called_by_it(api: FakeClusterApi) -> None:
     with opened(api) as store:
-        store.take_trial(applied(api, "mnist", "team"))
+        store.following.take_trial(applied(api, "mnist", "team"))
         assert store.owner_of("team.mnist").namespace == "team"
         api.create(STUDIES, "team", {"metadata": {"name": "theirs"}, "spec": {"image": "i:1"}})
-        store.take_study(api.get(STUDIES, "team", "theirs"))
+        store.following.take_study(api.get(STUDIES, "team", "theirs"))
         record = store.submit(spec(study="theirs"), 1.0)
         owner = store.owner_of(record.trial_id)
         assert (record.trial_id, owner.namespace, owner.image) == ("team.theirs-0", "team", "i:1")
@@ -154,27 +237,27 @@ def test_trials_of_another_namespace_are_called_by_it(api: FakeClusterApi) -> No
 
 def test_one_that_makes_no_sense_says_so_in_its_status(api: FakeClusterApi) -> None:
     with opened(api) as store:
-        assert not store.take_trial(applied(api, "bad", minReplicas=3, maxReplicas=1))
+        assert not store.following.take_trial(applied(api, "bad", minReplicas=3, maxReplicas=1))
         status = api.get(TRIALS, "home", "bad")["status"]
         assert (status["phase"], status["reason"]) == ("Failed", "invalid")
         assert "max_replicas" in status["message"]
         calls = len(api.calls)
-        assert not store.take_trial(api.get(TRIALS, "home", "bad"))
+        assert not store.following.take_trial(api.get(TRIALS, "home", "bad"))
         assert [call for call in api.calls[calls:] if call[0] == "patch"] == []
 
 
 def test_kubectl_scale_changes_the_bounds_and_nothing_else(api: FakeClusterApi) -> None:
     with opened(api) as store:
-        store.take_trial(applied(api, "mnist", maxReplicas=1))
+        store.following.take_trial(applied(api, "mnist", maxReplicas=1))
         changed = api.patch(TRIALS, "home", "mnist", {"spec": {"maxReplicas": 4, "study": "other"}})
-        assert store.take_trial(changed)
+        assert store.following.take_trial(changed)
         assert (store.trial("mnist").spec.max_replicas, store.trial("mnist").spec.study) == (4, "mnist")
 
 
 def test_scaling_below_the_minimum_lowers_both_and_survives_a_change_of_leader(api: FakeClusterApi) -> None:
     with opened(api) as store:
-        store.take_trial(applied(api, "mnist", minReplicas=2, maxReplicas=4))
-        assert store.take_trial(api.patch(TRIALS, "home", "mnist", {"spec": {"maxReplicas": 1}}))
+        store.following.take_trial(applied(api, "mnist", minReplicas=2, maxReplicas=4))
+        assert store.following.take_trial(api.patch(TRIALS, "home", "mnist", {"spec": {"maxReplicas": 1}}))
         assert (store.trial("mnist").spec.min_replicas, store.trial("mnist").spec.max_replicas) == (1, 1)
     with opened(api) as store:
         assert (store.trial("mnist").spec.min_replicas, store.trial("mnist").spec.max_replicas) == (1, 1)
@@ -186,8 +269,8 @@ def test_old_news_of_a_trial_that_was_made_anew_is_left_alone(api: FakeClusterAp
         first["metadata"]["creationTimestamp"] = "2025-12-31T00:00:00Z"
         del api.objects["trials", "home", "mnist"]
         second = applied(api, "mnist", maxReplicas=3)
-        assert store.take_trial(second)
-        assert not store.take_trial(first)
+        assert store.following.take_trial(second)
+        assert not store.following.take_trial(first)
         assert store.trial("mnist").spec.max_replicas == 3
 
 
@@ -212,18 +295,18 @@ def test_one_resource_that_cannot_be_taken_over_keeps_nobody_from_working(
 
 def test_a_deleted_trial_is_cancelled_first_and_goes_when_it_is_let_go(api: FakeClusterApi) -> None:
     with opened(api) as store:
-        store.take_trial(applied(api, "mnist"))
+        store.following.take_trial(applied(api, "mnist"))
         api.delete(TRIALS, "home", "mnist")
-        assert store.take_trial(api.get(TRIALS, "home", "mnist"))
+        assert store.following.take_trial(api.get(TRIALS, "home", "mnist"))
         record = store.trial("mnist")
         assert record.cancel_requested == "its resource was deleted"
-        assert store.bound() == []
+        assert store.following.bound() == []
         store.save_trial(replace(record, state=TrialState.CANCELLED))
-        assert [each.trial_id for each in store.bound()] == ["mnist"]
+        assert [each.trial_id for each in store.following.bound()] == ["mnist"]
         document = api.get(TRIALS, "home", "mnist")
-        store.let_go("mnist")
+        store.following.let_go("mnist")
         assert ("trials", "home", "mnist") not in api.objects
-        store.forget_trial(document)
+        store.following.forget_trial(document)
         # Its driver still hears how it ended, for a while.
         assert store.trial("mnist").state is TrialState.CANCELLED
 
@@ -232,13 +315,13 @@ def test_what_is_gone_is_forgotten_in_the_end(api: FakeClusterApi) -> None:
     now = [100.0]
     with opened(api, lambda: now[0]) as store:
         document = applied(api, "mnist")
-        store.take_trial(document)
+        store.following.take_trial(document)
         store.save_trial(replace(store.trial("mnist"), state=TrialState.CANCELLED))
-        store.forget_trial(document)
-        store.forget_gone()
+        store.following.forget_trial(document)
+        store.following.forget_gone()
         assert store.trial("mnist")
-        now[0] += module.GONE_SECONDS + 1
-        store.forget_gone()
+        now[0] += following.GONE_SECONDS + 1
+        store.following.forget_gone()
         with pytest.raises(UnknownTrial):
             store.trial("mnist")
 
@@ -255,7 +338,7 @@ def test_of_two_studies_with_one_name_the_first_counts(api: FakeClusterApi) -> N
     with opened(api) as store:
         for name, weight in (("first", 2), ("second", 3)):
             document = {"metadata": {"name": name}, "spec": {"name": "same", "weight": weight}}
-            store.take_study(api.create(STUDIES, "home", document))
+            store.following.take_study(api.create(STUDIES, "home", document))
         assert [study.terms.weight for study in store.studies()] == [2]
         assert "home/first" in api.get(STUDIES, "home", "second")["status"]["message"]
 
@@ -265,7 +348,7 @@ def test_terms_changed_with_kubectl_are_followed_and_the_drivers_lease_kept(api:
         store.put_study(Study(name="s", owner="me", owner_seen_at=5.0))
         store.touch_study("s", "me", 9.0)
         changed = api.patch(STUDIES, "home", "s", {"spec": {"weight": 4}})
-        assert store.take_study(changed)
+        assert store.following.take_study(changed)
         (study,) = store.studies()
         assert (study.terms.weight, study.owner, study.owner_seen_at) == (4, "me", 9.0)
         store.flush()

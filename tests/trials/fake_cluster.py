@@ -10,8 +10,7 @@ from typing import Any
 
 from trials.errors import ClusterRefused, ClusterUnreachable
 from trials.kubernetes.api import Collection
-
-Document = dict[str, Any]
+from trials.kubernetes.names import Document
 
 
 class FakeClusterApi:
@@ -40,7 +39,7 @@ class FakeClusterApi:
         try:
             return self.objects[kind.plural, namespace, name]
         except KeyError:
-            raise ClusterRefused(f"{kind.plural} {name!r} not found", status=404) from None
+            raise ClusterRefused(f"{kind.plural} {name!r} not found", status=404, is_gone=True) from None
 
     def get(self, kind: Collection, namespace: str | None, name: str) -> Document:
         with self._lock:

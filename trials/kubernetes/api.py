@@ -20,9 +20,7 @@ from urllib3.exceptions import HTTPError, InsecureRequestWarning
 from urllib3.util.retry import Retry
 
 from trials.errors import ClusterRefused, ClusterUnreachable
-from trials.kubernetes.names import GROUP, VERSION
-
-Document = dict[str, Any]
+from trials.kubernetes.names import GROUP, VERSION, Document
 
 logger = logging.getLogger(__name__)
 
@@ -165,9 +163,10 @@ class KubernetesApi:
         except (HTTPError, ApiException, OSError) as error:
             raise ClusterUnreachable(f"the API server does not answer {method} {path}: {error}") from error
         if response.status >= 500 or response.status == 429:
-            raise ClusterUnreachable(f"the API server cannot do {method} {path} now: {_message(data)}")
+            raise ClusterUnreachable(f"the API server cannot do {method} {path} now: {_read_refusal(data)[0]}")
         if response.status >= 400:
-            raise ClusterRefused(_message(data), status=response.status)
+            message, names_object = _read_refusal(data)
+            raise ClusterRefused(message, status=response.status, is_gone=response.status == 404 and names_object)
         return data
 
     def raw(
@@ -192,8 +191,10 @@ class KubernetesApi:
         return self.client.call_api(*call[:3], body=body, _request_timeout=timeout)
 
 
-def _message(data: bytes) -> str:
+def _read_refusal(data: bytes) -> tuple[str, bool]:
+    """What a Status (meta/v1) says, and whether it names the object that it is about."""
     try:
-        return str(json.loads(data)["message"])
-    except (ValueError, KeyError, TypeError):
-        return data.decode(errors="replace")[:300]
+        status = json.loads(data)
+        return str(status["message"]), bool((status.get("details") or {}).get("name"))
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return data.decode(errors="replace")[:300], False

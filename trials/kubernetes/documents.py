@@ -13,14 +13,12 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from trials.errors import InvalidTrialSpec
-from trials.kubernetes.names import GROUP, TRIAL_LABEL, VERSION, label_value
+from trials.kubernetes.names import GROUP, TRIAL_LABEL, VERSION, Document, label_value
 from trials.record import Outcome, Reason, ReplicaRecord, ReplicaState, Report, Study, TrialRecord
 from trials.spec import TrialSpec
 from trials.states import TrialState
 from trials.store.base import HistoryEntry
 from trials.terms import StudyTerms
-
-Document = dict[str, Any]
 
 COMMAND_ENTRYPOINT = "tuner_bridge.command:run"
 """Runs the command of a trial that was written by hand."""

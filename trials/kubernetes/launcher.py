@@ -15,14 +15,12 @@ from typing import Any, Protocol
 
 from trials.errors import ClusterRefused, ClusterUnreachable, LaunchFailed
 from trials.kubernetes.api import PODS, ClusterApi
-from trials.kubernetes.names import PLACEHOLDER_LABEL, REPLICA_LABEL, label_value
+from trials.kubernetes.names import PLACEHOLDER_LABEL, REPLICA_LABEL, Document, label_value
 from trials.kubernetes.nodes import is_ready, node_slots
 from trials.kubernetes.pods import Owner, PodEnd, belongs_to, created_at, node_of, pod_manifest, read_end
 from trials.kubernetes.settings import ClusterSettings
 from trials.launch.base import Exit, LaunchRequest, NodeSlots, ReplicaProcess
 from trials.record import ReplicaRecord
-
-Document = dict[str, Any]
 
 UNSEEN_SECONDS = 30.0
 """A pod that was created and of which the watch has not told by then does not exist."""

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import re
+from typing import Any
+
+Document = dict[str, Any]
+"""A resource as the API server has it, or a part of one."""
 
 GROUP = "elastune.dev"
 VERSION = "v1"

@@ -23,12 +23,11 @@ from trials.kubernetes.names import (
     STUDY_LABEL,
     TRIAL_LABEL,
     VERSION,
+    Document,
     label_value,
 )
 from trials.kubernetes.settings import ClusterSettings
 from trials.launch.base import LaunchRequest
-
-Document = dict[str, Any]
 
 CONTAINER = "replica"
 GRACE_SECONDS = 60

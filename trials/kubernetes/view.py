@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from trials.kubernetes.api import NODES, PODS, KubernetesApi
+from trials.kubernetes.names import Document
 from trials.kubernetes.watching import Watched
-
-Document = dict[str, Any]
 
 _CONTAINER_FIELDS = frozenset({"name", "resources", "restartPolicy"})
 _POD_FIELDS = frozenset(

@@ -14,8 +14,7 @@ from kubernetes.informer import ADDED, BOOKMARK, DELETED, MODIFIED, SharedInform
 
 from trials.errors import ClusterUnreachable
 from trials.kubernetes.api import Collection, KubernetesApi
-
-Document = dict[str, Any]
+from trials.kubernetes.names import Document
 
 RESYNC_SECONDS = 300
 PAUSE_SECONDS = 1.0
