@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -65,47 +65,51 @@ class ControlChannel:
         params: Mapping[str, Any] | None = None,
     ) -> Any:
         """Send until answered; raises ControlChannelError when refused, or unreachable for ``give_up_after`` s."""
-        deadline = time.monotonic() + give_up_after
-        while True:
-            try:
-                response = self._client.request(method, f"/replica{path}", json=body, params=params)
-                if response.status_code < 500:
-                    self._last_answer = time.monotonic()
-                trouble: object = f"HTTP status {response.status_code}"
-            except httpx2.TransportError as error:
-                response, trouble = None, error
-            if response is None or response.status_code >= 500:
-                if self._closed.is_set() or time.monotonic() > deadline:
-                    raise ControlChannelError(
-                        f"the scheduler at {self._base} did not answer for {give_up_after:.0f} s: {trouble}"
-                    )
-                time.sleep(RETRY_PAUSE_SECONDS)
-                self._follow_server()
-                continue
-            if response.status_code >= 400:
-                raise ControlChannelError(
-                    f"the scheduler refused {method} {path}: {response.text[:300]}", status=response.status_code
-                )
-            return response.json() if response.content else None
+        response = self._until_answered(
+            lambda: self._client.request(method, f"/replica{path}", json=body, params=params),
+            f"{method} {path}",
+            give_up_after,
+        )
+        return response.json() if response.content else None
 
     def download(self, path: str, target: Path, *, give_up_after: float = 120.0) -> None:
         """Write a large answer into a file; raises ControlChannelError like `request`, OSError for the file."""
+
+        def fetch() -> httpx2.Response:
+            with self._client.stream("GET", f"/replica{path}") as response:
+                if response.status_code < 400:
+                    with open(target, "wb") as file:
+                        file.writelines(response.iter_bytes())
+                else:
+                    response.read()
+                return response
+
+        self._until_answered(fetch, f"GET {path}", give_up_after)
+
+    def _until_answered(
+        self, attempt: Callable[[], httpx2.Response], what: str, give_up_after: float
+    ) -> httpx2.Response:
         deadline = time.monotonic() + give_up_after
         while True:
             try:
-                with self._client.stream("GET", f"/replica{path}") as response:
-                    if response.status_code < 400:
-                        with open(target, "wb") as file:
-                            file.writelines(response.iter_bytes())
-                        return
-                    response.read()
-                    status, trouble = response.status_code, response.text[:300]
+                response = attempt()
+                if response.status_code < 500:
+                    self._last_answer = time.monotonic()
+                    break
+                trouble: object = f"HTTP status {response.status_code}"
             except httpx2.TransportError as error:
-                status, trouble = 503, str(error)
-            if status < 500 or time.monotonic() > deadline:
-                raise ControlChannelError(f"the scheduler does not hand out {path}: {trouble}", status=status)
+                trouble = error
+            if self._closed.is_set() or time.monotonic() > deadline:
+                raise ControlChannelError(
+                    f"the scheduler at {self._base} did not answer for {give_up_after:.0f} s: {trouble}"
+                )
             time.sleep(RETRY_PAUSE_SECONDS)
             self._follow_server()
+        if response.status_code >= 400:
+            raise ControlChannelError(
+                f"the scheduler refused {what}: {response.text[:300]}", status=response.status_code
+            )
+        return response
 
     def _follow_server(self) -> None:
         """Pick up the address of a restarted scheduler."""

@@ -8,7 +8,7 @@ from typing import Any
 
 from trials.errors import InvalidStudyTerms, InvalidTrialSpec
 from trials.kubernetes.documents import CHANGEABLE, spec_from, study_from
-from trials.kubernetes.names import LONGEST_TRIAL_NAME, is_name
+from trials.kubernetes.names import LONGEST_TRIAL_NAME, camel, is_name
 
 
 def review(request: Mapping[str, Any]) -> dict[str, Any]:
@@ -76,5 +76,4 @@ def _trial_objection(document: Mapping[str, Any], before: Any) -> str | None:
 
 
 def _shown(field: str) -> str:
-    first, *rest = {"environ": "env"}.get(field, field).split("_")
-    return first + "".join(part.capitalize() for part in rest)
+    return camel({"environ": "env"}.get(field, field))

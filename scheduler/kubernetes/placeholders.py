@@ -18,7 +18,7 @@ from scheduler.autoscale import Autoscaler, AutoscaleSettings, NodeOffer
 from scheduler.snapshot import Snapshot
 from trials.errors import InvalidClusterSettings
 from trials.kubernetes.api import PODS, ClusterApi
-from trials.kubernetes.names import INSTANCE_LABEL, PLACEHOLDER_LABEL, Document, label_value
+from trials.kubernetes.names import INSTANCE_LABEL, PLACEHOLDER_LABEL, Document, camel, label_value, snake
 from trials.kubernetes.pods import belongs_to, merge_templates
 from trials.kubernetes.settings import ClusterSettings
 
@@ -87,23 +87,42 @@ def autoscaler_from(settings: ClusterSettings) -> Autoscaler | None:
     given = dict(settings.placeholders)
     if not given:
         return None
-    unknown = {_snake(key) for key in given} - KNOWN
+    unknown = {snake(key) for key in given} - KNOWN
     if unknown:
-        raise InvalidClusterSettings(f"placeholders.{min(unknown)} is not known; there are {', '.join(sorted(KNOWN))}")
-    named = {_snake(key): value for key, value in given.items()}
+        known = ", ".join(sorted(map(camel, KNOWN)))
+        raise InvalidClusterSettings(f"placeholders.{camel(min(unknown))} is not known; there are {known}")
+    named = {snake(key): value for key, value in given.items()}
+    numbers = {
+        name: _number(name, named.get(name, default))
+        for name, default in (
+            ("slots_per_node", 1),
+            ("price_per_hour", 1.0),
+            ("least_nodes", 0),
+            ("most_nodes", 16),
+            ("worth_of_an_hour", 10.0),
+        )
+    }
     offer = NodeOffer(
         kind=KIND,
-        slots=int(named.get("slots_per_node", 1)),
-        price_per_hour=float(named.get("price_per_hour", 1.0)),
-        least_nodes=int(named.get("least_nodes", 0)),
-        most_nodes=int(named.get("most_nodes", 16)),
+        slots=max(1, int(numbers["slots_per_node"])),
+        price_per_hour=numbers["price_per_hour"],
+        least_nodes=int(numbers["least_nodes"]),
+        most_nodes=int(numbers["most_nodes"]),
     )
-    return Autoscaler(AutoscaleSettings(offers=(offer,), worth_of_an_hour=float(named.get("worth_of_an_hour", 10.0))))
+    return Autoscaler(AutoscaleSettings(offers=(offer,), worth_of_an_hour=numbers["worth_of_an_hour"]))
+
+
+def _number(name: str, value: Any) -> float:
+    if not isinstance(value, (int, float)) or value < 0:
+        raise InvalidClusterSettings(
+            f"placeholders.{camel(name)} is {value!r}; it must be a number that is not below 0"
+        )
+    return float(value)
 
 
 def placeholder(settings: ClusterSettings, suffix: str, hosts: Sequence[str]) -> Document:
     """A pod as large as all slots of a node, that may run on none of the nodes that are there already."""
-    given = {_snake(key): value for key, value in settings.placeholders.items()}
+    given = {snake(key): value for key, value in settings.placeholders.items()}
     slots = int(given.get("slots_per_node", 1))
     amounts = {name: f"{(parse_quantity(quantity) * slots).normalize():f}" for name, quantity in settings.slot.items()}
     own: Document = {
@@ -145,7 +164,3 @@ def _elsewhere(hosts: Sequence[str]) -> Document:
     rule = {"key": HOST_LABEL, "operator": "NotIn", "values": sorted(hosts)}
     terms = {"nodeSelectorTerms": [{"matchExpressions": [rule]}]}
     return {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": terms}}
-
-
-def _snake(name: str) -> str:
-    return "".join(f"_{letter.lower()}" if letter.isupper() else letter for letter in name)

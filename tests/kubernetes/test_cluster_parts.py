@@ -145,6 +145,8 @@ def test_without_placeholders_no_node_is_asked_for_and_wrong_ones_are_named() ->
     assert autoscaler_from(ClusterSettings()) is None
     with pytest.raises(InvalidClusterSettings, match=r"placeholders\.nodes is not known"):
         autoscaler_from(ClusterSettings(placeholders={"nodes": 3}))
+    with pytest.raises(InvalidClusterSettings, match=r"placeholders\.mostNodes is 'many'"):
+        autoscaler_from(ClusterSettings(placeholders={"mostNodes": "many"}))
 
 
 # ---------------------------------------------------------------------- cleaning up

@@ -1,4 +1,4 @@
-"""Names and labels of everything that the suite has in a cluster: pure, and the same after every restart."""
+"""What everything that the suite has in a cluster is called: pure, and the same after every restart."""
 
 from __future__ import annotations
 
@@ -28,6 +28,17 @@ LEADER_LABEL = f"{GROUP}/leader"
 LONGEST_TRIAL_NAME = 50
 """A replica's name is its trial's and nine characters more; a label's value has at most 63."""
 _LABEL = re.compile(r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$")
+
+
+def camel(name: str) -> str:
+    """A field's name as resources and the chart spell it: min_replicas is minReplicas there."""
+    first, *rest = name.split("_")
+    return first + "".join(part.capitalize() for part in rest)
+
+
+def snake(name: str) -> str:
+    """The other way round."""
+    return re.sub(r"[A-Z]", lambda match: f"_{match.group().lower()}", name)
 
 
 def is_name(text: str, longest: int = LONGEST_TRIAL_NAME) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -12,6 +11,7 @@ import yaml
 from kubernetes.utils import parse_quantity
 
 from trials.errors import InvalidClusterSettings
+from trials.kubernetes.names import camel
 
 DEFAULT_SLOT = {"nvidia.com/gpu": "1"}
 
@@ -64,9 +64,7 @@ class ClusterSettings:
                     f"slot.{name} is {amount!r}; it must be a quantity of Kubernetes above 0, such as 500m or 2Gi"
                 )
         if self.start_deadline_seconds <= 0:
-            raise InvalidClusterSettings(
-                f"start_deadline_seconds is {self.start_deadline_seconds!r}; it must be above 0"
-            )
+            raise InvalidClusterSettings(f"startDeadlineSeconds is {self.start_deadline_seconds!r}; it must be above 0")
 
     @property
     def all_namespaces(self) -> tuple[str, ...]:
@@ -85,7 +83,7 @@ def read_settings(path: Path) -> ClusterSettings:
 def settings_from(document: Any) -> ClusterSettings:
     if not isinstance(document, Mapping):
         raise InvalidClusterSettings(f"the cluster's settings are {document!r:.80}; they must be names with values")
-    known = {_camel(each.name): each for each in fields(ClusterSettings)}
+    known = {camel(each.name): each for each in fields(ClusterSettings)}
     unknown = set(document) - set(known)
     if unknown:
         raise InvalidClusterSettings(f"the setting {min(unknown)!r} is not known; there are {', '.join(sorted(known))}")
@@ -100,7 +98,3 @@ def settings_from(document: Any) -> ClusterSettings:
             value = {resource: str(amount) for resource, amount in value.items()}
         given[name] = value
     return ClusterSettings(**given)
-
-
-def _camel(name: str) -> str:
-    return re.sub(r"_([a-z])", lambda match: match.group(1).upper(), name)
