@@ -331,11 +331,14 @@ class ControlLoop:
             seen = max(study.owner_seen_at, self._deaf_until)
             if study.owner is not None and now - seen <= OWNER_LEASE_SECONDS:
                 continue
-            if any(t.hold is None for t in self._store.trials(live_only=True) if t.spec.study == study.name):
-                self._store.hold_study(
-                    study.name, "its driver is gone; start the same sweep again with resume=True to go on"
-                )
-                logger.info("study held study=%s", study.name)
+            left = [
+                trial.trial_id
+                for trial in self._store.trials(live_only=True)
+                if trial.spec.study == study.name and trial.spec.driven and trial.hold is None
+            ]
+            if left:
+                self._store.hold(left, "its driver is gone; start the same sweep again with resume=True to go on")
+                logger.info("study held study=%s trials=%d", study.name, len(left))
 
     def _advance(self, trial: TrialRecord, now: float) -> None:
         """Move one trial along its transition table by what is known of it."""

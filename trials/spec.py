@@ -49,6 +49,9 @@ class TrialSpec:
     moved_to: str = ""
     """Where replicas find ``working_dir``, if not under its own name: paths below it are looked for there."""
 
+    driven: bool = True
+    """A driver waits for it, and without one it pauses; else it runs for its own sake."""
+
     def __post_init__(self) -> None:
         if not isinstance(self.study, str) or not 1 <= len(self.study) <= LONGEST_NAME:
             raise InvalidTrialSpec(
@@ -58,8 +61,9 @@ class TrialSpec:
         _check_whole("max_losses", self.max_losses, 0, LARGEST_NUMBER)
         if not isinstance(self.entrypoint, str) or not _ENTRYPOINT.match(self.entrypoint):
             raise InvalidTrialSpec(f"entrypoint is {self.entrypoint!r}; it must read 'package.module:function'")
-        if not isinstance(self.preemptible, bool):
-            raise InvalidTrialSpec(f"preemptible is {self.preemptible!r}; it must be true or false")
+        for name in ("preemptible", "driven"):
+            if not isinstance(getattr(self, name), bool):
+                raise InvalidTrialSpec(f"{name} is {getattr(self, name)!r}; it must be true or false")
         if not isinstance(self.working_dir, str):
             raise InvalidTrialSpec(f"working_dir is {self.working_dir!r}; it must be a path")
         for name in ("image", "package", "moved_to"):
@@ -100,6 +104,7 @@ class TrialSpec:
             "image": self.image,
             "package": self.package,
             "moved_to": self.moved_to,
+            "driven": self.driven,
         }
 
     @classmethod

@@ -126,6 +126,15 @@ def test_a_trial_written_by_hand_needs_a_command_only() -> None:
     assert (spec.study, spec.number, spec.min_replicas, spec.max_replicas) == ("mnist", 0, 1, 1)
     assert spec.entrypoint == documents.COMMAND_ENTRYPOINT
     assert spec.payload == {"command": ["python", "train.py"]}
+    # Nobody waits for it, so nobody's leaving pauses it.
+    assert not spec.driven
+
+
+@pytest.mark.parametrize("driven", [True, False])
+def test_a_trial_of_a_front_end_comes_back_as_it_was(driven: bool) -> None:
+    spec = TrialSpec(study="s", number=3, entrypoint="m:f", payload={"x": 1.0, "none": None}, driven=driven)
+    document = json.loads(json.dumps(documents.trial_document(spec, "s-3", "home", owner=None, labels={})))
+    assert documents.spec_from(document) == spec
 
 
 @pytest.mark.parametrize(

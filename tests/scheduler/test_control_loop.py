@@ -52,7 +52,7 @@ class Bench:
             self.loop.tick()
             self.now += seconds
 
-    def submit(self, number: int = 0, study: str = "s", **bounds: int) -> str:
+    def submit(self, number: int = 0, study: str = "s", **bounds: int | bool) -> str:
         spec = TrialSpec(study=study, number=number, entrypoint="m:f", **{"max_replicas": 4, **bounds})  # type: ignore[arg-type]
         return self.store.submit(spec, self.now).trial_id
 
@@ -244,6 +244,16 @@ def test_a_study_whose_driver_is_gone_is_paused_and_comes_back(bench: Bench) -> 
     bench.store.release([trial_id])
     bench.tick()
     assert bench.trial(trial_id).state is TrialState.STARTING
+
+
+def test_a_trial_that_nobody_waits_for_is_not_paused_when_a_driver_leaves(bench: Bench) -> None:
+    bench.store.put_study(Study(name="s", owner="me", owner_seen_at=bench.now))
+    of_a_sweep, by_hand = bench.submit(0, max_replicas=1), bench.submit(1, max_replicas=1, driven=False)
+    bench.tick(int(OWNER_LEASE_SECONDS) + 2, seconds=1.0)
+    assert [bench.trial(each).hold is None for each in (of_a_sweep, by_hand)] == [False, True]
+    later = bench.submit(2, max_replicas=1, driven=False)
+    bench.tick(2)
+    assert bench.trial(later).state is TrialState.STARTING
 
 
 def test_a_replica_that_falls_silent_is_ended_and_a_clock_that_jumps_ends_nobody(bench: Bench) -> None:

@@ -29,7 +29,7 @@ WRITES = (
     "add_replica",
     "update_replica",
     "set_replica_state",
-    "hold_study",
+    "hold",
 )
 CALLS = ("launch", "stop")
 SLOTS = 4

@@ -28,7 +28,7 @@ WRITES: dict[str, Callable[[CachedTrialStore, int], Any]] = {
     ],
     "note_entered": lambda store, n: [store.note_entered(row.trial_id, n) for row in store.trials()[:1]],
     "request_cancel": lambda store, n: [store.request_cancel(row.trial_id, f"why {n}") for row in store.trials()[n:]],
-    "hold_study": lambda store, n: store.hold_study("s", f"hold {n}"),
+    "hold": lambda store, n: store.hold([row.trial_id for row in store.trials()[n:]], f"hold {n}"),
     "release": lambda store, n: store.release([row.trial_id for row in store.trials()[n:]]),
     "add_replica": lambda store, n: [
         store.add_replica(

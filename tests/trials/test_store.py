@@ -144,18 +144,20 @@ def test_saving_an_old_copy_does_not_undo_facts(store: TrialStore) -> None:
     store.note_entered(record.trial_id, 3)
     store.note_abandoned(record.trial_id, 2)
     store.request_cancel(record.trial_id, "enough")
-    store.hold_study("s", "held")
+    store.hold([record.trial_id], "held")
     store.save_trial(record)
     now = store.trial(record.trial_id)
     assert (now.entered, now.abandoned, now.cancel_requested, now.hold) == (3, 2, "enough", "held")
     assert now.outcome == Outcome(kind="value", value=0.25)
 
 
-def test_a_study_is_held_as_a_whole_and_released_trial_by_trial(store: TrialStore) -> None:
+def test_trials_that_are_not_over_are_held_until_released(store: TrialStore) -> None:
     first, second = store.submit(spec(0), 1.0).trial_id, store.submit(spec(1), 1.0).trial_id
-    store.hold_study("s", "why")
+    ended = store.submit(spec(2), 1.0)
+    store.save_trial(replace(ended, state=TrialState.SUCCEEDED))
+    store.hold([first, second, ended.trial_id, "unknown"], "why")
     store.release([second])
-    assert [store.trial(name).hold for name in (first, second)] == ["why", None]
+    assert [store.trial(name).hold for name in (first, second, ended.trial_id)] == ["why", None, None]
 
 
 def test_only_its_driver_renews_and_disowns_a_study(store: TrialStore) -> None:

@@ -31,6 +31,7 @@ _SPEC_FIELDS = {
     "min_replicas": "minReplicas",
     "max_replicas": "maxReplicas",
     "preemptible": "preemptible",
+    "driven": "driven",
     "only_on": "onlyOn",
     "working_dir": "workingDir",
     "python_path": "pythonPath",
@@ -97,6 +98,8 @@ def spec_from(document: Mapping[str, Any], number: int | None = None, *, scaled:
             fields["payload"] = json.loads(given["encodedPayload"])
         except ValueError as error:
             raise InvalidTrialSpec(f"spec.encodedPayload is no JSON: {error}") from error
+    # Front ends write their payload as a text; what people write by hand nobody waits for.
+    fields.setdefault("driven", "encodedPayload" in given)
     command = given.get("command")
     if command is not None:
         if "entrypoint" in given:
@@ -125,7 +128,7 @@ def trial_document(
 ) -> Document:
     """A trial that a front end submits."""
     # Empty texts stay out: not every API server tells them from null.
-    given = {_SPEC_FIELDS[field]: value for field, value in spec.to_json().items() if value != ""}
+    given = {_SPEC_FIELDS[name]: value for name, value in spec.to_json().items() if value != ""}
     given["encodedPayload"] = json.dumps(given.pop("payload"))
     metadata: Document = {"name": name, "namespace": namespace, "labels": dict(labels), "finalizers": []}
     if owner is not None:

@@ -222,10 +222,13 @@ class KubernetesTrialStore:
     def request_cancel(self, trial_id: str, why: str) -> None:
         self._resources.change_record(trial_id, lambda present: replace(present, cancel_requested=why))
 
-    def hold_study(self, study: str, hold: str) -> None:
-        for record in self._memory.trials(live_only=True):
-            if record.spec.study == study and record.hold != hold:
-                self._resources.change_record(record.trial_id, lambda present: replace(present, hold=hold))
+    def hold(self, trial_ids: Sequence[str], why: str) -> None:
+        def held(present: TrialRecord) -> TrialRecord | None:
+            return None if present.state.is_final or present.hold == why else replace(present, hold=why)
+
+        for trial_id in trial_ids:
+            if trial_id in self._resources.trials:
+                self._resources.change_record(trial_id, held)
 
     def release(self, trial_ids: Sequence[str]) -> None:
         for trial_id in trial_ids:

@@ -98,8 +98,8 @@ class TrialStore(Protocol):
 
     def request_cancel(self, trial_id: str, why: str) -> None: ...
 
-    def hold_study(self, study: str, hold: str) -> None:
-        """Its trials may not hold slots until released one by one."""
+    def hold(self, trial_ids: Sequence[str], why: str) -> None:
+        """They may not hold slots until released; those that are over stay as they are."""
         ...
 
     def release(self, trial_ids: Sequence[str]) -> None:

@@ -132,10 +132,10 @@ class CachedTrialStore:
             self._sql.request_cancel(trial_id, why)
             memory.request_cancel(trial_id, why)
 
-    def hold_study(self, study: str, hold: str) -> None:
+    def hold(self, trial_ids: Sequence[str], why: str) -> None:
         with self._writing() as memory:
-            self._sql.hold_study(study, hold)
-            memory.hold_study(study, hold)
+            self._sql.hold(trial_ids, why)
+            memory.hold(trial_ids, why)
 
     def release(self, trial_ids: Sequence[str]) -> None:
         with self._writing() as memory:

@@ -205,11 +205,12 @@ class InMemoryTrialStore:
         with self._lock:
             self._put(replace(self.trial(trial_id), cancel_requested=why))
 
-    def hold_study(self, study: str, hold: str) -> None:
+    def hold(self, trial_ids: Sequence[str], why: str) -> None:
         with self._lock:
-            for record in self.trials(live_only=True):
-                if record.spec.study == study:
-                    self._put(replace(record, hold=hold))
+            for trial_id in trial_ids:
+                record = self._trials.get(trial_id)
+                if record is not None and not record.state.is_final:
+                    self._put(replace(record, hold=why))
 
     def release(self, trial_ids: Sequence[str]) -> None:
         with self._lock:

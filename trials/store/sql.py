@@ -217,10 +217,10 @@ class SqlTrialStore:
                 _trials.update().where(_trials.c.trial_id == trial_id).values(cancel_requested=_plain(why))
             )
 
-    def hold_study(self, study: str, hold: str) -> None:
-        live = (_trials.c.study == study) & _trials.c.state.not_in([state.value for state in FINAL_STATES])
+    def hold(self, trial_ids: Sequence[str], why: str) -> None:
+        live = _trials.c.trial_id.in_(list(trial_ids)) & _trials.c.state.not_in([state.value for state in FINAL_STATES])
         with self._write() as connection:
-            connection.execute(_trials.update().where(live).values(hold=hold))
+            connection.execute(_trials.update().where(live).values(hold=why))
 
     def release(self, trial_ids: Sequence[str]) -> None:
         held = _trials.c.trial_id.in_(list(trial_ids)) & _trials.c.hold.is_not(None)
