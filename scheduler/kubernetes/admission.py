@@ -9,19 +9,21 @@ from typing import Any
 from trials.errors import InvalidStudyTerms, InvalidTrialSpec
 from trials.kubernetes.documents import CHANGEABLE, spec_from, study_from
 from trials.kubernetes.names import LONGEST_TRIAL_NAME, camel, is_name
+from trials.kubernetes.pods import beyond_slot
+from trials.kubernetes.settings import ClusterSettings
 
 
-def review(request: Mapping[str, Any]) -> dict[str, Any]:
+def review(request: Mapping[str, Any], settings: ClusterSettings) -> dict[str, Any]:
     """An AdmissionReview (admission.k8s.io/v1) with the answer to the one given; deletions always pass."""
     asked = request.get("request") or {}
-    why = _objection(asked)
+    why = _objection(asked, settings)
     answer: dict[str, Any] = {"uid": asked.get("uid", ""), "allowed": why is None}
     if why is not None:
         answer["status"] = {"code": 422, "reason": "Invalid", "message": why}
     return {"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "response": answer}
 
 
-def _objection(asked: Mapping[str, Any]) -> str | None:
+def _objection(asked: Mapping[str, Any], settings: ClusterSettings) -> str | None:
     document = asked.get("object")
     if not isinstance(document, Mapping):
         return None
@@ -33,9 +35,10 @@ def _objection(asked: Mapping[str, Any]) -> str | None:
     kind = (asked.get("kind") or {}).get("kind")
     try:
         if kind == "Trial":
-            return _trial_objection(document, before)
+            return _trial_objection(document, before) or _template_objection(document, settings)
         if kind == "Study":
             study_from(document)
+            return _template_objection(document, settings)
     except (InvalidTrialSpec, InvalidStudyTerms, TypeError) as error:
         return _with_fields(str(error))
     return None
@@ -55,9 +58,6 @@ def _trial_objection(document: Mapping[str, Any], before: Any) -> str | None:
             "and dashes, because its replicas' names begin with it"
         )
     spec = spec_from(document, 0)
-    template = (document.get("spec") or {}).get("template") or {}
-    if not isinstance(template, Mapping) or set(template) - {"metadata", "spec"}:
-        return "spec.template must be a pod template: it has metadata and spec, and nothing else"
     if not isinstance(before, Mapping):
         return None
     try:
@@ -73,6 +73,17 @@ def _trial_objection(document: Mapping[str, Any], before: Any) -> str | None:
             f"spec.{_shown(field)} was {getattr(was, field)!r:.80} and cannot be changed; apply a trial of another name"
         )
     return None
+
+
+def _template_objection(document: Mapping[str, Any], settings: ClusterSettings) -> str | None:
+    template = (document.get("spec") or {}).get("template") or {}
+    if not isinstance(template, Mapping) or set(template) - {"metadata", "spec"}:
+        return "spec.template must be a pod template: it has metadata and spec, and nothing else"
+    try:
+        too_large = beyond_slot((template,), settings)
+    except (ValueError, TypeError, AttributeError, KeyError) as error:
+        return f"spec.template is no pod template: {error}"
+    return None if too_large is None else f"spec.template: {too_large}"
 
 
 def _shown(field: str) -> str:

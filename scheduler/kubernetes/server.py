@@ -324,7 +324,7 @@ class Operator:
             tls = {"ssl_certfile": str(certificate), "ssl_keyfile": str(key)}
         uvicorn.Server(
             uvicorn.Config(
-                review_app(self._led.is_set),
+                review_app(self._led.is_set, settings.cluster),
                 host=settings.host,
                 port=settings.webhook_port,
                 log_config=None,
@@ -358,13 +358,13 @@ def patiently(call: Callable[[], T]) -> T:
             time.sleep(2.0)
 
 
-def review_app(leads: Callable[[], bool]) -> FastAPI:
+def review_app(leads: Callable[[], bool], settings: ClusterSettings) -> FastAPI:
     """Admission reviews and health, without a token: the API server and the kubelet have none."""
     app = FastAPI(title="Elastune admission", docs_url=None, openapi_url=None)
 
     @app.post("/review")
     def answer(document: dict[str, Any]) -> JSONResponse:
-        return JSONResponse(review(document))
+        return JSONResponse(review(document, settings))
 
     @app.get("/healthz")
     def healthz() -> dict[str, Any]:

@@ -9,6 +9,13 @@ from fastapi.testclient import TestClient
 
 from scheduler.kubernetes.admission import review
 from scheduler.kubernetes.server import review_app
+from trials.kubernetes.settings import ClusterSettings
+
+SETTINGS = ClusterSettings(slot={"nvidia.com/gpu": "1", "cpu": "4"})
+
+
+def two_gpus(where: str = "containers") -> dict[str, Any]:
+    return {"spec": {where: [{"name": "replica", "resources": {"limits": {"nvidia.com/gpu": 2}}}]}}
 
 
 def asked(spec: dict[str, Any], *, kind: str = "Trial", name: str = "x", before: Any = None) -> dict[str, Any]:
@@ -18,7 +25,7 @@ def asked(spec: dict[str, Any], *, kind: str = "Trial", name: str = "x", before:
 
 
 def objection(**arguments: Any) -> str | None:
-    answer = review(asked(**arguments))["response"]
+    answer = review(asked(**arguments), SETTINGS)["response"]
     assert answer["uid"] == "u"
     assert answer["allowed"] is ("status" not in answer)
     return None if answer["allowed"] else str(answer["status"]["message"])
@@ -39,6 +46,12 @@ def test_what_makes_sense_is_let_in() -> None:
         ({"spec": {"command": ["x"], "wrong": 1}}, "spec.wrong is not known"),
         ({"spec": {"command": ["x"]}, "name": "x" * 60}, "metadata.name"),
         ({"spec": {"command": ["x"], "template": {"containers": []}}}, "spec.template must be a pod template"),
+        (
+            {"spec": {"command": ["x"], "template": two_gpus()}},
+            "spec.template: its pod template makes a replica request 2 of nvidia.com/gpu, but a slot is 1",
+        ),
+        ({"spec": {"template": two_gpus("initContainers")}, "kind": "Study"}, "request 2 of nvidia.com/gpu"),
+        ({"spec": {"command": ["x"], "template": {"spec": {"containers": "x"}}}}, "spec.template is no pod template"),
         ({"spec": {"weight": 0}, "kind": "Study"}, "weight is 0"),
         ({"spec": {"goal": "deadline"}, "kind": "Study"}, "needs a deadline"),
     ],
@@ -65,11 +78,13 @@ def test_what_made_no_sense_can_be_mended_labelled_and_deleted() -> None:
 
 
 def test_deletions_pass() -> None:
-    answer = review({"request": {"uid": "u", "kind": {"kind": "Trial"}, "operation": "DELETE", "object": None}})
+    answer = review(
+        {"request": {"uid": "u", "kind": {"kind": "Trial"}, "operation": "DELETE", "object": None}}, SETTINGS
+    )
     assert answer["response"]["allowed"]
 
 
 def test_it_is_served_beside_the_health_of_a_scheduler_that_waits() -> None:
-    client = TestClient(review_app(lambda: False))
+    client = TestClient(review_app(lambda: False, SETTINGS))
     assert client.get("/healthz").json() == {"status": "ok", "leads": False}
     assert client.post("/review", json=asked({"command": ["x"]})).json()["response"]["allowed"]

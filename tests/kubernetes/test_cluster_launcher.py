@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -155,6 +156,15 @@ def test_what_the_cluster_refuses_is_told_to_people(rig: Rig, monkeypatch: pytes
     monkeypatch.setattr(rig.api, "create", refuse)
     with pytest.raises(LaunchFailed, match="exceeded quota"):
         rig.launch()
+
+
+def test_a_template_that_does_not_fit_into_a_slot_is_told_to_people(rig: Rig) -> None:
+    large = {"spec": {"containers": [{"name": "replica", "resources": {"limits": {"nvidia.com/gpu": "8"}}}]}}
+    owner_of = rig.launcher._owner_of
+    rig.launcher._owner_of = lambda trial_id: replace(owner_of(trial_id), templates=(large,))
+    with pytest.raises(LaunchFailed, match=r"request 8 of nvidia\.com/gpu, but a slot is 1"):
+        rig.launch()
+    assert rig.api.calls == []
 
 
 def test_without_any_image_nothing_is_asked_of_the_cluster() -> None:

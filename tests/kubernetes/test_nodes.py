@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.kubernetes.objects import node, pod
+from trials.kubernetes.amounts import requests_of
 from trials.kubernetes.names import INSTANCE_LABEL, PLACEHOLDER_LABEL, SLOT_LABEL
-from trials.kubernetes.nodes import node_slots, requests_of
+from trials.kubernetes.nodes import node_slots
 from trials.kubernetes.settings import ClusterSettings
 from trials.launch.base import NodeSlots
 
@@ -29,6 +30,13 @@ def usable(found: NodeSlots) -> set[int]:
 def test_a_node_has_as_many_slots_as_it_has_gpus() -> None:
     (found,) = node_slots([node("a", 4)], [], SETTINGS)
     assert (found.slots, found.in_use) == (4, frozenset())
+
+
+def test_a_slot_is_all_that_the_clusters_own_template_makes_a_replica_request() -> None:
+    beside = {"name": "beside", "resources": {"requests": {"nvidia.com/gpu": "1"}}}
+    settings = ClusterSettings(template={"spec": {"containers": [{"name": "replica"}, beside]}})
+    (found,) = node_slots([node("a", 5)], [pod("theirs", "a", gpus=1)], settings)
+    assert (found.slots, len(usable(found))) == (2, 2)
 
 
 def test_what_others_request_is_counted_out_and_our_own_is_not() -> None:

@@ -38,6 +38,24 @@ def test_a_replica_asks_for_its_slot_on_its_node_and_never_restarts() -> None:
     assert json.loads(found["ELASTUNE_START"])["entrypoint"] == "m:f"
 
 
+@pytest.mark.parametrize(
+    ("given", "requests", "limits"),
+    [
+        ({"limits": {"memory": "2Gi"}}, {"memory": "2Gi"}, {"memory": "2Gi"}),
+        ({"requests": {"memory": "2Gi", "cpu": "1"}}, {"memory": "2Gi", "cpu": "1"}, {"memory": "2Gi"}),
+        ({"requests": {"nvidia.com/gpu": "0"}}, {"nvidia.com/gpu": "0"}, {"nvidia.com/gpu": "0"}),
+    ],
+)
+def test_a_template_may_name_a_request_or_a_limit_alone(
+    given: dict[str, Any], requests: dict[str, str], limits: dict[str, str]
+) -> None:
+    template = {"spec": {"containers": [{"name": "replica", "resources": given}]}}
+    owner = Owner("t-0", "t-0", "n", "u", "s", templates=(template,))
+    found = pod_manifest(request(), owner, SETTINGS)["spec"]["containers"][0]["resources"]
+    assert found["requests"] == {"nvidia.com/gpu": "1", "cpu": "2", **requests}
+    assert found["limits"] == {"nvidia.com/gpu": "1", **limits}
+
+
 def test_every_label_is_one_that_kubernetes_takes() -> None:
     labels = pod_manifest(request(), OWNER, SETTINGS)["metadata"]["labels"]
     assert all(len(value) <= 63 and value[0].isalnum() and " " not in value for value in labels.values())

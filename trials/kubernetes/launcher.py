@@ -17,7 +17,7 @@ from trials.errors import ClusterRefused, ClusterUnreachable, LaunchFailed
 from trials.kubernetes.api import PODS, ClusterApi
 from trials.kubernetes.names import PLACEHOLDER_LABEL, REPLICA_LABEL, Document, label_value
 from trials.kubernetes.nodes import is_ready, node_slots
-from trials.kubernetes.pods import Owner, PodEnd, belongs_to, created_at, node_of, pod_manifest, read_end
+from trials.kubernetes.pods import Owner, PodEnd, belongs_to, beyond_slot, created_at, node_of, pod_manifest, read_end
 from trials.kubernetes.settings import ClusterSettings
 from trials.launch.base import Exit, LaunchRequest, NodeSlots, ReplicaProcess
 from trials.record import ReplicaRecord
@@ -87,6 +87,9 @@ class KubernetesLauncher:
 
     def launch(self, request: LaunchRequest) -> ReplicaProcess:
         owner = self._owner_of(request.trial_id)
+        too_large = beyond_slot(owner.templates, self._settings)
+        if too_large is not None:
+            raise LaunchFailed(f"{too_large}; lower it, or have the cluster's slot made larger")
         manifest = pod_manifest(request, owner, self._settings)
         if not manifest["spec"]["containers"][0].get("image"):
             raise LaunchFailed(

@@ -1,7 +1,7 @@
 """From nodes and the pods on them to slots: what is free for replicas, as a pure function.
 
-A slot is what one replica requests. A node has as many as its allocatable resources hold, less what other people's
-pods have requested there: those are counted out before anything is given away.
+A slot is what one replica requests (`pods.slot_amounts`). A node has as many as its allocatable resources hold, less
+what other people's pods have requested there: those are counted out before anything is given away.
 """
 
 from __future__ import annotations
@@ -9,22 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from decimal import Decimal
-from functools import lru_cache
 from typing import Any
 
-from kubernetes.utils import parse_quantity
-
+from trials.kubernetes.amounts import Amounts, amount, requests_of
 from trials.kubernetes.names import PLACEHOLDER_LABEL, SLOT_LABEL
-from trials.kubernetes.pods import belongs_to, node_of
+from trials.kubernetes.pods import belongs_to, node_of, slot_amounts
 from trials.kubernetes.settings import ClusterSettings
 from trials.launch.base import NodeSlots
-
-Amounts = dict[str, Decimal]
-
-
-@lru_cache(maxsize=4096)
-def amount(quantity: str) -> Decimal:
-    return Decimal(parse_quantity(quantity))
 
 
 def node_slots(
@@ -36,7 +27,7 @@ def node_slots(
     stand on: they may stay until somebody drives them off.
     """
     foreign, ours = _by_node(pods, settings)
-    wanted = {name: amount(quantity) for name, quantity in settings.slot.items()}
+    wanted = slot_amounts(settings)
     found = []
     for node in sorted(nodes, key=lambda node: str(node["metadata"]["name"])):
         name = node["metadata"]["name"]
@@ -120,37 +111,6 @@ def _by_node(
             for key, value in requests_of(pod).items():
                 used[key] = used.get(key, Decimal(0)) + value
     return foreign, ours
-
-
-def requests_of(pod: Mapping[str, Any]) -> Amounts:
-    """What Kubernetes reserves for a pod: its containers' sum, or what one of its first containers needs alone.
-
-    Newer versions have containers that start first and stay, and amounts for a pod as a whole.
-    """
-    spec = pod.get("spec") or {}
-    total: Amounts = {}
-    for container in spec.get("containers") or ():
-        for key, value in _requests(container).items():
-            total[key] = total.get(key, Decimal(0)) + value
-    first: Amounts = {}
-    for container in spec.get("initContainers") or ():
-        stays = container.get("restartPolicy") == "Always"
-        for key, value in _requests(container).items():
-            if stays:
-                total[key] = total.get(key, Decimal(0)) + value
-            else:
-                first[key] = max(first.get(key, Decimal(0)), value)
-    total |= {key: max(total.get(key, Decimal(0)), value) for key, value in first.items()}
-    total |= _requests(spec)
-    for key, value in (spec.get("overhead") or {}).items():
-        total[key] = total.get(key, Decimal(0)) + amount(value)
-    return total
-
-
-def _requests(container: Mapping[str, Any]) -> Amounts:
-    resources = container.get("resources") or {}
-    named = {**(resources.get("limits") or {}), **(resources.get("requests") or {})}
-    return {key: amount(value) for key, value in named.items()}
 
 
 def _how_many(has: Mapping[str, Decimal], wanted: Mapping[str, Decimal]) -> int:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
+from trials.kubernetes.amounts import Amounts, requests_of
 from trials.kubernetes.names import (
     GROUP,
     INSTANCE_LABEL,
@@ -72,9 +73,7 @@ def pod_manifest(request: LaunchRequest, owner: Owner, settings: ClusterSettings
     container["command"] = ["python", "-u", "-m", "trials.launch.pod_start"]
     container.pop("args", None)
     container["env"] = _environ(request, container.get("env") or [], image)
-    resources = container.setdefault("resources", {})
-    resources["requests"] = {**settings.slot, **(resources.get("requests") or {})}
-    resources["limits"] = {**_limits(settings.slot), **(resources.get("limits") or {})}
+    _give_slot(container, settings)
     container.setdefault("terminationMessagePolicy", "FallbackToLogsOnError")
     _add_volumes(spec, container, request, settings)
     labels = {
@@ -150,6 +149,37 @@ def _environ(request: LaunchRequest, given: Sequence[Mapping[str, Any]], image: 
     address = {"name": "ELASTUNE_HOST", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}
     own.pop("ELASTUNE_HOST", None)
     return [*named, *({"name": name, "value": value} for name, value in sorted(own.items())), address]
+
+
+def _give_slot(container: Document, settings: ClusterSettings) -> None:
+    resources = container.setdefault("resources", {})
+    asked, most = resources.get("requests") or {}, resources.get("limits") or {}
+    # As Kubernetes itself takes it: who names a limit alone requests that much.
+    resources["requests"] = {**settings.slot, **most, **asked}
+    resources["limits"] = {**_limits({**settings.slot, **asked}), **most}
+
+
+def slot_amounts(settings: ClusterSettings) -> Amounts:
+    """What one replica requests whose trial and study add nothing: that is a slot."""
+    return _demand((settings.template,), settings)
+
+
+def beyond_slot(templates: Sequence[Mapping[str, Any]], settings: ClusterSettings) -> str | None:
+    """Why replicas with these templates do not fit into a slot: their trial could not be given the room it needs."""
+    slot = slot_amounts(settings)
+    for name, asked in sorted(_demand((settings.template, *templates), settings).items()):
+        if name in slot and asked > slot[name]:
+            return f"its pod template makes a replica request {asked:f} of {name}, but a slot is {slot[name]:f}"
+    return None
+
+
+def _demand(templates: Sequence[Mapping[str, Any]], settings: ClusterSettings) -> Amounts:
+    whole: Document = {}
+    for each in templates:
+        whole = merge_templates(whole, each)
+    spec = whole.setdefault("spec", {})
+    _give_slot(_main_container(spec), settings)
+    return {name: asked for name, asked in requests_of({"spec": spec}).items() if asked > 0}
 
 
 def _limits(slot: Mapping[str, str]) -> dict[str, str]:
