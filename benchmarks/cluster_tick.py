@@ -57,6 +57,9 @@ def main() -> None:
         def pods(self) -> list[dict[str, Any]]:
             return self.known
 
+        def quotas(self) -> list[dict[str, Any]]:
+            return []
+
         def catch_up(self) -> None:
             self.version += 1
             self.known = [document for (plural, _, _), document in api.objects.items() if plural == "pods"]

@@ -21,6 +21,7 @@ from scheduler.study_history import StudyHistory
 from scheduler.survival import Survival
 from trials.errors import InvalidStudyTerms
 from trials.launch.base import Launcher
+from trials.quota import SlotQuota
 from trials.record import ReplicaRecord, Report, Study, TrialRecord
 from trials.states import TrialState
 from trials.store import TrialStore
@@ -251,7 +252,7 @@ class Observer:
             only_on=trial.spec.only_on,
             study_weight=terms.weight,
             study_priority=priority,
-            study_quota=terms.quota,
+            quotas=(*_study_quota(trial.spec.study, terms), *self._launcher.quotas(trial.trial_id)),
             goal=terms.goal,
             deadline_in=None if terms.deadline_at is None else terms.deadline_at - now,
             budget_left=None
@@ -268,6 +269,12 @@ class Observer:
             study = studies.get(name)
             result.update(promises(by_trial, maximize=study is not None and study.direction == "maximize"))
         return result
+
+
+def _study_quota(study: str, terms: StudyTerms) -> tuple[SlotQuota, ...]:
+    if terms.quota is None:
+        return ()
+    return (SlotQuota(f"study {study}", terms.quota, "its study's quota of slots is used"),)
 
 
 def _priorities(studies: Mapping[str, Study]) -> dict[str, int]:

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dist_core.goodput import BatchBounds
+from trials.quota import SlotQuota
 from trials.record import Reason
 from trials.terms import Goal
 
@@ -96,8 +97,8 @@ class TrialView:
     """Names or kinds of the nodes it may run on; empty: any."""
     study_weight: float = 1.0
     study_priority: int = 0
-    study_quota: int | None = None
-    """Most slots that its study may hold at once."""
+    quotas: tuple[SlotQuota, ...] = ()
+    """Most slots that it may hold together with others at once: its study's, its namespace's."""
     goal: Goal = "completion_time"
     """What its study's slots are to achieve."""
     deadline_in: float | None = None

@@ -1,9 +1,12 @@
-"""Write the plain manifests for `kubectl apply -k` from the chart's defaults, with the real Helm engine."""
+"""The plain manifests for `kubectl apply -k`, from the chart with the real Helm engine; written for its defaults."""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any
 
 import helm_python as helm
 import yaml
@@ -14,11 +17,11 @@ TARGET = ROOT / "deploy" / "kustomize"
 NAMESPACE = "elastune"
 
 
-def rendered() -> dict[str, str]:
+def rendered(values: Mapping[str, Any] = MappingProxyType({}), namespace: str = NAMESPACE) -> dict[str, str]:
     """File name to content. What only Helm itself can run, its hooks, is left out."""
     chart = helm.Chart.load(CHART)
     documents = []
-    for text in chart.render({}, name="elastune", namespace=NAMESPACE).values():
+    for text in chart.render(dict(values), name="elastune", namespace=namespace).values():
         documents += [each for each in yaml.safe_load_all(text) if isinstance(each, dict) and "kind" in each]
     definitions = [each for each in documents if each["kind"] == "CustomResourceDefinition"]
     others = [each for each in documents if each not in definitions and not _is_hook(each)]
@@ -27,16 +30,16 @@ def rendered() -> dict[str, str]:
         labels.pop("helm.sh/chart", None)
         if "app.kubernetes.io/managed-by" in labels:
             labels["app.kubernetes.io/managed-by"] = "kustomize"
-    namespace = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}}
+    home = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace}}
     kustomization = {
         "apiVersion": "kustomize.config.k8s.io/v1beta1",
         "kind": "Kustomization",
-        "namespace": NAMESPACE,
+        "namespace": namespace,
         "resources": ["namespace.yaml", "definitions.yaml", "scheduler.yaml"],
     }
     return {
         "kustomization.yaml": _text([kustomization]),
-        "namespace.yaml": _text([namespace]),
+        "namespace.yaml": _text([home]),
         "definitions.yaml": _text(sorted(definitions, key=_key)),
         "scheduler.yaml": _text(sorted(others, key=_key)),
     }

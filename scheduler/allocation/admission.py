@@ -94,13 +94,18 @@ def _beyond_quota(views: Sequence[TrialView]) -> dict[str, str]:
     used: dict[str, int] = {}
     refused = {}
     for view in _in_order(views):
-        if view.study_quota is None:
+        full = [quota for quota in view.quotas if used.get(quota.name, 0) + view.min_replicas > quota.slots]
+        if full:
+            refused[view.trial_id] = full[0].sentence
             continue
-        if used.get(view.study, 0) + view.min_replicas > view.study_quota:
-            refused[view.trial_id] = "its study's quota of slots is used"
-        else:
-            used[view.study] = used.get(view.study, 0) + view.min_replicas
+        for quota in view.quotas:
+            used[quota.name] = used.get(quota.name, 0) + least_slots(view)
     return refused
+
+
+def least_slots(view: TrialView) -> int:
+    """What it will hold at least, once admitted: one that cannot be resized now keeps what it has."""
+    return view.min_replicas if view.can_rescale else max(view.min_replicas, view.held_slots)
 
 
 def _in_order(views: Sequence[TrialView]) -> list[TrialView]:

@@ -13,6 +13,11 @@ SMALLEST_SHARE = 1e-3
 """Keeps the harmonic mean finite for a trial that gets nothing."""
 
 
+def largest_count(view: TrialView) -> int:
+    """What it may hold at most: one that cannot be resized now keeps what it has."""
+    return view.max_replicas if view.can_rescale else max(view.max_replicas, view.held_slots)
+
+
 def harmonic_values(
     view: TrialView, counts: NDArray[np.int64], fair: int, node_slots: int, snapshot: Snapshot
 ) -> NDArray[np.float64]:
@@ -22,9 +27,9 @@ def harmonic_values(
     """
     held = view.held_slots
     per_slot = len(snapshot.nodes) / max(1, snapshot.total_slots)
-    most = view.max_replicas
+    most = largest_count(view)
     if view.model is None:
-        most = max(view.min_replicas, held)
+        most = min(most, max(view.min_replicas, held))
         speed = counts.astype(float)
         fair_speed = float(fair)
     else:
@@ -35,7 +40,7 @@ def harmonic_values(
     factor = max(age - view.num_rescales * view.pause_seconds, 0.0) / (age + view.pause_seconds + 1e-9)
     share = speed / fair_speed * per_slot * np.where((counts == held) | (held == 0), 1.0, factor)
     values = -1.0 / (share + SMALLEST_SHARE)
-    allowed = (counts == 0) | ((counts >= view.min_replicas) & (counts <= most)) | ((counts == held) & (held > 0))
+    allowed = (counts == 0) | ((counts >= view.min_replicas) & (counts <= most))
     if held and not view.can_rescale:
         allowed = (counts == 0) | (counts == held)
     return np.where(allowed, values, -np.inf)

@@ -172,7 +172,7 @@ class Operator:
             for loop in woken:
                 loop.wake()
 
-        view = WatchedCluster(self._api, wake)
+        view = WatchedCluster(self._api, cluster.all_namespaces, wake)
         launcher = KubernetesLauncher(self._api, view, cluster, owner_of=store.owner_of, log_of=self._log_of)
         tokens = Tokens(settings.token)
         url = settings.url or self._service_url()

@@ -2,7 +2,7 @@
 
 A policy itself divides equal nodes among trials that may all use them. Around it, trials that keep what they have are
 set aside, those that are not admitted are held, the others are assigned to a group of equal nodes each, and the policy
-divides every group. Where a study's quota is exceeded, its trials are capped and the groups divided again.
+divides every group. Where a quota is exceeded, the trials that share it are capped and the groups divided again.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Protocol
 
-from scheduler.allocation.admission import not_admitted
+from scheduler.allocation.admission import least_slots, not_admitted
 from scheduler.allocation.grants import slots
 from scheduler.allocation.groups import NodeGroup, assign_by_room, node_groups
 from scheduler.snapshot import Grant, Policy, Snapshot, TrialView
@@ -91,7 +91,7 @@ def _set_aside(snapshot: Snapshot) -> tuple[dict[str, Grant], Snapshot]:
     """Grants of running trials that may not be preempted, and the snapshot without them and their slots."""
     room = {node.name: node.slots for node in snapshot.nodes}
     kept: dict[str, Grant] = {}
-    by_study: dict[str, int] = {}
+    used: dict[str, int] = {}
     for view in snapshot.eligible:
         if view.preemptible or not view.min_replicas <= view.held_slots <= view.max_replicas:
             continue
@@ -102,7 +102,8 @@ def _set_aside(snapshot: Snapshot) -> tuple[dict[str, Grant], Snapshot]:
         kept[view.trial_id] = Grant(placement=view.placement, reason=Reason(code="not_preemptible", sentence=sentence))
         for node, count in view.placement.items():
             room[node] -= count
-        by_study[view.study] = by_study.get(view.study, 0) + view.held_slots
+        for quota in view.quotas:
+            used[quota.name] = used.get(quota.name, 0) + view.held_slots
     if not kept:
         return kept, snapshot
     nodes = [replace(node, slots=room[node.name]) for node in snapshot.nodes]
@@ -110,9 +111,10 @@ def _set_aside(snapshot: Snapshot) -> tuple[dict[str, Grant], Snapshot]:
         snapshot,
         nodes=tuple(node for node in nodes if node.slots > 0),
         trials=tuple(
-            view
-            if view.study_quota is None
-            else replace(view, study_quota=max(0, view.study_quota - by_study.get(view.study, 0)))
+            replace(
+                view,
+                quotas=tuple(replace(each, slots=max(0, each.slots - used.get(each.name, 0))) for each in view.quotas),
+            )
             for view in snapshot.trials
             if view.trial_id not in kept
         ),
@@ -140,16 +142,21 @@ def _on_kind(snapshot: Snapshot, kind: str) -> Snapshot:
 
 
 def _over_quota(views: Sequence[TrialView], grants: Mapping[str, Grant]) -> dict[str, int]:
-    """Largest counts for the trials of studies that were granted more than their quota: the largest ones give."""
+    """Largest counts for trials that were granted more than a quota that they share: the largest ones give."""
     caps: dict[str, int] = {}
-    quotas = {view.study: view.study_quota for view in views if view.study_quota is not None}
-    for study, quota in quotas.items():
-        mine = sorted((view for view in views if view.study == study and not view.held), key=lambda view: view.trial_id)
-        if sum(grants[view.trial_id].slots for view in mine) <= quota:
+    sharing: dict[str, list[TrialView]] = {}
+    limits: dict[str, int] = {}
+    for view in sorted(views, key=lambda view: view.trial_id):
+        for quota in () if view.held else view.quotas:
+            sharing.setdefault(quota.name, []).append(view)
+            limits[quota.name] = quota.slots
+    for name, mine in sorted(sharing.items()):
+        least = {view.trial_id: least_slots(view) for view in mine}
+        counts = {trial: min(grants[trial].slots, caps.get(trial, grants[trial].slots)) for trial in least}
+        if sum(counts.values()) <= limits[name]:
             continue
-        least = {view.trial_id: view.min_replicas for view in mine}
-        counts = {trial: max(grants[trial].slots, least[trial]) for trial in least}
-        while sum(counts.values()) > quota:
+        counts = {trial: max(count, least[trial]) for trial, count in counts.items()}
+        while sum(counts.values()) > limits[name]:
             reducible = [trial for trial, count in counts.items() if count > least[trial]]
             if not reducible:
                 break

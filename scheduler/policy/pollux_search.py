@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from scheduler.allocation.grants import grants_for
 from scheduler.allocation.grid import count_grid
-from scheduler.allocation.power_mean import harmonic_values
+from scheduler.allocation.power_mean import harmonic_values, largest_count
 from scheduler.snapshot import Grant, Snapshot, TrialView
 
 Floats = NDArray[np.float64]
@@ -93,13 +93,14 @@ class _Problem:
         below = np.maximum(np.searchsorted(grid, every, side="right") - 1, 0)
         # A count between two of the grid is worth what the next one below is.
         self._values = np.where(np.isfinite(values), values, -1e6)[:, below]
-        self._most = np.array([view.max_replicas for view in views], dtype=np.int64)
+        self._most = np.array([largest_count(view) for view in views], dtype=np.int64)
         self._least = np.array([view.min_replicas for view in views], dtype=np.int64)
 
     def present_if_possible(self) -> Integers:
-        """What trials hold now, or nothing where nodes have become smaller."""
-        possible = (self.present.sum(axis=0) <= self.room).all()
-        return self.present if possible else np.zeros_like(self.present)
+        """What trials hold now, or nothing where nodes, or what a trial may have, have become smaller."""
+        allowed = np.where((self.present.sum(axis=1) <= self._most)[:, None], self.present, 0)
+        possible = (allowed.sum(axis=0) <= self.room).all()
+        return allowed if possible else np.zeros_like(self.present)
 
     def repaired(self, matrices: Integers, chance: np.random.Generator) -> Integers:
         """Within bounds and nodes; no two distributed trials on one node."""

@@ -73,9 +73,11 @@ def values(state_dir: Path, **changes: Any) -> dict[str, Any]:
     """For the chart, on this cluster."""
     image = os.environ.get("ELASTUNE_TEST_IMAGE")
     slot = {"nvidia.com/gpu": 1, "cpu": "100m", "memory": None}
+    scheduler = dict(changes.pop("scheduler", {}))
     if image is not None:
         repository, _, tag = image.rpartition(":")
-        return {"image": {"repository": repository, "tag": tag}, "slot": slot, "storage": {"enabled": False}, **changes}
+        given = {"image": {"repository": repository, "tag": tag}, "slot": slot, "storage": {"enabled": False}}
+        return {**given, "scheduler": scheduler, **changes}
     repository, _, tag = os.environ.get("ELASTUNE_TEST_HOST_IMAGE", "docker.io/local/host:1").rpartition(":")
     folders = [name for name in HOST_FOLDERS if (Path("/") / name).is_dir()]
     volumes = [{"name": name, "hostPath": {"path": f"/{name}"}} for name in folders]
@@ -100,11 +102,11 @@ def values(state_dir: Path, **changes: Any) -> dict[str, Any]:
         "image": {"repository": repository, "tag": tag, "pullPolicy": "Never"},
         "slot": slot,
         "scheduler": {
-            "extraEnv": environ,
+            "extraEnv": [*environ, *scheduler.pop("extraEnv", [])],
             "extraVolumes": [each for each in volumes if each["name"] != "tmp"],
             "extraVolumeMounts": without_tmp,
             "resources": {"requests": {"cpu": "50m"}, "limits": {"memory": "1Gi"}},
-            **changes.pop("scheduler", {}),
+            **scheduler,
         },
         "storage": {"volume": {"hostPath": {"path": str(state_dir), "type": "DirectoryOrCreate"}}},
         "podSecurityContext": {**as_root, "runAsNonRoot": False},
@@ -233,3 +235,30 @@ def trial_document(name: str, **spec: Any) -> dict[str, Any]:
         "metadata": {"name": name, "namespace": NAMESPACE},
         "spec": spec,
     }
+
+
+def status(name: str) -> dict[str, Any]:
+    found = [trial for trial in objects("trials") if trial["metadata"]["name"] == name]
+    return dict(found[0].get("status") or {}) if found else {}
+
+
+def steady(cluster: Installed, name: str, epochs: int = 400, **spec: Any) -> None:
+    """A trial whose code travels packed, as a sweep's does."""
+    environ = {"EPOCHS": str(epochs), "STEP_SECONDS": "0.02"}
+    command = ["python", "/code/steady.py"]
+    apply(trial_document(name, command=command, env=environ, workingDir="/code", package=cluster.code(), **spec))
+
+
+def delete(name: str) -> None:
+    kubectl("-n", NAMESPACE, "delete", "trial", name, "--timeout=60s")
+    until(lambda: not replicas_of(name), 30.0, f"the pods of {name} are gone")
+
+
+def printed(pod: str) -> list[dict[str, Any]]:
+    """What a replica said after each epoch."""
+    lines = kubectl("-n", NAMESPACE, "logs", pod).splitlines()
+    return [json.loads(line) for line in lines if line.startswith("{")]
+
+
+def running(name: str, replicas: int, seconds: float = 90.0) -> None:
+    until(lambda: status(name).get("replicas") == replicas, seconds, f"{name} trains on {replicas} replicas")

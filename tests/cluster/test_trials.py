@@ -14,40 +14,18 @@ from tests.cluster.rig import (
     NAMESPACE,
     Installed,
     apply,
+    delete,
     kubectl,
     node_command,
     objects,
+    printed,
     replicas_of,
+    running,
+    status,
+    steady,
     trial_document,
     until,
 )
-
-
-def status(name: str) -> dict[str, Any]:
-    found = [trial for trial in objects("trials") if trial["metadata"]["name"] == name]
-    return dict(found[0].get("status") or {}) if found else {}
-
-
-def steady(cluster: Installed, name: str, epochs: int = 400, **spec: Any) -> None:
-    """A trial whose code travels packed, as a sweep's does."""
-    environ = {"EPOCHS": str(epochs), "STEP_SECONDS": "0.02"}
-    command = ["python", "/code/steady.py"]
-    apply(trial_document(name, command=command, env=environ, workingDir="/code", package=cluster.code(), **spec))
-
-
-def delete(name: str) -> None:
-    kubectl("-n", NAMESPACE, "delete", "trial", name, "--timeout=60s")
-    until(lambda: not replicas_of(name), 30.0, f"the pods of {name} are gone")
-
-
-def printed(pod: str) -> list[dict[str, Any]]:
-    """What a replica said after each epoch."""
-    lines = kubectl("-n", NAMESPACE, "logs", pod).splitlines()
-    return [json.loads(line) for line in lines if line.startswith("{")]
-
-
-def running(name: str, replicas: int, seconds: float = 90.0) -> None:
-    until(lambda: status(name).get("replicas") == replicas, seconds, f"{name} trains on {replicas} replicas")
 
 
 def test_a_trial_of_a_few_lines_runs_and_kubectl_tells_about_it(cluster: Installed) -> None:
@@ -125,27 +103,54 @@ def test_it_grows_is_drained_and_shrinks_while_survivors_train_on(cluster: Insta
     delete("elastic")
 
 
-def test_a_pod_that_cannot_start_is_given_up_and_the_trial_goes_on(cluster: Installed) -> None:
-    steady(cluster, "stuck", maxReplicas=1)
-    running("stuck", 1)
-    quota = {
+def quota(name: str, hard: dict[str, str], **spec: Any) -> dict[str, Any]:
+    return {
         "apiVersion": "v1",
         "kind": "ResourceQuota",
-        "metadata": {"name": "gpus", "namespace": NAMESPACE},
-        "spec": {"hard": {"requests.nvidia.com/gpu": "1"}},
+        "metadata": {"name": name, "namespace": NAMESPACE},
+        "spec": {"hard": hard, **spec},
     }
-    apply(quota)
+
+
+def tried(name: str, words: str) -> list[str]:
+    """Entries of a trial's history."""
+    return [entry for entry in (status(name).get("history") or {}).values() if words in entry]
+
+
+def test_what_a_namespaces_quota_leaves_is_all_that_is_given_away(cluster: Installed) -> None:
+    steady(cluster, "modest", maxReplicas=1)
+    running("modest", 1)
+    apply(quota("gpus", {"requests.nvidia.com/gpu": "1"}))
     try:
+        until(lambda: objects("resourcequotas", "gpus")[0].get("status", {}).get("used"), 15.0, "the quota is counted")
+        kubectl("-n", NAMESPACE, "scale", "trial", "modest", "--replicas=2")
+        steady(cluster, "second", maxReplicas=1)
+        until(lambda: "resource quota 'gpus'" in status("second").get("message", ""), 30.0, "it is told why it waits")
+        time.sleep(6.0)
+        assert status("modest")["replicas"] == 1
+        assert not tried("modest", "exceeded quota")
+    finally:
+        kubectl("-n", NAMESPACE, "delete", "resourcequota", "gpus")
+    running("modest", 2)
+    running("second", 1)
+    delete("second")
+    delete("modest")
+
+
+def test_a_pod_that_the_cluster_refuses_is_given_up_and_the_trial_goes_on(cluster: Installed) -> None:
+    steady(cluster, "stuck", maxReplicas=1)
+    running("stuck", 1)
+    # One for some kinds of pods only, of which nobody but the API server knows whom it concerns.
+    pods = [pod for pod in objects("pods") if pod["status"].get("phase") in ("Pending", "Running")]
+    apply(quota("lasting", {"pods": str(len(pods))}, scopes=["NotTerminating"]))
+    try:
+        until(lambda: objects("resourcequotas", "lasting")[0].get("status", {}).get("used"), 15.0, "it is counted")
         kubectl("-n", NAMESPACE, "scale", "trial", "stuck", "--replicas=2")
-        found = until(
-            lambda: [entry for entry in (status("stuck").get("history") or {}).values() if "exceeded quota" in entry],
-            60.0,
-            "the quota is noted",
-        )
+        found = until(lambda: tried("stuck", "exceeded quota"), 60.0, "the quota is noted")
         assert "a replica could not be started" in found[0]
         assert status("stuck")["replicas"] == 1
     finally:
-        kubectl("-n", NAMESPACE, "delete", "resourcequota", "gpus")
+        kubectl("-n", NAMESPACE, "delete", "resourcequota", "lasting")
     delete("stuck")
 
 

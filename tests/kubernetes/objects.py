@@ -43,6 +43,14 @@ def pod(
     }
 
 
+def quota(hard: dict[str, str], used: dict[str, str] | None = None, namespace: str = "team", **spec: Any) -> Document:
+    return {
+        "metadata": {"name": "limits", "namespace": namespace},
+        "spec": {"hard": hard, **spec},
+        "status": {"hard": hard, "used": used or {}},
+    }
+
+
 def request(**changes: Any) -> LaunchRequest:
     fields: dict[str, Any] = {
         "replica_id": "t-0-abcd1234",

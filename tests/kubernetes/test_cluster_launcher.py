@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.kubernetes.objects import node, request
+from tests.kubernetes.objects import node, quota, request
 from tests.trials.fake_cluster import FakeClusterApi
 from trials.errors import ClusterRefused, LaunchFailed
 from trials.kubernetes import launcher as module
@@ -29,12 +29,16 @@ class View:
         self.version = 0
         self.known: list[dict[str, Any]] = []
         self.machines = [node("n1"), node("n2")]
+        self.limits: list[dict[str, Any]] = []
 
     def nodes(self) -> list[dict[str, Any]]:
         return self.machines
 
     def pods(self) -> list[dict[str, Any]]:
         return self.known
+
+    def quotas(self) -> list[dict[str, Any]]:
+        return self.limits
 
     def catch_up(self) -> None:
         self.version += 1
@@ -156,6 +160,16 @@ def test_what_the_cluster_refuses_is_told_to_people(rig: Rig, monkeypatch: pytes
     monkeypatch.setattr(rig.api, "create", refuse)
     with pytest.raises(LaunchFailed, match="exceeded quota"):
         rig.launch()
+
+
+def test_a_namespaces_quota_is_one_for_its_trials(rig: Rig) -> None:
+    assert rig.launcher.quotas("t-0") == ()
+    rig.view.limits = [quota({"requests.nvidia.com/gpu": "3"}, {"requests.nvidia.com/gpu": "1"}, "default")]
+    rig.launch()
+    rig.view.catch_up()
+    (found,) = rig.launcher.quotas("t-0")
+    # One is its own, two are left.
+    assert found.slots == 3
 
 
 def test_a_template_that_does_not_fit_into_a_slot_is_told_to_people(rig: Rig) -> None:

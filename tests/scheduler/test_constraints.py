@@ -19,6 +19,7 @@ from scheduler.profile import StudyProfile
 from scheduler.snapshot import Grant, NodeView, Snapshot, TrialView, check_grants
 from tests.scheduler.views import model, running, views, waiting
 from trials.errors import InvalidStudyTerms
+from trials.quota import SlotQuota
 from trials.terms import StudyTerms
 
 ELASTIC = sorted(set(POLICIES) - {"fifo", "asha_static", "tiresias"})
@@ -35,6 +36,14 @@ def seen(*trials: TrialView, on: tuple[NodeView, ...]) -> Snapshot:
     return Snapshot(now=1e4, nodes=on, trials=trials, free_for_seconds=100.0)
 
 
+def quota_of(study: str, slots: int) -> SlotQuota:
+    return SlotQuota(f"study {study}", slots, "its study's quota of slots is used")
+
+
+SHARED = SlotQuota("namespace n", 5, "the quota of namespace n is used")
+"""By trials of several studies."""
+
+
 def decided(name: str, snapshot: Snapshot) -> dict[str, Grant]:
     grants = policy_by_name(name).allocate(snapshot)
     assert set(grants) == {view.trial_id for view in snapshot.trials}
@@ -43,12 +52,12 @@ def decided(name: str, snapshot: Snapshot) -> dict[str, Grant]:
 
 
 constrained = st.builds(
-    lambda view, study, only_on, preemptible, quota, priority, node: replace(
+    lambda view, study, only_on, preemptible, quota, shared, priority, node: replace(
         view,
         study=study,
         only_on=only_on,
         preemptible=preemptible,
-        study_quota={"s": None, "t": quota}[study],
+        quotas=({"s": (), "t": (quota_of("t", quota),)}[study]) + ((SHARED,) if shared else ()),
         study_priority={"s": priority, "t": 0}[study],
         placement={node: view.held_slots} if view.held_slots else {},
     ),
@@ -57,6 +66,7 @@ constrained = st.builds(
     st.sampled_from([(), ("fast",), ("slow0", "slow1"), ("nowhere",)]),
     st.booleans(),
     st.just(3),
+    st.booleans(),
     st.just(1),
     st.sampled_from(["fast0", "slow0", "slow1"]),
 )
@@ -90,6 +100,11 @@ def test_invariants(name: str, trials: list[TrialView], order: Any) -> None:
         if view.only_on:
             assert all(node in view.only_on or kind_of[node] in view.only_on for node in placement)
         assert "mine" not in placement or view.study == "t"
+    for quota in {quota for view in kept for quota in view.quotas}:
+        sharing = [view for view in kept if quota in view.quotas]
+        # Those that cannot be resized now, or never may, keep what they have.
+        fixed = sum(view.held_slots for view in sharing if not view.preemptible or not view.can_rescale)
+        assert sum(grants[view.trial_id].slots for view in sharing) <= max(quota.slots, fixed)
     shuffled = list(kept)
     order.shuffle(shuffled)
     again = decided(name, replace(snapshot, trials=tuple(shuffled)))
@@ -98,15 +113,30 @@ def test_invariants(name: str, trials: list[TrialView], order: Any) -> None:
 
 @pytest.mark.parametrize("name", ELASTIC)
 def test_a_studys_quota_holds_and_the_others_get_the_rest(name: str) -> None:
-    mine = [running(f"a{index}", 1, study="a", study_quota=3, placement={f"x{index}": 1}) for index in range(2)]
+    mine = [
+        running(f"a{index}", 1, study="a", quotas=(quota_of("a", 3),), placement={f"x{index}": 1}) for index in range(2)
+    ]
     grants = decided(name, seen(*mine, running("b", 1, study="b", placement={"x0": 1}), on=nodes(x=2)))
     used = sum(grants[view.trial_id].slots for view in mine)
     assert used <= 3
     assert grants["b"].slots >= (1 if name == "sia" else 2)
 
 
+@pytest.mark.parametrize("name", ELASTIC)
+def test_a_quota_that_studies_share_holds_for_all_of_them_together(name: str) -> None:
+    shared = [
+        running(f"{study}0", 1, study=study, quotas=(SHARED, quota_of(study, 4)), placement={f"x{index}": 1})
+        for index, study in enumerate("ab")
+    ]
+    more = waiting("c0", study="c", quotas=(SHARED,), min_replicas=4, max_replicas=4)
+    grants = decided(name, seen(*shared, more, on=nodes(x=3)))
+    assert 2 <= sum(grants[view.trial_id].slots for view in (*shared, more)) <= 5
+    assert not grants["c0"].slots
+    assert grants["c0"].reason.sentence == SHARED.sentence
+
+
 def test_trials_beyond_the_quota_wait_and_are_told_so() -> None:
-    trials = [waiting(f"t{index}", study_quota=2, submitted_at=float(index)) for index in range(4)]
+    trials = [waiting(f"t{index}", quotas=(quota_of("s", 2),), submitted_at=float(index)) for index in range(4)]
     grants = decided("goodput", seen(*trials, on=nodes(x=2)))
     assert [bool(grants[view.trial_id].slots) for view in trials] == [True, True, False, False]
     assert grants["t3"].reason.sentence == "its study's quota of slots is used"
@@ -195,8 +225,8 @@ def test_who_may_go_anywhere_leaves_room_for_those_who_may_not() -> None:
 
 @pytest.mark.parametrize("name", sorted(POLICIES))
 def test_what_is_kept_counts_against_the_quota(name: str) -> None:
-    kept = running("kept", 3, max_replicas=4, preemptible=False, placement={"x0": 3}, study_quota=4)
-    others = [waiting(f"w{index}", study_quota=4, max_replicas=1) for index in range(3)]
+    kept = running("kept", 3, max_replicas=4, preemptible=False, placement={"x0": 3}, quotas=(quota_of("s", 4),))
+    others = [waiting(f"w{index}", quotas=(quota_of("s", 4),), max_replicas=1) for index in range(3)]
     grants = decided(name, seen(kept, *others, on=nodes(x=2)))
     assert sum(grant.slots for grant in grants.values()) == 4
 

@@ -47,6 +47,7 @@ class Collection:
 
 PODS = Collection("/api/v1", "pods")
 NODES = Collection("/api/v1", "nodes")
+QUOTAS = Collection("/api/v1", "resourcequotas")
 SECRETS = Collection("/api/v1", "secrets")
 SERVICES = Collection("/api/v1", "services")
 EVENTS = Collection("/api/v1", "events")

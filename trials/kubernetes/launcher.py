@@ -18,8 +18,10 @@ from trials.kubernetes.api import PODS, ClusterApi
 from trials.kubernetes.names import PLACEHOLDER_LABEL, REPLICA_LABEL, Document, label_value
 from trials.kubernetes.nodes import is_ready, node_slots
 from trials.kubernetes.pods import Owner, PodEnd, belongs_to, beyond_slot, created_at, node_of, pod_manifest, read_end
+from trials.kubernetes.quotas import namespace_quotas
 from trials.kubernetes.settings import ClusterSettings
 from trials.launch.base import Exit, LaunchRequest, NodeSlots, ReplicaProcess
+from trials.quota import SlotQuota
 from trials.record import ReplicaRecord
 
 UNSEEN_SECONDS = 30.0
@@ -37,6 +39,8 @@ class ClusterView(Protocol):
     def nodes(self) -> Sequence[Document]: ...
 
     def pods(self) -> Sequence[Document]: ...
+
+    def quotas(self) -> Sequence[Document]: ...
 
     @property
     def version(self) -> int:
@@ -64,7 +68,7 @@ class KubernetesLauncher:
         self._log_of = log_of
         self._clock = clock
         self._created: dict[str, tuple[float, Document]] = {}
-        self._known: tuple[int, list[NodeSlots]] = (-1, [])
+        self._known: tuple[int, list[NodeSlots], dict[str, SlotQuota]] = (-1, [], {})
         self._lock = threading.Lock()
         self._orphans_since: dict[str, float] = {}
         self._dismissed: set[str] = set()
@@ -72,13 +76,24 @@ class KubernetesLauncher:
 
     def nodes(self) -> Sequence[NodeSlots]:
         """From what the watches know; computed anew when that has changed."""
+        return self._look()[0]
+
+    def quotas(self, trial_id: str) -> Sequence[SlotQuota]:
+        of_namespace = self._look()[1]
+        if not of_namespace:
+            return ()
+        found = of_namespace.get(self._owner_of(trial_id).namespace)
+        return () if found is None else (found,)
+
+    def _look(self) -> tuple[list[NodeSlots], dict[str, SlotQuota]]:
         with self._lock:
-            version, found = self._known
+            version, nodes, quotas = self._known
             if version != self._view.version:
-                version = self._view.version
-                found = node_slots(self._view.nodes(), self._all_pods(), self._settings)
-                self._known = version, found
-            return found
+                version, pods = self._view.version, self._all_pods()
+                nodes = node_slots(self._view.nodes(), pods, self._settings)
+                quotas = namespace_quotas(self._view.quotas(), pods, self._settings)
+                self._known = version, nodes, quotas
+            return nodes, quotas
 
     def slot_environ(self, node: str, slot: int) -> Mapping[str, str]:
         threads = self._settings.slot.get("cpu")

@@ -1,10 +1,10 @@
-"""What is in the cluster, from watches: nodes, and everybody's pods."""
+"""What is in the cluster, from watches: nodes, everybody's pods, and the quotas of our namespaces."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from trials.kubernetes.api import NODES, PODS, KubernetesApi
+from trials.kubernetes.api import NODES, PODS, QUOTAS, KubernetesApi
 from trials.kubernetes.names import Document
 from trials.kubernetes.watching import Watched
 
@@ -18,17 +18,21 @@ _NODE_STATUS_FIELDS = frozenset({"allocatable", "conditions"})
 class WatchedCluster:
     """``changed`` is called, from a watching thread, with every change that may matter."""
 
-    def __init__(self, api: KubernetesApi, changed: Callable[[], None]) -> None:
+    def __init__(self, api: KubernetesApi, namespaces: Sequence[str], changed: Callable[[], None]) -> None:
         self._changed = changed
         self.version = 0
         self._nodes = Watched(api, NODES, trim=_trim_node, heard=self._note, gone=self._note)
         self._pods = Watched(api, PODS, trim=_trim_pod, heard=self._note, gone=self._note)
+        self._quotas = [
+            Watched(api, QUOTAS, namespace=namespace, heard=self._note, gone=self._note) for namespace in namespaces
+        ]
 
     def start(self, seconds: float = 60.0) -> None:
         """Raises ClusterUnreachable when the first lists do not come."""
-        for watched in (self._nodes, self._pods):
+        everything = (self._nodes, self._pods, *self._quotas)
+        for watched in everything:
             watched.start()
-        for watched in (self._nodes, self._pods):
+        for watched in everything:
             watched.wait_until_synced(seconds)
 
     def nodes(self) -> Sequence[Document]:
@@ -36,6 +40,9 @@ class WatchedCluster:
 
     def pods(self) -> Sequence[Document]:
         return self._pods.objects()
+
+    def quotas(self) -> Sequence[Document]:
+        return [document for watched in self._quotas for document in watched.objects()]
 
     def _note(self, document: Document) -> None:
         self.version += 1

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from trials.quota import SlotQuota
 from trials.record import ReplicaRecord
 
 
@@ -69,6 +70,10 @@ class Exit:
 
 class Launcher(Protocol):
     def nodes(self) -> Sequence[NodeSlots]: ...
+
+    def quotas(self, trial_id: str) -> Sequence[SlotQuota]:
+        """Limits on what the trial's pods or processes may use that are not its study's."""
+        ...
 
     def slot_environ(self, node: str, slot: int) -> Mapping[str, str]:
         """Variables that confine a replica to its slot."""

@@ -28,6 +28,7 @@ from trials.launch.cgroups import Cgroups
 from trials.launch.fork_client import ForkServers, own_path
 from trials.launch.gpus import GpuSource, NoGpus
 from trials.launch.slots import Slot, by_node
+from trials.quota import SlotQuota
 from trials.record import ReplicaRecord
 
 STATUS_SECONDS = 3.0
@@ -113,6 +114,9 @@ class LocalLauncher:
             return pid not in self._above and os.getsid(pid) not in ours
         except ProcessLookupError:
             return False
+
+    def quotas(self, trial_id: str) -> Sequence[SlotQuota]:
+        return ()
 
     def slot_environ(self, node: str, slot: int) -> Mapping[str, str]:
         return self._slots[node][slot].environ(os.environ.get("OMP_NUM_THREADS"))

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from trials.errors import LaunchFailed
 from trials.launch.base import Exit, LaunchRequest, NodeSlots, ReplicaProcess
+from trials.quota import SlotQuota
 from trials.record import ReplicaRecord
 
 
@@ -30,6 +31,9 @@ class InMemoryLauncher:
     def replace_nodes(self, nodes: Sequence[NodeSlots]) -> None:
         """The cluster has become another one."""
         self._nodes = tuple(nodes)
+
+    def quotas(self, trial_id: str) -> Sequence[SlotQuota]:
+        return ()
 
     def slot_environ(self, node: str, slot: int) -> Mapping[str, str]:
         return {"ELASTUNE_TEST_SLOT": f"{node}/{slot}"}
