@@ -82,19 +82,21 @@ def pack(folder: Path) -> Package:
 
 
 def _files(folder: Path) -> Iterator[Path]:
-    """Regular files, in order of name; links to files are packed as what they lead to."""
+    """Regular files, in order of name; links are packed as what they lead to, but for those that lead back up."""
     lines = list(ALWAYS_IGNORED)
     own = folder / IGNORE_FILE
     if own.is_file():
         lines += own.read_text().splitlines()
     ignored = pathspec.PathSpec.from_lines("gitignore", lines)
-    for parent, folders, names in os.walk(folder):
+    for parent, folders, names in os.walk(folder, followlinks=True):
         below = Path(parent)
+        here = below.resolve()
         kept = []
         for name in sorted(folders):
             path = (below / name).relative_to(folder).as_posix()
             # An environment says so itself, whatever it is called.
-            if not ignored.match_file(f"{path}/") and not (below / name / "pyvenv.cfg").exists():
+            left_out = ignored.match_file(f"{path}/") or (below / name / "pyvenv.cfg").exists()
+            if not left_out and not here.is_relative_to((below / name).resolve()):
                 kept.append(name)
         folders[:] = kept
         for name in sorted(names):

@@ -87,6 +87,20 @@ def test_a_folder_arrives_as_it_was_without_what_nobody_needs(project: Path, tmp
     assert os.access(tmp_path / "there" / "run.sh", os.X_OK)
 
 
+def test_links_arrive_as_what_they_lead_to_and_those_in_a_circle_are_left_out(project: Path, tmp_path: Path) -> None:
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    (shared / "layers.py").write_text("x = 1\n")
+    (project / "common").symlink_to(shared)
+    (project / "package" / "up").symlink_to(project)
+    (project / "one.py").symlink_to(shared / "layers.py")
+    package = pack(project)
+    unpack(Handed(package.content).channel(), package.digest, tmp_path / "there")
+    assert (tmp_path / "there" / "common" / "layers.py").read_text() == "x = 1\n"
+    assert (tmp_path / "there" / "one.py").read_text() == "x = 1\n"
+    assert not (tmp_path / "there" / "package" / "up").exists()
+
+
 def test_the_same_folder_gives_the_same_package(project: Path) -> None:
     first = pack(project)
     os.utime(project / "tune.py", (1, 1))
