@@ -20,11 +20,11 @@ from typing import Protocol
 
 from dist_core.env import EXIT_PREEMPTED, ReplicaEnvironment
 from scheduler.hearing import Hearing
-from scheduler.losses import judge
+from scheduler.losses import found_no_room, judge
 from scheduler.observer import Observer
 from scheduler.snapshot import Grant, Policy, Snapshot, TrialView, check_grants
 from trials.errors import LaunchFailed, StoreUnavailable
-from trials.launch.base import Launcher, LaunchRequest, NodeSlots
+from trials.launch.base import NO_ROOM, Exit, Launcher, LaunchRequest, NodeSlots
 from trials.log_files import last_words, shorten
 from trials.plan import Launch, Publish, RetryJoin, Stop, plan
 from trials.record import Reason, ReplicaRecord, ReplicaState, TrialRecord
@@ -109,7 +109,7 @@ class ControlLoop:
         self._launch_not_before: dict[str, float] = {}
         self._blocked_since: dict[str, float] = {}
         self._progress_at_loss: dict[str, float] = {}
-        self._why_gone: dict[str, str] = {}
+        self._why_gone: dict[str, Exit] = {}
         """What the launcher knew of the end of replicas, until their trial has been judged."""
         self._decided_at = float("-inf")
         self._changed = False
@@ -278,7 +278,7 @@ class ControlLoop:
             self._store.update_replica(gone.replica_id, state=ReplicaState.GONE, gone_at=now, exit_status=gone.status)
             self._decide_on_loss_or_end()
             if gone.why:
-                self._why_gone[gone.replica_id] = gone.why
+                self._why_gone[gone.replica_id] = gone
                 reason = Reason(code=gone.code, sentence=f"replica {gone.replica_id} was ended: {gone.why}")
                 self._note(replica.trial_id, "warning", reason, now)
             if replica.join_epoch is not None or replica.launch_index > 0:
@@ -426,13 +426,19 @@ class ControlLoop:
         stopped = all(replica.stop_requested_at is not None for replica in ended)
         preempted = statuses <= {EXIT_PREEMPTED} or stopped
         losses = trial.losses
+        told = {row.replica_id: self._why_gone.pop(row.replica_id, None) for row in ended}
+        why = next((each.why for each in told.values() if each is not None), "")
         if asked or preempted:
             reason = Reason(code="paused", sentence=trial.hold or "saved its state and gave its slots back")
+        elif found_no_room(ended, told):
+            # Nothing of its own went wrong.
+            self._launch_not_before[trial.trial_id] = now + FAILED_JOIN_SECONDS
+            reason = Reason(code=NO_ROOM, sentence=f"tries again in {FAILED_JOIN_SECONDS:.0f} s: {why}")
         else:
             verdict = judge(
                 statuses,
                 next((words for row in reversed(ended) if (words := last_words(self._log(row)))), ""),
-                next((why for row in ended if (why := self._why_gone.pop(row.replica_id, ""))), ""),
+                why,
                 losses=trial.losses,
                 max_losses=trial.spec.max_losses,
                 progressed=self._got_on(trial),

@@ -9,11 +9,12 @@ likely end so again: ``MOST_CRASHES`` in a row and the trial fails, with its las
 from __future__ import annotations
 
 import signal
-from collections.abc import Set
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 
 from dist_core.env import EXIT_PEER_LOST, EXIT_PREEMPTED
-from trials.record import Reason
+from trials.launch.base import NO_ROOM, Exit
+from trials.record import Reason, ReplicaRecord
 
 BACKOFF_SECONDS = 2.0
 LONGEST_BACKOFF_SECONDS = 300.0
@@ -52,6 +53,16 @@ def judge(
     when = f" in {wait:.0f} s" if wait else ""
     sentence = f"its replicas {how}{said}; restart {losses} of {most - 1}{when}, from its last checkpoint"
     return Verdict(losses, False, Reason(code="lost", sentence=sentence), wait)
+
+
+def found_no_room(ended: Sequence[ReplicaRecord], told: Mapping[str, Exit | None]) -> bool:
+    """Whether its replicas never ran because others have the slots, which is no loss.
+
+    ``told``: what the launcher said of each one's end. One that had to be stopped for the others' sake counts as them.
+    """
+    without = [(end := told.get(row.replica_id)) is not None and end.code == NO_ROOM for row in ended]
+    stopped = [row.stop_requested_at is not None for row in ended]
+    return any(without) and all(a or b for a, b in zip(without, stopped, strict=True))
 
 
 def is_crash(status: int | None) -> bool:

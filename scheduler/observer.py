@@ -20,7 +20,7 @@ from scheduler.snapshot import NodeView, Snapshot, TrialView
 from scheduler.study_history import StudyHistory
 from scheduler.survival import Survival
 from trials.errors import InvalidStudyTerms
-from trials.launch.base import Launcher
+from trials.launch.base import NO_ROOM, Launcher
 from trials.quota import SlotQuota
 from trials.record import ReplicaRecord, Report, Study, TrialRecord
 from trials.states import TrialState
@@ -218,7 +218,7 @@ class Observer:
         held = trial.hold
         if held is None and backs_off and not replicas:
             held = "waits a moment before it is started again, because it could not be launched"
-            if trial.reason.code in ("lost", "launch_failed"):
+            if trial.reason.code in ("lost", "launch_failed", NO_ROOM):
                 held = trial.reason.sentence
         fraction = history.fraction(trial.trial_id)
         goes_on = survival.probability(fraction, promise.weight if promise is not None and promise.rank else None)

@@ -152,7 +152,8 @@ def ended(code: int, reason: str = "Error") -> dict[str, Any]:
         ("Failed", ended(139), (-11, "pod_ended")),
         ("Failed", ended(137, "OOMKilled"), (-9, "out_of_memory")),
         ("Failed", {"reason": "Evicted", "message": "low on memory"}, (None, "evicted")),
-        ("Failed", {"reason": "OutOfnvidia.com/gpu", "message": "none left"}, (None, "cannot_start")),
+        ("Failed", {"reason": "OutOfnvidia.com/gpu", "message": "none left"}, (None, "no_room")),
+        ("Failed", {"reason": "NodeAffinity", "message": "changed"}, (None, "cannot_start")),
     ],
 )
 def test_how_a_replica_ended(phase: str, status: dict[str, Any], expected: tuple[int | None, str]) -> None:
@@ -187,6 +188,7 @@ def test_one_that_the_cluster_cannot_place_tells_why() -> None:
     end = read_end(document, CREATED + 61, node_is_lost=False, deadline_seconds=60.0)
     assert end is not None
     assert "Unschedulable: 0/2 nodes fit" in end.why
+    assert end.code == "no_room"
 
 
 def test_a_node_that_does_not_answer_takes_its_replicas_with_it() -> None:

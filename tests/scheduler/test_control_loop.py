@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
-from scheduler.control_loop import OWNER_LEASE_SECONDS, ControlLoop, LoopSettings
+from scheduler.control_loop import FAILED_JOIN_SECONDS, OWNER_LEASE_SECONDS, ControlLoop, LoopSettings
 from scheduler.policy import GoodputPolicy
 from scheduler.snapshot import Grant, Snapshot
 from trials.launch import InMemoryLauncher, NodeSlots
+from trials.launch.base import NO_ROOM
 from trials.record import Outcome, Reason, ReplicaRecord, ReplicaState, Report, Study, TrialRecord
 from trials.spec import TrialSpec
 from trials.states import TrialState
@@ -368,6 +369,23 @@ def test_an_objective_without_the_core_counts_as_running_once_it_reports(bench: 
     bench.tick()
     bench.store.add_report(Report(trial_id, 0, 0.5, 0.0))
     bench.tick()
+    assert bench.trial(trial_id).state is TrialState.RUNNING
+
+
+def test_replicas_that_others_left_no_room_for_are_tried_again_and_count_as_no_loss(bench: Bench) -> None:
+    trial_id = bench.submit(max_replicas=1, max_losses=0)
+    for _ in range(3):
+        bench.tick(2)
+        [replica] = bench.store.replicas()
+        bench.launcher.end(replica.replica_id, None, "0/2 nodes are available: Insufficient gpu", NO_ROOM)
+        bench.tick(2)
+        record = bench.trial(trial_id)
+        assert (record.state, record.losses) == (TrialState.PAUSED, 0)
+        assert bench.store.replicas() == []
+        assert "0/2 nodes are available" in bench.store.history(trial_id)[-1].reason.sentence
+        bench.tick(int(FAILED_JOIN_SECONDS), seconds=1.0)
+    bench.tick(2)
+    bench.train(trial_id)
     assert bench.trial(trial_id).state is TrialState.RUNNING
 
 

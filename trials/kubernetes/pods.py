@@ -28,7 +28,7 @@ from trials.kubernetes.names import (
     label_value,
 )
 from trials.kubernetes.settings import ClusterSettings
-from trials.launch.base import LaunchRequest
+from trials.launch.base import NO_ROOM, LaunchRequest
 
 CONTAINER = "replica"
 GRACE_SECONDS = 60
@@ -280,7 +280,8 @@ def read_end(pod: Mapping[str, Any], now: float, *, node_is_lost: bool, deadline
     age = now - _seconds(pod["metadata"].get("creationTimestamp"), now)
     if age < (min(deadline_seconds, 5.0) if hopeless else deadline_seconds):
         return None
-    return PodEnd(None, f"its pod could not start on {node} within {age:.0f} s: {waits}", "cannot_start")
+    code = NO_ROOM if _is_unschedulable(status) else "cannot_start"
+    return PodEnd(None, f"its pod could not start on {node} within {age:.0f} s: {waits}", code)
 
 
 def _main_has_ended(status: Mapping[str, Any]) -> bool:
@@ -298,6 +299,10 @@ def _is_held_or_pulls(status: Mapping[str, Any]) -> bool:
     return held or (bool(reasons) and reasons <= {"ContainerCreating", "PodInitializing"})
 
 
+def _is_unschedulable(status: Mapping[str, Any]) -> bool:
+    return any(condition.get("reason") == "Unschedulable" for condition in status.get("conditions") or ())
+
+
 def _ended(pod: Mapping[str, Any]) -> PodEnd:
     status = pod.get("status") or {}
     by_cluster = status.get("reason") or ""
@@ -312,7 +317,8 @@ def _ended(pod: Mapping[str, Any]) -> PodEnd:
         result = 128 - code if isinstance(code, int) and code in (137, 139, 134, 135, 136, 132) else code
         return PodEnd(result, _because(status) if by_cluster else "", "evicted")
     # It never ran: the kubelet refused it.
-    return PodEnd(None, _because(status) or "its pod failed", "evicted" if by_cluster == "Evicted" else "cannot_start")
+    code = "evicted" if by_cluster == "Evicted" else NO_ROOM if by_cluster.startswith("OutOf") else "cannot_start"
+    return PodEnd(None, _because(status) or "its pod failed", code)
 
 
 def _because(status: Mapping[str, Any]) -> str:

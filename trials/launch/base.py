@@ -56,6 +56,10 @@ class ReplicaProcess:
     started: float
 
 
+NO_ROOM = "no_room"
+"""Code of an `Exit`: the replica never ran, because somebody else has what its slot stands for."""
+
+
 @dataclass(frozen=True, slots=True)
 class Exit:
     """A replica that is gone; ``status`` is None when it was not our child, negative for a signal."""

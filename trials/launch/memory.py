@@ -23,7 +23,7 @@ class InMemoryLauncher:
         """(replica id, force) of every stop that was asked for."""
         self.refuse: str | None = None
         """Set to make every launch fail with these words."""
-        self._ended: dict[str, int | None] = {}
+        self._ended: dict[str, Exit] = {}
 
     def nodes(self) -> Sequence[NodeSlots]:
         return self._nodes
@@ -44,16 +44,16 @@ class InMemoryLauncher:
         self.running[request.replica_id] = request
         return ReplicaProcess(next(self._pids), 0.0)
 
-    def end(self, replica_id: str, status: int | None = 0) -> None:
+    def end(self, replica_id: str, status: int | None = 0, why: str = "", code: str = "out_of_memory") -> None:
         """The replica's process is gone."""
         self.running.pop(replica_id, None)
-        self._ended[replica_id] = status
+        self._ended[replica_id] = Exit(replica_id, status, why, code)
 
     def exits(self, replicas: Sequence[ReplicaRecord]) -> list[Exit]:
         gone = []
         for replica in replicas:
             if replica.replica_id in self._ended:
-                gone.append(Exit(replica.replica_id, self._ended.pop(replica.replica_id)))
+                gone.append(self._ended.pop(replica.replica_id))
             elif replica.pid is not None and replica.replica_id not in self.running:
                 gone.append(Exit(replica.replica_id, None))
         return gone
