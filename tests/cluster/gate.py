@@ -62,10 +62,3 @@ def gate(host: str, target: tuple[str, int]) -> Iterator[Gate]:
             made.open()
             # Wakes the thread that accepts.
             listener.shutdown(socket.SHUT_RDWR)
-
-
-def address_towards(peer: str) -> str:
-    """This machine's own address as ``peer`` sees it."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect((peer, 9))
-        return str(probe.getsockname()[0])

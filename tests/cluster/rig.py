@@ -22,6 +22,7 @@ from typing import Any
 import helm_python as helm
 
 from scheduler.client import SchedulerClient
+from scheduler.errors import SchedulerUnreachable
 from tuner_bridge.packing import pack
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -153,6 +154,16 @@ class Installed:
     def environ(self) -> dict[str, str]:
         return {**os.environ, "ELASTUNE_URL": self.url, "ELASTUNE_TOKEN": self.token, "OMP_NUM_THREADS": "1"}
 
+    def answers(self) -> bool:
+        client = self.client()
+        try:
+            client.request("GET", "/overview")
+        except SchedulerUnreachable:
+            return False
+        finally:
+            client.close()
+        return True
+
     def leader(self) -> str:
         """Name of the scheduler's pod that leads, once it answers."""
 
@@ -187,6 +198,8 @@ def installed(state_dir: Path, **changes: Any) -> Iterator[Installed]:
         with reachable(service) as url:
             made = Installed(state_dir, token, url)
             made.leader()
+            # The service leads to it a moment after it was marked.
+            until(made.answers, 30.0, "the API answers")
             yield made
     finally:
         engine.uninstall(RELEASE, wait="watcher", timeout=180, ignore_not_found=True)
