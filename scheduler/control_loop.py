@@ -277,14 +277,19 @@ class ControlLoop:
                 self._launcher.collect_log(replica, self._log(replica))
             self._store.update_replica(gone.replica_id, state=ReplicaState.GONE, gone_at=now, exit_status=gone.status)
             self._decide_on_loss_or_end()
-            if gone.why:
-                self._why_gone[gone.replica_id] = gone
-                reason = Reason(code=gone.code, sentence=f"replica {gone.replica_id} was ended: {gone.why}")
-                self._note(replica.trial_id, "warning", reason, now)
-            if replica.join_epoch is not None or replica.launch_index > 0:
-                self._note_failed_joiner(replica, gone.status, now)
+            if replica.stop_requested_at is None:
+                self._note_unasked(replica, gone, now)
             self._leaving.discard(gone.replica_id)
             logger.info("replica gone trial=%s replica=%s status=%s", replica.trial_id, gone.replica_id, gone.status)
+
+    def _note_unasked(self, replica: ReplicaRecord, gone: Exit, now: float) -> None:
+        """The end of a replica that was not asked to end."""
+        if gone.why:
+            self._why_gone[gone.replica_id] = gone
+            reason = Reason(code=gone.code, sentence=f"replica {gone.replica_id} was ended: {gone.why}")
+            self._note(replica.trial_id, "warning", reason, now)
+        if replica.join_epoch is not None or replica.launch_index > 0:
+            self._note_failed_joiner(replica, gone.status, now)
 
     def note_contact(self, replica_id: str) -> None:
         """The replica has just called; from API handlers."""

@@ -204,23 +204,6 @@ def open_slots(cluster: Installed, node: str) -> int:
         client.close()
 
 
-def test_a_scheduler_that_dies_is_followed_by_one_that_adopts_everything(cluster: Installed) -> None:
-    steady(cluster, "adopted", maxReplicas=2)
-    running("adopted", 2)
-    pods = {pod["metadata"]["name"] for pod in replicas_of("adopted")}
-    before = cluster.leader()
-    kubectl("-n", NAMESPACE, "delete", "pod", before, "--grace-period=0", "--force")
-    after = until(lambda: (name := cluster.leader()) != before and name, 60.0, "another scheduler leads")
-    assert after != before
-    (one, *_) = sorted(pods)
-    count = len(printed(one))
-    until(lambda: len(printed(one)) > count + 2, 30.0, "the trial trains on")
-    assert {pod["metadata"]["name"] for pod in replicas_of("adopted")} == pods
-    kubectl("-n", NAMESPACE, "scale", "trial", "adopted", "--replicas=1")
-    running("adopted", 1)
-    delete("adopted")
-
-
 @pytest.mark.skipif("ELASTUNE_TEST_CLUSTER" not in os.environ, reason="nobody has said how to kill a node here")
 def test_when_a_node_is_lost_the_replicas_on_the_others_train_on(cluster: Installed) -> None:
     for number in (1, 2):

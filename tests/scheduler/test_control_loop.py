@@ -173,6 +173,29 @@ def grown(bench: Bench) -> str:
     return trial_id
 
 
+def test_joiners_that_are_not_wanted_any_more_leave_no_warning_and_no_wait(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trial_id = bench.submit()
+    bench.train(trial_id)
+    bench.give_hints(trial_id)
+    bench.tick(30)
+    joiners = [row for row in bench.store.replicas() if row.state is ReplicaState.LAUNCHED]
+    assert joiners
+    asked = set()
+
+    def stop(replica: ReplicaRecord, *, force: bool) -> None:
+        asked.add(replica.replica_id)
+        bench.launcher.end(replica.replica_id, None, "its pod was deleted before it had started", "cannot_start")
+
+    monkeypatch.setattr(bench.launcher, "stop", stop)
+    bench.store.hold([trial_id], "not now")
+    bench.tick(20)
+    assert {row.replica_id for row in joiners} <= asked
+    assert "warning" not in [entry.what for entry in bench.store.history(trial_id)]
+    assert trial_id not in bench.loop._launch_not_before
+
+
 def test_it_gives_slots_back_to_a_newcomer(bench: Bench) -> None:
     old = grown(bench)
     new = bench.submit(1)

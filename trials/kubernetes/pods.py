@@ -318,7 +318,8 @@ def _ended(pod: Mapping[str, Any]) -> PodEnd:
         return PodEnd(result, _because(status) if by_cluster else "", "evicted")
     # It never ran: the kubelet refused it.
     code = "evicted" if by_cluster == "Evicted" else NO_ROOM if by_cluster.startswith("OutOf") else "cannot_start"
-    return PodEnd(None, _because(status) or "its pod failed", code)
+    deleted = "its pod was deleted before it had started" if pod["metadata"].get("deletionTimestamp") else ""
+    return PodEnd(None, _because(status) or deleted or "its pod failed", code)
 
 
 def _because(status: Mapping[str, Any]) -> str:
