@@ -1,8 +1,9 @@
 """A real cluster for tests: installs the chart with the real Helm engine, and looks at things with kubectl.
 
-KUBECONFIG names the cluster. On one that pulls images ELASTUNE_TEST_IMAGE names this project's; else the machine's own
-files are mounted into pods that have an empty image (ELASTUNE_TEST_HOST_IMAGE), the interpreter of this environment
-among them. ELASTUNE_TEST_CLUSTER may name a command that kills nodes: ``COMMAND stop-node N``, ``start-node N``.
+KUBECONFIG names the cluster, which has two nodes with four nvidia.com/gpu each. On one that has images
+ELASTUNE_TEST_IMAGE names this project's; else the machine's own files are mounted into pods that have an empty image
+(ELASTUNE_TEST_HOST_IMAGE), the interpreter of this environment among them. ELASTUNE_TEST_CLUSTER may name a command
+that kills nodes: ``COMMAND stop-node N``, ``start-node N``.
 """
 
 from __future__ import annotations
@@ -46,6 +47,11 @@ def objects(kind: str, *words: str) -> list[dict[str, Any]]:
     return list(found["items"]) if "items" in found else [found]
 
 
+def gpu_nodes() -> list[str]:
+    nodes = [each for each in objects("nodes") if "nvidia.com/gpu" in each["status"]["allocatable"]]
+    return sorted(each["metadata"]["name"] for each in nodes)
+
+
 def named(kind: str, name: str) -> dict[str, Any]:
     return next((each for each in objects(kind) if each["metadata"]["name"] == name), {})
 
@@ -78,7 +84,7 @@ def values(state_dir: Path, **changes: Any) -> dict[str, Any]:
     if image is not None:
         repository, _, tag = image.rpartition(":")
         given = {"image": {"repository": repository, "tag": tag}, "slot": slot, "storage": {"enabled": False}}
-        return {**given, "scheduler": scheduler, **changes}
+        return {**given, "scheduler": scheduler, "replicas": {"startDeadlineSeconds": 20}, **changes}
     repository, _, tag = os.environ.get("ELASTUNE_TEST_HOST_IMAGE", "docker.io/local/host:1").rpartition(":")
     folders = [name for name in HOST_FOLDERS if (Path("/") / name).is_dir()]
     volumes = [{"name": name, "hostPath": {"path": f"/{name}"}} for name in folders]
@@ -239,6 +245,20 @@ def replicas_of(trial: str) -> list[dict[str, Any]]:
 
 def apply(document: dict[str, Any]) -> None:
     kubectl("apply", "-f", "-", text=json.dumps(document))
+
+
+def stranger(name: str, gpus: int, **spec: Any) -> None:
+    """Somebody else's pod, which does nothing with what it requests."""
+    image = os.environ.get("ELASTUNE_TEST_IMAGE")
+    main = {
+        "name": "main",
+        "image": image or "docker.io/local/pause:1",
+        "imagePullPolicy": "IfNotPresent",
+        "resources": {"limits": {"nvidia.com/gpu": gpus}},
+        **({} if image is None else {"command": ["python", "-c", "import signal; signal.pause()"]}),
+    }
+    whole = {"restartPolicy": "Never", "terminationGracePeriodSeconds": 0, "containers": [main], **spec}
+    apply({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "namespace": NAMESPACE}, "spec": whole})
 
 
 def trial_document(name: str, **spec: Any) -> dict[str, Any]:

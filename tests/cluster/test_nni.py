@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,7 @@ nni.report_final_result(x + 10)
 
 
 @pytest.mark.timeout(300)
+@pytest.mark.skipif("ELASTUNE_TEST_IMAGE" in os.environ, reason="NNI is not in that image")
 def test_an_experiment_reaches_the_scheduler_in_the_cluster(
     cluster: Installed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -15,11 +15,13 @@ from tests.cluster.rig import (
     Installed,
     apply,
     beside_the_nodes_to_kill,
+    gpu_nodes,
     installed,
     is_running,
     kubectl,
     objects,
     replicas_of,
+    stranger,
     trial_document,
     until,
 )
@@ -84,13 +86,13 @@ def test_code_on_a_volume_is_found_where_it_is(cluster: Installed) -> None:
 
 
 def test_a_pod_of_higher_priority_takes_slots_and_the_trial_goes_on(cluster: Installed) -> None:
-    stranger("wide", "kube-node-2", 4, {})
+    stranger("wide", 4, nodeSelector=on(2))
     digest = cluster.code()
     command = ["python", "/code/steady.py"]
     apply(trial_document("polite", command=command, workingDir="/code", package=digest, maxReplicas=2))
     until(lambda: size("polite") == 2, 90.0, "it trains on two replicas")
     before = {pod["metadata"]["name"] for pod in replicas_of("polite")}
-    stranger("urgent", "kube-node-1", 3, {"priorityClassName": "urgent"})
+    stranger("urgent", 3, nodeSelector=on(1), priorityClassName="urgent")
     until(lambda: size("polite") == 1, 60.0, "it trains on one")
     after = {pod["metadata"]["name"] for pod in replicas_of("polite")}
     assert len(after & before) == 1
@@ -102,27 +104,14 @@ def test_a_pod_of_higher_priority_takes_slots_and_the_trial_goes_on(cluster: Ins
     kubectl("-n", NAMESPACE, "delete", "trial", "polite", "--timeout=60s")
 
 
+def on(node: int) -> dict[str, str]:
+    """The first or second node with GPUs."""
+    return {"kubernetes.io/hostname": gpu_nodes()[node - 1]}
+
+
 def size(name: str) -> int:
     (trial,) = objects("trials", name)
     return int((trial.get("status") or {}).get("replicas", 0))
-
-
-def stranger(name: str, node: str, gpus: int, more: dict[str, Any]) -> None:
-    """Somebody else's pod, which Kubernetes's own scheduler places."""
-    main = {
-        "name": "main",
-        "image": os.environ.get("ELASTUNE_TEST_IMAGE", "docker.io/local/pause:1"),
-        "imagePullPolicy": "Never",
-        "resources": {"limits": {"nvidia.com/gpu": gpus}},
-    }
-    spec = {
-        "nodeSelector": {"kubernetes.io/hostname": node},
-        "restartPolicy": "Never",
-        "terminationGracePeriodSeconds": 0,
-        "containers": [main],
-        **more,
-    }
-    apply({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "namespace": NAMESPACE}, "spec": spec})
 
 
 def test_a_node_is_asked_for_while_a_trial_waits_for_it(cluster: Installed) -> None:

@@ -15,6 +15,7 @@ from tests.cluster.rig import (
     Installed,
     apply,
     delete,
+    gpu_nodes,
     kubectl,
     node_command,
     objects,
@@ -23,6 +24,7 @@ from tests.cluster.rig import (
     running,
     status,
     steady,
+    stranger,
     trial_document,
     until,
 )
@@ -170,26 +172,14 @@ def test_a_module_that_the_image_lacks_is_named(cluster: Installed) -> None:
 
 
 def test_only_what_others_leave_is_given_away(cluster: Installed) -> None:
-    (node, *_) = [each["metadata"]["name"] for each in objects("nodes")]
+    node = gpu_nodes()[0]
     free = open_slots(cluster, node)
-    stranger("stranger", node, 2)
+    stranger("stranger", 2, nodeName=node)
     try:
         until(lambda: open_slots(cluster, node) == free - 2, 15.0, "the stranger's slots are closed")
     finally:
         drop("stranger")
     until(lambda: open_slots(cluster, node) == free, 15.0, "they are open again")
-
-
-def stranger(name: str, node: str, gpus: int) -> None:
-    """Somebody else's pod."""
-    main = {
-        "name": "main",
-        "image": os.environ.get("ELASTUNE_TEST_IMAGE", "docker.io/local/pause:1"),
-        "imagePullPolicy": "Never",
-        "resources": {"limits": {"nvidia.com/gpu": gpus}},
-    }
-    spec = {"nodeName": node, "restartPolicy": "Never", "terminationGracePeriodSeconds": 0, "containers": [main]}
-    apply({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "namespace": NAMESPACE}, "spec": spec})
 
 
 def drop(name: str) -> None:
@@ -207,7 +197,7 @@ def open_slots(cluster: Installed, node: str) -> int:
 @pytest.mark.skipif("ELASTUNE_TEST_CLUSTER" not in os.environ, reason="nobody has said how to kill a node here")
 def test_when_a_node_is_lost_the_replicas_on_the_others_train_on(cluster: Installed) -> None:
     for number in (1, 2):
-        stranger(f"stranger-{number}", f"kube-node-{number}", 3)
+        stranger(f"stranger-{number}", 3, nodeName=f"kube-node-{number}")
     until(lambda: open_slots(cluster, "kube-node-1") == open_slots(cluster, "kube-node-2") == 1, 20.0, "one slot each")
     steady(cluster, "spread", minReplicas=1, maxReplicas=2)
     running("spread", 2)
