@@ -162,6 +162,26 @@ def test_what_the_cluster_refuses_is_told_to_people(rig: Rig, monkeypatch: pytes
         rig.launch()
 
 
+def test_the_slot_of_a_replica_that_has_ended_opens_when_its_pod_has_gone(rig: Rig) -> None:
+    replica = rig.launch(slot=0)
+
+    def open_slots() -> int:
+        return sum(each.slots - len(each.in_use) for each in rig.launcher.nodes() if each.node == "n1")
+
+    rig.view.catch_up()
+    assert rig.launcher.exits([replica]) == []
+    assert open_slots() == 4
+    other = rig.launch("t-0-abcd9999", slot=1)
+    rig.view.catch_up()
+    assert open_slots() == 4
+    # The scheduler has noted the end of the first; its pod is on its way out.
+    rig.launcher.exits([other])
+    assert open_slots() == 3
+    del rig.api.objects["pods", "default", replica.replica_id]
+    rig.view.catch_up()
+    assert open_slots() == 4
+
+
 def test_a_namespaces_quota_is_one_for_its_trials(rig: Rig) -> None:
     assert rig.launcher.quotas("t-0") == ()
     rig.view.limits = [quota({"requests.nvidia.com/gpu": "3"}, {"requests.nvidia.com/gpu": "1"}, "default")]

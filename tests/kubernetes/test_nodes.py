@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tests.kubernetes.objects import node, pod
 from trials.kubernetes.amounts import requests_of
-from trials.kubernetes.names import INSTANCE_LABEL, PLACEHOLDER_LABEL, SLOT_LABEL
+from trials.kubernetes.names import INSTANCE_LABEL, PLACEHOLDER_LABEL, REPLICA_LABEL, SLOT_LABEL
 from trials.kubernetes.nodes import node_slots
 from trials.kubernetes.settings import ClusterSettings
 from trials.launch.base import NodeSlots
@@ -43,6 +43,17 @@ def test_what_others_request_is_counted_out_and_our_own_is_not() -> None:
     pods = [pod("theirs", "a", gpus=2), ours("r", "a", 0), pod("done", "a", gpus=4, phase="Succeeded")]
     (found,) = node_slots([node("a", 4)], pods, SETTINGS)
     assert usable(found) == {0, 1}
+
+
+def test_a_pod_whose_replica_has_ended_holds_its_slot_until_it_is_gone() -> None:
+    pods = [ours("lives", "a", 0), ours("leaves", "a", 1)]
+    for each in pods:
+        each["metadata"]["labels"][REPLICA_LABEL] = each["metadata"]["name"]
+    (found,) = node_slots([node("a", 3)], pods, SETTINGS, {"lives"})
+    assert len(usable(found)) == 2
+    assert 0 in usable(found)
+    (found,) = node_slots([node("a", 3)], pods[:1], SETTINGS, {"lives"})
+    assert len(usable(found)) == 3
 
 
 def test_others_never_close_a_slot_that_a_replica_stands_on_while_another_is_free() -> None:

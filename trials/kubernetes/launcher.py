@@ -71,6 +71,8 @@ class KubernetesLauncher:
         self._known: tuple[int, list[NodeSlots], dict[str, SlotQuota]] = (-1, [], {})
         self._lock = threading.Lock()
         self._orphans_since: dict[str, float] = {}
+        self._alive: set[str] | None = None
+        """Labels of the replicas that have not ended; None before anybody has said."""
         self._dismissed: set[str] = set()
         """Pods whose replica was reported as gone."""
 
@@ -90,7 +92,7 @@ class KubernetesLauncher:
             version, nodes, quotas = self._known
             if version != self._view.version:
                 version, pods = self._view.version, self._all_pods()
-                nodes = node_slots(self._view.nodes(), pods, self._settings)
+                nodes = node_slots(self._view.nodes(), pods, self._settings, self._alive)
                 quotas = namespace_quotas(self._view.quotas(), pods, self._settings)
                 self._known = version, nodes, quotas
             return nodes, quotas
@@ -119,6 +121,8 @@ class KubernetesLauncher:
             raise LaunchFailed(f"the cluster refuses a pod on {request.node}: {words}") from error
         with self._lock:
             self._created[request.replica_id] = time.monotonic(), pod
+            if self._alive is not None:
+                self._alive.add(label_value(request.replica_id))
         # In its pod a replica is process 1; the pod's age makes the name unique.
         return ReplicaProcess(1, created_at(pod))
 
@@ -182,8 +186,16 @@ class KubernetesLauncher:
                 continue
             gone.append(Exit(replica.replica_id, end.status, end.why, end.code))
             self._dismissed.add(label_value(replica.replica_id))
-        self._delete_orphans(pods, {label_value(replica.replica_id) for replica in replicas})
+        known = {label_value(replica.replica_id) for replica in replicas}
+        self._note_alive(known - {label_value(each.replica_id) for each in gone})
+        self._delete_orphans(pods, known)
         return gone
+
+    def _note_alive(self, alive: set[str]) -> None:
+        with self._lock:
+            if alive != self._alive:
+                self._alive = alive
+                self._known = -1, [], {}
 
     def _end_of(self, pod: Document | None, ready: set[str]) -> PodEnd | None:
         if pod is None:

@@ -6,27 +6,33 @@ what other people's pods have requested there: those are counted out before anyt
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import replace
 from decimal import Decimal
 from typing import Any
 
 from trials.kubernetes.amounts import Amounts, amount, requests_of
-from trials.kubernetes.names import PLACEHOLDER_LABEL, SLOT_LABEL
+from trials.kubernetes.names import PLACEHOLDER_LABEL, REPLICA_LABEL, SLOT_LABEL
 from trials.kubernetes.pods import belongs_to, node_of, slot_amounts
 from trials.kubernetes.settings import ClusterSettings
 from trials.launch.base import NodeSlots
 
 
 def node_slots(
-    nodes: Iterable[Mapping[str, Any]], pods: Iterable[Mapping[str, Any]], settings: ClusterSettings
+    nodes: Iterable[Mapping[str, Any]],
+    pods: Iterable[Mapping[str, Any]],
+    settings: ClusterSettings,
+    alive: Set[str] | None = None,
 ) -> list[NodeSlots]:
     """Slots of every node that may be used, in order of name.
+
+    alive: labels of the replicas that have not ended. Pods of others of ours are still there for a while, and until
+    they have gone Kubernetes gives what they request to nobody. None: every pod of ours counts as one that runs.
 
     Nodes that are not ready are left out. On one that is cordoned or tainted only those slots are open that replicas
     stand on: they may stay until somebody drives them off.
     """
-    foreign, ours = _by_node(pods, settings)
+    foreign, ours = _by_node(pods, settings, alive)
     wanted = slot_amounts(settings)
     found = []
     for node in sorted(nodes, key=lambda node: str(node["metadata"]["name"])):
@@ -90,7 +96,7 @@ def _tolerates(toleration: Mapping[str, Any], taint: Mapping[str, Any]) -> bool:
 
 
 def _by_node(
-    pods: Iterable[Mapping[str, Any]], settings: ClusterSettings
+    pods: Iterable[Mapping[str, Any]], settings: ClusterSettings, alive: Set[str] | None
 ) -> tuple[dict[str, Amounts], dict[str, set[int]]]:
     """What others request on each node, and the slots there that our pods stand for."""
     foreign: dict[str, Amounts] = {}
@@ -103,7 +109,8 @@ def _by_node(
         if not node:
             continue
         slot = str(labels.get(SLOT_LABEL, ""))
-        if slot.isdecimal() and belongs_to(pod, settings):
+        lives = alive is None or labels.get(REPLICA_LABEL) in alive
+        if slot.isdecimal() and lives and belongs_to(pod, settings):
             ours.setdefault(node, set()).add(int(slot))
         elif PLACEHOLDER_LABEL not in labels:
             used = foreign.setdefault(node, {"pods": Decimal(0)})
