@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.kubernetes.objects import pod, request
-from trials.kubernetes.pods import Owner, merge_templates, pod_manifest, read_end
+from trials.kubernetes.pods import Owner, is_stuck, merge_templates, pod_manifest, read_end
 from trials.kubernetes.settings import ClusterSettings
 
 OWNER = Owner(trial_id="t-0", name="t-0", namespace="team", uid="u", study="my study!")
@@ -180,6 +180,22 @@ def test_a_pod_that_cannot_start_is_given_up_after_the_deadline() -> None:
 def test_one_that_no_patience_helps_is_given_up_sooner() -> None:
     assert end_of_waiting(4.0, "ErrImageNeverPull") is None
     assert end_of_waiting(6.0, "ErrImageNeverPull").code == "cannot_start"
+
+
+@pytest.mark.parametrize(
+    ("states", "stuck"),
+    [
+        ([{"waiting": {"reason": "ErrImageNeverPull"}}], True),
+        ([{"waiting": {"reason": "ImagePullBackOff"}}, {"running": {}}], False),
+        ([{"waiting": {"reason": "ImagePullBackOff"}}, {"waiting": {"reason": "ContainerCreating"}}], False),
+        ([{"waiting": {"reason": "ContainerCreating"}}], False),
+        ([{"terminated": {"exitCode": 1}}], False),
+        ([], False),
+    ],
+)
+def test_what_waits_for_its_image_has_nothing_to_end(states: list[dict[str, Any]], stuck: bool) -> None:
+    statuses = [{"name": f"c{index}", "state": state} for index, state in enumerate(states)]
+    assert is_stuck(pod("r", "n1", phase="Pending", containerStatuses=statuses)) is stuck
 
 
 def test_one_that_the_cluster_cannot_place_tells_why() -> None:

@@ -17,7 +17,17 @@ from trials.errors import ClusterRefused, ClusterUnreachable, LaunchFailed
 from trials.kubernetes.api import PODS, ClusterApi
 from trials.kubernetes.names import PLACEHOLDER_LABEL, REPLICA_LABEL, Document, label_value
 from trials.kubernetes.nodes import is_ready, node_slots
-from trials.kubernetes.pods import Owner, PodEnd, belongs_to, beyond_slot, created_at, node_of, pod_manifest, read_end
+from trials.kubernetes.pods import (
+    Owner,
+    PodEnd,
+    belongs_to,
+    beyond_slot,
+    created_at,
+    is_stuck,
+    node_of,
+    pod_manifest,
+    read_end,
+)
 from trials.kubernetes.quotas import namespace_quotas
 from trials.kubernetes.settings import ClusterSettings
 from trials.launch.base import Exit, LaunchRequest, NodeSlots, ReplicaProcess
@@ -224,7 +234,12 @@ class KubernetesLauncher:
             self._delete(pod, grace_seconds=self._shortest_grace(pod) if force else None)
 
     def _shortest_grace(self, pod: Mapping[str, Any]) -> int:
-        """With 1 the pod goes when its container has, and its device is free; nobody tells that of a lost node."""
+        """With 1 the pod goes when its container has, and its device is free; nobody tells that of a lost node.
+
+        Of one that waits for its image there is nothing to end, which takes some kubelets most of a minute.
+        """
+        if is_stuck(pod):
+            return 0
         name = node_of(pod)
         ready = any(node["metadata"]["name"] == name and is_ready(node) for node in self._view.nodes())
         return 1 if ready else 0

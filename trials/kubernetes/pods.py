@@ -345,6 +345,15 @@ def _why_it_waits(status: Mapping[str, Any]) -> str:
     return "the kubelet has not started it yet"
 
 
+def is_stuck(pod: Mapping[str, Any]) -> bool:
+    """Whether none of its containers has run or is being made: they wait for an image, or for what they name."""
+    status = pod.get("status") or {}
+    containers = (*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ()))
+    waiting = _waiting(status)
+    being_made = any(reason in ("", "ContainerCreating", "PodInitializing") for reason, _ in waiting)
+    return bool(waiting) and len(waiting) == len(containers) and not being_made
+
+
 def belongs_to(pod: Mapping[str, Any], settings: ClusterSettings) -> bool:
     """Whether this scheduler has made the pod: its label, in a namespace that it looks after."""
     metadata = pod["metadata"]
