@@ -13,7 +13,7 @@ from typing import Any
 
 from trials.kubernetes.amounts import Amounts, amount, requests_of
 from trials.kubernetes.names import PLACEHOLDER_LABEL, REPLICA_LABEL, SLOT_LABEL
-from trials.kubernetes.pods import belongs_to, node_of, slot_amounts
+from trials.kubernetes.pods import belongs_to, is_over, node_of, slot_amounts
 from trials.kubernetes.settings import ClusterSettings
 from trials.launch.base import NodeSlots
 
@@ -102,7 +102,7 @@ def _by_node(
     foreign: dict[str, Amounts] = {}
     ours: dict[str, set[int]] = {}
     for pod in pods:
-        if (pod.get("status") or {}).get("phase") in ("Succeeded", "Failed"):
+        if is_over(pod):
             continue
         node = node_of(pod)
         labels = pod["metadata"].get("labels") or {}

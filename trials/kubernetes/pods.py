@@ -264,7 +264,7 @@ def read_end(pod: Mapping[str, Any], now: float, *, node_is_lost: bool, deadline
     """None while the replica runs, or may still start."""
     status = pod.get("status") or {}
     phase = status.get("phase", "Pending")
-    if phase in ("Succeeded", "Failed") or _main_has_ended(status):
+    if is_over(pod) or _main_has_ended(status):
         return _ended(pod)
     node = node_of(pod)
     if node_is_lost and phase == "Running":
@@ -343,6 +343,11 @@ def _why_it_waits(status: Mapping[str, Any]) -> str:
         if condition.get("status") == "False" and condition.get("message"):
             return f"{condition.get('reason', condition.get('type'))}: {condition['message']}"[:300]
     return "the kubelet has not started it yet"
+
+
+def is_over(pod: Mapping[str, Any]) -> bool:
+    """Whether Kubernetes counts nothing for it any more."""
+    return (pod.get("status") or {}).get("phase") in ("Succeeded", "Failed")
 
 
 def is_stuck(pod: Mapping[str, Any]) -> bool:

@@ -11,7 +11,7 @@ from decimal import Decimal
 from typing import Any
 
 from trials.kubernetes.amounts import Amounts, amount
-from trials.kubernetes.pods import belongs_to, slot_amounts
+from trials.kubernetes.pods import belongs_to, is_over, slot_amounts
 from trials.kubernetes.settings import ClusterSettings
 from trials.quota import SlotQuota
 
@@ -72,8 +72,5 @@ def _wanted(key: str, slot: Amounts) -> Decimal | None:
 
 def _held(pods: Iterable[Mapping[str, Any]], namespace: str, settings: ClusterSettings) -> int:
     return sum(
-        pod["metadata"].get("namespace") == namespace
-        and (pod.get("status") or {}).get("phase") not in ("Succeeded", "Failed")
-        and belongs_to(pod, settings)
-        for pod in pods
+        pod["metadata"].get("namespace") == namespace and not is_over(pod) and belongs_to(pod, settings) for pod in pods
     )

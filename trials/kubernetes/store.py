@@ -105,7 +105,7 @@ class KubernetesTrialStore:
             if any(known.get(key) != value for key, value in spec.items()):
                 changed = self._api.patch(STUDIES, kept.namespace, kept.name, {"spec": spec})
                 known = changed.get("spec") or {}
-            self._api.patch(STUDIES, kept.namespace, kept.name, {"status": documents.study_status(study)}, "status")
+            self._resources.show_study(study.name, documents.study_status(study))
             kept.spec = known
             self._memory.put_study(study)
 
@@ -220,7 +220,7 @@ class KubernetesTrialStore:
         )
 
     def request_cancel(self, trial_id: str, why: str) -> None:
-        self._resources.change_record(trial_id, lambda present: replace(present, cancel_requested=why))
+        self._resources.request_cancel(trial_id, why)
 
     def hold(self, trial_ids: Sequence[str], why: str) -> None:
         def held(present: TrialRecord) -> TrialRecord | None:
