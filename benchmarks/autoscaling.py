@@ -12,6 +12,7 @@ import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 from benchmarks.frame import Measurement
 from dist_core.goodput import GradientStatistics, Hints
@@ -49,12 +50,9 @@ def _run(worth: float, training: type[SimulatedTraining]) -> SimulationResult:
     job = Submission(name="imagenet", at=0.0, application=application, num_replicas=4, batch_size=3200)
     autoscale = AutoscaleSettings(offers=(OFFER,), worth_of_an_hour=worth)
     settings = SimulationSettings(autoscale=autoscale, rescale_seconds=30.0)
-    before = world.SimulatedTraining
-    world.SimulatedTraining = training  # type: ignore[misc]  # the job that this benchmark compares with
-    try:
+    # The job that this benchmark compares with.
+    with patch.object(world, "SimulatedTraining", training):
         return World([job], policy_by_name("goodput"), settings).run()
-    finally:
-        world.SimulatedTraining = before  # type: ignore[misc]
 
 
 def measure() -> list[Measurement]:

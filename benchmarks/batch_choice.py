@@ -31,7 +31,8 @@ def exact(params: ThroughputParams, statistics_: GradientStatistics, replicas: i
 
 def measure() -> list[Measurement]:
     rng = np.random.default_rng(0)
-    seconds, lost = [], []
+    seconds: list[float] = []
+    lost: list[float] = []
     replicas = np.arange(1, 1001)
     for _ in range(60):
         compute, sync = 10 ** rng.uniform(-3, -1), 10 ** rng.uniform(-4, 0)

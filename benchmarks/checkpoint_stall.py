@@ -14,14 +14,14 @@ import tempfile
 import time
 import warnings
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed.checkpoint as dcp
 from torch import nn
 from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
-from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
+from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType, async_save
 
 from benchmarks.frame import Measurement
 from dist_core.checkpoint import CheckpointWriter, load_checkpoint, newest_checkpoint
@@ -78,7 +78,7 @@ def measure() -> list[Measurement]:
         def with_dcp() -> Any:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                saving = dcp.async_save(
+                saving = async_save(
                     training.state(),
                     checkpoint_id=f"{folder}/dcp",
                     async_checkpointer_type=AsyncCheckpointerType.THREAD,
@@ -98,7 +98,7 @@ def measure() -> list[Measurement]:
                 time.sleep(0.01)
             found = newest_checkpoint(Path(folder) / "ours")
             assert found is not None
-            loaded.append(seconds(lambda path=found[0]: load_checkpoint(path)))
+            loaded.append(seconds(partial(load_checkpoint, found[0])))
             plain = statistics.median(seconds(lambda: training.step(lambda: None)) for _ in range(5))
             peers.append(seconds(with_dcp) - plain)
             saving = pending.pop()
@@ -107,7 +107,7 @@ def measure() -> list[Measurement]:
             os.sync()
     copy, stall, peer = (1e3 * statistics.median(values) for values in (copies, ours, peers))
     details = {"megabytes": megabytes, "step_ms": 1e3 * statistics.median(usual), "all_ms": [1e3 * s for s in ours]}
-    common = {"unit": "ms", "ours": stall, "details": details}
+    common: dict[str, Any] = {"unit": "ms", "ours": stall, "details": details}
     return [
         Measurement(what="stall, 300 MB", peer=copy, peer_name="one copy of the state", target=1.5, **common),
         Measurement(what="stall, 300 MB", peer=peer, peer_name="dcp.async_save", target=0.25, **common),

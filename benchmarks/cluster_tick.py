@@ -35,8 +35,8 @@ def main() -> None:
     from scheduler.kubernetes.housekeeping import Housekeeping
     from scheduler.kubernetes.placeholders import Placeholders
     from scheduler.policy import policy_by_name
-    from tests.kubernetes.objects import node
-    from tests.trials.fake_cluster import FakeClusterApi
+    from tests.support.cluster_objects import node
+    from tests.support.fake_cluster import FakeClusterApi
     from trials.kubernetes.launcher import KubernetesLauncher
     from trials.kubernetes.settings import ClusterSettings
     from trials.kubernetes.store import KubernetesTrialStore

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import statistics
 import time
+from typing import Any
 
 import numpy as np
 from scipy.optimize import least_squares, minimize
@@ -42,7 +43,7 @@ def as_adaptdl_does(rows: list[Observation]) -> ThroughputParams:
     optim = np.array([row.optim_seconds for row in rows])
 
     def objective(point: np.ndarray) -> float:
-        params = ThroughputParams(*np.maximum(point, 1e-8)[:6], gamma=float(np.clip(point[6], 1.0, 10.0)))
+        params = ThroughputParams(*np.append(np.maximum(point[:6], 1e-8), np.clip(point[6], 1.0, 10.0)))
         errors = [
             np.sqrt(np.mean((np.log(predicted) - np.log(seen)) ** 2))
             for predicted, seen in (
@@ -116,7 +117,7 @@ def measure() -> list[Measurement]:
             f_scale=0.15,
         )
         peer.append(time.process_time() - began)
-    common = {"unit": "ms", "peer_name": "scipy least_squares (TRF, soft_l1)"}
+    common: dict[str, Any] = {"unit": "ms", "peer_name": "scipy least_squares (TRF, soft_l1)"}
     peer_ms = 1e3 * statistics.median(peer)
     return [
         Measurement(what="cold fit, 50 observations", ours=1e3 * statistics.median(ours), peer=peer_ms, **common),

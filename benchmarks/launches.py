@@ -21,7 +21,7 @@ from benchmarks import trivial
 from benchmarks.frame import Measurement
 from scheduler.client import SchedulerClient
 from scheduler.embedded import EmbeddedScheduler
-from tests.faults.rig import Rig
+from tests.support.rig import Rig
 from trials.spec import TrialSpec
 from tuner_bridge import optimize
 

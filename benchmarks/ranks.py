@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 import torch.multiprocessing
+from torch.multiprocessing.spawn import spawn
 
 
 def _rank(
@@ -36,5 +37,5 @@ def run_ranks(function: Callable[..., Any], world_size: int, *arguments: Any) ->
         port = probe.getsockname()[1]
     with tempfile.TemporaryDirectory() as folder:
         result = f"{folder}/answer.json"
-        torch.multiprocessing.spawn(_rank, args=(function, world_size, port, arguments, result), nprocs=world_size)
+        spawn(_rank, args=(function, world_size, port, arguments, result), nprocs=world_size)
         return json.loads(Path(result).read_text())

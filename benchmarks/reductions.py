@@ -9,7 +9,7 @@ import time
 from datetime import timedelta
 
 import torch
-import torch.distributed as dist
+from torch.distributed import FileStore  # type: ignore[attr-defined]  # public, but not marked so
 
 from benchmarks.frame import Measurement
 from benchmarks.ranks import run_ranks
@@ -28,7 +28,7 @@ def _no_layout() -> GradBucket:
 
 
 def _times(rank: int, world_size: int, meeting_place: str) -> dict[str, list[float]]:
-    store = dist.FileStore(meeting_place, world_size)
+    store = FileStore(meeting_place, world_size)
     nodes = [f"node-{index // 2}" for index in range(world_size)]
     needs = GroupNeeds(extra=2, by_node=True)
     group = build_group(store, name="bench", rank=rank, nodes=nodes, timeout=timedelta(seconds=60), needs=needs)

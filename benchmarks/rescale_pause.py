@@ -16,7 +16,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from benchmarks.frame import Measurement
-from tests.faults.rig import Rig
+from tests.support.rig import Rig
 
 REPEATS = 3
 ENTRYPOINT = "benchmarks.rescale_training:main"
@@ -89,7 +89,7 @@ def restart() -> float:
         last = max(row["at"] for row in rig.rows())
         rig.want(trial_id, 2)
         first = settle(rig, moment, 2, steps=1)[0]
-        return first - last
+        return float(first - last)
 
 
 def recovery() -> float:

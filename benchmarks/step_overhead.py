@@ -78,7 +78,7 @@ def _plain(name: str, optimizer_name: str, data: TensorDataset, local_batch: int
     model = MODELS[name]()[0]
     optimizer = OPTIMIZERS[optimizer_name](model)
     wrapped: nn.Module = model
-    sampler = None
+    sampler: DistributedSampler[Any] | None = None
     if world_size > 1:
         wrapped = DistributedDataParallel(model, gradient_as_bucket_view=True)
         sampler = DistributedSampler(data, world_size, dist.get_rank())

@@ -5,6 +5,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from dist_core.version import __version__
+
 if TYPE_CHECKING:
     from dist_core.accumulator import Accumulator
     from dist_core.data_loader import AdaptiveDataLoader, current_dataloader
@@ -41,6 +43,7 @@ __all__ = [
     "Accumulator",
     "AdaptiveDataLoader",
     "AdaptiveDataParallel",
+    "__version__",
     "current_dataloader",
     "current_epoch",
     "init_process_group",

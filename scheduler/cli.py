@@ -6,12 +6,14 @@ import json
 import logging
 import sys
 import time
+from contextlib import ExitStack
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from dist_core.version import __version__
 from scheduler.client import SchedulerClient, default_state_dir
 from scheduler.errors import SchedulerError, SchedulerUnreachable
 from scheduler.state_folder import read_server_file
@@ -20,13 +22,38 @@ from trials.terms import GOALS
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help="Elastic hyperparameter tuning on shared GPUs.")
 
+
+@app.callback()
+def _elastune(
+    version: Annotated[
+        bool, typer.Option("--version", is_eager=True, callback=lambda wanted: _tell_version() if wanted else None)
+    ] = False,
+) -> None:
+    pass
+
+
+def _tell_version() -> None:
+    print(f"elastune {__version__}")
+    raise typer.Exit
+
+
 StateDir = Annotated[
     Path | None, typer.Option(help="State folder; default: $ELASTUNE_HOME or the user's state folder.")
 ]
 
 
+_opened = ExitStack()
+"""Connections that this command has made."""
+
+
 def _client(state_dir: Path | None) -> SchedulerClient:
     """The scheduler that ELASTUNE_URL names, else the one that runs on the state folder."""
+    client = _find_client(state_dir)
+    _opened.callback(client.close)
+    return client
+
+
+def _find_client(state_dir: Path | None) -> SchedulerClient:
     if state_dir is None:
         named = SchedulerClient.from_environ()
         if named is not None:
@@ -42,6 +69,7 @@ def _client(state_dir: Path | None) -> SchedulerClient:
     try:
         client.check()
     except SchedulerUnreachable as error:
+        client.close()
         raise SchedulerError(
             f"the scheduler of {folder} is not running (it was last at {server['url']}); a sweep's own one ends with "
             "its sweep, another is started with `elastune up --state-dir`"
@@ -340,6 +368,8 @@ def main() -> Any:
         return 1
     except KeyboardInterrupt:
         return 130
+    finally:
+        _opened.close()
 
 
 if __name__ == "__main__":

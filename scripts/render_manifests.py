@@ -11,6 +11,8 @@ from typing import Any
 import helm_python as helm
 import yaml
 
+from trials.kubernetes.names import Document
+
 ROOT = Path(__file__).resolve().parents[1]
 CHART = ROOT / "deploy" / "helm" / "elastune"
 TARGET = ROOT / "deploy" / "kustomize"
@@ -30,8 +32,8 @@ def rendered(values: Mapping[str, Any] = MappingProxyType({}), namespace: str = 
         labels.pop("helm.sh/chart", None)
         if "app.kubernetes.io/managed-by" in labels:
             labels["app.kubernetes.io/managed-by"] = "kustomize"
-    home = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace}}
-    kustomization = {
+    home: Document = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace}}
+    kustomization: Document = {
         "apiVersion": "kustomize.config.k8s.io/v1beta1",
         "kind": "Kustomization",
         "namespace": namespace,
@@ -45,17 +47,17 @@ def rendered(values: Mapping[str, Any] = MappingProxyType({}), namespace: str = 
     }
 
 
-def _is_hook(document: dict[str, object]) -> bool:
+def _is_hook(document: Document) -> bool:
     metadata = document["metadata"]
     assert isinstance(metadata, dict)
     return "helm.sh/hook" in (metadata.get("annotations") or {})
 
 
-def _key(document: dict[str, dict[str, str]]) -> tuple[str, str]:
-    return str(document["kind"]), document["metadata"]["name"]
+def _key(document: Document) -> tuple[str, str]:
+    return str(document["kind"]), str(document["metadata"]["name"])
 
 
-def _text(documents: list[dict[str, object]]) -> str:
+def _text(documents: list[Document]) -> str:
     written = yaml.safe_dump_all(documents, sort_keys=True, width=120)
     return f"# Written by scripts/render_manifests.py from the chart's defaults.\n{written}"
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from dist_core.version import __version__
 from trials.terms import StudyTerms
 from tuner_bridge.script import script
 
@@ -13,7 +14,7 @@ if TYPE_CHECKING:
     from tuner_bridge.optuna.current import current_trial, tell
     from tuner_bridge.optuna.metrics import report_metrics
 
-__all__ = ["StudyTerms", "current_trial", "elastic", "optimize", "report_metrics", "script", "tell"]
+__all__ = ["StudyTerms", "__version__", "current_trial", "elastic", "optimize", "report_metrics", "script", "tell"]
 
 _HOME = {
     "current_trial": "tuner_bridge.optuna.current",

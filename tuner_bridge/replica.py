@@ -22,8 +22,17 @@ def run_replica(prepare: Prepare, pruned: tuple[type[BaseException], ...] = ()) 
     """Exit status of the replica. ``pruned``: what the tuner's early stop is raised as."""
     core = get_core()
     membership = core.membership
-    assert core.channel is not None and membership is not None
+    assert membership is not None
     signal.signal(signal.SIGTERM, lambda *_: membership.told_to_end())
+    try:
+        return run_in(core, prepare, pruned)
+    finally:
+        core.close()
+
+
+def run_in(core: TrainingCore, prepare: Prepare, pruned: tuple[type[BaseException], ...]) -> int:
+    """The same with a core that belongs to the caller, who hears signals and closes it."""
+    assert core.channel is not None
     try:
         return _run(core, core.channel.request("GET", "/trial"), prepare, pruned)
     except ReplicaExit as leaving:
@@ -32,8 +41,6 @@ def run_replica(prepare: Prepare, pruned: tuple[type[BaseException], ...] = ()) 
     except (PeerLost, ControlChannelError) as error:
         print(f"replica ends: {error}", file=sys.stderr)
         return EXIT_PEER_LOST
-    finally:
-        core.close()
 
 
 def _run(

@@ -8,7 +8,7 @@ from ray import init, tune
 folder, trials = sys.argv[1], int(sys.argv[2])
 
 
-def trivial(config):
+def trivial(config: dict[str, object]) -> None:
     import torch  # noqa: F401
 
     tune.report({"value": 1.0})

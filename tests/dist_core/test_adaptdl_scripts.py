@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import socket
 from collections.abc import Iterator
 from typing import Any, BinaryIO
 
@@ -15,8 +17,8 @@ from dist_core.adaptdl import checkpoint, env
 from dist_core.adaptdl.torch.iterator import TextWindows
 from dist_core.core import get_core, reset_core
 from dist_core.errors import InvalidTraining
-from tests.adaptdl_scripts import cifar, dcgan, mnist, ncf, transformer
-from tests.dist_core.ranks import free_port, run_ranks
+from tests.support.adaptdl_scripts import cifar, dcgan, mnist, ncf, transformer
+from tests.support.ranks import run_ranks
 
 
 class Writer:
@@ -156,7 +158,7 @@ def test_an_accumulator_adds_outside_and_reads_inside() -> None:
     totals["a"] -= 0.5
     totals += {"b": 3}
     totals -= {"b": 1}
-    totals.update(a=torch.tensor(1.0))
+    totals.update(a=torch.tensor(1.0))  # type: ignore[arg-type]  # scripts do
     assert len(totals) == 0
     assert "a" not in totals
     assert repr(totals) == "{}"
@@ -202,7 +204,7 @@ def test_an_accumulators_sums_are_part_of_the_trials_state() -> None:
 def sums(rank_value: float) -> dict[str, float]:
     adl.init_process_group()
     reset_core()
-    loader = adl.AdaptiveDataLoader(torch.utils.data.StackDataset(range(4)), batch_size=2)
+    loader = adl.AdaptiveDataLoader(torch.utils.data.TensorDataset(torch.arange(4)), batch_size=2)
     model = torch.nn.Linear(1, 1)
     adl.AdaptiveDataParallel(model, torch.optim.SGD(model.parameters(), lr=0.1))
     totals = adl.Accumulator()
@@ -220,20 +222,22 @@ def test_replicas_may_add_under_different_keys() -> None:
         assert result == {"all": 6.0, "only-0": 1.0, "only-1": 1.0, "only-2": 1.0}
 
 
-def find_nobody(port: int) -> str:
-    import os
-
+def find_nobody() -> tuple[int, str]:
     replica_group.TORCHRUN_SECONDS = 1.0
-    os.environ.update(RANK="1", WORLD_SIZE="2", MASTER_PORT=str(port))
-    try:
-        adl.init_process_group("gloo")
-    except InvalidTraining as error:
-        return str(error)
-    return "found somebody"
+    # Bound by us, so nobody else can come to listen there.
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        port: int = silent.getsockname()[1]
+        os.environ.update(RANK="1", WORLD_SIZE="2", MASTER_PORT=str(port))
+        del os.environ["TORCHELASTIC_USE_AGENT_STORE"]
+        try:
+            adl.init_process_group("gloo")
+        except InvalidTraining as error:
+            return port, str(error)
+    return port, "found somebody"
 
 
 def test_an_address_where_nobody_answers_is_named() -> None:
-    port = free_port()
-    [words] = run_ranks(find_nobody, 1, port)
+    [(port, words)] = run_ranks(find_nobody, 1)
     assert words.startswith(f"rank 1 of 2 found nobody at MASTER_ADDR:MASTER_PORT 127.0.0.1:{port} within 1 s")
     assert "torchrun" in words

@@ -5,10 +5,12 @@ import math
 import multiprocessing
 import os
 import random
+import runpy
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +24,8 @@ from dist_core.errors import InvalidTraining
 from dist_core.hand_over import pack, unpack
 from dist_core.memory_limit import lower, read_limit, write_limit
 from dist_core.registry import FunctionState, RandomState, StateRegistry
+from tests.support.project import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 STATE = {"model": {"w": torch.arange(4.0), "n": 3}, "list": [1, (2.5, None)], "text": "x"}
 
 
@@ -201,27 +203,72 @@ def test_the_interval_is_the_best_of_a_simulated_job(cost: float) -> None:
         assert wall_per_work(best) <= wall_per_work(other)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def forked(environ: dict[str, str]) -> Any:
+    """A process that runs the script as ``python -m`` does, with torch in memory from its start."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["dist_core.replica_preload"])
+    process = context.Process(target=run_script, args=(environ,))
+    process.start()
+    return process
+
+
+def run_script(environ: dict[str, str]) -> None:
+    os.environ.update(environ)
+    runpy.run_module("tests.support.training_code", run_name="__main__")
+
+
+class Fresh:
+    """The same in a new interpreter."""
+
+    def __init__(self, environ: dict[str, str]) -> None:
+        command = [sys.executable, "-m", "tests.support.training_code"]
+        self._process = subprocess.Popen(command, env={**os.environ, **environ}, cwd=ROOT)
+        self.pid = self._process.pid
+
+    @property
+    def exitcode(self) -> int | None:
+        return self._process.poll()
+
+    def join(self, timeout: float) -> None:
+        self._process.wait(timeout)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    folder = tmp_path_factory.mktemp("undisturbed")
+    process = forked({"TRACE_DIR": str(folder)})
+    process.join(60)
+    assert process.exitcode == 0
+    return json.loads((folder / "weights.json").read_text())
+
+
+@pytest.mark.parametrize(
+    ("number", "start"),
+    [
+        (signal.SIGTERM, forked),
+        (signal.SIGINT, forked),
+        pytest.param(signal.SIGTERM, Fresh, marks=pytest.mark.slow),
+        pytest.param(signal.SIGINT, Fresh, marks=pytest.mark.slow),
+    ],
+)
 def test_a_plain_script_saves_when_it_is_told_to_end_and_goes_on_when_started_again(
-    tmp_path: Path, number: signal.Signals
+    tmp_path: Path, undisturbed: Any, number: signal.Signals, start: Callable[[dict[str, str]], Any]
 ) -> None:
-    environ = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "TRACE_DIR": str(tmp_path)}
-    command = [sys.executable, "-m", "tests.faults.training_code"]
-    subprocess.run(command, check=True, env=environ, cwd=ROOT)
-    undisturbed = json.loads((tmp_path / "weights.json").read_text())
-    (tmp_path / "weights.json").unlink()
+    environ = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "TRACE_DIR": str(tmp_path)}
+    environ |= {"ELASTUNE_CHECKPOINT_DIR": str(tmp_path / "checkpoints")}
     trace = tmp_path / "alone.jsonl"
-    trace.unlink()
-    environ.update(ELASTUNE_CHECKPOINT_DIR=str(tmp_path / "checkpoints"), STEP_SECONDS="0.02")
-    process = subprocess.Popen(command, env=environ, cwd=ROOT)
+    process = start({**environ, "STEP_SECONDS": "0.02"})
     deadline = time.monotonic() + 60
     while not trace.exists() or trace.read_text().count("\n") < 25:
         assert time.monotonic() < deadline
         time.sleep(0.02)
-    process.send_signal(number)
-    assert process.wait(30) == 143
+    os.kill(process.pid, number)
+    process.join(30)
+    assert process.exitcode == 143
     steps = trace.read_text().count("\n")
-    subprocess.run(command, check=True, env=environ, cwd=ROOT)
+    process = start(environ)
+    process.join(60)
+    assert process.exitcode == 0
     assert json.loads((tmp_path / "weights.json").read_text()) == undisturbed
     numbers = [json.loads(line)["step"] for line in trace.read_text().splitlines()]
     assert numbers == list(range(80))

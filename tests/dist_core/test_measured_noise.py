@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
@@ -15,7 +16,7 @@ from torch.utils.data import Dataset, TensorDataset
 from dist_core import AdaptiveDataLoader, AdaptiveDataParallel, remaining_epochs_until
 from dist_core.core import get_core, reset_core
 from dist_core.gradient_norms import AdamPreconditioner, in_memory_order, segments_of, squared_norm
-from tests.dist_core.ranks import run_ranks
+from tests.support.ranks import run_ranks
 
 DIMENSION = 50
 BATCH = 24
@@ -110,6 +111,16 @@ def test_training_measures_the_true_covariance(world_size: int, adam: bool) -> N
     assert_unbiased([trace for _, trace in results[0]], float((weights * x.var(dim=0)).sum()))
 
 
+def noted_in(rows: list[tuple[float, float]]) -> Callable[..., bool]:
+    """Stands for the estimator's update: keeps what was measured."""
+
+    def note(sqr: float, trace: float, *, work: float) -> bool:
+        rows.append((sqr, trace))
+        return True
+
+    return note
+
+
 def both(adam: bool) -> list[tuple[float, float, float, float]]:
     """What training measures and what AdaptDL's formulas give, step by step, on the same gradients."""
     reset_core()
@@ -118,13 +129,14 @@ def both(adam: bool) -> list[tuple[float, float, float, float]]:
     data = TensorDataset(torch.randn(480, 30, generator=generator), torch.randint(5, (480,), generator=generator))
     model = nn.Sequential(nn.Linear(30, 300), nn.ReLU(), nn.Linear(300, 5))
     parameters = list(model.parameters())
+    groups: list[dict[str, Any]]
     groups = [{"params": parameters[:2], "weight_decay": 0.01}, {"params": parameters[2:]}]
     optimizer: torch.optim.Optimizer
     optimizer = torch.optim.Adam(groups, lr=1e-3) if adam else torch.optim.SGD(groups, lr=0.05)
     loader = AdaptiveDataLoader(data, batch_size=BATCH, shuffle=True)
     wrapped = AdaptiveDataParallel(model, optimizer, noise_every=1, bucket_cap_mb=0.01)
     ours: list[tuple[float, float]] = []
-    wrapped.noise.update = lambda sqr, trace, work: ours.append((sqr, trace)) or True  # type: ignore[method-assign]
+    wrapped.noise.update = noted_in(ours)  # type: ignore[method-assign]
     core = get_core()
     reference: list[tuple[float, float]] = []
     for _ in remaining_epochs_until(2):
@@ -178,7 +190,7 @@ def not_a_number(where: int) -> tuple[int, float]:
     wrapped = AdaptiveDataParallel(model, optimizer, noise_every=1)
     warnings: list[str] = []
     core = get_core()
-    core.warn = warnings.append  # type: ignore[method-assign]
+    core.warn = lambda message: warnings.append(message)  # type: ignore[method-assign]
     for _ in remaining_epochs_until(1):
         for x in loader:
             optimizer.zero_grad()
@@ -206,7 +218,7 @@ def two_backward_passes(second_model: bool) -> list[tuple[float, float]]:
     wrapped = AdaptiveDataParallel(model, optimizer, noise_every=1)
     generator = AdaptiveDataParallel(other, second) if second_model else None
     seen: list[tuple[float, float]] = []
-    wrapped.noise.update = lambda sqr, trace, work: seen.append((sqr, trace)) or True  # type: ignore[method-assign]
+    wrapped.noise.update = noted_in(seen)  # type: ignore[method-assign]
     for _ in remaining_epochs_until(1):
         for x in loader:
             optimizer.zero_grad()

@@ -54,9 +54,10 @@ def test_overflowed_steps_are_not_measurements() -> None:
     assert noise.statistics_at(8) is None
     for _ in range(4):
         assert noise.update(1.0, 8.0, work=1.0)
-    assert noise.statistics_at(8) is not None
-    assert noise.statistics_at(8).sqr == pytest.approx(1.0)
-    assert noise.statistics_at(8).var == pytest.approx(1.0)
+    found = noise.statistics_at(8)
+    assert found is not None
+    assert found.sqr == pytest.approx(1.0)
+    assert found.var == pytest.approx(1.0)
 
 
 def test_estimates_below_zero_stay_usable() -> None:

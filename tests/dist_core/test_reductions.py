@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import socket
 import threading
 import time
 from collections.abc import Callable
@@ -14,15 +15,15 @@ import pytest
 import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, TensorDataset
 
-from dist_core import AdaptiveDataLoader, AdaptiveDataParallel, remaining_epochs_until, replica_group
+from dist_core import AdaptiveDataLoader, AdaptiveDataParallel, remaining_epochs_until
 from dist_core.all_reduce import STRATEGIES, reduction_strategy
 from dist_core.all_reduce.autotune import ROUNDS, SKIPPED_STEPS, TIMED_STEPS, Tuner
 from dist_core.core import get_core, reset_core
 from dist_core.errors import InvalidTraining, PeerLost
 from dist_core.sampling import ElasticCursor
-from tests.dist_core.ranks import run_ranks
+from tests.support.ranks import run_ranks
 
 EXACT = [name for name in STRATEGIES if reduction_strategy(name).exact]
 SYNCHRONOUS = [name for name in STRATEGIES if name != "parameter_server"]
@@ -77,6 +78,7 @@ class Tied(nn.Module):
         self.middle = nn.Sequential(nn.Linear(16, 16), nn.Tanh())
         self.head = nn.Linear(8, 4)
         self.frozen = nn.Parameter(torch.ones(8), requires_grad=False)
+        self.calls: torch.Tensor
         self.register_buffer("calls", torch.zeros(()))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -93,7 +95,7 @@ def train(model_name: str, reduction: Any, batch: int, clip: bool = False, **opt
     """Weights after three epochs; the last batch of each is smaller than the others, and uneven over the replicas."""
     rank = int(os.environ.get("RANK", "0"))
     # Two replicas a node, for strategies that care.
-    replica_group.socket.gethostname = lambda: f"node-{rank // 2}"
+    socket.gethostname = lambda: f"node-{rank // 2}"
     reset_core()
     torch.manual_seed(0)
     model = MODELS[model_name]()
@@ -202,12 +204,16 @@ class Mean(nn.Module):
         return self.weight * x
 
 
+def numbered(count: int) -> TensorDataset:
+    return TensorDataset(torch.arange(count))
+
+
 def accumulate(passes: int, clear: str) -> list[tuple[float, list[int]]]:
     """By how much each step moved the weight, and the samples this replica computed for it."""
     reset_core()
     model = Mean()
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
-    loader = AdaptiveDataLoader(torch.utils.data.StackDataset(range(200)), batch_size=8, shuffle=True)
+    loader = AdaptiveDataLoader(numbered(200), batch_size=8, shuffle=True)
     loader.autoscale_batch_size(60, local_bsz_bounds=(1, 10), gradient_accumulation=True)
     wrapped = AdaptiveDataParallel(model, optimizer, scaling_rule="none", noise_every=3)
     core = get_core()
@@ -400,7 +406,7 @@ def lose_a_peer_that_others_wait_for(name: str) -> str:
     reset_core()
     model = nn.Sequential(*(nn.Linear(300, 300) for _ in range(8)))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    loader = AdaptiveDataLoader(torch.utils.data.StackDataset(torch.randn(300, 300)), batch_size=6)
+    loader = AdaptiveDataLoader(TensorDataset(torch.randn(300, 300)), batch_size=6)
     wrapped = AdaptiveDataParallel(model, optimizer, reduction=name, bucket_cap_mb=0.4)
     core = get_core()
     for _ in remaining_epochs_until(1):
@@ -463,11 +469,9 @@ def test_what_was_found_for_a_size_holds_when_it_comes_again() -> None:
     assert tune_through(tuner, [1.0, 0.5]) == 1
     tuner.settle(1)
     tuner.enter(2, 1)
-    assert not tuner.settled
-    assert tuner.candidate == 0
+    assert (tuner.settled, tuner.candidate) == (False, 0)
     tuner.enter(4, 1)
-    assert tuner.settled
-    assert tuner.candidate == 1
+    assert (tuner.settled, tuner.candidate) == (True, 1)
     other = Tuner(2)
     other.load_state_dict(tuner.state_dict())
     other.enter(4, 1)

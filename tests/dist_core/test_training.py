@@ -299,7 +299,8 @@ def test_a_gradient_scaler_changes_nothing() -> None:
                 scaler.update()
         adaptation = get_core().adaptation
         assert adaptation is not None
-        results.append((model[0].weight.detach().clone(), wrapped.noise.averages))
+        weight = next(model.parameters())
+        results.append((weight.detach().clone(), wrapped.noise.averages))
     torch.testing.assert_close(results[0][0], results[1][0], rtol=1e-4, atol=1e-5)
     assert results[0][1] == pytest.approx(results[1][1], rel=1e-3)
 
@@ -423,8 +424,10 @@ def run_out_of_memory(above: int, **bounds: Any) -> tuple[list[int], list[float]
         wrapped = AdaptiveDataParallel(model, optimizer, scaling_rule="none", noise_every=1000)
         for _ in remaining_epochs_until(2):
             for x in loader:
-                assert core.adaptation is not None
-                core.adaptation.proposal = lambda *_: (min(core.steps + 8, core.adaptation.bounds.largest_atomic), 0)
+                adaptation = core.adaptation
+                assert adaptation is not None
+                proposal = (min(core.steps + 8, adaptation.bounds.largest_atomic), 0)
+                adaptation.proposal = lambda *_, proposal=proposal: proposal  # type: ignore[method-assign]
                 if len(x) > above:
                     raise torch.OutOfMemoryError("tried to allocate too much")
                 optimizer.zero_grad()
@@ -452,6 +455,11 @@ def test_running_out_of_memory_lowers_the_bound_and_loses_nothing() -> None:
 def test_running_out_of_memory_at_the_smallest_batch_is_refused_in_words() -> None:
     with pytest.raises(InvalidTraining, match="out of memory with 8 examples a pass, and no smaller batch is allowed"):
         run_out_of_memory(7, local_bsz_bounds=(8, 64))
+
+
+def as_anything(value: Any) -> Any:
+    """What a script without types may pass."""
+    return value
 
 
 class Unsized(Dataset[int]):
@@ -562,7 +570,7 @@ def test_code_after_a_completed_loop_finds_its_variables_after_a_restart() -> No
         loader = AdaptiveDataLoader(Numbered(12), batch_size=4)
         wrapped = AdaptiveDataParallel(model, optimizer)
         total = Accumulator()
-        told = []
+        told: list[Any] = []
         for epoch in remaining_epochs_until(3):
             for x in loader:
                 optimizer.zero_grad()
@@ -598,7 +606,7 @@ def test_loops_that_an_epoch_has_completed_are_not_run_again_after_a_restart() -
         model = ConstantGradient()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         wrapped = AdaptiveDataParallel(model, optimizer)
-        seen = []
+        seen: list[tuple[int, list[int]]] = []
         for _ in remaining_epochs_until(2):
             for number, loader in enumerate((first, second)):
                 for x in loader:
@@ -635,7 +643,7 @@ def test_loaders_are_not_trained_on_at_the_same_time() -> None:
         (lambda: AdaptiveDataLoader(Numbered(0), batch_size=1), "has 0 samples"),
         (lambda: AdaptiveDataLoader(Numbered(5), batch_size=0), "batch_size is 0"),
         (lambda: AdaptiveDataLoader(Unsized(), batch_size=1), "Unsized has __getitem__ but no length"),
-        (lambda: AdaptiveDataLoader(7, batch_size=1), "int has neither __getitem__"),
+        (lambda: AdaptiveDataLoader(as_anything(7), batch_size=1), "int has neither __getitem__"),
         (lambda: AdaptiveDataLoader(Stream(3), batch_size=1).autoscale_batch_size(2), "Stream has no length"),
         (lambda: AdaptiveDataLoader(Stream(3), batch_size=1, shuffle=True), "Stream is an IterableDataset"),
         (lambda: AdaptiveDataLoader(Numbered(5), batch_size=1, epoch_size=0), "epoch_size is 0"),
@@ -646,7 +654,10 @@ def test_loaders_are_not_trained_on_at_the_same_time() -> None:
             lambda: AdaptiveDataLoader(Numbered(5), 1, sampler=DistributedSampler(Numbered(5), 2, 0)),
             "was given a DistributedSampler",
         ),
-        (lambda: list(AdaptiveDataLoader(Numbered(5), 1, sampler=[[1], [2]])), "does not draw single indices"),
+        (
+            lambda: list(AdaptiveDataLoader(Numbered(5), 1, sampler=as_anything([[1], [2]]))),
+            "does not draw single indices",
+        ),
         (lambda: AdaptiveDataLoader(Numbered(5), batch_size=8).autoscale_batch_size(4), "max_batch_size is 4"),
         (
             lambda: AdaptiveDataLoader(Numbered(5), batch_size=8).autoscale_batch_size(16, (9, 12)),

@@ -12,7 +12,7 @@ from scheduler.simulator.cluster import SimulationSettings
 from scheduler.simulator.synthetic import LARGE, SMALL
 from scheduler.simulator.workload import Submission
 from scheduler.simulator.world import World
-from tests.scheduler.views import model, running, snapshot, waiting
+from tests.support.views import model, running, snapshot, waiting
 
 OFFER = NodeOffer(kind="", slots=4, price_per_hour=1.0, most_nodes=8)
 SETTINGS = AutoscaleSettings(offers=(OFFER,), worth_of_an_hour=4.0)

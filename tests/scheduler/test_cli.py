@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-import os
+import io
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
+import dist_core
+from scheduler.cli import main
 from scheduler.client import SchedulerClient
 from scheduler.embedded import EmbeddedScheduler
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture(scope="module")
@@ -28,11 +30,31 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, Sched
     embedded.stop()
 
 
-def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    environ = {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "200"}
-    environ.pop("ELASTUNE_URL", None)
-    command = [sys.executable, "-m", "scheduler.cli", *arguments]
-    return subprocess.run(command, env=environ, capture_output=True, text=True, check=False, timeout=60)
+@dataclass(frozen=True, slots=True)
+class Answer:
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+def run(*arguments: str) -> Answer:
+    """The command as its entry point calls it, in this process."""
+    out, err = io.StringIO(), io.StringIO()
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
+        patch.setattr(sys, "argv", ["elastune", *arguments])
+        patch.setenv("COLUMNS", "200")
+        patch.delenv("ELASTUNE_URL", raising=False)
+        try:
+            status = main()
+        except SystemExit as leaving:
+            status = leaving.code
+    return Answer(int(status or 0), out.getvalue(), err.getvalue())
+
+
+def test_the_command_is_installed() -> None:
+    command = str(Path(sys.executable).with_name("elastune"))
+    told = subprocess.run([command, "--version"], capture_output=True, text=True, check=False, timeout=60)
+    assert (told.returncode, told.stdout) == (0, f"elastune {dist_core.__version__}\n"), told.stderr
 
 
 def test_trials_are_listed_shown_and_stopped(site: tuple[Path, SchedulerClient], tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from scheduler.policy import POLICIES, policy_by_name
 from scheduler.priorities import effective_priorities
 from scheduler.profile import StudyProfile
 from scheduler.snapshot import Grant, NodeView, Snapshot, TrialView, check_grants
-from tests.scheduler.views import model, running, views, waiting
+from tests.support.views import model, running, views, waiting
 from trials.errors import InvalidStudyTerms
 from trials.quota import SlotQuota
 from trials.terms import StudyTerms

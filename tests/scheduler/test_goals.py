@@ -11,7 +11,7 @@ import pytest
 from scheduler.allocation.goals import StudyTrials, chance_to_be_best, gains
 from scheduler.policy import policy_by_name
 from scheduler.snapshot import Snapshot, TrialView
-from tests.scheduler.views import ONE_SLOT, running, snapshot, waiting
+from tests.support.views import ONE_SLOT, running, snapshot, waiting
 from trials.terms import GOALS, Goal
 
 COUNTS = np.arange(9)
@@ -62,7 +62,8 @@ def test_in_a_hurry_for_the_best_result_a_promising_trial_grows_while_others_wai
     best = trial("best", 0.7, 0.97)
     others = [trial(f"o{index}", 0.3, 0.3) for index in range(2)]
     new = [waiting(f"w{index}", model=best.model, remaining_progress=300.0 * ONE_SLOT) for index in range(2)]
-    for goal, grows in (("completion_time", False), ("time_to_best", True)):
+    cases: tuple[tuple[Goal, bool], ...] = (("completion_time", False), ("time_to_best", True))
+    for goal, grows in cases:
         views = [replace(view, goal=goal, max_replicas=4) for view in (best, *others, *new)]
         found = granted(snapshot(*views, slots=4))
         assert (found["best"] > 1) == grows

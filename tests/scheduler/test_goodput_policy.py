@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from dist_core.goodput import BatchBounds
 from scheduler.policy import GoodputPolicy, policy_by_name
 from scheduler.snapshot import NodeView, Snapshot, TrialView
-from tests.scheduler.views import ONE_SLOT, model, running, snapshot, views, waiting
+from tests.support.views import ONE_SLOT, model, running, snapshot, views, waiting
 
 POLICY = GoodputPolicy()
 
@@ -99,7 +99,8 @@ class Absurd:
         self._speeds = speeds
 
     def curve(self, node_slots: int, counts: np.ndarray) -> np.ndarray:
-        return np.interp(counts, [1, 8], self._speeds)
+        speeds: np.ndarray = np.interp(counts, [1, 8], self._speeds)
+        return speeds
 
     def goodput(self, nodes: Any, replicas: Any) -> np.ndarray:
         return self.curve(1, np.asarray(replicas))

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from scheduler.policy import POLICIES, policy_by_name
 from scheduler.snapshot import TrialView, check_grants
-from tests.scheduler.views import running, snapshot, that_fit, views, waiting
+from tests.support.views import running, snapshot, that_fit, views, waiting
 
 KEEPS_SIZE = {"fifo", "asha_static", "tiresias"}
 

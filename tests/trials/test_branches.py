@@ -49,7 +49,7 @@ class Branches:
         return words[0] != words[3]
 
     def log(self, replica: ReplicaRecord) -> str:
-        return (self.folder / f"{replica.replica_id}.log").read_text()
+        return (self.folder / f"{replica.replica_id.rpartition('-')[0]}.log").read_text()
 
     def until(self, condition: Callable[[], bool], what: str) -> None:
         deadline = time.monotonic() + 20.0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -16,22 +16,33 @@ from trials.spec import TrialSpec
 from trials.states import TrialState
 from trials.store import CachedTrialStore, SqlTrialStore
 
+
+def each(rows: Iterable[Any], write: Callable[[Any], object]) -> None:
+    for row in rows:
+        write(row)
+
+
 WRITES: dict[str, Callable[[CachedTrialStore, int], Any]] = {
     "put_study": lambda store, n: store.put_study(Study(name="s", owner=f"o{n}", owner_seen_at=1.0)),
     "touch_study": lambda store, n: store.touch_study("s", f"o{n}", float(n)),
     "disown_study": lambda store, n: store.disown_study("s", f"o{n}"),
     "submit": lambda store, n: store.submit(TrialSpec(study="s", number=n, entrypoint="m:f"), 1.0),
-    "save_trial": lambda store, n: [store.save_trial(replace(row, generation=n)) for row in store.trials()[:1]],
-    "end": lambda store, n: [store.save_trial(replace(row, state=TrialState.PRUNED)) for row in store.trials()[n:][:1]],
-    "set_outcome": lambda store, n: [
-        store.set_outcome(row.trial_id, Outcome(kind="value", value=n)) for row in store.trials()[n:][:1]
-    ],
-    "note_entered": lambda store, n: [store.note_entered(row.trial_id, n) for row in store.trials()[:1]],
-    "request_cancel": lambda store, n: [store.request_cancel(row.trial_id, f"why {n}") for row in store.trials()[n:]],
+    "save_trial": lambda store, n: each(store.trials()[:1], lambda row: store.save_trial(replace(row, generation=n))),
+    "end": lambda store, n: each(
+        store.trials()[n:][:1], lambda row: store.save_trial(replace(row, state=TrialState.PRUNED))
+    ),
+    "set_outcome": lambda store, n: each(
+        store.trials()[n:][:1], lambda row: store.set_outcome(row.trial_id, Outcome(kind="value", value=n))
+    ),
+    "note_entered": lambda store, n: each(store.trials()[:1], lambda row: store.note_entered(row.trial_id, n)),
+    "request_cancel": lambda store, n: each(
+        store.trials()[n:], lambda row: store.request_cancel(row.trial_id, f"why {n}")
+    ),
     "hold": lambda store, n: store.hold([row.trial_id for row in store.trials()[n:]], f"hold {n}"),
     "release": lambda store, n: store.release([row.trial_id for row in store.trials()[n:]]),
-    "add_replica": lambda store, n: [
-        store.add_replica(
+    "add_replica": lambda store, n: each(
+        store.trials()[:1],
+        lambda row: store.add_replica(
             ReplicaRecord(
                 replica_id=f"r{len(store.replicas(live_only=False))}",
                 trial_id=row.trial_id,
@@ -39,16 +50,15 @@ WRITES: dict[str, Callable[[CachedTrialStore, int], Any]] = {
                 slot=n,
                 launch_index=0,
             )
-        )
-        for row in store.trials()[:1]
-    ],
+        ),
+    ),
     "update_replica": lambda store, n: store.update_replica(f"r{n}", pid=n),
     "gone": lambda store, n: store.update_replica(f"r{n}", state=ReplicaState.GONE, gone_at=1.0),
     "set_replica_state": lambda store, n: store.set_replica_state([f"r{n}"], ReplicaState.ACTIVE),
-    "put_hints": lambda store, n: [store.put_hints(row.trial_id, {"n": n}) for row in store.trials()[n:]],
-    "add_report": lambda store, n: [
-        store.add_report(Report(row.trial_id, n, float(n), 1.0)) for row in store.trials()[:2]
-    ],
+    "put_hints": lambda store, n: each(store.trials()[n:], lambda row: store.put_hints(row.trial_id, {"n": n})),
+    "add_report": lambda store, n: each(
+        store.trials()[:2], lambda row: store.add_report(Report(row.trial_id, n, float(n), 1.0))
+    ),
 }
 METHODS = {"end": "save_trial", "gone": "update_replica"}
 FAILS = st.sampled_from(["no", "no", "no", "before", "after"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+import uuid
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
@@ -59,8 +60,10 @@ def started(
     user_code: tuple[str, ...] = (),
 ) -> ReplicaRecord:
     """A replica that runs a function of the folder's user_code.py."""
+    # Control groups are named after replicas, and other tests run on this machine at the same time.
+    replica_id = f"{name}-{uuid.uuid4().hex[:8]}"
     request = LaunchRequest(
-        replica_id=name,
+        replica_id=replica_id,
         trial_id="t",
         node="n",
         slot=0,
@@ -74,7 +77,7 @@ def started(
     )
     process = launcher.launch(request)
     return ReplicaRecord(
-        replica_id=name,
+        replica_id=replica_id,
         trial_id="t",
         node="n",
         slot=0,
@@ -168,12 +171,13 @@ def wait_until_it_has_a_child(pid: int) -> psutil.Process:
 def test_a_process_that_left_the_session_ends_with_its_replica(
     launcher: LocalLauncher, launch: Callable[[str], ReplicaRecord], tmp_path: Path
 ) -> None:
-    assert wait_for_exit(launcher, launch("leaves_a_stray")).status == 0
+    replica = launch("leaves_a_stray")
+    assert wait_for_exit(launcher, replica).status == 0
     pid = int((tmp_path / "logs" / "r0.log").read_text().split()[-1])
     groups = Cgroups.find()
     assert groups is not None
     deadline = time.monotonic() + 10.0
-    while list(groups.unified.glob("elastune-r*")):
+    while list(groups.unified.glob(f"elastune-{replica.replica_id}")):
         assert time.monotonic() < deadline
         launcher.exits([])
         time.sleep(0.01)
@@ -182,15 +186,18 @@ def test_a_process_that_left_the_session_ends_with_its_replica(
 
 @needs_groups
 def test_groups_whose_replica_was_never_started_are_taken_away(monkeypatch: pytest.MonkeyPatch) -> None:
-    groups = Cgroups.find()
-    assert groups is not None
-    name = f"forgotten-{os.getpid()}"
-    groups.make(name)
-    Cgroups.find()
-    assert groups._unified(name).exists()
+    found = Cgroups.find()
+    assert found is not None
+    # In a group of this test's own: others run replicas here whose groups have just been made.
+    groups = Cgroups(found.unified / f"test-{uuid.uuid4().hex[:8]}", None)
+    groups.unified.mkdir()
+    groups.make("forgotten")
+    groups._remove_forgotten()
+    assert groups._unified("forgotten").exists()
     monkeypatch.setattr("trials.launch.cgroups.FORGOTTEN_SECONDS", -1.0)
     groups._remove_forgotten()
-    assert not groups._unified(name).exists()
+    assert not groups._unified("forgotten").exists()
+    groups.unified.rmdir()
 
 
 @needs_groups
@@ -294,4 +301,4 @@ def test_the_in_memory_launcher_ends_replicas_when_told(tmp_path: Path) -> None:
     record = started(launcher, tmp_path, "anything")
     assert launcher.exits([record]) == []
     launcher.stop(record, force=True)
-    assert launcher.exits([record]) == [Exit("r", -9)]
+    assert launcher.exits([record]) == [Exit(record.replica_id, -9)]

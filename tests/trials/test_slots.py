@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
-from typing import Any
 
 import pynvml
 import pytest
 
-from scheduler.devices import numa_nodes
 from trials.launch.gpus import Gpu, Nvml
 from trials.launch.slots import by_node, divide
 
@@ -56,13 +54,6 @@ def test_a_machine_with_different_gpus_looks_like_several() -> None:
         "here": ["GPU-0", "GPU-2"],
         "here-2": ["GPU-1"],
     }
-
-
-def test_numa_nodes_are_read_from_the_system(tmp_path: Any) -> None:
-    for number, cores in ((0, "0-2,6"), (10, "8"), (2, "3-5")):
-        (tmp_path / f"node{number}").mkdir()
-        (tmp_path / f"node{number}" / "cpulist").write_text(cores + "\n")
-    assert numa_nodes(tmp_path) == ((0, 1, 2, 6), (3, 4, 5), (8,))
 
 
 @pytest.fixture

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support.project import ROOT
 from trials.errors import IllegalTransition
 from trials.state_diagram import state_diagram
 from trials.states import TRANSITIONS, TrialEvent, TrialState, next_state
@@ -47,5 +46,5 @@ def test_every_live_state_can_be_cancelled_and_given_up() -> None:
 
 
 def test_the_documentation_shows_the_table_as_it_is() -> None:
-    page = Path(__file__).parents[2] / "docs" / "architecture.md"
+    page = ROOT / "docs" / "architecture.md"
     assert f"```mermaid\n{state_diagram()}\n```" in page.read_text()

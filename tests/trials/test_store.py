@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 
-from scheduler.kubernetes.clean import clean
-from tests.trials.fake_cluster import FakeClusterApi
-from tests.trials.postgres import postgres_server
+from tests.support.fake_cluster import FakeClusterApi
+from tests.support.postgres import postgres_server
+from tests.support.project import ROOT
 from trials.errors import StateFolderInUse, StoreUnavailable, UnknownTrial
-from trials.kubernetes.api import KubernetesApi
+from trials.kubernetes.api import STUDIES, TRIALS, KubernetesApi
 from trials.kubernetes.settings import ClusterSettings
 from trials.kubernetes.store import KubernetesTrialStore
 from trials.record import Outcome, Reason, ReplicaRecord, ReplicaState, Report, Study
@@ -47,7 +47,7 @@ def emptied(url: str) -> str:
 @pytest.fixture(scope="module")
 def defined() -> Iterator[KubernetesApi]:
     """The API server that KUBECONFIG names, with our definitions while the tests last."""
-    files = Path(__file__).parents[2] / "deploy" / "helm" / "elastune" / "files"
+    files = ROOT / "deploy" / "helm" / "elastune" / "files"
     for verb in ("apply", "delete"):
         done = subprocess.run(
             ["kubectl", verb, "-f", str(files / "trials.yaml"), "-f", str(files / "studies.yaml")],
@@ -64,7 +64,12 @@ def defined() -> Iterator[KubernetesApi]:
 @pytest.fixture
 def real_api(defined: KubernetesApi) -> Iterator[KubernetesApi]:
     yield defined
-    clean(defined, ("default",), wait_seconds=0.0)
+    for kind in (TRIALS, STUDIES):
+        for document in defined.list(kind, "default")["items"]:
+            name = document["metadata"]["name"]
+            defined.delete(kind, "default", name)
+            if document["metadata"].get("finalizers"):
+                defined.patch(kind, "default", name, {"metadata": {"finalizers": None}})
 
 
 @pytest.fixture(params=["file", pytest.param("server", marks=pytest.mark.slow)])
@@ -99,11 +104,10 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[TrialStore
             yield kept
         return
     if request.param == "postgresql":
-        made: SqlTrialStore | CachedTrialStore = SqlTrialStore(emptied(request.getfixturevalue("postgres")))
+        sql = SqlTrialStore(emptied(request.getfixturevalue("postgres")))
     else:
-        made = SqlTrialStore("sqlite://" if request.param == "sqlite-memory" else f"sqlite:///{tmp_path / 'trials.db'}")
-    if request.param == "cached":
-        made = CachedTrialStore(made)
+        sql = SqlTrialStore("sqlite://" if request.param == "sqlite-memory" else f"sqlite:///{tmp_path / 'trials.db'}")
+    made = CachedTrialStore(sql) if request.param == "cached" else sql
     yield made
     made.close()
 

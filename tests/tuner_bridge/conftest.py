@@ -1,20 +1,56 @@
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterator
+from contextlib import contextmanager
 
+import optuna
 import pytest
 
+from scheduler.client import SchedulerClient
 from scheduler.embedded import EmbeddedScheduler
+from scheduler.policy import policy_by_name
+from tests.support.replicas_in_threads import ThreadLauncher
+from tests.support.served import ServedLoop
+from trials.store import InMemoryTrialStore
+from tuner_bridge.optuna.replica import prepare
+from tuner_bridge.replica import run_in
+
+
+@pytest.fixture(scope="session")
+def _running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SchedulerClient]:
+    embedded = EmbeddedScheduler(tmp_path_factory.mktemp("scheduler"), slots=2)
+    client = embedded.start()
+    yield client
+    client.close()
+    embedded.stop()
 
 
 @pytest.fixture(scope="module")
-def scheduler(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """One scheduler for all sweeps of a file, joined through ELASTUNE_URL."""
-    embedded = EmbeddedScheduler(tmp_path_factory.mktemp("scheduler"), slots=2)
-    client = embedded.start()
+def scheduler(_running: SchedulerClient) -> Iterator[SchedulerClient]:
+    """One scheduler for all sweeps, joined through ELASTUNE_URL; nobody may end it."""
+    with joined(_running):
+        yield _running
+
+
+@pytest.fixture(scope="module")
+def scheduler_in_process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SchedulerClient]:
+    """The same, whose only slot runs the objectives of Optuna's trials in threads of this process."""
+    launcher = ThreadLauncher(lambda core: run_in(core, prepare, (optuna.TrialPruned,)))
+    folder = tmp_path_factory.mktemp("scheduler")
+    served = ServedLoop(folder, InMemoryTrialStore(), launcher, policy_by_name("goodput"))
+    launcher.on_exit = served.loop.wake
+    client = served.client()
+    with joined(client):
+        yield client
+    client.close()
+    served.close()
+    launcher.close()
+
+
+@contextmanager
+def joined(client: SchedulerClient) -> Iterator[None]:
+    """Sweeps use this scheduler meanwhile."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("ELASTUNE_URL", client.url)
         patch.setenv("ELASTUNE_TOKEN", client.token)
-        yield client
-    client.close()
-    embedded.stop()
+        yield

@@ -18,8 +18,8 @@ import yaml
 
 from scheduler.client import SchedulerClient
 from scheduler.embedded import EmbeddedScheduler
-from tests.tuner_bridge import objectives
-from tests.tuner_bridge.nni_experiment import NniExperiment, free_port
+from tests.support import objectives
+from tests.support.nni_experiment import NniExperiment, free_port
 from tuner_bridge import optimize
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]

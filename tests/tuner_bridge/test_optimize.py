@@ -5,8 +5,6 @@ from __future__ import annotations
 import math
 import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +13,7 @@ import pytest
 
 from scheduler.embedded import EmbeddedScheduler
 from scheduler.errors import NotAuthorized, SchedulerUnreachable
-from tests.tuner_bridge import objectives
+from tests.support import objectives
 from trials.errors import InvalidTrialSpec
 from tuner_bridge import StudyTerms, elastic, optimize
 from tuner_bridge.errors import InvalidSweep
@@ -103,27 +101,13 @@ class TestAgainstPlainOptuna:
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         made = study(storage=f"sqlite:///{tmp_path / 'study.db'}")
-        script = tmp_path / "tune.py"
-        script.write_text(
-            "import os, optuna\n"
-            "from tests.tuner_bridge.objectives import trains\n"
-            "from tuner_bridge import optimize\n"
-            "if __name__ == '__main__':\n"
-            f"    study = optuna.load_study(study_name={made.study_name!r}, storage='sqlite:///{tmp_path}/study.db')\n"
-            f"    optimize(study, trains, n_trials=1, min_replicas=2, slots=2, state_dir={str(tmp_path / 'state')!r})\n"
-        )
-        environ = {
-            **os.environ,
-            "NOTES": str(tmp_path),
-            "KILL_ONCE": str(tmp_path / "killed"),
-            "EPOCHS": "20",
-            "PYTHONPATH": str(Path(__file__).resolve().parents[2]),
-        }
-        environ.pop("ELASTUNE_URL")
-        subprocess.run([sys.executable, str(script)], env=environ, check=True, timeout=120)
+        monkeypatch.delenv("ELASTUNE_URL")
+        for name, value in {"NOTES": tmp_path, "KILL_ONCE": tmp_path / "killed", "EPOCHS": 8}.items():
+            monkeypatch.setenv(name, str(value))
+        optimize(made, objectives.trains, n_trials=1, min_replicas=2, slots=2, state_dir=tmp_path / "state")
         [trial] = made.trials
         assert trial.state is COMPLETE
-        assert sorted(trial.intermediate_values) == list(range(20))
+        assert sorted(trial.intermediate_values) == list(range(8))
         lines = [line.split() for path in tmp_path.glob("*.txt") for line in path.read_text().splitlines()]
         assert {(float(rate), float(momentum)) for _, _, rate, momentum in lines} == {
             (trial.params["lr"], trial.params["momentum"])

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.project import ROOT
+
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 OLDEST = "4.0.0"
 CONTRACT = Path(__file__).with_name("test_optuna_contract.py")
@@ -34,7 +36,7 @@ def test_the_oldest_optuna_keeps_the_contract_too(tmp_path: Path) -> None:
     run = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(CONTRACT)],
         env=environ,
-        cwd=CONTRACT.parents[2],
+        cwd=ROOT,
         capture_output=True,
         text=True,
         check=False,

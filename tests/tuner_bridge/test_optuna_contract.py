@@ -1,6 +1,7 @@
 """The same study through Optuna alone and through ours, with the same seed and one job: nothing may differ.
 
-Every sampler, pruner and storage that comes with Optuna. The objectives run in real replicas.
+Every sampler, pruner and storage that comes with Optuna. The replicas are threads of this process, which ask and tell
+over the scheduler's real API; at the end a sweep of each front end runs in processes.
 """
 
 from __future__ import annotations
@@ -19,16 +20,16 @@ import optuna.terminator
 import pytest
 from optuna.storages.journal import JournalFileBackend
 
-from tests.trials.postgres import postgres_server
-from tests.tuner_bridge import objectives
+from tests.support import objectives
+from tests.support.postgres import postgres_server
 from tuner_bridge import elastic, optimize
 
 optuna.logging.set_verbosity(optuna.logging.ERROR)
 pytestmark = [
-    pytest.mark.usefixtures("scheduler"),
+    pytest.mark.usefixtures("scheduler_in_process"),
     pytest.mark.filterwarnings("ignore::optuna.exceptions.ExperimentalWarning"),
 ]
-SPACE = {"x": [-3.0, 0.0, 2.0], "y": [0, 3], "kind": ["a", "b"]}
+SPACE: dict[str, list[str | float]] = {"x": [-3.0, 0.0, 2.0], "y": [0, 3], "kind": ["a", "b"]}
 
 SAMPLERS: dict[str, Callable[[], optuna.samplers.BaseSampler]] = {
     "Random": lambda: optuna.samplers.RandomSampler(seed=5),
@@ -161,7 +162,7 @@ def test_storages(kind: str, tmp_path: Path) -> None:
         assert_alike(plain, ours)
 
 
-def test_several_objectives_and_a_metric_that_gives_promise(scheduler: Any) -> None:
+def test_several_objectives_and_a_metric_that_gives_promise(scheduler_in_process: Any) -> None:
     def made() -> optuna.Study:
         return optuna.create_study(
             directions=["minimize", "maximize"], sampler=optuna.samplers.NSGAIISampler(seed=1, population_size=3)
@@ -174,7 +175,7 @@ def test_several_objectives_and_a_metric_that_gives_promise(scheduler: Any) -> N
     assert_alike(plain, ours)
     assert [trial.params for trial in plain.best_trials] == [trial.params for trial in ours.best_trials]
     assert [trial.user_attrs["metrics"] for trial in plain.trials] == [t.user_attrs["metrics"] for t in ours.trials]
-    overview = scheduler.request("GET", "/overview")
+    overview = scheduler_in_process.request("GET", "/overview")
     study = overview["studies"][-1]
     assert study["direction"] == "maximize"
     latest = {each["number"]: each["latest"] for each in overview["trials"] if each["study"] == study["name"]}
@@ -297,3 +298,26 @@ class TestElastic:
         first.optimize(objective, n_trials=1)
         objective.close()
         assert len(first.trials) == 3
+
+
+@pytest.mark.parametrize("front_end", ["optimize", "elastic"])
+def test_nothing_differs_in_processes(front_end: str, scheduler: Any, tmp_path: Path) -> None:
+    names = iter(["plain", "ours"])
+
+    def made() -> optuna.Study:
+        return optuna.create_study(
+            study_name=next(names),
+            storage=f"sqlite:///{tmp_path / 'study.db'}",
+            sampler=SAMPLERS["TPE"](),
+            pruner=PRUNERS["Median"](),
+        )
+
+    plain, ours = made(), made()
+    plain.optimize(objectives.pruned_early, n_trials=8)
+    if front_end == "optimize":
+        optimize(ours, objectives.pruned_early, n_trials=8)
+    else:
+        with elastic(objectives.pruned_early) as objective:
+            ours.optimize(objective, n_trials=8)
+    assert_alike(plain, ours)
+    assert len(scheduler.request("GET", "/trials")) >= 8

@@ -15,8 +15,8 @@ import httpx2
 import optuna
 import pytest
 
-from tests.tuner_bridge import objectives
-from tests.tuner_bridge.nni_experiment import NniExperiment, free_port
+from tests.support import objectives
+from tests.support.nni_experiment import NniExperiment, free_port
 from tests.tuner_bridge.test_nni_experiments import REPORTS
 from tuner_bridge import optimize
 

@@ -11,12 +11,13 @@ from typing import Any
 import optuna
 import pytest
 
+from tests.support.project import ROOT
 from tuner_bridge import optimize, script
 from tuner_bridge.errors import InvalidSweep
+from tuner_bridge.optuna import current
 from tuner_bridge.script import Script
 
 optuna.logging.set_verbosity(optuna.logging.ERROR)
-ROOT = str(Path(__file__).resolve().parents[2])
 
 TRAIN = """
 import sys
@@ -107,29 +108,29 @@ class TestInASweep:
         assert made.trials[0].state is optuna.trial.TrialState.COMPLETE
 
 
-def alone(train: Path, *arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
-    paths = os.pathsep.join([ROOT])
-    return subprocess.run(
-        [sys.executable, str(train), *arguments],
-        env={**os.environ, "PYTHONPATH": paths, **environ},
+def test_a_script_runs_alone_with_parameters_of_its_own(train: Path) -> None:
+    run = subprocess.run(
+        [sys.executable, str(train), "--steps", "2", "--tell"],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
         check=False,
     )
-
-
-def test_a_script_runs_alone_with_parameters_of_its_own(train: Path) -> None:
-    run = alone(train, "--steps", "2", "--tell")
     assert run.returncode == 0, run.stderr
     assert "report: step 1: " in run.stderr
     assert "value: 42.0" in run.stderr
 
 
-def test_a_script_runs_alone_with_given_parameters(train: Path) -> None:
-    run = alone(train, "--steps", "1", ELASTUNE_PARAMS='{"x": 0.25}')
-    assert "report: step 0: 2.5" in run.stderr
-    refused = alone(train, "--steps", "1", ELASTUNE_PARAMS="0.25")
-    assert "ELASTUNE_PARAMS is '0.25'; it must be a JSON object" in refused.stderr
+def test_a_script_runs_alone_with_given_parameters(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    monkeypatch.setenv("ELASTUNE_PARAMS", '{"x": 0.25}')
+    monkeypatch.setattr(current._Current, "trial", None)
+    trial = current.current_trial()
+    trial.report(10 * trial.suggest_float("x", 0.0, 1.0), 0)
+    assert "report: step 0: 2.5" in capsys.readouterr().err
+    monkeypatch.setattr(current._Current, "trial", None)
+    monkeypatch.setenv("ELASTUNE_PARAMS", "0.25")
+    with pytest.raises(InvalidSweep, match=r"ELASTUNE_PARAMS is '0.25'; it must be a JSON object"):
+        current.current_trial()
 
 
 @pytest.mark.parametrize(

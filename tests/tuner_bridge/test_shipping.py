@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.project import ROOT
 from tuner_bridge.errors import InvalidSweep
 from tuner_bridge.shipping import ShippedFunction, installed_modules_of, receive, ship
 
@@ -70,7 +71,7 @@ if __name__ == "__main__":
 def test_a_scripts_function_is_found_by_running_it_under_another_name(tmp_path: Path) -> None:
     script = tmp_path / "tune.py"
     script.write_text(SCRIPT)
-    root = str(Path(__file__).resolve().parents[2])
+    root = str(ROOT)
     printed = subprocess.run(
         [sys.executable, str(script)], env={"PYTHONPATH": root}, capture_output=True, text=True, check=True
     ).stdout

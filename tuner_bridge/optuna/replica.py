@@ -16,10 +16,11 @@ from tuner_bridge.shipping import ShippedFunction, receive
 
 
 def main() -> int:
-    return run_replica(_prepare, (optuna.TrialPruned,))
+    return run_replica(prepare, (optuna.TrialPruned,))
 
 
-def _prepare(core: TrainingCore, document: Mapping[str, Any]) -> Callable[[], Any]:
+def prepare(core: TrainingCore, document: Mapping[str, Any]) -> Callable[[], Any]:
+    """The objective of the trial that the scheduler describes, with the trial that it is called with."""
     payload = document["payload"]
     trial = ElasticTrial(core, document["number"], payload["storage_id"], promise_metric=payload.get("promise_metric"))
     if "script" in payload:

@@ -1,0 +1,299 @@
+"""A real cluster for tests: installs the chart with the real Helm engine, and looks at things with kubectl.
+
+KUBECONFIG names the cluster, which has two nodes with four nvidia.com/gpu each. On one that has images
+ELASTUNE_TEST_IMAGE names this project's; else the machine's own files are mounted into pods that have an empty image
+(ELASTUNE_TEST_HOST_IMAGE), the interpreter of this environment among them. ELASTUNE_TEST_CLUSTER may name a command
+that kills nodes: ``COMMAND stop-node N``, ``start-node N``.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import helm_python as helm
+
+from scheduler.client import SchedulerClient
+from scheduler.errors import SchedulerUnreachable
+from tests.support.project import ROOT
+from tuner_bridge.packing import pack
+
+CHART = ROOT / "deploy" / "helm" / "elastune"
+CODE = Path(__file__).parent / "code"
+"""What trials on the cluster run."""
+NAMESPACE = "elastune-test"
+RELEASE = "elastune"
+HOST_FOLDERS = ("usr", "lib", "lib64", "bin", "root", "home", "work", "opt", "tmp")
+"""Of the machine; what the interpreter and this project need lies below some of them."""
+
+
+def kubectl(*words: str, check: bool = True, text: str | None = None) -> str:
+    done = subprocess.run(["kubectl", *words], capture_output=True, text=True, input=text, timeout=60)
+    if check and done.returncode:
+        raise AssertionError(f"kubectl {' '.join(words)}: {done.stderr}")
+    return done.stdout if check else done.stdout + done.stderr
+
+
+def objects(kind: str, *words: str) -> list[dict[str, Any]]:
+    """All of a kind, those that a selector names, or one by name."""
+    found: dict[str, Any] = json.loads(kubectl("-n", NAMESPACE, "get", kind, "-o", "json", *words))
+    return list(found["items"]) if "items" in found else [found]
+
+
+def gpu_nodes() -> list[str]:
+    nodes = [each for each in objects("nodes") if "nvidia.com/gpu" in each["status"]["allocatable"]]
+    return sorted(each["metadata"]["name"] for each in nodes)
+
+
+def named(kind: str, name: str) -> dict[str, Any]:
+    return next((each for each in objects(kind) if each["metadata"]["name"] == name), {})
+
+
+def until(what: Callable[[], Any], seconds: float, words: str) -> Any:
+    """The first true value of ``what``; fails with ``words`` when there is none in time."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        value = what()
+        if value:
+            return value
+        time.sleep(0.2)
+    raise AssertionError(f"not within {seconds:.0f} s: {words}\n{state()}")
+
+
+def state() -> str:
+    """What a person would look at first."""
+    looks = [
+        kubectl("-n", NAMESPACE, "get", "trials,pods", "-o", "wide", check=False),
+        kubectl("-n", NAMESPACE, "logs", "-l", "app.kubernetes.io/component=scheduler", "--tail=30", check=False),
+    ]
+    return "\n".join(looks)
+
+
+def values(state_dir: Path, **changes: Any) -> dict[str, Any]:
+    """For the chart, on this cluster."""
+    image = os.environ.get("ELASTUNE_TEST_IMAGE")
+    slot = {"nvidia.com/gpu": 1, "cpu": "100m", "memory": None}
+    scheduler = dict(changes.pop("scheduler", {}))
+    if image is not None:
+        repository, _, tag = image.rpartition(":")
+        given = {"image": {"repository": repository, "tag": tag}, "slot": slot, "storage": {"enabled": False}}
+        return {**given, "scheduler": scheduler, "replicas": {"startDeadlineSeconds": 20}, **changes}
+    repository, _, tag = os.environ.get("ELASTUNE_TEST_HOST_IMAGE", "docker.io/local/host:1").rpartition(":")
+    folders = [name for name in HOST_FOLDERS if (Path("/") / name).is_dir()]
+    volumes = [{"name": name, "hostPath": {"path": f"/{name}"}} for name in folders]
+    volumes.append({"name": "certificates", "hostPath": {"path": "/etc/ssl"}})
+    mounts: list[dict[str, Any]] = [{"name": name, "mountPath": f"/{name}", "readOnly": True} for name in folders]
+    mounts.append({"name": "certificates", "mountPath": "/etc/ssl", "readOnly": True})
+    without_tmp = [each for each in mounts if each["name"] != "tmp"]
+    for number, folder in enumerate(beyond(folders)):
+        volumes.append({"name": f"project-{number}", "hostPath": {"path": str(folder)}})
+        without_tmp.append({"name": f"project-{number}", "mountPath": str(folder), "readOnly": True})
+    path = f"{Path(sys.executable).parent}:/usr/local/bin:/usr/bin:/bin"
+    environ = [{"name": "PATH", "value": path}, {"name": "PYTHONDONTWRITEBYTECODE", "value": "1"}]
+    as_root = {"runAsUser": 0, "runAsGroup": 0}
+    replica = {
+        "name": "replica",
+        "imagePullPolicy": "Never",
+        "env": [*environ, {"name": "OMP_NUM_THREADS", "value": "1"}],
+        "volumeMounts": [*without_tmp, {"name": "tmp", "mountPath": "/tmp"}],
+        "securityContext": {"allowPrivilegeEscalation": False},
+    }
+    return {
+        "image": {"repository": repository, "tag": tag, "pullPolicy": "Never"},
+        "slot": slot,
+        "scheduler": {
+            "extraEnv": [*environ, *scheduler.pop("extraEnv", [])],
+            "extraVolumes": [each for each in volumes if each["name"] != "tmp"],
+            "extraVolumeMounts": without_tmp,
+            "resources": {"requests": {"cpu": "50m"}, "limits": {"memory": "1Gi"}},
+            **scheduler,
+        },
+        "storage": {"volume": {"hostPath": {"path": str(state_dir), "type": "DirectoryOrCreate"}}},
+        "podSecurityContext": {**as_root, "runAsNonRoot": False},
+        "replicas": {
+            "startDeadlineSeconds": 20,
+            "template": {
+                "spec": {
+                    "securityContext": as_root,
+                    "dnsPolicy": "Default",
+                    "containers": [replica],
+                    "volumes": [each for each in volumes if each["name"] != "tmp"] + [{"name": "tmp", "emptyDir": {}}],
+                }
+            },
+        },
+        **changes,
+    }
+
+
+def beyond(folders: Sequence[str]) -> list[Path]:
+    """Folders with this project and its interpreter that lie in none of those of the machine that pods see."""
+    seen = [Path("/") / name for name in folders if name != "tmp"]
+    needed = {ROOT, Path(sys.prefix).resolve(), Path(sys.base_prefix).resolve()}
+    missing = sorted(path for path in needed if not any(path.is_relative_to(each) for each in seen))
+    return [path for path in missing if not any(path != other and path.is_relative_to(other) for other in missing)]
+
+
+@dataclass(slots=True)
+class Installed:
+    state_dir: Path
+    token: str
+    url: str
+
+    def client(self) -> SchedulerClient:
+        return SchedulerClient(self.url, self.token)
+
+    def code(self) -> str:
+        """Digest of that folder as the scheduler keeps it, for trials that run what is in it."""
+        package = pack(CODE)
+        client = self.client()
+        client.send(f"/packages/{package.digest}", package.content)
+        client.close()
+        return package.digest
+
+    def environ(self) -> dict[str, str]:
+        return {**os.environ, "ELASTUNE_URL": self.url, "ELASTUNE_TOKEN": self.token, "OMP_NUM_THREADS": "1"}
+
+    def answers(self) -> bool:
+        client = self.client()
+        try:
+            client.request("GET", "/overview")
+        except SchedulerUnreachable:
+            return False
+        finally:
+            client.close()
+        return True
+
+    def leader(self) -> str:
+        """Name of the scheduler's pod that leads, once it answers."""
+
+        def leads() -> str | None:
+            pods = [pod for pod in objects("pods", "-l", "elastune.dev/leader=true") if is_running(pod)]
+            return str(pods[0]["metadata"]["name"]) if len(pods) == 1 else None
+
+        return str(until(leads, 60.0, "one scheduler leads"))
+
+
+def is_running(pod: dict[str, Any]) -> bool:
+    return pod["status"].get("phase") == "Running" and not pod["metadata"].get("deletionTimestamp")
+
+
+@contextmanager
+def installed(state_dir: Path, **changes: Any) -> Iterator[Installed]:
+    """The chart on the cluster, and afterwards what it was before."""
+    engine = helm.Config(namespace=NAMESPACE, kubeconfig_path=os.environ["KUBECONFIG"])
+    try:
+        engine.install(
+            CHART,
+            RELEASE,
+            values(state_dir, **changes),
+            namespace=NAMESPACE,
+            create_namespace=True,
+            wait="watcher",
+            timeout=120,
+        )
+        secret = until(lambda: named("secrets", "elastune-token").get("data"), 60.0, "the scheduler made its token")
+        service = named("services", "elastune")
+        token = base64.b64decode(secret["token"]).decode()
+        with reachable(service) as url:
+            made = Installed(state_dir, token, url)
+            made.leader()
+            # The service leads to it a moment after it was marked.
+            until(made.answers, 30.0, "the API answers")
+            yield made
+    finally:
+        engine.uninstall(RELEASE, wait="watcher", timeout=180, ignore_not_found=True)
+        engine.close()
+
+
+def beside_the_nodes_to_kill() -> dict[str, Any]:
+    """The chart's value that keeps the scheduler off the node that tests kill."""
+    if "ELASTUNE_TEST_CLUSTER" not in os.environ:
+        return {}
+    return {"nodeSelector": {"kubernetes.io/hostname": "kube-node-1"}}
+
+
+@contextmanager
+def reachable(service: dict[str, Any]) -> Iterator[str]:
+    """An address of the API for this process: the service's own where the cluster runs here, else forwarded."""
+    if os.environ.get("ELASTUNE_TEST_IMAGE") is None:
+        yield f"http://{service['spec']['clusterIP']}:7300"
+        return
+    forward = subprocess.Popen(["kubectl", "-n", NAMESPACE, "port-forward", "service/elastune", "17300:7300"])
+    try:
+        time.sleep(3.0)
+        yield "http://127.0.0.1:17300"
+    finally:
+        forward.terminate()
+        forward.wait()
+
+
+def node_command(*words: str) -> None:
+    """Kill a node, or bring it back."""
+    subprocess.run([os.environ["ELASTUNE_TEST_CLUSTER"], *words], check=True, timeout=120, capture_output=True)
+
+
+def replicas_of(trial: str) -> list[dict[str, Any]]:
+    return [pod for pod in objects("pods", "-l", f"elastune.dev/trial={trial}") if is_running(pod)]
+
+
+def apply(document: dict[str, Any]) -> None:
+    kubectl("apply", "-f", "-", text=json.dumps(document))
+
+
+def stranger(name: str, gpus: int, **spec: Any) -> None:
+    """Somebody else's pod, which does nothing with what it requests."""
+    image = os.environ.get("ELASTUNE_TEST_IMAGE")
+    main = {
+        "name": "main",
+        "image": image or "docker.io/local/pause:1",
+        "imagePullPolicy": "IfNotPresent",
+        "resources": {"limits": {"nvidia.com/gpu": gpus}},
+        **({} if image is None else {"command": ["python", "-c", "import signal; signal.pause()"]}),
+    }
+    whole = {"restartPolicy": "Never", "terminationGracePeriodSeconds": 0, "containers": [main], **spec}
+    apply({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "namespace": NAMESPACE}, "spec": whole})
+
+
+def trial_document(name: str, **spec: Any) -> dict[str, Any]:
+    return {
+        "apiVersion": "elastune.dev/v1",
+        "kind": "Trial",
+        "metadata": {"name": name, "namespace": NAMESPACE},
+        "spec": spec,
+    }
+
+
+def status(name: str) -> dict[str, Any]:
+    found = [trial for trial in objects("trials") if trial["metadata"]["name"] == name]
+    return dict(found[0].get("status") or {}) if found else {}
+
+
+def steady(cluster: Installed, name: str, epochs: int = 400, **spec: Any) -> None:
+    """A trial whose code travels packed, as a sweep's does."""
+    environ = {"EPOCHS": str(epochs), "STEP_SECONDS": "0.02"}
+    command = ["python", "/code/steady.py"]
+    apply(trial_document(name, command=command, env=environ, workingDir="/code", package=cluster.code(), **spec))
+
+
+def delete(name: str) -> None:
+    kubectl("-n", NAMESPACE, "delete", "trial", name, "--timeout=60s")
+    until(lambda: not replicas_of(name), 30.0, f"the pods of {name} are gone")
+
+
+def printed(pod: str) -> list[dict[str, Any]]:
+    """What a replica said after each epoch."""
+    lines = kubectl("-n", NAMESPACE, "logs", pod).splitlines()
+    return [json.loads(line) for line in lines if line.startswith("{")]
+
+
+def running(name: str, replicas: int, seconds: float = 90.0) -> None:
+    until(lambda: status(name).get("replicas") == replicas, seconds, f"{name} trains on {replicas} replicas")

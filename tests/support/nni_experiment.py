@@ -1,0 +1,199 @@
+"""A real NNI experiment: `nnictl`, NNI's manager in Node, a tuner, and its trials on our platform."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import psutil
+import yaml
+
+from tests.support.project import ROOT
+
+STARTS = 3
+"""NNI gives its web server 4 s and its tuner 10 s to start, which a busy machine may miss."""
+
+
+class NniExperiment:
+    """``folder`` holds NNI's home, the trials' code and the configuration."""
+
+    def __init__(self, folder: Path, code: str, config: dict[str, Any], service: dict[str, Any]) -> None:
+        self.folder = folder
+        self.code = folder / "code"
+        self.code.mkdir()
+        (self.code / "trial.py").write_text(code)
+        self.notes = folder / "notes"
+        self.notes.mkdir()
+        self.port = 0
+        self.id = ""
+        self.environ = {
+            **os.environ,
+            "HOME": str(folder),
+            "NNI_CONFIG_DIR": str(folder / "config"),
+            "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+            "PYTHONPATH": str(ROOT),
+            "NOTES": str(self.notes),
+            "OMP_NUM_THREADS": "1",
+            "PYTHONWARNINGS": "ignore",
+        }
+        (folder / "config").mkdir()
+        self.config = {
+            "searchSpace": {"x": {"_type": "uniform", "_value": [0.0, 1.0]}},
+            "trialCommand": "python trial.py",
+            "trialCodeDirectory": str(self.code),
+            "trialConcurrency": 2,
+            "maxTrialNumber": 4,
+            "tuner": {"name": "Random", "classArgs": {"seed": 1}},
+            "trainingService": {
+                "platform": "tuner_bridge",
+                **({} if "ELASTUNE_URL" in os.environ else {"slots": 2}),
+                **service,
+            },
+            **config,
+        }
+        self.run("-m", "scheduler.cli", "nni", "register")
+
+    def run(self, *arguments: str) -> str:
+        done = subprocess.run(
+            [sys.executable, *arguments],
+            env=self.environ,
+            cwd=self.folder,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    def nnictl(self, *arguments: str) -> str:
+        return self.run("-m", "nni.tools.nnictl.nnictl", *arguments)
+
+    def create(self) -> None:
+        path = self.folder / "config.yml"
+        path.write_text(yaml.safe_dump(self.config))
+        for attempt in range(STARTS):
+            self.port = free_port()
+            try:
+                self.nnictl("create", "--config", str(path), "--port", str(self.port))
+                self.id = self._newest()
+                self.until_started()
+                return
+            except AssertionError:
+                if attempt == STARTS - 1:
+                    raise
+                self.close()
+
+    def again(self, how: str = "resume") -> None:
+        """``resume`` or ``view`` it on another port."""
+        for attempt in range(STARTS):
+            self.port = free_port()
+            try:
+                self.nnictl(how, self.id, "--port", str(self.port))
+                self.until_started()
+                return
+            except AssertionError:
+                if attempt == STARTS - 1:
+                    raise
+                self.nnictl("stop", self.id)
+
+    def _newest(self) -> str:
+        manifest = json.loads((self.folder / "nni-experiments" / ".experiment").read_text())
+        return str(max(manifest.values(), key=lambda each: each["startTime"] or 0)["id"])
+
+    @property
+    def root(self) -> Path:
+        return self.folder / "nni-experiments" / self.id
+
+    def rest(self, path: str, method: str = "GET", **options: Any) -> Any:
+        url = f"http://127.0.0.1:{self.port}/api/v1/nni{path}"
+        answer = httpx2.request(method, url, timeout=20.0, trust_env=False, **options)
+        assert answer.status_code < 400, answer.text
+        is_json = answer.content and "json" in answer.headers.get("content-type", "")
+        return answer.json() if is_json else answer.text
+
+    def status(self) -> str:
+        try:
+            found = self.rest("/check-status")
+        except httpx2.TransportError:
+            return "unreachable"
+        # While the manager starts, it has a page for every address.
+        return str(found["status"]) if isinstance(found, dict) else "unreachable"
+
+    def trials(self) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = self.rest("/trial-jobs")
+        return sorted(found, key=lambda trial: trial["sequenceId"])
+
+    def states(self) -> list[str]:
+        return [trial["status"] for trial in self.trials()]
+
+    def results(self, trial_id: str) -> list[tuple[str, int, Any]]:
+        """(type, sequence, value) in the order in which NNI took them."""
+        found = self.rest(f"/metric-data/{trial_id}")
+        return [(each["type"], each["sequence"], json.loads(json.loads(each["data"]))) for each in found]
+
+    def until(self, condition: Callable[[], bool], what: str, seconds: float = 90.0) -> None:
+        deadline = time.monotonic() + seconds
+        while not condition():
+            assert time.monotonic() < deadline, f"waited {seconds} s for {what}\n{self.story()}"
+            time.sleep(0.1)
+
+    def until_started(self) -> None:
+        """Its tuner has made a trial; raises AssertionError when NNI has given up on the tuner."""
+
+        def started() -> bool:
+            assert self.status() != "ERROR", "NNI did not start"
+            return self.status() == "VIEWED" or bool(self.trials())
+
+        self.until(started, "the experiment to start", 40.0)
+
+    def until_done(self, seconds: float = 120.0) -> None:
+        self.until(lambda: self.status() == "DONE", "the experiment to be done", seconds)
+
+    def manager(self) -> psutil.Process:
+        manifest = json.loads((self.folder / "nni-experiments" / ".experiment").read_text())
+        return psutil.Process(manifest[self.id]["pid"])
+
+    def driver(self) -> psutil.Process:
+        [found] = [each for each in self.manager().children() if "tuner_bridge.nni.driver" in each.cmdline()]
+        return found
+
+    def kill_manager(self) -> None:
+        manager = self.manager()
+        tuners = [child for child in manager.children() if "tuner_bridge.nni.driver" not in child.cmdline()]
+        manager.kill()
+        manager.wait(timeout=10.0)
+        for tuner in tuners:
+            # NNI's tuner would disturb the manager that comes next.
+            for process in (*tuner.children(recursive=True), tuner):
+                process.kill()
+
+    def story(self) -> str:
+        own = [self.root / "log" / "elastune.log", self.root / "log" / "nnimanager.log"]
+        logs = [*own, *sorted((self.root / "elastune").glob("logs/*/*.log"))]
+        return "\n".join(f"{log.name}:\n{log.read_text()[-2000:]}" for log in logs if log.exists())
+
+    def close(self) -> None:
+        self.nnictl("stop", "--all")
+        for process in psutil.process_iter():
+            # What a killed manager left.
+            try:
+                if process.environ().get("NNI_CONFIG_DIR") == self.environ["NNI_CONFIG_DIR"]:
+                    process.send_signal(signal.SIGKILL)
+            except psutil.Error:
+                continue
+
+
+def free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])

@@ -1,0 +1,193 @@
+"""Runs a function in several processes that find each other as under torchrun.
+
+They are forked from a nursery, a process that has torch and the function's module in memory, so that one costs
+milliseconds and begins as a fresh one all the same. The address at which ranks meet belongs to the caller from the
+start: nobody has to find a port that is still free when rank 0 binds it. What a rank prints is kept, and shown when it
+fails or ends without a word.
+"""
+
+from __future__ import annotations
+
+import atexit
+import multiprocessing
+import os
+import signal
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from typing import Any
+
+_context = multiprocessing.get_context("forkserver")
+_context.set_forkserver_preload(["dist_core.replica_preload", "tests.support.ranks"])
+
+LEAVING_SECONDS = 5.0
+"""How long a rank that has answered may take to end by itself."""
+WORDS_SHOWN = 6000
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    function: Callable[..., Any]
+    arguments: tuple[Any, ...]
+    world_size: int
+    port: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Ending:
+    """How a rank ended: with a value, or with the reason why there is none."""
+
+    value: Any
+    why: str | None = None
+    answered: bool = True
+
+    def told(self, rank: int) -> str:
+        return f"rank {rank} {self.why}"
+
+
+class _Rank:
+    """A process of a job, as the nursery sees it."""
+
+    def __init__(self, job: _Job, rank: int) -> None:
+        self._words = tempfile.TemporaryFile()
+        self.answer, theirs = multiprocessing.Pipe(duplex=False)
+        self.pid = os.fork()
+        if self.pid == 0:
+            _become(job, rank, theirs, self._words.fileno())
+        theirs.close()
+
+    def ending(self) -> _Ending:
+        try:
+            succeeded, value = self.answer.recv()
+        except EOFError:
+            status = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+            self.pid = 0
+            how = f"signal {signal.Signals(-status).name}" if status < 0 else f"status {status}"
+            return _Ending(None, f"ended without an answer, by {how}{self.words()}", answered=False)
+        return _Ending(value) if succeeded else _Ending(None, f"raised\n{value}{self.words()}")
+
+    def words(self) -> str:
+        """What it printed last."""
+        size = self._words.seek(0, os.SEEK_END)
+        self._words.seek(max(0, size - WORDS_SHOWN))
+        text = self._words.read().decode(errors="replace")
+        return f"\nit printed:\n{text}" if text else ""
+
+    def end(self) -> None:
+        self.answer.close()
+        deadline = time.monotonic() + LEAVING_SECONDS
+        while self.pid and os.waitpid(self.pid, os.WNOHANG) == (0, 0):
+            if time.monotonic() > deadline:
+                os.kill(self.pid, signal.SIGKILL)
+            time.sleep(0.001)
+        self._words.close()
+
+
+def _become(job: _Job, rank: int, answer: Connection, words: int) -> None:
+    os.dup2(words, 1)
+    os.dup2(words, 2)
+    os.environ.update(
+        RANK=str(rank),
+        WORLD_SIZE=str(job.world_size),
+        MASTER_ADDR="127.0.0.1",
+        MASTER_PORT=str(job.port),
+        # As torchrun does it: the store is there before the ranks are, and is none of theirs.
+        TORCHELASTIC_USE_AGENT_STORE="True",
+        TORCHELASTIC_RESTART_COUNT="0",
+    )
+    try:
+        answer.send((True, job.function(*job.arguments)))
+    except BaseException:
+        answer.send((False, traceback.format_exc()))
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    answer.close()
+    # Groups are not torn down in order across processes; leaving at once keeps their complaints out of the way.
+    os._exit(0)
+
+
+def _run(job: _Job) -> list[_Ending]:
+    ranks = [_Rank(job, rank) for rank in range(job.world_size)]
+    endings: list[_Ending | None] = [None] * len(ranks)
+    deadline = time.monotonic() + job.seconds
+    try:
+        while missing := [rank for rank, ending in enumerate(endings) if ending is None]:
+            answers = [ranks[rank].answer for rank in missing]
+            ready = wait(answers, max(0.0, deadline - time.monotonic()))
+            for rank in missing:
+                if ranks[rank].answer in ready:
+                    endings[rank] = ranks[rank].ending()
+                elif not ready:
+                    os.kill(ranks[rank].pid, signal.SIGKILL)
+                    late = f"did not answer within {job.seconds} s{ranks[rank].words()}"
+                    endings[rank] = _Ending(None, late)
+    finally:
+        for each in ranks:
+            each.end()
+    return [ending for ending in endings if ending is not None]
+
+
+def _serve(jobs: Connection) -> None:
+    """The nursery: until its owner is gone."""
+    while True:
+        try:
+            job: _Job = jobs.recv()
+        except EOFError:
+            return
+        jobs.send(_run(job))
+
+
+class _Nursery:
+    def __init__(self) -> None:
+        self._jobs, theirs = _context.Pipe()
+        self._process: BaseProcess = _context.Process(target=_serve, args=(theirs,), daemon=True)
+        self._process.start()
+        theirs.close()
+        atexit.register(self.close)
+
+    def run(self, job: _Job) -> list[_Ending]:
+        self._jobs.send(job)
+        endings: list[_Ending] = self._jobs.recv()
+        return endings
+
+    def close(self) -> None:
+        self._jobs.close()
+        self._process.join(LEAVING_SECONDS)
+
+
+_nursery: _Nursery | None = None
+
+
+@contextmanager
+def meeting_place() -> Iterator[int]:
+    """The port of a store of ours, at which ranks find each other."""
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]  # public, but not marked so
+
+    store = TCPStore("127.0.0.1", 0, None, is_master=True, timeout=timedelta(seconds=60), wait_for_workers=False)
+    yield store.port
+
+
+def run_ranks(
+    function: Callable[..., Any], world_size: int, *arguments: Any, seconds: float = 90.0, may_die: bool = False
+) -> list[Any]:
+    """What the function returned on each rank; ``may_die`` puts None for a process that ended without an answer."""
+    global _nursery
+    if _nursery is None:
+        _nursery = _Nursery()
+    with meeting_place() as port:
+        endings = _nursery.run(_Job(function, arguments, world_size, port, seconds))
+    failed = [
+        ending.told(rank)
+        for rank, ending in enumerate(endings)
+        if ending.why is not None and (ending.answered or not may_die)
+    ]
+    assert not failed, "\n".join(failed)
+    return [ending.value for ending in endings]

@@ -1,0 +1,58 @@
+"""A launcher whose replicas are threads of this process: everything of a trial but the process.
+
+The code of a replica and its requests are the real ones. One at a time, because a process has one training core.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+import dist_core.core
+from dist_core.core import TrainingCore
+from dist_core.env import ReplicaEnvironment
+from trials.launch import InMemoryLauncher, LaunchRequest
+from trials.launch.base import ReplicaProcess
+
+Run = Callable[[TrainingCore], int]
+"""What a replica does with its core; its exit status."""
+
+
+class ThreadLauncher(InMemoryLauncher):
+    def __init__(self, run: Run) -> None:
+        super().__init__({"localhost": 1})
+        self._run = run
+        self.on_exit: Callable[[], None] = lambda: None
+        self._threads: list[threading.Thread] = []
+
+    def launch(self, request: LaunchRequest) -> ReplicaProcess:
+        started = super().launch(request)
+        thread = threading.Thread(target=self._live, args=(request,), name=request.replica_id, daemon=True)
+        self._threads.append(thread)
+        thread.start()
+        return started
+
+    def _live(self, request: LaunchRequest) -> None:
+        core = TrainingCore(ReplicaEnvironment.from_environ(request.environ))
+        assert core.membership is not None
+        # A replica that does not leave in time is ended; this one is not alone in its process.
+        core.membership._end = lambda status: None
+        dist_core.core._core = core
+        status = 1
+        try:
+            status = self._run(core)
+        finally:
+            core.close()
+            dist_core.core._core = None
+            self.end(request.replica_id, status)
+            self.on_exit()
+        # A process would be gone by now, and its connections with it.
+        core.membership._thread.join()
+        assert core.channel is not None
+        core.channel._client.close()
+
+    def close(self) -> None:
+        """When the scheduler does not answer any more."""
+        for thread in self._threads:
+            thread.join(timeout=20.0)
+        super().close()

@@ -1,0 +1,187 @@
+"""A real scheduler with real replica processes, whose policy is the test: it says how many replicas it wants when."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from scheduler.snapshot import Grant, Snapshot
+from tests.support.project import ROOT
+from tests.support.served import ServedLoop
+from trials.launch import LocalLauncher
+from trials.record import Reason, ReplicaRecord, TrialRecord
+from trials.spec import TrialSpec
+from trials.store import CachedTrialStore, SqlTrialStore
+
+PRELOAD = ("dist_core.replica_preload",)
+
+
+class ScriptedPolicy:
+    name = "scripted"
+
+    def __init__(self) -> None:
+        self.wanted: dict[str, int] = {}
+
+    def allocate(self, snapshot: Snapshot) -> dict[str, Grant]:
+        reason = Reason(code="script", sentence="the test wants it so")
+        return {
+            view.trial_id: Grant(placement={"localhost": self.wanted.get(view.trial_id, 0)}, reason=reason)
+            for view in snapshot.trials
+        }
+
+
+class Rig:
+    """``launcher``: one that others use as well, and that stays when the rig is closed."""
+
+    def __init__(
+        self,
+        folder: Path,
+        slots: int = 4,
+        *,
+        launcher: LocalLauncher | None = None,
+        fork_server: bool = True,
+        silence_seconds: float = 45.0,
+    ) -> None:
+        self.folder = folder
+        self.trace = folder / "trace"
+        self.trace.mkdir()
+        self.store = CachedTrialStore(SqlTrialStore(f"sqlite:///{folder / 'trials.db'}"))
+        self.launcher = launcher or LocalLauncher(slots=slots, preload=PRELOAD, fork_server=fork_server)
+        self._owns_launcher = launcher is None
+        self.policy = ScriptedPolicy()
+        self._served = ServedLoop(
+            folder,
+            self.store,
+            self.launcher,
+            self.policy,
+            environ={"TRACE_DIR": str(self.trace)},
+            silence_seconds=silence_seconds,
+        )
+        self.loop = self._served.loop
+        self.launcher.on_exit = self.loop.wake
+
+    def close(self) -> None:
+        for replica in self.store.replicas():
+            self.launcher.stop(replica, force=True)
+        self._served.close()
+        if self._owns_launcher:
+            self.launcher.close()
+        self.store.close()
+
+    def submit(self, replicas: int, *, entrypoint: str = "tests.support.training_code:main", **environ: str) -> str:
+        spec = TrialSpec(
+            study="s",
+            number=0,
+            entrypoint=entrypoint,
+            max_replicas=8,
+            user_code=(entrypoint.partition(":")[0],),
+            python_path=(str(ROOT),),
+            working_dir=str(self.folder),
+            environ={"STEP_SECONDS": "0.02", "EPOCHS": "8", **environ},
+        )
+        trial_id = self.store.submit(spec, time.time()).trial_id
+        self.want(trial_id, replicas)
+        return trial_id
+
+    def want(self, trial_id: str, replicas: int) -> None:
+        self.policy.wanted[trial_id] = replicas
+        self.loop.wake()
+
+    def trial(self, trial_id: str) -> TrialRecord:
+        return self.store.trial(trial_id)
+
+    def members(self, trial_id: str) -> list[ReplicaRecord]:
+        """Replicas of the generation that trains, by rank."""
+        by_id = {replica.replica_id: replica for replica in self.store.replicas(trial_id=trial_id)}
+        return [by_id[name] for name in self.trial(trial_id).members if name in by_id]
+
+    def until(self, condition: Callable[[], bool], what: str, seconds: float = 60.0) -> None:
+        deadline = time.monotonic() + seconds
+        while not condition():
+            assert time.monotonic() < deadline, f"waited {seconds} s for {what}\n{self.story()}\n{self.logs()}"
+            time.sleep(0.01)
+
+    def until_size(self, trial_id: str, replicas: int) -> None:
+        def reached() -> bool:
+            record = self.trial(trial_id)
+            return len(record.members) == replicas and not record.switching
+
+        self.until(reached, f"{replicas} replicas")
+
+    def until_over(self, trial_id: str) -> TrialRecord:
+        self.until(lambda: self.trial(trial_id).state.is_final, "the end of the trial")
+        return self.trial(trial_id)
+
+    def until_step(self, steps: int) -> None:
+        def reached() -> bool:
+            return max((row["step"] for row in self.rows()), default=-1) >= steps
+
+        self.until(reached, f"step {steps}")
+
+    def kill(self, replica: ReplicaRecord) -> None:
+        assert replica.pid is not None
+        os.kill(replica.pid, signal.SIGKILL)
+
+    def rows(self) -> list[dict[str, Any]]:
+        # A replica may have been killed in the middle of a line.
+        return [
+            {**json.loads(line), "replica": path.stem}
+            for path in sorted(self.trace.glob("*.jsonl"))
+            for line in path.read_text().splitlines()
+            if line.endswith("}")
+        ]
+
+    def samples_by_epoch(self) -> dict[int, list[int]]:
+        """Samples of the steps that counted: of several attempts at a step, the one of the latest generation."""
+        latest: dict[int, int] = {}
+        for row in self.rows():
+            latest[row["step"]] = max(latest.get(row["step"], 0), row["generation"])
+        epochs: dict[int, list[int]] = {}
+        for row in self.rows():
+            if row["generation"] == latest[row["step"]]:
+                epochs.setdefault(row["epoch"], []).extend(row["samples"])
+        return epochs
+
+    def losses(self) -> list[float]:
+        """Mean loss over the global batch of each step that counted."""
+        latest: dict[int, int] = {}
+        for row in self.rows():
+            latest[row["step"]] = max(latest.get(row["step"], 0), row["generation"])
+        sums: dict[int, list[float]] = {}
+        for row in self.rows():
+            if row["generation"] == latest[row["step"]]:
+                total = sums.setdefault(row["step"], [0.0, 0])
+                total[0] += row["loss"]
+                total[1] += len(row["samples"])
+        return [sums[step][0] / sums[step][1] for step in sorted(sums)]
+
+    def states_by_generation(self) -> dict[tuple[int, int], set[str]]:
+        """Digests of the shared state by (generation, step): one each, when all its replicas began alike."""
+        states: dict[tuple[int, int], set[str]] = {}
+        for row in self.rows():
+            if row["state"] is not None:
+                states.setdefault((row["generation"], row["step"]), set()).add(row["state"])
+        return states
+
+    def story(self) -> str:
+        """What the scheduler knows of each trial."""
+        lines = []
+        for trial in self.store.trials():
+            lines.append(str(replace(trial, outcome=None)))
+            lines += [
+                f"  {entry.at:.2f} {entry.what}: {entry.reason.sentence}"
+                for entry in self.store.history(trial.trial_id)
+            ]
+            lines += [f"  {row}" for row in self.store.replicas(trial_id=trial.trial_id, live_only=False)]
+        return "\n".join(lines)
+
+    def logs(self) -> str:
+        return "\n".join(
+            f"{path.name}:\n{path.read_text()[-1500:]}" for path in sorted(self.folder.glob("logs/*/*.log"))
+        )

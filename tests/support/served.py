@@ -1,0 +1,70 @@
+"""A control loop behind its API, served from a thread of this process, with any launcher and any policy."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import uvicorn
+
+from scheduler.api.app import create_app
+from scheduler.api.service import Service
+from scheduler.api.tokens import Tokens
+from scheduler.client import SchedulerClient
+from scheduler.control_loop import ControlLoop, LoopSettings
+from scheduler.snapshot import NodeView, Policy
+from trials.launch import Launcher
+from trials.store import TrialStore
+
+OWNERS_TOKEN = "a token for the tests"
+
+
+class ServedLoop:
+    def __init__(
+        self,
+        folder: Path,
+        store: TrialStore,
+        launcher: Launcher,
+        policy: Policy,
+        *,
+        environ: Mapping[str, str] | None = None,
+        **settings: Any,
+    ) -> None:
+        self.store = store
+        listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+        listener.bind(("127.0.0.1", 0))
+        self.url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        tokens = Tokens(OWNERS_TOKEN)
+        box: list[Service] = []
+        self.loop = ControlLoop(
+            store,
+            launcher,
+            policy,
+            LoopSettings(
+                state_dir=folder,
+                api_url=lambda: self.url,
+                replica_token=tokens.for_trial,
+                base_environ={**os.environ, "OMP_NUM_THREADS": "1", **(environ or {})},
+                **settings,
+            ),
+            on_change=lambda: box[0].announce(),
+        )
+        nodes = tuple(NodeView(name=node.node, slots=node.slots) for node in launcher.nodes())
+        box.append(Service(store=store, loop=self.loop, tokens=tokens, nodes=lambda: nodes))
+        config = uvicorn.Config(create_app(box[0]), log_config=None, timeout_graceful_shutdown=1)
+        self._server = uvicorn.Server(config)
+        self._thread = threading.Thread(target=self._server.run, kwargs={"sockets": [listener]}, daemon=True)
+        self._listener = listener
+        self._thread.start()
+
+    def client(self) -> SchedulerClient:
+        return SchedulerClient(self.url, OWNERS_TOKEN)
+
+    def close(self) -> None:
+        self._server.should_exit = True
+        self._thread.join(timeout=20.0)
+        self._listener.close()

@@ -1,0 +1,127 @@
+"""A whole sweep in processes of its own: driver, scheduler, fork server, replicas; and what must hold in the end."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import optuna
+import psutil
+
+from tests.support.project import ROOT
+from trials.store import SqlTrialStore
+
+SCRIPT = """
+import os, sys, optuna
+from tests.support.objectives import trains
+from tuner_bridge import optimize
+if __name__ == "__main__":
+    folder = sys.argv[1]
+    study = optuna.create_study(
+        study_name="sweep", storage=f"sqlite:///{folder}/study.db", load_if_exists=True,
+        sampler=optuna.samplers.RandomSampler(seed=1), pruner=optuna.pruners.NopPruner(),
+    )
+    optimize(
+        study, trains, n_trials=int(os.environ["TRIALS"]), n_jobs=2, max_replicas=2, slots=3,
+        state_dir=sys.argv[2], resume="--resume" in sys.argv,
+    )
+"""
+
+
+class Sweep:
+    def __init__(self, folder: Path, state: Path | None = None, trials: int = 6) -> None:
+        self.folder = folder
+        self.trials = trials
+        self.state = state or folder / "state"
+        (folder / "tune.py").write_text(SCRIPT)
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def start(self, *arguments: str) -> subprocess.Popen[bytes]:
+        environ = {
+            **os.environ,
+            "PYTHONPATH": str(ROOT),
+            "EPOCHS": "14",
+            "TRIALS": str(self.trials),
+            "OMP_NUM_THREADS": "1",
+        }
+        with open(self.folder / "output", "ab") as output:
+            self.process = subprocess.Popen(
+                [sys.executable, "tune.py", str(self.folder), str(self.state), *arguments],
+                cwd=self.folder,
+                env=environ,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+            )
+        return self.process
+
+    def end(self) -> None:
+        """After a test that failed: nothing of it goes on."""
+        if self.process is not None and self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()
+
+    def output(self) -> str:
+        return (self.folder / "output").read_text()
+
+    def scheduler_pid(self) -> int:
+        return int(json.loads((self.state / "server.json").read_text())["pid"])
+
+    def study(self) -> optuna.Study:
+        return optuna.load_study(study_name="sweep", storage=f"sqlite:///{self.folder}/study.db")
+
+    def finished(self) -> dict[int, Any]:
+        try:
+            trials = self.study().trials
+        except KeyError:
+            return {}
+        return {trial.number: (trial.value, trial.params) for trial in trials if trial.state.is_finished()}
+
+    def until(self, condition: Callable[[], bool], seconds: float = 90.0) -> None:
+        deadline = time.monotonic() + seconds
+        while not condition():
+            assert time.monotonic() < deadline, self.output()
+            time.sleep(0.05)
+
+    def left_over(self) -> list[psutil.Process]:
+        """Processes of this sweep that still run: replicas by the store's rows, the scheduler by its file."""
+        store = SqlTrialStore(f"sqlite:///{self.state / 'trials.db'}")
+        rows = store.replicas(live_only=False)
+        store.close()
+        found = []
+        for pid, started in [(row.pid, row.process_started) for row in rows] + [(self.scheduler_pid(), None)]:
+            if pid is None or not psutil.pid_exists(pid):
+                continue
+            process = psutil.Process(pid)
+            same = started is None or abs(process.create_time() - started) < 1.0
+            if same and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+        return found
+
+
+def assert_whole(sweep: Sweep, before: dict[int, Any]) -> None:
+    after = sweep.finished()
+    assert sorted(after) == list(range(sweep.trials)), sweep.output()
+    for number, result in before.items():
+        assert after[number] == result
+    for trial in sweep.study().trials:
+        assert trial.state is optuna.trial.TrialState.COMPLETE
+        assert sorted(trial.intermediate_values) == list(range(14))
+    sweep.until(lambda: not sweep.left_over(), 60.0)
+    assert_no_slot_was_used_twice(sweep.state)
+
+
+def assert_no_slot_was_used_twice(state: Path) -> None:
+    store = SqlTrialStore(f"sqlite:///{state / 'trials.db'}")
+    intervals = sorted(store.slot_intervals(), key=lambda row: (row.slot, row.began))
+    store.close()
+    assert intervals
+    for before, after in itertools.pairwise(intervals):
+        assert before.slot != after.slot or (before.ended is not None and before.ended <= after.began)

@@ -1,0 +1,188 @@
+"""What the replicas of the fault tests run: a small training on data whose samples know their own number.
+
+Each replica appends one line per optimizer step to ``$TRACE_DIR/<replica>.jsonl`` before the optimizer steps:
+generation, step, the samples it uses, the sum of their losses and, at the first step of a generation, a digest of all
+state that replicas share. The end of the training writes the weights.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.data import Dataset
+
+import dist_core
+import dist_core.checkpoint
+import dist_core.core
+from dist_core.core import TrainingCore, get_core
+from dist_core.errors import PeerLost, ReplicaExit
+from dist_core.hand_over import pack, share_state
+from dist_core.rerun import run_training
+
+SAMPLES = 240
+EPOCHS = int(os.environ.get("EPOCHS", "8"))
+
+
+class Average:
+    """A copy of the weights that follows them slowly: a state of the user's own."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.weights = [parameter.detach().clone() for parameter in model.parameters()]
+
+    def update(self, model: nn.Module) -> None:
+        for mine, theirs in zip(self.weights, model.parameters(), strict=True):
+            mine.lerp_(theirs.detach(), 0.1)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"weights": self.weights}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        for mine, theirs in zip(self.weights, state["weights"], strict=True):
+            mine.copy_(theirs)
+
+
+def shared_state() -> str:
+    """Digest of everything that is the same on all replicas when a generation begins. Times are each one's own."""
+    own = ("adaptation", "checkpoints")
+    content = {name: value for name, value in get_core().registry.capture().items() if name not in own}
+    tensors: list[torch.Tensor] = []
+    skeleton = pack(content, tensors)
+    digest = hashlib.sha256(repr(skeleton).encode())
+    for tensor in tensors:
+        digest.update(tensor.contiguous().numpy().tobytes())
+    return digest.hexdigest()
+
+
+class Numbered(Dataset[tuple[int, torch.Tensor, torch.Tensor]]):
+    def __init__(self) -> None:
+        generator = torch.Generator().manual_seed(1)
+        self.x = torch.randn(SAMPLES, 6, generator=generator)
+        self.y = self.x @ torch.arange(6.0) + 0.1 * torch.randn(SAMPLES, generator=generator)
+
+    def __len__(self) -> int:
+        return SAMPLES
+
+    def __getitem__(self, index: int) -> tuple[int, torch.Tensor, torch.Tensor]:
+        return index, self.x[index], self.y[index]
+
+
+def prepare_to_die(core: TrainingCore, model: nn.Sequential) -> None:
+    """``DIE_IN`` names a place, ``DIE_RANK`` who ends there, once in the whole trial, from ``DIE_STEP`` on."""
+    place = os.environ.get("DIE_IN")
+    rank = int(os.environ.get("DIE_RANK", "0"))
+    step = int(os.environ.get("DIE_STEP", "15"))
+
+    def die(after_seconds: float = 0.0) -> None:
+        if core.joined and core.group.rank == rank and core.steps >= step:
+            try:
+                os.close(os.open(Path(os.environ["TRACE_DIR"]) / "died", os.O_CREAT | os.O_EXCL))
+            except FileExistsError:
+                return
+            time.sleep(after_seconds)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def dying(function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **options: Any) -> Any:
+            die()
+            return function(*args, **options)
+
+        return call
+
+    if place == "forward":
+        model[0].register_forward_hook(lambda *_: die())
+    elif place == "all-reduce":
+        # The last gradient: the others come to the reduction meanwhile and wait in it.
+        first = model[0]
+        assert isinstance(first, nn.Linear)
+        first.weight.register_hook(lambda _: die(after_seconds=0.2))
+    elif place == "checkpoint":
+        dist_core.checkpoint.os.fsync = dying(os.fsync)  # type: ignore[attr-defined]
+    elif place == "rescale":
+        dist_core.core.share_state = dying(share_state)  # type: ignore[attr-defined]  # where the core looks it up
+
+
+def train() -> list[float]:
+    """Fixed batch of 24, SGD with momentum: ten steps an epoch; returns the final weights."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.5)
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 3, 0.5)
+    loader = dist_core.AdaptiveDataLoader(Numbered(), batch_size=24, shuffle=True)
+    scaler = torch.amp.GradScaler("cpu", init_scale=256.0)
+    wrapped = dist_core.AdaptiveDataParallel(model, optimizer, schedule, scaler)
+    average = Average(model)
+    dist_core.register_state("average", average)
+    # The optimizer tells when a step was applied: not in earlier micro-batches, nor when a replica was lost in it.
+    optimizer.register_step_post_hook(lambda *_: average.update(model))
+    core = get_core()
+    membership = core.membership
+    if membership is not None:
+        signal.signal(signal.SIGTERM, lambda *_: membership.told_to_end())
+    who = core.environment.replica_id if core.environment is not None else "alone"
+    prepare_to_die(core, model)
+    pause = float(os.environ.get("STEP_SECONDS", "0"))
+    generation = 0
+    trace = open(Path(os.environ["TRACE_DIR"]) / f"{who}.jsonl", "a", buffering=1)
+    with trace:
+        for epoch in dist_core.remaining_epochs_until(EPOCHS):
+            for numbers, x, y in loader:
+                optimizer.zero_grad()
+                losses = nn.functional.mse_loss(wrapped(x).squeeze(1), y, reduction="none")
+                if core.joined:
+                    line = {
+                        "generation": core.generation,
+                        "step": core.steps,
+                        "epoch": epoch,
+                        "samples": numbers.tolist(),
+                        "pid": os.getpid(),
+                        "world_size": core.group.world_size,
+                        "loss": float(losses.detach().double().sum()),
+                        "state": shared_state() if core.generation != generation else None,
+                    }
+                    generation = core.generation
+                    trace.write(json.dumps(line) + "\n")
+                scaler.scale(losses.mean()).backward()
+                if os.environ.get("RAISE_AT_STEP") == str(core.steps) and core.group.rank == core.group.world_size - 1:
+                    raise RuntimeError("on purpose, on the last rank")
+                scaler.step(optimizer)
+                scaler.update()
+                time.sleep(pause)
+            schedule.step()
+            dist_core.report(float(epoch), epoch)
+    return [float(value) for weights in (*model.parameters(), *average.weights) for value in weights.detach().flatten()]
+
+
+def main() -> int:
+    core = get_core()
+    try:
+        weights = run_training(core, train)
+        if core.environment is None:
+            (Path(os.environ["TRACE_DIR"]) / "weights.json").write_text(json.dumps(weights))
+        elif core.group.rank == 0:
+            assert core.channel is not None
+            core.channel.request("POST", "/outcome", {"kind": "value", "value": weights})
+        return 0
+    except ReplicaExit as leaving:
+        return int(leaving.code or 0)
+    except PeerLost:
+        return 75
+    except RuntimeError as error:
+        assert core.channel is not None
+        core.channel.request("POST", "/outcome", {"kind": "error", "error_type": "RuntimeError", "message": str(error)})
+        return 1
+    finally:
+        core.close()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

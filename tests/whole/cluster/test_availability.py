@@ -1,0 +1,115 @@
+"""The scheduler through thick and thin: one that stands by, an API server that is away, installed without Helm."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from scripts.render_manifests import rendered
+from tests.support.cluster.gate import gate
+from tests.support.cluster.rig import (
+    NAMESPACE,
+    apply,
+    beside_the_nodes_to_kill,
+    installed,
+    kubectl,
+    objects,
+    printed,
+    replicas_of,
+    running,
+    status,
+    steady,
+    trial_document,
+    until,
+    values,
+)
+
+SCHEDULER = "app.kubernetes.io/component=scheduler"
+OUTAGE_SECONDS = 25.0
+"""Longer than a lease."""
+
+
+def schedulers() -> dict[str, int]:
+    """The pods that there are, and how often each one's process was restarted."""
+    return {
+        pod["metadata"]["name"]: sum(each["restartCount"] for each in pod["status"].get("containerStatuses") or ())
+        for pod in objects("pods", "-l", SCHEDULER)
+    }
+
+
+def test_the_scheduler_that_stands_by_takes_over_and_adopts_everything(tmp_path: Path) -> None:
+    with installed(tmp_path / "state", scheduler={"replicas": 2, **beside_the_nodes_to_kill()}) as cluster:
+        until(lambda: len(schedulers()) == 2, 30.0, "two schedulers run")
+        steady(cluster, "watched", maxReplicas=2)
+        running("watched", 2)
+        replicas = {pod["metadata"]["name"] for pod in replicas_of("watched")}
+        leader = cluster.leader()
+        (standby,) = schedulers().keys() - {leader}
+        killed = time.monotonic()
+        kubectl("-n", NAMESPACE, "delete", "pod", leader, "--grace-period=0", "--force", "--wait=false")
+        until(lambda: cluster.leader() == standby, 60.0, "the one that stood by leads")
+        print(f"the stand-by led {time.monotonic() - killed:.1f} s after the leader was killed")
+        goes_on(replicas)
+        kubectl("-n", NAMESPACE, "scale", "trial", "watched", "--replicas=1")
+        running("watched", 1)
+
+
+@pytest.mark.skipif("ELASTUNE_TEST_CLUSTER" not in os.environ, reason="only pods on this machine reach the gate")
+def test_while_the_api_server_does_not_answer_the_scheduler_everything_trains_on(tmp_path: Path) -> None:
+    server = server_as_pods_see_it()
+    with gate(server[0], server) as way:
+        through = [
+            {"name": "KUBERNETES_SERVICE_HOST", "value": server[0]},
+            {"name": "KUBERNETES_SERVICE_PORT", "value": str(way.address[1])},
+        ]
+        with installed(tmp_path / "state", scheduler={"extraEnv": through, **beside_the_nodes_to_kill()}) as cluster:
+            steady(cluster, "patient", maxReplicas=2)
+            running("patient", 2)
+            replicas = {pod["metadata"]["name"] for pod in replicas_of("patient")}
+            before = schedulers()
+            way.close()
+            time.sleep(OUTAGE_SECONDS)
+            goes_on(replicas)
+            way.open()
+            kubectl("-n", NAMESPACE, "scale", "trial", "patient", "--replicas=1")
+            running("patient", 1)
+            # The same process decides again: it had not ended, and nobody had to take over.
+            assert schedulers() == before
+            (left,) = replicas_of("patient")
+            words = printed(left["metadata"]["name"])
+            longest = max(each["longest"] for each in words)
+            print(f"longest step around {OUTAGE_SECONDS:.0f} s without an API server: {longest:.2f} s")
+            assert len({each["pid"] for each in words}) == 1
+
+
+def test_the_plain_manifests_do_what_the_chart_does(tmp_path: Path) -> None:
+    folder = tmp_path / "manifests"
+    folder.mkdir()
+    for name, text in rendered(values(tmp_path / "state"), NAMESPACE).items():
+        (folder / name).write_text(text)
+    try:
+        kubectl("apply", "-k", str(folder))
+        until(lambda: objects("pods", "-l", "elastune.dev/leader=true"), 90.0, "a scheduler leads")
+        apply(trial_document("plain", command=["python", "-c", "print('hello')"]))
+        until(lambda: status("plain").get("phase") == "Succeeded", 60.0, "a trial succeeded")
+        kubectl("-n", NAMESPACE, "delete", "trials,studies", "--all", "--timeout=60s")
+    finally:
+        kubectl("delete", "-k", str(folder), "--timeout=50s")
+
+
+def server_as_pods_see_it() -> tuple[str, int]:
+    """One of the API server's own addresses, which its certificate names."""
+    found = json.loads(kubectl("-n", "default", "get", "endpoints", "kubernetes", "-o", "json"))["subsets"][0]
+    return found["addresses"][0]["ip"], found["ports"][0]["port"]
+
+
+def goes_on(replicas: set[str]) -> None:
+    """The trial of these replicas trains on, with them and in the same processes."""
+    (one, *_) = sorted(replicas)
+    count = len(printed(one))
+    until(lambda: len(printed(one)) > count + 2, 30.0, "the trial trains on")
+    assert len({each["pid"] for each in printed(one)}) == 1

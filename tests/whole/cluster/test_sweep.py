@@ -1,0 +1,129 @@
+"""An Optuna sweep on a real cluster, from an installation with Helm to an uninstallation that leaves nothing."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import shutil
+import sqlite3
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from scheduler.dashboard.picture import draw_timeline
+from tests.support.cluster.rig import (
+    CODE,
+    NAMESPACE,
+    beside_the_nodes_to_kill,
+    installed,
+    is_running,
+    kubectl,
+    node_command,
+    objects,
+    until,
+)
+
+TRIALS = 8
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.skipif(
+    "ELASTUNE_TEST_CLUSTER" not in os.environ, reason="ELASTUNE_TEST_CLUSTER names no way to kill nodes"
+)
+def test_a_sweep_survives_what_clusters_do(tmp_path: Path) -> None:
+    folder = tmp_path / "project"
+    folder.mkdir()
+    shutil.copy(CODE / "sweep.py", folder / "tune.py")
+    state = tmp_path / "state"
+    with installed(state, scheduler=beside_the_nodes_to_kill()) as cluster:
+        log = open(tmp_path / "sweep.log", "w")
+        driver = subprocess.Popen(
+            [sys.executable, "tune.py", str(TRIALS), "5"], cwd=folder, env=cluster.environ(), stdout=log, stderr=log
+        )
+        try:
+            until(lambda: trains_on("kube-node-2"), 120.0, "a trial trains on the second node")
+            lost = time.monotonic()
+            node_command("stop-node", "2")
+            until(lambda: not ready("kube-node-2"), 60.0, "the node is reported lost")
+            reported = time.monotonic()
+            until(all_train_elsewhere, 60.0, "every trial that was there trains on the rest, or waits")
+            print(
+                f"node lost: reported after {reported - lost:.1f} s, healed {time.monotonic() - reported:.1f} s later"
+            )
+            leader = cluster.leader()
+            kubectl("-n", NAMESPACE, "delete", "pod", leader, "--grace-period=0", "--force")
+            node_command("start-node", "2")
+            until(lambda: ready("kube-node-2"), 60.0, "the node is back")
+            assert until(cluster.leader, 60.0, "another scheduler leads") != leader
+            driver.wait(timeout=300)
+        finally:
+            driver.kill()
+            driver.wait()
+            log.close()
+        words = (tmp_path / "sweep.log").read_text()
+        assert driver.returncode == 0, words[-3000:]
+        trials = objects("trials")
+        assert [trial["status"]["phase"] for trial in trials] == ["Succeeded"] * TRIALS, words[-3000:]
+        client = cluster.client()
+        timeline = client.request("GET", "/timeline")
+        client.close()
+        assert most_at_once(timeline) >= 2
+        pictures = draw_timeline(timeline, Path(os.environ.get("ELASTUNE_TEST_PICTURES", tmp_path)) / "cluster_slots")
+        assert all(path.stat().st_size > 10_000 for path in pictures)
+    values = sqlite3.connect(folder / "sweep.db").execute("SELECT value FROM trial_values").fetchall()
+    assert len(values) == TRIALS
+    assert max(value for (value,) in values) > 0.8
+    assert left_behind() == ""
+
+
+def ready(node: str) -> bool:
+    (found,) = [each for each in objects("nodes") if each["metadata"]["name"] == node]
+    return any(each["type"] == "Ready" and each["status"] == "True" for each in found["status"]["conditions"])
+
+
+def replicas_on(node: str) -> list[dict[str, Any]]:
+    pods = objects("pods", "-l", "elastune.dev/replica")
+    return [pod for pod in pods if pod["spec"].get("nodeName") == node and is_running(pod)]
+
+
+def members() -> dict[str, tuple[str, list[str]]]:
+    """Phase and members of each trial."""
+    found = {}
+    for trial in objects("trials"):
+        record = (trial.get("status") or {}).get("record") or {}
+        found[trial["metadata"]["name"]] = (record.get("state", ""), list(record.get("members") or ()))
+    return found
+
+
+def trains_on(node: str) -> bool:
+    there = {pod["metadata"]["name"] for pod in replicas_on(node)}
+    return any(there.intersection(names) for state, names in members().values() if state in ("running", "rescaling"))
+
+
+def all_train_elsewhere() -> bool:
+    lost = {pod["metadata"]["name"] for pod in replicas_on("kube-node-2")}
+    return not any(lost.intersection(names) for _, names in members().values())
+
+
+def most_at_once(timeline: dict[str, Any]) -> int:
+    """Largest number of slots that a trial held at one time."""
+    held: dict[str, list[tuple[float, int]]] = {}
+    for interval in timeline["intervals"]:
+        ended = timeline["now"] if interval["ended"] is None else interval["ended"]
+        held.setdefault(interval["trial_id"], []).extend([(interval["began"], 1), (ended, -1)])
+    return max(max(itertools.accumulate(step for _, step in sorted(steps))) for steps in held.values())
+
+
+def left_behind() -> str:
+    """Anything of ours that an uninstallation should have taken along."""
+    until(lambda: not objects("pods", "-l", "app.kubernetes.io/name=elastune-replica"), 60.0, "all replicas are gone")
+    mine = (
+        "deployments,services,configmaps,secrets,roles,rolebindings,serviceaccounts,leases,jobs,persistentvolumeclaims"
+    )
+    named = kubectl("-n", NAMESPACE, "get", mine, "-o", "name").split()
+    wide = kubectl("get", "crds,clusterroles,clusterrolebindings,validatingwebhookconfigurations", "-o", "name").split()
+    return " ".join(name for name in (*named, *wide) if "elastune" in name)
