@@ -3,16 +3,22 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 export OMP_NUM_THREADS ?= 1
+# Files of tests over processes; what a file's tests share is made once.
+WORKERS ?= 2
+SPREAD := -n $(WORKERS) --dist loadfile
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-slow test-cluster check bench clean
+.PHONY: help setup demo test test-slow test-cluster explore check docs dist bench clean
 
 help:
 	@echo "make demo      set up and run the main job: an Optuna sweep of elastic trials (under 3 minutes)"
-	@echo "make test      set up and run the tests"
+	@echo "make test      set up and run the tests, in two processes (WORKERS=n for others)"
 	@echo "make test-slow run the slow tests: whole sweeps that are killed and resumed"
 	@echo "make test-cluster  run the tests on the Kubernetes cluster that KUBECONFIG names"
+	@echo "make explore   the property tests with other examples than make test's"
 	@echo "make check     ruff, mypy and the import contracts"
+	@echo "make docs      the documentation as a site, in docs/_build/html; fails on what is stale"
+	@echo "make dist      wheel and sdist, in dist"
 	@echo "make bench     benchmarks against named peers; JSON in benchmarks/results"
 	@echo "make clean     remove the environment and everything the demo wrote"
 
@@ -25,13 +31,16 @@ demo: setup
 	@$(BIN)/python examples/digits.py
 
 test: setup
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest $(SPREAD)
 
 test-slow: setup
-	$(BIN)/python -m pytest -m "slow and not gpu and not cluster"
+	$(BIN)/python -m pytest $(SPREAD) -m "slow and not gpu and not cluster"
 
 test-cluster: setup
 	$(BIN)/python -m pytest -m "cluster and not gpu"
+
+explore: setup
+	$(BIN)/python -m pytest $(SPREAD) --hypothesis-profile=explore --timeout=1800 $$(grep -rlE "^from hypothesis" tests --include="test_*.py")
 
 check: setup
 	$(BIN)/ruff check .
@@ -39,8 +48,17 @@ check: setup
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
+docs: setup
+	$(BIN)/python -m scripts.check_docs
+	$(BIN)/sphinx-build -q -W --keep-going -b html docs docs/_build/html
+	@echo "docs/_build/html/index.html"
+
+dist: setup
+	rm -rf dist
+	$(BIN)/python -m build --no-isolation
+
 bench: setup
 	$(BIN)/python -m benchmarks.run
 
 clean:
-	rm -rf $(VENV) elastune-demo .elastune
+	rm -rf $(VENV) elastune-demo .elastune docs/_build dist

@@ -30,10 +30,12 @@ class _Addend:
 class Accumulator(MutableMapping[str, Any]):
     """Add numbers under string keys; inside ``synchronized()`` the keys hold the sums over all replicas.
 
-    totals = Accumulator()
-    totals["correct"] += 3
-    with totals.synchronized():
-        print(totals["correct"])
+    ::
+
+        totals = Accumulator()
+        totals["correct"] += 3
+        with totals.synchronized():
+            print(totals["correct"])
 
     Outside, a replica knows only its own part: reading is refused there, and the mapping looks empty. Sums go on
     growing from one ``synchronized()`` to the next until ``clear()`` inside of one. What is written inside has to be

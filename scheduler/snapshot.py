@@ -56,6 +56,8 @@ class NodeView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialView:
+    """A trial as a policy sees it: what it was asked for, what it has, how fast it is and how it does."""
+
     trial_id: str
     study: str
     min_replicas: int
@@ -113,6 +115,8 @@ class TrialView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
+    """All that a policy may know at one moment."""
+
     now: float
     nodes: tuple[NodeView, ...]
     trials: tuple[TrialView, ...]

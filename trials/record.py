@@ -54,6 +54,8 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialRecord:
+    """A trial as its store keeps it: the spec, what the control loop decided, and the facts that replicas told."""
+
     trial_id: str
     spec: TrialSpec
     state: TrialState = TrialState.PENDING

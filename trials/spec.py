@@ -19,6 +19,8 @@ LARGEST_NUMBER = 2**31 - 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialSpec:
+    """What to run as a trial and within which bounds: a pure description, checked when it is made."""
+
     study: str
     number: int
     """The tuner's own number of the trial within its study."""

@@ -93,7 +93,8 @@ def _waiting_since(view: TrialView) -> float:
 def _beyond_quota(views: Sequence[TrialView]) -> dict[str, str]:
     used: dict[str, int] = {}
     refused = {}
-    for view in _in_order(views):
+    # What cannot be resized now keeps what it has, so it counts before anybody else.
+    for view in sorted(_in_order(views), key=lambda view: least_slots(view) == view.min_replicas):
         full = [quota for quota in view.quotas if used.get(quota.name, 0) + view.min_replicas > quota.slots]
         if full:
             refused[view.trial_id] = full[0].sentence

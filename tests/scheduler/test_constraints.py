@@ -232,6 +232,16 @@ def test_what_is_kept_counts_against_the_quota(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(POLICIES))
+def test_what_cannot_be_resized_now_counts_against_the_quota(name: str) -> None:
+    """A quota was lowered to 3 while the study holds 4 slots, 3 of them by a trial in the middle of a rescale."""
+    quotas = (quota_of("s", 3),)
+    busy = running("busy", 3, max_replicas=3, can_rescale=False, placement={"x0": 3}, quotas=quotas, promise=0.2)
+    other = running("other", 1, max_replicas=1, placement={"x0": 1}, quotas=quotas)
+    grants = decided(name, seen(busy, other, on=nodes(x=1)))
+    assert sum(grant.slots for grant in grants.values()) <= 3
+
+
+@pytest.mark.parametrize("name", sorted(POLICIES))
 def test_slots_that_a_higher_priority_cannot_use_go_to_others(name: str) -> None:
     high = [waiting(f"h{index}", study="high", study_priority=5, only_on=("x0",), max_replicas=1) for index in range(8)]
     low = [waiting(f"l{index}", study="low", max_replicas=1) for index in range(4)]

@@ -148,7 +148,7 @@ def _serve(jobs: Connection) -> None:
 class _Nursery:
     def __init__(self) -> None:
         self._jobs, theirs = _context.Pipe()
-        self._process: BaseProcess = _context.Process(target=_serve, args=(theirs,), daemon=True)
+        self._process: BaseProcess = _context.Process(target=_serve, args=(theirs,))
         self._process.start()
         theirs.close()
         atexit.register(self.close)

@@ -65,21 +65,25 @@ def optimize(
     trials run at a time (-1: as many as the slots allow). The objective runs on every replica of its trial; it is a
     function of a module or script, or a ``tuner_bridge.script(...)``.
 
-    max_replicas: at most this many replicas a trial; default: all slots.
-    slots: room on this machine for the embedded scheduler; default: its GPUs, else its CPU cores. A scheduler named by
-        ELASTUNE_URL has slots of its own.
-    state_dir: where the embedded scheduler keeps logs, checkpoints and its database; default ``.elastune/<study>``.
-    terms: the study's weight, priority and quota among others, and what its slots are to achieve; `elastune set`
-        changes them while it runs.
-    promise_metric: of the metrics given to ``tuner_bridge.report_metrics``, the one by which a study of several
-        objectives is judged while its trials run, with its direction: ``("accuracy", "maximize")``.
-    resume: go on with a sweep whose driver died: trials it left running continue from their checkpoints, and
-        ``n_trials`` counts what is finished already. Needs a study in a persistent storage.
-    live: show the sweep in the terminal while it runs.
-    timeline: base name of a picture of who held which slots when; written as .png and .html at the end.
+    Args:
+        max_replicas: at most this many replicas a trial; default: all slots.
+        slots: room on this machine for the embedded scheduler; default: its GPUs, else its CPU cores. A scheduler
+            named by ELASTUNE_URL has slots of its own.
+        state_dir: where the embedded scheduler keeps logs, checkpoints and its database; default
+            ``.elastune/<study>``.
+        terms: the study's weight, priority and quota among others, and what its slots are to achieve; `elastune set`
+            changes them while it runs.
+        promise_metric: of the metrics given to ``tuner_bridge.report_metrics``, the one by which a study of several
+            objectives is judged while its trials run, with its direction: ``("accuracy", "maximize")``.
+        resume: go on with a sweep whose driver died: trials it left running continue from their checkpoints, and
+            ``n_trials`` counts what is finished already. Needs a study in a persistent storage.
+        live: show the sweep in the terminal while it runs.
+        timeline: base name of a picture of who held which slots when; written as .png and .html at the end.
 
-    Raises InvalidSweep for what cannot be run; SchedulerError when ELASTUNE_URL does not lead to a scheduler;
-    otherwise what ``study.optimize`` raises.
+    Raises:
+        InvalidSweep: for what cannot be run.
+        SchedulerError: when ELASTUNE_URL does not lead to a scheduler.
+        Exception: otherwise what ``study.optimize`` raises.
     """
     template = template_of(objective, min_replicas, max_replicas, promise_metric)
     check_slots(slots)

@@ -1,0 +1,8 @@
+from __future__ import annotations
+
+from hypothesis import settings
+
+# The same examples at every run: what fails is the change's doing. `make explore` looks for new ones.
+settings.register_profile("repeatable", derandomize=True, deadline=None)
+settings.register_profile("explore", deadline=None, print_blob=True)
+settings.load_profile("repeatable")

@@ -1,0 +1,95 @@
+"""Wheel and sdist: into an environment that has nothing else, and the demo runs in it."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+import zipfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+import dist_core
+from tests.support.project import ROOT
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+NOT_SOURCES = (".venv", ".git", "build", "dist", "_build", "*.egg-info", "__pycache__", ".*_cache", "elastune-demo")
+NAME = f"elastune-{dist_core.__version__}"
+
+
+def run(command: Sequence[str | Path], folder: Path, **environ: str) -> str:
+    """What the command prints, run as if this checkout were not there."""
+    clean = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "ELASTUNE_URL")}
+    done = subprocess.run(
+        command, cwd=folder, env={**clean, **environ}, capture_output=True, text=True, check=False, timeout=600
+    )
+    assert done.returncode == 0, f"{command}\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
+    return done.stdout
+
+
+@dataclass(frozen=True, slots=True)
+class Built:
+    wheel: Path
+    sdist: Path
+    unpacked: Path
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
+    folder = tmp_path_factory.mktemp("built")
+    sources = folder / "sources"
+    shutil.copytree(ROOT, sources, ignore=shutil.ignore_patterns(*NOT_SOURCES), symlinks=True)
+    run([sys.executable, "-m", "build", "--no-isolation", "--outdir", str(folder)], sources)
+    sdist = folder / f"{NAME}.tar.gz"
+    with tarfile.open(sdist) as archive:
+        archive.extractall(folder, filter="data")
+    return Built(folder / f"{NAME}-py3-none-any.whl", sdist, folder / NAME)
+
+
+@pytest.fixture(scope="module")
+def empty(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The interpreter of an environment without packages."""
+    folder = tmp_path_factory.mktemp("empty") / "environment"
+    run([sys.executable, "-m", "venv", str(folder)], folder.parent)
+    return folder / "bin" / "python"
+
+
+def test_they_hold_what_the_packages_need(built: Built) -> None:
+    tracked = [
+        path.relative_to(ROOT)
+        for name in ("dist_core", "trials", "scheduler", "tuner_bridge")
+        for path in (ROOT / name).rglob("*")
+        if path.suffix in (".py", ".js")
+    ]
+    with zipfile.ZipFile(built.wheel) as wheel:
+        inside = set(wheel.namelist())
+    assert {str(path) for path in tracked} <= inside
+    assert f"{NAME}.dist-info/licenses/LICENSE" in inside
+    for name in ("LICENSE", "CONTRIBUTING.md", "examples/digits.py", "docs/conf.py", "tests/conftest.py", "Makefile"):
+        assert (built.unpacked / name).exists(), name
+
+
+def test_the_demo_runs_where_nothing_else_is_installed(built: Built, empty: Path, tmp_path: Path) -> None:
+    constraints = tmp_path / "constraints.txt"
+    # The build of torch that is here already: other ones take several GB.
+    torch = f"torch=={importlib.metadata.version('torch')}"
+    constraints.write_text((ROOT / "requirements" / "locked.txt").read_text() + torch + "\n")
+    install = [empty, "-m", "pip", "install", "-q", "-c", constraints]
+    run([*install, f"{built.wheel}[torch,optuna]", "scikit-learn"], tmp_path)
+    command = empty.with_name("elastune")
+    assert run([command, "--version"], tmp_path) == f"elastune {dist_core.__version__}\n"
+    demo = [empty, built.unpacked / "examples" / "digits.py", "--trials", "3", "--jobs", "2", "--slots", "2"]
+    shown = run(demo, tmp_path, DIGITS_EPOCHS="3", OMP_NUM_THREADS="1")
+    assert "best: trial" in shown
+    assert (tmp_path / "elastune-demo" / "slots.png").exists()
+    # The sdist, built by pip as a user's would be, in place of the wheel.
+    run([*install, "--force-reinstall", "--no-deps", built.sdist], tmp_path)
+    where = run([empty, "-c", "import tuner_bridge; print(tuner_bridge.__file__)"], tmp_path).strip()
+    assert Path(where).is_relative_to(empty.parent.parent)
+    assert "fifo" in run([command, "simulate", "--jobs", "3", "--policy", "fifo", "--nodes", "1"], tmp_path)
