@@ -1,6 +1,7 @@
 """Imports what every training replica needs, so that a fork server can have it in memory before the first fork.
 
-Building one optimizer pulls in parts of torch that are loaded lazily otherwise (about as long as importing torch).
+The first optimizer and the first wrapped model pull in parts of torch that are loaded lazily otherwise, its compiler
+among them (about as long as importing torch).
 No thread, process group or device may be touched here.
 """
 
@@ -8,6 +9,7 @@ from __future__ import annotations
 
 import httpx2
 import torch
+import torch._dynamo
 
 import dist_core.accumulator
 import dist_core.data_loader

@@ -78,6 +78,7 @@ class StudyDriver:
         self.on_fatal: Callable[[], None] = lambda: None
         """Called from the poll thread when it cannot."""
         self._left: list[str] = []
+        self._heard = -1
         self._code: CodeOnCluster | None = None
         self._packing = threading.Lock()
         self._sent: set[str] = set()
@@ -259,8 +260,16 @@ class StudyDriver:
                 news = self.client.request(
                     "POST",
                     f"/studies/{self.study_key}/news",
-                    {"owner": self.owner, "trials": list(seen), "seen": seen, "known": known, "wait": POLL_SECONDS},
+                    {
+                        "owner": self.owner,
+                        "trials": list(seen),
+                        "seen": seen,
+                        "known": known,
+                        "heard": self._heard,
+                        "wait": POLL_SECONDS,
+                    },
                 )
+                self._heard = news["heard"]
                 unreachable_since = None
             except SchedulerUnreachable as error:
                 now = time.monotonic()

@@ -46,6 +46,8 @@ class Waiting(BaseModel):
     """What the driver last heard of each trial, as this API gave it; of others it hears nothing while they run."""
     known: list[str] = Field(default_factory=list)
     """Questions that the driver is working on."""
+    heard: int = -1
+    """Number of the study's latest news in the last answer; at any other one there is more to tell."""
     wait: float = 20.0
 
 
@@ -147,7 +149,7 @@ def client_routes(service: Service) -> APIRouter:
         deadline = service.clock() + min(body.wait, 8.0)
         known = set(body.known)
         while True:
-            changed = service.changed
+            changed, news = service.changed, service.mailbox.news(name)
             if (await asyncio.to_thread(known_study, name)).owner != body.owner:
                 raise HTTPException(409, f"study {name!r} has been given to another driver, or let go")
             finished = await asyncio.to_thread(_finished, body.trials)
@@ -155,17 +157,18 @@ def client_routes(service: Service) -> APIRouter:
             live = await asyncio.to_thread(_news_of, body.seen)
             left = deadline - service.clock()
             missing = await asyncio.to_thread(_missing_packages, body.trials)
-            if finished or questions or live or missing or left <= 0:
-                return {"finished": finished, "questions": questions, "live": live, "missing_packages": missing}
-            news_task = asyncio.ensure_future(service.mailbox.wait_for_news(name, left))
-            changed_task = asyncio.ensure_future(changed.wait())
-            done, pending = await asyncio.wait(
-                {news_task, changed_task}, timeout=left, return_when=asyncio.FIRST_COMPLETED
-            )
+            if finished or questions or live or missing or news.number != body.heard or left <= 0:
+                return {
+                    "finished": finished,
+                    "questions": questions,
+                    "live": live,
+                    "missing_packages": missing,
+                    "heard": news.number,
+                }
+            waiting = {asyncio.ensure_future(event.wait()) for event in (news.more, changed)}
+            _, pending = await asyncio.wait(waiting, timeout=left, return_when=asyncio.FIRST_COMPLETED)
             for task in pending:
                 task.cancel()
-            if news_task in done:
-                deadline = service.clock()
 
     def renew(name: str, body: Waiting) -> None:
         if not store.touch_study(name, body.owner, service.clock()):

@@ -25,17 +25,28 @@ class _Question:
     answer: dict[str, Any] | None = None
 
 
+@dataclass(slots=True)
+class News:
+    """What has happened for a study's driver, counted: who names the number it heard last misses nothing since."""
+
+    number: int = 0
+    more: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when the number is no longer this one."""
+
+
 class Mailbox:
     def __init__(self) -> None:
         self._questions: dict[str, _Question] = {}
-        self._news: dict[str, asyncio.Event] = {}
+        self._news: dict[str, News] = {}
 
     def notify(self, study: str) -> None:
         """Something the driver waits for has happened."""
-        self._news_of(study).set()
+        before = self.news(study)
+        self._news[study] = News(before.number + 1)
+        before.more.set()
 
-    def _news_of(self, study: str) -> asyncio.Event:
-        return self._news.setdefault(study, asyncio.Event())
+    def news(self, study: str) -> News:
+        return self._news.setdefault(study, News())
 
     async def ask(self, study: str, document: dict[str, Any], wait_seconds: float) -> dict[str, Any] | None:
         """The driver's answer, or None if there is none yet: ask again with the same id."""
@@ -67,12 +78,3 @@ class Mailbox:
         if question is not None:
             question.answer = answer
             question.answered.set()
-
-    async def wait_for_news(self, study: str, wait_seconds: float) -> None:
-        news = self._news_of(study)
-        try:
-            await asyncio.wait_for(news.wait(), wait_seconds)
-        except TimeoutError:
-            return
-        finally:
-            news.clear()

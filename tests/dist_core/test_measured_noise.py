@@ -96,17 +96,17 @@ def assert_unbiased(values: list[float], truth: float) -> None:
     assert abs(sum(values) / len(values) - truth) < 3.0 * error
 
 
-@pytest.mark.parametrize(("world_size", "adam"), [(1, False), (2, False), (3, False), (8, False), (1, True), (3, True)])
+@pytest.mark.parametrize(("world_size", "adam"), [(1, False), (2, False), (5, False), (1, True), (3, True)])
 def test_training_measures_the_true_covariance(world_size: int, adam: bool) -> None:
     """13 examples a batch: local batches are uneven for all but one replica."""
-    results = run_ranks(measured, world_size, adam, 13, 250)
+    results = run_ranks(measured, world_size, adam, 13, 150)
     assert all(result == results[0] for result in results)
-    assert len(results[0]) > 245
+    assert len(results[0]) > 145
     weights = torch.ones(DIMENSION)
     if adam:
         weights = torch.tensor([1 / 4.0] * (DIMENSION - 7) + [1 / 9.0] * 7, dtype=torch.float64)
     # Against the data as drawn: its own mean and covariance are known exactly.
-    x = KnownGradients(13 * 250).x.double()
+    x = KnownGradients(13 * 150).x.double()
     assert_unbiased([sqr for sqr, _ in results[0]], float((weights * TRUE_GRADIENT**2).sum()))
     assert_unbiased([trace for _, trace in results[0]], float((weights * x.var(dim=0)).sum()))
 
@@ -127,14 +127,14 @@ def both(adam: bool) -> list[tuple[float, float, float, float]]:
     torch.manual_seed(0)
     generator = torch.Generator().manual_seed(5)
     data = TensorDataset(torch.randn(480, 30, generator=generator), torch.randint(5, (480,), generator=generator))
-    model = nn.Sequential(nn.Linear(30, 300), nn.ReLU(), nn.Linear(300, 5))
+    model = nn.Sequential(nn.Linear(30, 60), nn.ReLU(), nn.Linear(60, 5))
     parameters = list(model.parameters())
     groups: list[dict[str, Any]]
     groups = [{"params": parameters[:2], "weight_decay": 0.01}, {"params": parameters[2:]}]
     optimizer: torch.optim.Optimizer
     optimizer = torch.optim.Adam(groups, lr=1e-3) if adam else torch.optim.SGD(groups, lr=0.05)
     loader = AdaptiveDataLoader(data, batch_size=BATCH, shuffle=True)
-    wrapped = AdaptiveDataParallel(model, optimizer, noise_every=1, bucket_cap_mb=0.01)
+    wrapped = AdaptiveDataParallel(model, optimizer, noise_every=1, bucket_cap_mb=0.002)
     ours: list[tuple[float, float]] = []
     wrapped.noise.update = noted_in(ours)  # type: ignore[method-assign]
     core = get_core()
@@ -214,7 +214,7 @@ def two_backward_passes(second_model: bool) -> list[tuple[float, float]]:
     model, other = Linear(), Linear()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
     second = torch.optim.SGD(other.parameters(), lr=0.0)
-    loader = AdaptiveDataLoader(KnownGradients(3200), batch_size=8)
+    loader = AdaptiveDataLoader(KnownGradients(1600), batch_size=8)
     wrapped = AdaptiveDataParallel(model, optimizer, noise_every=1)
     generator = AdaptiveDataParallel(other, second) if second_model else None
     seen: list[tuple[float, float]] = []
@@ -238,7 +238,7 @@ def test_two_backward_passes_and_another_models_gradients(second_model: bool) ->
     rows = run_ranks(two_backward_passes, 2, second_model)[0]
     assert_unbiased([sqr for sqr, _ in rows], DIMENSION * (2 * TRUE_GRADIENT) ** 2)
     # Each half is two of the replica's four examples: its gradient varies twice as much, and there are two of them.
-    assert_unbiased([trace for _, trace in rows], 4 * float(KnownGradients(3200).x.double().var(dim=0).sum()))
+    assert_unbiased([trace for _, trace in rows], 4 * float(KnownGradients(1600).x.double().var(dim=0).sum()))
 
 
 def test_norms_are_exact_where_plain_sums_are_not() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -164,6 +165,16 @@ def test_a_question_reaches_the_driver_and_its_answer_the_replica(site: Site) ->
     assert [asked["id"] for asked in news["questions"]] == ["q1"]
     site.call("POST", "/studies/s/answers", {"id": "q1", "answer": {"value": 0.1}})
     assert site.replica("POST", "/call", question, name=name).json() == {"answer": {"value": 0.1}}
+
+
+def test_a_poke_that_comes_before_the_poll_it_is_meant_for_is_not_lost(site: Site) -> None:
+    site.call("PUT", "/studies/s", {"owner": "one"})
+    heard = site.call("POST", "/studies/s/news", {"owner": "one", "wait": 0}).json()["heard"]
+    site.call("POST", "/studies/s/poke")
+    began = time.monotonic()
+    told = site.call("POST", "/studies/s/news", {"owner": "one", "wait": 8.0, "heard": heard}).json()
+    assert time.monotonic() - began < 4.0
+    assert told["heard"] > heard
 
 
 def test_watch_tells_of_a_generation_once_published(site: Site) -> None:

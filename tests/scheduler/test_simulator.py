@@ -31,9 +31,9 @@ def job(number: int = 0, at: float = 0.0, replicas: int = 2) -> Submission:
 
 @pytest.mark.parametrize("policy", sorted(POLICIES))
 def test_every_policy_finishes_a_workload_the_same_way_twice(policy: str) -> None:
-    jobs = synthetic_workload(12, seed=3, mean_seconds_between=60.0)
+    jobs = synthetic_workload(8, seed=3, mean_seconds_between=60.0)
     first, again = (compare(jobs, [policy], SETTINGS)[0] for _ in range(2))
-    assert len(first.jobs) == 12
+    assert len(first.jobs) == 8
     assert first == again
     for result in first.jobs:
         assert result.finished_at > result.submitted_at
@@ -64,7 +64,7 @@ def test_allocations_never_exceed_the_cluster() -> None:
 
 
 def test_more_information_helps_and_elastic_beats_rigid() -> None:
-    jobs = synthetic_workload(30, seed=5, mean_seconds_between=60.0)
+    jobs = synthetic_workload(12, seed=5, mean_seconds_between=60.0)
     mean = {}
     for name, information in (("goodput", "pooled"), ("goodput", "own"), ("tiresias", "own")):
         [result] = compare(jobs, [name], SETTINGS, information)  # type: ignore[arg-type]  # literals in a tuple

@@ -137,6 +137,8 @@ def _run(job: _Job) -> list[_Ending]:
 
 def _serve(jobs: Connection) -> None:
     """The nursery: until its owner is gone."""
+    # Workers of data loaders start as in a script; a server of forks for each rank would import torch again.
+    multiprocessing.set_start_method("fork", force=True)
     while True:
         try:
             job: _Job = jobs.recv()

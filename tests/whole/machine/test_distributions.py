@@ -80,11 +80,20 @@ def test_the_demo_runs_where_nothing_else_is_installed(built: Built, empty: Path
     # The build of torch that is here already: other ones take several GB.
     torch = f"torch=={importlib.metadata.version('torch')}"
     constraints.write_text((ROOT / "requirements" / "locked.txt").read_text() + torch + "\n")
-    install = [empty, "-m", "pip", "install", "-q", "-c", constraints]
+    install: list[str | Path] = [empty, "-m", "pip", "install", "-q", "-c", constraints]
     run([*install, f"{built.wheel}[torch,optuna]", "scikit-learn"], tmp_path)
     command = empty.with_name("elastune")
     assert run([command, "--version"], tmp_path) == f"elastune {dist_core.__version__}\n"
-    demo = [empty, built.unpacked / "examples" / "digits.py", "--trials", "3", "--jobs", "2", "--slots", "2"]
+    demo: list[str | Path] = [
+        empty,
+        built.unpacked / "examples" / "digits.py",
+        "--trials",
+        "3",
+        "--jobs",
+        "2",
+        "--slots",
+        "2",
+    ]
     shown = run(demo, tmp_path, DIGITS_EPOCHS="3", OMP_NUM_THREADS="1")
     assert "best: trial" in shown
     assert (tmp_path / "elastune-demo" / "slots.png").exists()
