@@ -23,6 +23,8 @@ from typing import Any
 import typer.main
 import yaml
 
+from dist_core.version import __version__
+
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("dist_core", "trials", "scheduler", "tuner_bridge")
 FOLDERS = (*PACKAGES, "tests", "benchmarks", "examples", "docs", "deploy", "scripts", "requirements")
@@ -33,6 +35,7 @@ _FENCE = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```", re.MULTILINE | re.DOTALL)
 _LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)|!\[[^\]]*\]\(([^)\s]+)\)")
 _CODE = re.compile(r"`([^`\n]+)`")
 _TEST = re.compile(r"::(\w+)")
+_IMAGE = re.compile(r"elastune:(\d[\w.]*\d)")
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -70,6 +73,9 @@ def pages() -> list[Page]:
 def check(page: Page) -> Iterator[Stale]:
     yield from _links(page)
     yield from _mentions(page)
+    for image in _IMAGE.finditer(page.text):
+        if image[1] != __version__:
+            yield page.stale(image.start(), f"the version is {__version__}, not {image[1]}")
     for block in _FENCE.finditer(page.text):
         language, content = block[1], block[2]
         start = block.start(2)

@@ -130,6 +130,20 @@ def _imported(folder: Path) -> str:
     return str(path)
 
 
+AT_ONCE = """
+import nni
+nni.report_final_result(nni.get_next_parameter()["x"])
+"""
+
+
+def test_no_trial_that_has_ended_is_left_running(experiment: Callable[..., NniExperiment]) -> None:
+    """Trials that end while NNI writes that they have begun: it must not lose their end."""
+    made = experiment(AT_ONCE, maxTrialNumber=60)
+    made.create()
+    made.until_done(200.0)
+    assert made.states() == ["SUCCEEDED"] * 60
+
+
 def test_waiting_and_running_trials_show_as_such_and_can_be_cancelled(
     experiment: Callable[..., NniExperiment],
 ) -> None:

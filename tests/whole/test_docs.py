@@ -41,6 +41,7 @@ def test_nothing_on_the_pages_is_stale() -> None:
         ("```sh\nelastune lst\n```", "`elastune` has no command lst"),
         ("```\nelastune ls --stat-dir x\n```", "`elastune ls` has no option --stat-dir"),
         ("```\nmake tests\n```", "make has no target tests"),
+        ("the image elastune:9.9.9", "the version is"),
     ],
 )
 def test_what_is_stale_is_found(text: str, why: str) -> None:

@@ -202,8 +202,11 @@ class ElastuneTrainingService {
         this.start();
         await this.ended;
     }
-    async listTrialJobs() { return [...this.trials.values()]; }
-    async getTrialJob(id) {
+    // NNI gets copies: it stores a status, waits for its database, and then looks at the same object again. Of a trial that
+    // ended meanwhile it would forget the end.
+    async listTrialJobs() { return [...this.trials.values()].map(trial => ({ ...trial })); }
+    async getTrialJob(id) { return { ...this.find(id) }; }
+    find(id) {
         const trial = this.trials.get(id);
         if (!trial) throw new Error(`trial job ${id} not found`);
         return trial;
@@ -220,13 +223,13 @@ class ElastuneTrainingService {
             log.error('trial not submitted', trial.id, error);
             this.status({ trial: trial.id, status: 'FAILED', message: String(error) });
         });
-        return trial;
+        return { ...trial };
     }
     async updateTrialJob(id) {
         throw new Error(`trial job ${id}: tuners that change the parameters of a running trial are not supported`);
     }
     async cancelTrialJob(id, isEarlyStopped) {
-        const trial = await this.getTrialJob(id);
+        const trial = this.find(id);
         // An experiment that stops keeps its trials, to go on with them when it is resumed.
         if (!LIVE.has(trial.status) || this.manager.getStatus().status === 'STOPPING') return;
         trial.isEarlyStopped = Boolean(isEarlyStopped);

@@ -10,6 +10,7 @@ import helm_python as helm
 import pytest
 import yaml
 
+from dist_core.version import __version__
 from scripts.render_manifests import CHART, TARGET, rendered
 from trials.kubernetes.names import Document
 from trials.kubernetes.settings import settings_from
@@ -172,3 +173,8 @@ def test_both_resources_have_what_people_use_them_with() -> None:
         assert (names["shortNames"], names["categories"]) == ([short], ["all", "elastune"])
         assert "status" in version["subresources"]
         assert version["additionalPrinterColumns"]
+
+
+def test_the_chart_has_the_version_of_the_packages() -> None:
+    chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
+    assert (chart["version"], chart["appVersion"]) == (__version__, __version__)

@@ -32,6 +32,8 @@ CODE = Path(__file__).parent / "code"
 """What trials on the cluster run."""
 NAMESPACE = "elastune-test"
 RELEASE = "elastune"
+TEAM = f"{NAMESPACE}-team"
+"""Another namespace, of people who share the scheduler."""
 HOST_FOLDERS = ("usr", "lib", "lib64", "bin", "root", "home", "work", "opt", "tmp")
 """Of the machine; what the interpreter and this project need lies below some of them."""
 
@@ -284,9 +286,10 @@ def steady(cluster: Installed, name: str, epochs: int = 400, **spec: Any) -> Non
     apply(trial_document(name, command=command, env=environ, workingDir="/code", package=cluster.code(), **spec))
 
 
-def delete(name: str) -> None:
-    kubectl("-n", NAMESPACE, "delete", "trial", name, "--timeout=60s")
-    until(lambda: not replicas_of(name), 30.0, f"the pods of {name} are gone")
+def delete(*names: str) -> None:
+    kubectl("-n", NAMESPACE, "delete", "trial", *names, "--timeout=60s")
+    for name in names:
+        until(lambda name=name: not replicas_of(name), 30.0, f"the pods of {name} are gone")  # type: ignore[misc]
 
 
 def printed(pod: str) -> list[dict[str, Any]]:
@@ -297,3 +300,30 @@ def printed(pod: str) -> list[dict[str, Any]]:
 
 def running(name: str, replicas: int, seconds: float = 90.0) -> None:
     until(lambda: status(name).get("replicas") == replicas, seconds, f"{name} trains on {replicas} replicas")
+
+
+def left_behind() -> str:
+    """Anything of ours that an uninstallation should have taken along."""
+    until(lambda: not objects("pods", "-l", "app.kubernetes.io/name=elastune-replica"), 60.0, "all replicas are gone")
+    mine = (
+        "deployments,services,configmaps,secrets,roles,rolebindings,serviceaccounts,leases,jobs,persistentvolumeclaims"
+    )
+    named = kubectl("-n", NAMESPACE, "get", mine, "-o", "name").split()
+    wide = kubectl("get", "crds,clusterroles,clusterrolebindings,validatingwebhookconfigurations", "-o", "name").split()
+    return " ".join(name for name in (*named, *wide) if "elastune" in name)
+
+
+def schedulers() -> dict[str, int]:
+    """The pods that there are, and how often each one's process was restarted."""
+    return {
+        pod["metadata"]["name"]: sum(each["restartCount"] for each in pod["status"].get("containerStatuses") or ())
+        for pod in objects("pods", "-l", "app.kubernetes.io/component=scheduler")
+    }
+
+
+def goes_on(replicas: set[str]) -> None:
+    """The trial of these replicas trains on, with them and in the same processes."""
+    (one, *_) = sorted(replicas)
+    count = len(printed(one))
+    until(lambda: len(printed(one)) > count + 2, 30.0, "the trial trains on")
+    assert len({each["pid"] for each in printed(one)}) == 1

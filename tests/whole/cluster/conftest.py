@@ -2,17 +2,21 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
-from tests.support.cluster.rig import Installed, beside_the_nodes_to_kill, installed
+from tests.support.cluster.rig import TEAM, Installed, apply, beside_the_nodes_to_kill, installed, kubectl, left_behind
+
+OWN_INSTALLATIONS = "test_installations.py"
+"""Its tests install the chart, and have to come before the others share one installation."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
-        if "tests/whole/cluster/" in str(item.path):
-            item.add_marker(pytest.mark.cluster)
+    here = [item for item in items if "tests/whole/cluster/" in str(item.path)]
+    for item in here:
+        item.add_marker(pytest.mark.cluster)
+    order = {id(item): position for position, item in enumerate(items)}
+    items.sort(key=lambda item: (item in here and item.path.name != OWN_INSTALLATIONS, order[id(item)]))
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -21,9 +25,22 @@ def _needs_a_cluster() -> None:
         pytest.fail("KUBECONFIG is not set; it names the cluster that the tests marked 'cluster' run on")
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Installed]:
-    """Elastune on the cluster, for all tests of a file."""
-    state: Path = tmp_path_factory.mktemp("state")
-    with installed(state, scheduler=beside_the_nodes_to_kill()) as made:
-        yield made
+    """Elastune on the cluster, for all tests that change nothing of the installation: each ends what it started.
+
+    A scheduler that leads and one that stands by; another namespace whose trials are looked after; nodes that are asked
+    for while trials wait for them.
+    """
+    apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": TEAM}})
+    try:
+        with installed(
+            tmp_path_factory.mktemp("state"),
+            namespaces=[TEAM],
+            autoscaling={"enabled": True, "slotsPerNode": 4, "mostNodes": 3},
+            scheduler={"replicas": 2, **beside_the_nodes_to_kill()},
+        ) as made:
+            yield made
+        assert left_behind() == "", "an uninstallation leaves nothing"
+    finally:
+        kubectl("delete", "namespace", TEAM, "--wait=false")

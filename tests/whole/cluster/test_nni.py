@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.cluster.rig import Installed, objects
+from tests.support.cluster.rig import Installed, delete, objects
 from tests.support.nni_experiment import NniExperiment
 
 pytest.importorskip("nni")
@@ -37,6 +37,8 @@ def test_an_experiment_reaches_the_scheduler_in_the_cluster(
             x = json.loads(trial["hyperParameters"][0])["parameters"]["x"]
             expected = [*(("PERIODICAL", step, x + step) for step in range(3)), ("FINAL", 0, x + 10)]
             assert experiment.results(trial["trialJobId"]) == expected
-        assert [trial["status"]["phase"] for trial in objects("trials")] == ["Succeeded"] * 2
+        mine = [trial for trial in objects("trials") if trial["spec"]["study"] == f"nni-{experiment.id}"]
+        assert [trial["status"]["phase"] for trial in mine] == ["Succeeded"] * 2
+        delete(*(trial["metadata"]["name"] for trial in mine))
     finally:
         experiment.close()

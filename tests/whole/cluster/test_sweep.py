@@ -1,4 +1,4 @@
-"""An Optuna sweep on a real cluster, from an installation with Helm to an uninstallation that leaves nothing."""
+"""An Optuna sweep on a real cluster, whose node and whose scheduler are killed."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from scheduler.dashboard.picture import draw_timeline
 from tests.support.cluster.rig import (
     CODE,
     NAMESPACE,
-    beside_the_nodes_to_kill,
-    installed,
+    Installed,
+    delete,
     is_running,
     kubectl,
     node_command,
@@ -34,50 +34,50 @@ TRIALS = 8
 @pytest.mark.skipif(
     "ELASTUNE_TEST_CLUSTER" not in os.environ, reason="ELASTUNE_TEST_CLUSTER names no way to kill nodes"
 )
-def test_a_sweep_survives_what_clusters_do(tmp_path: Path) -> None:
+def test_a_sweep_survives_what_clusters_do(cluster: Installed, tmp_path: Path) -> None:
     folder = tmp_path / "project"
     folder.mkdir()
     shutil.copy(CODE / "sweep.py", folder / "tune.py")
-    state = tmp_path / "state"
-    with installed(state, scheduler=beside_the_nodes_to_kill()) as cluster:
-        log = open(tmp_path / "sweep.log", "w")
-        driver = subprocess.Popen(
-            [sys.executable, "tune.py", str(TRIALS), "5"], cwd=folder, env=cluster.environ(), stdout=log, stderr=log
-        )
-        try:
-            until(lambda: trains_on("kube-node-2"), 120.0, "a trial trains on the second node")
-            lost = time.monotonic()
-            node_command("stop-node", "2")
-            until(lambda: not ready("kube-node-2"), 60.0, "the node is reported lost")
-            reported = time.monotonic()
-            until(all_train_elsewhere, 60.0, "every trial that was there trains on the rest, or waits")
-            print(
-                f"node lost: reported after {reported - lost:.1f} s, healed {time.monotonic() - reported:.1f} s later"
-            )
-            leader = cluster.leader()
-            kubectl("-n", NAMESPACE, "delete", "pod", leader, "--grace-period=0", "--force")
-            node_command("start-node", "2")
-            until(lambda: ready("kube-node-2"), 60.0, "the node is back")
-            assert until(cluster.leader, 60.0, "another scheduler leads") != leader
-            driver.wait(timeout=300)
-        finally:
-            driver.kill()
-            driver.wait()
-            log.close()
-        words = (tmp_path / "sweep.log").read_text()
-        assert driver.returncode == 0, words[-3000:]
-        trials = objects("trials")
-        assert [trial["status"]["phase"] for trial in trials] == ["Succeeded"] * TRIALS, words[-3000:]
-        client = cluster.client()
-        timeline = client.request("GET", "/timeline")
-        client.close()
-        assert most_at_once(timeline) >= 2
-        pictures = draw_timeline(timeline, Path(os.environ.get("ELASTUNE_TEST_PICTURES", tmp_path)) / "cluster_slots")
-        assert all(path.stat().st_size > 10_000 for path in pictures)
+    log = open(tmp_path / "sweep.log", "w")
+    driver = subprocess.Popen(
+        [sys.executable, "tune.py", str(TRIALS), "5"], cwd=folder, env=cluster.environ(), stdout=log, stderr=log
+    )
+    try:
+        until(lambda: trains_on("kube-node-2"), 120.0, "a trial trains on the second node")
+        lost = time.monotonic()
+        node_command("stop-node", "2")
+        until(lambda: not ready("kube-node-2"), 60.0, "the node is reported lost")
+        reported = time.monotonic()
+        until(all_train_elsewhere, 60.0, "every trial that was there trains on the rest, or waits")
+        print(f"node lost: reported after {reported - lost:.1f} s, healed {time.monotonic() - reported:.1f} s later")
+        leader = cluster.leader()
+        kubectl("-n", NAMESPACE, "delete", "pod", leader, "--grace-period=0", "--force")
+        node_command("start-node", "2")
+        until(lambda: ready("kube-node-2"), 60.0, "the node is back")
+        assert until(cluster.leader, 60.0, "another scheduler leads") != leader
+        driver.wait(timeout=300)
+    finally:
+        driver.kill()
+        driver.wait()
+        log.close()
+    words = (tmp_path / "sweep.log").read_text()
+    assert driver.returncode == 0, words[-3000:]
+    trials = of_this_sweep()
+    assert [trial["status"]["phase"] for trial in trials] == ["Succeeded"] * TRIALS, words[-3000:]
+    client = cluster.client()
+    timeline = client.request("GET", "/timeline")
+    client.close()
+    assert most_at_once(timeline) >= 2
+    pictures = draw_timeline(timeline, Path(os.environ.get("ELASTUNE_TEST_PICTURES", tmp_path)) / "cluster_slots")
+    assert all(path.stat().st_size > 10_000 for path in pictures)
     values = sqlite3.connect(folder / "sweep.db").execute("SELECT value FROM trial_values").fetchall()
     assert len(values) == TRIALS
     assert max(value for (value,) in values) > 0.8
-    assert left_behind() == ""
+    delete(*(trial["metadata"]["name"] for trial in of_this_sweep()))
+
+
+def of_this_sweep() -> list[dict[str, Any]]:
+    return [trial for trial in objects("trials") if trial["spec"]["study"].startswith("digits")]
 
 
 def ready(node: str) -> bool:
@@ -116,14 +116,3 @@ def most_at_once(timeline: dict[str, Any]) -> int:
         ended = timeline["now"] if interval["ended"] is None else interval["ended"]
         held.setdefault(interval["trial_id"], []).extend([(interval["began"], 1), (ended, -1)])
     return max(max(itertools.accumulate(step for _, step in sorted(steps))) for steps in held.values())
-
-
-def left_behind() -> str:
-    """Anything of ours that an uninstallation should have taken along."""
-    until(lambda: not objects("pods", "-l", "app.kubernetes.io/name=elastune-replica"), 60.0, "all replicas are gone")
-    mine = (
-        "deployments,services,configmaps,secrets,roles,rolebindings,serviceaccounts,leases,jobs,persistentvolumeclaims"
-    )
-    named = kubectl("-n", NAMESPACE, "get", mine, "-o", "name").split()
-    wide = kubectl("get", "crds,clusterroles,clusterrolebindings,validatingwebhookconfigurations", "-o", "name").split()
-    return " ".join(name for name in (*named, *wide) if "elastune" in name)

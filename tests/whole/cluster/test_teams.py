@@ -12,11 +12,10 @@ import pytest
 from tests.support.cluster.rig import (
     CODE,
     NAMESPACE,
+    TEAM,
     Installed,
     apply,
-    beside_the_nodes_to_kill,
     gpu_nodes,
-    installed,
     is_running,
     kubectl,
     objects,
@@ -26,32 +25,22 @@ from tests.support.cluster.rig import (
     until,
 )
 
-TEAM = f"{NAMESPACE}-team"
 PLACEHOLDERS = "elastune.dev/placeholder=true"
 
 
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Installed]:
-    apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": TEAM}})
-    urgent = {
-        "apiVersion": "scheduling.k8s.io/v1",
-        "kind": "PriorityClass",
-        "metadata": {"name": "urgent"},
-        "value": 1000,
-    }
-    apply(urgent)
-    scaling = {"enabled": True, "slotsPerNode": 4, "mostNodes": 3}
-    try:
-        with installed(
-            tmp_path_factory.mktemp("state"),
-            namespaces=[TEAM],
-            autoscaling=scaling,
-            scheduler=beside_the_nodes_to_kill(),
-        ) as made:
-            yield made
-    finally:
-        kubectl("delete", "priorityclass", "urgent")
-        kubectl("delete", "namespace", TEAM, "--wait=false")
+@pytest.fixture(scope="module", autouse=True)
+def _urgent() -> Iterator[None]:
+    """A class of pods that may drive others off their nodes."""
+    apply(
+        {
+            "apiVersion": "scheduling.k8s.io/v1",
+            "kind": "PriorityClass",
+            "metadata": {"name": "urgent"},
+            "value": 1000,
+        }
+    )
+    yield
+    kubectl("delete", "priorityclass", "urgent")
 
 
 def in_team(kind: str) -> list[dict[str, Any]]:

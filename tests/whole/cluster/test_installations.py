@@ -1,4 +1,4 @@
-"""The scheduler through thick and thin: one that stands by, an API server that is away, installed without Helm."""
+"""Installations of their own: behind an API server that is away for a while, and without Helm."""
 
 from __future__ import annotations
 
@@ -15,12 +15,14 @@ from tests.support.cluster.rig import (
     NAMESPACE,
     apply,
     beside_the_nodes_to_kill,
+    goes_on,
     installed,
     kubectl,
     objects,
     printed,
     replicas_of,
     running,
+    schedulers,
     status,
     steady,
     trial_document,
@@ -28,34 +30,8 @@ from tests.support.cluster.rig import (
     values,
 )
 
-SCHEDULER = "app.kubernetes.io/component=scheduler"
 OUTAGE_SECONDS = 25.0
 """Longer than a lease."""
-
-
-def schedulers() -> dict[str, int]:
-    """The pods that there are, and how often each one's process was restarted."""
-    return {
-        pod["metadata"]["name"]: sum(each["restartCount"] for each in pod["status"].get("containerStatuses") or ())
-        for pod in objects("pods", "-l", SCHEDULER)
-    }
-
-
-def test_the_scheduler_that_stands_by_takes_over_and_adopts_everything(tmp_path: Path) -> None:
-    with installed(tmp_path / "state", scheduler={"replicas": 2, **beside_the_nodes_to_kill()}) as cluster:
-        until(lambda: len(schedulers()) == 2, 30.0, "two schedulers run")
-        steady(cluster, "watched", maxReplicas=2)
-        running("watched", 2)
-        replicas = {pod["metadata"]["name"] for pod in replicas_of("watched")}
-        leader = cluster.leader()
-        (standby,) = schedulers().keys() - {leader}
-        killed = time.monotonic()
-        kubectl("-n", NAMESPACE, "delete", "pod", leader, "--grace-period=0", "--force", "--wait=false")
-        until(lambda: cluster.leader() == standby, 60.0, "the one that stood by leads")
-        print(f"the stand-by led {time.monotonic() - killed:.1f} s after the leader was killed")
-        goes_on(replicas)
-        kubectl("-n", NAMESPACE, "scale", "trial", "watched", "--replicas=1")
-        running("watched", 1)
 
 
 @pytest.mark.skipif("ELASTUNE_TEST_CLUSTER" not in os.environ, reason="only pods on this machine reach the gate")
@@ -105,11 +81,3 @@ def server_as_pods_see_it() -> tuple[str, int]:
     """One of the API server's own addresses, which its certificate names."""
     found = json.loads(kubectl("-n", "default", "get", "endpoints", "kubernetes", "-o", "json"))["subsets"][0]
     return found["addresses"][0]["ip"], found["ports"][0]["port"]
-
-
-def goes_on(replicas: set[str]) -> None:
-    """The trial of these replicas trains on, with them and in the same processes."""
-    (one, *_) = sorted(replicas)
-    count = len(printed(one))
-    until(lambda: len(printed(one)) > count + 2, 30.0, "the trial trains on")
-    assert len({each["pid"] for each in printed(one)}) == 1
