@@ -18,6 +18,9 @@ version = release = __version__
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_copybutton", "sphinxcontrib.mermaid"]
 source_suffix = {".md": "markdown"}
 exclude_patterns = ["_build"]
+# Docstrings mark code with single backticks too.
+default_role = "code"
+python_maximum_signature_line_length = 88
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
 autodoc_typehints_format = "short"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -17,6 +16,7 @@ import httpx2
 import psutil
 import yaml
 
+from tests.support.ports import ReservedPort
 from tests.support.project import ROOT
 
 STARTS = 3
@@ -33,7 +33,7 @@ class NniExperiment:
         (self.code / "trial.py").write_text(code)
         self.notes = folder / "notes"
         self.notes.mkdir()
-        self.port = 0
+        self._reserved: ReservedPort | None = None
         self.id = ""
         self.environ = {
             **os.environ,
@@ -62,6 +62,17 @@ class NniExperiment:
         }
         self.run("-m", "scheduler.cli", "nni", "register")
 
+    @property
+    def port(self) -> int:
+        assert self._reserved is not None
+        return self._reserved.number
+
+    def reserve_port(self) -> None:
+        """Another one than any before."""
+        before, self._reserved = self._reserved, ReservedPort()
+        if before is not None:
+            before.release()
+
     def run(self, *arguments: str) -> str:
         done = subprocess.run(
             [sys.executable, *arguments],
@@ -82,7 +93,7 @@ class NniExperiment:
         path = self.folder / "config.yml"
         path.write_text(yaml.safe_dump(self.config))
         for attempt in range(STARTS):
-            self.port = free_port()
+            self.reserve_port()
             try:
                 self.nnictl("create", "--config", str(path), "--port", str(self.port))
                 self.id = self._newest()
@@ -96,7 +107,7 @@ class NniExperiment:
     def again(self, how: str = "resume") -> None:
         """``resume`` or ``view`` it on another port."""
         for attempt in range(STARTS):
-            self.port = free_port()
+            self.reserve_port()
             try:
                 self.nnictl(how, self.id, "--port", str(self.port))
                 self.until_started()
@@ -184,6 +195,8 @@ class NniExperiment:
 
     def close(self) -> None:
         self.nnictl("stop", "--all")
+        if self._reserved is not None:
+            self._reserved.release()
         for process in psutil.process_iter():
             # What a killed manager left.
             try:
@@ -191,9 +204,3 @@ class NniExperiment:
                     process.send_signal(signal.SIGKILL)
             except psutil.Error:
                 continue
-
-
-def free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])

@@ -19,7 +19,7 @@ import yaml
 from scheduler.client import SchedulerClient
 from scheduler.embedded import EmbeddedScheduler
 from tests.support import objectives
-from tests.support.nni_experiment import NniExperiment, free_port
+from tests.support.nni_experiment import NniExperiment
 from tuner_bridge import optimize
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
@@ -310,7 +310,7 @@ def test_in_the_foreground_an_interrupt_ends_everything(experiment: Callable[...
     made = experiment(DICTIONARIES, maxTrialNumber=2)
     path = made.folder / "config.yml"
     path.write_text(yaml.safe_dump(made.config))
-    made.port = free_port()
+    made.reserve_port()
     command = ["-m", "nni.tools.nnictl.nnictl", "create", "--config", str(path), "--port", str(made.port)]
     with open(made.folder / "foreground.txt", "w") as words:
         process = subprocess.Popen(

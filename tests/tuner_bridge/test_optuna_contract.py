@@ -7,7 +7,6 @@ over the scheduler's real API; at the end a sweep of each front end runs in proc
 from __future__ import annotations
 
 import contextlib
-import socket
 import threading
 import time
 import warnings
@@ -21,6 +20,7 @@ import pytest
 from optuna.storages.journal import JournalFileBackend
 
 from tests.support import objectives
+from tests.support.ports import ReservedPort
 from tests.support.postgres import postgres_server
 from tuner_bridge import elastic, optimize
 
@@ -123,16 +123,14 @@ def storage_of(kind: str, folder: Path) -> Iterator[Any]:
 def grpc_proxy(url: str) -> Iterator[Any]:
     server_module = pytest.importorskip("optuna.storages._grpc.server", reason="this Optuna has no gRPC proxy")
 
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    server = server_module.make_server(optuna.storages.RDBStorage(url), "127.0.0.1", port)
-    threading.Thread(target=server.start, daemon=True).start()
-    proxy = optuna.storages.GrpcStorageProxy(host="127.0.0.1", port=port)
-    proxy.wait_server_ready(timeout=20)
-    yield proxy
-    proxy.close()
-    server.stop(grace=None).wait()
+    with ReservedPort() as port:
+        server = server_module.make_server(optuna.storages.RDBStorage(url), "127.0.0.1", port)
+        threading.Thread(target=server.start, daemon=True).start()
+        proxy = optuna.storages.GrpcStorageProxy(host="127.0.0.1", port=port)
+        proxy.wait_server_ready(timeout=20)
+        yield proxy
+        proxy.close()
+        server.stop(grace=None).wait()
 
 
 @pytest.mark.filterwarnings("ignore:Heartbeat of storage is supposed to be used")

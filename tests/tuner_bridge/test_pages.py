@@ -16,7 +16,8 @@ import optuna
 import pytest
 
 from tests.support import objectives
-from tests.support.nni_experiment import NniExperiment, free_port
+from tests.support.nni_experiment import NniExperiment
+from tests.support.ports import ReservedPort
 from tests.tuner_bridge.test_nni_experiments import REPORTS
 from tuner_bridge import optimize
 
@@ -40,6 +41,16 @@ def browse(url: str, folder: Path, picture: str) -> str:
     return re.sub(r"<[^>]+>", " ", re.sub(r"<(script|style).*?</\1>", " ", done.stdout, flags=re.DOTALL))
 
 
+def page_with(words: str, url: str, folder: Path, picture: str) -> str:
+    """The page once it shows the words: on a busy machine its data comes after the browser has looked."""
+    deadline = time.monotonic() + 90.0
+    while True:
+        page = browse(url, folder, picture)
+        if words in page:
+            return page
+        assert time.monotonic() < deadline, f"{words!r} is not on the page:\n{page}"
+
+
 @pytest.fixture
 def experiment(tmp_path: Path) -> Iterator[NniExperiment]:
     made = NniExperiment(tmp_path, REPORTS, {"maxTrialNumber": 3}, {})
@@ -49,18 +60,16 @@ def experiment(tmp_path: Path) -> Iterator[NniExperiment]:
 
 @needs_browser
 def test_nnis_page_shows_elastic_trials(experiment: NniExperiment, tmp_path: Path) -> None:
-    experiment.environ["STEP_SECONDS"] = "0.5"
+    experiment.environ["STEP_SECONDS"] = "3"
     experiment.create()
     experiment.until(lambda: "RUNNING" in experiment.states(), "a trial to run")
-    running = browse(f"http://127.0.0.1:{experiment.port}/detail", tmp_path, "nni-running.png")
-    assert "RUNNING" in running
+    page_with("RUNNING", f"http://127.0.0.1:{experiment.port}/detail", tmp_path, "nni-running.png")
     experiment.until_done()
-    page = browse(f"http://127.0.0.1:{experiment.port}/detail", tmp_path, "nni.png")
+    page = page_with("SUCCEEDED", f"http://127.0.0.1:{experiment.port}/detail", tmp_path, "nni.png")
     for trial in experiment.trials():
         assert trial["trialJobId"] in page
     assert page.count("SUCCEEDED") >= 3
-    overview = browse(f"http://127.0.0.1:{experiment.port}/oview", tmp_path, "nni-overview.png")
-    assert "DONE" in overview
+    overview = page_with("DONE", f"http://127.0.0.1:{experiment.port}/oview", tmp_path, "nni-overview.png")
     assert experiment.id in overview
     assert (tmp_path / "nni.png").stat().st_size > 20_000
 
@@ -74,13 +83,13 @@ def test_optunas_dashboard_shows_replicas_and_goodput(tmp_path: Path, monkeypatc
     attributes = study.trials[-1].user_attrs
     assert attributes["elastune:replicas"] >= 1
     assert attributes["elastune:goodput"] > 0
-    port = free_port()
+    port = ReservedPort()
     server = subprocess.Popen(
-        [str(Path(sys.executable).with_name("optuna-dashboard")), storage, "--port", str(port), "--quiet"],
+        [str(Path(sys.executable).with_name("optuna-dashboard")), storage, "--port", str(port.number), "--quiet"],
         env={**os.environ, "PYTHONWARNINGS": "ignore"},
     )
     try:
-        url = f"http://127.0.0.1:{port}"
+        url = f"http://127.0.0.1:{port.number}"
         deadline = time.monotonic() + 60.0
         while True:
             try:
@@ -89,9 +98,9 @@ def test_optunas_dashboard_shows_replicas_and_goodput(tmp_path: Path, monkeypatc
             except httpx2.TransportError:
                 assert time.monotonic() < deadline
                 time.sleep(0.2)
-        page = browse(f"{url}/dashboard/studies/1/trials", tmp_path, "optuna.png")
-        assert "elastune:replicas" in page
+        page = page_with("elastune:replicas", f"{url}/dashboard/studies/1/trials", tmp_path, "optuna.png")
         assert "elastune:goodput" in page
     finally:
         server.terminate()
         server.wait(timeout=20.0)
+        port.release()

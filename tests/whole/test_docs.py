@@ -14,6 +14,7 @@ import httpx2
 import pytest
 
 from scripts.check_docs import ROOT, Page, check, pages
+from tests.support.ports import ReservedPort
 
 TUTORIAL = ROOT / "docs" / "tutorial.md"
 STEP = re.compile(
@@ -61,15 +62,16 @@ def test_the_tutorial_can_be_followed(tmp_path: Path) -> None:
     environ.pop("ELASTUNE_URL", None)
     background: list[subprocess.Popen[bytes]] = []
     done = []
+    port = ReservedPort()
     exports = ""
     try:
-        for step in STEP.finditer(TUTORIAL.read_text()):
+        for step in STEP.finditer(TUTORIAL.read_text().replace("7311", str(port.number))):
             kind, content = step[1], step["content"]
             if step["name"]:
                 (tmp_path / step["name"]).write_text(content)
             elif kind == "run in the background":
                 background.append(subprocess.Popen(["bash", "-c", f"exec {content}"], cwd=tmp_path, env=environ))
-                until_it_answers("http://127.0.0.1:7311")
+                until_it_answers(f"http://127.0.0.1:{port.number}")
             else:
                 run = subprocess.run(
                     ["bash", "-euc", exports + content],
@@ -87,6 +89,7 @@ def test_the_tutorial_can_be_followed(tmp_path: Path) -> None:
         for process in background:
             process.send_signal(signal.SIGINT)
             process.wait(timeout=60)
+        port.release()
     assert len(done) >= 6
     assert (tmp_path / "slots.png").exists()
 
