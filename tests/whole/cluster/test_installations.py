@@ -34,8 +34,24 @@ OUTAGE_SECONDS = 25.0
 """Longer than a lease."""
 
 
+def test_the_plain_manifests_do_what_the_chart_does(tmp_path: Path) -> None:
+    folder = tmp_path / "manifests"
+    folder.mkdir()
+    for name, text in rendered(values(tmp_path / "state"), NAMESPACE).items():
+        (folder / name).write_text(text)
+    try:
+        kubectl("apply", "-k", str(folder))
+        until(lambda: objects("pods", "-l", "elastune.dev/leader=true"), 90.0, "a scheduler leads")
+        apply(trial_document("plain", command=["python", "-c", "print('hello')"]))
+        until(lambda: status("plain").get("phase") == "Succeeded", 60.0, "a trial succeeded")
+        kubectl("-n", NAMESPACE, "delete", "trials,studies", "--all", "--timeout=60s")
+    finally:
+        kubectl("delete", "-k", str(folder), "--timeout=50s")
+
+
 @pytest.mark.skipif("ELASTUNE_TEST_CLUSTER" not in os.environ, reason="only pods on this machine reach the gate")
 def test_while_the_api_server_does_not_answer_the_scheduler_everything_trains_on(tmp_path: Path) -> None:
+    """After the other one: the bridge at which pods reach the gate is there once a pod has been."""
     server = server_as_pods_see_it()
     with gate(server[0], server) as way:
         through = [
@@ -60,21 +76,6 @@ def test_while_the_api_server_does_not_answer_the_scheduler_everything_trains_on
             longest = max(each["longest"] for each in words)
             print(f"longest step around {OUTAGE_SECONDS:.0f} s without an API server: {longest:.2f} s")
             assert len({each["pid"] for each in words}) == 1
-
-
-def test_the_plain_manifests_do_what_the_chart_does(tmp_path: Path) -> None:
-    folder = tmp_path / "manifests"
-    folder.mkdir()
-    for name, text in rendered(values(tmp_path / "state"), NAMESPACE).items():
-        (folder / name).write_text(text)
-    try:
-        kubectl("apply", "-k", str(folder))
-        until(lambda: objects("pods", "-l", "elastune.dev/leader=true"), 90.0, "a scheduler leads")
-        apply(trial_document("plain", command=["python", "-c", "print('hello')"]))
-        until(lambda: status("plain").get("phase") == "Succeeded", 60.0, "a trial succeeded")
-        kubectl("-n", NAMESPACE, "delete", "trials,studies", "--all", "--timeout=60s")
-    finally:
-        kubectl("delete", "-k", str(folder), "--timeout=50s")
 
 
 def server_as_pods_see_it() -> tuple[str, int]:
