@@ -6,9 +6,11 @@ export OMP_NUM_THREADS ?= 1
 # Files of tests over processes; what a file's tests share is made once.
 WORKERS ?= 2
 SPREAD := -n $(WORKERS) --dist loadfile
+# Slow tests wait most of the time, and have little to share.
+SLOW_WORKERS ?= 3
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-slow test-cluster explore check docs dist bench clean
+.PHONY: help setup demo test test-slow test-cluster explore coverage check docs dist bench clean
 
 help:
 	@echo "make demo      set up and run the main job: an Optuna sweep of elastic trials (under 3 minutes)"
@@ -16,6 +18,7 @@ help:
 	@echo "make test-slow run the slow tests: whole sweeps that are killed and resumed"
 	@echo "make test-cluster  run the tests on the Kubernetes cluster that KUBECONFIG names"
 	@echo "make explore   the property tests with other examples than make test's"
+	@echo "make coverage  which lines make test runs, in every process that it starts"
 	@echo "make check     ruff, mypy and the import contracts"
 	@echo "make docs      the documentation as a site, in docs/_build/html; fails on what is stale"
 	@echo "make dist      wheel and sdist, in dist"
@@ -34,13 +37,19 @@ test: setup
 	$(BIN)/python -m pytest $(SPREAD)
 
 test-slow: setup
-	$(BIN)/python -m pytest $(SPREAD) -m "slow and not gpu and not cluster"
+	$(BIN)/python -m pytest -n $(SLOW_WORKERS) --dist worksteal -m "slow and not gpu and not cluster"
 
 test-cluster: setup
 	$(BIN)/python -m pytest -m "cluster and not gpu"
 
 explore: setup
 	$(BIN)/python -m pytest $(SPREAD) --hypothesis-profile=explore --timeout=1800 $$(grep -rlE "^from hypothesis" tests --include="test_*.py")
+
+coverage: setup
+	rm -rf .coverage-data && mkdir .coverage-data
+	$(BIN)/python -m coverage run -m pytest $(SPREAD)
+	$(BIN)/python -m coverage combine -q
+	$(BIN)/python -m coverage report --skip-covered
 
 check: setup
 	$(BIN)/ruff check .
@@ -61,4 +70,4 @@ bench: setup
 	$(BIN)/python -m benchmarks.run
 
 clean:
-	rm -rf $(VENV) elastune-demo .elastune docs/_build dist
+	rm -rf $(VENV) elastune-demo .elastune docs/_build dist .coverage-data

@@ -269,7 +269,7 @@ class StudyDriver:
                         "wait": POLL_SECONDS,
                     },
                 )
-                self._heard = news["heard"]
+                self._heard = news.get("heard", -1)
                 unreachable_since = None
             except SchedulerUnreachable as error:
                 now = time.monotonic()

@@ -46,8 +46,8 @@ class Waiting(BaseModel):
     """What the driver last heard of each trial, as this API gave it; of others it hears nothing while they run."""
     known: list[str] = Field(default_factory=list)
     """Questions that the driver is working on."""
-    heard: int = -1
-    """Number of the study's latest news in the last answer; at any other one there is more to tell."""
+    heard: int | None = None
+    """Number of the latest news in the last answer: at any other one there is more. None: what comes from now on."""
     wait: float = 20.0
 
 
@@ -148,6 +148,7 @@ def client_routes(service: Service) -> APIRouter:
         await asyncio.to_thread(renew, name, body)
         deadline = service.clock() + min(body.wait, 8.0)
         known = set(body.known)
+        heard = service.mailbox.news(name).number if body.heard is None else body.heard
         while True:
             changed, news = service.changed, service.mailbox.news(name)
             if (await asyncio.to_thread(known_study, name)).owner != body.owner:
@@ -157,7 +158,7 @@ def client_routes(service: Service) -> APIRouter:
             live = await asyncio.to_thread(_news_of, body.seen)
             left = deadline - service.clock()
             missing = await asyncio.to_thread(_missing_packages, body.trials)
-            if finished or questions or live or missing or news.number != body.heard or left <= 0:
+            if finished or questions or live or missing or news.number != heard or left <= 0:
                 return {
                     "finished": finished,
                     "questions": questions,

@@ -23,6 +23,9 @@ STARTS = 3
 """NNI gives its web server 4 s and its tuner 10 s to start, which a busy machine may miss."""
 
 
+_registered: dict[str, bytes] | None = None
+
+
 class NniExperiment:
     """``folder`` holds NNI's home, the trials' code and the configuration."""
 
@@ -45,7 +48,6 @@ class NniExperiment:
             "OMP_NUM_THREADS": "1",
             "PYTHONWARNINGS": "ignore",
         }
-        (folder / "config").mkdir()
         self.config = {
             "searchSpace": {"x": {"_type": "uniform", "_value": [0.0, 1.0]}},
             "trialCommand": "python trial.py",
@@ -60,7 +62,20 @@ class NniExperiment:
             },
             **config,
         }
-        self.run("-m", "scheduler.cli", "nni", "register")
+        self._register()
+
+    def _register(self) -> None:
+        """Make our platform known to this experiment's NNI, by our command; what it wrote serves the next ones."""
+        global _registered
+        config = self.folder / "config"
+        if _registered is None:
+            config.mkdir()
+            self.run("-m", "scheduler.cli", "nni", "register")
+            _registered = {path.name: path.read_bytes() for path in config.iterdir()}
+            return
+        config.mkdir()
+        for name, content in _registered.items():
+            (config / name).write_bytes(content)
 
     @property
     def port(self) -> int:
@@ -194,11 +209,10 @@ class NniExperiment:
         return "\n".join(f"{log.name}:\n{log.read_text()[-2000:]}" for log in logs if log.exists())
 
     def close(self) -> None:
-        self.nnictl("stop", "--all")
+        """End all that it has started. `nnictl stop`, which waits for each of them in turn, is for tests of it."""
         if self._reserved is not None:
             self._reserved.release()
         for process in psutil.process_iter():
-            # What a killed manager left.
             try:
                 if process.environ().get("NNI_CONFIG_DIR") == self.environ["NNI_CONFIG_DIR"]:
                     process.send_signal(signal.SIGKILL)
