@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import socket
+import time
+
+import httpx2
 
 
 class ReservedPort:
@@ -26,3 +29,15 @@ class ReservedPort:
 
     def release(self) -> None:
         self._held.close()
+
+
+def until_it_answers(url: str) -> None:
+    """Wait for a server that is starting."""
+    deadline = time.monotonic() + 60.0
+    while True:
+        try:
+            httpx2.get(url, trust_env=False)
+            return
+        except httpx2.TransportError:
+            assert time.monotonic() < deadline
+            time.sleep(0.1)

@@ -189,7 +189,7 @@ def test_what_the_code_sees_of_its_process_is_what_each_replica_would_see(branch
 def test_a_process_that_the_import_left_behind_holds_up_nothing(
     branches: Branches, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("trials.launch.fork_client.FORK_SECONDS", 2.0)
+    monkeypatch.setattr("trials.launch.fork_client.FORK_SECONDS", 16.0)
     branches.write("os.system('sleep 20 > /dev/null 2>&1 &')")
     branches.run()
     branches.until_settled()
@@ -197,7 +197,7 @@ def test_a_process_that_the_import_left_behind_holds_up_nothing(
     branches.until(lambda: all(each.gone for each in branches.servers._branches.values()), "its end is not seen")
     before = time.monotonic()
     branches.run()
-    assert time.monotonic() - before < 2.0
+    assert time.monotonic() - before < 8.0
 
 
 def test_a_killed_branch_is_replaced(branches: Branches) -> None:

@@ -11,13 +11,12 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import httpx2
 import optuna
 import pytest
 
 from tests.support import objectives
 from tests.support.nni_experiment import NniExperiment
-from tests.support.ports import ReservedPort
+from tests.support.ports import ReservedPort, until_it_answers
 from tests.tuner_bridge.test_nni_experiments import REPORTS
 from tuner_bridge import optimize
 
@@ -90,14 +89,7 @@ def test_optunas_dashboard_shows_replicas_and_goodput(tmp_path: Path, monkeypatc
     )
     try:
         url = f"http://127.0.0.1:{port.number}"
-        deadline = time.monotonic() + 60.0
-        while True:
-            try:
-                httpx2.get(url, trust_env=False)
-                break
-            except httpx2.TransportError:
-                assert time.monotonic() < deadline
-                time.sleep(0.2)
+        until_it_answers(url)
         page = page_with("elastune:replicas", f"{url}/dashboard/studies/1/trials", tmp_path, "optuna.png")
         assert "elastune:goodput" in page
     finally:

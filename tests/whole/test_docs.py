@@ -7,14 +7,12 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
-import httpx2
 import pytest
 
 from scripts.check_docs import ROOT, Page, check, pages
-from tests.support.ports import ReservedPort
+from tests.support.ports import ReservedPort, until_it_answers
 
 TUTORIAL = ROOT / "docs" / "tutorial.md"
 STEP = re.compile(
@@ -92,14 +90,3 @@ def test_the_tutorial_can_be_followed(tmp_path: Path) -> None:
         port.release()
     assert len(done) >= 6
     assert (tmp_path / "slots.png").exists()
-
-
-def until_it_answers(url: str) -> None:
-    deadline = time.monotonic() + 60.0
-    while True:
-        try:
-            httpx2.get(url, trust_env=False)
-            return
-        except httpx2.TransportError:
-            assert time.monotonic() < deadline
-            time.sleep(0.1)
