@@ -11,7 +11,7 @@ ENV PATH=/opt/elastune/bin:$PATH
 # The largest layer, which changes least, comes first.
 RUN pip install ${PIP_OPTIONS} "torch==${TORCH_VERSION}"
 WORKDIR /src
-COPY pyproject.toml README.md ./
+COPY pyproject.toml README.md LICENSE ./
 COPY dist_core dist_core
 COPY trials trials
 COPY scheduler scheduler

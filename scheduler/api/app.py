@@ -24,7 +24,7 @@ def create_app(service: Service) -> FastAPI:
         yield
         await asyncio.to_thread(service.loop.stop)
 
-    app = FastAPI(title="Elastune scheduler", lifespan=lifespan)
+    app = FastAPI(title="Elastune scheduler", lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None)
     app.state.service = service
     app.include_router(client_routes(service))
     app.include_router(replica_routes(service))

@@ -233,7 +233,9 @@ def replica_routes(service: Service) -> APIRouter:
         trial = await asyncio.to_thread(store.trial, caller.trial_id)
         if trial.state.is_final:
             raise HTTPException(410, f"trial {caller.trial_id} is {trial.state.value}; nobody answers for it any more")
-        document = {**body.model_dump(), "trial_id": caller.trial_id}
+        # Replicas choose their ids; another trial's question is another one, whatever it is called.
+        question_id = f"{caller.trial_id}:{body.id}"
+        document = {**body.model_dump(), "id": question_id, "trial_id": caller.trial_id}
         answer = await service.mailbox.ask(trial.spec.study, document, ANSWER_SECONDS)
         return {"answer": answer}
 

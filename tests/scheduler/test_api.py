@@ -52,8 +52,8 @@ class Site:
         submitted: dict[str, Any] = answer.json()
         return submitted
 
-    def with_replica(self) -> str:
-        trial_id = self.submit()["trial_id"]
+    def with_replica(self, number: int = 0) -> str:
+        trial_id = self.submit(number)["trial_id"]
         name = f"{trial_id}-abc"
         self.store.add_replica(
             ReplicaRecord(replica_id=name, trial_id=trial_id, node="n0", slot=0, launch_index=0, launched_at=1.0, pid=1)
@@ -162,9 +162,18 @@ def test_a_question_reaches_the_driver_and_its_answer_the_replica(site: Site) ->
     assert unserved["questions"] == []
     waiting = {"owner": "one", "wait": 0, "trials": [name.rpartition("-")[0]]}
     news = site.call("POST", "/studies/s/news", waiting).json()
-    assert [asked["id"] for asked in news["questions"]] == ["q1"]
-    site.call("POST", "/studies/s/answers", {"id": "q1", "answer": {"value": 0.1}})
+    [asked] = news["questions"]
+    assert (asked["method"], asked["arguments"]) == ("suggest_float", {"name": "lr"})
+    site.call("POST", "/studies/s/answers", {"id": asked["id"], "answer": {"value": 0.1}})
+    # Another trial that asks under the same id has asked nothing that was answered.
+    other = site.with_replica(number=1)
+    assert site.replica("POST", "/call", question, name=other).json() == {"answer": None}
     assert site.replica("POST", "/call", question, name=name).json() == {"answer": {"value": 0.1}}
+
+
+def test_nobody_learns_of_the_api_without_a_token(site: Site) -> None:
+    for path in ("/docs", "/redoc", "/openapi.json"):
+        assert site.http.get(path).status_code == 404
 
 
 def test_a_poke_that_comes_before_the_poll_it_is_meant_for_is_not_lost(site: Site) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -212,9 +213,16 @@ class NniExperiment:
         """End all that it has started. `nnictl stop`, which waits for each of them in turn, is for tests of it."""
         if self._reserved is not None:
             self._reserved.release()
-        for process in psutil.process_iter():
-            try:
-                if process.environ().get("NNI_CONFIG_DIR") == self.environ["NNI_CONFIG_DIR"]:
+        # Again for those that were started meanwhile.
+        while mine := [each for each in psutil.process_iter() if self._started(each)]:
+            for process in mine:
+                with contextlib.suppress(psutil.Error):
                     process.send_signal(signal.SIGKILL)
-            except psutil.Error:
-                continue
+            psutil.wait_procs(mine, timeout=5.0)
+
+    def _started(self, process: psutil.Process) -> bool:
+        try:
+            mine = process.environ().get("NNI_CONFIG_DIR") == self.environ["NNI_CONFIG_DIR"]
+            return mine and process.status() != psutil.STATUS_ZOMBIE
+        except psutil.Error:
+            return False

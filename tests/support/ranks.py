@@ -9,6 +9,7 @@ fails or ends without a word.
 from __future__ import annotations
 
 import atexit
+import importlib
 import multiprocessing
 import os
 import signal
@@ -54,13 +55,14 @@ class _Ending:
 
 
 class _Rank:
-    """A process of a job, as the nursery sees it."""
+    """A process of a job, as the nursery sees it. ``jobs``: the nursery's own line, of which a rank knows nothing."""
 
-    def __init__(self, job: _Job, rank: int) -> None:
+    def __init__(self, job: _Job, rank: int, jobs: Connection) -> None:
         self._words = tempfile.TemporaryFile()
         self.answer, theirs = multiprocessing.Pipe(duplex=False)
         self.pid = os.fork()
         if self.pid == 0:
+            jobs.close()
             _become(job, rank, theirs, self._words.fileno())
         theirs.close()
 
@@ -114,8 +116,8 @@ def _become(job: _Job, rank: int, answer: Connection, words: int) -> None:
     os._exit(0)
 
 
-def _run(job: _Job) -> list[_Ending]:
-    ranks = [_Rank(job, rank) for rank in range(job.world_size)]
+def _run(job: _Job, jobs: Connection) -> list[_Ending]:
+    ranks = [_Rank(job, rank, jobs) for rank in range(job.world_size)]
     endings: list[_Ending | None] = [None] * len(ranks)
     deadline = time.monotonic() + job.seconds
     try:
@@ -139,12 +141,14 @@ def _serve(jobs: Connection) -> None:
     """The nursery: until its owner is gone."""
     # Workers of data loaders start as in a script; a server of forks for each rank would import torch again.
     multiprocessing.set_start_method("fork", force=True)
+    # Preloaded already, unless the server of forks could not: then the reason is seen here.
+    importlib.import_module("dist_core.replica_preload")
     while True:
         try:
             job: _Job = jobs.recv()
         except EOFError:
             return
-        jobs.send(_run(job))
+        jobs.send(_run(job, jobs))
 
 
 class _Nursery:
@@ -163,6 +167,10 @@ class _Nursery:
     def close(self) -> None:
         self._jobs.close()
         self._process.join(LEAVING_SECONDS)
+
+    def kill(self) -> None:
+        self._process.kill()
+        self.close()
 
 
 _nursery: _Nursery | None = None
@@ -184,8 +192,14 @@ def run_ranks(
     global _nursery
     if _nursery is None:
         _nursery = _Nursery()
-    with meeting_place() as port:
-        endings = _nursery.run(_Job(function, arguments, world_size, port, seconds))
+    try:
+        with meeting_place() as port:
+            endings = _nursery.run(_Job(function, arguments, world_size, port, seconds))
+    except BaseException:
+        # A test that ran out of time leaves an answer on the line, which is not the next one's.
+        _nursery.kill()
+        _nursery = None
+        raise
     failed = [
         ending.told(rank)
         for rank, ending in enumerate(endings)

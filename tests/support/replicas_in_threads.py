@@ -6,13 +6,14 @@ The code of a replica and its requests are the real ones. One at a time, because
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import dist_core.core
 from dist_core.core import TrainingCore
 from dist_core.env import ReplicaEnvironment
 from trials.launch import InMemoryLauncher, LaunchRequest
-from trials.launch.base import ReplicaProcess
+from trials.launch.base import Exit, ReplicaProcess
+from trials.record import ReplicaRecord
 
 Run = Callable[[TrainingCore], int]
 """What a replica does with its core; its exit status."""
@@ -24,6 +25,8 @@ class ThreadLauncher(InMemoryLauncher):
         self._run = run
         self.on_exit: Callable[[], None] = lambda: None
         self._threads: list[threading.Thread] = []
+        self._ending = threading.Lock()
+        """A replica has not ended before it is known how."""
 
     def launch(self, request: LaunchRequest) -> ReplicaProcess:
         started = super().launch(request)
@@ -41,15 +44,21 @@ class ThreadLauncher(InMemoryLauncher):
         status = 1
         try:
             status = self._run(core)
-        finally:
             core.close()
-            dist_core.core._core = None
-            self.end(request.replica_id, status)
+        finally:
+            if dist_core.core._core is core:
+                dist_core.core._core = None
+            with self._ending:
+                self.end(request.replica_id, status)
             self.on_exit()
         # A process would be gone by now, and its connections with it.
         core.membership._thread.join()
         assert core.channel is not None
         core.channel._client.close()
+
+    def exits(self, replicas: Sequence[ReplicaRecord]) -> list[Exit]:
+        with self._ending:
+            return super().exits(replicas)
 
     def close(self) -> None:
         """When the scheduler does not answer any more."""

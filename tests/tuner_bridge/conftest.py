@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -33,8 +34,16 @@ def scheduler(_running: SchedulerClient) -> Iterator[SchedulerClient]:
 
 
 @pytest.fixture(scope="module")
-def scheduler_in_process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SchedulerClient]:
-    """The same, whose only slot runs the objectives of Optuna's trials in threads of this process."""
+def scheduler_in_process(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[SchedulerClient]:
+    """The same, whose only slot runs the objectives of Optuna's trials in threads of this process.
+
+    With ELASTUNE_TEST_PROCESSES in the environment replicas are processes here too.
+    """
+    if "ELASTUNE_TEST_PROCESSES" in os.environ:
+        yield request.getfixturevalue("scheduler")
+        return
     launcher = ThreadLauncher(lambda core: run_in(core, prepare, (optuna.TrialPruned,)))
     folder = tmp_path_factory.mktemp("scheduler")
     served = ServedLoop(folder, InMemoryTrialStore(), launcher, policy_by_name("goodput"))

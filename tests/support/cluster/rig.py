@@ -11,6 +11,7 @@ from __future__ import annotations
 import base64
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -24,6 +25,7 @@ import helm_python as helm
 
 from scheduler.client import SchedulerClient
 from scheduler.errors import SchedulerUnreachable
+from tests.support.ports import ReservedPort, until_it_answers
 from tests.support.project import ROOT
 from tuner_bridge.packing import pack
 
@@ -229,13 +231,16 @@ def reachable(service: dict[str, Any]) -> Iterator[str]:
     if os.environ.get("ELASTUNE_TEST_IMAGE") is None:
         yield f"http://{service['spec']['clusterIP']}:7300"
         return
-    forward = subprocess.Popen(["kubectl", "-n", NAMESPACE, "port-forward", "service/elastune", "17300:7300"])
-    try:
-        time.sleep(3.0)
-        yield "http://127.0.0.1:17300"
-    finally:
-        forward.terminate()
-        forward.wait()
+    # It leads to one pod, and ends with it: again to the next one.
+    with ReservedPort() as port:
+        again = f"while :; do kubectl -n {NAMESPACE} port-forward service/elastune {port}:7300; sleep 0.5; done"
+        forward = subprocess.Popen(["bash", "-c", again], start_new_session=True, stdout=subprocess.DEVNULL)
+        try:
+            until_it_answers(f"http://127.0.0.1:{port}/healthz")
+            yield f"http://127.0.0.1:{port}"
+        finally:
+            os.killpg(forward.pid, signal.SIGTERM)
+            forward.wait()
 
 
 def node_command(*words: str) -> None:
@@ -261,8 +266,9 @@ def stranger(name: str, gpus: int, **spec: Any) -> None:
         "resources": {"limits": {"nvidia.com/gpu": gpus}},
         **({} if image is None else {"command": ["python", "-c", "import signal; signal.pause()"]}),
     }
+    metadata = {"name": name, "namespace": NAMESPACE, "labels": {"elastune-test": "stranger"}}
     whole = {"restartPolicy": "Never", "terminationGracePeriodSeconds": 0, "containers": [main], **spec}
-    apply({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "namespace": NAMESPACE}, "spec": whole})
+    apply({"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": whole})
 
 
 def trial_document(name: str, **spec: Any) -> dict[str, Any]:
@@ -327,3 +333,22 @@ def goes_on(replicas: set[str]) -> None:
     count = len(printed(one))
     until(lambda: len(printed(one)) > count + 2, 30.0, "the trial trains on")
     assert len({each["pid"] for each in printed(one)}) == 1
+
+
+def tidy() -> None:
+    """Whatever a test that failed has left: the next one begins with an empty cluster."""
+    kubectl("-n", NAMESPACE, "delete", "trials", "--all", "--timeout=50s", check=False)
+    kubectl(
+        "-n", NAMESPACE, "delete", "pods", "-l", "elastune-test=stranger", "--grace-period=0", "--force", check=False
+    )
+    kubectl("-n", NAMESPACE, "delete", "resourcequotas", "--all", check=False)
+    if "ELASTUNE_TEST_CLUSTER" in os.environ:
+        for number, name in enumerate(gpu_nodes(), start=1):
+            kubectl("uncordon", name, check=False)
+            if not is_ready(name):
+                node_command("start-node", str(number))
+
+
+def is_ready(node: str) -> bool:
+    conditions = named("nodes", node)["status"]["conditions"]
+    return any(each["type"] == "Ready" and each["status"] == "True" for each in conditions)

@@ -5,7 +5,16 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.support.cluster.rig import TEAM, Installed, apply, beside_the_nodes_to_kill, installed, kubectl, left_behind
+from tests.support.cluster.rig import (
+    TEAM,
+    Installed,
+    apply,
+    beside_the_nodes_to_kill,
+    installed,
+    kubectl,
+    left_behind,
+    tidy,
+)
 
 OWN_INSTALLATIONS = "test_installations.py"
 """Its tests install the chart, and have to come before the others share one installation."""
@@ -44,3 +53,10 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Installed]:
         assert left_behind() == "", "an uninstallation leaves nothing"
     finally:
         kubectl("delete", "namespace", TEAM, "--wait=false")
+
+
+@pytest.fixture(autouse=True)
+def _tidy(request: pytest.FixtureRequest) -> Iterator[None]:
+    yield
+    if "cluster" in request.fixturenames:
+        tidy()

@@ -20,6 +20,7 @@ from tests.support.cluster.rig import (
     NAMESPACE,
     Installed,
     delete,
+    is_ready,
     is_running,
     kubectl,
     node_command,
@@ -46,14 +47,15 @@ def test_a_sweep_survives_what_clusters_do(cluster: Installed, tmp_path: Path) -
         until(lambda: trains_on("kube-node-2"), 120.0, "a trial trains on the second node")
         lost = time.monotonic()
         node_command("stop-node", "2")
-        until(lambda: not ready("kube-node-2"), 60.0, "the node is reported lost")
+        until(lambda: not is_ready("kube-node-2"), 60.0, "the node is reported lost")
         reported = time.monotonic()
+        assert driver.poll() is None, "the sweep was over before the node was lost"
         until(all_train_elsewhere, 60.0, "every trial that was there trains on the rest, or waits")
         print(f"node lost: reported after {reported - lost:.1f} s, healed {time.monotonic() - reported:.1f} s later")
         leader = cluster.leader()
         kubectl("-n", NAMESPACE, "delete", "pod", leader, "--grace-period=0", "--force")
         node_command("start-node", "2")
-        until(lambda: ready("kube-node-2"), 60.0, "the node is back")
+        until(lambda: is_ready("kube-node-2"), 60.0, "the node is back")
         assert until(cluster.leader, 60.0, "another scheduler leads") != leader
         driver.wait(timeout=300)
     finally:
@@ -64,6 +66,8 @@ def test_a_sweep_survives_what_clusters_do(cluster: Installed, tmp_path: Path) -
     assert driver.returncode == 0, words[-3000:]
     trials = of_this_sweep()
     assert [trial["status"]["phase"] for trial in trials] == ["Succeeded"] * TRIALS, words[-3000:]
+    histories = [entry for trial in trials for entry in (trial["status"].get("history") or {}).values()]
+    assert any("replica_lost" in entry for entry in histories), "no trial had a replica on the node"
     client = cluster.client()
     timeline = client.request("GET", "/timeline")
     client.close()
@@ -78,11 +82,6 @@ def test_a_sweep_survives_what_clusters_do(cluster: Installed, tmp_path: Path) -
 
 def of_this_sweep() -> list[dict[str, Any]]:
     return [trial for trial in objects("trials") if trial["spec"]["study"].startswith("digits")]
-
-
-def ready(node: str) -> bool:
-    (found,) = [each for each in objects("nodes") if each["metadata"]["name"] == node]
-    return any(each["type"] == "Ready" and each["status"] == "True" for each in found["status"]["conditions"])
 
 
 def replicas_on(node: str) -> list[dict[str, Any]]:
