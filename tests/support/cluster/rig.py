@@ -345,8 +345,18 @@ def tidy() -> None:
     if "ELASTUNE_TEST_CLUSTER" in os.environ:
         for number, name in enumerate(gpu_nodes(), start=1):
             kubectl("uncordon", name, check=False)
-            if not is_ready(name):
+            if not comes_back(name):
                 node_command("start-node", str(number))
+
+
+def comes_back(node: str, seconds: float = 40.0) -> bool:
+    """Whether it is ready, or is being started: a second start would leave the first one's processes to nobody."""
+    deadline = time.monotonic() + seconds
+    while not is_ready(node):
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.5)
+    return True
 
 
 def is_ready(node: str) -> bool:
