@@ -24,6 +24,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     here = [item for item in items if "tests/whole/cluster/" in str(item.path)]
     for item in here:
         item.add_marker(pytest.mark.cluster)
+        if item.get_closest_marker("timeout") is None:
+            # The last one's includes the uninstallation.
+            item.add_marker(pytest.mark.timeout(300))
     order = {id(item): position for position, item in enumerate(items)}
     items.sort(key=lambda item: (item in here and item.path.name != OWN_INSTALLATIONS, order[id(item)]))
 
