@@ -55,14 +55,11 @@ class Page:
 
     @property
     def prose(self) -> str:
-        """The page with its blocks of code emptied, lines kept."""
-        return _FENCE.sub(lambda block: "\n" * block[0].count("\n"), self.text)
+        """The page with its blocks of code blanked, every letter of the rest where it was."""
+        return _FENCE.sub(lambda block: re.sub(r"[^\n]", " ", block[0]), self.text)
 
     def stale(self, position: int, why: str) -> Stale:
         return Stale(str(self.path.relative_to(ROOT)), self.text.count("\n", 0, position) + 1, why)
-
-    def stale_in_prose(self, position: int, why: str) -> Stale:
-        return Stale(str(self.path.relative_to(ROOT)), self.prose.count("\n", 0, position) + 1, why)
 
 
 def pages() -> list[Page]:
@@ -99,9 +96,9 @@ def _links(page: Page) -> Iterator[Stale]:
         name, _, anchor = target.partition("#")
         path = (page.path.parent / name).resolve() if name else page.path
         if not path.exists():
-            yield page.stale_in_prose(link.start(), f"the link to {target} leads nowhere")
+            yield page.stale(link.start(), f"the link to {target} leads nowhere")
         elif anchor and path.suffix == ".md" and anchor not in _anchors(path):
-            yield page.stale_in_prose(link.start(), f"{name or page.path.name} has no heading #{anchor}")
+            yield page.stale(link.start(), f"{name or page.path.name} has no heading #{anchor}")
 
 
 @cache
@@ -119,11 +116,11 @@ def _mentions(page: Page) -> Iterator[Stale]:
             name = path[0].rstrip("/.")
             known = name.startswith(GENERATED) or (ROOT / name).exists() or list(ROOT.glob(f"{name}.*"))
             if not known:
-                yield page.stale_in_prose(code.start(), f"there is no {name}")
+                yield page.stale(code.start(), f"there is no {name}")
         if "::" in words:
             for test in _TEST.findall(words):
                 if test not in _tests():
-                    yield page.stale_in_prose(code.start(), f"there is no test {test}")
+                    yield page.stale(code.start(), f"there is no test {test}")
 
 
 @cache
