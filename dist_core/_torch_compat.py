@@ -32,6 +32,7 @@ __all__ = [
     "gradient_buckets",
     "loss_scale_of",
     "replace_process_group",
+    "schedules_within",
     "set_bucket_cap",
     "tensors_in",
     "work_of",
@@ -119,6 +120,11 @@ def tensors_in(value: Any) -> list[torch.Tensor]:
 def loss_scale_of(scaler: Any) -> torch.Tensor | None:
     """A copy of a gradient scaler's present scale, without waiting for a GPU; None when it does not scale."""
     return scaler._get_scale_async().clone() if scaler.is_enabled() and scaler._scale is not None else None
+
+
+def schedules_within(schedule: Any) -> tuple[list[Any], list[int]]:
+    """The schedules that a chained or sequential one is made of, and the steps at which the next one takes over."""
+    return schedule._schedulers, getattr(schedule, "_milestones", [])
 
 
 def forget_scaled_step(scaler: Any) -> None:

@@ -10,6 +10,7 @@ import torch
 
 from dist_core.core import get_core
 from dist_core.errors import InvalidTraining
+from dist_core.replica_group import ReplicaGroup
 
 
 class _Addend:
@@ -46,6 +47,7 @@ class Accumulator(MutableMapping[str, Any]):
         self._results: dict[str, Any] = dict(*arguments, **initial)
         self._pending: dict[str, float] = {}
         self._synchronized = False
+        self._mark: tuple[dict[str, Any], dict[str, float]] | None = None
         get_core().adopt_accumulator(self)
 
     # ------------------------------------------------------------------ adding
@@ -118,14 +120,31 @@ class Accumulator(MutableMapping[str, Any]):
 
     def settle(self) -> None:
         """Collective: move what every replica has added into the sums. Raises PeerLost."""
-        group = get_core().group
-        pending, self._pending = self._pending, {}
-        if group.world_size > 1:
-            keys = sorted({key for keys in group.gather_json(sorted(pending)) for key in keys})
-            values = torch.tensor([pending.get(key, 0.0) for key in keys], dtype=torch.float64)
-            group.sum(values, what=str(keys))
-            pending = dict(zip(keys, values.tolist(), strict=True))
+        pending = get_core().together(self._sums_over)
+        self._pending = {}
+        self._mark = None
         self._fold(pending)
+
+    def _sums_over(self, group: ReplicaGroup) -> dict[str, float]:
+        if group.world_size == 1:
+            return self._pending
+        keys = sorted({key for keys in group.gather_json(sorted(self._pending)) for key in keys})
+        values = torch.tensor([self._pending.get(key, 0.0) for key in keys], dtype=torch.float64)
+        group.sum(values, what=str(keys))
+        return dict(zip(keys, values.tolist(), strict=True))
+
+    def mark(self) -> None:
+        """What is added from here on may have to be taken back."""
+        self._mark = dict(self._results), dict(self._pending)
+
+    def forget_mark(self) -> None:
+        self._mark = None
+
+    def back_to_mark(self) -> None:
+        """The code that added since the mark runs again: what it added does not count."""
+        if self._mark is not None:
+            self._results, self._pending = self._mark
+            self._mark = None
 
     def _fold(self, pending: Mapping[str, float]) -> None:
         for key, value in pending.items():

@@ -6,6 +6,8 @@ knows what counted.
 
 from __future__ import annotations
 
+import zlib
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sized
 from dataclasses import dataclass
 from itertools import count, islice
@@ -17,6 +19,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler, defa
 from torch.utils.data.distributed import DistributedSampler
 
 from dist_core.errors import InvalidTraining
+from dist_core.random_streams import seeded
 from dist_core.sampling import ElasticCursor, Indices, StepPlan, StreamCursor, divide, evaluation_share
 
 
@@ -34,6 +37,8 @@ class Division:
     """Whether the step of that number measures the noise scale."""
     splits_measured: bool
     """Whether measured steps take two passes: one replica compares the halves of its batch."""
+    splits_first: bool
+    """Whether the trial's first step has to take several passes; else it is whole, and shows how the loop trains."""
     varies: bool
     """Whether batches may differ in size: then a pass does not end with a sliver."""
     drop_last: bool
@@ -41,6 +46,8 @@ class Division:
 
     def passes(self, step: int) -> int:
         """Accumulation steps of the step of that number."""
+        if step == 0 and not self.splits_first:
+            return 0
         if self.accumulation == 0 and self.splits_measured and self.measures(step):
             return 1
         return self.accumulation
@@ -61,6 +68,11 @@ class BatchSource(Protocol):
 
     @property
     def cursor(self) -> ElasticCursor | StreamCursor: ...
+
+    @property
+    def order_fingerprint(self) -> int:
+        """16 bits of the order that a sampler of the user's drew for this pass; 0 where nothing can differ."""
+        ...
 
     def steps(self, division: Division) -> Iterator[LoadedStep]:
         """Steps from the cursor on, across passes; each is asked for when the one before has been committed."""
@@ -104,10 +116,24 @@ class IndexedSource:
             _refuse_sampler(sampler, shuffle=shuffle)
         ordered = cast("Sized", dataset if sampler is None else sampler)
         self.num_samples: int | None = len(ordered)
-        draw = None if sampler is None else lambda number: _drawn(sampler, seed=seed, number=number)
+        self._drawn: OrderedDict[int, Indices] = OrderedDict()
+        """By pass: what the sampler drew, once, because it may not draw the same if it is asked again."""
+        draw = None if sampler is None else lambda number: self._draw(sampler, seed, number)
         self.cursor = ElasticCursor(len(ordered), shuffle=shuffle, seed=seed, draw=draw)
         self._planned = _PlannedBatches()
         self._loader: DataLoader[Any] = DataLoader(dataset, batch_sampler=cast("Any", self._planned), **options)
+
+    def _draw(self, sampler: Iterable[int], seed: int, number: int) -> Indices:
+        if number not in self._drawn:
+            self._drawn[number] = _drawn(sampler, seed=seed, number=number)
+            while len(self._drawn) > _PASSES_KEPT:
+                self._drawn.popitem(last=False)
+        return self._drawn[number]
+
+    @property
+    def order_fingerprint(self) -> int:
+        drawn = self._drawn.get(self.cursor.passes)
+        return 0 if drawn is None else zlib.crc32(drawn.tobytes()) & 0xFFFF
 
     def steps(self, division: Division) -> Iterator[LoadedStep]:
         plans: list[StepPlan] = []
@@ -150,6 +176,10 @@ class IndexedSource:
         return iter(self._loader)
 
 
+_PASSES_KEPT = 3
+"""The present pass, and those that are planned ahead."""
+
+
 def _commit(cursor: ElasticCursor, taken: int, division: Division) -> None:
     ended = cursor.commit(taken)
     if not ended and division.drop_last and cursor.remaining < division.global_batch:
@@ -176,8 +206,7 @@ def _drawn(sampler: Iterable[int], *, seed: int, number: int) -> Indices:
         sampler.set_epoch(number)
     key = int(np.random.Philox(key=[seed, number]).random_raw() >> np.uint64(1))
     generator = getattr(sampler, "generator", None)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(key)
+    with seeded(key):
         if isinstance(generator, torch.Generator):
             generator.manual_seed(key)
         drawn = list(sampler)
@@ -284,6 +313,7 @@ class StreamSource:
         self._collate = collate
         self._steps = _StreamedSteps(_Stream(dataset), collate)
         self._options = {**options, "num_workers": min(workers, 1), "batch_size": None, "collate_fn": _as_it_is}
+        self.order_fingerprint = 0
         self._ends = False
         self._pass_of_step = 0
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import gc
 import logging
 import math
 import os
@@ -18,7 +19,8 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
@@ -39,7 +41,8 @@ from dist_core.hints_sender import HintsSender
 from dist_core.membership import Membership, Prepared
 from dist_core.memory_limit import lower, read_limit, write_limit
 from dist_core.noise_scale import is_measured
-from dist_core.registry import FunctionState, RandomState, StateRegistry
+from dist_core.random_streams import RandomStreams
+from dist_core.registry import FunctionState, StateRegistry
 from dist_core.replica_group import GroupNeeds, ReplicaGroup, lone_group, torchrun_group
 from dist_core.switch import (
     ACCUMULATION,
@@ -47,12 +50,18 @@ from dist_core.switch import (
     NEXT_ACCUMULATION,
     NEXT_ATOMIC_BATCH,
     NUM_CONTROL_SLOTS,
+    ORDER_SQUARES,
+    ORDER_SUM,
     PREEMPT_COUNT,
     PREPARED_COUNT,
     PREPARED_SQUARES,
     PREPARED_SUM,
+    RATES_SQUARES,
+    RATES_SUM,
     Decision,
+    all_equal,
     decide_switch,
+    fingerprint,
 )
 from dist_core.trial_checkpoints import TrialCheckpoints
 
@@ -63,12 +72,15 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+T = TypeVar("T")
+
 ACCUMULATOR_PREFIX = "accumulator-"
 DRY_STEPS = 2
 """Passes a joiner makes alone: they build its gradient buckets in the order that the survivors' have."""
 HEAL_SECONDS = 60.0
 """Longest wait for a generation without the lost replica; then the trial resumes from its checkpoint."""
 LEAVER_PATIENCE_SECONDS = 3.0
+COLLECT_SECONDS = 0.3
 LINGER_SECONDS = 0.5
 """A generation that was left keeps its connections that long, so that closing them delays nobody's next step."""
 MODEL_SLOTS = 3
@@ -79,6 +91,7 @@ class TrainingCore:
     def __init__(self, environment: ReplicaEnvironment | None) -> None:
         self.environment = environment
         self.registry = StateRegistry()
+        self.random = RandomStreams()
         self.group: ReplicaGroup = lone_group()
         self.members: tuple[str, ...] = ()
         self.generation = 0
@@ -104,6 +117,16 @@ class TrainingCore:
         """Training loops of the present epoch that this process has entered, and that the trial has completed."""
         self._left_early: int | None = None
         """Loops that were completed before the one that was left before its end, until another begins."""
+        self._left_loader: AdaptiveDataLoader | None = None
+        self.evaluations = 0
+        """Evaluation loops that are running."""
+        self.trains_in_turns = False
+        """Whether the loop's body computes further gradients after an optimizer has stepped, as for a GAN."""
+        self._updates = self._updates_before = 0
+        """Optimizer updates of the present step; and those it had before a replica was lost in it, which count."""
+        self._meetings = 0
+        """What all replicas have done together since the last step."""
+        self._differing_metrics = False
         self.schedule_position = 0.0
         """Learning rate steps so far: gains of the steps that counted."""
         self.models: list[AdaptiveDataParallel] = []
@@ -136,7 +159,7 @@ class TrainingCore:
 
     def _register_own_states(self) -> None:
         self.registry.register("core", FunctionState(self._save, self._load))
-        self.registry.register("random", RandomState())
+        self.registry.register("random", self.random)
         self.registry.register("checkpoints", self.checkpoints)
 
     def _leave_on_signals(self) -> None:
@@ -189,6 +212,8 @@ class TrainingCore:
         if self._left_early is not None:
             # By this very error: the loop goes on where it was.
             self.loops_done = self._left_early
+        if self._left_loader is not None:
+            self._left_loader.cursor.left = False
         tensors: list[torch.Tensor] = []
         skeleton = pack(self.registry.capture(), tensors)
         kept = unpack(skeleton, [tensor.to("cpu", copy=True) for tensor in tensors])
@@ -262,6 +287,12 @@ class TrainingCore:
     # ------------------------------------------------------------------ epochs
 
     @property
+    def epoch_position(self) -> float:
+        """Where training stands, in epochs and parts of the present one."""
+        size = None if self.loader is None else self.loader.epoch_size
+        return float(self.epoch) if size is None else max(float(self.epoch), self.epoch_progress / size)
+
+    @property
     def epoch_progress(self) -> float:
         """Progress as if every epoch so far had been trained to its end."""
         return self.progress + self.progress_shift
@@ -304,9 +335,10 @@ class TrainingCore:
             name: each for name, each in self._accumulators.items() if not name.startswith(of_this_epoch)
         }
         self.epoch += 1
+        self._meetings = 0
         self.in_training_loop = False
         self.loops_begun = self.loops_done = 0
-        self.loop_start = None
+        self.loop_start = self._left_early = self._left_loader = None
         self._note_epoch_time()
         self._maybe_checkpoint()
 
@@ -332,7 +364,7 @@ class TrainingCore:
                 "another, or join their datasets (torch.utils.data.StackDataset gives pairs of samples)"
             )
         self.loops_begun += 1
-        self._left_early = None
+        self._left_early = self._left_loader = None
         self.in_training_loop = self.loops_begun > self.loops_done
         return self.in_training_loop
 
@@ -341,10 +373,17 @@ class TrainingCore:
         self.in_training_loop = False
         self.loops_done = max(self.loops_done, self.loops_begun)
 
-    def leave_training_loop_early(self) -> None:
-        """The user left the loop, or an exception did: only whoever handles the exception can tell."""
-        self._left_early = self.loops_done
-        self.leave_training_loop()
+    def leave_training_loop_early(self, loader: AdaptiveDataLoader, *, has_trained: bool) -> None:
+        """The user left the loop, or an exception did: only whoever handles the exception can tell.
+
+        A loop in which nothing was trained was a look at the data, and none of the epoch's loops.
+        """
+        self._left_early, self._left_loader = self.loops_done, loader
+        if has_trained:
+            self.leave_training_loop()
+        else:
+            self.in_training_loop = False
+            self.loops_begun -= 1
 
     # ------------------------------------------------------------------ joining
 
@@ -369,6 +408,8 @@ class TrainingCore:
                     "parameter_server trains with a fixed batch size, because statistics of gradients assume "
                     "synchronous steps; leave out autoscale_batch_size, or choose another reduction"
                 )
+            if self.trains_in_turns:
+                self.adaptation.forbid_accumulation()
             if self.joined:
                 self._agree_on_batch()
 
@@ -415,6 +456,7 @@ class TrainingCore:
             if rank != 0:
                 self.registry.restore(received)
         self.joined = True
+        self.random.enter(rank, 0)
         self.checkpoints.training_begins()
         self._use_group()
 
@@ -429,6 +471,7 @@ class TrainingCore:
         self.generation = prepared.generation.number
         self.joined = True
         self.broken = None
+        self.random.enter(self.group.rank, self.generation)
         self._epoch_started = self._epoch_started or time.monotonic()
         self.checkpoints.training_begins()
         self.membership.commit(prepared)
@@ -461,6 +504,20 @@ class TrainingCore:
         self.registry.register(name, accumulator)
         self._accumulators[name] = accumulator
 
+    def mark_sums(self) -> None:
+        """From here on what is added to sums may have to be added anew."""
+        for accumulator in self._accumulators.values():
+            accumulator.mark()
+
+    def keep_sums(self) -> None:
+        """What was added since the mark counts."""
+        for accumulator in self._accumulators.values():
+            accumulator.forget_mark()
+
+    def take_back_sums(self) -> None:
+        for accumulator in self._accumulators.values():
+            accumulator.back_to_mark()
+
     def _settle_accumulators(self) -> None:
         """Before some of this generation leave: what they have added is summed with the others'."""
         try:
@@ -492,6 +549,10 @@ class TrainingCore:
                 vector[ATOMIC_BATCH], vector[ACCUMULATION] = proposal
             if prepared is not None and prepared.group is not None:
                 vector[NEXT_ATOMIC_BATCH], vector[NEXT_ACCUMULATION] = self._batch_for(prepared.group)
+        order = 0.0 if self.loader is None else float(self.loader.order_fingerprint)
+        rates = float(fingerprint([rate for model in self.models for rate in model.rates()]))
+        vector[ORDER_SUM], vector[ORDER_SQUARES] = order, order**2
+        vector[RATES_SUM], vector[RATES_SQUARES] = rates, rates**2
         for slot, model in self._model_slots():
             vector[slot], vector[slot + 1] = model.norms_to_sum()
             if self.group.rank == 0 and model.tuning_proposal is not None:
@@ -534,6 +595,10 @@ class TrainingCore:
         if self.broken is not None:
             self._heal()
             return
+        self._updates = self._updates_before = self._meetings = 0
+        self.keep_sums()
+        if agreed is not None and not lag:
+            self._refuse_what_differs(agreed.vector)
         self.schedule_position += self._step_gain()
         if loader is self.loader:
             self.progress += self.adaptation.progress_of(global_batch)
@@ -550,11 +615,28 @@ class TrainingCore:
         if values[ATOMIC_BATCH] > 0:
             self.adaptation.use(int(values[ATOMIC_BATCH]), int(values[ACCUMULATION]))
         if values[PREEMPT_COUNT] > 0:
+            self._settle_accumulators()
             self._save_and_exit("preempted", EXIT_PREEMPTED)
         if agreed is not None and agreed.prepared is not None:
             self._maybe_switch(agreed.prepared, values)
         self._maybe_checkpoint()
         self._send_hints()
+
+    def _refuse_what_differs(self, vector: torch.Tensor) -> None:
+        """Replicas that train on other samples or at other rates than the rest train another model, without a word."""
+        values, size = vector.tolist(), self.group.world_size
+        if not all_equal(values[ORDER_SUM], values[ORDER_SQUARES], size):
+            raise InvalidTraining(
+                "the sampler draws another order on each replica, so that samples would be trained twice or never. "
+                "Let it draw from torch's, NumPy's or Python's global generator, or from a torch.Generator in its "
+                "attribute `generator`; these are seeded alike on all replicas"
+            )
+        if not all_equal(values[RATES_SUM], values[RATES_SQUARES], size):
+            raise InvalidTraining(
+                "the learning rates differ between the replicas. Something sets them from what only one replica "
+                "knows, such as its own part of a metric: sum it with an Accumulator first, or use a schedule of "
+                "torch's, whose metric is agreed on"
+            )
 
     def _step_gain(self) -> float:
         return self.models[0].gain if self.models else 1.0
@@ -579,6 +661,30 @@ class TrainingCore:
             except RuntimeError as error:
                 self.mark_broken(str(error))
         return self.broken is None
+
+    def note_forward(self) -> None:
+        """A model computes within a step. Raises InvalidTraining where that step cannot be what it should be."""
+        if self.trains_in_turns or not any(model.passed_step for model in self.models):
+            return
+        if any(model.is_in_a_part for model in self.models):
+            raise InvalidTraining(
+                "the training loop computes with a model after an optimizer has stepped, as for a GAN, but this step "
+                "takes several passes, of which only the last one applies updates: what comes after them would see "
+                "the old weights. Allow a whole batch at once: leave out gradient_accumulation, and raise the upper "
+                "bound of local_bsz_bounds to batch_size"
+            )
+        self.trains_in_turns = True
+        if self.adaptation is not None:
+            self.adaptation.forbid_accumulation()
+
+    def counts_update(self) -> bool:
+        """Whether the optimizer's update that is about to be made is still to be made.
+
+        A replica may be lost between two optimizers of one step. Then the body runs again, and the updates that were
+        made on all survivors are not made a second time.
+        """
+        self._updates += 1
+        return self._updates > self._updates_before
 
     def before_update(self) -> None:
         """An optimizer is about to change weights: a checkpoint of them has to be copied by then."""
@@ -672,6 +778,7 @@ class TrainingCore:
         resumes from its checkpoint.
         """
         reason = self.broken or "a collective failed"
+        self.take_back_sums()
         if self.membership is None or self.channel is None:
             raise PeerLost(f"another replica vanished: {reason}")
         started = time.perf_counter()
@@ -697,6 +804,7 @@ class TrainingCore:
         """Close this replica's connections: others that still wait for it in a collective learn of the loss by that."""
         self.rounds.reset()
         self.group = lone_group(self.group_needs())
+        threading.Thread(target=_collect, name="elastune-collect", daemon=True).start()
         for model in self.models:
             model.use_group(self.group)
             model.drop_gradients()
@@ -713,14 +821,22 @@ class TrainingCore:
             self._announce_switch(prepared, pause_seconds=seconds)
 
     def _rejoin(self, prepared: Prepared) -> None:
-        group = prepared.group
+        group, meetings = prepared.group, self._meetings
         assert group is not None
-        standing = group.gather_json([self.steps, self.epoch])
-        if any(epoch != self.epoch for _, epoch in standing):
-            raise ReplicaExit("survivors stand in different epochs", EXIT_PEER_LOST)
+        standing = [
+            _Standing(*each)
+            for each in group.gather_json([self.steps, max(self._updates, self._updates_before), self.epoch, meetings])
+        ]
         # The lost replica may have completed its last collective with some of us and not with others: those are one
-        # step ahead, and that step counts.
-        furthest = max(range(group.world_size), key=lambda rank: (standing[rank][0], -rank))
+        # step ahead, or one update, and that counts.
+        furthest = max(range(group.world_size), key=lambda rank: (standing[rank].steps, standing[rank].updates, -rank))
+        if not all(each.can_go_on_from(standing[furthest]) for each in standing):
+            self.warn(
+                "a replica was lost while the others stood at different places outside of a training step; the trial "
+                "goes on from its last checkpoint"
+            )
+            self._flush_hints()
+            raise ReplicaExit("survivors stand at different places", EXIT_PEER_LOST)
         received = hand_over(group, self.registry.capture() if group.rank == furthest else None, source=furthest)
         if group.rank != furthest:
             self.before_update()
@@ -728,7 +844,52 @@ class TrainingCore:
             self.registry.restore(
                 {name: value for name, value in received.items() if not name.startswith(ACCUMULATOR_PREFIX)}
             )
+        self._updates_before, self._updates = standing[furthest].updates, 0
         self._enter(prepared)
+
+    # ------------------------------------------------------------------ what replicas do together outside of steps
+
+    def together(self, action: Callable[[ReplicaGroup], T]) -> T:
+        """The result of what all replicas do at this place of their code; of those that are left if one is lost.
+
+        Raises PeerLost within a training loop, where a step is under way that cannot be gone on with.
+        """
+        while True:
+            try:
+                if self.broken is not None:
+                    raise PeerLost(self.broken)
+                result = action(self.group)
+            except PeerLost as error:
+                if self.in_training_loop or not self.joined:
+                    raise
+                self.mark_broken(str(error))
+                self._heal()
+                self.warn("a replica was lost outside of the training loop; the others go on without it")
+            else:
+                self._meetings += not self.in_training_loop
+                return result
+
+    def mean_over_replicas(self, value: float) -> float:
+        """Of a number that every replica has, perhaps its own; exactly that number if it is the same everywhere."""
+        if self.group.world_size == 1 or not self.joined or self.replaying:
+            return value
+
+        def gather(group: ReplicaGroup) -> list[float]:
+            values = torch.zeros(group.world_size, dtype=torch.float64)
+            values[group.rank] = value
+            group.sum(values, what="metrics")
+            return [float(each) for each in values]
+
+        values = self.together(gather)
+        if len(set(values)) == 1:
+            return value
+        if not self._differing_metrics:
+            self._differing_metrics = True
+            self.warn(
+                f"a schedule was given another metric on each replica ({', '.join(f'{each:.6g}' for each in values)}): "
+                "it follows their mean. Sum the metric with an Accumulator to have that of all samples"
+            )
+        return math.fsum(values) / len(values)
 
     # ------------------------------------------------------------------ state and reports
 
@@ -744,7 +905,7 @@ class TrainingCore:
         if self.group.world_size > 1 and self.broken is None:
             buffers = [buffer for model in self.models for buffer in model.module.buffers()]
             if buffers and all(buffer.device.type == "cpu" for buffer in buffers):
-                self.group.broadcast_tensors(buffers)
+                self.together(lambda group: group.broadcast_tensors(buffers))
 
     def _save(self) -> dict[str, Any]:
         return {
@@ -754,13 +915,14 @@ class TrainingCore:
             "progress_shift": self.progress_shift,
             "schedule_position": self.schedule_position,
             "loops_done": self.loops_done,
+            "trains_in_turns": self.trains_in_turns,
             "loop_start": None if self.loop_start is None else list(self.loop_start),
         }
 
     def _load(self, state: dict[str, Any]) -> None:
         self.epoch, self.steps, self.progress = state["epoch"], state["steps"], state["progress"]
         self.progress_shift, self.schedule_position = state["progress_shift"], state["schedule_position"]
-        self.loops_done = state["loops_done"]
+        self.loops_done, self.trains_in_turns = state["loops_done"], state["trains_in_turns"]
         start = state.get("loop_start")
         self.loop_start = None if start is None else (start[0], start[1])
 
@@ -824,11 +986,20 @@ class TrainingCore:
         """Outside the step loop (while waiting for an answer): leave with a checkpoint when asked to."""
         if self._must_leave:
             self._save_and_exit("preempted", EXIT_PREEMPTED)
-        if self.membership is None:
-            return
-        pending = self.membership.pending()
-        if pending is not None and not pending.generation.members:
+        if self._is_paused:
             self._save_and_exit("paused", 0)
+
+    @property
+    def _is_paused(self) -> bool:
+        """Whether the next generation has no members."""
+        pending = None if self.membership is None else self.membership.pending()
+        return pending is not None and not pending.generation.members
+
+    def leave_evaluation_if_asked(self) -> None:
+        """Between two batches of an evaluation, which runs from its beginning when the trial goes on."""
+        if not self.in_training_loop and (self._must_leave or self._is_paused):
+            self.take_back_sums()
+            self.leave_if_asked()
 
     def hints(self) -> Hints | None:
         if self.adaptation is None or self.loader is None:
@@ -885,6 +1056,23 @@ class TrainingCore:
             self.channel.close()
 
 
+@dataclass(frozen=True, slots=True)
+class _Standing:
+    """Where a replica stands when another one is lost."""
+
+    steps: int
+    updates: int
+    epoch: int
+    meetings: int
+
+    def can_go_on_from(self, furthest: _Standing) -> bool:
+        """Whether this replica comes to where the furthest is by doing what is left of its step."""
+        behind = self.steps < furthest.steps
+        return self.epoch == furthest.epoch and (
+            furthest.meetings == 0 if behind else self.meetings == furthest.meetings
+        )
+
+
 _core: TrainingCore | None = None
 
 
@@ -902,6 +1090,15 @@ def reset_core() -> None:
     if _core is not None:
         _core.close()
     _core = None
+
+
+def _collect() -> None:
+    """A group that is held by a circle of references keeps its connections, and whoever waits at them, for ever.
+
+    Errors hold the frames that they came through. Only where healing takes so long is it worth the time.
+    """
+    time.sleep(COLLECT_SECONDS)
+    gc.collect()
 
 
 def _let_go(groups: list[ReplicaGroup]) -> None:

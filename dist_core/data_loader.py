@@ -26,6 +26,8 @@ from dist_core.goodput import BatchBounds, Configuration, fixed_choice
 from dist_core.sampling import StepPlan
 from dist_core.tensorboard import write_scalars
 
+_MOST_DRY_BATCHES = 64
+"""A joiner that has taken no gradient by then takes none in this loop."""
 _PROGRESS_TOLERANCE = 1e-9
 
 
@@ -79,6 +81,10 @@ class AdaptiveDataLoader:
     def cursor(self) -> Any:
         """Where in the data training stands."""
         return self._source.cursor
+
+    @property
+    def order_fingerprint(self) -> int:
+        return self._source.order_fingerprint
 
     @property
     def epoch_size(self) -> int | None:
@@ -180,16 +186,57 @@ class AdaptiveDataLoader:
 
     def __iter__(self) -> Iterator[Any]:
         core = get_core()
-        if not (torch.is_grad_enabled() and (self._autoscaled or any(model.training for model in core.models))):
+        if not torch.is_grad_enabled() or not (self._autoscaled or core.models):
             return self._evaluate(core)
+        if core.models and not any(model.training for model in core.models):
+            return self._evaluate_unless_it_trains(core)
+        return self._train(core)
+
+    def _refuse_outside_of_epochs(self, core: TrainingCore) -> None:
         if not core.in_epoch_loop and core.environment is not None:
             raise InvalidTraining(
                 "a training loop over AdaptiveDataLoader runs outside remaining_epochs_until(); write "
                 "`for epoch in remaining_epochs_until(num_epochs):` around it so that the trial can be rescaled"
             )
-        return self._train(core)
+
+    def _evaluate_unless_it_trains(self, core: TrainingCore) -> Iterator[Any]:
+        """All models are in evaluation mode and gradients on: somebody evaluates, or trains with frozen statistics.
+
+        What tells is an optimizer that steps. What ran until then is undone, and the loop begins as one that trains.
+        """
+        undo = core.remember()
+        trained = False
+        core.mark_sums()
+        for model in core.models:
+            model.begin_probe()
+        try:
+            for batch in self._evaluate(core):
+                yield batch
+                trained = any(model.stepped for model in core.models)
+                if trained:
+                    break
+        finally:
+            for model in core.models:
+                model.end_probe(trained=trained)
+        if trained:
+            undo()
+            core.take_back_sums()
+            yield from self._train(core)
 
     def _evaluate(self, core: TrainingCore) -> Iterator[Any]:
+        core.evaluations += 1
+        if not core.in_training_loop:
+            core.mark_sums()
+        try:
+            for batch in self._share(core):
+                core.leave_evaluation_if_asked()
+                yield batch
+        finally:
+            core.evaluations -= 1
+        if not core.in_training_loop:
+            core.keep_sums()
+
+    def _share(self, core: TrainingCore) -> Iterator[Any]:
         """One pass without training: this replica's share of the samples, nothing shared with the others."""
         rank, world_size = core.group.rank, core.group.world_size
         samples = self._source.num_samples
@@ -199,6 +246,7 @@ class AdaptiveDataLoader:
         return self._source.evaluation(rank=rank, world_size=world_size, batch=batch)
 
     def _train(self, core: TrainingCore) -> Iterator[Any]:
+        self._refuse_outside_of_epochs(core)
         core.raise_postponed()
         core.adopt_loader(self)
         if self._name is None:
@@ -212,27 +260,31 @@ class AdaptiveDataLoader:
                 yield from self._once_more(core)
             except GeneratorExit:
                 # The user left the body, as it may have done when the loop ran: it is over all the same.
-                core.loops_begun += 1
-                core.leave_training_loop()
+                if any(model.stepped for model in core.models):
+                    core.loops_begun += 1
+                    core.leave_training_loop()
                 raise
         if not core.joined:
             core.join()
         if not core.begin_training_loop():
             return
+        self.cursor.begin_loop()
         if started_passes is None:
             started_passes = self.cursor.passes
         core.loop_start = (core.loops_begun, started_passes)
+        steps_before = core.steps
         while not self._is_over(core, started_passes):
             for step in self._steps_under_present_plan(core, started_passes):
                 pass_began = time.perf_counter()
                 micro_seconds: list[float] = []
+                core.mark_sums()
                 for index, batch in enumerate(step.batches):
                     for model in core.models:
                         model.begin_micro_batch(step.plan, index, measures=step.measures)
                     try:
                         yield batch
                     except GeneratorExit:
-                        self._leave_early(core, step.plan)
+                        self._leave_early(core, step.plan, core.steps > steps_before)
                         raise
                     now = time.perf_counter()
                     micro_seconds.append(now - pass_began)
@@ -241,23 +293,37 @@ class AdaptiveDataLoader:
                 core.finish_step(self, step.plan.global_batch)
         core.end_training_loop()
 
-    def _leave_early(self, core: TrainingCore, step: StepPlan) -> None:
-        """The user broke out of the loop: a step that was applied counts, a batch that was only looked at does not."""
-        core.leave_training_loop_early()
-        if not any(model.stepped for model in core.models):
-            return
+    def _leave_early(self, core: TrainingCore, step: StepPlan, has_trained: bool) -> None:
+        """The user broke out of the loop: a step that was applied counts, a batch that was only looked at does not.
+
+        The next loop begins a new pass, as it does with torch's loader.
+        """
+        stepped = any(model.stepped for model in core.models)
+        core.leave_training_loop_early(self, has_trained=has_trained or stepped)
+        self.cursor.left = True
         try:
-            core.finish_step(self, step.global_batch)
+            if stepped:
+                core.finish_step(self, step.global_batch)
         except BaseException as error:
             core.postpone(error)
+        finally:
+            for model in core.models:
+                model.leave_step()
 
     def _dry_steps(self, core: TrainingCore) -> Iterator[Any]:
         """Passes of a joiner that is still alone; what they change is overwritten when it joins."""
-        while core.dry_steps_left:
+        for _ in range(_MOST_DRY_BATCHES):
+            if not core.dry_steps_left:
+                break
             core.dry_steps_left -= 1
             for model in core.models:
                 model.begin_dry_step()
-            yield from self._source.first_samples(self._dry_samples(core))
+            try:
+                yield from self._source.first_samples(self._dry_samples(core))
+            finally:
+                # A batch that was only looked at built no bucket, nor did one whose gradient is summed up for later.
+                core.dry_steps_left += not any(model.took_gradients for model in core.models)
+        core.dry_steps_left = 0
         for model in core.models:
             model.end_dry_steps()
 
@@ -326,7 +392,13 @@ class AdaptiveDataLoader:
     def _plan_key(self, core: TrainingCore) -> tuple[int, ...]:
         assert core.adaptation is not None
         adaptation = core.adaptation
-        return (core.generation, core.group.world_size, adaptation.atomic_batch, adaptation.accumulation)
+        return (
+            core.generation,
+            core.group.world_size,
+            adaptation.atomic_batch,
+            adaptation.accumulation,
+            int(core.trains_in_turns),
+        )
 
     def _present_division(self, core: TrainingCore) -> Division:
         assert core.adaptation is not None
@@ -338,7 +410,8 @@ class AdaptiveDataLoader:
             accumulation=core.adaptation.accumulation if self._paces else 0,
             first_step=core.steps,
             measures=core.measures,
-            splits_measured=core.group.world_size == 1 and adaptive,
+            splits_measured=core.group.world_size == 1 and adaptive and not core.trains_in_turns,
+            splits_first=fixed_choice(self.bounds, core.group.world_size)[1] > 0,
             varies=adaptive,
             drop_last=self.drop_last and not adaptive,
         )

@@ -12,7 +12,7 @@ import logging
 import math
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal, cast
@@ -35,12 +35,14 @@ from dist_core.goodput import GradientStatistics, gain
 from dist_core.gradient_group import BucketLayout, GradientGroup, StepNorms
 from dist_core.gradient_norms import AdamPreconditioner, is_adam, segments_of, squared_norm_of_all
 from dist_core.hidden_gradients import HiddenGradients, around_backward
-from dist_core.interception import intercept_optimizer, intercept_scaler, intercept_scheduler
+from dist_core.interception import intercept_optimizer, intercept_scaler, intercept_scheduler, models_of, updating
 from dist_core.noise_scale import NoiseScale, from_parts
+from dist_core.optimizers import asks_its_closure_again, load_optimizer, parameters_of
 from dist_core.registry import FunctionState
 from dist_core.replica_group import GroupNeeds, ReplicaGroup
 from dist_core.sampling import StepPlan
-from dist_core.scaling_rules import ScalingRule, scaling_rule
+from dist_core.scaling_rules import ScalingRule, is_known, scaling_rule
+from dist_core.schedules import has_ended, takes_metric, takes_position
 from dist_core.tensorboard import write_scalars
 
 logger = logging.getLogger(__name__)
@@ -64,14 +66,15 @@ class _Measured:
 
 
 class AdaptiveDataParallel(DistributedDataParallel):
-    """Wrap ``model`` and its ``optimizer`` for elastic training.
+    """Wrap ``model`` and its ``optimizer`` for elastic training; a list of optimizers where it has several.
 
-    ``scaling_rule`` is a name, a ScalingRule, or None for the one that fits the optimizer. ``lr_scheduler`` and
-    ``mp_scaler`` (a GradScaler) are checkpointed with the model when given; a scheduler that is stepped within the
-    training loop then advances with progress. ``reduction`` names a strategy of ``all_reduce``, or several to time
-    early on and keep the fastest; ``bucket_cap_mb="auto"`` does the same for the bucket size. ``noise_every`` measures
-    the gradient noise scale on every so many steps (None: often at first, then every tenth). ``preconditioned``
-    measures it as the optimizer sees gradients (None: for Adam's family). Other options are those of torch's class.
+    ``scaling_rule`` is a name, a ScalingRule, or None for the one that fits each optimizer. ``lr_scheduler`` (one, or
+    a list) and ``mp_scaler`` (a GradScaler) are checkpointed with the model when given; a scheduler that is stepped
+    within the training loop then advances with progress. ``reduction`` names a strategy of ``all_reduce``, or several
+    to time early on and keep the fastest; ``bucket_cap_mb="auto"`` does the same for the bucket size. ``noise_every``
+    measures the gradient noise scale on every so many steps (None: often at first, then every tenth).
+    ``preconditioned`` measures it as the optimizer sees gradients (None: for Adam's family). Other options are those
+    of torch's class.
 
     Raises InvalidTraining for a model without trainable parameters and for names that do not exist.
     """
@@ -79,7 +82,7 @@ class AdaptiveDataParallel(DistributedDataParallel):
     def __init__(
         self,
         model: torch.nn.Module,
-        optimizer: torch.optim.Optimizer,
+        optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer],
         lr_scheduler: Any = None,
         mp_scaler: Any = None,
         scaling_rule: str | ScalingRule | None = None,
@@ -91,7 +94,8 @@ class AdaptiveDataParallel(DistributedDataParallel):
         preconditioned: bool | None = None,
         **options: Any,
     ) -> None:
-        _refuse_what_cannot_be_trained(model, options)
+        optimizers = _as_list(optimizer)
+        _refuse_what_cannot_be_trained(model, optimizers, options)
         if gpu_share() < 1.0 and any(parameter.is_cuda for parameter in model.parameters()):
             torch.cuda.set_per_process_memory_fraction(gpu_share())
         if noise_every is not None and noise_every < 1:
@@ -109,20 +113,32 @@ class AdaptiveDataParallel(DistributedDataParallel):
         self._tuner = Tuner(len(self._candidates))
         self._in_use = 0
         self._cap_in_use: float | None = None
-        self._optimizer = optimizer
-        self._lr_scheduler = lr_scheduler
+        self._optimizers = optimizers
+        self._lr_schedulers = [each for each in _as_list(lr_scheduler) if hasattr(each, "step")]
         self._mp_scaler = mp_scaler
-        self._rule = _rule_for(scaling_rule, optimizer)
-        precondition = is_adam(optimizer) if preconditioned is None else preconditioned
-        self._preconditioner = AdamPreconditioner(optimizer) if precondition else None
+        self._kept_scaler_state: dict[str, Any] | None = None
+        """What the trial knows of a scaler that this process has not seen at work yet."""
+        self._rules = _rules_for(scaling_rule, optimizers, core.warn)
+        precondition = all(map(is_adam, optimizers)) if preconditioned is None else preconditioned
+        self._preconditioner = AdamPreconditioner(optimizers) if precondition else None
         self.noise = NoiseScale()
         self.noise_every = noise_every
         self._server = next((each for each in strategies if isinstance(each, ParameterServer)), None)
+        if self._server is not None and len(optimizers) > 1:
+            raise InvalidTraining(
+                f"parameter_server keeps one optimizer and was given {len(optimizers)}; choose another reduction"
+            )
         self._hidden = HiddenGradients(model.parameters())
         self._step: StepPlan | None = None
         self._micro_index = self._last_batch = 0
         self._measures = False
+        self._num_parts = 1
+        """Replicas that have examples of the present step."""
         self._dry = False
+        self._passed_step = False
+        """Whether the present micro-batch has come to the optimizer's step."""
+        self._probing = False
+        """An evaluation loop runs with gradients on; nothing lasts if it turns out to train."""
         self._no_sync = False
         self.user_accumulates = False
         """Whether the user's code sums gradients over several batches of the loader on its own."""
@@ -138,13 +154,13 @@ class AdaptiveDataParallel(DistributedDataParallel):
         self._stepped_at = 0.0
         self.stepped = False
         """Whether the optimizer has stepped since the present batch was handed out."""
-        self.partners: list[AdaptiveDataParallel] = []
-        """Models wrapped with the same optimizer later on; this one scales its learning rate."""
+        self._checked_optimizers = False
         self._is_primary = not core.models
         core.models.append(self)
-        intercept_optimizer(optimizer, self)
-        if lr_scheduler is not None and hasattr(lr_scheduler, "step"):
-            intercept_scheduler(lr_scheduler, self)
+        for each in optimizers:
+            intercept_optimizer(each, self)
+        for schedule in self._lr_schedulers:
+            intercept_scheduler(schedule, self)
         if mp_scaler is not None:
             intercept_scaler(mp_scaler, self)
         self._gradient_group: GradientGroup = cast("GradientGroup", None)
@@ -154,21 +170,26 @@ class AdaptiveDataParallel(DistributedDataParallel):
     # ------------------------------------------------------------------ the step as the loader announces it
 
     def begin_micro_batch(self, step: StepPlan, index: int, *, measures: bool) -> None:
-        self._dry = False
-        self.stepped = False
+        self._dry = self.stepped = self._passed_step = False
         self._step, self._micro_index, self._measures = step, index, measures
         if index > 0:
             return
+        # What an earlier step left behind that was given up in its middle.
+        self._hidden.drop()
         self._part_norms.clear()
         self._whole_norm = None
         self._last_batch = step.global_batch
         group = self._gradient_group
+        group.reduced = False
         group.passive = self._core.group.world_size == 1 or self._server is not None
         group.weight = step.weight
         # DDP divides by the number of replicas; the last micro-batch stands for the others, which were made relative.
         exact = self._core.group.world_size * len(step.micro_batches[-1]) / step.global_batch if step.weight else 0.0
         group.correction = 1.0 if math.isclose(exact, 1.0, rel_tol=1e-12) else exact
+        self._num_parts = min(self._core.group.world_size, step.global_batch)
         group.measuring = measures and not group.passive and not self.user_accumulates and self._may_measure
+        group.measuring = group.measuring and self._num_parts > 1
+        group.exactly = group.measuring
         group.norms = StepNorms([], []) if group.measuring else None
         self._loss_scale = None
 
@@ -176,20 +197,54 @@ class AdaptiveDataParallel(DistributedDataParallel):
     def _may_measure(self) -> bool:
         return self._preconditioner is None or self._preconditioner.ready
 
+    def begin_probe(self) -> None:
+        """A loop over evaluation batches begins; should an optimizer step in it, nothing of it counts."""
+        self._probing, self.stepped = True, False
+
+    def end_probe(self, *, trained: bool) -> None:
+        self._probing = self.stepped = False
+        if trained:
+            self.drop_gradients()
+
     def begin_dry_step(self) -> None:
         """A joiner's pass on its own: builds the buckets, changes nothing that lasts."""
-        self._dry = True
+        self._dry, self.stepped = True, False
+        self._gradient_group.reduced = False
         self._step = None
         self._gradient_group.passive = True
         self._gradient_group.measuring = False
 
-    def end_training_loop(self) -> None:
-        """What comes next is not a step of the loader."""
+    def rates(self) -> list[float]:
+        """The learning rates as the user and the schedules have set them; those that lie on a GPU are left out."""
+        groups = (group for optimizer in self._optimizers for group in optimizer.param_groups)
+        return [float(rate) for rate in (group["lr"] for group in groups) if not getattr(rate, "is_cuda", False)]
+
+    def leave_step(self) -> None:
+        """What comes next is not a step of the loader; of one that was left in its middle nothing stays behind."""
         self._step = None
+        self._hidden.drop()
         self._gradient_group.measuring = False
+
+    def end_training_loop(self) -> None:
+        self.leave_step()
         if self._server is not None and self._core.group.world_size > 1 and self._core.broken is None:
             parameters = self._trained()
-            self._put(self._server.pull(sum(each.numel() for each in parameters), len(self._optimizer.param_groups)))
+            self._put(self._server.pull(sum(each.numel() for each in parameters), len(self._groups)))
+
+    @property
+    def took_gradients(self) -> bool:
+        """Whether gradients have come to the buckets since the present step began."""
+        return self._gradient_group.reduced
+
+    @property
+    def passed_step(self) -> bool:
+        """Whether the present micro-batch has come to the step of one of its optimizers."""
+        return self._passed_step
+
+    @property
+    def is_in_a_part(self) -> bool:
+        """Whether the present step takes several passes."""
+        return self._step is not None and len(self._step.micro_batches) > 1
 
     def end_dry_steps(self) -> None:
         """What comes next is not alone any more; no gradient of the dry steps stays."""
@@ -239,7 +294,7 @@ class AdaptiveDataParallel(DistributedDataParallel):
             each.strategy.enter(group)
         self._use_candidate(self._tuner.candidate, fresh=group.world_size > 1)
         if self._server is not None:
-            self._server.serve(self._trained(), self._optimizer)
+            self._server.serve(self._trained(), self._optimizers[0])
 
     def _use_candidate(self, index: int, *, fresh: bool = False) -> None:
         """Reduce as this candidate says. ``fresh``: new buckets even if the size is the same, as joiners have them."""
@@ -273,10 +328,13 @@ class AdaptiveDataParallel(DistributedDataParallel):
 
     # ------------------------------------------------------------------ forward and backward
 
+    @torch.compiler.disable(recursive=False)  # type: ignore[untyped-decorator,no-untyped-call]  # not annotated in torch
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
-        if not torch.is_grad_enabled() or not self.training:
+        if not torch.is_grad_enabled() or self._evaluates:
             # Evaluation involves no other replica, so replicas may evaluate different numbers of batches.
             return self.module(*inputs, **kwargs)
+        if self._step is not None:
+            self._core.note_forward()
         if self._reduces_nothing:
             output = self.module(*inputs, **kwargs)
         else:
@@ -292,6 +350,15 @@ class AdaptiveDataParallel(DistributedDataParallel):
         return output
 
     @property
+    def _evaluates(self) -> bool:
+        """Whether this pass belongs to no step of the trial, although gradients are on.
+
+        In evaluation mode: outside of training loops, and in an evaluation loop within one. Frozen batch norms and
+        a forgotten ``train()`` make no evaluation of a training loop.
+        """
+        return not self.training and not self._dry and (self._step is None or self._core.evaluations > 0)
+
+    @property
     def _reduces_nothing(self) -> bool:
         """One replica needs DDP's machinery only to have its buckets in order before others join."""
         return self._core.group.world_size == 1 and not self._dry and self._core.buckets_settled and not self.device_ids
@@ -301,13 +368,7 @@ class AdaptiveDataParallel(DistributedDataParallel):
         self.require_backward_grad_sync = synchronises
         if synchronises:
             self._gradient_group.begin_backward()
-        try:
-            output = super().forward(*inputs, **kwargs)  # type: ignore[no-untyped-call]  # not annotated in torch
-        except RuntimeError as error:
-            if self._core.group.world_size > 1 and _comes_from_a_collective(error):
-                # After a change of group DDP compares bucket layouts here, over the new group.
-                raise PeerLost(f"another replica vanished: {error}") from error
-            raise
+        output = super().forward(*inputs, **kwargs)  # type: ignore[no-untyped-call]  # not annotated in torch
         if synchronises and self._needs_layouts:
             self._read_layouts()
         return output
@@ -325,13 +386,15 @@ class AdaptiveDataParallel(DistributedDataParallel):
             return
         layouts.clear()
         for bucket in gradient_buckets(self):
-            layouts.append(BucketLayout(bucket, segments_of(bucket.parameters())))
+            description = bucket if self._candidates[self._in_use].strategy.reads_layout else None
+            layouts.append(BucketLayout(description, segments_of(bucket.parameters())))
         self._layouts_settled = self._has_rebuilt_buckets
 
     def _hide_gradients(self) -> None:
         """A micro-batch that is not the last is through its backward pass."""
         step = self._step
-        if step is None:
+        if step is None or self._passed_step:
+            # Behind the optimizer's step gradients are another model's, which has this one in its loss.
             return
         self._note_loss_scale()
         self._measure_part(step)
@@ -425,7 +488,7 @@ class AdaptiveDataParallel(DistributedDataParallel):
                 values=values,
                 arrived=arrived,
                 step=self._core.steps,
-                num_parts=self._core.group.world_size if norms is not None else len(step.micro_batches),
+                num_parts=self._num_parts if norms is not None else len(step.micro_batches),
                 global_batch=step.global_batch,
             )
         )
@@ -473,46 +536,112 @@ class AdaptiveDataParallel(DistributedDataParallel):
 
     # ------------------------------------------------------------------ the optimizer, as the user calls it
 
-    def optimizer_step(self, original: Any, *args: Any, **kwargs: Any) -> Any:
-        """Runs in place of ``optimizer.step``: only once a full step is there, with the scaled learning rate."""
-        if self._dry:
+    def optimizer_step(self, optimizer: torch.optim.Optimizer, original: Any, *args: Any, **kwargs: Any) -> Any:
+        """Runs in place of ``optimizer.step``: only once a full step is there, with the scaled learning rate.
+
+        A closure runs in every pass, because its gradients are part of the step; the update waits for all replicas.
+        """
+        closure, args, kwargs = _without_closure(args, kwargs)
+        result = None
+        if closure is not None:
+            with torch.enable_grad():
+                result = closure()
+        for model in models_of(optimizer):
+            model._refuse_strange_parameters()
+            model._passed_step = True
+        if self._is_applied():
+            answer = self._update(optimizer, original, args, kwargs)
+            result = answer if closure is None else result
+        return result
+
+    def _is_applied(self) -> bool:
+        """Whether an update of now changes the weights: the step is whole, and all replicas have come to it."""
+        if self._probing or self._dry:
+            self.stepped = True
             # A joiner's last pass: the optimizer makes its state, into which the trial's is received.
-            if self._core.dry_steps_left == 0:
-                return original(*args, **kwargs)
-            closure = args[0] if args else kwargs.get("closure")
-            return closure() if callable(closure) else None
+            return self._dry and self._core.dry_steps_left == 0
         if self._step is None:
-            return original(*args, **kwargs)
+            return True
         if not self.is_last_micro_batch:
-            return None
+            return False
         group = self._gradient_group
         self.sync_seconds = 0.0 if group.passive else max(0.0, time.perf_counter() - group.last_bucket_at)
-        if not self._core.await_control():
-            return None
-        for model in (self, *self.partners):
+        return self._core.await_control() and self._core.counts_update()
+
+    def _update(self, optimizer: torch.optim.Optimizer, original: Any, args: Any, kwargs: Any) -> Any:
+        models = models_of(optimizer)
+        if self._dry:
+            with updating():
+                return original(*args, **kwargs)
+        for model in models:
             model.stepped = True
+            model._refuse_unreduced()
+        if self._step is None:
+            for model in models:
+                model._gradient_group.reduced = False
+            with updating():
+                return original(*args, **kwargs)
         self._core.before_update()
         if self._server is not None and self._core.group.world_size > 1:
             self._push()
             return None
         try:
-            with self._scaled_rates():
+            with self._scaled_rates(optimizer), updating():
                 return original(*args, **kwargs)
         finally:
             if self._preconditioner is not None:
-                self._preconditioner.stepped()
+                self._preconditioner.stepped(optimizer)
             # Gradients that reach a model later in the step (through a GAN's other half) are not its own step's.
-            for model in (self, *self.partners):
+            for model in models:
                 model._gradient_group.measuring = False
-            self._time_candidate()
+            if optimizer is self._optimizers[0]:
+                self._time_candidate()
+
+    def _refuse_unreduced(self) -> None:
+        """An update from gradients of this replica alone would make the replicas' weights differ from now on."""
+        if self._core.group.world_size == 1 or self._server is not None or self._gradient_group.reduced:
+            return
+        if any(each.grad is not None and bool(each.grad.any()) for each in self._trainable()):
+            raise InvalidTraining(
+                f"an optimizer of {type(self.module).__name__} steps on gradients that were not reduced over the "
+                f"{self._core.group.world_size} replicas: the forward pass went around AdaptiveDataParallel, or was "
+                "made in evaluation mode outside of a training loop. Call the wrapped model, not the one inside, and "
+                "take gradients within a loop over an AdaptiveDataLoader"
+            )
+
+    def _refuse_strange_parameters(self) -> None:
+        """Once, when all models are wrapped: what an optimizer trains has to be in one of its models."""
+        if self._checked_optimizers:
+            return
+        self._checked_optimizers = True
+        for optimizer in self._optimizers:
+            wrapped = {id(each) for model in models_of(optimizer) for each in model.module.parameters()}
+            strange = [each for each in parameters_of(optimizer) if each.requires_grad and id(each) not in wrapped]
+            if strange:
+                raise InvalidTraining(
+                    f"{type(optimizer).__name__} trains {len(strange)} parameters that are in no wrapped model, the "
+                    f"first of shape {tuple(strange[0].shape)}: their gradients would not be reduced, nor would they "
+                    "be in checkpoints. Put them into the model, or wrap their module with the same optimizer too"
+                )
+        trained = {id(each) for optimizer in self._optimizers for each in parameters_of(optimizer)}
+        idle = [name for name, each in self.module.named_parameters() if each.requires_grad and id(each) not in trained]
+        if idle:
+            self._core.warn(
+                f"{len(idle)} parameters of {type(self.module).__name__} require a gradient but are in none of its "
+                f"optimizers, {idle[0]!r} first: they stay as they are. Give all optimizers as a list, or set "
+                "requires_grad to False"
+            )
+
+    def _trainable(self) -> Iterator[torch.nn.Parameter]:
+        return (each for each in self.module.parameters() if each.requires_grad)
 
     @contextmanager
-    def _scaled_rates(self) -> Iterator[None]:
-        factor = self.learning_rate_factor
+    def _scaled_rates(self, optimizer: torch.optim.Optimizer) -> Iterator[None]:
+        factor = self._factor_of(optimizer)
         if factor == 1.0:
             yield
             return
-        groups = self._optimizer.param_groups
+        groups = optimizer.param_groups
         rates = [group["lr"] for group in groups]
         try:
             for group in groups:
@@ -531,11 +660,15 @@ class AdaptiveDataParallel(DistributedDataParallel):
 
     @property
     def learning_rate_factor(self) -> float:
-        """What the user's learning rate is multiplied with in this step."""
+        """What the user's learning rate is multiplied with in this step; the first optimizer's."""
+        return self._factor_of(self._optimizers[0])
+
+    def _factor_of(self, optimizer: torch.optim.Optimizer) -> float:
         if self._core.adaptation is None or not self._core.adaptation.bounds.adaptive:
             return 1.0
         progress_steps = self._core.progress / self._init_batch
-        return self._rule.factor(self._scale, self.statistics, progress_steps=progress_steps)
+        rule = self._rules[next(index for index, each in enumerate(self._optimizers) if each is optimizer)]
+        return rule.factor(self._scale, self.statistics, progress_steps=progress_steps)
 
     @property
     def gain(self) -> float:
@@ -543,7 +676,7 @@ class AdaptiveDataParallel(DistributedDataParallel):
         statistics = self.statistics
         return 1.0 if statistics is None else float(gain(statistics, self._scale))
 
-    def scheduler_step(self, original: Any, *args: Any, **kwargs: Any) -> Any:
+    def scheduler_step(self, schedule: Any, original: Any, *args: Any, **kwargs: Any) -> Any:
         """Runs in place of ``lr_scheduler.step``: within a training loop it advances with progress, not with raw steps.
 
         Outside, after an epoch say, and with arguments (a metric, an epoch number) it is the scheduler's own.
@@ -551,12 +684,24 @@ class AdaptiveDataParallel(DistributedDataParallel):
         core = self._core
         if self._dry or (core.in_training_loop and (not self.is_last_micro_batch or core.broken is not None)):
             return None
+        if takes_metric(schedule):
+            return original(*_with_metric(core.mean_over_replicas, args, kwargs), **kwargs)
+        if args and core.in_training_loop and self._batches_vary and takes_position(schedule):
+            # The loop's own count of batches says little when their size changes.
+            return original(core.epoch_position)
         if args or kwargs or not core.in_training_loop or core.adaptation is None:
             return original(*args, **kwargs)
-        result = None
+        if not self._batches_vary:
+            return original()
         for _ in range(core.scheduler_steps_due()):
-            result = original()
-        return result
+            # The last step of all goes beyond the end, by as much as it is worth.
+            if not has_ended(schedule):
+                original()
+        return None
+
+    @property
+    def _batches_vary(self) -> bool:
+        return self._core.adaptation is not None and self._core.adaptation.bounds.adaptive
 
     def to_tensorboard(self, writer: Any, global_step: int, tag_prefix: str = "") -> None:
         """Write the noise scale's parts, gain and learning rate factor as scalars under ``tag_prefix``."""
@@ -599,7 +744,12 @@ class AdaptiveDataParallel(DistributedDataParallel):
 
     def _trained(self) -> list[torch.nn.Parameter]:
         """The optimizer's parameters, in its order: what a server keeps."""
-        return [parameter for group in self._optimizer.param_groups for parameter in group["params"]]
+        return parameters_of(self._optimizers[0])
+
+    @property
+    def _groups(self) -> list[dict[str, Any]]:
+        groups: list[dict[str, Any]] = self._optimizers[0].param_groups
+        return groups
 
     def _put(self, weights: torch.Tensor) -> None:
         start = 0
@@ -617,7 +767,7 @@ class AdaptiveDataParallel(DistributedDataParallel):
             ]
         ).mul_(self._gradient_group.correction)
         try:
-            self._put(self._server.push(gradient, [group["lr"] for group in self._optimizer.param_groups]))
+            self._put(self._server.push(gradient, [group["lr"] for group in self._groups]))
         except PeerLost as error:
             self._core.mark_broken(str(error))
 
@@ -627,16 +777,15 @@ class AdaptiveDataParallel(DistributedDataParallel):
         kept = self._server.state() if self._server is not None else None
         if kept is not None:
             self._put(kept[0])
-            self._optimizer.load_state_dict(kept[1])
+            self._optimizers[0].load_state_dict(kept[1])
         state = {
             "module": self.module.state_dict(),
-            "optimizer": self._optimizer.state_dict(),
+            "optimizers": [each.state_dict() for each in self._optimizers],
             "noise": self.noise.state_dict(),
             "parameters": self._signature(),
             "tuned": self._tuner.state_dict(),
+            "lr_schedulers": [each.state_dict() for each in self._lr_schedulers],
         }
-        if self._lr_scheduler is not None:
-            state["lr_scheduler"] = self._lr_scheduler.state_dict()
         if self._mp_scaler is not None:
             state["mp_scaler"] = self._mp_scaler.state_dict()
         return state
@@ -646,7 +795,7 @@ class AdaptiveDataParallel(DistributedDataParallel):
         if self._server is not None:
             return
         yield from self.module.parameters()
-        for state in self._optimizer.state.values():
+        for state in (state for each in self._optimizers for state in each.state.values()):
             yield from (value for value in state.values() if isinstance(value, torch.Tensor) and value.numel())
 
     def _signature(self) -> list[str]:
@@ -687,18 +836,57 @@ class AdaptiveDataParallel(DistributedDataParallel):
                 "model in the same order; look for sets, file listings or random choices in the code that builds it"
             )
         self._load_module(state["module"])
-        self._optimizer.load_state_dict(state["optimizer"])
+        for mine_, theirs_ in zip(self._optimizers, state["optimizers"], strict=True):
+            load_optimizer(mine_, theirs_)
         self.noise.load_state_dict(state["noise"])
         self._tuner.load_state_dict(state["tuned"])
         if self._preconditioner is not None:
             self._preconditioner.forget()
-        if self._lr_scheduler is not None and "lr_scheduler" in state:
-            self._lr_scheduler.load_state_dict(state["lr_scheduler"])
-        if self._mp_scaler is not None and "mp_scaler" in state:
-            self._mp_scaler.load_state_dict(state["mp_scaler"])
+        for schedule, kept in zip(self._lr_schedulers, state["lr_schedulers"], strict=True):
+            schedule.load_state_dict(kept)
+        self._kept_scaler_state = state.get("mp_scaler")
+        self._load_scaler()
+
+    def _load_scaler(self) -> None:
+        if self._mp_scaler is not None and self._kept_scaler_state is not None:
+            self._mp_scaler.load_state_dict(self._kept_scaler_state)
+            self._kept_scaler_state = None
+
+    def adopt_scaler(self, scaler: Any) -> None:
+        """A gradient scaler that was not given has begun to work for one of the optimizers: it is the trial's too."""
+        if self._mp_scaler is None:
+            self._mp_scaler = scaler
+            intercept_scaler(scaler, self)
+            self._load_scaler()
+
+    # ------------------------------------------------------------------ what torch's class has, and this one replaces
+
+    def register_comm_hook(self, state: object, hook: Any) -> None:
+        raise InvalidTraining(
+            "AdaptiveDataParallel has no register_comm_hook(): a hook would bypass what makes the gradient of uneven "
+            "and accumulated batches exact. Choose a reduction: AdaptiveDataParallel(..., reduction='power_sgd'), or "
+            "write one (docs/all_reduce.md)"
+        )
+
+    def join(self, *_: Any, **__: Any) -> Any:
+        raise InvalidTraining(
+            "AdaptiveDataParallel has no join(): AdaptiveDataLoader gives each replica a part of every batch, so that "
+            "none ends before the others. Leave it out"
+        )
 
 
-def _refuse_what_cannot_be_trained(model: torch.nn.Module, options: dict[str, Any]) -> None:
+def _refuse_what_cannot_be_trained(
+    model: torch.nn.Module, optimizers: Sequence[torch.optim.Optimizer], options: dict[str, Any]
+) -> None:
+    if not optimizers:
+        raise InvalidTraining(f"{type(model).__name__} was wrapped without an optimizer; give at least one")
+    for optimizer in optimizers:
+        if asks_its_closure_again(optimizer):
+            raise InvalidTraining(
+                f"{type(optimizer).__name__} evaluates its closure several times within one step, and between them all "
+                "replicas would have to agree on where to look; it is not supported. Choose an optimizer that takes "
+                "one gradient a step"
+            )
     if not any(parameter.requires_grad for parameter in model.parameters()):
         raise InvalidTraining(
             f"{type(model).__name__} has no parameter that requires a gradient; there is nothing to train"
@@ -720,8 +908,38 @@ def _refuse_what_cannot_be_timed(candidates: Sequence[Candidate]) -> None:
             )
 
 
-def _rule_for(rule: str | ScalingRule | None, optimizer: torch.optim.Optimizer) -> ScalingRule:
-    return scaling_rule(rule, optimizer_name=type(optimizer).__name__)
+def _as_list(given: Any) -> list[Any]:
+    if given is None:
+        return []
+    return list(given) if isinstance(given, (list, tuple)) else [given]
+
+
+def _rules_for(
+    rule: str | ScalingRule | None, optimizers: Sequence[torch.optim.Optimizer], warn: Callable[[str], None]
+) -> list[ScalingRule]:
+    for optimizer in optimizers if rule is None else ():
+        if not is_known(type(optimizer)):
+            warn(
+                f"{type(optimizer).__name__} is an optimizer that no scaling rule is known for: its learning rate "
+                "grows with the square root of what a larger batch gains. Say scaling_rule='adascale' if its steps "
+                "are proportional to the gradient, as those of SGD are"
+            )
+    return [scaling_rule(rule, optimizer=type(optimizer)) for optimizer in optimizers]
+
+
+def _without_closure(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
+    """The closure that ``optimizer.step`` was called with, and its other arguments."""
+    if args and (args[0] is None or callable(args[0])):
+        return args[0], args[1:], kwargs
+    return kwargs.get("closure"), args, {name: value for name, value in kwargs.items() if name != "closure"}
+
+
+def _with_metric(agree: Callable[[float], float], args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
+    """The arguments with the metric replaced by what all replicas agree on; changes ``kwargs`` if it is there."""
+    if "metrics" in kwargs:
+        kwargs["metrics"] = agree(float(kwargs["metrics"]))
+        return args
+    return (agree(float(args[0])), *args[1:]) if args else args
 
 
 def _sum_of(parts: list[torch.Tensor]) -> torch.Tensor:
@@ -730,8 +948,3 @@ def _sum_of(parts: list[torch.Tensor]) -> torch.Tensor:
         for part in parts:
             part.record_stream(torch.cuda.current_stream())
     return torch.stack(parts).sum()
-
-
-def _comes_from_a_collective(error: RuntimeError) -> bool:
-    words = str(error).lower()
-    return any(name in words for name in ("gloo", "nccl", "connection", "process group"))

@@ -22,7 +22,7 @@ import torch
 import torch.distributed as dist
 
 from dist_core._torch_compat import GradBucket, work_of
-from dist_core.all_reduce import Bucket, ReducedBucket, ReductionStrategy, completed
+from dist_core.all_reduce import Bucket, ReducedBucket, ReductionStrategy, completed, reduction_strategy
 from dist_core.gradient_norms import Segment, squared_norm
 from dist_core.replica_group import ReplicaGroup
 
@@ -32,7 +32,8 @@ NormOf = Callable[[torch.Tensor, Sequence[Segment], int, int], torch.Tensor]
 
 @dataclass(frozen=True, slots=True)
 class BucketLayout:
-    description: GradBucket
+    description: GradBucket | None
+    """Only for strategies that read it: it holds as much memory as the bucket."""
     segments: tuple[Segment, ...]
 
 
@@ -60,6 +61,8 @@ class GradientGroup(dist.ProcessGroup):
         super().__init__(group.rank, group.world_size)  # type: ignore[call-arg]  # an overload the stubs leave out
         self._group = group
         self.strategy = strategy
+        self._exact = reduction_strategy("all_reduce")
+        self._exact.enter(group)
         self._on_first_bucket = on_first_bucket
         self._on_error = on_error
         self._next_bucket = 0
@@ -73,16 +76,20 @@ class GradientGroup(dist.ProcessGroup):
         """What the division by the group's size has to be multiplied with to give the weight."""
         self.norms: StepNorms | None = None
         """Where to put this step's norms; None on steps that do not measure."""
+        self.exactly = False
+        """Reduce this step without compression, whatever the strategy: its norms have to be those of the sum."""
         self.measuring = False
         """Off once the optimizer has stepped: what reaches the model later in a step is not that step's gradient."""
         self.norm_of: NormOf | None = None
         self.last_bucket_at = 0.0
+        self.reduced = False
+        """Whether gradients have come to the buckets since the present step began."""
 
     def close(self) -> None:
         """Let go of the connections, even if a reduction that never ends holds on to this object."""
         self.passive = True
         self._group = cast("ReplicaGroup", None)
-        self.strategy = cast("ReductionStrategy", None)
+        self.strategy = self._exact = cast("ReductionStrategy", None)
 
     def begin_backward(self) -> None:
         self._next_bucket = 0
@@ -98,24 +105,27 @@ class GradientGroup(dist.ProcessGroup):
         [buffer] = tensors if isinstance(tensors, (list, tuple)) else [tensors]
         if not buffer.is_floating_point():
             # DDP's own bookkeeping: which parameters were used anywhere.
-            return (
-                work_of(completed(buffer).then(lambda done: [done.value()]))
-                if self.passive
-                else self._group.data.allreduce([buffer])
-            )
+            return self._or_broken(buffer, lambda: self._group.data.allreduce([buffer]))
         index, self._next_bucket = self._next_bucket, self._next_bucket + 1
         future = self._reduce(index, buffer)
         return work_of(future.then(lambda done: [done.value()]))
 
     def broadcast(self, tensors: Any, options: Any) -> dist.Work:  # type: ignore[override]  # as DDP calls it
-        return self._group.data.broadcast(tensors, options)
+        return self._or_broken(tensors[0], lambda: self._group.data.broadcast(tensors, options))
 
-    def allgather(self, *arguments: Any) -> dist.Work:
-        return self._group.data.allgather(*arguments)
+    def _or_broken(self, tensor: torch.Tensor, collective: Callable[[], dist.Work]) -> dist.Work:
+        """Of DDP's own. A loss is reported and not raised into the user's forward or backward pass."""
+        if not self.passive:
+            try:
+                collective().wait()
+            except RuntimeError as error:
+                self._on_error(str(error))
+        return work_of(completed(tensor).then(lambda done: [done.value()]))
 
     # ------------------------------------------------------------------ one bucket
 
     def _reduce(self, index: int, buffer: torch.Tensor) -> ReducedBucket:
+        self.reduced = True
         if self.passive:
             return completed(buffer)
         if self.correction != 1.0:
@@ -128,7 +138,8 @@ class GradientGroup(dist.ProcessGroup):
         if index == 0:
             self._on_first_bucket()
         try:
-            future = self.strategy.reduce(Bucket(index, buffer, lambda: self.layouts[index].description))
+            strategy = self._exact if self.exactly and not self.strategy.exact else self.strategy
+            future = strategy.reduce(Bucket(index, buffer, lambda: self._description(index)))
         except RuntimeError as error:
             self._on_error(str(error))
             return completed(buffer)
@@ -147,6 +158,11 @@ class GradientGroup(dist.ProcessGroup):
             norms.total.append(slice_norm)
             norms.difference.append(-slice_norm)
         return reduced
+
+    def _description(self, index: int) -> GradBucket:
+        description = self.layouts[index].description
+        assert description is not None, "the strategy reads layouts, which are kept for those that do"
+        return description
 
     def _norm(self, index: int, buffer: torch.Tensor, start: int, stop: int) -> torch.Tensor:
         if self.norm_of is None:

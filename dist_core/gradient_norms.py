@@ -31,10 +31,16 @@ def squared_norm(tensor: torch.Tensor) -> torch.Tensor:
     whole = tensor.numel() // _ROW * _ROW
     total = torch.zeros((), dtype=torch.float64, device=tensor.device)
     if whole:
-        total += torch.linalg.vector_norm(tensor[:whole].view(-1, _ROW), dim=1).double().square_().sum()
+        rows = tensor[:whole].view(-1, _ROW)
+        # In float32 at least: half precision would round the sums, or overflow.
+        total += torch.linalg.vector_norm(rows, dim=1, dtype=_at_least_single(tensor)).double().square_().sum()
     if whole < tensor.numel():
         total += tensor[whole:].double().square_().sum()
     return total
+
+
+def _at_least_single(tensor: torch.Tensor) -> torch.dtype:
+    return tensor.dtype if tensor.dtype == torch.float64 else torch.float32
 
 
 def values_of(gradient: torch.Tensor) -> torch.Tensor:
@@ -85,22 +91,26 @@ class AdamPreconditioner:
     Raises InvalidTraining for an optimizer without such second moments.
     """
 
-    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
-        if not is_adam(optimizer):
-            raise InvalidTraining(
-                f"preconditioned=True needs second moments as Adam keeps them, and {type(optimizer).__name__} is not "
-                f"one of {', '.join(_ADAM_FAMILY)}; leave preconditioned out"
-            )
-        self._optimizer = optimizer
-        self._groups: dict[int, dict[str, Any]] = {}
-        self._steps: int | None = None
+    def __init__(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+        for optimizer in optimizers:
+            if not is_adam(optimizer):
+                raise InvalidTraining(
+                    "preconditioned=True needs second moments as Adam keeps them, and "
+                    f"{type(optimizer).__name__} is not one of {', '.join(_ADAM_FAMILY)}; leave preconditioned out"
+                )
+        self._optimizers = list(optimizers)
+        self._groups: dict[int, tuple[int, dict[str, Any]]] = {}
+        """By parameter: whose it is, and with which settings."""
+        self._steps: list[int] | None = None
+        """Of each optimizer."""
         self._local = threading.local()
         """Norms are taken by the thread that computes gradients and by the one that reduces them."""
 
-    def stepped(self) -> None:
-        """The optimizer has stepped once more."""
+    def stepped(self, optimizer: torch.optim.Optimizer) -> None:
+        """One of the optimizers has stepped once more."""
         if self._steps is not None:
-            self._steps += 1
+            for index, each in enumerate(self._optimizers):
+                self._steps[index] += each is optimizer
 
     def forget(self) -> None:
         """The optimizer's state was replaced."""
@@ -112,9 +122,11 @@ class AdamPreconditioner:
         """Whether the second moments have warmed up."""
         if self._steps is None:
             # Read once: on a GPU the count may live there, and reading it waits.
-            counts = [int(state["step"]) for state in self._optimizer.state.values() if "step" in state]
-            self._steps = max(counts, default=0)
-        return self._steps >= ADAM_WARM_UP
+            self._steps = [
+                max((int(state["step"]) for state in each.state.values() if "step" in state), default=0)
+                for each in self._optimizers
+            ]
+        return min(self._steps) >= ADAM_WARM_UP
 
     def squared_norm(self, buffer: torch.Tensor, segments: Sequence[Segment], start: int, stop: int) -> torch.Tensor:
         """Of the part ``[start, stop)`` of a flat buffer that holds the segments' gradients."""
@@ -135,19 +147,24 @@ class AdamPreconditioner:
 
     def _read_groups(self) -> None:
         if not self._groups:
-            self._groups = {id(p): group for group in self._optimizer.param_groups for p in group["params"]}
+            self._groups = {
+                id(parameter): (index, group)
+                for index, optimizer in enumerate(self._optimizers)
+                for group in optimizer.param_groups
+                for parameter in group["params"]
+            }
 
     def _of_parameter(self, parameter: torch.Tensor, gradient: torch.Tensor, offset: int) -> torch.Tensor:
-        state = self._optimizer.state.get(parameter, {})
-        group = self._groups.get(id(parameter))
-        if "exp_avg_sq" not in state or group is None:
+        index, group = self._groups.get(id(parameter), (0, {}))
+        state = self._optimizers[index].state.get(parameter, {})
+        if "exp_avg_sq" not in state or not group:
             # Not trained by this optimizer: no part of its steps, and none of their noise.
             return torch.zeros((), dtype=torch.float64, device=gradient.device)
         moments = in_memory_order(state.get("max_exp_avg_sq", state["exp_avg_sq"]))
         moments = moments[offset : offset + gradient.numel()]
         assert self._steps is not None
         # sqrt(v / c) + eps = (sqrt(v) + eps sqrt(c)) / sqrt(c): the constant c leaves the loop.
-        correction = 1.0 - group["betas"][1] ** self._steps
+        correction = 1.0 - group["betas"][1] ** self._steps[index]
         epsilon = group["eps"] * math.sqrt(correction)
         size = gradient.numel() if gradient.is_cuda else min(_CACHED, gradient.numel())
         memory = getattr(self._local, "scratch", None)

@@ -74,7 +74,8 @@ def around_backward(output: Any, *, begin: Callable[[], None] | None, end: Calla
 
     Raises InvalidTraining when no tensor is found in the output to notice the pass by.
     """
-    tensors = [tensor for tensor in tensors_in(output) if tensor.requires_grad]
+    # A parameter that is returned as it is keeps its hooks, and is no sign that this pass's gradients are coming.
+    tensors = [tensor for tensor in tensors_in(output) if tensor.requires_grad and not tensor.is_leaf]
     if not tensors:
         raise InvalidTraining(
             f"the model returned {type(output).__name__} without a tensor that has a gradient; to train in several "

@@ -7,12 +7,8 @@ epoch loop).
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable
 from typing import Any, Protocol
-
-import numpy as np
-import torch
 
 from dist_core.errors import InvalidTraining
 
@@ -71,34 +67,6 @@ class StateRegistry:
                 self._states[name].load_state_dict(value)
             else:
                 self._unclaimed[name] = value
-
-
-class RandomState:
-    """Python's, NumPy's and torch's generators (the current CUDA device's too, where there is one)."""
-
-    def state_dict(self) -> dict[str, Any]:
-        kind, keys, position, has_gauss, gauss = np.random.get_state(legacy=True)
-        state: dict[str, Any] = {
-            "torch": torch.get_rng_state(),
-            "numpy": [kind, torch.from_numpy(np.asarray(keys).astype(np.int64)), position, has_gauss, gauss],
-            "python": _as_lists(random.getstate()),
-        }
-        if torch.cuda.is_available():
-            state["cuda"] = torch.cuda.get_rng_state()
-        return state
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        torch.set_rng_state(state["torch"].cpu())
-        kind, keys, position, has_gauss, gauss = state["numpy"]
-        np.random.set_state((kind, keys.numpy().astype(np.uint32), position, has_gauss, gauss))
-        version, internal, gauss_next = state["python"]
-        random.setstate((version, tuple(internal), gauss_next))
-        if "cuda" in state and torch.cuda.is_available():
-            torch.cuda.set_rng_state(state["cuda"].cpu())
-
-
-def _as_lists(value: Any) -> Any:
-    return [_as_lists(item) for item in value] if isinstance(value, tuple) else value
 
 
 class FunctionState:

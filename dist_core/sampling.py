@@ -74,8 +74,15 @@ class ElasticCursor:
         self.seed = seed
         self.passes = 0
         self.position = 0
+        self.left = False
+        """Whether the loop over the present pass was left before its end: the next loop begins a new one."""
         self._draw = draw
         self._order: tuple[int, Indices] | None = None
+
+    def begin_loop(self) -> None:
+        if self.left and self.position:
+            self.end_pass()
+        self.left = False
 
     def ahead(self) -> ElasticCursor:
         """A copy to plan with, which may run ahead of this one."""
@@ -135,9 +142,16 @@ class ElasticCursor:
         """What is left of this pass is left out."""
         self.passes += 1
         self.position = 0
+        self.left = False
 
     def state_dict(self) -> dict[str, int]:
-        return {"passes": self.passes, "position": self.position, "seed": self.seed, "num_samples": self.num_samples}
+        return {
+            "passes": self.passes,
+            "position": self.position,
+            "left": self.left,
+            "seed": self.seed,
+            "num_samples": self.num_samples,
+        }
 
     def load_state_dict(self, state: dict[str, int]) -> None:
         if state["num_samples"] != self.num_samples:
@@ -146,6 +160,7 @@ class ElasticCursor:
                 f"{self.num_samples}; train on the same data, or start a new trial"
             )
         self.passes, self.position, self.seed = state["passes"], state["position"], state["seed"]
+        self.left = bool(state["left"])
         self._order = None
 
 
@@ -155,6 +170,12 @@ class StreamCursor:
     def __init__(self) -> None:
         self.passes = 0
         self.position = 0
+        self.left = False
+
+    def begin_loop(self) -> None:
+        if self.left and self.position:
+            self.end_pass()
+        self.left = False
 
     def commit(self, taken: int) -> None:
         self.position += taken
@@ -162,12 +183,13 @@ class StreamCursor:
     def end_pass(self) -> None:
         self.passes += 1
         self.position = 0
+        self.left = False
 
     def state_dict(self) -> dict[str, int]:
-        return {"passes": self.passes, "position": self.position}
+        return {"passes": self.passes, "position": self.position, "left": self.left}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
-        self.passes, self.position = state["passes"], state["position"]
+        self.passes, self.position, self.left = state["passes"], state["position"], bool(state["left"])
 
 
 def evaluation_share(num_samples: int, *, rank: int, world_size: int, batch: int) -> Sequence[int]:

@@ -91,10 +91,35 @@ _BY_NAME: dict[str, type[AdaScale | AdamScale | LinearScale | SquareRootScale | 
 }
 
 
-def scaling_rule(rule: str | ScalingRule | None, *, optimizer_name: str) -> ScalingRule:
-    """A rule by name, by value, or (None) the optimizer's own: AdamScale for Adam's family, else AdaScale."""
+_PROPORTIONAL = ("SGD", "ASGD")
+"""Optimizers, by class, whose steps are as long as the gradient is."""
+_NORMALISING = (
+    "Adam", "Adadelta", "Adafactor", "Adagrad", "Adan", "LAMB", "Lamb", "LARS", "Lion", "Muon", "NovoGrad", "Prodigy",
+    "RMSprop", "Rprop", "ScheduleFree", "Shampoo", "SOAP", "Sophia",
+)  # fmt: skip
+"""Parts of the names of those that divide the gradient by what it has been."""
+
+
+def is_known(optimizer: type) -> bool:
+    """Whether it is known how long this optimizer's steps are when the gradient is less noisy."""
+    names = [base.__name__ for base in optimizer.__mro__]
+    return any(name in _PROPORTIONAL or _normalises(name) for name in names)
+
+
+def _normalises(name: str) -> bool:
+    return any(part.lower() in name.lower() for part in _NORMALISING)
+
+
+def scaling_rule(rule: str | ScalingRule | None, *, optimizer: type) -> ScalingRule:
+    """A rule by name, by value, or (None) the one that fits the class of the optimizer.
+
+    AdaScale where steps are proportional to the gradient. Where they are normalised, and where nobody knows, AdamScale,
+    which is the more cautious of the two.
+    """
     if rule is None:
-        return AdamScale() if "adam" in optimizer_name.lower() else AdaScale()
+        names = [base.__name__ for base in optimizer.__mro__]
+        proportional = any(name in _PROPORTIONAL for name in names) and not any(map(_normalises, names))
+        return AdaScale() if proportional else AdamScale()
     if isinstance(rule, str):
         if rule not in _BY_NAME:
             known = ", ".join(sorted(_BY_NAME))

@@ -9,6 +9,9 @@ every rank sees the same sums, every rank decides alike at the same step boundar
 from __future__ import annotations
 
 import enum
+import struct
+import zlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 PREPARED_COUNT, PREPARED_SUM, PREPARED_SQUARES, PREEMPT_COUNT = range(4)
@@ -16,7 +19,19 @@ ATOMIC_BATCH, ACCUMULATION = 4, 5
 """Rank 0's new batch for the present generation, or zeros."""
 NEXT_ATOMIC_BATCH, NEXT_ACCUMULATION = 6, 7
 """Rank 0's batch for the generation it has prepared, so that a switch needs no round of its own to agree on it."""
-NUM_CONTROL_SLOTS = 8
+ORDER_SUM, ORDER_SQUARES, RATES_SUM, RATES_SQUARES = range(8, 12)
+"""Fingerprints of the order of the samples and of the learning rates, which have to be the same everywhere."""
+NUM_CONTROL_SLOTS = 12
+
+
+def fingerprint(numbers: Sequence[float]) -> int:
+    """16 bits that differ if the numbers do; few enough for exact sums of squares over a thousand replicas."""
+    return zlib.crc32(struct.pack(f"{len(numbers)}d", *numbers)) & 0xFFFF
+
+
+def all_equal(total: float, squares: float, world_size: int) -> bool:
+    """Whether the numbers of all replicas are one and the same, from their sum and the sum of their squares."""
+    return world_size * squares == total**2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -23,7 +23,7 @@ from dist_core.checkpoint_schedule import checkpoint_interval, mean_time_to_fail
 from dist_core.errors import InvalidTraining
 from dist_core.hand_over import pack, unpack
 from dist_core.memory_limit import lower, read_limit, write_limit
-from dist_core.registry import FunctionState, RandomState, StateRegistry
+from dist_core.registry import FunctionState, StateRegistry
 from tests.support.project import ROOT
 
 STATE = {"model": {"w": torch.arange(4.0), "n": 3}, "list": [1, (2.5, None)], "text": "x"}
@@ -294,14 +294,6 @@ def test_packing_is_undone_by_unpacking() -> None:
     assert back["a"][1][0] == 3
     assert back["a"][1][1].tolist() == [0, 1, 2]
     assert list(back["b"]) == [1]
-
-
-def test_random_state_repeats_what_comes_next() -> None:
-    state = RandomState()
-    saved = state.state_dict()
-    first = (random.random(), float(np.random.rand()), float(torch.rand(())))
-    state.load_state_dict(saved)
-    assert (random.random(), float(np.random.rand()), float(torch.rand(()))) == first
 
 
 def test_states_are_named_once_and_may_be_claimed_late() -> None:

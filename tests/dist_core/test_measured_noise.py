@@ -273,7 +273,7 @@ def test_slices_of_a_preconditioned_norm_add_up() -> None:
     for _ in range(6):
         model(torch.randn(8, 20)).square().mean().backward()
         optimizer.step()
-    preconditioner = AdamPreconditioner(optimizer)
+    preconditioner = AdamPreconditioner([optimizer])
     assert preconditioner.ready
     segments = segments_of(model.parameters())
     buffer = torch.randn(segments[-1].stop)

@@ -1,10 +1,11 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from dist_core.errors import InvalidTraining
 from dist_core.goodput import GradientStatistics
-from dist_core.scaling_rules import LEGW, scaling_rule
+from dist_core.scaling_rules import LEGW, is_known, scaling_rule
 
 STATISTICS = GradientStatistics(sqr=1.0, var=3.0)
 
@@ -14,7 +15,7 @@ STATISTICS = GradientStatistics(sqr=1.0, var=3.0)
 )
 def test_factors_at_three_times_the_initial_batch(name: str, factor: float) -> None:
     """AdaScale's: (3 + 1) / (3 / 3 + 1) = 2."""
-    rule = scaling_rule(name, optimizer_name="SGD")
+    rule = scaling_rule(name, optimizer=torch.optim.SGD)
     assert rule.name == name
     assert rule.factor(3.0, STATISTICS, progress_steps=10.0) == pytest.approx(factor)
     assert rule.factor(1.0, STATISTICS, progress_steps=10.0) == pytest.approx(1.0)
@@ -22,7 +23,7 @@ def test_factors_at_three_times_the_initial_batch(name: str, factor: float) -> N
 
 def test_before_anything_is_measured_rules_that_need_it_leave_the_rate() -> None:
     for name in ("adascale", "adamscale"):
-        assert scaling_rule(name, optimizer_name="SGD").factor(4.0, None, progress_steps=0.0) == 1.0
+        assert scaling_rule(name, optimizer=torch.optim.SGD).factor(4.0, None, progress_steps=0.0) == 1.0
 
 
 def test_legw_warms_up_over_as_many_examples_as_the_batch_is_larger() -> None:
@@ -31,13 +32,34 @@ def test_legw_warms_up_over_as_many_examples_as_the_batch_is_larger() -> None:
     assert rule.factor(4.0, None, progress_steps=1000.0) == pytest.approx(2.0)
 
 
+class Unheard(torch.optim.Optimizer):
+    pass
+
+
+class ShampooOfTheirOwn(torch.optim.Optimizer):
+    pass
+
+
+class MomentumSGD(torch.optim.SGD):
+    pass
+
+
 @pytest.mark.parametrize(
-    ("optimizer", "rule"), [("SGD", "adascale"), ("Adam", "adamscale"), ("AdamW", "adamscale"), ("Adagrad", "adascale")]
+    ("optimizer", "rule", "known"),
+    [
+        (torch.optim.SGD, "adascale", True),
+        (MomentumSGD, "adascale", True),
+        *((each, "adamscale", True) for each in (torch.optim.Adam, torch.optim.AdamW, torch.optim.Adagrad)),
+        *((each, "adamscale", True) for each in (torch.optim.Muon, torch.optim.Adafactor, torch.optim.RMSprop)),
+        (ShampooOfTheirOwn, "adamscale", True),
+        (Unheard, "adamscale", False),
+    ],
 )
-def test_the_rule_that_fits_the_optimizer(optimizer: str, rule: str) -> None:
-    assert scaling_rule(None, optimizer_name=optimizer).name == rule
+def test_the_rule_that_fits_the_optimizer(optimizer: type, rule: str, known: bool) -> None:
+    assert scaling_rule(None, optimizer=optimizer).name == rule
+    assert is_known(optimizer) is known
 
 
 def test_a_rule_that_does_not_exist_is_refused() -> None:
     with pytest.raises(InvalidTraining, match="scaling rule 'cubic' is not known; choose one of adamscale"):
-        scaling_rule("cubic", optimizer_name="SGD")
+        scaling_rule("cubic", optimizer=torch.optim.SGD)

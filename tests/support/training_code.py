@@ -52,8 +52,8 @@ class Average:
 
 
 def shared_state() -> str:
-    """Digest of everything that is the same on all replicas when a generation begins. Times are each one's own."""
-    own = ("adaptation", "checkpoints")
+    """Digest of what is the same on all replicas when a generation begins: not times, nor random streams."""
+    own = ("adaptation", "checkpoints", "random")
     content = {name: value for name, value in get_core().registry.capture().items() if name not in own}
     tensors: list[torch.Tensor] = []
     skeleton = pack(content, tensors)

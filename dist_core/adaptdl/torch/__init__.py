@@ -96,4 +96,4 @@ class AdaptiveDataParallel(_AdaptiveDataParallel):
     @property
     def _state(self) -> SimpleNamespace:
         """Scripts save ``network._state.model``."""
-        return SimpleNamespace(model=self.module, optimizer=self._optimizer)
+        return SimpleNamespace(model=self.module, optimizer=self._optimizers[0])

@@ -1,0 +1,166 @@
+"""Runs a training loop as people write it, once in plain PyTorch and once as an elastic trial, on the same data.
+
+A habit is a function of a ``Kit``: the same code trains both ways, and returns the weights it ends with. Elastic runs
+take 1, 2 or 3 replicas, divide a step into several passes if they are told to, and in the case ``RESCALED`` grow from
+one replica to three, of which one is killed a few steps later.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, Dataset, TensorDataset
+
+import dist_core
+import dist_core.adaptation
+import dist_core.data_loader
+from dist_core.core import get_core
+from dist_core.goodput import BatchBounds
+from dist_core.rerun import run_training
+from tests.support.director import directing, environment_of
+from tests.support.ranks import run_ranks
+
+SAMPLES, BATCH = 96, 24
+GROW_AT, KILL_AT = 3, 7
+"""Optimizer steps: of 4 an epoch, 12 in all."""
+RESCALED = 0
+"""Instead of a number of replicas."""
+WORLDS = (1, 2, 3)
+
+
+def examples(count: int = SAMPLES, width: int = 6) -> TensorDataset:
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn(count, width, generator=generator)
+    return TensorDataset(x, x[:, :1] * 2.0 + 0.3 * torch.randn(count, 1, generator=generator))
+
+
+class Numbered(Dataset[Any]):
+    """The samples of a dataset with their numbers."""
+
+    def __init__(self, data: TensorDataset) -> None:
+        self._data = data
+
+    def __len__(self) -> int:
+        return len(self._data)
+
+    def __getitem__(self, index: int) -> Any:
+        return index, self._data[index]
+
+
+def network(*, seed: int = 0, norm: bool = False) -> nn.Sequential:
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8) if norm else nn.Identity(), nn.Tanh(), nn.Linear(8, 1))
+
+
+@dataclass
+class Kit:
+    """What differs between the two ways of training."""
+
+    elastic: bool
+    told: list[str] = field(default_factory=list)
+    """Sentences for whoever reads the trial's history."""
+    _hooks: list[Callable[[], None]] = field(default_factory=list)
+
+    def loader(self, data: Dataset[Any], batch: int = BATCH, **options: Any) -> Any:
+        return (dist_core.AdaptiveDataLoader if self.elastic else DataLoader)(data, batch_size=batch, **options)
+
+    def wrap(self, model: nn.Module, *arguments: Any, **options: Any) -> Any:
+        return dist_core.AdaptiveDataParallel(model, *arguments, **options) if self.elastic else model
+
+    def epochs(self, number: int) -> Iterator[int]:
+        return dist_core.remaining_epochs_until(number) if self.elastic else iter(range(number))
+
+
+Habit = Callable[[Kit], Any]
+
+
+def weights_of(*models: nn.Module) -> list[float]:
+    return [float(value) for model in models for each in model.parameters() for value in each.detach().flatten()]
+
+
+def in_plain_pytorch(habit: Habit) -> Any:
+    return habit(Kit(elastic=False))
+
+
+def as_trial(habit: Habit, replicas: int, passes: int = 1) -> list[Any]:
+    """What the habit returned on each replica; RESCALED gives None for the one that was killed.
+
+    ``passes``: forward and backward passes of a step.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        if replicas != RESCALED:
+            return run_ranks(_on_rank, replicas, habit, passes)
+        with directing([(0,), (0, 1, 2), (0, 2)]) as director:
+            return run_ranks(_on_replica, 3, habit, passes, director.url, folder, may_die=True)
+
+
+def _in_passes(passes: int) -> None:
+    """Divide steps of a fixed size into so many passes: there is no need to wait until goodput asks for it."""
+
+    def choice(bounds: BatchBounds, num_replicas: int) -> tuple[int, int]:
+        return -(-bounds.init_batch // (num_replicas * passes)), passes - 1
+
+    for module in (dist_core.adaptation, dist_core.data_loader):
+        module.fixed_choice = choice  # type: ignore[attr-defined]  # where it is looked up
+
+
+def _on_rank(habit: Habit, passes: int) -> Any:
+    torch.set_num_threads(1)
+    _in_passes(passes)
+    return habit(Kit(elastic=True))
+
+
+def _on_replica(habit: Habit, passes: int, url: str, folder: str) -> Any:
+    torch.set_num_threads(1)
+    _in_passes(passes)
+    index = int(os.environ.pop("RANK"))
+    for name in ("WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+        os.environ.pop(name, None)
+    os.environ.update(environment_of(url, index, Path(folder), replicas=1).to_environ())
+    core = get_core()
+    assert core.channel is not None and core.membership is not None
+    _follow_the_script(core)
+    try:
+        return run_training(core, lambda: habit(Kit(elastic=True)))
+    finally:
+        core.close()
+
+
+def _follow_the_script(core: Any) -> None:
+    """Wait at one step until the joiners are there, and die at another."""
+    finish_step = core.finish_step
+    told = False
+
+    def scripted(loader: Any, global_batch: int) -> None:
+        nonlocal told
+        if core.joined and core.group.world_size == 1 and core.steps >= GROW_AT and core.generation == 1:
+            if not told:
+                core.channel.request("POST", "/epoch", {"epoch": core.epoch})
+                told = True
+            deadline = time.monotonic() + 30.0
+            while core.membership.pending() is None and time.monotonic() < deadline:
+                time.sleep(0.002)
+        finish_step(loader, global_batch)
+
+    core.finish_step = scripted
+
+    def die_in_backward(*_: Any) -> None:
+        if core.joined and core.group.world_size == 3 and core.group.rank == 1 and core.steps >= KILL_AT:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    launch = core.launch_control
+
+    def launching() -> None:
+        die_in_backward()
+        launch()
+
+    core.launch_control = launching
