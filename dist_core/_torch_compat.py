@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 from torch._C import _distributed_c10d
 from torch._C._distributed_c10d import GradBucket, HashStore, PrefixStore, Store
+from torch._dynamo import trace_rules
 from torch.autograd import Variable
 from torch.distributed.distributed_c10d import GroupName
 from torch.nn.parallel import DistributedDataParallel
@@ -30,6 +31,7 @@ __all__ = [
     "build_nccl_group",
     "forget_scaled_step",
     "gradient_buckets",
+    "leave_uncompiled",
     "loss_scale_of",
     "replace_process_group",
     "schedules_within",
@@ -125,6 +127,11 @@ def loss_scale_of(scaler: Any) -> torch.Tensor | None:
 def schedules_within(schedule: Any) -> tuple[list[Any], list[int]]:
     """The schedules that a chained or sequential one is made of, and the steps at which the next one takes over."""
     return schedule._schedulers, getattr(schedule, "_milestones", [])
+
+
+def leave_uncompiled(package: str) -> None:
+    """torch.compile breaks its graph at functions of this package, and goes on within what they call."""
+    trace_rules.add(package)
 
 
 def forget_scaled_step(scaler: Any) -> None:

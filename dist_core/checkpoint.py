@@ -29,7 +29,7 @@ from dist_core.hand_over import pack, unpack
 
 logger = logging.getLogger(__name__)
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 KEPT = 2
 _STATE, _MANIFEST, _PREFIX = "state.pt", "manifest.json", "checkpoint-"
 

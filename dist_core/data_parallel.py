@@ -22,6 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from dist_core._torch_compat import (
     gradient_buckets,
+    leave_uncompiled,
     loss_scale_of,
     replace_process_group,
     set_bucket_cap,
@@ -46,6 +47,8 @@ from dist_core.schedules import has_ended, takes_metric, takes_position
 from dist_core.tensorboard import write_scalars
 
 logger = logging.getLogger(__name__)
+# The model inside is compiled where somebody compiles the wrapper; what arranges its reductions is not.
+leave_uncompiled("dist_core")
 
 AUTO_CAPS_MB = (25.0, 4.0, 100.0)
 """Bucket sizes that ``bucket_cap_mb="auto"`` tries, torch's own first."""
@@ -328,7 +331,6 @@ class AdaptiveDataParallel(DistributedDataParallel):
 
     # ------------------------------------------------------------------ forward and backward
 
-    @torch.compiler.disable(recursive=False)  # type: ignore[untyped-decorator,no-untyped-call]  # not annotated in torch
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
         if not torch.is_grad_enabled() or self._evaluates:
             # Evaluation involves no other replica, so replicas may evaluate different numbers of batches.

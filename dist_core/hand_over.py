@@ -18,16 +18,20 @@ from typing import Any
 import numpy as np
 import torch
 
+from dist_core.errors import InvalidTraining
 from dist_core.replica_group import ReplicaGroup
 
 _SLOT = "__tensor__"
 
 
-def pack(value: Any, tensors: list[torch.Tensor]) -> Any:
+def pack(value: Any, tensors: list[torch.Tensor], path: tuple[object, ...] = ()) -> Any:
     """The value with each tensor replaced by a numbered slot; the tensors are appended in order.
 
     NumPy arrays become tensors and NumPy scalars Python numbers: a reader with ``weights_only`` takes nothing else.
+    Raises InvalidTraining, with the ``path`` to it, for a value that such a reader would refuse.
     """
+    if type(value) in _PLAIN:
+        return value
     if isinstance(value, torch.Tensor):
         tensors.append(value.detach())
         return {_SLOT: len(tensors) - 1}
@@ -37,11 +41,36 @@ def pack(value: Any, tensors: list[torch.Tensor]) -> Any:
     if isinstance(value, np.generic):
         return value.item()
     if isinstance(value, dict):
-        return {key: pack(item, tensors) for key, item in value.items()}
+        return {
+            _restorable(key, (*path, key)): pack(item, tensors, (*path, key)) for key, item in value.items()
+        }
     if isinstance(value, list):
-        return [pack(item, tensors) for item in value]
-    if isinstance(value, tuple):
-        return tuple(pack(item, tensors) for item in value)
+        return [pack(item, tensors, (*path, index)) for index, item in enumerate(value)]
+    if isinstance(value, tuple) and not isinstance(value, torch.Size):
+        return tuple(pack(item, tensors, (*path, index)) for index, item in enumerate(value))
+    return _restorable(value, path)
+
+
+_PLAIN = (type(None), bool, int, float, str)
+"""By far the most, and beyond doubt."""
+
+
+def _restorable(value: Any, path: tuple[object, ...]) -> Any:
+    """The value, if what is written of it can be read with ``weights_only``."""
+    if type(value) in _PLAIN:
+        return value
+    buffer = io.BytesIO()
+    try:
+        torch.save(value, buffer)
+        torch.load(io.BytesIO(buffer.getvalue()), weights_only=True)
+    except Exception as error:
+        where = f"{path[0]}" + "".join(f"[{key!r}]" for key in path[1:]) if path else "the state"
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise InvalidTraining(
+            f"the state {where} holds a {type(value).__module__}.{type(value).__qualname__}, which a checkpoint could "
+            f"not give back: only tensors, arrays, numbers, text, lists, tuples and dicts of them are read ({reason}). "
+            "Have state_dict() turn it into those, and load_state_dict() turn it back"
+        ) from error
     return value
 
 
@@ -126,10 +155,13 @@ def share_state(
     if group.rank != 0:
         by_path = {path: tensors[slot] for path, slot in _slots(skeleton)}
         mine = [by_path.get(path) for path, _ in sorted(_slots(content["skeleton"]), key=lambda pair: pair[1])]
+        survives = group.rank not in joiners
         present = [
-            _usable(tensor, shape, dtype, keep=group.rank not in joiners and replicated)
+            _usable(tensor, shape, dtype, keep=survives and replicated)
             for tensor, (shape, dtype), replicated in zip(mine, content["shapes"], content["replicated"], strict=True)
         ]
+        if survives:
+            _refuse_what_nobody_sends(content, mine, present)
     chosen = list(zip(present, content["replicated"], strict=True))
     group.broadcast_tensors([_as_bytes(tensor) for tensor, replicated in chosen if not replicated])
     _pass_on(group, [tensor for tensor, replicated in chosen if replicated], joiners)
@@ -158,6 +190,21 @@ def _usable(tensor: torch.Tensor | None, shape: list[int], dtype: str, *, keep: 
     if tensor is not None and fits and (keep or (tensor.device.type == "cpu" and tensor.is_contiguous())):
         return tensor
     return _memory_for(shape, dtype)
+
+
+def _refuse_what_nobody_sends(
+    content: dict[str, Any], mine: Sequence[torch.Tensor | None], present: Sequence[torch.Tensor]
+) -> None:
+    """Replicated tensors go to joiners only: a survivor whose own does not fit would go on with undefined memory."""
+    paths = {slot: path for path, slot in _slots(content["skeleton"])}
+    for slot, (own, used, replicated) in enumerate(zip(mine, present, content["replicated"], strict=True)):
+        if replicated and own is not used:
+            theirs = f"{content['shapes'][slot][1]} of shape {tuple(content['shapes'][slot][0])}"
+            ours = "missing" if own is None else f"{str(own.dtype).removeprefix('torch.')} of shape {tuple(own.shape)}"
+            raise InvalidTraining(
+                f"the state {'/'.join(map(str, paths[slot]))} is {theirs} on rank 0 and {ours} on this replica; "
+                "replicas have to build their models and optimizers alike"
+            )
 
 
 def _pass_on(group: ReplicaGroup, tensors: list[torch.Tensor], joiners: Sequence[int]) -> None:

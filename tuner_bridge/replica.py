@@ -11,6 +11,7 @@ from typing import Any
 from dist_core.core import TrainingCore, get_core
 from dist_core.env import EXIT_PEER_LOST
 from dist_core.errors import ControlChannelError, PeerLost, ReplicaExit
+from dist_core.random_streams import derived_seed, seed_all
 from dist_core.rerun import run_training
 from tuner_bridge.wire import encode_exception, encode_value
 
@@ -24,10 +25,20 @@ def run_replica(prepare: Prepare, pruned: tuple[type[BaseException], ...] = ()) 
     membership = core.membership
     assert membership is not None
     signal.signal(signal.SIGTERM, lambda *_: membership.told_to_end())
+    _seed_as_the_trial(core)
     try:
         return run_in(core, prepare, pruned)
     finally:
         core.close()
+
+
+def _seed_as_the_trial(core: TrainingCore) -> None:
+    """Code that seeds nothing splits its data alike on all replicas, and again alike when the trial goes on later.
+
+    Else samples that one of them validates on would be another's to train on. Trials differ all the same.
+    """
+    assert core.environment is not None
+    seed_all(derived_seed("trial", core.environment.trial_id))
 
 
 def run_in(core: TrainingCore, prepare: Prepare, pruned: tuple[type[BaseException], ...]) -> int:

@@ -6,12 +6,15 @@ Each habit trains in plain PyTorch and as an elastic trial; see tests/support/ha
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from torch.optim import lr_scheduler as lr
 
+from dist_core import Accumulator
 from tests.support.habits import (
     RESCALED,
     WORLDS,
@@ -200,6 +203,192 @@ def two_models_in_turns(kit: Kit) -> list[float]:
             mse(wrapped_critic(wrapped_maker(x)), y).backward()
             of_maker.step()
     return weights_of(critic, maker)
+
+
+def linear_warm_up(step: int) -> float:
+    return min(1.0, (step + 1) / 4)
+
+
+SCHEDULES: dict[str, Callable[[Any], Any]] = {
+    "one_cycle": lambda each: lr.OneCycleLR(each, max_lr=0.2, total_steps=12),
+    "warm_restarts": lambda each: lr.CosineAnnealingWarmRestarts(each, 5),
+    "sequential": lambda each: lr.SequentialLR(
+        each, [lr.LinearLR(each, 0.1, 1.0, 3), lr.CosineAnnealingLR(each, 9)], milestones=[3]
+    ),
+    "chained": lambda each: lr.ChainedScheduler([lr.ConstantLR(each, 0.5, 4), lr.ExponentialLR(each, 0.9)], each),
+    "lambda": lambda each: lr.LambdaLR(each, linear_warm_up),
+    "of_transformers": lambda each: transformers_schedule(each),
+    "cyclic": lambda each: lr.CyclicLR(each, 0.05, 0.2, step_size_up=3),
+    "polynomial": lambda each: lr.PolynomialLR(each, 12),
+    "multi_step": lambda each: lr.MultiStepLR(each, [4, 8]),
+}
+
+
+def transformers_schedule(optimizer: torch.optim.Optimizer) -> Any:
+    from transformers import get_cosine_schedule_with_warmup
+
+    return get_cosine_schedule_with_warmup(optimizer, 3, 12)
+
+
+@habit
+def schedules_by_step(kit: Kit) -> list[float]:
+    """All of them in one run, as parts of one model would have them: each with an optimizer of its own."""
+    return many_schedules(kit, by_epoch=False)
+
+
+@habit
+def schedules_by_epoch(kit: Kit) -> list[float]:
+    return many_schedules(kit, by_epoch=True)
+
+
+def many_schedules(kit: Kit, *, by_epoch: bool) -> list[float]:
+    torch.manual_seed(0)
+    model = nn.ModuleDict({name: nn.Linear(6, 1) for name in SCHEDULES})
+    optimizers = [torch.optim.SGD(model[name].parameters(), lr=0.1) for name in SCHEDULES]
+    schedules = [make(optimizer) for make, optimizer in zip(SCHEDULES.values(), optimizers, strict=True)]
+    loader = kit.loader(examples())
+    wrapped = kit.wrap(Sum(model), optimizers, schedules)
+    for _ in kit.epochs(3):
+        for x, y in loader:
+            for optimizer in optimizers:
+                optimizer.zero_grad()
+            mse(wrapped(x), y).backward()
+            for optimizer in optimizers:
+                optimizer.step()
+            for schedule in schedules if not by_epoch else ():
+                schedule.step()
+        for schedule in schedules if by_epoch else ():
+            schedule.step()
+    return [*weights_of(model), *(float(each.param_groups[0]["lr"]) for each in optimizers)]
+
+
+class Sum(nn.Module):
+    def __init__(self, parts: nn.ModuleDict) -> None:
+        super().__init__()
+        self.parts = parts
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.stack([part(x) for part in self.parts.values()]).mean(dim=0)
+
+
+@habit
+def a_plateau_on_the_summed_metric(kit: Kit) -> list[float]:
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    schedule = lr.ReduceLROnPlateau(optimizer, factor=0.5, patience=0, threshold=0.5)
+    loader, valid = kit.loader(examples()), kit.loader(examples(60), 10)
+    wrapped = kit.wrap(model, optimizer, schedule)
+    for _ in kit.epochs(4):
+        wrapped.train()
+        for x, y in loader:
+            optimizer.zero_grad()
+            mse(wrapped(x), y).backward()
+            optimizer.step()
+        wrapped.eval()
+        totals = Accumulator() if kit.elastic else Plain()
+        with torch.no_grad():
+            for x, y in valid:
+                totals["loss"] += mse(wrapped(x), y, reduction="sum").item()
+                totals["count"] += len(x)
+        with totals.synchronized():
+            assert totals["count"] == 60
+            schedule.step(totals["loss"] / totals["count"])
+    assert optimizer.param_groups[0]["lr"] < 0.1
+    return weights_of(model)
+
+
+class Plain(dict[str, float]):
+    def __missing__(self, key: str) -> float:
+        return 0.0
+
+    def synchronized(self) -> Any:
+        return nullcontext()
+
+
+@habit
+def compiled_inside(kit: Kit) -> list[float]:
+    return compiled(kit, inside=True)
+
+
+@habit
+def compiled_outside(kit: Kit) -> list[float]:
+    return compiled(kit, inside=False)
+
+
+def compiled(kit: Kit, *, inside: bool) -> list[float]:
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    loader = kit.loader(examples())
+    called = torch.compile(model, backend="aot_eager") if inside else model
+    wrapped = kit.wrap(called, optimizer)
+    called = wrapped if inside else torch.compile(wrapped, backend="aot_eager")
+    for _ in kit.epochs(3):
+        for x, y in loader:
+            optimizer.zero_grad()
+            mse(called(x), y).backward()
+            optimizer.step()
+    return weights_of(model)
+
+
+@habit
+def a_scaler_that_was_not_given(kit: Kit) -> list[float]:
+    """fp16-style loss scaling as in torch's own examples."""
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scaler = torch.amp.GradScaler("cpu", init_scale=64.0, growth_interval=5)
+    loader = kit.loader(examples())
+    wrapped = kit.wrap(model, optimizer)
+    for _ in kit.epochs(3):
+        for x, y in loader:
+            optimizer.zero_grad()
+            scaler.scale(mse(wrapped(x), y)).backward()
+            scaler.unscale_(optimizer)
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            scaler.step(optimizer)
+            scaler.update()
+    return [*weights_of(model), scaler.get_scale()]
+
+
+class MasterSGD(torch.optim.SGD):
+    """Keeps float32 weights of parameters of half that precision, and steps those."""
+
+    def step(self, closure: Any = None) -> Any:  # type: ignore[override]
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is None:
+                    continue
+                state = self.state[parameter]
+                if "master" not in state:
+                    state["master"] = parameter.detach().float().clone()
+                state["master"] -= group["lr"] * parameter.grad.float()
+                parameter.data.copy_(state["master"])
+        return None
+
+
+@habit
+def weights_in_half_precision_with_a_master_copy(kit: Kit) -> list[float]:
+    """The gradient is a constant that is exact in bfloat16, so that only the master copy can lose something."""
+    model = Slope().bfloat16()
+    optimizer = MasterSGD(model.parameters(), lr=2.0**-12)
+    loader = kit.loader(examples())
+    wrapped = kit.wrap(model, optimizer)
+    for _ in kit.epochs(3):
+        for x, _y in loader:
+            optimizer.zero_grad()
+            wrapped(x).mean().backward()
+            optimizer.step()
+    return [float(optimizer.state[model.weight]["master"]), *weights_of(model)]
+
+
+class Slope(nn.Module):
+    """Its output has the gradient 1 for every example."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(()))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.weight * torch.ones(len(x), dtype=self.weight.dtype)
 
 
 IN_TURNS = "computes with a model after an optimizer has stepped"

@@ -48,6 +48,8 @@ class _Server:
         self.received_sockets: list[int] = []
         self.hung_up = False
         self.asked = time.monotonic()
+        self.pid = os.getpid()
+        """Of this process; in a child of it, its parent's."""
         self.wakeup = os.pipe()
         for descriptor in self.wakeup:
             os.set_blocking(descriptor, False)
@@ -107,6 +109,7 @@ class _Server:
         self.answer({"launched": request["replica_id"], "pid": pid})
 
     def fork(self, become: Callable[[], None]) -> int:
+        self.pid = os.getpid()
         pid = os.fork()
         if pid == 0:
             try:
@@ -173,9 +176,10 @@ class _ForkServer(_Server):
         self.let_go()
         connection = socket.socket(fileno=descriptor)
         try:
-            shared = import_for_sharing(**request)
+            shared = import_for_sharing(**request, parent=self.pid)
         except UnfitToShare as error:
-            connection.sendall(json.dumps({"unfit": str(error)}).encode() + b"\n")
+            with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+                connection.sendall(json.dumps({"unfit": str(error)}).encode() + b"\n")
             return
         self.sources.watch(shared.files_read)
         branch = _Branch(connection, self.sources, shared)

@@ -53,9 +53,14 @@ def import_for_sharing(
     working_dir: str,
     environ: Mapping[str, str],
     entrypoint: str,
+    *,
+    parent: int,
 ) -> SharedImport:
-    """Become a process that has this code in memory; raises UnfitToShare."""
+    """Become a process that has this code in memory; raises UnfitToShare. ``parent``: whose fork this process is."""
     _end_with_parent(signal.SIGKILL)
+    if os.getppid() != parent:
+        # It ended before the kernel was asked to tell.
+        raise UnfitToShare("the fork server has ended")
     os.environ.clear()
     os.environ.update(environ)
     # Without it, a mere look for GPUs starts CUDA, and no process forked afterwards could.
