@@ -16,6 +16,7 @@ from torch._C import _distributed_c10d
 from torch._C._distributed_c10d import GradBucket, HashStore, PrefixStore, Store
 from torch._dynamo import trace_rules
 from torch.autograd import Variable
+from torch.distributed import Backend, distributed_c10d
 from torch.distributed.distributed_c10d import GroupName
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parallel.distributed import _find_tensors
@@ -33,6 +34,7 @@ __all__ = [
     "gradient_buckets",
     "leave_uncompiled",
     "loss_scale_of",
+    "replace_default_group",
     "replace_process_group",
     "schedules_within",
     "set_bucket_cap",
@@ -101,6 +103,20 @@ def set_bucket_cap(model: DistributedDataParallel, megabytes: float) -> None:
 def gradient_buckets(model: DistributedDataParallel) -> list[GradBucket]:
     """The buckets as they are laid out now, in the order of reduction. Within a backward pass this would hang."""
     return model.reducer._get_zeros_like_grad_buckets()
+
+
+def replace_default_group(group: dist.ProcessGroup | None, world_size: int) -> None:
+    """What ``torch.distributed`` works on where a script names no group; None where there shall be nothing."""
+    world = distributed_c10d._world
+    if group is None:
+        world.pg_map.clear()
+        distributed_c10d._update_default_pg(None)
+        return
+    world.pg_map[group] = (Backend.GLOO, HashStore())
+    world.pg_names[group] = GroupName("elastune")
+    world.pg_group_ranks[group] = {rank: rank for rank in range(world_size)}
+    world.pg_backend_config[group] = "cpu:gloo,cuda:gloo"
+    distributed_c10d._update_default_pg(group)
 
 
 def work_of(future: torch.futures.Future[Any]) -> dist.Work:

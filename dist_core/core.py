@@ -69,6 +69,7 @@ if TYPE_CHECKING:
     from dist_core.accumulator import Accumulator
     from dist_core.data_loader import AdaptiveDataLoader
     from dist_core.data_parallel import AdaptiveDataParallel
+    from dist_core.elastic_world import ElasticWorld
 
 logger = logging.getLogger(__name__)
 
@@ -151,11 +152,21 @@ class TrainingCore:
             self.channel = ControlChannel(environment)
             self.membership = Membership(self.channel, environment)
             self.membership.group_needs = self.group_needs
+            self.membership.on_grace_over = self._say_what_is_lost
             self.membership.start()
             self._hints = HintsSender(self.channel)
-        if folder is not None and environment is None:
+        self.world: ElasticWorld | None = None
+        if folder is not None or environment is not None:
             self._leave_on_signals()
         self._register_own_states()
+
+    def offer_world(self) -> None:
+        """Let ``torch.distributed`` work on this trial's replicas, unless the script has set it up for itself."""
+        if self.environment is not None and not torch.distributed.is_initialized():
+            from dist_core.elastic_world import ElasticWorld
+
+            self.world = ElasticWorld(self, rank=self.environment.launch_index, expected=self.environment.replicas)
+            self.world.install()
 
     def _register_own_states(self) -> None:
         self.registry.register("core", FunctionState(self._save, self._load))
@@ -163,8 +174,16 @@ class TrainingCore:
         self.registry.register("checkpoints", self.checkpoints)
 
     def _leave_on_signals(self) -> None:
-        """Without a scheduler SIGTERM and the first SIGINT save and leave; where threads may not ask, nothing does."""
+        """SIGTERM, and the first SIGINT where there is no scheduler, save and leave.
+
+        Not from threads, which may not ask for signals, nor where somebody handles them already.
+        """
         if threading.current_thread() is not threading.main_thread():
+            return
+        membership = self.membership
+        if membership is not None:
+            if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+                signal.signal(signal.SIGTERM, lambda *_: membership.told_to_end())
             return
 
         def leave(*_: Any) -> None:
@@ -173,6 +192,10 @@ class TrainingCore:
 
         signal.signal(signal.SIGTERM, leave)
         signal.signal(signal.SIGINT, leave)
+
+    def _say_what_is_lost(self, message: str) -> None:
+        self.warn(message)
+        self._flush_hints()
 
     @property
     def _must_leave(self) -> bool:
@@ -277,6 +300,11 @@ class TrainingCore:
         if not self.models or self.models[0].user_accumulates:
             return False
         return is_measured(step, num_replicas=self.group.world_size, every=self.models[0].noise_every)
+
+    @property
+    def passes_do_not_count(self) -> bool:
+        """Whether what the loop's body does now has no effect on the trial, and takes part in nothing."""
+        return self.replaying or (self.joining and not self.joined)
 
     def warn(self, message: str) -> None:
         """A sentence for whoever reads this trial's history and its log."""
@@ -472,6 +500,8 @@ class TrainingCore:
         self.joined = True
         self.broken = None
         self.random.enter(self.group.rank, self.generation)
+        if self.world is not None:
+            self.world.install()
         self._epoch_started = self._epoch_started or time.monotonic()
         self.checkpoints.training_begins()
         self.membership.commit(prepared)
@@ -1081,6 +1111,7 @@ def get_core() -> TrainingCore:
     global _core
     if _core is None:
         _core = TrainingCore(ReplicaEnvironment.from_environ())
+        _core.offer_world()
     return _core
 
 
@@ -1089,6 +1120,8 @@ def reset_core() -> None:
     global _core
     if _core is not None:
         _core.close()
+        if _core.world is not None:
+            _core.world.remove()
     _core = None
 
 

@@ -19,6 +19,9 @@ EXIT_PREEMPTED = 143
 EXIT_PEER_LOST = 75
 """Exit status of a replica that stopped because another one vanished (EX_TEMPFAIL): not the user's failure."""
 
+GRACE_SECONDS = 60.0
+"""Time to save that whoever runs the machine gives a replica, from the signal on; Kubernetes' and our launchers'."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicaEnvironment:
@@ -41,6 +44,10 @@ class ReplicaEnvironment:
     """File that names the scheduler's present address, so that a restarted one on another port is found."""
     host: str = "127.0.0.1"
     """Address other replicas reach this one at; loopback on one machine."""
+    replicas: int = 1
+    """How many the trial is to have with this one; the truth is the generation's, once it has formed."""
+    grace_seconds: float = GRACE_SECONDS
+    """Between being told to end and being ended."""
 
     def to_environ(self) -> dict[str, str]:
         """The variables a launcher sets for this replica."""
@@ -55,6 +62,8 @@ class ReplicaEnvironment:
             "ELASTUNE_SLOT": str(self.slot),
             "ELASTUNE_NODE_KIND": self.node_kind,
             "ELASTUNE_HOST": self.host,
+            "ELASTUNE_REPLICAS": str(self.replicas),
+            "ELASTUNE_GRACE_SECONDS": str(self.grace_seconds),
         }
         if self.server_file is not None:
             environ["ELASTUNE_SERVER_FILE"] = str(self.server_file)
@@ -83,6 +92,8 @@ class ReplicaEnvironment:
                 node_kind=environ.get("ELASTUNE_NODE_KIND", ""),
                 server_file=Path(server_file) if server_file else None,
                 host=environ.get("ELASTUNE_HOST", "127.0.0.1"),
+                replicas=int(environ.get("ELASTUNE_REPLICAS", "1")),
+                grace_seconds=float(environ.get("ELASTUNE_GRACE_SECONDS", GRACE_SECONDS)),
             )
         except KeyError as error:
             raise InvalidTraining(

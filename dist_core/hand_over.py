@@ -41,9 +41,7 @@ def pack(value: Any, tensors: list[torch.Tensor], path: tuple[object, ...] = ())
     if isinstance(value, np.generic):
         return value.item()
     if isinstance(value, dict):
-        return {
-            _restorable(key, (*path, key)): pack(item, tensors, (*path, key)) for key, item in value.items()
-        }
+        return {_restorable(key, (*path, key)): pack(item, tensors, (*path, key)) for key, item in value.items()}
     if isinstance(value, list):
         return [pack(item, tensors, (*path, index)) for index, item in enumerate(value)]
     if isinstance(value, tuple) and not isinstance(value, torch.Size):

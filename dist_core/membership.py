@@ -35,10 +35,10 @@ BUILD_TIMEOUT = timedelta(seconds=60)
 COLLECTIVE_TIMEOUT = timedelta(minutes=30)
 """Replicas may be that far apart, while one evaluates, before a collective between them fails."""
 LEASE_SECONDS = 30.0
-GRACE_SECONDS = 10.0
+GRACE_MARGIN_SECONDS = 5.0
+"""A replica that cannot leave says so, and ends itself that much before it is ended without a word."""
 HAND_OVER_SECONDS = 8.0
 """How long a replica that was told to end waits for the others to go on without it."""
-"""Between being asked to leave and being ended, unless the last checkpoint is being written."""
 LONGEST_SAVE_SECONDS = 300.0
 
 
@@ -67,6 +67,9 @@ class Membership:
         self._entered = 0
         self._size = 0
         self._leave: str | None = None
+        self._told_at: float | None = None
+        self.on_grace_over: Callable[[str], None] = logger.warning
+        """Told what is lost when this replica has to end without having come to a place where it may leave."""
         self._retry_join = False
         self.saving = False
         """Set by the training thread while it writes the checkpoint it leaves with."""
@@ -97,6 +100,7 @@ class Membership:
         The others of its generation need not stop for that: the scheduler is told, and offers a generation without
         this replica. Alone, or when no such offer comes in time, it saves and leaves by itself.
         """
+        self._told_at = self._told_at or time.monotonic()
         threading.Thread(target=self._leave_others, name="elastune-leaving", daemon=True).start()
 
     def _leave_others(self) -> None:
@@ -228,9 +232,14 @@ class Membership:
                 self._changed.notify_all()
 
     def _end_after_grace(self) -> None:
-        asked = time.monotonic()
-        while time.monotonic() - asked < (LONGEST_SAVE_SECONDS if self.saving else GRACE_SECONDS):
-            time.sleep(0.1)
-        if not self._stopped.is_set():
-            logger.warning("no step boundary within seconds=%.0f of being asked to leave: ending", GRACE_SECONDS)
-            self._end(EXIT_PREEMPTED)
+        asked = self._told_at or time.monotonic()
+        grace = max(0.0, self._environment.grace_seconds - GRACE_MARGIN_SECONDS)
+        while time.monotonic() - asked < (LONGEST_SAVE_SECONDS if self.saving else grace):
+            if self._stopped.wait(0.1):
+                return
+        self.on_grace_over(
+            f"told to leave, this replica came to no place where it could within {grace:.0f} s: it ends, and what it "
+            "has done since the last checkpoint is lost. Shorten the step, or what runs between two epochs, or have "
+            "the machine wait longer"
+        )
+        self._end(EXIT_PREEMPTED)

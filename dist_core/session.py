@@ -81,8 +81,12 @@ def set_checkpoint_interval(seconds: float | None) -> None:
 
 
 def rank() -> int:
-    return get_core().group.rank
+    """This replica's; before the first training step, its place among those that the trial was started with."""
+    core = get_core()
+    return core.group.rank if core.joined or core.world is None else core.world.rank()
 
 
 def world_size() -> int:
-    return get_core().group.world_size
+    """How many replicas train; before the first training step, how many are going to."""
+    core = get_core()
+    return core.group.world_size if core.joined or core.world is None else core.world.size()

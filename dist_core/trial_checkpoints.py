@@ -19,6 +19,10 @@ from dist_core.checkpoint_schedule import checkpoint_interval
 logger = logging.getLogger(__name__)
 
 
+FIRST_SECONDS = 0.25
+"""The first checkpoint of a run is written once it has trained that long."""
+
+
 class TrialCheckpoints:
     """Nothing is written, and nothing found, where ``folder`` is None."""
 
@@ -27,7 +31,7 @@ class TrialCheckpoints:
         self.interval_seconds: float | None = None
         """Time between two of them as the user sets it; None to weigh their cost against failures."""
         self._writer = None if folder is None else CheckpointWriter(folder, on_error=on_error)
-        self._last = time.monotonic()
+        self._last: float | None = None
         self._costs: deque[float] = deque(maxlen=9)
         self._failures = self._came_from_failure = 0
         self._trained_before = 0.0
@@ -58,6 +62,9 @@ class TrialCheckpoints:
     def is_due(self) -> bool:
         if self._writer is None or self._writer.busy:
             return False
+        if self._last is None:
+            # A trial that is killed early would begin at its beginning.
+            return self.trained_seconds - self._trained_before >= FIRST_SECONDS
         return time.monotonic() - self._last >= self._interval(self._writer)
 
     def _interval(self, writer: CheckpointWriter) -> float:

@@ -537,7 +537,7 @@ class ControlLoop:
             closed = nodes[node].in_use
             free = [slot for slot in range(nodes[node].slots) if (node, slot) not in taken and slot not in closed]
             started += sum(
-                self._launch_one(trial, nodes[node], slot, index + started + offset, now)
+                self._launch_one(trial, nodes[node], slot, index + started + offset, grant.slots, now)
                 for offset, slot in enumerate(free[:count])
             )
         if not started:
@@ -567,7 +567,9 @@ class ControlLoop:
         indices = [replica.launch_index for replica in self._store.replicas(trial_id=trial.trial_id)]
         return max(indices, default=-1) + 1
 
-    def _launch_one(self, trial: TrialRecord, node: NodeSlots, slot: int, index: int, now: float) -> bool:
+    def _launch_one(
+        self, trial: TrialRecord, node: NodeSlots, slot: int, index: int, replicas: int, now: float
+    ) -> bool:
         replica_id = f"{trial.trial_id}-{uuid.uuid4().hex[:8]}"
         record = ReplicaRecord(
             replica_id=replica_id,
@@ -580,7 +582,7 @@ class ControlLoop:
         # The row comes first: a scheduler that dies in between leaves a row without a process, never the reverse.
         self._store.add_replica(record)
         try:
-            process = self._launcher.launch(self._request(trial, record, node.kind))
+            process = self._launcher.launch(self._request(trial, record, node.kind, replicas))
         except LaunchFailed as error:
             logger.warning("launch failed trial=%s error=%s", trial.trial_id, error)
             self._store.update_replica(replica_id, state=ReplicaState.GONE, gone_at=now)
@@ -603,7 +605,7 @@ class ControlLoop:
             self._note(trial.trial_id, "warning", reason, now)
             self._store.save_trial(replace(present, reason=reason))
 
-    def _request(self, trial: TrialRecord, replica: ReplicaRecord, node_kind: str) -> LaunchRequest:
+    def _request(self, trial: TrialRecord, replica: ReplicaRecord, node_kind: str, replicas: int) -> LaunchRequest:
         identity = ReplicaEnvironment(
             api_url=self._settings.api_url(),
             token=self._settings.replica_token(trial.trial_id),
@@ -614,6 +616,7 @@ class ControlLoop:
             node=replica.node,
             slot=replica.slot,
             node_kind=node_kind,
+            replicas=replicas,
             server_file=self._settings.server_file,
         )
         environ = {

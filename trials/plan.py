@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 
+from dist_core.env import GRACE_SECONDS
 from trials.record import ReplicaRecord, ReplicaState, TrialRecord
 
 CONTACT_DEADLINE_SECONDS = 90.0
@@ -23,7 +24,7 @@ SWITCH_DEADLINE_SECONDS = 60.0
 """A published generation that nobody entered by then is replaced by one of those who train now."""
 PAUSE_DEADLINE_SECONDS = 310.0
 """Longest time that replicas take to save and leave; those that are not saving end themselves long before."""
-STOP_GRACE_SECONDS = 60.0
+STOP_GRACE_SECONDS = GRACE_SECONDS
 """Between a polite and a forcible end; longer than what a replica itself allows for its last checkpoint."""
 
 

@@ -5,15 +5,19 @@ Each habit trains in plain PyTorch and as an elastic trial; see tests/support/ha
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.optim import lr_scheduler as lr
 
+import dist_core
+import dist_core.core
 from dist_core import Accumulator
 from tests.support.habits import (
     RESCALED,
@@ -145,7 +149,7 @@ def leaving_early(kit: Kit) -> list[float]:
 
 def is_whole(model: Any) -> bool:
     """Whether the batch was a step's last one: a loop that counts by itself cannot know of earlier ones."""
-    return getattr(model, "is_last_micro_batch", True)
+    return bool(getattr(model, "is_last_micro_batch", True))
 
 
 @habit
@@ -391,6 +395,35 @@ class Slope(nn.Module):
         return self.weight * torch.ones(len(x), dtype=self.weight.dtype)
 
 
+@habit
+def a_metric_by_all_reduce(kit: Kit) -> list[float]:
+    """As a script for torchrun averages its loss; the rate follows it, so that each replica has to see the same."""
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    loader, valid = kit.loader(examples()), kit.loader(examples(60), 10)
+    wrapped = kit.wrap(model, optimizer)
+    for _ in kit.epochs(3):
+        wrapped.train()
+        for x, y in loader:
+            optimizer.zero_grad()
+            mse(wrapped(x), y).backward()
+            optimizer.step()
+        sums = torch.zeros(2, dtype=torch.float64)
+        with torch.no_grad():
+            for x, y in valid:
+                sums += torch.tensor([mse(wrapped(x), y, reduction="sum").item(), len(x)], dtype=torch.float64)
+        if dist.is_initialized():
+            dist.all_reduce(sums)
+            assert dist.get_world_size() == dist_core.world_size() and dist.get_rank() == dist_core.rank()
+            everybody = [torch.zeros(1) for _ in range(dist.get_world_size())]
+            dist.all_gather(everybody, torch.tensor([float(dist.get_rank())]))
+            assert [int(each) for each in everybody] == list(range(dist.get_world_size()))
+            dist.barrier()
+        assert sums[1] == 60
+        optimizer.param_groups[0]["lr"] = 0.01 * round(10.0 * float(sums[0] / sums[1]), 3)
+    return weights_of(model)
+
+
 IN_TURNS = "computes with a model after an optimizer has stepped"
 
 
@@ -407,3 +440,131 @@ def test_a_habit_trains_as_in_plain_pytorch(trains: Habit, replicas: int, passes
     assert len(survivors) == (2 if replicas == RESCALED else replicas)
     for weights in survivors:
         assert weights == pytest.approx(expected, abs=1e-5)
+
+
+def one_step(kit: Kit, step: Callable[..., Any], **options: Any) -> None:
+    model = network()
+    optimizer = options.pop("optimizer", torch.optim.SGD)(model.parameters(), lr=0.1)
+    wrapped = kit.wrap(model, optimizer, **options)
+    for _ in kit.epochs(1):
+        for x, y in kit.loader(examples()):
+            step(wrapped, optimizer, x, y)
+
+
+def with_lbfgs(kit: Kit) -> None:
+    one_step(kit, lambda *_: None, optimizer=torch.optim.LBFGS)
+
+
+def with_a_hook(kit: Kit) -> None:
+    one_step(kit, lambda model, *_: model.register_comm_hook(None, print))
+
+
+def with_join(kit: Kit) -> None:
+    one_step(kit, lambda model, *_: model.join())
+
+
+def with_a_process_group(kit: Kit) -> None:
+    one_step(kit, lambda *_: None, process_group=object())
+
+
+def around_the_wrapper(kit: Kit) -> None:
+    def step(model: Any, optimizer: Any, x: torch.Tensor, y: torch.Tensor) -> None:
+        mse(model.module(x), y).backward()
+        optimizer.step()
+
+    one_step(kit, step)
+
+
+def outside_of_the_loop_in_evaluation_mode(kit: Kit) -> None:
+    one_step(kit, lambda *_: None)
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    wrapped = kit.wrap(model, optimizer).eval()
+    wrapped(torch.ones(4, 6)).sum().backward()
+    optimizer.step()
+
+
+def with_an_optimizer_that_nobody_gave(kit: Kit) -> None:
+    def step(model: Any, optimizer: Any, x: torch.Tensor, y: torch.Tensor) -> None:
+        mse(model(x), y).backward()
+        optimizer.step()
+        torch.optim.AdamW(model.parameters(), lr=0.1).step()
+
+    one_step(kit, step)
+
+
+def with_a_loss_that_learns(kit: Kit) -> None:
+    model, loss = network(), nn.Linear(1, 1)
+    optimizer = torch.optim.SGD([*model.parameters(), *loss.parameters()], lr=0.1)
+    wrapped = kit.wrap(model, optimizer)
+    for _ in kit.epochs(1):
+        for x, y in kit.loader(examples()):
+            mse(loss(wrapped(x)), y).backward()
+            optimizer.step()
+
+
+class Moody(torch.utils.data.Sampler[int]):
+    """Draws from a generator of its own, which nobody seeds."""
+
+    def __init__(self) -> None:
+        self.own = torch.Generator()
+        self.own.seed()
+
+    def __len__(self) -> int:
+        return 96
+
+    def __iter__(self) -> Any:
+        return iter(torch.randperm(96, generator=self.own).tolist())
+
+
+def with_a_sampler_of_its_own_mind(kit: Kit) -> None:
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    wrapped = kit.wrap(model, optimizer)
+    for _ in kit.epochs(1):
+        for x, y in kit.loader(examples(), sampler=Moody()):
+            mse(wrapped(x), y).backward()
+            optimizer.step()
+
+
+def with_rates_of_its_own(kit: Kit) -> None:
+    def step(model: Any, optimizer: Any, x: torch.Tensor, y: torch.Tensor) -> None:
+        optimizer.param_groups[0]["lr"] = 0.1 + dist_core.rank()
+        mse(model(x), y).backward()
+        optimizer.step()
+
+    one_step(kit, step)
+
+
+def with_a_state_that_cannot_come_back(kit: Kit) -> None:
+    class Kept:
+        def state_dict(self) -> dict[str, Any]:
+            return {"recent": [1.0, deque([2.0])]}
+
+        def load_state_dict(self, state: Any) -> None:
+            raise AssertionError("never")
+
+    dist_core.register_state("mine", Kept())
+    one_step(kit, lambda *_: None)
+    dist_core.core.get_core().checkpoint(leaving=False)
+
+
+REFUSALS: list[tuple[Habit, str, int]] = [
+    (with_lbfgs, "LBFGS evaluates its closure several times", 1),
+    (with_a_hook, r"no register_comm_hook\(\)", 1),
+    (with_join, r"no join\(\)", 1),
+    (with_a_process_group, "was given process_group=", 1),
+    (around_the_wrapper, "gradients that were not reduced over the 2 replicas", 2),
+    (outside_of_the_loop_in_evaluation_mode, "gradients that were not reduced over the 2 replicas", 2),
+    (with_an_optimizer_that_nobody_gave, "AdamW steps 4 parameters of a model that was wrapped without it", 1),
+    (with_a_loss_that_learns, "SGD trains 2 parameters that are in no wrapped model", 1),
+    (with_a_sampler_of_its_own_mind, "the sampler draws another order on each replica", 2),
+    (with_rates_of_its_own, "the learning rates differ between the replicas", 2),
+    (with_a_state_that_cannot_come_back, r"user-mine\['recent'\]\[1\] holds a collections.deque", 2),
+]
+
+
+@pytest.mark.parametrize(("breaks", "match", "replicas"), REFUSALS, ids=lambda each: getattr(each, "__name__", ""))
+def test_a_habit_that_cannot_work_is_refused_by_name(breaks: Habit, match: str, replicas: int) -> None:
+    with pytest.raises(AssertionError, match=match):
+        as_trial(breaks, replicas)

@@ -182,6 +182,7 @@ def environment_of(url: str, index: int, folder: Path, *, replicas: int) -> Repl
         checkpoint_dir=folder,
         node="here",
         slot=index,
+        replicas=replicas,
     )
 
 

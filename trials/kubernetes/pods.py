@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
+from dist_core.env import GRACE_SECONDS
 from trials.kubernetes.amounts import Amounts, requests_of
 from trials.kubernetes.names import (
     GROUP,
@@ -31,7 +32,6 @@ from trials.kubernetes.settings import ClusterSettings
 from trials.launch.base import NO_ROOM, LaunchRequest
 
 CONTAINER = "replica"
-GRACE_SECONDS = 60
 """Longer than what a replica allows itself to save its state."""
 NODE_TOLERATION_SECONDS = 5
 """How long a pod stays on a node that is not ready; the trial itself heals sooner."""
@@ -89,7 +89,7 @@ def pod_manifest(request: LaunchRequest, owner: Owner, settings: ClusterSettings
     }
     if owner.queue:
         labels["kueue.x-k8s.io/queue-name"] = owner.queue
-    spec.setdefault("terminationGracePeriodSeconds", GRACE_SECONDS)
+    spec.setdefault("terminationGracePeriodSeconds", int(GRACE_SECONDS))
     spec.setdefault("enableServiceLinks", False)
     spec.setdefault("automountServiceAccountToken", False)
     spec["restartPolicy"] = "Never"

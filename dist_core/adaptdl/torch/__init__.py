@@ -44,14 +44,12 @@ def init_process_group(
 ) -> None:
     """Make ``torch.distributed`` usable: over the processes of torchrun, of AdaptDL's variables or of the arguments.
 
-    Replicas of a scheduler find each other at their first training step; until then each is alone in its group.
+    Replicas of a scheduler find each other at their first training step; until then collectives are refused.
     Gradients go over NCCL between GPUs and over Gloo between CPUs, whatever ``backend`` says.
     """
-    core = get_core()
+    get_core()
     if dist.is_initialized():
-        return
-    if core.environment is not None:
-        dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
+        # Of a trial's replicas it is from the start.
         return
     address = urlsplit(init_method or "")
     chosen = {
