@@ -13,10 +13,10 @@ from torch.distributed import FileStore  # type: ignore[attr-defined]  # public,
 
 from benchmarks.frame import Measurement
 from benchmarks.ranks import run_ranks
-from dist_core._torch_compat import GradBucket
 from dist_core.all_reduce import Bucket, reduction_strategy
 from dist_core.all_reduce.autotune import CLEARLY_FASTER
 from dist_core.replica_group import GroupNeeds, build_group
+from dist_core.torch_private import GradBucket
 
 NAMES = ("all_reduce", "round_robin", "sharded", "hierarchical", "bf16", "fp16")
 MEGABYTES = (1, 8, 25)

@@ -6,6 +6,7 @@ knows what counted.
 
 from __future__ import annotations
 
+import logging
 import zlib
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sized
@@ -21,6 +22,8 @@ from torch.utils.data.distributed import DistributedSampler
 from dist_core.errors import InvalidTraining
 from dist_core.random_streams import seeded
 from dist_core.sampling import ElasticCursor, Indices, StepPlan, StreamCursor, divide, evaluation_share
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +77,10 @@ class BatchSource(Protocol):
         """16 bits of the order that a sampler of the user's drew for this pass; 0 where nothing can differ."""
         ...
 
+    def begin_loop(self) -> None:
+        """A training loop begins; its steps may be asked for several times, as they change."""
+        ...
+
     def steps(self, division: Division) -> Iterator[LoadedStep]:
         """Steps from the cursor on, across passes; each is asked for when the one before has been committed."""
         ...
@@ -122,6 +129,15 @@ class IndexedSource:
         self.cursor = ElasticCursor(len(ordered), shuffle=shuffle, seed=seed, draw=draw)
         self._planned = _PlannedBatches()
         self._loader: DataLoader[Any] = DataLoader(dataset, batch_sampler=cast("Any", self._planned), **options)
+        self._dataset, self._options = dataset, options
+        self._training_plan = _PlannedBatches()
+        self._training_loader: DataLoader[Any] | None = None
+
+    def begin_loop(self) -> None:
+        if self._training_loader is None or not self._options.get("persistent_workers"):
+            # Workers see the dataset as it is when they start. Within a loop they stay, whatever the batch size.
+            options = {**self._options, "persistent_workers": self._options.get("num_workers", 0) > 0}
+            self._training_loader = DataLoader(self._dataset, batch_sampler=cast("Any", self._training_plan), **options)
 
     def _draw(self, sampler: Iterable[int], seed: int, number: int) -> Indices:
         if number not in self._drawn:
@@ -136,9 +152,10 @@ class IndexedSource:
         return 0 if drawn is None else zlib.crc32(drawn.tobytes()) & 0xFFFF
 
     def steps(self, division: Division) -> Iterator[LoadedStep]:
+        assert self._training_loader is not None
         plans: list[StepPlan] = []
-        self._planned.batches = self._plan_ahead(division, plans)
-        batches = iter(self._loader)
+        self._training_plan.batches = self._plan_ahead(division, plans)
+        batches = iter(self._training_loader)
         number = 0
         while True:
             first = next(batches)
@@ -308,6 +325,13 @@ class StreamSource:
         self.cursor = StreamCursor()
         collate = options.pop("collate_fn", None) or default_collate
         workers = options.pop("num_workers", 0)
+        if workers > 1:
+            logger.warning(
+                "%s is read by 1 worker process instead of num_workers=%d: several would have to read parts of it, of "
+                "which a stream says nothing. Let the dataset read ahead in threads of its own",
+                type(dataset).__name__,
+                workers,
+            )
         for name in ("batch_size", "persistent_workers"):
             options.pop(name, None)
         self._collate = collate
@@ -316,6 +340,9 @@ class StreamSource:
         self.order_fingerprint = 0
         self._ends = False
         self._pass_of_step = 0
+
+    def begin_loop(self) -> None:
+        """Nothing to do: a stream is read anew wherever it is begun."""
 
     def steps(self, division: Division) -> Iterator[LoadedStep]:
         self._steps.division = division

@@ -889,15 +889,16 @@ class TrainingCore:
                 if self.broken is not None:
                     raise PeerLost(self.broken)
                 result = action(self.group)
+                self._meetings += not self.in_training_loop
+                return result
             except PeerLost as error:
                 if self.in_training_loop or not self.joined:
                     raise
                 self.mark_broken(str(error))
-                self._heal()
-                self.warn("a replica was lost outside of the training loop; the others go on without it")
-            else:
-                self._meetings += not self.in_training_loop
-                return result
+            # Behind the handler: the error holds the frames it came through, they hold the group, and as long as that
+            # lives others wait at its connections.
+            self._heal()
+            self.warn("a replica was lost outside of the training loop; the others go on without it")
 
     def mean_over_replicas(self, value: float) -> float:
         """Of a number that every replica has, perhaps its own; exactly that number if it is the same everywhere."""

@@ -269,6 +269,7 @@ class AdaptiveDataLoader:
         if not core.begin_training_loop():
             return
         self.cursor.begin_loop()
+        self._source.begin_loop()
         if started_passes is None:
             started_passes = self.cursor.passes
         core.loop_start = (core.loops_begun, started_passes)

@@ -20,13 +20,6 @@ from typing import Any, Literal, cast
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from dist_core._torch_compat import (
-    gradient_buckets,
-    leave_uncompiled,
-    loss_scale_of,
-    replace_process_group,
-    set_bucket_cap,
-)
 from dist_core.all_reduce import ParameterServer, ReductionStrategy, reduction_strategy
 from dist_core.all_reduce.autotune import Candidate, Tuner
 from dist_core.core import get_core
@@ -45,6 +38,13 @@ from dist_core.sampling import StepPlan
 from dist_core.scaling_rules import ScalingRule, is_known, scaling_rule
 from dist_core.schedules import has_ended, takes_metric, takes_position
 from dist_core.tensorboard import write_scalars
+from dist_core.torch_private import (
+    gradient_buckets,
+    leave_uncompiled,
+    loss_scale_of,
+    replace_process_group,
+    set_bucket_cap,
+)
 
 logger = logging.getLogger(__name__)
 # The model inside is compiled where somebody compiles the wrapper; what arranges its reductions is not.

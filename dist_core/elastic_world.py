@@ -15,10 +15,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from dist_core._torch_compat import replace_default_group, work_of
 from dist_core.core import TrainingCore
 from dist_core.errors import InvalidTraining, PeerLost
 from dist_core.replica_group import ReplicaGroup
+from dist_core.torch_private import replace_default_group, work_of
 
 
 class ElasticWorld(dist.ProcessGroup):
@@ -62,7 +62,7 @@ class ElasticWorld(dist.ProcessGroup):
         tensors = _listed(tensors)
         return self._make(tensors, tensors, lambda group: group.data.reduce(tensors, *_given(options)))
 
-    def allgather(self, outputs: Any, inputs: Any, options: Any = None) -> dist.Work:  # type: ignore[override]
+    def allgather(self, outputs: Any, inputs: Any, options: Any = None) -> dist.Work:
         def alone() -> None:
             for into, each in zip(outputs, inputs, strict=True):
                 for place in into:
@@ -70,7 +70,7 @@ class ElasticWorld(dist.ProcessGroup):
 
         return self._make(inputs, [], lambda group: group.data.allgather(outputs, inputs, *_given(options)), alone)
 
-    def _allgather_base(self, output: Any, each: Any, options: Any = None) -> dist.Work:  # type: ignore[override]
+    def _allgather_base(self, output: Any, each: Any, options: Any = None) -> dist.Work:
         def alone() -> None:
             for place in output.view(self.size(), -1):
                 place.copy_(each.reshape(-1))

@@ -21,10 +21,10 @@ from typing import Any, cast
 import torch
 import torch.distributed as dist
 
-from dist_core._torch_compat import GradBucket, work_of
 from dist_core.all_reduce import Bucket, ReducedBucket, ReductionStrategy, completed, reduction_strategy
 from dist_core.gradient_norms import Segment, squared_norm
 from dist_core.replica_group import ReplicaGroup
+from dist_core.torch_private import GradBucket, work_of
 
 NormOf = Callable[[torch.Tensor, Sequence[Segment], int, int], torch.Tensor]
 """Squared norm of a part of a flat buffer, preconditioned or not; see gradient_norms."""

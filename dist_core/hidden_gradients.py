@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
-from dist_core._torch_compat import after_backward, tensors_in
 from dist_core.errors import InvalidTraining
+from dist_core.torch_private import after_backward, tensors_in
 
 
 class HiddenGradients:

@@ -15,8 +15,8 @@ from weakref import WeakSet
 import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from dist_core._torch_compat import forget_scaled_step
 from dist_core.errors import InvalidTraining
+from dist_core.torch_private import forget_scaled_step
 
 if TYPE_CHECKING:
     from dist_core.data_parallel import AdaptiveDataParallel

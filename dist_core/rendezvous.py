@@ -11,9 +11,9 @@ import base64
 import threading
 from datetime import timedelta
 
-from dist_core._torch_compat import Store
 from dist_core.channel import ControlChannel
 from dist_core.errors import ControlChannelError
+from dist_core.torch_private import Store
 
 POLL_SECONDS = 10.0
 

@@ -21,9 +21,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from dist_core._torch_compat import HashStore, PrefixStore, Store, build_gloo_group, build_nccl_group
 from dist_core.env import gpu_share
 from dist_core.errors import InvalidTraining, PeerLost
+from dist_core.torch_private import HashStore, PrefixStore, Store, build_gloo_group, build_nccl_group
 
 TORCHRUN_SECONDS = 300.0
 """Longest wait for the other processes that torchrun started."""

@@ -13,7 +13,7 @@ from torch.optim.lr_scheduler import (
     SequentialLR,
 )
 
-from dist_core._torch_compat import schedules_within
+from dist_core.torch_private import schedules_within
 
 
 def has_ended(schedule: Any) -> bool:

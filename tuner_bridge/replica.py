@@ -13,6 +13,7 @@ from dist_core.env import EXIT_PEER_LOST
 from dist_core.errors import ControlChannelError, PeerLost, ReplicaExit
 from dist_core.random_streams import derived_seed, seed_all
 from dist_core.rerun import run_training
+from dist_core.torch_private import killed_data_workers
 from tuner_bridge.wire import encode_exception, encode_value
 
 Prepare = Callable[[TrainingCore, Mapping[str, Any]], Callable[[], Any]]
@@ -71,6 +72,12 @@ def _run(
     except (Exception, SystemExit) as error:
         if core.broken is not None:
             raise PeerLost(f"another replica vanished: {core.broken}") from error
+        killed = killed_data_workers()
+        if killed:
+            raise PeerLost(
+                f"a worker process of the data loader (pid {killed[0]}) was killed, perhaps for want of memory: this "
+                f"replica ends and is replaced. What Python said: {error}"
+            ) from error
         if core.joining and not core.joined:
             # The trial trains on without this joiner; its log tells why it did not come.
             traceback.print_exc()

@@ -13,8 +13,8 @@ from typing import Protocol
 
 import torch
 
-from dist_core._torch_compat import GradBucket
 from dist_core.replica_group import GroupNeeds, ReplicaGroup
+from dist_core.torch_private import GradBucket
 
 ReducedBucket = torch.futures.Future[torch.Tensor]
 

@@ -7,10 +7,10 @@ one replica to three, of which one is killed a few steps later.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,10 +23,10 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 import dist_core
 import dist_core.adaptation
 import dist_core.data_loader
-from dist_core.core import get_core
+from dist_core.core import TrainingCore, get_core
 from dist_core.goodput import BatchBounds
 from dist_core.rerun import run_training
-from tests.support.director import directing, environment_of
+from tests.support.director import directing, environment_of, until
 from tests.support.ranks import run_ranks
 
 SAMPLES, BATCH = 96, 24
@@ -34,6 +34,13 @@ GROW_AT, KILL_AT = 3, 7
 """Optimizer steps: of 4 an epoch, 12 in all."""
 RESCALED = 0
 """Instead of a number of replicas."""
+LOST = {
+    "in a step": lambda core: core.launch_control,
+    "between two updates": lambda core: core.counts_update,
+    "in an evaluation": lambda core: core.leave_evaluation_if_asked,
+    "at the end of a loop": lambda core: core.end_training_loop,
+}
+"""Where one of three replicas is killed, once it has come to step ``KILL_AT``: before it makes this call."""
 WORLDS = (1, 2, 3)
 
 
@@ -100,7 +107,13 @@ def as_trial(habit: Habit, replicas: int, passes: int = 1) -> list[Any]:
         if replicas != RESCALED:
             return run_ranks(_on_rank, replicas, habit, passes)
         with directing([(0,), (0, 1, 2), (0, 2)]) as director:
-            return run_ranks(_on_replica, 3, habit, passes, director.url, folder, may_die=True)
+            return run_ranks(_on_replica, 3, habit, passes, director.url, folder, "in a step", may_die=True)
+
+
+def with_a_loss(habit: Habit, place: str) -> list[Any]:
+    """What the habit returned on each of three replicas, of which the second is killed at that place of ``LOST``."""
+    with tempfile.TemporaryDirectory() as folder, directing([(0, 1, 2), (0, 2)]) as director:
+        return run_ranks(_on_replica, 3, habit, 1, director.url, folder, place, may_die=True)
 
 
 def _in_passes(passes: int) -> None:
@@ -119,7 +132,7 @@ def _on_rank(habit: Habit, passes: int) -> Any:
     return habit(Kit(elastic=True))
 
 
-def _on_replica(habit: Habit, passes: int, url: str, folder: str) -> Any:
+def _on_replica(habit: Habit, passes: int, url: str, folder: str, place: str) -> Any:
     torch.set_num_threads(1)
     _in_passes(passes)
     index = int(os.environ.pop("RANK"))
@@ -128,39 +141,35 @@ def _on_replica(habit: Habit, passes: int, url: str, folder: str) -> Any:
     os.environ.update(environment_of(url, index, Path(folder), replicas=1).to_environ())
     core = get_core()
     assert core.channel is not None and core.membership is not None
-    _follow_the_script(core)
+    _follow_the_script(core, place)
     try:
         return run_training(core, lambda: habit(Kit(elastic=True)))
     finally:
         core.close()
 
 
-def _follow_the_script(core: Any) -> None:
+def _follow_the_script(core: TrainingCore, place: str) -> None:
     """Wait at one step until the joiners are there, and die at another."""
-    finish_step = core.finish_step
-    told = False
+    finish_step, told = core.finish_step, False
 
     def scripted(loader: Any, global_batch: int) -> None:
         nonlocal told
+        assert core.channel is not None and core.membership is not None
         if core.joined and core.group.world_size == 1 and core.steps >= GROW_AT and core.generation == 1:
             if not told:
                 core.channel.request("POST", "/epoch", {"epoch": core.epoch})
                 told = True
-            deadline = time.monotonic() + 30.0
-            while core.membership.pending() is None and time.monotonic() < deadline:
-                time.sleep(0.002)
+            with contextlib.suppress(TimeoutError):
+                until(lambda: core.membership.pending() is not None)
         finish_step(loader, global_batch)
 
-    core.finish_step = scripted
+    call = LOST[place](core)
 
-    def die_in_backward(*_: Any) -> None:
-        if core.joined and core.group.world_size == 3 and core.group.rank == 1 and core.steps >= KILL_AT:
+    def deadly(*arguments: Any, **options: Any) -> Any:
+        late = core.steps >= KILL_AT and (place != "between two updates" or core._updates == 1)
+        if core.joined and core.group.world_size == 3 and core.group.rank == 1 and late:
             os.kill(os.getpid(), signal.SIGKILL)
+        return call(*arguments, **options)
 
-    launch = core.launch_control
-
-    def launching() -> None:
-        die_in_backward()
-        launch()
-
-    core.launch_control = launching
+    core.finish_step = scripted  # type: ignore[method-assign]  # this one replica's
+    setattr(core, call.__name__, deadly)

@@ -10,7 +10,6 @@ from urllib.parse import urlsplit
 import torch
 import torch.distributed as dist
 
-from dist_core._torch_compat import HashStore
 from dist_core.accumulator import Accumulator
 from dist_core.adaptdl.torch import _metrics, iterator, scaling_rules
 from dist_core.core import get_core
@@ -20,6 +19,7 @@ from dist_core.env import standalone_world
 from dist_core.replica_group import join_torchrun
 from dist_core.scaling_rules import ScalingRule
 from dist_core.session import current_epoch, finished_epochs, remaining_epochs_until
+from dist_core.torch_private import HashStore
 
 __all__ = [
     "Accumulator",

@@ -1,10 +1,13 @@
 """Every call into torch that is not public API, in one place, each with the reason and a test.
 
-Supported: torch 2.13. A newer release that offers the same publicly (reconfigurable groups) replaces lines here only.
+Read in torch 2.13; an import with a later release says so. One that offers the same publicly (reconfigurable groups)
+replaces lines here only.
 """
 
 from __future__ import annotations
 
+import gc
+import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
@@ -20,6 +23,17 @@ from torch.distributed import Backend, distributed_c10d
 from torch.distributed.distributed_c10d import GroupName
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parallel.distributed import _find_tensors
+from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
+
+READ_IN = (2, 13)
+
+if tuple(int(part) for part in torch.__version__.split(".")[:2]) > READ_IN:
+    warnings.warn(
+        f"elastune uses private parts of torch as they are in {READ_IN[0]}.{READ_IN[1]}; this is torch "
+        f"{torch.__version__}, in which they may have changed. If training fails in dist_core, install "
+        f"torch=={READ_IN[0]}.{READ_IN[1]}.*",
+        stacklevel=2,
+    )
 
 # torch.distributed re-exports these at run time, but not to type checkers.
 __all__ = [
@@ -32,6 +46,7 @@ __all__ = [
     "build_nccl_group",
     "forget_scaled_step",
     "gradient_buckets",
+    "killed_data_workers",
     "leave_uncompiled",
     "loss_scale_of",
     "replace_default_group",
@@ -143,6 +158,16 @@ def loss_scale_of(scaler: Any) -> torch.Tensor | None:
 def schedules_within(schedule: Any) -> tuple[list[Any], list[int]]:
     """The schedules that a chained or sequential one is made of, and the steps at which the next one takes over."""
     return schedule._schedulers, getattr(schedule, "_milestones", [])
+
+
+def killed_data_workers() -> list[int]:
+    """Pids of the worker processes of any data loader that a signal has ended.
+
+    torch raises the loss of one wherever the main thread is at that moment, as an error like any other.
+    """
+    found = (each for each in gc.get_objects() if isinstance(each, _MultiProcessingDataLoaderIter))
+    workers = [worker for iterator in found for worker in getattr(iterator, "_workers", [])]
+    return [worker.pid for worker in workers if worker.exitcode is not None and worker.exitcode < 0]
 
 
 def leave_uncompiled(package: str) -> None:

@@ -1,0 +1,71 @@
+"""Worker processes of data loaders: they stay as long as a loop runs, and the loss of one is told from an error."""
+
+from __future__ import annotations
+
+import os
+import signal
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+import dist_core
+from dist_core.core import get_core
+from dist_core.torch_private import killed_data_workers
+from tests.support.habits import network
+from tests.support.ranks import run_ranks
+
+
+class WhoReads(Dataset[Any]):
+    def __len__(self) -> int:
+        return 64
+
+    def __getitem__(self, index: int) -> Any:
+        return os.getpid(), torch.ones(6)
+
+
+def pids_by_epoch(persistent: bool) -> list[list[int]]:
+    """Of the workers, while the batch size changes at every step."""
+    torch.set_num_threads(1)
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    loader = dist_core.AdaptiveDataLoader(WhoReads(), batch_size=4, num_workers=1, persistent_workers=persistent)
+    loader.autoscale_batch_size(16, local_bsz_bounds=(1, 16))
+    wrapped = dist_core.AdaptiveDataParallel(model, optimizer)
+    core, epochs = get_core(), []
+    for _ in dist_core.remaining_epochs_until(2):
+        pids: set[int] = set()
+        for number, (readers, x) in enumerate(loader):
+            assert core.adaptation is not None
+            core.adaptation.use(3 + number % 3, 0)
+            pids.update(readers.tolist())
+            optimizer.zero_grad()
+            wrapped(x).mean().backward()
+            optimizer.step()
+        epochs.append(sorted(pids))
+    return epochs
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_workers_stay_when_the_batch_size_changes(persistent: bool) -> None:
+    [(first, second)] = run_ranks(pids_by_epoch, 1, persistent)
+    assert len(first) == len(second) == 1
+    assert (first == second) is persistent
+
+
+def kill_a_worker() -> tuple[list[int], list[int], int]:
+    batches = iter(DataLoader(WhoReads(), batch_size=1, num_workers=1))
+    [pid], _ = next(batches)
+    before = killed_data_workers()
+    os.kill(int(pid), signal.SIGKILL)
+    with pytest.raises(RuntimeError):
+        while True:
+            next(batches)
+    return before, killed_data_workers(), int(pid)
+
+
+def test_a_worker_that_was_killed_is_told_from_an_error_of_the_users() -> None:
+    [(before, after, pid)] = run_ranks(kill_a_worker, 1)
+    assert before == []
+    assert after == [pid]
