@@ -6,7 +6,9 @@ replaces lines here only.
 
 from __future__ import annotations
 
+import contextlib
 import gc
+import time
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
@@ -165,8 +167,12 @@ def killed_data_workers() -> list[int]:
 
     torch raises the loss of one wherever the main thread is at that moment, as an error like any other.
     """
-    found = (each for each in gc.get_objects() if isinstance(each, _MultiProcessingDataLoaderIter))
+    found = (each for each in gc.get_objects() if issubclass(type(each), _MultiProcessingDataLoaderIter))
     workers = [worker for iterator in found for worker in getattr(iterator, "_workers", [])]
+    if workers:
+        # Its end may be heard of over its connection before the kernel tells of it, and then torch raises once more.
+        with contextlib.suppress(RuntimeError):
+            time.sleep(0.1)
     return [worker.pid for worker in workers if worker.exitcode is not None and worker.exitcode < 0]
 
 

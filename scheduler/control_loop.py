@@ -403,7 +403,10 @@ class ControlLoop:
         outcome = trial.outcome
         assert outcome is not None
         if outcome.kind == "value":
-            event, reason = TrialEvent.VALUE_RETURNED, Reason(code="finished", sentence=f"returned {outcome.value}")
+            event, reason = (
+                TrialEvent.VALUE_RETURNED,
+                Reason(code="finished", sentence=f"returned {_shown(outcome.value)}"),
+            )
         elif outcome.kind == "pruned":
             event, reason = TrialEvent.PRUNED_BY_TUNER, Reason(code="pruned", sentence=outcome.message or "pruned")
         else:
@@ -720,3 +723,10 @@ class ControlLoop:
             for action in plan(trial, {}, mine, now):
                 if isinstance(action, Stop):
                     self._stop(action, mine, now)
+
+
+def _shown(value: object) -> object:
+    """A returned value as people write it; numbers that JSON does not have come as text."""
+    if isinstance(value, list):
+        return ", ".join(str(_shown(item)) for item in value)
+    return value["float"] if isinstance(value, dict) and "float" in value else value

@@ -349,7 +349,7 @@ class StudyDriver:
 def _answer(ask: Ask, question: Mapping[str, Any]) -> dict[str, Any]:
     try:
         arguments = {name: decode_value(value) for name, value in question["arguments"].items()}
-        return {"value": encode_value(ask(question["method"], arguments))}
+        return {"value": encode_value(ask(question["method"], arguments), lenient=True)}
     except Exception as error:
         return {"exception": encode_exception(error)}
 

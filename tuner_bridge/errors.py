@@ -3,6 +3,7 @@
 BridgeError
 ├── InvalidSweep       optimize() was called with something it cannot run: the message says what to change
 ├── TrialLost          a trial's replicas were lost more often than its retry budget allows
+├── InvalidValue       an objective set something on its trial that cannot travel: convert it
 └── RemoteTrialError   an exception from a replica whose own type cannot be rebuilt here
 """
 
@@ -15,6 +16,10 @@ class BridgeError(Exception):
 
 class InvalidSweep(BridgeError, ValueError):
     """The sweep cannot start as asked."""
+
+
+class InvalidValue(BridgeError, TypeError):
+    """A value that cannot be given to another process."""
 
 
 class TrialLost(BridgeError, RuntimeError):

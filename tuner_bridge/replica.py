@@ -14,7 +14,7 @@ from dist_core.errors import ControlChannelError, PeerLost, ReplicaExit
 from dist_core.random_streams import derived_seed, seed_all
 from dist_core.rerun import run_training
 from dist_core.torch_private import killed_data_workers
-from tuner_bridge.wire import encode_exception, encode_value
+from tuner_bridge.wire import NOT_A_NUMBER, encode_exception, encode_result, encode_value, is_nan
 
 Prepare = Callable[[TrainingCore, Mapping[str, Any]], Callable[[], Any]]
 """From the core and what the scheduler says of the trial to the code that gives the trial's value."""
@@ -84,7 +84,10 @@ def _run(
             return 1
         return _failed(core, error)
     if core.reports and not (core.joining and not core.joined):
-        _tell(core, kind="value", value=encode_value(value))
+        if is_nan(value):
+            _tell(core, kind="error", error_type=NOT_A_NUMBER, message=f"the objective returned {value}")
+        else:
+            _tell(core, kind="value", value=encode_result(value))
     return 0
 
 

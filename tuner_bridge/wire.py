@@ -1,41 +1,163 @@
-"""Values and exceptions as JSON between driver and replicas. No pickle: the driver does not trust its replicas."""
+"""Values and exceptions as JSON between driver and replicas. No pickle: the driver does not trust its replicas.
+
+What an objective sets on its trial arrives as it was: numbers bit for bit, NumPy arrays and scalars with their type,
+tuples, sets, bytes, and dictionaries whatever their keys. What cannot travel is refused where it is set.
+"""
 
 from __future__ import annotations
 
+import base64
 import builtins
 import math
 import sys
 from collections.abc import Mapping
 from typing import Any
 
-from tuner_bridge.errors import RemoteTrialError
+from tuner_bridge.errors import InvalidValue, RemoteTrialError
+
+NOT_A_NUMBER = "NotANumber"
+"""Type of the error of a trial that diverged: its value is none, and nothing was raised."""
+DEEPEST = 60
+"""Lists and dictionaries within each other; the scheduler reads no deeper JSON."""
+LARGEST_ARRAY_BYTES = 16 * 1024**2
+_ARRAY_KINDS = "biufcUSMm"
+"""NumPy's kinds of plain data: no objects, which only pickle could bring."""
 
 
-def encode_value(value: Any) -> Any:
-    """Numbers, strings, None and nested lists of them, floats bit for bit (NaN and infinity included)."""
-    if isinstance(value, bool) or value is None or isinstance(value, (str, int)):
-        return value
-    if isinstance(value, (list, tuple)):
-        return [encode_value(item) for item in value]
-    if isinstance(value, Mapping):
-        return {"object": {str(key): encode_value(item) for key, item in value.items()}}
+def encode_value(value: Any, *, lenient: bool = False, depth: int = 0) -> Any:
+    """Raises InvalidValue for what has no form that the other side could trust.
+
+    ``lenient``: for words and not for data; puts the printed text in place of what cannot travel.
+    """
+
+    def inner(item: Any) -> Any:
+        return encode_value(item, lenient=lenient, depth=depth + 1)
+
     try:
-        number = float(value)
-    except (TypeError, ValueError):
+        if depth > DEEPEST:
+            raise InvalidValue(f"a value is nested more than {DEEPEST} deep; flatten it, or keep it in a file")
+        if _is_numpys(value):
+            return _array(value)
+        if value is None or isinstance(value, (bool, int, float)):
+            return value if value is None or isinstance(value, bool) else _number(value)
+        if isinstance(value, str):
+            return _text(value)
+        if isinstance(value, list):
+            return [inner(item) for item in value]
+        for name, kind in (("tuple", tuple), ("set", set), ("frozenset", frozenset)):
+            if isinstance(value, kind):
+                return {name: [inner(item) for item in value]}
+        if isinstance(value, Mapping):
+            pairs = [[inner(key), inner(item)] for key, item in value.items()]
+            return {"object": dict(pairs)} if all(isinstance(key, str) for key, _ in pairs) else {"pairs": pairs}
+        if isinstance(value, (bytes, bytearray)):
+            return {"bytes": base64.b64encode(bytes(value)).decode()}
+        if isinstance(value, complex):
+            return {"complex": [repr(value.real), repr(value.imag)]}
+        raise InvalidValue(
+            f"a {type(value).__module__}.{type(value).__qualname__} cannot travel from a replica to its study: "
+            "numbers, text, bytes, None, NumPy arrays, and lists, tuples, sets and dictionaries of them can. Convert "
+            f"it (a tensor by .tolist() or .numpy()), or keep it in a file: {value!r:.120}"
+        )
+    except InvalidValue:
+        if not lenient:
+            raise
         return {"text": repr(value)[:500]}
-    return number if math.isfinite(number) else {"float": repr(number)}
+
+
+def encode_result(value: Any) -> Any:
+    """What an objective returned: Optuna takes numbers of any type, one or several, and refuses the rest by itself."""
+    if isinstance(value, (list, tuple)):
+        return [encode_result(item) for item in value]
+    if value is None or isinstance(value, (bool, str)):
+        return value
+    try:
+        return _number(float(value))
+    except (TypeError, ValueError, OverflowError):
+        return encode_value(value, lenient=True)
+
+
+def is_nan(result: Any) -> bool:
+    """Whether a result is not a number, or holds one that is not: Optuna takes that for a failure."""
+    results = result if isinstance(result, (list, tuple)) else [result]
+    try:
+        return any(each is not None and math.isnan(float(each)) for each in results)
+    except (TypeError, ValueError, OverflowError):
+        return False
 
 
 def decode_value(value: Any) -> Any:
     if isinstance(value, list):
         return [decode_value(item) for item in value]
-    if isinstance(value, dict):
-        if "float" in value:
-            return float(value["float"])
-        if "object" in value:
-            return {key: decode_value(item) for key, item in value["object"].items()}
-        return value["text"]
-    return value
+    if not isinstance(value, dict):
+        return value
+    [(form, content)] = value.items()
+    return _DECODERS[form](content)
+
+
+_DECODERS: dict[str, Any] = {
+    "float": float,
+    "text": str,
+    "surrogates": lambda content: base64.b64decode(content).decode("utf-8", "surrogatepass"),
+    "object": lambda content: {key: decode_value(item) for key, item in content.items()},
+    "pairs": lambda content: {decode_value(key): decode_value(item) for key, item in content},
+    "tuple": lambda content: tuple(decode_value(item) for item in content),
+    "set": lambda content: {decode_value(item) for item in content},
+    "frozenset": lambda content: frozenset(decode_value(item) for item in content),
+    "bytes": base64.b64decode,
+    "complex": lambda content: complex(float(content[0]), float(content[1])),
+    "array": lambda content: _decoded_array(content),
+}
+
+
+def _number(value: Any) -> Any:
+    if isinstance(value, int):
+        return int(value)
+    number = float(value)
+    return number if math.isfinite(number) else {"float": repr(number)}
+
+
+def _text(value: str) -> Any:
+    """File names may hold bytes that are no text; Python keeps them as halves of pairs, which UTF-8 does not know."""
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return {"surrogates": base64.b64encode(value.encode("utf-8", "surrogatepass")).decode()}
+    return str(value)
+
+
+def _is_numpys(value: Any) -> bool:
+    numpy = sys.modules.get("numpy")
+    return numpy is not None and isinstance(value, (numpy.ndarray, numpy.generic))
+
+
+def _array(value: Any) -> Any:
+    if value.dtype.kind not in _ARRAY_KINDS or value.dtype.hasobject:
+        raise InvalidValue(
+            f"a NumPy array of type {value.dtype} cannot travel from a replica to its study; convert it to numbers or "
+            "text, or keep it in a file"
+        )
+    if value.nbytes > LARGEST_ARRAY_BYTES:
+        raise InvalidValue(
+            f"a NumPy array of {value.nbytes} bytes is too large for an attribute; the most is {LARGEST_ARRAY_BYTES}. "
+            "Keep it in a file, or as an artifact"
+        )
+    document = {
+        "type": value.dtype.str,
+        "shape": list(value.shape),
+        "data": base64.b64encode(value.tobytes()).decode(),
+    }
+    return {"array": {**document, "scalar": isinstance(value, sys.modules["numpy"].generic)}}
+
+
+def _decoded_array(document: Mapping[str, Any]) -> Any:
+    import numpy as np
+
+    kind = np.dtype(document["type"])
+    if kind.hasobject:
+        raise InvalidValue(f"an array of type {document['type']} is not plain data")
+    array = np.frombuffer(base64.b64decode(document["data"]), dtype=kind).reshape(document["shape"])
+    return array[()] if document["scalar"] else array.copy()
 
 
 def encode_exception(error: BaseException) -> dict[str, Any]:
@@ -44,8 +166,8 @@ def encode_exception(error: BaseException) -> dict[str, Any]:
     return {
         "module": kind.__module__,
         "name": kind.__qualname__,
-        "message": str(error),
-        "arguments": [encode_value(argument) for argument in error.args],
+        "message": encode_value(str(error)),
+        "arguments": [encode_value(argument, lenient=True) for argument in error.args],
     }
 
 
@@ -58,7 +180,7 @@ def decode_exception(document: Mapping[str, Any]) -> Exception:
     module = builtins if module_name == "builtins" else _loaded(module_name)
     kind = getattr(module, name, None) if module is not None else None
     if not (isinstance(kind, type) and issubclass(kind, Exception)):
-        return RemoteTrialError(f"{name}: {document['message']}")
+        return RemoteTrialError(f"{name}: {decode_value(document['message'])}")
     error = kind.__new__(kind)
     error.args = tuple(decode_value(argument) for argument in document["arguments"])
     return error

@@ -17,7 +17,7 @@ from scheduler.client import SchedulerClient
 from tuner_bridge.driver import StudyDriver, file_name
 from tuner_bridge.errors import TrialLost
 from tuner_bridge.template import TrialTemplate
-from tuner_bridge.wire import decode_exception, decode_value
+from tuner_bridge.wire import NOT_A_NUMBER, decode_exception, decode_value
 
 logger = logging.getLogger(__name__)
 
@@ -188,6 +188,9 @@ def _conclude(summary: Mapping[str, Any]) -> Any:
         return decode_value(outcome["value"])
     if outcome["kind"] == "pruned":
         raise optuna.TrialPruned(outcome["message"])
+    if outcome["error_type"] == NOT_A_NUMBER:
+        # Optuna itself says that this is a failure, and goes on.
+        return float("nan")
     error = decode_exception(outcome["value"])
     error.add_note("raised in a replica:\n" + outcome["traceback"])
     raise error

@@ -61,7 +61,7 @@ class ElasticTrial(optuna.Trial):
             return act()
         if group.rank == 0:
             try:
-                answer = {"value": encode_value(act())}
+                answer = {"value": encode_value(act(), lenient=True)}
             except Exception as error:
                 answer = {"exception": encode_exception(error)}
         else:
