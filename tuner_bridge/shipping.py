@@ -11,12 +11,14 @@ import sys
 import sysconfig
 import types
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.metadata import packages_distributions
+from pathlib import Path
 from typing import Any
 
 from trials.launch.user_code import SCRIPT_NAME, load
 from tuner_bridge.errors import InvalidSweep
+from tuner_bridge.main_globals import given_under_main, put_into
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,17 +28,29 @@ class ShippedFunction:
     module: str
     qualname: str
     main_path: str | None
+    given: Mapping[str, Any] = field(default_factory=dict)
+    """Globals of the script that its replicas would not have, encoded; see main_globals."""
 
     @property
     def loaded_as(self) -> str:
         return self.main_path or self.module
 
     def to_json(self) -> dict[str, Any]:
-        return {"module": self.module, "qualname": self.qualname, "main_path": self.main_path}
+        return {
+            "module": self.module,
+            "qualname": self.qualname,
+            "main_path": self.main_path,
+            "given": dict(self.given),
+        }
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> ShippedFunction:
-        return cls(module=document["module"], qualname=document["qualname"], main_path=document["main_path"])
+        return cls(
+            module=document["module"],
+            qualname=document["qualname"],
+            main_path=document["main_path"],
+            given=document.get("given", {}),
+        )
 
 
 def ship(function: Any) -> ShippedFunction:
@@ -80,12 +94,15 @@ def ship(function: Any) -> ShippedFunction:
             f"the objective {name} was typed into an interactive session, where replicas cannot import it. Put it into "
             "a .py file next to the notebook and import it from there"
         )
-    return ShippedFunction(module="__main__", qualname=name, main_path=os.path.abspath(path))
+    assert isinstance(function, types.FunctionType)
+    given = given_under_main(Path(path), function)
+    return ShippedFunction(module="__main__", qualname=name, main_path=os.path.abspath(path), given=given)
 
 
 def receive(shipped: ShippedFunction) -> Callable[..., Any]:
     """The function, in a replica."""
-    function: Callable[..., Any] = getattr(load(shipped.loaded_as), shipped.qualname)
+    function: types.FunctionType = getattr(load(shipped.loaded_as), shipped.qualname)
+    put_into(function.__globals__, shipped.given)
     return function
 
 

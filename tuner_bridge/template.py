@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from trials.launch.user_code import COMMAND_LINE
 from trials.spec import TrialSpec
 
 
@@ -35,6 +37,7 @@ class TrialTemplate:
             python_path=self.python_path,
             preload=self.preload,
             user_code=self.user_code,
+            environ={COMMAND_LINE: json.dumps(sys.argv)},
         )
 
 

@@ -17,12 +17,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from trials.launch.cgroups import enter
+from trials.launch.user_code import take_command_line
 
 
 def run_replica(request: Mapping[str, Any]) -> int:
     """Exit status of the replica: the entrypoint's integer, a SystemExit's code, or 1 with a traceback."""
     os.chdir(request["working_dir"])
     sys.path[:0] = [path for path in request["python_path"] if path not in sys.path]
+    take_command_line()
     module_name, function_name = request["entrypoint"].split(":")
     try:
         entrypoint = getattr(importlib.import_module(module_name), function_name)

@@ -8,18 +8,22 @@ from __future__ import annotations
 
 import functools
 import importlib
+import json
 import os
 import runpy
 import sys
 import types
 
 SCRIPT_NAME = "__mp_main__"
+COMMAND_LINE = "ELASTUNE_COMMAND_LINE"
+"""How the script was started whose code this is, as a JSON list: its replicas see the same ``sys.argv``."""
 MOVED = "ELASTUNE_MOVED"
 """Names a folder and where it is found on this machine, as OLD=NEW."""
 
 
 def load(name: str) -> types.ModuleType:
     """``name``: a module's, or the absolute path of a script. Raises what Python does, with what to do about it."""
+    take_command_line()
     try:
         return _run(moved_path(name)) if os.path.isabs(name) else importlib.import_module(name)
     except ModuleNotFoundError as error:
@@ -40,6 +44,14 @@ def load(name: str) -> types.ModuleType:
             f"the script {error.filename} is not in the image {image}; name the folder that holds it there with "
             "ELASTUNE_CODE, or leave that variable out to have the working folder packed"
         ) from error
+
+
+def take_command_line() -> None:
+    """Have ``sys.argv`` be that of the script that was started, where the trial says so."""
+    words = os.environ.get(COMMAND_LINE)
+    if words is not None:
+        first, *rest = json.loads(words)
+        sys.argv = [moved_path(first), *rest]
 
 
 def moved_path(path: str) -> str:

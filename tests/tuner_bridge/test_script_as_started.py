@@ -1,0 +1,138 @@
+"""Replicas see the script as it was started: its arguments, folder, and what stands under its ``__main__`` guard."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.project import ROOT
+
+HEAD = "import os, sys, optuna, tuner_bridge\n"
+TAIL = """
+if __name__ == "__main__":
+{guarded}
+    study = optuna.create_study()
+    tuner_bridge.optimize(study, objective, n_trials=1, slots=1, state_dir="state")
+    print("VALUE", study.trials[0].value, study.trials[0].user_attrs)
+"""
+
+
+def run(
+    folder: Path, script: str, guarded: str = "    pass", *arguments: str | bytes
+) -> subprocess.CompletedProcess[str]:
+    (folder / "tune.py").write_text(HEAD + script + TAIL.format(guarded=guarded))
+    environ = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "tune.py", *arguments]
+    return subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True, timeout=90, check=False)
+
+
+def value_of(done: subprocess.CompletedProcess[str]) -> str:
+    assert done.returncode == 0, done.stderr[-3000:]
+    return next(line for line in done.stdout.splitlines() if line.startswith("VALUE")).split(maxsplit=1)[1]
+
+
+def test_arguments_folder_and_what_is_assigned_under_the_guard(tmp_path: Path) -> None:
+    script = """
+import argparse
+parser = argparse.ArgumentParser()
+parser.add_argument("required")
+parser.add_argument("--data", default="small")
+arguments = parser.parse_args()
+EPOCHS = 1
+
+def objective(trial):
+    assert os.path.exists("tune.py") and sys.argv[1:] == ["needed", "--data", "big"], sys.argv
+    trial.set_user_attr("file", OPTIONS.file)
+    return {"small": 1, "big": 2}[arguments.data] + EPOCHS + of_a_helper()
+
+def of_a_helper():
+    return LATE["width"] + math.floor(0.5)
+
+def prepare():
+    global LATE
+    LATE = {"width": 1000}
+"""
+    guarded = """
+    import math
+    EPOCHS = 50
+    OPTIONS = argparse.Namespace(file=os.fsdecode(b"caf\\xe9.csv"))
+    prepare()
+"""
+    done = run(tmp_path, script, guarded, "needed", "--data", "big")
+    assert value_of(done).startswith("1052.0")
+    assert "'file': 'caf\\udce9.csv'" in value_of(done)
+
+
+def test_what_cannot_travel_is_refused_with_its_name(tmp_path: Path) -> None:
+    script = "def objective(trial):\n    return len(DATA.rows)\nclass Table:\n    rows = [1]\n"
+    done = run(tmp_path, script, "    DATA = Table()")
+    assert done.returncode == 1
+    assert "the objective objective reads DATA, a Table that the script makes under" in done.stderr
+    assert "Assign DATA at the top level, or make it inside the objective" in done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("library", ["click", "hydra"])
+def test_a_command_line_library_around_the_sweep(tmp_path: Path, library: str) -> None:
+    """The sweep starts in the decorated function; what it tells the objective by a global arrives."""
+    pytest.importorskip(library)
+    scripts = {
+        "click": """
+import click
+
+@click.command()
+@click.option("--width", type=int)
+def main(width):
+    global WIDTH
+    WIDTH = width
+    sweep()
+""",
+        "hydra": """
+import hydra
+
+@hydra.main(version_base=None, config_path=None)
+def main(config):
+    global WIDTH
+    WIDTH = int(config.width)
+    sweep()
+""",
+    }
+    body = """
+def objective(trial):
+    return WIDTH
+
+def sweep():
+    study = optuna.create_study()
+    tuner_bridge.optimize(study, objective, n_trials=1, slots=1, state_dir="state")
+    print("VALUE", study.trials[0].value)
+
+if __name__ == "__main__":
+    main()
+"""
+    (tmp_path / "tune.py").write_text(HEAD + scripts[library] + body)
+    words = ["--width", "7"] if library == "click" else ["+width=7", "hydra.run.dir=.", "hydra/job_logging=none"]
+    environ = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, "tune.py", *words], cwd=tmp_path, env=environ, capture_output=True, text=True, check=False
+    )
+    assert value_of(done) == "7.0"
+
+
+def test_an_objective_typed_into_a_notebook_is_refused(tmp_path: Path) -> None:
+    cell = "import optuna, tuner_bridge\ndef objective(trial):\n    return 1.0\n"
+    cell += "tuner_bridge.optimize(optuna.create_study(), objective, n_trials=1)\n"
+    done = subprocess.run(
+        [sys.executable, "-c", f"exec(compile({json.dumps(cell)}, '<cell 1>', 'exec'))"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert "was typed into an interactive session" in done.stderr
