@@ -89,8 +89,13 @@ class BatchSource(Protocol):
         """A step over ``taken`` samples counts."""
         ...
 
-    def evaluation(self, *, rank: int, world_size: int, batch: int) -> Iterator[Any]:
-        """Batches of this replica's share of one pass, from the beginning; the cursor stays."""
+    def evaluation(
+        self, *, rank: int, world_size: int, batch: int, seen: tuple[int, int] | None = None
+    ) -> Iterator[Any]:
+        """Batches of this replica's share of one pass, from the beginning; the cursor stays.
+
+        ``seen``: first and number of the samples to leave out, in the order of the present pass.
+        """
         ...
 
     def first_samples(self, number: int) -> Iterator[Any]:
@@ -181,8 +186,13 @@ class IndexedSource:
     def commit(self, taken: int, division: Division) -> None:
         _commit(self.cursor, taken, division)
 
-    def evaluation(self, *, rank: int, world_size: int, batch: int) -> Iterator[Any]:
-        indices = self.cursor.ahead().order() if not self.cursor.shuffle else np.arange(self.num_samples or 0)
+    def evaluation(
+        self, *, rank: int, world_size: int, batch: int, seen: tuple[int, int] | None = None
+    ) -> Iterator[Any]:
+        natural = self.cursor.shuffle and seen is None
+        indices = np.arange(self.num_samples or 0) if natural else self.cursor.ahead().order()
+        if seen is not None:
+            indices = np.delete(indices, slice(seen[0], seen[0] + seen[1]))
         share = evaluation_share(len(indices), rank=rank, world_size=world_size, batch=batch)
         mine = [int(indices[index]) for index in share]
         self._planned.batches = iter(mine[start : start + batch] for start in range(0, len(mine), batch))
@@ -362,8 +372,11 @@ class StreamSource:
         if self._ends:
             self.cursor.end_pass()
 
-    def evaluation(self, *, rank: int, world_size: int, batch: int) -> Iterator[Any]:
-        items = iter(self.dataset)
+    def evaluation(
+        self, *, rank: int, world_size: int, batch: int, seen: tuple[int, int] | None = None
+    ) -> Iterator[Any]:
+        first, number = seen or (0, 0)
+        items = (item for index, item in enumerate(self.dataset) if not first <= index < first + number)
         for number in count():
             whole = list(islice(items, batch))
             if not whole:

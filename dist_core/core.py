@@ -354,6 +354,7 @@ class TrainingCore:
     def end_epoch(self) -> None:
         self.raise_postponed()
         if self.loader is not None:
+            self.loader.complete_step(self)
             # A loop that the user left early does not make the next epochs longer.
             epoch_size = self.loader.epoch_size or 0
             self.progress_shift += max(0.0, (self.epoch + 1) * epoch_size - self.epoch_progress)
@@ -657,9 +658,10 @@ class TrainingCore:
         values, size = vector.tolist(), self.group.world_size
         if not all_equal(values[ORDER_SUM], values[ORDER_SQUARES], size):
             raise InvalidTraining(
-                "the sampler draws another order on each replica, so that samples would be trained twice or never. "
-                "Let it draw from torch's, NumPy's or Python's global generator, or from a torch.Generator in its "
-                "attribute `generator`; these are seeded alike on all replicas"
+                "the replicas stand at different places of the data, so that samples would be trained twice or never. "
+                "Either the sampler draws another order on each: let it draw from torch's, NumPy's or Python's global "
+                "generator, or from a torch.Generator in its attribute `generator`, which are seeded alike. Or one of "
+                "them has left its training loop by a count or a condition of its own: let the loop run to its end"
             )
         if not all_equal(values[RATES_SUM], values[RATES_SQUARES], size):
             raise InvalidTraining(

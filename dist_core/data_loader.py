@@ -24,6 +24,7 @@ from dist_core.core import TrainingCore, get_core
 from dist_core.errors import InvalidTraining
 from dist_core.goodput import BatchBounds, Configuration, fixed_choice
 from dist_core.sampling import StepPlan
+from dist_core.switch import fingerprint
 from dist_core.tensorboard import write_scalars
 
 _MOST_DRY_BATCHES = 64
@@ -72,6 +73,9 @@ class AdaptiveDataLoader:
         self._autoscaled = False
         self._name: str | None = None
         self._division: Division | None = None
+        self._open: StepPlan | None = None
+        """The step whose last batch is with the user's code, until it is counted."""
+        self._handed_out = self._promised = 0
 
     @property
     def batch_size(self) -> int:
@@ -84,7 +88,9 @@ class AdaptiveDataLoader:
 
     @property
     def order_fingerprint(self) -> int:
-        return self._source.order_fingerprint
+        """16 bits of where this loader stands, and of the order it goes through."""
+        cursor = self.cursor
+        return fingerprint([self._source.order_fingerprint, cursor.passes, cursor.position, get_core().epoch])
 
     @property
     def epoch_size(self) -> int | None:
@@ -125,11 +131,16 @@ class AdaptiveDataLoader:
         self._autoscaled = True
 
     def __len__(self) -> int:
-        """Batches a pass takes at the present batch size. Raises TypeError, as torch does, when nobody knows."""
+        """Batches a pass takes at the present batch size. Raises TypeError, as torch does, when nobody knows.
+
+        For a joiner, more than it will be given, so that code which counts batches does not leave before the others.
+        """
         if self.epoch_size is None:
             raise TypeError(f"{type(self.dataset).__name__} has no length; give AdaptiveDataLoader an epoch_size")
         whole, rest = divmod(self.epoch_size, self.current_batch_size)
-        return whole + (rest > 0 and not self.drop_last)
+        core = get_core()
+        dry = _MOST_DRY_BATCHES if core.joining and not core.joined else 0
+        return whole + (rest > 0 and not self.drop_last) + dry
 
     @property
     def _paces(self) -> bool:
@@ -189,7 +200,8 @@ class AdaptiveDataLoader:
         if not torch.is_grad_enabled() or not (self._autoscaled or core.models):
             return self._evaluate(core)
         if core.models and not any(model.training for model in core.models):
-            return self._evaluate_unless_it_trains(core)
+            trains_elsewhere = self._autoscaled or self._name is not None
+            return self._train_unless_it_evaluates(core) if trains_elsewhere else self._evaluate_unless_it_trains(core)
         return self._train(core)
 
     def _refuse_outside_of_epochs(self, core: TrainingCore) -> None:
@@ -199,7 +211,30 @@ class AdaptiveDataLoader:
                 "`for epoch in remaining_epochs_until(num_epochs):` around it so that the trial can be rescaled"
             )
 
-    def _evaluate_unless_it_trains(self, core: TrainingCore) -> Iterator[Any]:
+    def _train_unless_it_evaluates(self, core: TrainingCore) -> Iterator[Any]:
+        """As below, over a loader that is known to train: a trainer may put its model into training mode in the body.
+
+        If nobody trained on the first batch, it was the first of an evaluation, which goes on with the other samples.
+        """
+        if not core.in_epoch_loop and core.environment is not None:
+            yield from self._evaluate_unless_it_trains(core)
+            return
+        steps = self._train(core)
+        try:
+            first = next(steps, None)
+            seen = None if self._open is None else (self.cursor.position, self._open.global_batch)
+            if first is None:
+                return
+            yield first
+            if any(model.training or model.stepped for model in core.models):
+                yield from steps
+                return
+        finally:
+            steps.close()  # type: ignore[attr-defined]  # a generator
+        self.cursor.left = False
+        yield from self._evaluate_unless_it_trains(core, seen)
+
+    def _evaluate_unless_it_trains(self, core: TrainingCore, seen: tuple[int, int] | None = None) -> Iterator[Any]:
         """All models are in evaluation mode and gradients on: somebody evaluates, or trains with frozen statistics.
 
         What tells is an optimizer that steps. What ran until then is undone, and the loop begins as one that trains.
@@ -210,7 +245,7 @@ class AdaptiveDataLoader:
         for model in core.models:
             model.begin_probe()
         try:
-            for batch in self._evaluate(core):
+            for batch in self._evaluate(core, seen):
                 yield batch
                 trained = any(model.stepped for model in core.models)
                 if trained:
@@ -223,12 +258,12 @@ class AdaptiveDataLoader:
             core.take_back_sums()
             yield from self._train(core)
 
-    def _evaluate(self, core: TrainingCore) -> Iterator[Any]:
+    def _evaluate(self, core: TrainingCore, seen: tuple[int, int] | None = None) -> Iterator[Any]:
         core.evaluations += 1
         if not core.in_training_loop:
             core.mark_sums()
         try:
-            for batch in self._share(core):
+            for batch in self._share(core, seen):
                 core.leave_evaluation_if_asked()
                 yield batch
         finally:
@@ -236,14 +271,17 @@ class AdaptiveDataLoader:
         if not core.in_training_loop:
             core.keep_sums()
 
-    def _share(self, core: TrainingCore) -> Iterator[Any]:
-        """One pass without training: this replica's share of the samples, nothing shared with the others."""
+    def _share(self, core: TrainingCore, seen: tuple[int, int] | None) -> Iterator[Any]:
+        """One pass without training: this replica's share of the samples, nothing shared with the others.
+
+        ``seen``: first and number of those, in the order of training, that the replicas have had already.
+        """
         rank, world_size = core.group.rank, core.group.world_size
         samples = self._source.num_samples
         batch = self.batch_size
         if samples is not None and -(-samples // batch) < world_size:
             batch = -(-batch // world_size)
-        return self._source.evaluation(rank=rank, world_size=world_size, batch=batch)
+        return self._source.evaluation(rank=rank, world_size=world_size, batch=batch, seen=seen)
 
     def _train(self, core: TrainingCore) -> Iterator[Any]:
         self._refuse_outside_of_epochs(core)
@@ -274,6 +312,7 @@ class AdaptiveDataLoader:
             started_passes = self.cursor.passes
         core.loop_start = (core.loops_begun, started_passes)
         steps_before = core.steps
+        self._handed_out, self._promised = 0, len(self) if self.epoch_size is not None else 0
         while not self._is_over(core, started_passes):
             for step in self._steps_under_present_plan(core, started_passes):
                 pass_began = time.perf_counter()
@@ -282,6 +321,8 @@ class AdaptiveDataLoader:
                 for index, batch in enumerate(step.batches):
                     for model in core.models:
                         model.begin_micro_batch(step.plan, index, measures=step.measures)
+                    self._handed_out += 1
+                    self._open = step.plan if index == len(step.batches) - 1 else None
                     try:
                         yield batch
                     except GeneratorExit:
@@ -290,6 +331,10 @@ class AdaptiveDataLoader:
                     now = time.perf_counter()
                     micro_seconds.append(now - pass_began)
                     pass_began = now
+                if self._open is None:
+                    # The epoch has ended meanwhile, and counted the step.
+                    return
+                self._open = None
                 self._note_times(core, step.plan, micro_seconds, step.measures)
                 core.finish_step(self, step.plan.global_batch)
         core.end_training_loop()
@@ -299,6 +344,9 @@ class AdaptiveDataLoader:
 
         The next loop begins a new pass, as it does with torch's loader.
         """
+        is_counted, self._open = self._open is None and len(step.micro_batches) == 1, None
+        if is_counted:
+            return
         stepped = any(model.stepped for model in core.models)
         core.leave_training_loop_early(self, has_trained=has_trained or stepped)
         self.cursor.left = True
@@ -310,6 +358,19 @@ class AdaptiveDataLoader:
         finally:
             for model in core.models:
                 model.leave_step()
+        if self._handed_out == self._promised and self.cursor.left and self.cursor.position:
+            core.warn(
+                f"the training loop was left after {self._handed_out} batches, as many as len(loader) said when it "
+                "began; with a batch size that adapts a pass takes another number. Code that counts batches should "
+                "let the loop run to its end"
+            )
+
+    def complete_step(self, core: TrainingCore) -> None:
+        """The epoch ends while an iterator over this loader is still held: its last step counts now."""
+        step = self._open
+        if step is not None:
+            self._leave_early(core, step, has_trained=True)
+            core.raise_postponed()
 
     def _dry_steps(self, core: TrainingCore) -> Iterator[Any]:
         """Passes of a joiner that is still alone; what they change is overwritten when it joins."""

@@ -222,17 +222,10 @@ SCHEDULES: dict[str, Callable[[Any], Any]] = {
     ),
     "chained": lambda each: lr.ChainedScheduler([lr.ConstantLR(each, 0.5, 4), lr.ExponentialLR(each, 0.9)], each),
     "lambda": lambda each: lr.LambdaLR(each, linear_warm_up),
-    "of_transformers": lambda each: transformers_schedule(each),
     "cyclic": lambda each: lr.CyclicLR(each, 0.05, 0.2, step_size_up=3),
     "polynomial": lambda each: lr.PolynomialLR(each, 12),
     "multi_step": lambda each: lr.MultiStepLR(each, [4, 8]),
 }
-
-
-def transformers_schedule(optimizer: torch.optim.Optimizer) -> Any:
-    from transformers import get_cosine_schedule_with_warmup
-
-    return get_cosine_schedule_with_warmup(optimizer, 3, 12)
 
 
 @habit
@@ -559,7 +552,7 @@ REFUSALS: list[tuple[Habit, str, int]] = [
     (outside_of_the_loop_in_evaluation_mode, "gradients that were not reduced over the 2 replicas", 2),
     (with_an_optimizer_that_nobody_gave, "AdamW steps 4 parameters of a model that was wrapped without it", 1),
     (with_a_loss_that_learns, "SGD trains 2 parameters that are in no wrapped model", 1),
-    (with_a_sampler_of_its_own_mind, "the sampler draws another order on each replica", 2),
+    (with_a_sampler_of_its_own_mind, "the sampler draws another order on each", 2),
     (with_rates_of_its_own, "the learning rates differ between the replicas", 2),
     (with_a_state_that_cannot_come_back, r"user-mine\['recent'\]\[1\] holds a collections.deque", 2),
 ]

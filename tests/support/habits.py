@@ -41,6 +41,10 @@ LOST = {
     "at the end of a loop": lambda core: core.end_training_loop,
 }
 """Where one of three replicas is killed, once it has come to step ``KILL_AT``: before it makes this call."""
+GROWN = -1
+"""As RESCALED, but nobody is lost."""
+PAIR = -2
+"""Two replicas of a scheduler from the start, and not of torchrun."""
 WORLDS = (1, 2, 3)
 
 
@@ -99,13 +103,17 @@ def in_plain_pytorch(habit: Habit) -> Any:
 
 
 def as_trial(habit: Habit, replicas: int, passes: int = 1) -> list[Any]:
-    """What the habit returned on each replica; RESCALED gives None for the one that was killed.
+    """What the habit returned on each replica; RESCALED gives None for the one that is killed.
 
     ``passes``: forward and backward passes of a step.
     """
     with tempfile.TemporaryDirectory() as folder:
-        if replicas != RESCALED:
+        if replicas > 0:
             return run_ranks(_on_rank, replicas, habit, passes)
+        if replicas in (GROWN, PAIR):
+            script = [(0,), (0, 1, 2)] if replicas == GROWN else [(0, 1)]
+            with directing(script) as director:
+                return run_ranks(_on_replica, len(script[-1]), habit, passes, director.url, folder, "")
         with directing([(0,), (0, 1, 2), (0, 2)]) as director:
             return run_ranks(_on_replica, 3, habit, passes, director.url, folder, "in a step", may_die=True)
 
@@ -163,6 +171,9 @@ def _follow_the_script(core: TrainingCore, place: str) -> None:
                 until(lambda: core.membership.pending() is not None)
         finish_step(loader, global_batch)
 
+    if not place:
+        core.finish_step = scripted  # type: ignore[method-assign]  # this one replica's
+        return
     call = LOST[place](core)
 
     def deadly(*arguments: Any, **options: Any) -> Any:

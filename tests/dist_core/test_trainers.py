@@ -1,0 +1,159 @@
+"""Trainers of others, driven by hand, end as on one process."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, Dataset, TensorDataset
+
+import dist_core
+from tests.support.habits import GROWN, PAIR, Kit, as_trial, in_plain_pytorch, weights_of
+
+
+def rows(count: int) -> TensorDataset:
+    x = torch.randn(count, 10, generator=torch.Generator().manual_seed(0))
+    return TensorDataset(x, (x @ torch.arange(10.0)[:, None] > 0).float())
+
+
+def lightning_trainer(kit: Kit) -> list[float]:
+    """Lightning calls optimizers with a closure. The wrapped model hides in a list, not to be registered twice."""
+    import lightning.pytorch as pl
+
+    class Classifier(pl.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.net = nn.Sequential(nn.Linear(10, 16), nn.ReLU(), nn.Linear(16, 1))
+            self.optimizer = torch.optim.Adam(self.net.parameters(), lr=0.01)
+            self.called = [kit.wrap(self.net, self.optimizer)]
+
+        def configure_optimizers(self) -> Any:
+            return self.optimizer
+
+        def training_step(self, batch: Any, index: int) -> torch.Tensor:
+            return nn.functional.binary_cross_entropy_with_logits(self.called[0](batch[0]), batch[1])
+
+        def validation_step(self, batch: Any, index: int) -> None:
+            self.log("loss", nn.functional.binary_cross_entropy_with_logits(self.net(batch[0]), batch[1]))
+
+    module = Classifier()
+    loader = kit.loader(rows(96), 24)
+    trainer = pl.Trainer(
+        max_epochs=0,
+        accelerator="cpu",
+        devices=1,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        num_sanity_val_steps=0,
+    )
+    for _ in kit.epochs(3):
+        trainer.fit_loop.max_epochs = trainer.current_epoch + 1
+        module.train()
+        trainer.fit(module, loader, DataLoader(rows(40), 40))
+    return weights_of(module.net)
+
+
+class Tokens(Dataset[Any]):
+    def __init__(self, count: int) -> None:
+        generator = torch.Generator().manual_seed(0)
+        self.labels = torch.randint(0, 2, (count,), generator=generator)
+        self.words = torch.randint(5, 50, (count, 8), generator=generator)
+        self.words[:, 1] = self.labels + 2
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitem__(self, index: int) -> Any:
+        return {
+            "input_ids": self.words[index],
+            "attention_mask": torch.ones(8, dtype=torch.long),
+            "labels": self.labels[index],
+        }
+
+
+def hugging_face_trainer(kit: Kit) -> list[float]:
+    """It counts its own steps, and leaves the loop when it has made them all."""
+    import transformers
+
+    # Its annotations are narrower than what it takes.
+    library: Any = transformers
+    BertConfig, BertForSequenceClassification = library.BertConfig, library.BertForSequenceClassification  # noqa: N806
+
+    torch.manual_seed(0)
+    model = BertForSequenceClassification(
+        BertConfig(
+            vocab_size=60,
+            hidden_size=16,
+            num_hidden_layers=1,
+            num_attention_heads=2,
+            intermediate_size=16,
+            num_labels=2,
+            max_position_embeddings=16,
+            hidden_dropout_prob=0.0,
+            attention_probs_dropout_prob=0.0,
+        )
+    )
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    schedule = library.get_cosine_schedule_with_warmup(optimizer, 3, 12)
+    loader = kit.loader(Tokens(96), 24)
+
+    class Driven(library.Trainer):  # type: ignore[misc]  # as above
+        def get_train_dataloader(self) -> Any:
+            return loader
+
+    with tempfile.TemporaryDirectory() as folder:
+        arguments = library.TrainingArguments(
+            folder,
+            num_train_epochs=1,
+            per_device_train_batch_size=24,
+            report_to="none",
+            save_strategy="no",
+            use_cpu=True,
+            disable_tqdm=True,
+            logging_strategy="no",
+            label_names=["labels"],
+            remove_unused_columns=False,
+            seed=0,
+            accelerator_config={"dispatch_batches": False},
+        )
+        trainer = Driven(
+            kit.wrap(model, optimizer, schedule),
+            arguments,
+            train_dataset=Tokens(96),
+            eval_dataset=Tokens(40),
+            optimizers=(optimizer, schedule),
+        )
+        for _ in kit.epochs(3):
+            trainer.train()
+            assert trainer.evaluate()["eval_loss"] < 2.0
+    return [*weights_of(model), float(schedule.last_epoch)]
+
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+"""Importing these libraries takes longer than most tests."""
+
+
+@pytest.fixture(autouse=True)
+def their_warnings() -> Iterator[None]:
+    import warnings
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+@pytest.mark.parametrize("replicas", [1, PAIR, GROWN])
+@pytest.mark.parametrize("trains", [lightning_trainer, hugging_face_trainer])
+def test_a_trainer_driven_by_hand_ends_as_on_one_process(trains: Any, replicas: int) -> None:
+    expected = in_plain_pytorch(trains)
+    for weights in as_trial(trains, replicas):
+        if weights is not None:
+            assert weights == pytest.approx(expected, abs=1e-4)
+    assert dist_core.current_epoch() is None
