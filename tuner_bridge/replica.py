@@ -7,6 +7,7 @@ import sys
 import traceback
 from collections.abc import Callable, Mapping
 from typing import Any
+from weakref import WeakSet
 
 from dist_core.core import TrainingCore, get_core
 from dist_core.env import EXIT_PEER_LOST
@@ -15,6 +16,8 @@ from dist_core.random_streams import derived_seed, seed_all
 from dist_core.rerun import run_training
 from dist_core.torch_private import killed_data_workers
 from tuner_bridge.wire import NOT_A_NUMBER, encode_exception, encode_result, encode_value, is_nan
+
+_told: WeakSet[TrainingCore] = WeakSet()
 
 Prepare = Callable[[TrainingCore, Mapping[str, Any]], Callable[[], Any]]
 """From the core and what the scheduler says of the trial to the code that gives the trial's value."""
@@ -84,11 +87,19 @@ def _run(
             return 1
         return _failed(core, error)
     if core.reports and not (core.joining and not core.joined):
-        if is_nan(value):
-            _tell(core, kind="error", error_type=NOT_A_NUMBER, message=f"the objective returned {value}")
-        else:
-            _tell(core, kind="value", value=encode_result(value))
+        tell_value(core, value)
     return 0
+
+
+def tell_value(core: TrainingCore, value: Any) -> None:
+    """The trial is over, with this value; once, for a process may end while it is being told."""
+    if core in _told:
+        return
+    _told.add(core)
+    if is_nan(value):
+        _tell(core, kind="error", error_type=NOT_A_NUMBER, message=f"the objective returned {value}")
+    else:
+        _tell(core, kind="value", value=encode_result(value))
 
 
 def _failed(core: TrainingCore, error: BaseException) -> int:

@@ -34,15 +34,24 @@ class _Count:
 
     def __init__(self, channel: ElasticChannel) -> None:
         self.value = 0
+        self.finals = 0
+        """Final results; NNI keeps each, and gives all of them the sequence 0."""
         self._channel = channel
 
     def state_dict(self) -> dict[str, Any]:
-        return {"value": self.value if self._channel.knows_count() else UNKNOWN}
+        return {"value": self.value if self._channel.knows_count() else UNKNOWN, "finals": self.finals}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.value = max(0, state["value"])
+        self.value, self.finals = max(0, state["value"]), state["finals"]
         if state["value"] == UNKNOWN:
             get_core().took_over = True
+
+
+_present: ElasticChannel | None = None
+
+
+def result_is_told() -> bool:
+    return _present is not None and _present.has_told_final
 
 
 class ElasticChannel(TrialCommandChannel):  # type: ignore[misc]  # NNI has no types
@@ -53,6 +62,8 @@ class ElasticChannel(TrialCommandChannel):  # type: ignore[misc]  # NNI has no t
         self._untold: deque[tuple[str, int | None, str, int, Any]] = deque(maxlen=UNTOLD_KEPT)
         """What rank 0 has told, or not any more."""
         self._stay_registered()
+        global _present
+        _present = self
 
     def _stay_registered(self) -> None:
         """NNI keeps one channel, also when the user's code runs again from its top."""
@@ -83,6 +94,13 @@ class ElasticChannel(TrialCommandChannel):  # type: ignore[misc]  # NNI has no t
         if type == "PERIODICAL":
             # Not before it has been taken: a replica that leaves meanwhile saves the count with its state.
             self._count.value += 1
+        else:
+            self._count.finals += 1
+
+    @property
+    def has_told_final(self) -> bool:
+        """Whether NNI has this trial's result: what happens to its process afterwards takes nothing from it."""
+        return self._count.finals > 0 and self._core.reports
 
     def knows_count(self) -> bool:
         """Whether the count is the trial's. Asked when a checkpoint is taken, perhaps because nobody answers."""
@@ -115,7 +133,8 @@ class ElasticChannel(TrialCommandChannel):  # type: ignore[misc]  # NNI has no t
             "sequence": sequence,
             "value": nni.dump(value),
         }
-        self._ask("metric", {"metric": nni.dump(metric)})
+        order = sequence if kind == "PERIODICAL" else self._count.finals
+        self._ask("metric", {"metric": nni.dump(metric), "order": order})
         number = _number(value)
         if number is not None:
             dist_core.report(number, sequence if kind == "PERIODICAL" else self._count.value)

@@ -2,10 +2,10 @@
 
 In, on standard input: first the experiment, then ``{"submit": trial}``, ``{"cancel": trial, "why": ...}``,
 ``{"log": trial, "id": ...}`` and ``{"taken": number}``. Out, on standard output: ``{"ready": true}``, ``{"trial": ...,
-"status": ...}``, ``{"trial": ..., "metric": ..., "number": ...}`` and ``{"id": ..., "log": ...}``.
+"status": ...}``, ``{"trial": ..., "metric": ..., "order": ..., "number": ...}`` and ``{"id": ..., "log": ...}``.
 
 A result is answered to its replica when NNI has written it down, so that none is lost and none comes out of order;
-one that comes twice is known by its kind and sequence. When standard input ends, trials save their state and leave:
+one that comes twice is known by its kind and order. When standard input ends, trials save their state and leave:
 the experiment resumes with the same trials. When this process ends, the manager starts another, which adopts them.
 """
 
@@ -30,6 +30,7 @@ from trials.errors import TrialsError
 from tuner_bridge.driver import StudyDriver, file_name
 from tuner_bridge.errors import BridgeError, SweepInterrupted
 from tuner_bridge.nni.command_line import as_script
+from tuner_bridge.nni.manager import Manager
 from tuner_bridge.template import TrialTemplate, own_python_path
 
 ADOPTION_SECONDS = 25.0
@@ -204,7 +205,7 @@ class ExperimentDriver:
             with self._lock:
                 number = next(self._results)
                 self._untaken[number] = taken
-            self._send({"trial": name, "metric": arguments["metric"], "number": number})
+            self._send({"trial": name, "metric": arguments["metric"], "order": arguments["order"], "number": number})
             taken.wait()
             if self._driver.interrupted:
                 # Perhaps not written down: the trial tells it again when the experiment resumes.
@@ -311,8 +312,11 @@ def _serve(experiment: Mapping[str, Any], send: Callable[[Mapping[str, Any]], No
         # Standard input would keep this thread waiting.
         driver.on_fatal = lambda: os._exit(EXIT_UNREACHABLE)
         send({"ready": True, "scheduler": driver.client.url, "study": driver.study_key, "slots": driver.slots})
+        manager = Manager(os.getppid())
         for line in sys.stdin:
+            manager.note_children()
             served.handle(json.loads(line))
+        manager.end_orphans()
 
 
 def _take_standard_output() -> TextIO:

@@ -151,22 +151,25 @@ class ElastuneTrainingService {
             await pause(10);
         }
         const seen = { PERIODICAL: new Set(), FINAL: new Set() };
-        for (const metric of await this.store.getMetricData(trial.id)) seen[metric.type].add(metric.sequence);
+        // NNI gives every final result the sequence 0; they are told apart by their order.
+        for (const metric of await this.store.getMetricData(trial.id)) {
+            seen[metric.type].add(metric.type === 'FINAL' ? seen.FINAL.size : metric.sequence);
+        }
         this.results.set(trial.id, seen);
         this.submit(trial);
     }
     /* Whether the result needs no more care: it is written down, or nobody wants it. */
-    async result({ trial: id, metric: text }) {
+    async result({ trial: id, metric: text, order }) {
         const trial = this.trials.get(id);
         const seen = this.results.get(id);
         const metric = JSON.parse(text);
-        if (!trial || !seen || !LIVE.has(trial.status) || seen[metric.type].has(metric.sequence)) return true;
+        if (!trial || !seen || !LIVE.has(trial.status) || seen[metric.type].has(order)) return true;
         // NNI takes no results while it stops, which may take it half a minute. The trial tells it again when resumed.
         if (this.manager.getStatus().status === 'STOPPING') return false;
         for (let attempt = 1; ; attempt++) {
             try {
                 await this.manager.onTrialJobMetrics({ id, data: text });
-                seen[metric.type].add(metric.sequence);
+                seen[metric.type].add(order);
                 return true;
             } catch (error) {
                 if (attempt < ATTEMPTS) {

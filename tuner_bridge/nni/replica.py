@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from dist_core.core import TrainingCore
 from dist_core.env import ReplicaEnvironment
 from tuner_bridge.command import run_process
-from tuner_bridge.replica import run_replica
+from tuner_bridge.replica import run_replica, tell_value
 from tuner_bridge.script import Script
 
-CHANNEL = "import://tuner_bridge.nni.channel.ElasticChannel"
+_CHANNEL_MODULE = "tuner_bridge.nni.channel"
+CHANNEL = f"import://{_CHANNEL_MODULE}.ElasticChannel"
 
 
 def main() -> int:
@@ -23,7 +25,22 @@ def main() -> int:
 def _prepare(core: TrainingCore, document: Mapping[str, Any]) -> Callable[[], Any]:
     assert core.environment is not None
     os.environ.update(_nni_environ(document["payload"]["nni"], core.environment))
+    _take_exits_for_ends(core)
     return Script.from_json(document["payload"]["script"]).run
+
+
+def _take_exits_for_ends(core: TrainingCore) -> None:
+    """A script may end by ``os._exit(0)`` once it has told its final result; nothing behind it would tell its end."""
+    leave, own = os._exit, os.getpid()
+
+    def leaving(status: int) -> NoReturn:
+        told = sys.modules.get(_CHANNEL_MODULE)
+        if status == 0 and os.getpid() == own and told is not None and told.result_is_told():
+            tell_value(core, None)
+            core.close()
+        leave(status)
+
+    os._exit = leaving
 
 
 def run_command() -> int:
