@@ -34,7 +34,13 @@ from tests.support.habits import (
 )
 
 mse = nn.functional.mse_loss
-Runs = [*((world, passes) for world in WORLDS for passes in (1, 3)), (RESCALED, 1), (RESCALED, 2)]
+USUAL = [(1, 1), (2, 3), (RESCALED, 2)]
+MORE = [*((world, passes) for world in WORLDS for passes in (1, 3)), (RESCALED, 1)]
+RUNS = [
+    *USUAL,
+    *(pytest.param(*each, marks=pytest.mark.slow) for each in MORE if each not in USUAL),
+]
+"""Replicas, and passes a step."""
 
 HABITS: list[Habit] = []
 
@@ -421,7 +427,7 @@ def a_metric_by_all_reduce(kit: Kit) -> list[float]:
 IN_TURNS = "computes with a model after an optimizer has stepped"
 
 
-@pytest.mark.parametrize(("replicas", "passes"), Runs)
+@pytest.mark.parametrize(("replicas", "passes"), RUNS)
 @pytest.mark.parametrize("trains", HABITS, ids=lambda each: each.__name__)
 def test_a_habit_trains_as_in_plain_pytorch(trains: Habit, replicas: int, passes: int) -> None:
     expected = in_plain_pytorch(trains)

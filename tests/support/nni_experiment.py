@@ -197,12 +197,12 @@ class NniExperiment:
     def kill_manager(self) -> None:
         manager = self.manager()
         tuners = [child for child in manager.children() if "tuner_bridge.nni.driver" not in child.cmdline()]
+        assert tuners
         manager.kill()
         manager.wait(timeout=10.0)
-        for tuner in tuners:
-            # NNI's tuner would disturb the manager that comes next.
-            for process in (*tuner.children(recursive=True), tuner):
-                process.kill()
+        # A tuner that stayed would disturb the manager that comes next.
+        _, left = psutil.wait_procs(tuners, timeout=10.0)
+        assert not left, "the driver ends the tuner of a manager that was killed"
 
     def story(self) -> str:
         own = [self.root / "log" / "elastune.log", self.root / "log" / "nnimanager.log"]

@@ -144,6 +144,29 @@ def test_no_trial_that_has_ended_is_left_running(experiment: Callable[..., NniEx
     assert made.states() == ["SUCCEEDED"] * 60
 
 
+ENDS_HARD = """
+import os
+import nni
+x = nni.get_next_parameter()["x"]
+nni.report_final_result(x)
+nni.report_final_result(x + 1)
+os._exit(0)
+"""
+
+
+def test_a_hard_exit_after_the_result_is_success_and_each_final_result_is_kept(
+    experiment: Callable[..., NniExperiment],
+) -> None:
+    """As from NNI's own platform."""
+    made = experiment(ENDS_HARD)
+    made.create()
+    made.until_done()
+    assert made.states() == ["SUCCEEDED"] * 4
+    for trial in made.trials():
+        x = x_of(trial)
+        assert made.results(trial["trialJobId"]) == [("FINAL", 0, x), ("FINAL", 0, x + 1)]
+
+
 def test_waiting_and_running_trials_show_as_such_and_can_be_cancelled(
     experiment: Callable[..., NniExperiment],
 ) -> None:

@@ -191,13 +191,14 @@ def test_a_result_is_answered_when_nni_has_it(bench: Bench) -> None:
     answered = threading.Event()
 
     def tell() -> None:
-        assert bench.driver.asks[0]("metric", {"metric": '{"type": "FINAL"}'}) is None
+        assert bench.driver.asks[0]("metric", {"metric": '{"type": "FINAL"}', "order": 0}) is None
         answered.set()
 
     threading.Thread(target=tell).start()
     bench.until_said()
     [message] = bench.said
     assert message["metric"] == '{"type": "FINAL"}'
+    assert message["order"] == 0
     assert not answered.wait(0.05)
     bench.served.handle({"taken": message["number"]})
     assert answered.wait(5.0)
@@ -212,7 +213,7 @@ def test_a_result_that_nni_did_not_take_is_not_answered_when_the_experiment_stop
 
     def tell() -> None:
         try:
-            bench.driver.asks[0]("metric", {"metric": "{}"})
+            bench.driver.asks[0]("metric", {"metric": "{}", "order": 0})
         except SweepInterrupted as error:
             raised.append(error)
 
@@ -238,7 +239,7 @@ def test_a_replica_that_takes_over_hears_how_many_results_nni_has(bench: Bench) 
     ask = bench.driver.asks[0]
     assert ask("taken", {}) == 3
     metric = json.dumps({"type": "PERIODICAL", "sequence": 6})
-    teller = threading.Thread(target=ask, args=("metric", {"metric": metric}))
+    teller = threading.Thread(target=ask, args=("metric", {"metric": metric, "order": 6}))
     teller.start()
     bench.until_said()
     bench.served.handle({"taken": bench.said[0]["number"]})
