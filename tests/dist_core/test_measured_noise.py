@@ -47,7 +47,7 @@ class Linear(nn.Module):
         return x @ torch.cat([self.first, self.second])
 
 
-def measured(adam: bool, batch: int, steps: int) -> list[tuple[float, float]]:
+def measured(adam: bool, batch: int, steps: int, reduction: str = "all_reduce") -> list[tuple[float, float]]:
     """(sqr, trace) of each measured step."""
     reset_core()
     model = Linear()
@@ -67,7 +67,7 @@ def measured(adam: bool, batch: int, steps: int) -> list[tuple[float, float]]:
     if os.environ["WORLD_SIZE"] == "1":
         # One replica splits its batches to measure, and does so only where batch sizes adapt.
         loader.autoscale_batch_size(batch + 1, local_bsz_bounds=(1, batch + 1))
-    wrapped = AdaptiveDataParallel(model, optimizer, noise_every=1)
+    wrapped = AdaptiveDataParallel(model, optimizer, noise_every=1, reduction=reduction)
     seen: list[tuple[float, float]] = []
     update = wrapped.noise.update
 
@@ -89,6 +89,30 @@ def measured(adam: bool, batch: int, steps: int) -> list[tuple[float, float]]:
             wrapped(x).mean().backward()
             optimizer.step()
     return seen
+
+
+@pytest.mark.parametrize("reduction", ["power_sgd", "bf16", "fp16"])
+def test_a_lossy_reduction_measures_what_the_exact_one_does(reduction: str) -> None:
+    [lossy, _] = run_ranks(measured, 2, False, 13, 40, reduction)
+    [exact, _] = run_ranks(measured, 2, False, 13, 40)
+    assert len(lossy) == len(exact) > 30
+    for mine, theirs in zip(lossy, exact, strict=True):
+        assert mine == pytest.approx(theirs, rel=0.01)
+
+
+def test_replicas_without_examples_are_no_parts_of_the_batch() -> None:
+    results = run_ranks(measured, 4, False, 3, 300)
+    assert len(results[0]) > 290
+    assert_unbiased([sqr for sqr, _ in results[0]], DIMENSION * TRUE_GRADIENT**2)
+    assert_unbiased([trace for _, trace in results[0]], DIMENSION * 4.0)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_norms_of_half_precision_are_summed_in_single(dtype: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(0)
+    for gradient in (torch.randn(100_003, generator=generator) * 1e-2, torch.full((16384,), 600.0)):
+        half = gradient.to(dtype)
+        assert float(squared_norm(half)) == pytest.approx(float(half.double().square().sum()), rel=1e-5)
 
 
 def assert_unbiased(values: list[float], truth: float) -> None:

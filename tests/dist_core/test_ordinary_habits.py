@@ -5,11 +5,13 @@ Each habit trains in plain PyTorch and as an elastic trial; see tests/support/ha
 
 from __future__ import annotations
 
+import random
 from collections import deque
 from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -609,3 +611,53 @@ def test_survivors_of_a_loss_train_on_wherever_it_happens(trains: Habit, place: 
     assert survivors[1] is None
     for weights in (survivors[0], survivors[2]):
         assert weights == pytest.approx(in_plain_pytorch(trains), abs=1e-5)
+
+
+def draws(kit: Kit) -> list[float]:
+    """What each replica draws from the three generators once training has begun."""
+    drawn: list[float] = []
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    wrapped = kit.wrap(model, optimizer)
+    for _ in kit.epochs(1):
+        for x, y in kit.loader(examples()):
+            mse(wrapped(x), y).backward()
+            optimizer.step()
+            drawn = drawn or [random.random(), float(np.random.rand()), float(torch.rand(()))]
+    return drawn
+
+
+def test_replicas_draw_different_numbers_and_each_the_same_in_another_run() -> None:
+    def without_pythons(rows: list[list[float]]) -> list[list[float]]:
+        # NumPy and Python are seeded by nobody on rank 0, where they go on as they were.
+        return [row if index else row[2:] for index, row in enumerate(rows)]
+
+    first = as_trial(draws, 3)
+    assert len({tuple(row) for row in first}) == 3
+    for column in range(3):
+        assert len({row[column] for row in first}) == 3
+    assert without_pythons(as_trial(draws, 3)) == without_pythons(first)
+
+
+def counts(kit: Kit) -> list[float]:
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    loader = kit.loader(examples())
+    wrapped = kit.wrap(model, optimizer)
+    counted = []
+    for _ in kit.epochs(3):
+        totals = Accumulator()
+        for x, y in loader:
+            optimizer.zero_grad()
+            mse(wrapped(x), y).backward()
+            totals["count"] += len(x)
+            optimizer.step()
+        with totals.synchronized():
+            counted.append(totals["count"])
+    return counted
+
+
+def test_a_sum_counts_each_sample_of_survivors_once_although_a_body_runs_again() -> None:
+    """The lost replica takes along its 8 samples of each of the three steps that it had completed."""
+    survivors = with_a_loss(counts, "in a step")
+    assert survivors[0] == survivors[2] == [96.0, 96.0 - 3 * 8.0, 96.0]

@@ -178,6 +178,29 @@ def test_a_learning_rate_scheduler_fits_before_and_after_wrapping() -> None:
     assert optimizer.param_groups[0]["lr"] == 0.25
 
 
+@pytest.mark.parametrize("samples", [403, 400, 171])
+def test_a_one_cycle_schedule_stays_at_its_end_when_the_last_step_is_worth_several(samples: int) -> None:
+    model = ConstantGradient()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    total = 2 * math.ceil(samples / 8)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.1, total_steps=total)
+    loader = AdaptiveDataLoader(Numbered(samples), batch_size=8)
+    loader.autoscale_batch_size(64)
+    wrapped = AdaptiveDataParallel(model, optimizer, schedule, scaling_rule="none", noise_every=1000)
+    core = get_core()
+    for _ in remaining_epochs_until(2):
+        for x in loader:
+            assert core.adaptation is not None
+            core.adaptation.proposal = lambda *_: (64, 0)  # type: ignore[method-assign]
+            for _ in range(4 - wrapped.noise.samples):
+                wrapped.noise.update(1.0, 64.0, work=1.0)
+            optimizer.zero_grad()
+            wrapped(x).mean().backward()
+            optimizer.step()
+            schedule.step()
+    assert total - 8 <= schedule.last_epoch <= total
+
+
 @pytest.mark.parametrize("adaptive", [False, True])
 def test_a_schedule_stepped_within_the_loop_follows_progress(adaptive: bool) -> None:
     """At four times the batch, whose every step is worth three small ones, the schedule moves three steps at a time."""
