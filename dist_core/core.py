@@ -136,6 +136,8 @@ class TrainingCore:
         self.rounds = ControlRounds()
         self._own_steps = 0
         self._postponed: BaseException | None = None
+        self._restored = False
+        """Whether this process has looked for a checkpoint of its trial."""
         self._asked_to_leave = False
         self._next_batch: tuple[ReplicaGroup, tuple[int, int]] | None = None
         self._accumulators: dict[str, Accumulator] = {}
@@ -250,7 +252,7 @@ class TrainingCore:
     def restart_user_code(self) -> None:
         """The user's code runs again from its top: forget what its first run registered, keep the identity."""
         self._forget_user_code()
-        self.joined = False
+        self.joined = self._restored = False
         self.epoch = self.steps = 0
         self.progress = self.progress_shift = self.schedule_position = 0.0
         self._own_steps = self.loops_begun = self.loops_done = 0
@@ -330,17 +332,32 @@ class TrainingCore:
         if self.in_epoch_loop:
             raise InvalidTraining("remaining_epochs_until() is used inside itself; one epoch loop at a time")
         self.epoch_limit = limit
-        if not self.joined:
-            position = self.channel.request("GET", "/position") if self.channel is not None else {"epoch": None}
-            self.joining = position["epoch"] is not None
-            if self.joining:
+        if not self.joined and not self._restored:
+            epoch = self._epoch_to_join()
+            self.joining = epoch is not None
+            if epoch is not None:
                 self.dry_steps_left = DRY_STEPS
-                self.epoch = int(position["epoch"] or 0)
+                self.epoch = epoch
                 if self.epoch >= limit:
                     raise ReplicaExit("left")
             else:
                 self._restore_from_disk()
         self.in_epoch_loop = True
+
+    def _epoch_to_join(self) -> int | None:
+        """Where a replica of a trial that trains is to come in; None for one that starts its trial."""
+        if self.channel is None:
+            return None
+        epoch = self.channel.request("GET", "/position")["epoch"]
+        return None if epoch is None else int(epoch)
+
+    def restore_early(self) -> None:
+        """Before the epoch loop: from here on each state has its content as soon as it is registered.
+
+        Not of a joiner, which hears from the others when it comes to train.
+        """
+        if not self.joined and not self._restored and self._epoch_to_join() is None:
+            self._restore_from_disk()
 
     def postpone(self, error: BaseException) -> None:
         """Keep what was raised where Python would swallow it (a generator being closed); raised at the next chance."""
@@ -978,6 +995,7 @@ class TrainingCore:
         return lambda: self.registry.restore(unpack(skeleton, kept))
 
     def _restore_from_disk(self) -> None:
+        self._restored = True
         state = self.checkpoints.load_newest()
         if state is not None:
             self.registry.restore(state)

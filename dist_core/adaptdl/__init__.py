@@ -12,9 +12,9 @@ from __future__ import annotations
 import os
 import tempfile
 
-from dist_core.adaptdl import env
+from dist_core.adaptdl import collective, env
 
-__all__ = ["env", "get_tensorboard_dir"]
+__all__ = ["collective", "env", "get_tensorboard_dir"]
 
 
 def get_tensorboard_dir() -> str:

@@ -7,7 +7,7 @@ from typing import Any, BinaryIO
 
 import torch
 
-from dist_core.core import get_core
+from dist_core.adaptdl.env import core_of_job, replica_rank
 
 
 class State:
@@ -16,7 +16,7 @@ class State:
     def __init__(self, name: str) -> None:
         self._loaded = False
         self._name = f"user-{name}"
-        get_core().registry.register(self._name, self)
+        core_of_job().registry.register(self._name, self)
 
     def save(self, fileobj: BinaryIO) -> None:
         """Write the state."""
@@ -56,6 +56,6 @@ def load_state(state: State) -> bool:
 
 def save_all_states() -> None:
     """Write a checkpoint now, and wait until it is on disk."""
-    core = get_core()
-    if core.group.rank == 0:
+    core = core_of_job()
+    if replica_rank() == 0:
         core.checkpoint(leaving=False, wait=True)

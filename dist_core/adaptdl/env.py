@@ -1,35 +1,72 @@
-"""``adaptdl.env``: what a script asks about the job it runs in, answered from the trial."""
+"""``adaptdl.env``: what a script asks about its job, answered from the trial or from AdaptDL's variables."""
 
 from __future__ import annotations
 
 import os
 
-from dist_core.core import get_core
+from dist_core.core import TrainingCore, get_core
 from dist_core.env import standalone_world
 
 
+def adopt_variables() -> None:
+    """Let a process that was started with AdaptDL's variables alone find its checkpoints and its peers."""
+    names = {"ELASTUNE_CHECKPOINT_DIR": "ADAPTDL_CHECKPOINT_PATH"}
+    if int(os.environ.get("ADAPTDL_NUM_REPLICAS", "1")) > 1:
+        names |= {
+            "RANK": "ADAPTDL_REPLICA_RANK",
+            "WORLD_SIZE": "ADAPTDL_NUM_REPLICAS",
+            "MASTER_ADDR": "ADAPTDL_MASTER_ADDR",
+            "MASTER_PORT": "ADAPTDL_MASTER_PORT",
+        }
+    for ours, theirs in names.items():
+        if theirs in os.environ:
+            os.environ.setdefault(ours, os.environ[theirs])
+    if "RANK" in os.environ:
+        os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
+
+
+def _core() -> TrainingCore:
+    adopt_variables()
+    return get_core()
+
+
+def core_of_job() -> TrainingCore:
+    """The core, with the states of an earlier run at hand: here they are back as soon as they are registered."""
+    core = _core()
+    core.restore_early()
+    return core
+
+
 def replica_rank() -> int:
-    """This replica's rank. Before the first training step replicas do not know each other: each is its own rank 0."""
-    core = get_core()
-    return core.group.rank if core.joined or core.environment is not None else standalone_world()[0]
+    """This replica's rank; before the first training step, the one that it was started with."""
+    core = _core()
+    if core.joined or core.environment is None:
+        return core.group.rank if core.joined else standalone_world()[0]
+    return core.environment.launch_index
 
 
 def num_replicas() -> int:
-    core = get_core()
-    return core.group.world_size if core.joined or core.environment is not None else standalone_world()[1]
+    core = _core()
+    if core.joined or core.environment is None:
+        return core.group.world_size if core.joined else standalone_world()[1]
+    return core.environment.replicas
 
 
 def num_nodes() -> int:
-    return get_core().group.num_nodes
+    core = _core()
+    return core.group.num_nodes if core.joined else int(os.environ.get("ADAPTDL_NUM_NODES", "1"))
 
 
 def num_restarts() -> int:
-    """How often the set of replicas has changed."""
-    return max(0, get_core().generation - 1)
+    """How often the set of replicas has changed; what ``ADAPTDL_NUM_RESTARTS`` says where nobody changes it."""
+    core = _core()
+    if core.environment is None:
+        return int(os.environ.get("ADAPTDL_NUM_RESTARTS", "0"))
+    return max(0, core.generation - 1)
 
 
 def job_id() -> str:
-    environment = get_core().environment
+    environment = _core().environment
     return environment.trial_id if environment is not None else os.environ.get("ADAPTDL_JOB_ID", "local")
 
 
@@ -39,13 +76,13 @@ def share_path() -> str:
 
 
 def checkpoint_path() -> str | None:
-    folder = get_core().checkpoints.folder
+    folder = _core().checkpoints.folder
     return None if folder is None else str(folder)
 
 
 def master_addr() -> str:
-    return os.environ.get("MASTER_ADDR", "127.0.0.1")
+    return os.environ.get("MASTER_ADDR", os.environ.get("ADAPTDL_MASTER_ADDR", "127.0.0.1"))
 
 
 def master_port() -> int:
-    return int(os.environ.get("MASTER_PORT", "0"))
+    return int(os.environ.get("MASTER_PORT", os.environ.get("ADAPTDL_MASTER_PORT", "0")))

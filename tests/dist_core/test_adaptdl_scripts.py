@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 import dist_core.adaptdl.torch as adl
 from dist_core import replica_group
-from dist_core.adaptdl import checkpoint, env
+from dist_core.adaptdl import checkpoint, collective, env
 from dist_core.adaptdl.torch.iterator import TextWindows
 from dist_core.core import get_core, reset_core
 from dist_core.errors import InvalidTraining
@@ -241,3 +241,58 @@ def test_an_address_where_nobody_answers_is_named() -> None:
     [(port, words)] = run_ranks(find_nobody, 1)
     assert words.startswith(f"rank 1 of 2 found nobody at MASTER_ADDR:MASTER_PORT 127.0.0.1:{port} within 1 s")
     assert "torchrun" in words
+
+
+class Kept(checkpoint.State):
+    def save(self, fileobj: BinaryIO) -> None:
+        assert env.replica_rank() == 0
+        fileobj.write(b"kept")
+
+    def load(self, fileobj: BinaryIO) -> None:
+        self.content = fileobj.read()
+
+
+def a_run(folder: str, number: int) -> tuple[int | None, int, Any, list[int]]:
+    """Epochs before the loop, a state, and the epochs trained; the first run leaves in epoch 3."""
+    os.environ.update(ADAPTDL_CHECKPOINT_PATH=folder, ADAPTDL_NUM_RESTARTS=str(number))
+    reset_core()
+    assert env.num_restarts() == number
+    before = adl.finished_epochs()
+    state = Kept("mine")
+    loaded = checkpoint.load_state(state)
+    trained = []
+    for epoch in adl.remaining_epochs_until(6):
+        trained.append(epoch)
+        if number == 0 and epoch == 3:
+            checkpoint.save_all_states()
+            break
+    return adl.current_epoch(), before, state.content if loaded else None, trained
+
+
+def test_states_of_an_earlier_run_are_back_before_the_loop(tmp_path: Any) -> None:
+    assert run_ranks(a_run, 1, str(tmp_path), 0) == [(None, 0, None, [0, 1, 2, 3])]
+    assert run_ranks(a_run, 3, str(tmp_path), 1) == [(None, 3, b"kept", [3, 4, 5])] * 3
+
+
+@pytest.mark.parametrize("replicas", [1, 3, 5])
+@pytest.mark.parametrize("index", [0, 7, 50])
+def test_the_samplers_parts_are_equally_long_and_hold_what_is_left(replicas: int, index: int) -> None:
+    sampler = adl.ElasticSampler(range(25), shuffle=True)
+    sampler.num_replicas = replicas
+    drawn: list[int] = []
+    for sampler.rank in range(replicas):
+        sampler.set_epoch(2, index)
+        part = list(sampler)
+        assert len(part) == len(sampler)
+        drawn += part
+    assert 25 - index % 25 <= len(set(drawn)) < 25 - index % 25 + replicas
+    assert max(drawn.count(each) for each in drawn) <= 2
+
+
+def told(number: int) -> tuple[int, int]:
+    collective.initialize()
+    return collective.allreduce(env.replica_rank() + number), collective.broadcast(env.replica_rank())
+
+
+def test_replicas_tell_each_other_values() -> None:
+    assert run_ranks(told, 3, 1) == [(6, 0)] * 3

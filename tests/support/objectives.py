@@ -8,6 +8,7 @@ import tempfile
 import time
 from pathlib import Path
 
+import numpy as np
 import optuna
 import optuna.terminator
 import torch
@@ -124,6 +125,29 @@ def always_raises(trial: optuna.Trial) -> float:
 def returns_nan(trial: optuna.Trial) -> float:
     trial.report(float("nan"), 0)
     return float("nan")
+
+
+def sets_all_kinds(trial: optuna.Trial) -> float:
+    scores = np.array([0.82, 0.92, 1.02]) - trial.number
+    for name, value in {
+        "array": scores,
+        "scalar": np.float32(0.1),
+        "tuple": (1, "two", None),
+        "nested": {"deep": [{1: 2.5}, {"x": (3,)}], (1, 2): b"raw"},
+        "set": {1, 2},
+        "file": os.fsdecode(b"caf\xe9.csv"),
+    }.items():
+        trial.set_user_attr(name, value)
+    optuna.terminator.report_cross_validation_scores(trial, scores)  # type: ignore[arg-type]  # as scikit-learn has it
+    return float(scores.mean())
+
+
+def sets_a_model(trial: optuna.Trial) -> float:
+    try:
+        trial.set_user_attr("model", object())
+    except TypeError as error:
+        trial.set_user_attr("refused", str(error))
+    return 0.0
 
 
 def returns_nothing(trial: optuna.Trial) -> None:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import optuna
 import optuna.terminator
 import pytest
@@ -178,6 +179,25 @@ def test_several_objectives_and_a_metric_that_gives_promise(scheduler_in_process
     assert study["direction"] == "maximize"
     latest = {each["number"]: each["latest"] for each in overview["trials"] if each["study"] == study["name"]}
     assert latest[0] == {"step": 1, "value": pytest.approx(ours.trials[0].user_attrs["metrics"]["accuracy"])}
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+def test_what_an_objective_sets_arrives_as_optuna_keeps_it() -> None:
+    plain, ours = both(objectives.sets_all_kinds, 3, lambda: optuna.create_study(sampler=SAMPLERS["Random"]()))
+    for theirs, mine in zip(plain.trials, ours.trials, strict=True):
+        assert mine.value == theirs.value
+        for name, value in theirs.user_attrs.items():
+            back = mine.user_attrs[name]
+            assert type(back) is type(value)
+            np.testing.assert_equal(back, value)
+        [scores] = [value for key, value in theirs.system_attrs.items() if "cv_scores" in key]
+        np.testing.assert_array_equal(mine.system_attrs["terminator:cv_scores"], scores)
+
+
+def test_what_cannot_travel_is_refused_in_the_objectives_own_line() -> None:
+    made = optuna.create_study()
+    optimize(made, objectives.sets_a_model, n_trials=1)
+    assert "a builtins.object cannot travel from a replica to its study" in made.trials[0].user_attrs["refused"]
 
 
 def test_a_report_is_refused_with_several_objectives_as_by_optuna() -> None:

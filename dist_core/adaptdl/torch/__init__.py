@@ -10,21 +10,24 @@ from urllib.parse import urlsplit
 import torch
 import torch.distributed as dist
 
-from dist_core.accumulator import Accumulator
+from dist_core.adaptdl.env import core_of_job
 from dist_core.adaptdl.torch import _metrics, iterator, scaling_rules
+from dist_core.adaptdl.torch.accumulator import Accumulator
+from dist_core.adaptdl.torch.data import ElasticSampler
+from dist_core.adaptdl.torch.epoch import current_epoch, finished_epochs, remaining_epochs_until
 from dist_core.core import get_core
 from dist_core.data_loader import AdaptiveDataLoader, current_dataloader
 from dist_core.data_parallel import AdaptiveDataParallel as _AdaptiveDataParallel
 from dist_core.env import standalone_world
 from dist_core.replica_group import join_torchrun
 from dist_core.scaling_rules import ScalingRule
-from dist_core.session import current_epoch, finished_epochs, remaining_epochs_until
 from dist_core.torch_private import HashStore
 
 __all__ = [
     "Accumulator",
     "AdaptiveDataLoader",
     "AdaptiveDataParallel",
+    "ElasticSampler",
     "_metrics",
     "current_dataloader",
     "current_epoch",
@@ -88,6 +91,7 @@ class AdaptiveDataParallel(_AdaptiveDataParallel):
             scaling_rule = fourth
         elif fourth is not None:
             scaler = fourth
+        core_of_job()
         rule: ScalingRule | None = scaling_rule
         super().__init__(model, optimizer, lr_scheduler, scaler, rule, name, **options)
 

@@ -1,0 +1,25 @@
+"""``adaptdl.torch.epoch``: the epoch loop; what an earlier run has completed is known before it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from dist_core import session
+from dist_core.adaptdl.env import core_of_job
+
+
+def remaining_epochs_until(num_epochs: int) -> Iterator[int]:
+    core_of_job()
+    return session.remaining_epochs_until(num_epochs)
+
+
+def current_epoch() -> int | None:
+    """The epoch being trained, None outside of ``remaining_epochs_until``."""
+    core_of_job()
+    return session.current_epoch()
+
+
+def finished_epochs() -> int:
+    """How many epochs the job has completed, in its earlier runs too."""
+    core_of_job()
+    return session.finished_epochs()
