@@ -551,12 +551,12 @@ class AdaptiveDataParallel(DistributedDataParallel):
         for model in models_of(optimizer):
             model._refuse_strange_parameters()
             model._passed_step = True
-        if self._is_applied():
+        if self._is_applied(models_of(optimizer)):
             answer = self._update(optimizer, original, args, kwargs)
             result = answer if closure is None else result
         return result
 
-    def _is_applied(self) -> bool:
+    def _is_applied(self, models: Sequence[AdaptiveDataParallel]) -> bool:
         """Whether an update of now changes the weights: the step is whole, and all replicas have come to it."""
         if self._probing or self._dry:
             self.stepped = True
@@ -568,7 +568,11 @@ class AdaptiveDataParallel(DistributedDataParallel):
             return False
         group = self._gradient_group
         self.sync_seconds = 0.0 if group.passive else max(0.0, time.perf_counter() - group.last_bucket_at)
-        return self._core.await_control() and self._core.counts_update()
+        if not self._core.await_control():
+            return False
+        for model in models:
+            model.stepped = True
+        return self._core.counts_update()
 
     def _update(self, optimizer: torch.optim.Optimizer, original: Any, args: Any, kwargs: Any) -> Any:
         models = models_of(optimizer)

@@ -6,6 +6,7 @@ Each habit trains in plain PyTorch and as an elastic trial; see tests/support/ha
 from __future__ import annotations
 
 import random
+import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -20,6 +21,7 @@ from torch.optim import lr_scheduler as lr
 
 import dist_core
 import dist_core.core
+import dist_core.membership
 from dist_core import Accumulator
 from tests.support.habits import (
     RESCALED,
@@ -31,6 +33,7 @@ from tests.support.habits import (
     examples,
     in_plain_pytorch,
     network,
+    told_by_one_replica,
     weights_of,
     with_a_loss,
 )
@@ -661,3 +664,20 @@ def test_a_sum_counts_each_sample_of_survivors_once_although_a_body_runs_again()
     """The lost replica takes along its 8 samples of each of the three steps that it had completed."""
     survivors = with_a_loss(counts, "in a step")
     assert survivors[0] == survivors[2] == [96.0, 96.0 - 3 * 8.0, 96.0]
+
+
+def a_step_longer_than_the_grace(kit: Kit) -> None:
+    def step(model: Any, optimizer: Any, x: torch.Tensor, y: torch.Tensor) -> None:
+        dist_core.membership.GRACE_MARGIN_SECONDS = 59.7
+        core = dist_core.core.get_core()
+        assert core.membership is not None
+        core.membership.told_to_end()
+        time.sleep(30.0)
+
+    one_step(kit, step)
+
+
+def test_a_replica_that_comes_to_no_place_to_leave_at_says_what_is_lost() -> None:
+    [sentence] = told_by_one_replica(a_step_longer_than_the_grace)
+    assert "came to no place where it could within 0 s" in sentence
+    assert "what it has done since the last checkpoint is lost" in sentence

@@ -124,6 +124,13 @@ def with_a_loss(habit: Habit, place: str) -> list[Any]:
         return run_ranks(_on_replica, 3, habit, 1, director.url, folder, place, may_die=True)
 
 
+def told_by_one_replica(habit: Habit) -> list[str]:
+    """The sentences for the trial's history of a replica that may end before the habit does."""
+    with tempfile.TemporaryDirectory() as folder, directing([(0,)]) as director:
+        run_ranks(_on_replica, 1, habit, 1, director.url, folder, "", may_die=True)
+        return list(director.warnings)
+
+
 def _in_passes(passes: int) -> None:
     """Divide steps of a fixed size into so many passes: there is no need to wait until goodput asks for it."""
 

@@ -72,7 +72,8 @@ def pod_manifest(request: LaunchRequest, owner: Owner, settings: ClusterSettings
     container["image"] = image
     container["command"] = ["python", "-u", "-m", "trials.launch.pod_start"]
     container.pop("args", None)
-    container["env"] = _environ(request, container.get("env") or [], image)
+    grace = spec.setdefault("terminationGracePeriodSeconds", int(GRACE_SECONDS))
+    container["env"] = _environ(request, container.get("env") or [], image, grace)
     _give_slot(container, settings)
     container.setdefault("terminationMessagePolicy", "FallbackToLogsOnError")
     _add_volumes(spec, container, request, settings)
@@ -89,7 +90,6 @@ def pod_manifest(request: LaunchRequest, owner: Owner, settings: ClusterSettings
     }
     if owner.queue:
         labels["kueue.x-k8s.io/queue-name"] = owner.queue
-    spec.setdefault("terminationGracePeriodSeconds", int(GRACE_SECONDS))
     spec.setdefault("enableServiceLinks", False)
     spec.setdefault("automountServiceAccountToken", False)
     spec["restartPolicy"] = "Never"
@@ -134,7 +134,7 @@ def _main_container(spec: Document) -> Document:
     return made
 
 
-def _environ(request: LaunchRequest, given: Sequence[Mapping[str, Any]], image: str) -> list[Document]:
+def _environ(request: LaunchRequest, given: Sequence[Mapping[str, Any]], image: str, grace: int) -> list[Document]:
     """The pod's variables: the template's, then the trial's and the suite's own."""
     start = {
         "entrypoint": request.entrypoint,
@@ -144,7 +144,7 @@ def _environ(request: LaunchRequest, given: Sequence[Mapping[str, Any]], image: 
         "moved_to": request.moved_to,
         "image": image,
     }
-    own = {**request.environ, "ELASTUNE_START": json.dumps(start)}
+    own = {**request.environ, "ELASTUNE_START": json.dumps(start), "ELASTUNE_GRACE_SECONDS": str(grace)}
     named = [dict(each) for each in given if each.get("name") not in own]
     address = {"name": "ELASTUNE_HOST", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}
     own.pop("ELASTUNE_HOST", None)

@@ -116,6 +116,14 @@ def test_the_suites_own_variables_win_over_a_templates() -> None:
     assert variables(pod_manifest(request(), owner, SETTINGS))["ELASTUNE_API"] == "http://10.0.0.1:7300"
 
 
+@pytest.mark.parametrize(("spec", "seconds"), [({}, 60), ({"terminationGracePeriodSeconds": 300}, 300)])
+def test_a_replica_knows_the_grace_of_its_pod(spec: dict[str, Any], seconds: int) -> None:
+    owner = Owner("t-0", "t-0", "n", "u", "s", templates=({"spec": spec},))
+    manifest = pod_manifest(request(), owner, SETTINGS)
+    assert manifest["spec"]["terminationGracePeriodSeconds"] == seconds
+    assert variables(manifest)["ELASTUNE_GRACE_SECONDS"] == str(seconds)
+
+
 def test_a_trial_that_must_not_be_moved_says_so_to_autoscalers() -> None:
     owner = Owner("t-0", "t-0", "n", "u", "s", preemptible=False, queue="team-queue")
     metadata = pod_manifest(request(), owner, SETTINGS)["metadata"]
