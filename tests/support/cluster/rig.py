@@ -320,10 +320,11 @@ def left_behind() -> str:
 
 
 def schedulers() -> dict[str, int]:
-    """The pods that there are, and how often each one's process was restarted."""
+    """The pods that there are and stay, and how often each one's process was restarted."""
     return {
         pod["metadata"]["name"]: sum(each["restartCount"] for each in pod["status"].get("containerStatuses") or ())
         for pod in objects("pods", "-l", "app.kubernetes.io/component=scheduler")
+        if "deletionTimestamp" not in pod["metadata"]
     }
 
 
