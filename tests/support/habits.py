@@ -12,7 +12,7 @@ import os
 import signal
 import tempfile
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -77,9 +77,6 @@ class Kit:
     """What differs between the two ways of training."""
 
     elastic: bool
-    told: list[str] = field(default_factory=list)
-    """Sentences for whoever reads the trial's history."""
-    _hooks: list[Callable[[], None]] = field(default_factory=list)
 
     def loader(self, data: Dataset[Any], batch: int = BATCH, **options: Any) -> Any:
         return (dist_core.AdaptiveDataLoader if self.elastic else DataLoader)(data, batch_size=batch, **options)
