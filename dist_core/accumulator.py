@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Self
 
 import torch
 
@@ -68,11 +68,11 @@ class Accumulator(MutableMapping[str, Any]):
         else:
             self._pending[key] = self._pending.get(key, 0.0) + value.value
 
-    def __iadd__(self, other: Any) -> Accumulator:
+    def __iadd__(self, other: Any) -> Self:
         self.update(other)
         return self
 
-    def __isub__(self, other: Any) -> Accumulator:
+    def __isub__(self, other: Any) -> Self:
         self.subtract(other)
         return self
 

@@ -7,7 +7,6 @@ knows what counted.
 from __future__ import annotations
 
 import logging
-import zlib
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sized
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ from torch.utils.data.distributed import DistributedSampler
 from dist_core.errors import InvalidTraining
 from dist_core.random_streams import seeded
 from dist_core.sampling import ElasticCursor, Indices, StepPlan, StreamCursor, divide, evaluation_share
+from dist_core.switch import short_checksum
 
 logger = logging.getLogger(__name__)
 
@@ -128,8 +128,8 @@ class IndexedSource:
             _refuse_sampler(sampler, shuffle=shuffle)
         ordered = cast("Sized", dataset if sampler is None else sampler)
         self.num_samples: int | None = len(ordered)
-        self._drawn: OrderedDict[int, Indices] = OrderedDict()
-        """By pass: what the sampler drew, once, because it may not draw the same if it is asked again."""
+        self._drawn: OrderedDict[int, tuple[Indices, int]] = OrderedDict()
+        """By pass: what the sampler drew, once, because it may not draw the same again; and its fingerprint."""
         draw = None if sampler is None else lambda number: self._draw(sampler, seed, number)
         self.cursor = ElasticCursor(len(ordered), shuffle=shuffle, seed=seed, draw=draw)
         self._planned = _PlannedBatches()
@@ -146,15 +146,16 @@ class IndexedSource:
 
     def _draw(self, sampler: Iterable[int], seed: int, number: int) -> Indices:
         if number not in self._drawn:
-            self._drawn[number] = _drawn(sampler, seed=seed, number=number)
+            order = _drawn(sampler, seed=seed, number=number)
+            self._drawn[number] = order, short_checksum(order.tobytes())
             while len(self._drawn) > _PASSES_KEPT:
                 self._drawn.popitem(last=False)
-        return self._drawn[number]
+        return self._drawn[number][0]
 
     @property
     def order_fingerprint(self) -> int:
         drawn = self._drawn.get(self.cursor.passes)
-        return 0 if drawn is None else zlib.crc32(drawn.tobytes()) & 0xFFFF
+        return 0 if drawn is None else drawn[1]
 
     def steps(self, division: Division) -> Iterator[LoadedStep]:
         assert self._training_loader is not None

@@ -56,7 +56,7 @@ def report(value: float, step: int) -> None:
     """Tell the scheduler a value of the objective; ``step`` has to mean the same in all trials, such as an epoch."""
     core = get_core()
     core.raise_postponed()
-    if core.channel is not None and core.reports and not core.replaying and not (core.joining and not core.joined):
+    if core.channel is not None and core.reports and not core.passes_do_not_count:
         body = {"step": step, "value": value if math.isfinite(value) else None, "progress": core.progress}
         core.channel.request("POST", "/report", body)
 

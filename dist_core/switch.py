@@ -24,9 +24,14 @@ ORDER_SUM, ORDER_SQUARES, RATES_SUM, RATES_SQUARES = range(8, 12)
 NUM_CONTROL_SLOTS = 12
 
 
+def short_checksum(content: bytes) -> int:
+    """16 bits, few enough for exact sums of squares over a thousand replicas."""
+    return zlib.crc32(content) & 0xFFFF
+
+
 def fingerprint(numbers: Sequence[float]) -> int:
-    """16 bits that differ if the numbers do; few enough for exact sums of squares over a thousand replicas."""
-    return zlib.crc32(struct.pack(f"{len(numbers)}d", *numbers)) & 0xFFFF
+    """A short checksum that differs if the numbers do."""
+    return short_checksum(struct.pack(f"{len(numbers)}d", *numbers))
 
 
 def all_equal(total: float, squares: float, world_size: int) -> bool:

@@ -80,7 +80,7 @@ class ElasticChannel(TrialCommandChannel):  # type: ignore[misc]  # NNI has no t
     def send_metric(self, type: str, parameter_id: int | None, trial_job_id: str, sequence: int, value: Any) -> None:  # noqa: A002
         self._core.raise_postponed()
         self._stay_registered()
-        if self._core.replaying or (self._core.joining and not self._core.joined):
+        if self._core.passes_do_not_count:
             # What it would report has been reported, or will be by others.
             return
         if self._core.took_over and self._core.reports:

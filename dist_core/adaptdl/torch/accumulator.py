@@ -12,11 +12,3 @@ class Accumulator(dist_core.accumulator.Accumulator):
     def __init__(self, *arguments: Any, **initial: float) -> None:
         core_of_job()
         super().__init__(*arguments, **initial)
-
-    def __iadd__(self, other: Any) -> Accumulator:
-        self.update(other)
-        return self
-
-    def __isub__(self, other: Any) -> Accumulator:
-        self.subtract(other)
-        return self
