@@ -44,6 +44,7 @@ from dist_core.noise_scale import is_measured
 from dist_core.random_streams import RandomStreams
 from dist_core.registry import FunctionState, StateRegistry
 from dist_core.replica_group import GroupNeeds, ReplicaGroup, lone_group, torchrun_group
+from dist_core.running_sums import NUM_SUM_SLOTS, RunningSums
 from dist_core.switch import (
     ACCUMULATION,
     ATOMIC_BATCH,
@@ -140,7 +141,7 @@ class TrainingCore:
         """Whether this process has looked for a checkpoint of its trial."""
         self._asked_to_leave = False
         self._next_batch: tuple[ReplicaGroup, tuple[int, int]] | None = None
-        self._accumulators: dict[str, Accumulator] = {}
+        self.sums = RunningSums()
         self._pauses: deque[float] = deque(maxlen=9)
         self._epoch_seconds: deque[float] = deque(maxlen=5)
         self._epoch_started: float | None = None
@@ -205,7 +206,7 @@ class TrainingCore:
 
     def _forget_user_code(self) -> None:
         self.registry.clear()
-        self._accumulators.clear()
+        self.sums.clear()
         self.models.clear()
         self.loader = None
         self.adaptation = None
@@ -308,6 +309,11 @@ class TrainingCore:
         """Whether what the loop's body does now has no effect on the trial, and takes part in nothing."""
         return self.replaying or (self.joining and not self.joined)
 
+    @property
+    def is_between_loops(self) -> bool:
+        """Whether the code that runs is that of an epoch, which runs again where the trial is resumed within it."""
+        return not (self.in_training_loop or self.evaluations or self.replaying)
+
     def warn(self, message: str) -> None:
         """A sentence for whoever reads this trial's history and its log."""
         logger.warning(message)
@@ -377,9 +383,7 @@ class TrainingCore:
             self.progress_shift += max(0.0, (self.epoch + 1) * epoch_size - self.epoch_progress)
         of_this_epoch = f"{ACCUMULATOR_PREFIX}{self.epoch}-"
         self.registry.forget(of_this_epoch)
-        self._accumulators = {
-            name: each for name, each in self._accumulators.items() if not name.startswith(of_this_epoch)
-        }
+        self.sums.end_epoch(of_this_epoch)
         self.epoch += 1
         self._meetings = 0
         self.in_training_loop = False
@@ -550,29 +554,17 @@ class TrainingCore:
         name = f"{ACCUMULATOR_PREFIX}{self.epoch}" if self.in_epoch_loop else f"{ACCUMULATOR_PREFIX}all"
         name = self.registry.unique_name(name)
         self.registry.register(name, accumulator)
-        self._accumulators[name] = accumulator
+        self.sums.adopt(name, accumulator)
 
-    def mark_sums(self) -> None:
-        """From here on what is added to sums may have to be added anew."""
-        for accumulator in self._accumulators.values():
-            accumulator.mark()
-
-    def keep_sums(self) -> None:
-        """What was added since the mark counts."""
-        for accumulator in self._accumulators.values():
-            accumulator.forget_mark()
-
-    def take_back_sums(self) -> None:
-        for accumulator in self._accumulators.values():
-            accumulator.back_to_mark()
-
-    def _settle_accumulators(self) -> None:
-        """Before some of this generation leave: what they have added is summed with the others'."""
+    def _settle_sums(self) -> None:
+        """What every replica has added is summed: before some of this generation leave, or under keys that are new."""
         try:
-            for accumulator in self._accumulators.values():
-                accumulator.settle()
+            self.sums.settle(self._note_meeting)
         except PeerLost as error:
             self.mark_broken(str(error))
+
+    def _note_meeting(self) -> None:
+        self._meetings += 1
 
     # ------------------------------------------------------------------ one step
 
@@ -584,7 +576,7 @@ class TrainingCore:
             self.mark_broken(str(error))
 
     def _compose_control(self) -> tuple[torch.Tensor, Prepared | None]:
-        vector = torch.zeros(NUM_CONTROL_SLOTS + MODEL_SLOTS * len(self.models), dtype=torch.float64)
+        vector = torch.zeros(self._first_sum_slot + NUM_SUM_SLOTS, dtype=torch.float64)
         prepared = self.membership.pending() if self.membership is not None else None
         if prepared is not None and self._may_advertise(prepared):
             number = float(prepared.generation.number)
@@ -605,6 +597,8 @@ class TrainingCore:
             vector[slot], vector[slot + 1] = model.norms_to_sum()
             if self.group.rank == 0 and model.tuning_proposal is not None:
                 vector[slot + 2] = model.tuning_proposal + 1.0
+        if self.group.world_size > 1 and not self.staleness:
+            vector[self._first_sum_slot :] = torch.tensor(self.sums.send(), dtype=torch.float64)
         return vector, prepared
 
     def _batch_for(self, group: ReplicaGroup) -> tuple[int, int]:
@@ -614,6 +608,10 @@ class TrainingCore:
             chosen = self.adaptation.choose(group.num_nodes, group.world_size, switching=True)
             self._next_batch = (group, chosen)
         return self._next_batch[1]
+
+    @property
+    def _first_sum_slot(self) -> int:
+        return NUM_CONTROL_SLOTS + MODEL_SLOTS * len(self.models)
 
     def _model_slots(self) -> Iterator[tuple[int, AdaptiveDataParallel]]:
         for index, model in enumerate(self.models):
@@ -644,13 +642,18 @@ class TrainingCore:
             self._heal()
             return
         self._updates = self._updates_before = self._meetings = 0
-        self.keep_sums()
+        self.sums.keep()
         if agreed is not None and not lag:
             self._refuse_what_differs(agreed.vector)
+            if self.group.world_size > 1 and self.sums.receive(
+                agreed.vector[self._first_sum_slot :].tolist(), self.group.world_size
+            ):
+                self._settle_sums()
         self.schedule_position += self._step_gain()
-        if loader is self.loader:
+        if loader is self.loader and (self.is_first_loop or not self.in_epoch_loop):
+            # An epoch that passes over its data twice is not two.
             self.progress += self.adaptation.progress_of(global_batch)
-        values = [0.0] * (NUM_CONTROL_SLOTS + MODEL_SLOTS * len(self.models))
+        values = [0.0] * self._first_sum_slot
         if agreed is not None:
             values = agreed.vector.tolist()
         for slot, model in self._model_slots():
@@ -663,7 +666,7 @@ class TrainingCore:
         if values[ATOMIC_BATCH] > 0:
             self.adaptation.use(int(values[ATOMIC_BATCH]), int(values[ACCUMULATION]))
         if values[PREEMPT_COUNT] > 0:
-            self._settle_accumulators()
+            self._settle_sums()
             self._save_and_exit("preempted", EXIT_PREEMPTED)
         if agreed is not None and agreed.prepared is not None:
             self._maybe_switch(agreed.prepared, values)
@@ -774,7 +777,7 @@ class TrainingCore:
     def _switch(self, prepared: Prepared, batch: tuple[int, int]) -> None:
         started = time.perf_counter()
         self._drain_control()
-        self._settle_accumulators()
+        self._settle_sums()
         if prepared.group is None:
             if not prepared.generation.members:
                 self._save_and_exit("paused", 0)
@@ -827,7 +830,7 @@ class TrainingCore:
         resumes from its checkpoint.
         """
         reason = self.broken or "a collective failed"
-        self.take_back_sums()
+        self.sums.take_back()
         if self.membership is None or self.channel is None:
             raise PeerLost(f"another replica vanished: {reason}")
         started = time.perf_counter()
@@ -889,7 +892,9 @@ class TrainingCore:
         received = hand_over(group, self.registry.capture() if group.rank == furthest else None, source=furthest)
         if group.rank != furthest:
             self.before_update()
-            # Sums are the same everywhere, and what each has added since is its own.
+            # What each has added since the sums were made is its own.
+            if standing[group.rank].steps < standing[furthest].steps:
+                self.sums.catch_up(received)
             self.registry.restore(
                 {name: value for name, value in received.items() if not name.startswith(ACCUMULATOR_PREFIX)}
             )
@@ -1049,7 +1054,7 @@ class TrainingCore:
     def leave_evaluation_if_asked(self) -> None:
         """Between two batches of an evaluation, which runs from its beginning when the trial goes on."""
         if not self.in_training_loop and (self._must_leave or self._is_paused):
-            self.take_back_sums()
+            self.sums.take_back()
             self.leave_if_asked()
 
     def hints(self) -> Hints | None:

@@ -241,7 +241,7 @@ class AdaptiveDataLoader:
         """
         undo = core.remember()
         trained = False
-        core.mark_sums()
+        core.sums.mark()
         for model in core.models:
             model.begin_probe()
         try:
@@ -255,13 +255,13 @@ class AdaptiveDataLoader:
                 model.end_probe(trained=trained)
         if trained:
             undo()
-            core.take_back_sums()
+            core.sums.take_back()
             yield from self._train(core)
 
     def _evaluate(self, core: TrainingCore, seen: tuple[int, int] | None = None) -> Iterator[Any]:
         core.evaluations += 1
         if not core.in_training_loop:
-            core.mark_sums()
+            core.sums.mark()
         try:
             for batch in self._share(core, seen):
                 core.leave_evaluation_if_asked()
@@ -269,7 +269,7 @@ class AdaptiveDataLoader:
         finally:
             core.evaluations -= 1
         if not core.in_training_loop:
-            core.keep_sums()
+            core.sums.keep()
 
     def _share(self, core: TrainingCore, seen: tuple[int, int] | None) -> Iterator[Any]:
         """One pass without training: this replica's share of the samples, nothing shared with the others.
@@ -317,7 +317,7 @@ class AdaptiveDataLoader:
             for step in self._steps_under_present_plan(core, started_passes):
                 pass_began = time.perf_counter()
                 micro_seconds: list[float] = []
-                core.mark_sums()
+                core.sums.mark()
                 for index, batch in enumerate(step.batches):
                     for model in core.models:
                         model.begin_micro_batch(step.plan, index, measures=step.measures)

@@ -78,6 +78,21 @@ def the_textbook(kit: Kit) -> list[float]:
 
 
 @habit
+def two_passes_an_epoch(kit: Kit) -> list[float]:
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    loader = kit.loader(examples())
+    wrapped = kit.wrap(model, optimizer)
+    for _ in kit.epochs(2):
+        for factor in (1.0, 0.5):
+            for x, y in loader:
+                optimizer.zero_grad()
+                (factor * mse(wrapped(x), y)).backward()
+                optimizer.step()
+    return weights_of(model)
+
+
+@habit
 def a_closure(kit: Kit) -> list[float]:
     """As Lightning calls every optimizer; it also reads the loss that comes back."""
     losses = []
@@ -642,7 +657,7 @@ def test_replicas_draw_different_numbers_and_each_the_same_in_another_run() -> N
     assert without_pythons(as_trial(draws, 3)) == without_pythons(first)
 
 
-def counts(kit: Kit) -> list[float]:
+def counts(kit: Kit, *, late: bool = False) -> list[float]:
     model = network()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     loader = kit.loader(examples())
@@ -652,18 +667,64 @@ def counts(kit: Kit) -> list[float]:
         totals = Accumulator()
         for x, y in loader:
             optimizer.zero_grad()
-            mse(wrapped(x), y).backward()
-            totals["count"] += len(x)
+            loss = mse(wrapped(x), y)
+            if not late:
+                totals["count"] += len(x)
+            loss.backward()
             optimizer.step()
+            if late:
+                totals["count"] += len(x)
         with totals.synchronized():
             counted.append(totals["count"])
     return counted
 
 
-def test_a_sum_counts_each_sample_of_survivors_once_although_a_body_runs_again() -> None:
-    """The lost replica takes along its 8 samples of each of the three steps that it had completed."""
+def counts_late(kit: Kit) -> list[float]:
+    return counts(kit, late=True)
+
+
+def test_a_sum_counts_each_sample_once_although_a_replica_is_lost_and_a_body_runs_again() -> None:
     survivors = with_a_loss(counts, "in a step")
-    assert survivors[0] == survivors[2] == [96.0, 96.0 - 3 * 8.0, 96.0]
+    assert survivors[0] == survivors[2] == [96.0, 96.0, 96.0]
+
+
+def test_a_lost_replica_takes_along_what_it_added_after_its_last_step() -> None:
+    survivors = with_a_loss(counts_late, "in a step")
+    assert survivors[0] == survivors[2] == [96.0, 96.0 - 8.0, 96.0]
+
+
+def many_sums(kit: Kit) -> list[dict[str, float]]:
+    """More keys than ride in a step's round, of two accumulators, some of which only one replica adds to."""
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    loader = kit.loader(examples())
+    wrapped = kit.wrap(model, optimizer)
+    totals, others = Accumulator(), Accumulator(others=1.0)
+    summed = []
+    for epoch in kit.epochs(3):
+        for x, y in loader:
+            optimizer.zero_grad()
+            loss = mse(wrapped(x), y)
+            for number in range(20):
+                totals[f"all-{number}"] += len(x)
+            others["others"] += 1
+            for number in range(15):
+                others[f"{epoch}-{number}"] += len(x)
+            loss.backward()
+            optimizer.step()
+        with totals.synchronized(), others.synchronized():
+            summed.append({**totals, **others})
+    return summed
+
+
+def test_any_number_of_sums_survives_a_loss() -> None:
+    survivors = with_a_loss(many_sums, "in a step")
+    assert survivors[0] == survivors[2]
+    for epoch, sums in enumerate(survivors[0]):
+        assert len(sums) == 20 + 1 + 15 * (epoch + 1)
+        assert {value for key, value in sums.items() if key != "others"} <= {96.0, 96.0 * (epoch + 1)}
+    # A step of three replicas adds three, one of two adds two.
+    assert survivors[0][-1]["others"] == 1 + 7 * 3 + 5 * 2
 
 
 def a_step_longer_than_the_grace(kit: Kit) -> None:

@@ -6,6 +6,7 @@ import copy
 import math
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,7 +18,7 @@ from torch.utils.data.distributed import DistributedSampler
 import dist_core
 from dist_core import Accumulator, AdaptiveDataLoader, AdaptiveDataParallel, remaining_epochs_until
 from dist_core.core import get_core, reset_core
-from dist_core.errors import InvalidTraining
+from dist_core.errors import InvalidTraining, ReplicaExit
 from dist_core.rerun import run_training
 
 
@@ -393,6 +394,66 @@ def test_evaluation_loops_see_everything_and_change_nothing() -> None:
             assert totals["count"] == 23
     assert get_core().progress == 46.0
     assert dist_core.current_dataloader() is training
+
+
+@pytest.mark.parametrize("leaves_at", ["evaluation", "sums", "second loop"])
+def test_a_trial_resumed_behind_a_loop_of_its_epoch_sees_the_sums_that_were_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, leaves_at: str
+) -> None:
+    """What was summed before the place where it left is shown again; nothing counts twice."""
+    monkeypatch.setenv("ELASTUNE_CHECKPOINT_DIR", str(tmp_path))
+    seen: list[tuple[int, str, dict[str, float]]] = []
+
+    def leave(place: str, epoch: int) -> None:
+        if place == leaves_at and epoch == 1 and not left:
+            left.append(place)
+            get_core()._asked_to_leave = True
+
+    def train() -> None:
+        reset_core()
+        data = Numbered(24)
+        training, evaluation = AdaptiveDataLoader(data, batch_size=8), AdaptiveDataLoader(data, batch_size=5)
+        model = ConstantGradient()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        wrapped = AdaptiveDataParallel(model, optimizer)
+        totals = Accumulator()
+
+        def pass_over(place: str, epoch: int) -> None:
+            for x in training:
+                optimizer.zero_grad()
+                wrapped(x).mean().backward()
+                totals[place] += len(x)
+                optimizer.step()
+                leave(place, epoch)
+
+        for epoch in remaining_epochs_until(3):
+            wrapped.train()
+            pass_over("first loop", epoch)
+            with totals.synchronized():
+                seen.append((epoch, "trained", dict(totals)))
+                del totals["first loop"]
+            pass_over("second loop", epoch)
+            wrapped.eval()
+            with torch.no_grad():
+                for x in evaluation:
+                    totals["evaluated"] += len(x)
+                    leave("evaluation", epoch)
+            with totals.synchronized():
+                leave("sums", epoch)
+                get_core().leave_if_asked()
+                seen.append((epoch, "evaluated", dict(totals)))
+                totals.clear()
+
+    left: list[str] = []
+    with pytest.raises(ReplicaExit):
+        train()
+    before = list(seen)
+    seen.clear()
+    train()
+    trained, evaluated = {"first loop": 24.0}, {"second loop": 24.0, "evaluated": 24.0}
+    whole = [(epoch, *each) for epoch in range(3) for each in (("trained", trained), ("evaluated", evaluated))]
+    assert before == whole[:3]
+    assert seen == whole[2:]
 
 
 def test_without_wrapped_models_the_loader_is_a_plain_one() -> None:
