@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import gc
 import logging
 import math
 import os
@@ -82,7 +81,8 @@ DRY_STEPS = 2
 HEAL_SECONDS = 60.0
 """Longest wait for a generation without the lost replica; then the trial resumes from its checkpoint."""
 LEAVER_PATIENCE_SECONDS = 3.0
-COLLECT_SECONDS = 0.3
+LOSS_PATIENCE_SECONDS = 0.5
+"""How long those that are left have to notice a loss by themselves; then what they wait in is broken off."""
 LINGER_SECONDS = 0.5
 """A generation that was left keeps its connections that long, so that closing them delays nobody's next step."""
 MODEL_SLOTS = 3
@@ -156,6 +156,7 @@ class TrainingCore:
             self.membership = Membership(self.channel, environment)
             self.membership.group_needs = self.group_needs
             self.membership.on_grace_over = self._say_what_is_lost
+            self.membership.on_loss = self._note_loss
             self.membership.start()
             self._hints = HintsSender(self.channel)
         self.world: ElasticWorld | None = None
@@ -845,6 +846,7 @@ class TrainingCore:
                     self._rejoin(prepared)
                 except PeerLost:
                     # One of these is gone as well; the scheduler sees it and publishes again.
+                    prepared.group.break_off()
                     self.membership.abandon(prepared.generation.number)
                     continue
                 self._note_pause(prepared, time.perf_counter() - started)
@@ -852,11 +854,21 @@ class TrainingCore:
             time.sleep(0.005)
         raise PeerLost(f"another replica vanished and the trial was not rebuilt around it: {reason}")
 
+    def _note_loss(self, lost: Sequence[str]) -> None:
+        """From the scheduler, who may know before a collective does. Called from another thread."""
+        if not set(lost).isdisjoint(self.members):
+            threading.Thread(target=self._break_off_soon, args=(self.group,), name="elastune-loss", daemon=True).start()
+
+    def _break_off_soon(self, group: ReplicaGroup) -> None:
+        time.sleep(LOSS_PATIENCE_SECONDS)
+        if self.group is group:
+            group.break_off()
+
     def _drop_group(self) -> None:
         """Close this replica's connections: others that still wait for it in a collective learn of the loss by that."""
+        self.group.break_off()
         self.rounds.reset()
         self.group = lone_group(self.group_needs())
-        threading.Thread(target=_collect, name="elastune-collect", daemon=True).start()
         for model in self.models:
             model.use_group(self.group)
             model.drop_gradients()
@@ -919,8 +931,6 @@ class TrainingCore:
                 if self.in_training_loop or not self.joined:
                     raise
                 self.mark_broken(str(error))
-            # Behind the handler: the error holds the frames it came through, they hold the group, and as long as that
-            # lives others wait at its connections.
             self._heal()
             self.warn("a replica was lost outside of the training loop; the others go on without it")
 
@@ -1149,15 +1159,6 @@ def reset_core() -> None:
         if _core.world is not None:
             _core.world.remove()
     _core = None
-
-
-def _collect() -> None:
-    """A group that is held by a circle of references keeps its connections, and whoever waits at them, for ever.
-
-    Errors hold the frames that they came through. Only where healing takes so long is it worth the time.
-    """
-    time.sleep(COLLECT_SECONDS)
-    gc.collect()
 
 
 def _let_go(groups: list[ReplicaGroup]) -> None:

@@ -15,7 +15,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -70,6 +70,9 @@ class Membership:
         self._told_at: float | None = None
         self.on_grace_over: Callable[[str], None] = logger.warning
         """Told what is lost when this replica has to end without having come to a place where it may leave."""
+        self.on_loss: Callable[[Sequence[str]], None] = lambda lost: None
+        """Told which members of the generation that trains are gone, from the thread that hears the news."""
+        self._lost: tuple[str, ...] = ()
         self._retry_join = False
         self.saving = False
         """Set by the training thread while it writes the checkpoint it leaves with."""
@@ -157,7 +160,10 @@ class Membership:
                 after = max(self._entered, self._published.number if self._published else 0)
             try:
                 answer = self._channel.request(
-                    "GET", "/watch", params={"after": after, "wait": WATCH_SECONDS}, give_up_after=1.0
+                    "GET",
+                    "/watch",
+                    params={"after": after, "wait": WATCH_SECONDS, "lost": len(self._lost)},
+                    give_up_after=1.0,
                 )
             except ControlChannelError as error:
                 if error.status in (401, 403, 404, 409, 410):
@@ -181,6 +187,10 @@ class Membership:
             with self._changed:
                 self._retry_join = True
                 self._changed.notify_all()
+        if "lost" in answer:
+            self._lost = tuple(answer["lost"])
+            if self._lost:
+                self.on_loss(self._lost)
         document = answer.get("generation")
         if document is None:
             return

@@ -23,7 +23,14 @@ import torch.distributed as dist
 
 from dist_core.env import gpu_share
 from dist_core.errors import InvalidTraining, PeerLost
-from dist_core.torch_private import HashStore, PrefixStore, Store, build_gloo_group, build_nccl_group
+from dist_core.torch_private import (
+    HashStore,
+    PrefixStore,
+    Store,
+    build_gloo_group,
+    build_nccl_group,
+    close_connections,
+)
 
 TORCHRUN_SECONDS = 300.0
 """Longest wait for the other processes that torchrun started."""
@@ -81,6 +88,19 @@ class ReplicaGroup:
     """None for a replica that is alone on its node, or when nobody asked for it."""
     between_nodes: dist.ProcessGroup | None = None
     """None for all but the first replica of each node, and when there is one node."""
+
+    def break_off(self) -> None:
+        """Let every collective that is under way fail, here and with the others: one of them is gone for good.
+
+        Some would wait for ever otherwise: for one who waits for them, or for data that is never read. Over NCCL
+        nothing is broken off, but the collectives between hosts are.
+        """
+        if self.world_size == 1:
+            return
+        several = (self.control, self.data, *self.extra, *self.extra_on_host, self.within_node, self.between_nodes)
+        for group in {id(group): group for group in several if group is not None}.values():
+            if group.name() == "gloo":
+                close_connections(group)
 
     def sum_later(self, vector: torch.Tensor) -> dist.Work | None:
         """Start summing a small CPU vector in place over the replicas; None when there is nobody to sum with."""

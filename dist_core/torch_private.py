@@ -28,6 +28,8 @@ from torch.nn.parallel.distributed import _find_tensors
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 READ_IN = (2, 13)
+_NOBODY_SENDS = 2**31 - 1
+"""A tag."""
 
 if tuple(int(part) for part in torch.__version__.split(".")[:2]) > READ_IN:
     warnings.warn(
@@ -46,6 +48,7 @@ __all__ = [
     "after_backward",
     "build_gloo_group",
     "build_nccl_group",
+    "close_connections",
     "forget_scaled_step",
     "gradient_buckets",
     "killed_data_workers",
@@ -80,6 +83,18 @@ def build_gloo_group(
         group._register_backend(torch.device("cuda"), dist.ProcessGroup.BackendType.GLOO, backend)
     group._set_group_name(GroupName(name))
     return group
+
+
+def close_connections(group: dist.ProcessGroup) -> None:
+    """End what is under way in a Gloo group, here and on the others that have not left it.
+
+    ``abort()`` does nothing in Gloo. What does is an operation that runs out of time: that closes all connections, as
+    if they had been lost, also one that nobody reads any more because the operation its data was for has failed.
+    """
+    for peer in range(group.size()):
+        if peer != group.rank():
+            with contextlib.suppress(RuntimeError):
+                group.recv([torch.zeros(1)], peer, _NOBODY_SENDS).wait(timedelta(milliseconds=1))
 
 
 def build_nccl_group(store: Store, *, rank: int, world_size: int, timeout: timedelta, name: str) -> dist.ProcessGroup:

@@ -62,7 +62,7 @@ def kill_a_worker() -> tuple[list[int], list[int], int]:
         os.kill(int(pid), signal.SIGKILL)
         while True:
             next(batches)
-    except (RuntimeError, OSError):
+    except (RuntimeError, OSError, EOFError):
         return before, killed_data_workers(), int(pid)
 
 

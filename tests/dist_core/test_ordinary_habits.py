@@ -24,6 +24,8 @@ import dist_core.core
 import dist_core.membership
 from dist_core import Accumulator
 from tests.support.habits import (
+    FROZEN,
+    FROZEN_SECONDS,
     RESCALED,
     WORLDS,
     Habit,
@@ -725,6 +727,19 @@ def test_any_number_of_sums_survives_a_loss() -> None:
         assert {value for key, value in sums.items() if key != "others"} <= {96.0, 96.0 * (epoch + 1)}
     # A step of three replicas adds three, one of two adds two.
     assert survivors[0][-1]["others"] == 1 + 7 * 3 + 5 * 2
+
+
+def takes_its_time(kit: Kit) -> tuple[list[float], float]:
+    began = time.monotonic()
+    return the_textbook(kit), time.monotonic() - began
+
+
+def test_a_loss_that_no_connection_tells_of_is_heard_of_from_the_scheduler() -> None:
+    survivors = with_a_loss(takes_its_time, FROZEN)
+    expected = in_plain_pytorch(the_textbook)
+    for weights, seconds in (survivors[0], survivors[2]):
+        assert weights == pytest.approx(expected, abs=1e-5)
+        assert seconds < FROZEN_SECONDS
 
 
 def a_step_longer_than_the_grace(kit: Kit) -> None:

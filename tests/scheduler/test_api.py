@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -198,6 +199,24 @@ def test_watch_tells_of_a_generation_once_published(site: Site) -> None:
     told = site.replica("GET", "/watch", name=name, params={"wait": 0}).json()["generation"]
     assert told == {"number": 1, "members": [name], "nodes": ["n0"], "join_epoch": None}
     assert site.replica("GET", "/watch", name=name, params={"wait": 0, "after": 1}).json() == {"generation": None}
+
+
+def test_watch_tells_of_losses_in_the_generation_that_trains(site: Site) -> None:
+    name = site.with_replica()
+    [replica] = site.store.replicas()
+    other = replace(replica, replica_id="other", launch_index=1, slot=1)
+    site.store.add_replica(other)
+    trial = site.store.trial(replica.trial_id)
+    site.store.save_trial(replace(trial, generation=1, members=(name, "other")))
+
+    def heard(lost: int) -> Any:
+        return site.replica("GET", "/watch", name=name, params={"wait": 0, "after": 1, "lost": lost}).json()
+
+    assert heard(0) == {"generation": None}
+    site.store.update_replica("other", state=ReplicaState.GONE, gone_at=1.0)
+    assert heard(0) == {"generation": None, "lost": ["other"]}
+    # Once is enough.
+    assert heard(1) == {"generation": None}
 
 
 def test_hints_and_reports_are_checked(site: Site) -> None:

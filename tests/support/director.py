@@ -34,6 +34,7 @@ class Director:
         self._changed = threading.Condition()
         self._published = 0
         self._entered = 0
+        self._lost: list[str] = []
         self._epoch: int | None = None
         self._join_epoch: int | None = None
         self._ready: dict[str, int | None] = {}
@@ -102,7 +103,8 @@ class Director:
                 "members": list(members),
                 "nodes": ["here"] * len(members),
                 "join_epoch": self._join_epoch if joins else None,
-            }
+            },
+            "lost": self._lost,
         }
 
     def _POST_switched(self, who: str, question: dict[str, str], body: Any) -> None:  # noqa: N802
@@ -115,6 +117,10 @@ class Director:
     def _POST_leaving(self, who: str, question: dict[str, str], body: Any) -> None:  # noqa: N802
         if self._published < len(self._script):
             self._published += 1
+
+    def _POST_frozen(self, who: str, question: dict[str, str], body: Any) -> None:  # noqa: N802
+        self._lost = [who]
+        self._published += 1
 
     def _POST_epoch(self, who: str, question: dict[str, str], body: Any) -> None:  # noqa: N802
         self._epoch = body["epoch"]

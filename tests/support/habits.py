@@ -11,6 +11,7 @@ import contextlib
 import os
 import signal
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,13 +35,17 @@ GROW_AT, KILL_AT = 3, 7
 """Optimizer steps: of 4 an epoch, 12 in all."""
 RESCALED = 0
 """Instead of a number of replicas."""
+FROZEN = "frozen in a step"
 LOST = {
+    FROZEN: lambda core: core.launch_control,
     "in a step": lambda core: core.launch_control,
     "between two updates": lambda core: core.counts_update,
     "in an evaluation": lambda core: core.leave_evaluation_if_asked,
     "at the end of a loop": lambda core: core.end_training_loop,
 }
 """Where one of three replicas is killed, once it has come to step ``KILL_AT``: before it makes this call."""
+FROZEN_SECONDS = 8.0
+"""A frozen one keeps its connections for so long, and only the scheduler tells of its loss."""
 GROWN = -1
 """As RESCALED, but nobody is lost."""
 PAIR = -2
@@ -183,6 +188,10 @@ def _follow_the_script(core: TrainingCore, place: str) -> None:
     def deadly(*arguments: Any, **options: Any) -> Any:
         late = core.steps >= KILL_AT and (place != "between two updates" or core._updates == 1)
         if core.joined and core.group.world_size == 3 and core.group.rank == 1 and late:
+            if place == FROZEN:
+                assert core.channel is not None
+                core.channel.request("POST", "/frozen", {})
+                time.sleep(FROZEN_SECONDS)
             os.kill(os.getpid(), signal.SIGKILL)
         return call(*arguments, **options)
 

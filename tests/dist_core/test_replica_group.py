@@ -1,0 +1,84 @@
+"""A group whose collectives can be broken off: with peers that do not come, and with data that nobody reads."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from dist_core.errors import PeerLost
+from dist_core.replica_group import ReplicaGroup, build_group
+from tests.support.ranks import run_ranks
+
+LARGE = 50_000_000
+"""Of which a part is on its way for long enough to do something meanwhile."""
+
+
+def connected() -> tuple[ReplicaGroup, Any]:
+    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    store: Any = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), size)  # type: ignore[attr-defined]  # public, and missing from its stubs
+    group = build_group(store, name="g", rank=rank, nodes=("here",) * size, timeout=timedelta(minutes=5))
+    return group, store
+
+
+def waits_for_one_who_does_not_come() -> float:
+    """Rank 2 takes part in nothing; the others wait for it, and rank 0 breaks off."""
+    group, _store = connected()
+    began = time.monotonic()
+    if group.rank == 2:
+        time.sleep(1.0)
+    elif group.rank == 0:
+        threading.Timer(0.2, group.break_off).start()
+    with pytest.raises(PeerLost):
+        group.sum(torch.zeros(4), what="numbers")
+    return time.monotonic() - began
+
+
+def test_what_is_broken_off_fails_with_everybody() -> None:
+    seconds = run_ranks(waits_for_one_who_does_not_come, 3)
+    assert max(seconds) < 10.0
+
+
+def has_data_that_nobody_reads() -> float:
+    """An operation fails while its data is arriving: gloo reads no more of that connection, nor that it was closed."""
+    group, store = connected()
+    gloo = group.control
+    if group.rank == 1:
+        store.get("receiving")
+        sent = gloo.send([torch.zeros(LARGE)], 0, 1)
+        store.get("dropped")
+        del sent
+        os._exit(0)
+    failed = gloo.recv([torch.zeros(LARGE)], 1, 1)
+    waits = gloo.recv([torch.zeros(1)], 1, 2)
+    store.set("receiving", "")
+    time.sleep(0.005)
+    del failed
+    store.set("dropped", "")
+    threading.Timer(0.5, group.break_off).start()
+    began = time.monotonic()
+    with pytest.raises(RuntimeError):
+        waits.wait()
+    return time.monotonic() - began
+
+
+def test_a_connection_that_nobody_reads_is_closed_too() -> None:
+    [seconds, _] = run_ranks(has_data_that_nobody_reads, 2, may_die=True)
+    assert seconds < 10.0
+
+
+def breaks_off_alone() -> bool:
+    group, _store = connected()
+    group.break_off()
+    group.sum(torch.zeros(1), what="numbers")
+    return True
+
+
+def test_one_that_is_alone_has_nothing_to_break_off() -> None:
+    assert run_ranks(breaks_off_alone, 1) == [True]
