@@ -339,6 +339,7 @@ class TrainingCore:
         if self.in_epoch_loop:
             raise InvalidTraining("remaining_epochs_until() is used inside itself; one epoch loop at a time")
         self.epoch_limit = limit
+        self._adopt_schedules()
         if not self.joined and not self._restored:
             epoch = self._epoch_to_join()
             self.joining = epoch is not None
@@ -350,6 +351,11 @@ class TrainingCore:
             else:
                 self._restore_from_disk()
         self.in_epoch_loop = True
+
+    def _adopt_schedules(self) -> None:
+        if not self.joined:
+            for model in self.models:
+                model.adopt_schedule()
 
     def _epoch_to_join(self) -> int | None:
         """Where a replica of a trial that trains is to come in; None for one that starts its trial."""
@@ -500,6 +506,7 @@ class TrainingCore:
             self._announce_switch(prepared, pause_seconds=None)
 
     def _join_standalone(self) -> None:
+        self._adopt_schedules()
         rank, world_size = standalone_world()
         if world_size > 1:
             self.group = torchrun_group(rank, world_size, self.group_needs())

@@ -36,7 +36,7 @@ from dist_core.registry import FunctionState
 from dist_core.replica_group import GroupNeeds, ReplicaGroup
 from dist_core.sampling import StepPlan
 from dist_core.scaling_rules import ScalingRule, is_known, scaling_rule
-from dist_core.schedules import has_ended, takes_metric, takes_position
+from dist_core.schedules import has_ended, schedules_unknown, takes_metric, takes_position
 from dist_core.tensorboard import write_scalars
 from dist_core.torch_private import (
     gradient_buckets,
@@ -119,6 +119,8 @@ class AdaptiveDataParallel(DistributedDataParallel):
         self._optimizers = optimizers
         self._lr_schedulers = [each for each in _as_list(lr_scheduler) if hasattr(each, "step")]
         self._mp_scaler = mp_scaler
+        self._kept_schedule_states: list[dict[str, Any]] = []
+        """What the trial knows of schedules that are made after their model is wrapped, and have not been yet."""
         self._kept_scaler_state: dict[str, Any] | None = None
         """What the trial knows of a scaler that this process has not seen at work yet."""
         self._rules = _rules_for(scaling_rule, optimizers, core.warn)
@@ -549,7 +551,7 @@ class AdaptiveDataParallel(DistributedDataParallel):
             with torch.enable_grad():
                 result = closure()
         for model in models_of(optimizer):
-            model._refuse_strange_parameters()
+            model._refuse_what_is_missing()
             model._passed_step = True
         if self._is_applied(models_of(optimizer)):
             answer = self._update(optimizer, original, args, kwargs)
@@ -615,8 +617,21 @@ class AdaptiveDataParallel(DistributedDataParallel):
                 "take gradients within a loop over an AdaptiveDataLoader"
             )
 
-    def _refuse_strange_parameters(self) -> None:
-        """Once, when all models are wrapped: what an optimizer trains has to be in one of its models."""
+    def adopt_schedule(self) -> None:
+        """A schedule that was made after the model was wrapped becomes its own, as if it had been given."""
+        for optimizer in self._optimizers:
+            if models_of(optimizer)[0] is not self:
+                continue
+            unknown = schedules_unknown(optimizer, self._lr_schedulers)
+            # The order of several would not be the same on all replicas.
+            if len(unknown) == 1:
+                self._lr_schedulers += unknown
+                intercept_scheduler(unknown[0], self)
+                if self._kept_schedule_states:
+                    unknown[0].load_state_dict(self._kept_schedule_states.pop(0))
+
+    def _refuse_what_is_missing(self) -> None:
+        """Once, when all is made: what an optimizer trains is in one of its models, and its schedules are known."""
         if self._checked_optimizers:
             return
         self._checked_optimizers = True
@@ -628,6 +643,14 @@ class AdaptiveDataParallel(DistributedDataParallel):
                     f"{type(optimizer).__name__} trains {len(strange)} parameters that are in no wrapped model, the "
                     f"first of shape {tuple(strange[0].shape)}: their gradients would not be reduced, nor would they "
                     "be in checkpoints. Put them into the model, or wrap their module with the same optimizer too"
+                )
+            given = [each for model in models_of(optimizer) for each in model._lr_schedulers]
+            for schedule in schedules_unknown(optimizer, given):
+                raise InvalidTraining(
+                    f"{type(schedule).__name__} sets the learning rate of {type(optimizer).__name__} and was not given "
+                    "to the model's wrapper: it would begin anew when the trial is resumed or a replica joins, and "
+                    "move on in every pass of a step. Give all there are: AdaptiveDataParallel(model, optimizer, [first, "
+                    "second])"
                 )
         trained = {id(each) for optimizer in self._optimizers for each in parameters_of(optimizer)}
         idle = [name for name, each in self.module.named_parameters() if each.requires_grad and id(each) not in trained]
@@ -790,7 +813,7 @@ class AdaptiveDataParallel(DistributedDataParallel):
             "noise": self.noise.state_dict(),
             "parameters": self._signature(),
             "tuned": self._tuner.state_dict(),
-            "lr_schedulers": [each.state_dict() for each in self._lr_schedulers],
+            "lr_schedulers": [*(each.state_dict() for each in self._lr_schedulers), *self._kept_schedule_states],
         }
         if self._mp_scaler is not None:
             state["mp_scaler"] = self._mp_scaler.state_dict()
@@ -848,8 +871,15 @@ class AdaptiveDataParallel(DistributedDataParallel):
         self._tuner.load_state_dict(state["tuned"])
         if self._preconditioner is not None:
             self._preconditioner.forget()
-        for schedule, kept in zip(self._lr_schedulers, state["lr_schedulers"], strict=True):
-            schedule.load_state_dict(kept)
+        kept = state["lr_schedulers"]
+        if len(kept) < len(self._lr_schedulers):
+            raise InvalidTraining(
+                f"the trial was saved with {len(kept)} learning rate schedules and goes on with "
+                f"{len(self._lr_schedulers)}; give the same ones, or begin a new trial"
+            )
+        for schedule, each in zip(self._lr_schedulers, kept, strict=False):
+            schedule.load_state_dict(each)
+        self._kept_schedule_states = kept[len(self._lr_schedulers) :]
         self._kept_scaler_state = state.get("mp_scaler")
         self._load_scaler()
 

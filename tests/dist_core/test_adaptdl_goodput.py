@@ -27,7 +27,7 @@ def test_what_is_best_is_permitted_and_its_goodput_is_that_of_the_function(
         nodes, replicas, max_batch_size=1280, atomic_bsz_range=(64, 256), accumulation=accumulation
     )
     assert goodput.shape == atomic.shape == steps.shape == (19,)
-    assert ((64 <= atomic) & (atomic <= 256)).all()
+    assert ((atomic >= 64) & (atomic <= 256)).all()
     assert accumulation or not steps.any()
     total = atomic * replicas * (steps + 1)
     assert ((total < 1280 + replicas * (steps + 1)) | (goodput == 0)).all()

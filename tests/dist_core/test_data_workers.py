@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 import dist_core
@@ -52,6 +55,42 @@ def test_workers_stay_when_the_batch_size_changes(persistent: bool) -> None:
     [(first, second)] = run_ranks(pids_by_epoch, 1, persistent)
     assert len(first) == len(second) == 1
     assert (first == second) is persistent
+
+
+class Augmented(Dataset[Any]):
+    """Samples whose content is what a worker's generators draw for them."""
+
+    def __len__(self) -> int:
+        return 48
+
+    def __getitem__(self, index: int) -> Any:
+        drawn = torch.tensor([float(torch.rand(())), float(np.random.rand()), random.random()])
+        return index, drawn
+
+
+def augmentation() -> list[list[float]]:
+    """All that this replica's two workers drew in two epochs."""
+    torch.manual_seed(3)
+    model = nn.Linear(3, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    loader = dist_core.AdaptiveDataLoader(Augmented(), batch_size=12, num_workers=2, shuffle=True)
+    wrapped = dist_core.AdaptiveDataParallel(model, optimizer)
+    drawn = []
+    for _ in dist_core.remaining_epochs_until(2):
+        for _numbers, x in loader:
+            drawn += x.tolist()
+            optimizer.zero_grad()
+            wrapped(x).mean().backward()
+            optimizer.step()
+    return drawn
+
+
+def test_workers_of_all_replicas_draw_different_numbers_and_the_same_in_another_run() -> None:
+    first = run_ranks(augmentation, 2)
+    for column in range(3):
+        numbers = [row[column] for replica in first for row in replica]
+        assert len(numbers) == len(set(numbers)) == 2 * 48
+    assert run_ranks(augmentation, 2) == first
 
 
 def kill_a_worker() -> tuple[list[int], list[int], int]:

@@ -298,6 +298,21 @@ class Sum(nn.Module):
 
 
 @habit
+def a_schedule_made_after_the_wrapper(kit: Kit) -> list[float]:
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    loader, wrapped = kit.loader(examples()), kit.wrap(model, optimizer)
+    schedule = lr.CosineAnnealingLR(optimizer, 12)
+    for _ in kit.epochs(3):
+        for x, y in loader:
+            optimizer.zero_grad()
+            mse(wrapped(x), y).backward()
+            optimizer.step()
+            schedule.step()
+    return [*weights_of(model), *schedule.get_last_lr()]
+
+
+@habit
 def a_plateau_on_the_summed_metric(kit: Kit) -> list[float]:
     model = network()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -571,7 +586,23 @@ def with_a_state_that_cannot_come_back(kit: Kit) -> None:
     dist_core.core.get_core().checkpoint(leaving=False)
 
 
+def with_schedules_that_nobody_gave(kit: Kit) -> list[float]:
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    loader, wrapped = kit.loader(examples()), kit.wrap(model, optimizer)
+    schedules = [lr.StepLR(optimizer, 2, 0.5), lr.ExponentialLR(optimizer, 0.9)]
+    for _ in kit.epochs(2):
+        for x, y in loader:
+            optimizer.zero_grad()
+            mse(wrapped(x), y).backward()
+            optimizer.step()
+        for each in schedules:
+            each.step()
+    return weights_of(model)
+
+
 REFUSALS: list[tuple[Habit, str, int]] = [
+    (with_schedules_that_nobody_gave, "sets the learning rate of SGD and was not given", 1),
     (with_lbfgs, "LBFGS evaluates its closure several times", 1),
     (with_a_hook, r"no register_comm_hook\(\)", 1),
     (with_join, r"no join\(\)", 1),

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.optim import lr_scheduler as lr
 from torch.utils.data import Dataset, IterableDataset, TensorDataset, WeightedRandomSampler
 from torch.utils.data.distributed import DistributedSampler
 
@@ -200,6 +201,72 @@ def test_a_one_cycle_schedule_stays_at_its_end_when_the_last_step_is_worth_sever
             optimizer.step()
             schedule.step()
     assert total - 8 <= schedule.last_epoch <= total
+
+
+def schedules_of_torch(total: int) -> dict[str, Callable[[torch.optim.Optimizer], Any]]:
+    """Each as a script makes it that takes so many steps at its initial batch size."""
+    return {
+        "one cycle": lambda each: lr.OneCycleLR(each, max_lr=0.2, total_steps=total),
+        "cosine": lambda each: lr.CosineAnnealingLR(each, total),
+        "warm restarts": lambda each: lr.CosineAnnealingWarmRestarts(each, total // 3),
+        "sequential": lambda each: lr.SequentialLR(
+            each, [lr.LinearLR(each, 0.1, 1.0, 10), lr.CosineAnnealingLR(each, total - 10)], milestones=[10]
+        ),
+        "chained": lambda each: lr.ChainedScheduler([lr.ConstantLR(each, 0.5, 9), lr.ExponentialLR(each, 0.99)], each),
+        "lambda": lambda each: lr.LambdaLR(each, lambda step: 1.0 / (1.0 + step)),
+        "multiplicative": lambda each: lr.MultiplicativeLR(each, lambda step: 0.99),
+        "cyclic": lambda each: lr.CyclicLR(each, 0.05, 0.2, step_size_up=7),
+        "polynomial": lambda each: lr.PolynomialLR(each, total),
+        "step": lambda each: lr.StepLR(each, 9),
+        "multi-step": lambda each: lr.MultiStepLR(each, [total // 3, 2 * total // 3]),
+    }
+
+
+def steps_made(schedule: Any) -> int:
+    parts = schedule._schedulers if isinstance(schedule, lr.ChainedScheduler) else [schedule]
+    return int(parts[-1].last_epoch)
+
+
+@pytest.mark.parametrize("by_epoch", [False, True])
+@pytest.mark.parametrize("name", schedules_of_torch(50))
+def test_a_schedule_is_where_it_would_be_with_small_steps_although_the_batch_adapts(name: str, by_epoch: bool) -> None:
+    """Its rate is that of as many steps at the initial batch size as were gained, or of the epochs that ended."""
+    samples, epochs = 200, 2
+    total = epochs if by_epoch else epochs * samples // 8
+    make = schedules_of_torch(epochs * samples // 8)[name]
+    model = ConstantGradient()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    schedule = make(optimizer)
+    loader = AdaptiveDataLoader(Numbered(samples), batch_size=8)
+    loader.autoscale_batch_size(32)
+    wrapped = AdaptiveDataParallel(model, optimizer, schedule, scaling_rule="none", noise_every=1000)
+    core = get_core()
+    rates = {}
+    for _ in remaining_epochs_until(epochs):
+        for x in loader:
+            assert core.adaptation is not None
+            core.adaptation.proposal = lambda *_: (32, 0)  # type: ignore[method-assign]
+            for _ in range(4 - wrapped.noise.samples):
+                wrapped.noise.update(1.0, 64.0, work=1.0)
+            optimizer.zero_grad()
+            wrapped(x).mean().backward()
+            optimizer.step()
+            if not by_epoch:
+                schedule.step()
+                rates[steps_made(schedule)] = optimizer.param_groups[0]["lr"]
+        if by_epoch:
+            schedule.step()
+            rates[steps_made(schedule)] = optimizer.param_groups[0]["lr"]
+    small = torch.optim.SGD([torch.zeros(1)], lr=0.1, momentum=0.0)
+    expected = make(small)
+    rates_of_small = {}
+    for step in range(1, total + 1):
+        small.step()
+        expected.step()
+        rates_of_small[step] = small.param_groups[0]["lr"]
+    assert rates == pytest.approx({step: rates_of_small[step] for step in rates})
+    assert total - 4 <= max(rates) <= total
+    assert by_epoch or len(rates) < 0.7 * total
 
 
 @pytest.mark.parametrize("adaptive", [False, True])
