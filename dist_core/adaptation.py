@@ -27,6 +27,7 @@ from dist_core.goodput import (
     throughput,
 )
 from dist_core.goodput.observations import Observation
+from dist_core.size_costs import SizeCosts
 
 SHORTEST_DECISION_SECONDS = 0.1
 LONGEST_DECISION_SECONDS = 1.0
@@ -55,6 +56,7 @@ class Adaptation:
         self._recent: deque[tuple[float, float]] = deque(maxlen=200)
         self._progress = 0.0
         self._largest_used = 0
+        self.size_costs = SizeCosts(self._began)
 
     # ------------------------------------------------------------------ batch size
 
@@ -99,7 +101,15 @@ class Adaptation:
         current = float(self._goodput_of(model, num_nodes, num_replicas, self.atomic_batch, self.accumulation))
         if not switching and choice.goodput < WORTHWHILE_GAIN * current:
             return self.atomic_batch, self.accumulation
+        ratio = choice.goodput / max(current, 1e-30)
+        if self._may_stay(num_replicas) and not self.size_costs.is_repaid(choice.atomic_batch, ratio, time.monotonic()):
+            return self.atomic_batch, self.accumulation
         return choice.atomic_batch, choice.accumulation
+
+    def _may_stay(self, num_replicas: int) -> bool:
+        """Whether the present batch of a replica is within the bounds on so many of them."""
+        total = self.atomic_batch * (self.accumulation + 1) * num_replicas
+        return self.bounds.init_batch <= total <= self._reachable_bounds().max_batch
 
     def _rows(self) -> list[Observation]:
         """Measured on nodes of the present kind; on another one as long as there are none."""

@@ -26,6 +26,7 @@ from dist_core.goodput import BatchBounds, Configuration, fixed_choice
 from dist_core.sampling import StepPlan
 from dist_core.switch import fingerprint
 from dist_core.tensorboard import write_scalars
+from dist_core.torch_private import compiled_graphs
 
 _MOST_DRY_BATCHES = 64
 """A joiner that has taken no gradient by then takes none in this loop."""
@@ -482,9 +483,14 @@ class AdaptiveDataLoader:
         """Feed the throughput model: the last pass is the one that reduces, the ones before only compute."""
         assert core.adaptation is not None
         world_size = core.group.world_size
-        if not self._paces or (measures and world_size == 1):
+        if not self._paces:
             return
         atomic = len(step.micro_batches[-1])
+        core.adaptation.size_costs.note(
+            atomic, max(seconds), time.monotonic(), generation=core.generation, compiles=compiled_graphs() > 0
+        )
+        if measures and world_size == 1:
+            return
         configuration = Configuration(core.group.num_nodes, world_size, atomic, core.adaptation.node_kind)
         sync = max((model.sync_seconds for model in core.models), default=0.0)
         optim = seconds[-1]

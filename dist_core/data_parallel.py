@@ -649,8 +649,8 @@ class AdaptiveDataParallel(DistributedDataParallel):
                 raise InvalidTraining(
                     f"{type(schedule).__name__} sets the learning rate of {type(optimizer).__name__} and was not given "
                     "to the model's wrapper: it would begin anew when the trial is resumed or a replica joins, and "
-                    "move on in every pass of a step. Give all there are: AdaptiveDataParallel(model, optimizer, [first, "
-                    "second])"
+                    "move on in every pass of a step. Give all there are: AdaptiveDataParallel(model, optimizer, "
+                    "[first, second])"
                 )
         trained = {id(each) for optimizer in self._optimizers for each in parameters_of(optimizer)}
         idle = [name for name, each in self.module.named_parameters() if each.requires_grad and id(each) not in trained]

@@ -20,6 +20,7 @@ import torch.distributed as dist
 from torch._C import _distributed_c10d
 from torch._C._distributed_c10d import GradBucket, HashStore, PrefixStore, Store
 from torch._dynamo import trace_rules
+from torch._dynamo import utils as dynamo_utils
 from torch.autograd import Variable
 from torch.distributed import Backend, distributed_c10d
 from torch.distributed.distributed_c10d import GroupName
@@ -49,6 +50,7 @@ __all__ = [
     "build_gloo_group",
     "build_nccl_group",
     "close_connections",
+    "compiled_graphs",
     "forget_scaled_step",
     "gradient_buckets",
     "killed_data_workers",
@@ -194,6 +196,11 @@ def killed_data_workers() -> list[int]:
 def leave_uncompiled(package: str) -> None:
     """torch.compile breaks its graph at functions of this package, and goes on within what they call."""
     trace_rules.add(package)
+
+
+def compiled_graphs() -> int:
+    """How many graphs torch.compile has compiled in this process."""
+    return int(dynamo_utils.counters["stats"]["unique_graphs"])
 
 
 def forget_scaled_step(scaler: Any) -> None:

@@ -309,7 +309,7 @@ def a_schedule_made_after_the_wrapper(kit: Kit) -> list[float]:
             mse(wrapped(x), y).backward()
             optimizer.step()
             schedule.step()
-    return [*weights_of(model), *schedule.get_last_lr()]
+    return [*weights_of(model), float(schedule.get_last_lr()[0])]
 
 
 @habit
