@@ -23,6 +23,7 @@ ANSWER_SECONDS = 2.0
 MOST_KEYS = 4096
 LONGEST_VALUE = 65536
 LARGEST_STEP = 2**62
+MOST_REPORTS = 1000
 
 
 class Ready(BaseModel):
@@ -44,6 +45,10 @@ class ReportBody(BaseModel):
     step: int = Field(ge=-LARGEST_STEP, le=LARGEST_STEP)
     value: float | None
     progress: float = Field(ge=0)
+
+
+class ReportsBody(BaseModel):
+    reports: list[ReportBody] = Field(max_length=MOST_REPORTS)
 
 
 class OutcomeBody(BaseModel):
@@ -189,6 +194,11 @@ def replica_routes(service: Service) -> APIRouter:
     def report(caller: Caller, body: ReportBody) -> None:
         value = body.value if body.value is None or math.isfinite(body.value) else None
         store.add_report(Report(caller.trial_id, body.step, value, body.progress))
+
+    @routes.post("/reports")
+    def reports(caller: Caller, body: ReportsBody) -> None:
+        for each in body.reports:
+            report(caller, each)
 
     @routes.post("/warning")
     def warning(caller: Caller, body: WarningBody) -> None:

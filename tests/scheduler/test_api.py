@@ -232,6 +232,17 @@ def test_hints_and_reports_are_checked(site: Site) -> None:
     assert site.replica("POST", "/report", {"step": 0, "value": 1.0, "progress": -1.0}, name=name).status_code == 422
 
 
+def test_several_reports_come_at_once_and_each_is_checked(site: Site) -> None:
+    name = site.with_replica()
+    good = [{"step": step, "value": step / 2, "progress": 0.0} for step in range(3)]
+    assert site.replica("POST", "/reports", {"reports": good}, name=name).status_code == 200
+    assert [(each.step, each.value) for each in site.store.reports("s")] == [(0, 0.0), (1, 0.5), (2, 1.0)]
+    bad = {"step": 9, "value": 1.0, "progress": -1.0}
+    assert site.replica("POST", "/reports", {"reports": [*good, bad]}, name=name).status_code == 422
+    assert site.replica("POST", "/reports", {"reports": good * 400}, name=name).status_code == 422
+    assert len(site.store.reports("s")) == 3
+
+
 def test_rendezvous_keys_belong_to_a_trial_and_a_generation(site: Site) -> None:
     name = site.with_replica()
     body = {"generation": 2, "key": "k", "value": "dg=="}

@@ -207,6 +207,30 @@ def test_a_result_is_answered_when_nni_has_it(bench: Bench) -> None:
     bench.served.close()
 
 
+def test_several_results_are_answered_when_nni_has_the_last_and_come_in_order(bench: Bench) -> None:
+    bench.submit("AAAAA")
+    ask = bench.driver.asks[0]
+    metrics = [
+        {"metric": json.dumps({"type": "PERIODICAL", "sequence": number}), "order": number} for number in range(3)
+    ]
+    answered = threading.Event()
+
+    def tell() -> None:
+        ask("metrics", {"metrics": metrics})
+        answered.set()
+
+    threading.Thread(target=tell).start()
+    bench.until(lambda: len(bench.said) == 3)
+    assert [message["order"] for message in bench.said] == [0, 1, 2]
+    for message in bench.said[:2]:
+        bench.served.handle({"taken": message["number"]})
+    assert not answered.wait(0.05)
+    bench.served.handle({"taken": bench.said[2]["number"]})
+    assert answered.wait(5.0)
+    assert ask("taken", {}) == 3
+    bench.served.close()
+
+
 def test_a_result_that_nni_did_not_take_is_not_answered_when_the_experiment_stops(bench: Bench) -> None:
     bench.submit("AAAAA")
     raised: list[BaseException] = []

@@ -2,15 +2,18 @@
 
 All ranks get the same parameters, rank 0 alone reports. Intermediate results are numbered by the trial's state, not by
 the process: one that restarts from a checkpoint goes on counting where that was taken, and what it reports again has
-the number that it had. A replica that becomes rank 0 because that one was lost asks how many NNI has: its own code may
+the number that it had. They are passed on beside the trial's work; a final one, after all before it, is waited for.
+A replica that becomes rank 0 because that one was lost asks how many NNI has: its own code may
 have reported nothing so far, or something that was not passed on.
 """
 
 from __future__ import annotations
 
+import atexit
 import itertools
 import json
 import math
+import os
 from collections import deque
 from typing import Any
 
@@ -20,13 +23,15 @@ from nni.runtime.trial_command_channel import TrialCommandChannel
 import dist_core
 from dist_core.core import get_core
 from dist_core.errors import ControlChannelError
+from tuner_bridge.nni.teller import MOST_UNTOLD, Result, Teller
 from tuner_bridge.replica import ask_driver
 from tuner_bridge.wire import decode_value
 
 STATE = "nni-results"
 UNKNOWN = -1
 """In a checkpoint: how many results there were has to be asked."""
-UNTOLD_KEPT = 64
+UNTOLD_KEPT = MOST_UNTOLD + 64
+"""What a replica remembers that does not report: more than the one that does may have passed on to nobody."""
 
 
 class _Count:
@@ -39,10 +44,12 @@ class _Count:
         self._channel = channel
 
     def state_dict(self) -> dict[str, Any]:
-        return {"value": self.value if self._channel.knows_count() else UNKNOWN, "finals": self.finals}
+        count = self.value if self._channel.knows_count() else UNKNOWN
+        return {"value": count, "finals": self.finals, "untold": self._channel.untold()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.value, self.finals = max(0, state["value"]), state["finals"]
+        self._channel.take_up(state["untold"])
         if state["value"] == UNKNOWN:
             get_core().took_over = True
 
@@ -54,14 +61,23 @@ def result_is_told() -> bool:
     return _present is not None and _present.has_told_final
 
 
+def flush() -> None:
+    """Wait until NNI has all that was reported. Raises as ``nni.report_intermediate_result`` does."""
+    if _present is not None:
+        _present.flush()
+
+
 class ElasticChannel(TrialCommandChannel):  # type: ignore[misc]  # NNI has no types
     def __init__(self) -> None:
         self._core = get_core()
         self._count = _Count(self)
         self._questions = itertools.count()
-        self._untold: deque[tuple[str, int | None, str, int, Any]] = deque(maxlen=UNTOLD_KEPT)
-        """What rank 0 has told, or not any more."""
+        self._untold: deque[tuple[int, Result]] = deque(maxlen=UNTOLD_KEPT)
+        """Intermediate results, by number, that rank 0 has told, or not any more."""
+        self._teller = Teller(self._core, self._question)
+        self._process = os.getpid()
         self._stay_registered()
+        atexit.register(self.flush)
         global _present
         _present = self
 
@@ -87,15 +103,32 @@ class ElasticChannel(TrialCommandChannel):  # type: ignore[misc]  # NNI has no t
             self._take_over(self._ask("taken", {}))
         if type == "PERIODICAL":
             sequence = self._count.value
+        result = self._result(type, parameter_id, trial_job_id, sequence, value)
         if self._core.reports:
-            self._tell(type, parameter_id, trial_job_id, sequence, value)
-        else:
-            self._untold.append((type, parameter_id, trial_job_id, sequence, value))
+            self._tell(result, wait=type != "PERIODICAL")
+        elif type == "PERIODICAL":
+            self._untold.append((sequence, result))
         if type == "PERIODICAL":
-            # Not before it has been taken: a replica that leaves meanwhile saves the count with its state.
             self._count.value += 1
         else:
+            # Not before it has been taken: a replica that leaves meanwhile saves the count with its state.
             self._count.finals += 1
+
+    def untold(self) -> list[Result]:
+        """Results that are counted, and that NNI does not have."""
+        return self._teller.untold()
+
+    def take_up(self, untold: list[Result]) -> None:
+        """What the trial had reported and not told when its state was taken."""
+        for result in untold:
+            if self._core.reports:
+                self._teller.tell(result)
+            else:
+                self._untold.append((result["order"], result))
+
+    def flush(self) -> None:
+        if os.getpid() == self._process:
+            self._teller.flush()
 
     @property
     def has_told_final(self) -> bool:
@@ -119,13 +152,13 @@ class ElasticChannel(TrialCommandChannel):  # type: ignore[misc]  # NNI has no t
 
     def _take_over(self, taken: int) -> None:
         self._core.took_over = False
-        for kind, parameter_id, trial_job_id, sequence, value in self._untold:
-            if kind == "PERIODICAL" and sequence >= taken:
-                self._tell(kind, parameter_id, trial_job_id, sequence, value)
+        for sequence, result in self._untold:
+            if sequence >= taken:
+                self._tell(result, wait=False)
         self._untold.clear()
         self._count.value = max(self._count.value, taken)
 
-    def _tell(self, kind: str, parameter_id: int | None, trial_job_id: str, sequence: int, value: Any) -> None:
+    def _result(self, kind: str, parameter_id: int | None, trial_job_id: str, sequence: int, value: Any) -> Result:
         metric = {
             "parameter_id": parameter_id,
             "trial_job_id": trial_job_id,
@@ -133,11 +166,20 @@ class ElasticChannel(TrialCommandChannel):  # type: ignore[misc]  # NNI has no t
             "sequence": sequence,
             "value": nni.dump(value),
         }
-        order = sequence if kind == "PERIODICAL" else self._count.finals
-        self._ask("metric", {"metric": nni.dump(metric), "order": order})
+        order, step = (sequence, sequence) if kind == "PERIODICAL" else (self._count.finals, self._count.value)
         number = _number(value)
-        if number is not None:
-            dist_core.report(number, sequence if kind == "PERIODICAL" else self._count.value)
+        report = None if number is None else {"step": step, "value": number, "progress": self._core.progress}
+        return Result(metric=nni.dump(metric), order=order, report=report)
+
+    def _tell(self, result: Result, *, wait: bool) -> None:
+        """Pass it on, now or soon. A process that the trial has forked has nobody who does it later."""
+        if not wait and os.getpid() == self._process:
+            self._teller.tell(result)
+            return
+        self.flush()
+        self._ask("metric", {"metric": result["metric"], "order": result["order"]})
+        if result["report"] is not None:
+            dist_core.report(result["report"]["value"], result["report"]["step"])
 
     def _ask(self, method: str, arguments: dict[str, Any]) -> Any:
         answer = ask_driver(self._core, self._question(), method, arguments)

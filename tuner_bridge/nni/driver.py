@@ -199,23 +199,30 @@ class ExperimentDriver:
         def answer(method: str, arguments: dict[str, Any]) -> Any:
             if method == "taken":
                 return known.results_taken
-            if method != "metric":
+            if method not in ("metric", "metrics"):
                 raise ValueError(f"an NNI trial has no question {method!r}")
-            taken = threading.Event()
-            with self._lock:
-                number = next(self._results)
-                self._untaken[number] = taken
-            self._send({"trial": name, "metric": arguments["metric"], "order": arguments["order"], "number": number})
-            taken.wait()
+            results = arguments["metrics"] if method == "metrics" else [arguments]
+            # The manager writes them down one after the other, in this order.
+            for taken in [self._pass_on(name, result) for result in results]:
+                taken.wait()
             if self._driver.interrupted:
                 # Perhaps not written down: the trial tells it again when the experiment resumes.
                 raise SweepInterrupted
-            metric = json.loads(arguments["metric"])
-            if metric["type"] == "PERIODICAL":
-                known.results_taken = max(known.results_taken, metric["sequence"] + 1)
+            for metric in (json.loads(result["metric"]) for result in results):
+                if metric["type"] == "PERIODICAL":
+                    known.results_taken = max(known.results_taken, metric["sequence"] + 1)
             return None
 
         return answer
+
+    def _pass_on(self, name: str, result: Mapping[str, Any]) -> threading.Event:
+        """Set when the manager has written the result down."""
+        taken = threading.Event()
+        with self._lock:
+            number = next(self._results)
+            self._untaken[number] = taken
+        self._send({"trial": name, "metric": result["metric"], "order": result["order"], "number": number})
+        return taken
 
     def _tell_status(self, name: str, live: Mapping[str, Any]) -> None:
         runs = live["state"] not in ("pending", "paused")

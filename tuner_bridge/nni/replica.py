@@ -26,7 +26,21 @@ def _prepare(core: TrainingCore, document: Mapping[str, Any]) -> Callable[[], An
     assert core.environment is not None
     os.environ.update(_nni_environ(document["payload"]["nni"], core.environment))
     _take_exits_for_ends(core)
-    return Script.from_json(document["payload"]["script"]).run
+    script = Script.from_json(document["payload"]["script"])
+
+    def run() -> Any:
+        try:
+            return script.run()
+        finally:
+            _flush_results()
+
+    return run
+
+
+def _flush_results() -> None:
+    channel = sys.modules.get(_CHANNEL_MODULE)
+    if channel is not None:
+        channel.flush()
 
 
 def _take_exits_for_ends(core: TrainingCore) -> None:
@@ -35,9 +49,11 @@ def _take_exits_for_ends(core: TrainingCore) -> None:
 
     def leaving(status: int) -> NoReturn:
         told = sys.modules.get(_CHANNEL_MODULE)
-        if status == 0 and os.getpid() == own and told is not None and told.result_is_told():
-            tell_value(core, None)
-            core.close()
+        if status == 0 and os.getpid() == own and told is not None:
+            _flush_results()
+            if told.result_is_told():
+                tell_value(core, None)
+                core.close()
         leave(status)
 
     os._exit = leaving
