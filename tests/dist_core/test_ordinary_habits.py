@@ -26,6 +26,7 @@ from dist_core import Accumulator
 from tests.support.habits import (
     FROZEN,
     FROZEN_SECONDS,
+    PAIR,
     RESCALED,
     WORLDS,
     Habit,
@@ -586,6 +587,10 @@ def with_a_state_that_cannot_come_back(kit: Kit) -> None:
     dist_core.core.get_core().checkpoint(leaving=False)
 
 
+def with_torchs_own_wrapper(kit: Kit) -> None:
+    nn.parallel.DistributedDataParallel(network())
+
+
 def with_schedules_that_nobody_gave(kit: Kit) -> list[float]:
     model = network()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -602,6 +607,7 @@ def with_schedules_that_nobody_gave(kit: Kit) -> list[float]:
 
 
 REFUSALS: list[tuple[Habit, str, int]] = [
+    (with_torchs_own_wrapper, "in place of DistributedDataParallel", PAIR),
     (with_schedules_that_nobody_gave, "sets the learning rate of SGD and was not given", 1),
     (with_lbfgs, "LBFGS evaluates its closure several times", 1),
     (with_a_hook, r"no register_comm_hook\(\)", 1),

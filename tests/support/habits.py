@@ -115,21 +115,21 @@ def as_trial(habit: Habit, replicas: int, passes: int = 1) -> list[Any]:
         if replicas in (GROWN, PAIR):
             script = [(0,), (0, 1, 2)] if replicas == GROWN else [(0, 1)]
             with directing(script) as director:
-                return run_ranks(_on_replica, len(script[-1]), habit, passes, director.url, folder, "")
+                return run_ranks(_on_replica, len(script[-1]), habit, passes, director.url, folder, "", len(script[0]))
         with directing([(0,), (0, 1, 2), (0, 2)]) as director:
-            return run_ranks(_on_replica, 3, habit, passes, director.url, folder, "in a step", may_die=True)
+            return run_ranks(_on_replica, 3, habit, passes, director.url, folder, "in a step", 1, may_die=True)
 
 
 def with_a_loss(habit: Habit, place: str) -> list[Any]:
     """What the habit returned on each of three replicas, of which the second is killed at that place of ``LOST``."""
     with tempfile.TemporaryDirectory() as folder, directing([(0, 1, 2), (0, 2)]) as director:
-        return run_ranks(_on_replica, 3, habit, 1, director.url, folder, place, may_die=True)
+        return run_ranks(_on_replica, 3, habit, 1, director.url, folder, place, 3, may_die=True)
 
 
 def told_by_one_replica(habit: Habit) -> list[str]:
     """The sentences for the trial's history of a replica that may end before the habit does."""
     with tempfile.TemporaryDirectory() as folder, directing([(0,)]) as director:
-        run_ranks(_on_replica, 1, habit, 1, director.url, folder, "", may_die=True)
+        run_ranks(_on_replica, 1, habit, 1, director.url, folder, "", 1, may_die=True)
         return list(director.warnings)
 
 
@@ -149,13 +149,14 @@ def _on_rank(habit: Habit, passes: int) -> Any:
     return habit(Kit(elastic=True))
 
 
-def _on_replica(habit: Habit, passes: int, url: str, folder: str, place: str) -> Any:
+def _on_replica(habit: Habit, passes: int, url: str, folder: str, place: str, first: int) -> Any:
+    """``first``: how many replicas the trial begins with."""
     torch.set_num_threads(1)
     _in_passes(passes)
     index = int(os.environ.pop("RANK"))
     for name in ("WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
         os.environ.pop(name, None)
-    os.environ.update(environment_of(url, index, Path(folder), replicas=1).to_environ())
+    os.environ.update(environment_of(url, index, Path(folder), replicas=first).to_environ())
     core = get_core()
     assert core.channel is not None and core.membership is not None
     _follow_the_script(core, place)
