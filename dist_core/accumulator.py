@@ -168,14 +168,17 @@ class Accumulator(MutableMapping[str, Any]):
         self._shown, self._passed, self._inside_last = [], 0, False
 
     def settle(self) -> None:
-        """Collective: move what every replica has added into the sums. Raises PeerLost."""
-        self._pending, self._sent = self._not_summed(), {}
-        pending = get_core().together(self._sums_over)
-        self._pending = {}
-        self._mark = None
-        self._fold(pending)
+        """Collective: move what every replica has added into the sums.
 
-    def _sums_over(self, group: ReplicaGroup) -> dict[str, float]:
+        If a replica is lost within a training loop, the body runs again, and until then the sums are as they were.
+        """
+        self._pending, self._sent = self._not_summed(), {}
+        pending = get_core().together(self._sums_over, otherwise=lambda: None)
+        if pending is not None:
+            self._pending = {}
+            self._fold(pending)
+
+    def _sums_over(self, group: ReplicaGroup) -> dict[str, float] | None:
         if group.world_size == 1:
             return self._pending
         keys = sorted({key for keys in group.gather_json(sorted(self._pending)) for key in keys})

@@ -922,10 +922,11 @@ class TrainingCore:
 
     # ------------------------------------------------------------------ what replicas do together outside of steps
 
-    def together(self, action: Callable[[ReplicaGroup], T]) -> T:
+    def together(self, action: Callable[[ReplicaGroup], T], *, otherwise: Callable[[], T] | None = None) -> T:
         """The result of what all replicas do at this place of their code; of those that are left if one is lost.
 
-        Raises PeerLost within a training loop, where a step is under way that cannot be gone on with.
+        Within a training loop a step is under way that does not count then: its body runs again, and here it goes on
+        with ``otherwise``. Raises PeerLost there if nothing is given.
         """
         while True:
             try:
@@ -935,9 +936,11 @@ class TrainingCore:
                 self._meetings += not self.in_training_loop
                 return result
             except PeerLost as error:
-                if self.in_training_loop or not self.joined:
+                if not self.joined or (self.in_training_loop and otherwise is None):
                     raise
                 self.mark_broken(str(error))
+            if self.in_training_loop and otherwise is not None:
+                return otherwise()
             self._heal()
             self.warn("a replica was lost outside of the training loop; the others go on without it")
 

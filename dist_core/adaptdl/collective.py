@@ -23,10 +23,10 @@ def teardown() -> None:
 
 def broadcast(value: Any) -> Any:
     """Rank 0's value, on every replica."""
-    return core_of_job().together(lambda group: group.broadcast_json(value))
+    return core_of_job().together(lambda group: group.broadcast_json(value), otherwise=lambda: value)
 
 
 def allreduce(value: Any, reduce_fn: Callable[[Any, Any], Any] = operator.add) -> Any:
     """All replicas' values, combined in the order of their ranks."""
-    values: list[Any] = core_of_job().together(lambda group: group.gather_json(value))
+    values: list[Any] = core_of_job().together(lambda group: group.gather_json(value), otherwise=lambda: [value])
     return functools.reduce(reduce_fn, values)

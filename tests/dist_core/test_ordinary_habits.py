@@ -649,9 +649,36 @@ def counted_by_all_reduce(kit: Kit) -> list[float]:
     return weights_of(model)
 
 
+def asks_in_the_loop(kit: Kit) -> list[float]:
+    """As ``trial.should_prune()`` does, between an update and the end of its step; it also reads sums there."""
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    loader, wrapped = kit.loader(examples()), kit.wrap(model, optimizer)
+    totals = Accumulator() if kit.elastic else None
+    for _ in kit.epochs(3):
+        for x, y in loader:
+            optimizer.zero_grad()
+            mse(wrapped(x), y).backward()
+            optimizer.step()
+            if totals is not None:
+                answer = dist_core.core.get_core().together(
+                    lambda group: group.broadcast_json(7), otherwise=lambda: None
+                )
+                assert answer in (7, None)
+                totals["count"] += len(x)
+                with totals.synchronized():
+                    assert totals.get("count", 0.0) >= 0.0
+    if totals is not None:
+        with totals.synchronized():
+            assert totals["count"] == 3 * 96.0
+    return weights_of(model)
+
+
 @pytest.mark.parametrize(
     ("trains", "place"),
     [
+        (asks_in_the_loop, "in the body"),
+        (asks_in_the_loop, "in a step"),
         (two_models_in_turns, "between two updates"),
         (two_optimizers_for_one_model, "between two updates"),
         (a_plateau_on_the_summed_metric, "in an evaluation"),

@@ -40,6 +40,7 @@ LOST = {
     FROZEN: lambda core: core.launch_control,
     "in a step": lambda core: core.launch_control,
     "between two updates": lambda core: core.counts_update,
+    "in the body": lambda core: core.together,
     "in an evaluation": lambda core: core.leave_evaluation_if_asked,
     "at the end of a loop": lambda core: core.end_training_loop,
 }

@@ -19,6 +19,7 @@ from optuna.study import StudyDirection
 
 import dist_core
 from dist_core.core import TrainingCore
+from dist_core.replica_group import ReplicaGroup
 from tuner_bridge.replica import ask_driver
 from tuner_bridge.wire import decode_exception, decode_value, encode_exception, encode_value
 
@@ -53,20 +54,25 @@ class ElasticTrial(optuna.Trial):
             raise decode_exception(answer["exception"])
         return decode_value(answer["value"])
 
-    def _once(self, act: Callable[[], Any]) -> Any:
-        """Run ``act`` on rank 0 and give its result, or raise its exception, on every rank."""
+    def _once(self, act: Callable[[], Any], *, otherwise: Any = None) -> Any:
+        """Run ``act`` on rank 0 and give its result, or raise its exception, on every rank.
+
+        ``otherwise``: the result in a training step in which a replica is lost, and whose body runs again.
+        """
         self._core.raise_postponed()
-        group = self._core.group
-        if not self._core.joined or group.world_size == 1:
+        if not self._core.joined or self._core.group.world_size == 1:
             return act()
-        if group.rank == 0:
-            try:
-                answer = {"value": encode_value(act(), lenient=True)}
-            except Exception as error:
-                answer = {"exception": encode_exception(error)}
-        else:
-            answer = {}
-        answer = group.broadcast_json(answer)
+        acted: list[dict[str, Any]] = []
+
+        def tell(group: ReplicaGroup) -> Any:
+            if group.rank == 0 and not acted:
+                try:
+                    acted.append({"value": encode_value(act(), lenient=True)})
+                except Exception as error:
+                    acted.append({"exception": encode_exception(error)})
+            return group.broadcast_json(acted[0] if group.rank == 0 else None)
+
+        answer = self._core.together(tell, otherwise=lambda: {"value": encode_value(otherwise)})
         if "exception" in answer:
             raise decode_exception(answer["exception"])
         return decode_value(answer["value"])
@@ -155,7 +161,7 @@ class ElasticTrial(optuna.Trial):
     def should_prune(self) -> bool:
         if self._stands_outside:
             return False
-        return bool(self._once(lambda: self._ask("should_prune")))
+        return bool(self._once(lambda: self._ask("should_prune"), otherwise=False))
 
     def set_user_attr(self, key: str, value: Any) -> None:
         if not self._stands_outside:
