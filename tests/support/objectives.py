@@ -201,6 +201,34 @@ def trains(trial: optuna.Trial) -> float:
     return float(loss)
 
 
+class _WhoseWorkerIsKilled(torch.utils.data.Dataset[torch.Tensor]):
+    """Once, in the middle of a pass: ``KILL_ONCE`` names the file that says that it was."""
+
+    def __len__(self) -> int:
+        return 64
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        marker = Path(os.environ["KILL_ONCE"])
+        if index == 40 and torch.utils.data.get_worker_info() is not None and not marker.exists():
+            marker.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return torch.full((4,), index / 64)
+
+
+def loses_a_data_worker(trial: optuna.Trial) -> float:
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=trial.suggest_float("lr", 0.01, 0.1))
+    loader = AdaptiveDataLoader(_WhoseWorkerIsKilled(), batch_size=16, num_workers=1)
+    wrapped = AdaptiveDataParallel(model, optimizer)
+    for epoch in remaining_epochs_until(2):
+        for x in loader:
+            optimizer.zero_grad()
+            wrapped(x).mean().backward()
+            optimizer.step()
+        trial.report(float(epoch), epoch)
+    return float(loader.cursor.passes)
+
+
 def _note(trial: optuna.Trial, rate: float, momentum: float) -> None:
     folder = os.environ.get("NOTES")
     if folder:

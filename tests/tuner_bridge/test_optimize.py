@@ -97,6 +97,19 @@ class TestAgainstPlainOptuna:
         assert sorted(seen) == list(range(8))
         assert "ask" not in vars(made)
 
+    def test_a_killed_data_worker_costs_a_replica_and_not_the_trial(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.delenv("ELASTUNE_URL")
+        monkeypatch.setenv("KILL_ONCE", str(tmp_path / "killed"))
+        made = study()
+        optimize(made, objectives.loses_a_data_worker, n_trials=1, slots=1, state_dir=tmp_path / "state")
+        [trial] = made.trials
+        assert (tmp_path / "killed").exists()
+        assert trial.state is COMPLETE
+        assert trial.value == 2.0
+        assert sorted(trial.intermediate_values) == [0, 1]
+
     def test_every_rank_of_every_incarnation_gets_the_same_parameters(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
