@@ -167,16 +167,18 @@ class Accumulator(MutableMapping[str, Any]):
     def begin_epoch(self) -> None:
         self._shown, self._passed, self._inside_last = [], 0, False
 
-    def settle(self) -> None:
+    def settle(self) -> bool:
         """Collective: move what every replica has added into the sums.
 
-        If a replica is lost within a training loop, the body runs again, and until then the sums are as they were.
+        False if a replica was lost within a training loop: its body runs again, until then the sums are as they were.
         """
         self._pending, self._sent = self._not_summed(), {}
         pending = get_core().together(self._sums_over, otherwise=lambda: None)
-        if pending is not None:
-            self._pending = {}
-            self._fold(pending)
+        if pending is None:
+            return False
+        self._pending = {}
+        self._fold(pending)
+        return True
 
     def _sums_over(self, group: ReplicaGroup) -> dict[str, float] | None:
         if group.world_size == 1:

@@ -566,10 +566,7 @@ class TrainingCore:
 
     def _settle_sums(self) -> None:
         """What every replica has added is summed: before some of this generation leave, or under keys that are new."""
-        try:
-            self.sums.settle(self._note_meeting)
-        except PeerLost as error:
-            self.mark_broken(str(error))
+        self.sums.settle(self._note_meeting)
 
     def _note_meeting(self) -> None:
         self._meetings += 1

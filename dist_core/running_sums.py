@@ -95,7 +95,11 @@ class RunningSums:
         return slots[_LEFT_OUT] > 0 or not agreed
 
     def settle(self, met: Callable[[], None]) -> None:
-        """Collective: all that was added is summed. Calls ``met`` after each accumulator. Raises PeerLost."""
+        """Collective: all that was added is summed. Calls ``met`` after each accumulator; ends if a replica is lost.
+
+        Survivors of which some have a sum and others do not have met in different numbers, and cannot go on together.
+        """
         for accumulator in self:
-            accumulator.settle()
+            if not accumulator.settle():
+                return
             met()
