@@ -72,6 +72,8 @@ class RunningSums:
     def send(self) -> list[float]:
         """The present step's slots. What is in them counts when the round is complete."""
         slots = [0.0] * NUM_SUM_SLOTS
+        if not self._accumulators:
+            return slots
         known: list[tuple[str, Accumulator, str]] = []
         for name, accumulator in sorted(self._accumulators.items()):
             keys = accumulator.summed_keys
