@@ -35,7 +35,8 @@ def squared_norm(tensor: torch.Tensor) -> torch.Tensor:
         # In float32 at least: half precision would round the sums, or overflow.
         total += torch.linalg.vector_norm(rows, dim=1, dtype=_at_least_single(tensor)).double().square_().sum()
     if whole < tensor.numel():
-        total += tensor[whole:].double().square_().sum()
+        # Not in place: in double precision these are the gradients themselves.
+        total += tensor[whole:].double().square().sum()
     return total
 
 

@@ -391,6 +391,29 @@ def a_scaler_that_was_not_given(kit: Kit) -> list[float]:
     return [*weights_of(model), scaler.get_scale()]
 
 
+@habit
+def in_double_precision(kit: Kit) -> list[float]:
+    return of_doubles(kit, torch.optim.SGD)
+
+
+@habit
+def in_double_precision_with_adam(kit: Kit) -> list[float]:
+    return of_doubles(kit, torch.optim.AdamW)
+
+
+def of_doubles(kit: Kit, kind: Any) -> list[float]:
+    model = network().double()
+    optimizer = kind(model.parameters(), lr=0.02)
+    loader = kit.loader(examples())
+    wrapped = kit.wrap(model, optimizer)
+    for _ in kit.epochs(3):
+        for x, y in loader:
+            optimizer.zero_grad()
+            mse(wrapped(x.double()), y.double()).backward()
+            optimizer.step()
+    return weights_of(model)
+
+
 class MasterSGD(torch.optim.SGD):
     """Keeps float32 weights of parameters of half that precision, and steps those."""
 
