@@ -6,10 +6,8 @@ knows what counted.
 
 from __future__ import annotations
 
-import logging
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sized
-from dataclasses import dataclass
 from itertools import count, islice
 from typing import Any, Protocol, cast
 
@@ -18,51 +16,13 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler, default_collate
 from torch.utils.data.distributed import DistributedSampler
 
+from dist_core.division import Division, LoadedStep
 from dist_core.errors import InvalidTraining
+from dist_core.parted_source import PartedSource
 from dist_core.random_streams import seeded
 from dist_core.sampling import ElasticCursor, Indices, StepPlan, StreamCursor, divide, evaluation_share
+from dist_core.stream_parts import PartedCursor
 from dist_core.switch import short_checksum
-
-logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Division:
-    """How global batches are cut from now on, until something changes."""
-
-    rank: int
-    world_size: int
-    global_batch: int
-    accumulation: int
-    first_step: int
-    """Number of the next optimizer step."""
-    measures: Callable[[int], bool]
-    """Whether the step of that number measures the noise scale."""
-    splits_measured: bool
-    """Whether measured steps take two passes: one replica compares the halves of its batch."""
-    splits_first: bool
-    """Whether the trial's first step has to take several passes; else it is whole, and shows how the loop trains."""
-    varies: bool
-    """Whether batches may differ in size: then a pass does not end with a sliver."""
-    drop_last: bool
-    """Leave out the rest of a pass that is smaller than a batch."""
-
-    def passes(self, step: int) -> int:
-        """Accumulation steps of the step of that number."""
-        if step == 0 and not self.splits_first:
-            return 0
-        if self.accumulation == 0 and self.splits_measured and self.measures(step):
-            return 1
-        return self.accumulation
-
-
-@dataclass(frozen=True, slots=True)
-class LoadedStep:
-    """A planned step with its batches in memory."""
-
-    plan: StepPlan
-    batches: list[Any]
-    measures: bool
 
 
 class BatchSource(Protocol):
@@ -70,7 +30,7 @@ class BatchSource(Protocol):
     """Samples a pass; None for a stream whose length nobody knows."""
 
     @property
-    def cursor(self) -> ElasticCursor | StreamCursor: ...
+    def cursor(self) -> ElasticCursor | StreamCursor | PartedCursor: ...
 
     @property
     def order_fingerprint(self) -> int:
@@ -81,8 +41,15 @@ class BatchSource(Protocol):
         """A training loop begins; its steps may be asked for several times, as they change."""
         ...
 
+    def end_loop(self) -> None:
+        """It is over. Its workers end now: left to the garbage collector, each would be waited for five seconds."""
+        ...
+
     def steps(self, division: Division) -> Iterator[LoadedStep]:
-        """Steps from the cursor on, across passes; each is asked for when the one before has been committed."""
+        """Steps from the cursor on, across passes; each is asked for when the one before has been committed.
+
+        They may end earlier, for the division to be made anew.
+        """
         ...
 
     def commit(self, taken: int, division: Division) -> None:
@@ -143,6 +110,10 @@ class IndexedSource:
             # Workers see the dataset as it is when they start. Within a loop they stay, whatever the batch size.
             options = {**self._options, "persistent_workers": self._options.get("num_workers", 0) > 0}
             self._training_loader = DataLoader(self._dataset, batch_sampler=cast("Any", self._training_plan), **options)
+
+    def end_loop(self) -> None:
+        if not self._options.get("persistent_workers"):
+            self._training_loader = None
 
     def _draw(self, sampler: Iterable[int], seed: int, number: int) -> Indices:
         if number not in self._drawn:
@@ -325,35 +296,31 @@ class _StreamedSteps(IterableDataset[Any]):
 
 
 class StreamSource:
-    """An IterableDataset. Every replica reads the whole stream, in one order, and keeps its own part of each batch.
+    """An IterableDataset that one worker reads, or none. Every replica reads the whole stream, in one order, and keeps
+    its own part of each batch: nothing says how it could be divided.
 
     After a restart, and with a worker process after a change of plan, the stream is read again up to the cursor.
     """
 
-    def __init__(self, dataset: IterableDataset[Any], *, options: dict[str, Any]) -> None:
+    def __init__(self, dataset: IterableDataset[Any], *, workers: int, options: dict[str, Any]) -> None:
         self.dataset = dataset
         self.num_samples: int | None = len(cast("Sized", dataset)) if hasattr(dataset, "__len__") else None
         self.cursor = StreamCursor()
         collate = options.pop("collate_fn", None) or default_collate
-        workers = options.pop("num_workers", 0)
-        if workers > 1:
-            logger.warning(
-                "%s is read by 1 worker process instead of num_workers=%d: several would have to read parts of it, of "
-                "which a stream says nothing. Let the dataset read ahead in threads of its own",
-                type(dataset).__name__,
-                workers,
-            )
         for name in ("batch_size", "persistent_workers"):
             options.pop(name, None)
         self._collate = collate
         self._steps = _StreamedSteps(_Stream(dataset), collate)
-        self._options = {**options, "num_workers": min(workers, 1), "batch_size": None, "collate_fn": _as_it_is}
+        self._options = {**options, "num_workers": workers, "batch_size": None, "collate_fn": _as_it_is}
         self.order_fingerprint = 0
         self._ends = False
         self._pass_of_step = 0
 
     def begin_loop(self) -> None:
         """Nothing to do: a stream is read anew wherever it is begun."""
+
+    def end_loop(self) -> None:
+        """Nothing to do here either."""
 
     def steps(self, division: Division) -> Iterator[LoadedStep]:
         self._steps.division = division
@@ -409,4 +376,7 @@ def batch_source(
             f"{type(dataset).__name__} is an IterableDataset, whose order is its own; shuffle within it "
             "(its set_epoch is called with the number of the pass, if it has one), and leave out shuffle= and sampler="
         )
-    return StreamSource(dataset, options=options)
+    workers = options.pop("num_workers", 0)
+    if workers > 1:
+        return PartedSource(dataset, workers=workers, options=options)
+    return StreamSource(dataset, workers=workers, options=options)

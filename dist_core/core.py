@@ -941,6 +941,20 @@ class TrainingCore:
             self._heal()
             self.warn("a replica was lost outside of the training loop; the others go on without it")
 
+    def sum_between_steps(self, values: Sequence[float]) -> list[float] | None:
+        """Sums over all replicas; None if one was lost, and the others have rebuilt the trial without it."""
+        vector = torch.tensor(values, dtype=torch.float64)
+        try:
+            if self.broken is not None:
+                raise PeerLost(self.broken)
+            self.group.sum(vector, what="samples of a step")
+        except PeerLost as error:
+            self.mark_broken(str(error))
+            self._heal()
+            return None
+        found: list[float] = vector.tolist()
+        return found
+
     def mean_over_replicas(self, value: float) -> float:
         """Of a number that every replica has, perhaps its own; exactly that number if it is the same everywhere."""
         if self.group.world_size == 1 or not self.joined or self.replaying:

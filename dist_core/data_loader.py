@@ -13,14 +13,15 @@ from __future__ import annotations
 
 import operator
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from typing import Any
 
 import torch
 from torch.utils.data import Dataset
 
-from dist_core.batch_source import Division, LoadedStep, batch_source
+from dist_core.batch_source import batch_source
 from dist_core.core import TrainingCore, get_core
+from dist_core.division import Division, LoadedStep
 from dist_core.errors import InvalidTraining
 from dist_core.goodput import BatchBounds, Configuration, fixed_choice
 from dist_core.sampling import StepPlan
@@ -37,9 +38,11 @@ class AdaptiveDataLoader:
     """Like ``torch.utils.data.DataLoader``; ``batch_size`` is the global one.
 
     ``batch_size`` is the total over all replicas, and the size the learning rate was chosen for. ``sampler`` draws
-    single indices; it is drawn from once a pass, with the same seed on every replica. Of an iterable dataset every
-    replica reads the whole and keeps its part. ``epoch_size`` is the number of samples that count as an epoch, where
-    the dataset does not know its length. Further keyword arguments go to torch's DataLoader.
+    single indices; it is drawn from once a pass, with the same seed on every replica. An iterable dataset is read as a
+    whole by every replica, which keeps its part; with ``num_workers`` of 2 or more it is divided among the workers of
+    all replicas, each of which learns its part from ``torch.utils.data.get_worker_info()``. ``epoch_size`` is the
+    number of samples that count as an epoch, where the dataset does not know its length. Further keyword arguments go
+    to torch's DataLoader.
 
     Raises InvalidTraining for arguments that contradict each other, and for ``batch_sampler``: batches are cut here.
     """
@@ -314,6 +317,15 @@ class AdaptiveDataLoader:
         core.loop_start = (core.loops_begun, started_passes)
         steps_before = core.steps
         self._handed_out, self._promised = 0, len(self) if self.epoch_size is not None else 0
+        try:
+            ran_out = yield from self._train_steps(core, started_passes, steps_before)
+        finally:
+            self._source.end_loop()
+        if ran_out:
+            core.end_training_loop()
+
+    def _train_steps(self, core: TrainingCore, started_passes: int, steps_before: int) -> Generator[Any, None, bool]:
+        """The loop's steps; False when the epoch ended in its middle, which an iterator that is still held allows."""
         while not self._is_over(core, started_passes):
             for step in self._steps_under_present_plan(core, started_passes):
                 pass_began = time.perf_counter()
@@ -333,12 +345,12 @@ class AdaptiveDataLoader:
                     micro_seconds.append(now - pass_began)
                     pass_began = now
                 if self._open is None:
-                    # The epoch has ended meanwhile, and counted the step.
-                    return
+                    # It has counted the step.
+                    return False
                 self._open = None
                 self._note_times(core, step.plan, micro_seconds, step.measures)
                 core.finish_step(self, step.plan.global_batch)
-        core.end_training_loop()
+        return True
 
     def _leave_early(self, core: TrainingCore, step: StepPlan, has_trained: bool) -> None:
         """The user broke out of the loop: a step that was applied counts, a batch that was only looked at does not.
@@ -448,7 +460,10 @@ class AdaptiveDataLoader:
         steps = self._source.steps(self._division)
         while self._plan_key(core) == key and not self._is_over(core, started_passes):
             began = self.cursor.passes
-            yield next(steps)
+            step = next(steps, None)
+            if step is None:
+                return
+            yield step
             if self.cursor.passes != began and not self.bounds.adaptive:
                 return
 
@@ -477,6 +492,7 @@ class AdaptiveDataLoader:
             splits_first=fixed_choice(self.bounds, core.group.world_size)[1] > 0,
             varies=adaptive,
             drop_last=self.drop_last and not adaptive,
+            agree=core.sum_between_steps,
         )
 
     def _note_times(self, core: TrainingCore, step: StepPlan, seconds: list[float], measures: bool) -> None:

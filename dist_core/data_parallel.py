@@ -191,7 +191,7 @@ class AdaptiveDataParallel(DistributedDataParallel):
         # DDP divides by the number of replicas; the last micro-batch stands for the others, which were made relative.
         exact = self._core.group.world_size * len(step.micro_batches[-1]) / step.global_batch if step.weight else 0.0
         group.correction = 1.0 if math.isclose(exact, 1.0, rel_tol=1e-12) else exact
-        self._num_parts = min(self._core.group.world_size, step.global_batch)
+        self._num_parts = step.num_parts
         group.measuring = measures and not group.passive and not self.user_accumulates and self._may_measure
         group.measuring = group.measuring and self._num_parts > 1
         group.exactly = group.measuring

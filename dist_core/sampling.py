@@ -29,6 +29,8 @@ class StepPlan:
     """Examples over all replicas: what the cursor advances by."""
     weight: float
     """This replica's share of the global batch; weighted gradients sum to the exact mean. 0 for a padded replica."""
+    num_parts: int
+    """Replicas that have a share of it."""
 
     @property
     def local_batch(self) -> int:
@@ -51,10 +53,17 @@ def divide(taken: Indices, *, rank: int, world_size: int, accumulation: int) -> 
     start = sum(sizes[:rank])
     mine = taken[start : start + sizes[rank]]
     if len(mine) == 0:
-        return StepPlan(micro_batches=(taken[:1],) * (accumulation + 1), global_batch=len(taken), weight=0.0)
+        return StepPlan(
+            micro_batches=(taken[:1],) * (accumulation + 1), global_batch=len(taken), weight=0.0, num_parts=len(taken)
+        )
     passes = min(accumulation + 1, min(size for size in sizes if size > 0))
     micro = np.split(mine, np.cumsum(split_evenly(len(mine), passes))[:-1])
-    return StepPlan(micro_batches=tuple(micro), global_batch=len(taken), weight=len(mine) / len(taken))
+    return StepPlan(
+        micro_batches=tuple(micro),
+        global_batch=len(taken),
+        weight=len(mine) / len(taken),
+        num_parts=min(world_size, len(taken)),
+    )
 
 
 class ElasticCursor:

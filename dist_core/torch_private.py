@@ -10,7 +10,7 @@ import contextlib
 import gc
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any
@@ -26,6 +26,8 @@ from torch.distributed import Backend, distributed_c10d
 from torch.distributed.distributed_c10d import GroupName
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parallel.distributed import _find_tensors
+from torch.utils.data._utils import worker as data_worker
+from torch.utils.data._utils.worker import WorkerInfo
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 READ_IN = (2, 13)
@@ -44,6 +46,7 @@ if tuple(int(part) for part in torch.__version__.split(".")[:2]) > READ_IN:
 __all__ = [
     "GradBucket",
     "HashStore",
+    "PartInfo",
     "PrefixStore",
     "Store",
     "after_backward",
@@ -56,6 +59,7 @@ __all__ = [
     "killed_data_workers",
     "leave_uncompiled",
     "loss_scale_of",
+    "reading_as",
     "replace_default_group",
     "replace_process_group",
     "schedules_within",
@@ -191,6 +195,31 @@ def killed_data_workers() -> list[int]:
         with contextlib.suppress(RuntimeError):
             time.sleep(0.1)
     return [worker.pid for worker in workers if worker.exitcode is not None and worker.exitcode < 0]
+
+
+class PartInfo(WorkerInfo):
+    """What ``get_worker_info`` answers a dataset that reads one part of several; knows whether it was looked at."""
+
+    def __getattribute__(self, name: str) -> Any:
+        if name == "id":
+            object.__setattr__(self, "was_asked", True)
+        return object.__getattribute__(self, name)
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "was_asked":
+            return False
+        raise AttributeError(name)
+
+
+@contextlib.contextmanager
+def reading_as(info: PartInfo) -> Iterator[None]:
+    """Within, this process is that data worker."""
+    before = data_worker._worker_info
+    data_worker._worker_info = info
+    try:
+        yield
+    finally:
+        data_worker._worker_info = before
 
 
 def leave_uncompiled(package: str) -> None:
