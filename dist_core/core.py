@@ -125,7 +125,8 @@ class TrainingCore:
         self.trains_in_turns = False
         """Whether the loop's body computes further gradients after an optimizer has stepped, as for a GAN."""
         self._updates = self._updates_before = 0
-        """Optimizer updates of the present step; and those it had before a replica was lost in it, which count."""
+        """Updates of the present step, by optimizers and schedules; and those it had before a replica was lost in it,
+        which count."""
         self._meetings = 0
         """What all replicas have done together since the last step."""
         self._differing_metrics = False
@@ -735,13 +736,17 @@ class TrainingCore:
             self.adaptation.forbid_accumulation()
 
     def counts_update(self) -> bool:
-        """Whether the optimizer's update that is about to be made is still to be made.
+        """Whether the update by an optimizer or a schedule that is about to be made is still to be made.
 
-        A replica may be lost between two optimizers of one step. Then the body runs again, and the updates that were
-        made on all survivors are not made a second time.
+        A replica may be lost between two of them in one step. Then the body runs again, and the updates that were made
+        on all survivors are not made a second time.
         """
         self._updates += 1
         return self._updates > self._updates_before
+
+    @property
+    def has_made_next_update(self) -> bool:
+        return self._updates < self._updates_before
 
     def before_update(self) -> None:
         """An optimizer is about to change weights: a checkpoint of them has to be copied by then."""
@@ -956,7 +961,10 @@ class TrainingCore:
         return found
 
     def mean_over_replicas(self, value: float) -> float:
-        """Of a number that every replica has, perhaps its own; exactly that number if it is the same everywhere."""
+        """Of a number that every replica has, perhaps its own; exactly that number if it is the same everywhere.
+
+        The number itself where a replica is lost within a step, which is broken then.
+        """
         if self.group.world_size == 1 or not self.joined or self.replaying:
             return value
 
@@ -966,7 +974,7 @@ class TrainingCore:
             group.sum(values, what="metrics")
             return [float(each) for each in values]
 
-        values = self.together(gather)
+        values = self.together(gather, otherwise=lambda: [value])
         if len(set(values)) == 1:
             return value
         if not self._differing_metrics:

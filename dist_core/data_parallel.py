@@ -713,8 +713,17 @@ class AdaptiveDataParallel(DistributedDataParallel):
         core = self._core
         if self._dry or (core.in_training_loop and (not self.is_last_micro_batch or core.broken is not None)):
             return None
+        if core.in_training_loop and core.has_made_next_update:
+            core.counts_update()
+            return None
         if takes_metric(schedule):
-            return original(*_with_metric(core.mean_over_replicas, args, kwargs), **kwargs)
+            args = _with_metric(core.mean_over_replicas, args, kwargs)
+            if core.in_training_loop and core.broken is not None:
+                return None
+        if core.in_training_loop:
+            core.counts_update()
+        if takes_metric(schedule):
+            return original(*args, **kwargs)
         if args and core.in_training_loop and self._batches_vary and takes_position(schedule):
             # The loop's own count of batches says little when their size changes.
             return original(core.epoch_position)

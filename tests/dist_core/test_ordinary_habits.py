@@ -672,17 +672,38 @@ def counted_by_all_reduce(kit: Kit) -> list[float]:
     return weights_of(model)
 
 
+def schedules_in_the_loop(kit: Kit) -> list[float]:
+    """One of them follows a number that the replicas agree on, another has made its step by then."""
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    schedules: list[Any] = [
+        lr.ExponentialLR(optimizer, 0.9),
+        lr.ReduceLROnPlateau(optimizer, factor=0.5, patience=0, threshold=0.5, cooldown=2),
+    ]
+    loader, wrapped = kit.loader(examples()), kit.wrap(model, optimizer, schedules)
+    for _ in kit.epochs(3):
+        for x, y in loader:
+            optimizer.zero_grad()
+            mse(wrapped(x), y).backward()
+            optimizer.step()
+            schedules[0].step()
+            schedules[1].step(1.0)
+    return [*weights_of(model), optimizer.param_groups[0]["lr"]]
+
+
 def asks_in_the_loop(kit: Kit) -> list[float]:
     """As ``trial.should_prune()`` does, between an update and the end of its step; it also reads sums there."""
     model = network()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    loader, wrapped = kit.loader(examples()), kit.wrap(model, optimizer)
+    schedule = lr.ExponentialLR(optimizer, 0.9)
+    loader, wrapped = kit.loader(examples()), kit.wrap(model, optimizer, schedule)
     totals = Accumulator() if kit.elastic else None
     for _ in kit.epochs(3):
         for x, y in loader:
             optimizer.zero_grad()
             mse(wrapped(x), y).backward()
             optimizer.step()
+            schedule.step()
             if totals is not None:
                 answer = dist_core.core.get_core().together(
                     lambda group: group.broadcast_json(7), otherwise=lambda: None
@@ -702,6 +723,7 @@ def asks_in_the_loop(kit: Kit) -> list[float]:
     [
         (asks_in_the_loop, "in the body"),
         (asks_in_the_loop, "in a step"),
+        (schedules_in_the_loop, "in the body"),
         (two_models_in_turns, "between two updates"),
         (two_optimizers_for_one_model, "between two updates"),
         (a_plateau_on_the_summed_metric, "in an evaluation"),
