@@ -26,10 +26,12 @@ import torch
 from dist_core.adaptation import Adaptation
 from dist_core.channel import ControlChannel
 from dist_core.control_round import ControlRounds, Round
+from dist_core.emulated_device import EmulatedDevice
 from dist_core.env import (
     EXIT_PEER_LOST,
     EXIT_PREEMPTED,
     ReplicaEnvironment,
+    emulated_profile,
     standalone_checkpoint_dir,
     standalone_world,
 )
@@ -152,6 +154,8 @@ class TrainingCore:
         self.channel: ControlChannel | None = None
         self.membership: Membership | None = None
         self._hints: HintsSender | None = None
+        profile = emulated_profile()
+        self.emulated_device = None if profile is None else EmulatedDevice(profile.params, self.warn)
         if environment is not None:
             self.channel = ControlChannel(environment)
             self.membership = Membership(self.channel, environment)
@@ -531,6 +535,8 @@ class TrainingCore:
         self.joined = True
         self.broken = None
         self.random.enter(self.group.rank, self.generation)
+        if self.emulated_device is not None:
+            self.emulated_device.begin_anew()
         if self.world is not None:
             self.world.install()
         self._epoch_started = self._epoch_started or time.monotonic()

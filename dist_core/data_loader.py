@@ -341,9 +341,8 @@ class AdaptiveDataLoader:
                     except GeneratorExit:
                         self._leave_early(core, step.plan, core.steps > steps_before)
                         raise
-                    now = time.perf_counter()
-                    micro_seconds.append(now - pass_began)
-                    pass_began = now
+                    micro_seconds.append(self._seconds_since(core, step.plan, index, pass_began))
+                    pass_began = time.perf_counter()
                 if self._open is None:
                     # It has counted the step.
                     return False
@@ -351,6 +350,15 @@ class AdaptiveDataLoader:
                 self._note_times(core, step.plan, micro_seconds, step.measures)
                 core.finish_step(self, step.plan.global_batch)
         return True
+
+    def _seconds_since(self, core: TrainingCore, step: StepPlan, index: int, began: float) -> float:
+        """How long a pass took; on a device that is emulated, as long as there."""
+        device = core.emulated_device
+        if device is None:
+            return time.perf_counter() - began
+        reduces = index == len(step.micro_batches) - 1
+        group, size = core.group, len(step.micro_batches[index])
+        return device.hold(began, device.pass_seconds(group.num_nodes, group.world_size, size, reduces=reduces))
 
     def _leave_early(self, core: TrainingCore, step: StepPlan, has_trained: bool) -> None:
         """The user broke out of the loop: a step that was applied counts, a batch that was only looked at does not.
@@ -511,6 +519,9 @@ class AdaptiveDataLoader:
         sync = max((model.sync_seconds for model in core.models), default=0.0)
         optim = seconds[-1]
         gradient = sum(seconds[:-1]) / len(seconds[:-1]) if len(seconds) > 1 else max(optim - sync, 0.1 * optim)
+        if core.emulated_device is not None:
+            # What this machine took to reduce them says nothing.
+            gradient = core.emulated_device.gradient_seconds(atomic)
         core.adaptation.timed(configuration, gradient_seconds=min(gradient, optim), optim_seconds=optim)
 
 

@@ -10,8 +10,12 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from dist_core.errors import InvalidTraining
+
+if TYPE_CHECKING:
+    from dist_core.goodput.speed_profiles import SpeedProfile
 
 EXIT_PREEMPTED = 143
 """Exit status of a replica that saved its state and left because it was told to (128 + SIGTERM)."""
@@ -102,6 +106,18 @@ class ReplicaEnvironment:
             ) from error
         except ValueError as error:
             raise InvalidTraining(f"a replica variable is not a number: {error}") from error
+
+
+def emulated_profile(environ: Mapping[str, str] | None = None) -> SpeedProfile | None:
+    """Of the device that this replica's slot stands for; None for a real one."""
+    environ = os.environ if environ is None else environ
+    text = environ.get("ELASTUNE_EMULATED")
+    if not text:
+        return None
+    # Not for those who only look for their identity: it takes NumPy and SciPy along.
+    from dist_core.goodput.speed_profiles import SpeedProfile
+
+    return SpeedProfile.from_text(text)
 
 
 def gpu_share(environ: Mapping[str, str] | None = None) -> float:

@@ -101,6 +101,13 @@ def up(
     port: Annotated[int | None, typer.Option(help="Port to listen on; default: 7300.")] = None,
     policy: Annotated[str, typer.Option(help="Who gets which slots.")] = "goodput",
     fork_server: Annotated[bool, typer.Option(help="Start replicas by forking a process with torch loaded.")] = True,
+    emulate: Annotated[
+        str | None,
+        typer.Option(
+            help="Devices to emulate instead of using this machine's: NODESxSLOTS, or NODESxSLOTS:PROFILE@FACTOR, such "
+            "as 4x8:resnet50-imagenet@10 for ten times the speed of that profile. A name it does not know lists all."
+        ),
+    ] = None,
     database: Annotated[
         str | None,
         typer.Option(
@@ -112,7 +119,9 @@ def up(
 ) -> None:
     """Run a scheduler that owns this machine's slots, until Ctrl-C."""
     from scheduler.server import ServerSettings, serve
+    from trials.launch.emulated import emulation
 
+    devices = None if emulate is None else emulation(emulate, slots=slots)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr)
     logging.getLogger("httpx2").setLevel(logging.WARNING)
 
@@ -121,6 +130,8 @@ def up(
             print(json.dumps({"url": url, "token": token}), flush=True)
             return
         typer.echo(f"elastune scheduler listens at {url}")
+        if devices is not None:
+            typer.echo(devices.sentence)
         typer.echo(f"join it from another terminal:\n  export ELASTUNE_URL={url}")
         typer.echo(f"  export ELASTUNE_TOKEN=$(cat {(state_dir or default_state_dir()) / 'token'})")
         typer.echo("Ctrl-C stops the scheduler; replicas save their state and leave when their lease runs out")
@@ -135,6 +146,7 @@ def up(
             port=port if port is not None or embedded else 7300,
             policy=policy,
             fork_server=fork_server,
+            emulate=devices,
             database=None if embedded else database,
             stop_with_stdin=embedded,
         ),

@@ -30,6 +30,7 @@ class EmbeddedScheduler:
         memory_per_slot: float | None = None,
         policy: str = "goodput",
         fork_server: bool = True,
+        emulate: str | None = None,
     ) -> None:
         self.state_dir = state_dir
         self._arguments = ["--state-dir", str(state_dir), "--policy", policy]
@@ -37,6 +38,7 @@ class EmbeddedScheduler:
             ("--slots", slots),
             ("--slots-per-gpu", slots_per_gpu),
             ("--memory-per-slot", memory_per_slot),
+            ("--emulate", emulate),
         ):
             if value is not None:
                 self._arguments += [option, str(value)]

@@ -30,8 +30,9 @@ from scheduler.state_folder import StateFolder, read_server_file
 from scheduler.steady_clock import SteadyClock
 from trials.errors import StoreUnavailable
 from trials.launch import LocalLauncher
+from trials.launch.emulated import Emulation, emulated_slots
 from trials.launch.gpus import Nvml
-from trials.launch.slots import divide
+from trials.launch.slots import Slot, divide
 from trials.store import CachedTrialStore, SqlTrialStore, TrialStore
 
 logger = logging.getLogger(__name__)
@@ -56,6 +57,8 @@ class ServerSettings:
     """None: the port this folder's scheduler had last time if it is free, else any."""
     policy: str = "goodput"
     fork_server: bool = True
+    emulate: Emulation | None = None
+    """Devices that the slots stand for, instead of this machine's own."""
     stop_with_stdin: bool = False
     """End when standard input closes: the owner is gone."""
     token: str | None = None
@@ -85,6 +88,14 @@ def _bind(settings: ServerSettings) -> socket.socket:
     raise AssertionError("unreachable")
 
 
+def _slots(settings: ServerSettings, gpus: Nvml) -> tuple[Slot, ...]:
+    if settings.emulate is not None:
+        return emulated_slots(settings.emulate)
+    return divide(
+        "localhost", gpus.gpus(), usable_cores(), numa_nodes(), slots=settings.slots, per_gpu=settings.slots_per_gpu
+    )
+
+
 def serve(settings: ServerSettings, *, on_listening: Callable[[str, str], None]) -> None:
     """Run a scheduler until SIGTERM, SIGINT or (embedded) the owner's end. Raises StateFolderInUse.
 
@@ -98,14 +109,7 @@ def serve(settings: ServerSettings, *, on_listening: Callable[[str, str], None])
     store = CachedTrialStore(SqlTrialStore(settings.database or folder.database_url, exclusive=True))
     gpus = Nvml()
     launcher = LocalLauncher(
-        slots=divide(
-            "localhost",
-            gpus.gpus(),
-            usable_cores(),
-            numa_nodes(),
-            slots=settings.slots,
-            per_gpu=settings.slots_per_gpu,
-        ),
+        slots=_slots(settings, gpus),
         gpus=gpus,
         memory_bytes=None if settings.memory_per_slot is None else int(settings.memory_per_slot * 2**30),
         fork_server=settings.fork_server,
@@ -129,7 +133,8 @@ def serve(settings: ServerSettings, *, on_listening: Callable[[str, str], None])
     )
     launcher.on_exit = loop.wake
     nodes = tuple(NodeView(name=node.node, slots=node.slots, kind=node.kind) for node in launcher.nodes())
-    service = Service(store=store, loop=loop, tokens=tokens, nodes=lambda: nodes, clock=clock)
+    emulated = "" if settings.emulate is None else settings.emulate.sentence
+    service = Service(store=store, loop=loop, tokens=tokens, nodes=lambda: nodes, clock=clock, emulated=emulated)
     service_box.append(service)
     server = uvicorn.Server(
         uvicorn.Config(

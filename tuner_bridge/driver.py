@@ -84,6 +84,8 @@ class StudyDriver:
         self._sent: set[str] = set()
         self._poller = threading.Thread(target=self._poll, name="elastune-driver", daemon=True)
         self.slots = 0
+        self.emulated = ""
+        """A sentence for people where slots stand for devices that are not there."""
 
     # ------------------------------------------------------------------ life
 
@@ -112,6 +114,7 @@ class StudyDriver:
                 time.sleep(0.2)
                 self.client = self._reconnect(self.client)
         self.slots = answer["slots"]
+        self.emulated = answer.get("emulated", "")
         if answer.get("runs_elsewhere"):
             self._code = CodeOnCluster.from_environ()
         self._poller.start()

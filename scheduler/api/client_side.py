@@ -132,6 +132,7 @@ def client_routes(service: Service) -> APIRouter:
         return {
             "slots": sum(node.slots for node in service.nodes()),
             "runs_elsewhere": service.packages is not None,
+            "emulated": service.emulated,
         }
 
     @routes.post("/studies/{name}/detach")
@@ -261,6 +262,7 @@ def client_routes(service: Service) -> APIRouter:
         record = store.trial(trial_id)
         return {
             **_summary(record),
+            "emulated": service.emulated,
             "spec": record.spec.to_json(),
             "history": [_entry(entry) for entry in store.history(trial_id)],
             "replicas": [
@@ -294,6 +296,7 @@ def client_routes(service: Service) -> APIRouter:
         return {
             "now": service.clock(),
             "nodes": [asdict(node) for node in service.nodes()],
+            "emulated": service.emulated,
             "studies": [asdict(study) for study in store.studies()],
             "trials": [
                 {**_summary(record), **_live(service, record, hints), "latest": latest.get(record.trial_id)}
@@ -310,6 +313,7 @@ def client_routes(service: Service) -> APIRouter:
         error = service.loop.policy_error
         return {
             "trial": _summary(record),
+            "emulated": service.emulated,
             "policy": service.loop.policy_name,
             "policy_error": None if error is None else str(error),
             "held_slots": len(store.replicas(trial_id=trial_id)),
@@ -329,6 +333,7 @@ def client_routes(service: Service) -> APIRouter:
         records = store.trials()
         return {
             "now": service.clock(),
+            "emulated": service.emulated,
             "nodes": [asdict(node) for node in service.nodes()],
             "intervals": [asdict(interval) for interval in store.slot_intervals()],
             "trials": [_summary(record) for record in records],

@@ -32,6 +32,8 @@ class Service:
     event_loop: asyncio.AbstractEventLoop | None = None
     packages: Packages | None = None
     """Where sweeps' working folders are kept; None where replicas run on the machine that sweeps are started on."""
+    emulated: str = ""
+    """A sentence for every output where slots stand for devices that are not there."""
     grows: bool = False
     """Whether the cluster may get more slots than it has now."""
 

@@ -52,12 +52,15 @@ def draw_timeline(timeline: Mapping[str, Any], base: Path) -> list[Path]:
     base.parent.mkdir(parents=True, exist_ok=True)
     rows, drawn = bars(timeline)
     png, html = base.with_suffix(".png"), base.with_suffix(".html")
-    _draw_png(rows, drawn, png)
-    _draw_html(rows, drawn, html)
+    title = "Slots over time (numbers are trials)"
+    if timeline.get("emulated"):
+        title += f"; {timeline['emulated']}"
+    _draw_png(rows, drawn, title, png)
+    _draw_html(rows, drawn, title, html)
     return [png, html]
 
 
-def _draw_png(rows: list[str], drawn: list[Bar], path: Path) -> None:
+def _draw_png(rows: list[str], drawn: list[Bar], title: str, path: Path) -> None:
     import matplotlib
 
     matplotlib.use("Agg")
@@ -90,7 +93,7 @@ def _draw_png(rows: list[str], drawn: list[Bar], path: Path) -> None:
     axes.invert_yaxis()
     axes.set_xlim(0, length)
     axes.set_xlabel("seconds")
-    axes.set_title("Slots over time (numbers are trials)", loc="left")
+    axes.set_title(title, loc="left")
     for side in ("top", "right", "left"):
         axes.spines[side].set_visible(False)
     figure.tight_layout()
@@ -98,7 +101,7 @@ def _draw_png(rows: list[str], drawn: list[Bar], path: Path) -> None:
     pyplot.close(figure)
 
 
-def _draw_html(rows: list[str], drawn: list[Bar], path: Path) -> None:
+def _draw_html(rows: list[str], drawn: list[Bar], title: str, path: Path) -> None:
     from plotly import graph_objects
 
     figure = graph_objects.Figure()
@@ -118,7 +121,7 @@ def _draw_html(rows: list[str], drawn: list[Bar], path: Path) -> None:
         )
     figure.update_layout(
         barmode="overlay",
-        title="Slots over time",
+        title=title,
         xaxis_title="seconds",
         yaxis={"categoryorder": "array", "categoryarray": list(reversed(rows))},
         template="plotly_white",

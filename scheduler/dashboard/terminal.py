@@ -32,6 +32,8 @@ def sweep_view(overview: Mapping[str, Any], *, title: str = "", total: int | Non
     """One frame: a pure function of the API's overview."""
     trials = overview["trials"]
     parts: list[RenderableType] = [_progress(trials, title, total), _slots(overview), _running(trials)]
+    if overview.get("emulated"):
+        parts.append(Text(overview["emulated"], style="dim"))
     changes = overview.get("changes", [])[-CHANGES_SHOWN:]
     if changes:
         parts.append(_changes(changes, trials))
@@ -216,7 +218,14 @@ def print_trials(overview: Mapping[str, Any]) -> None:
             _number(latest.get("value"), "{:.4f}"),
             f"{trial['reason']['code']}: {trial['reason']['sentence']}",
         )
-    Console(width=None if sys.stdout.isatty() else WIDE).print(table)
+    console = Console(width=None if sys.stdout.isatty() else WIDE)
+    console.print(table)
+    _print_emulated(console, overview)
+
+
+def _print_emulated(console: Console, answer: Mapping[str, Any]) -> None:
+    if answer.get("emulated"):
+        console.print(Text(answer["emulated"], style="dim"))
 
 
 def print_why(answer: Mapping[str, Any]) -> None:
@@ -240,6 +249,7 @@ def print_why(answer: Mapping[str, Any]) -> None:
     for change in answer["changes"]:
         when = time.strftime("%H:%M:%S", time.localtime(change["at"]))
         console.print(f"{when} {change['what']}: {change['reason']['sentence']}")
+    _print_emulated(console, answer)
 
 
 def print_trial(trial: Mapping[str, Any]) -> None:
@@ -265,3 +275,4 @@ def print_trial(trial: Mapping[str, Any]) -> None:
             replica["replica_id"], replica["node"], str(replica["slot"]), replica["state"], str(replica["pid"]), status
         )
     console.print(replicas)
+    _print_emulated(console, trial)

@@ -21,7 +21,7 @@ from scheduler.embedded import EmbeddedScheduler
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, SchedulerClient]]:
     folder = tmp_path_factory.mktemp("state")
-    embedded = EmbeddedScheduler(folder, slots=1, fork_server=False)
+    embedded = EmbeddedScheduler(folder, emulate="1x1:bert-squad", fork_server=False)
     client = embedded.start()
     for number in range(2):
         client.request("POST", "/trials", {"study": "s", "number": number, "entrypoint": "no.such.module:main"})
@@ -70,6 +70,8 @@ def test_trials_are_listed_shown_and_stopped(site: tuple[Path, SchedulerClient],
     assert asked.returncode == 0, asked.stderr
     assert f"trial {second}" in asked.stdout
     assert "why: " in asked.stdout
+    for answer in (listed, shown, asked):
+        assert "devices are emulated: 1 node of 1 slot, steps take as long as bert-squad says" in answer.stdout
     assert run("stop", second, "--state-dir", str(folder)).returncode == 0
     drawn = run("timeline", str(tmp_path / "slots"), "--state-dir", str(folder))
     assert (tmp_path / "slots.png").exists(), drawn.stderr
@@ -83,6 +85,8 @@ def test_mistakes_end_in_one_sentence(site: tuple[Path, SchedulerClient], tmp_pa
         (("ls", "--state-dir", str(tmp_path)), "no scheduler has run on"),
         (("up", "--state-dir", str(folder)), "belongs to a running scheduler (pid"),
         (("up", "--state-dir", str(tmp_path / "x"), "--policy", "nope"), "policy 'nope' is not known"),
+        (("up", "--state-dir", str(tmp_path / "x"), "--emulate", "8"), "emulated devices are '8'; they are written"),
+        (("up", "--state-dir", str(tmp_path / "x"), "--emulate", "1x8", "--slots", "3"), "leave one out"),
         (("logs", "nope", "--state-dir", str(folder)), "no trial is called 'nope'"),
     ):
         result = run(*arguments)

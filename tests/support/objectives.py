@@ -201,6 +201,22 @@ def trains(trial: optuna.Trial) -> float:
     return float(loss)
 
 
+def tells_its_step_times(trial: optuna.Trial) -> float:
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=trial.suggest_float("lr", 0.01, 0.1))
+    loader = AdaptiveDataLoader(TensorDataset(torch.randn(128, 4)), batch_size=16)
+    wrapped = AdaptiveDataParallel(model, optimizer)
+    for _ in remaining_epochs_until(4):
+        for (x,) in loader:
+            optimizer.zero_grad()
+            wrapped(x).mean().backward()
+            optimizer.step()
+    adaptation = get_core().adaptation
+    assert adaptation is not None
+    trial.set_user_attr("observations", [row.to_row() for row in adaptation.profile.observations()])
+    return 0.0
+
+
 class _WhoseWorkerIsKilled(torch.utils.data.Dataset[torch.Tensor]):
     """Once, in the middle of a pass: ``KILL_ONCE`` names the file that says that it was."""
 

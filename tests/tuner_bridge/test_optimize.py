@@ -11,6 +11,9 @@ from typing import Any
 import optuna
 import pytest
 
+from dist_core.goodput import Observation, optim_seconds
+from dist_core.goodput.speed_profiles import speed_profile
+from dist_core.goodput.throughput import gradient_seconds
 from scheduler.embedded import EmbeddedScheduler
 from scheduler.errors import NotAuthorized, SchedulerUnreachable
 from tests.support import objectives
@@ -129,6 +132,25 @@ class TestAgainstPlainOptuna:
         assert (tmp_path / "killed").exists()
 
 
+def test_on_emulated_devices_steps_take_as_long_as_their_profile_says(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = study()
+    devices = "2x1:resnet18-cifar10@2"
+    optimize(
+        made, objectives.tells_its_step_times, n_trials=1, min_replicas=2, emulate=devices, state_dir=tmp_path / "state"
+    )
+    assert "devices are emulated: 2 nodes of 1 slot" in capsys.readouterr().err
+    rows = [Observation.from_row(row) for row in made.trials[0].user_attrs["observations"]]
+    assert rows
+    params = speed_profile("resnet18-cifar10@2").params
+    for row in rows:
+        nodes, replicas, atomic, _ = row.configuration
+        assert (nodes, replicas) == (2, 2)
+        assert row.optim_seconds > 0.99 * optim_seconds(params, nodes, replicas, atomic)
+        assert row.gradient_seconds == pytest.approx(float(gradient_seconds(params, atomic)))
+
+
 @pytest.mark.parametrize(
     ("objective", "options", "error", "words"),
     [
@@ -138,6 +160,8 @@ class TestAgainstPlainOptuna:
         (objectives.quadratic, {"min_replicas": 0}, InvalidTrialSpec, "at least 1"),
         (objectives.quadratic, {"n_jobs": 0}, InvalidSweep, "n_jobs is 0"),
         (objectives.quadratic, {"slots": 0}, InvalidSweep, "slots is 0"),
+        (objectives.quadratic, {"emulate": "many"}, InvalidSweep, "emulated devices are 'many'; they are written"),
+        (objectives.quadratic, {"emulate": "1x2", "slots": 2}, InvalidSweep, "leave one out"),
         (objectives.quadratic, {"resume": True}, InvalidSweep, "this one is in memory"),
     ],
 )
@@ -153,6 +177,8 @@ def test_more_replicas_than_slots_are_refused(scheduler: Any) -> None:
         optimize(study(), objectives.quadratic, n_trials=1, min_replicas=3)
     with pytest.raises(InvalidSweep, match="ELASTUNE_URL names a scheduler"):
         optimize(study(), objectives.quadratic, n_trials=1, slots=4)
+    with pytest.raises(InvalidSweep, match="emulate='1x4' was given, but ELASTUNE_URL"):
+        optimize(study(), objectives.quadratic, n_trials=1, emulate="1x4")
     assert not math.isnan(scheduler.request("GET", "/overview")["now"])
 
 

@@ -23,6 +23,8 @@ class Slot:
     cores: tuple[int, ...] = ()
     """Cores that its replica is bound to; empty: all that there are."""
     threads: int = 1
+    emulates: str = ""
+    """Speed profile of the device that it stands for; empty for a real one."""
 
     def environ(self, threads: str | None) -> dict[str, str]:
         """Variables for its replica; ``threads`` is what the user has set for all, if anything."""
@@ -31,6 +33,8 @@ class Slot:
             "CUDA_VISIBLE_DEVICES": self.gpu,
             "ELASTUNE_GPU_SHARE": str(self.gpu_share),
         }
+        if self.emulates:
+            variables["ELASTUNE_EMULATED"] = self.emulates
         if self.cores:
             variables["ELASTUNE_CORES"] = ",".join(map(str, self.cores))
         return variables

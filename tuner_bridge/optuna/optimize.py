@@ -52,6 +52,7 @@ def optimize(
     min_replicas: int = 1,
     max_replicas: int | None = None,
     slots: int | None = None,
+    emulate: str | None = None,
     state_dir: str | os.PathLike[str] | None = None,
     terms: StudyTerms | None = None,
     promise_metric: tuple[str, str] | None = None,
@@ -69,6 +70,9 @@ def optimize(
         max_replicas: at most this many replicas a trial; default: all slots.
         slots: room on this machine for the embedded scheduler; default: its GPUs, else its CPU cores. A scheduler
             named by ELASTUNE_URL has slots of its own.
+        emulate: devices that the slots stand for, such as "4x8:resnet50-imagenet@10" (nodes x slots, whose steps take
+            as long as that speed profile says, ten times as fast); with ``slots`` the profile only. Replicas are real
+            processes of this machine all the same.
         state_dir: where the embedded scheduler keeps logs, checkpoints and its database; default
             ``.elastune/<study>``.
         terms: the study's weight, priority and quota among others, and what its slots are to achieve; `elastune set`
@@ -86,7 +90,7 @@ def optimize(
         Exception: otherwise what ``study.optimize`` raises.
     """
     template = template_of(objective, min_replicas, max_replicas, promise_metric)
-    check_slots(slots)
+    check_slots(slots, emulate)
     if n_jobs != -1 and n_jobs < 1:
         raise InvalidSweep(f"n_jobs is {n_jobs}; it must be at least 1, or -1 for as many as the slots allow")
     if resume and isinstance(study._storage, optuna.storages.InMemoryStorage):
@@ -94,10 +98,12 @@ def optimize(
             "resume=True needs a study that outlives its process, this one is in memory; create it with "
             "storage='sqlite:///sweep.db' (or any other storage) and load_if_exists=True"
         )
-    with scheduler_for(study.study_name, slots, state_dir) as (client, embedded):
+    with scheduler_for(study.study_name, slots, state_dir, emulate) as (client, embedded):
         driver = driver_of(study, template, client, embedded, promise_metric)
         driver.attach(None if terms is None else terms.to_json(), patience_seconds=ADOPTION_SECONDS if resume else 0.0)
         try:
+            if driver.emulated:
+                print(f"elastune: {driver.emulated}", file=sys.stderr)
             driver.template = bounded(template, driver.slots, max_replicas)
             remaining = _remaining(study, n_trials, driver, resume=resume)
             if remaining == 0 and n_trials != 0:
@@ -179,9 +185,16 @@ def check_promise_metric(given: Any) -> None:
         )
 
 
-def check_slots(slots: int | None) -> None:
+def check_slots(slots: int | None, emulate: str | None = None) -> None:
     if slots is not None and slots < 1:
         raise InvalidSweep(f"slots is {slots}; it must be at least 1")
+    if emulate is not None:
+        from trials.launch.emulated import emulation
+
+        try:
+            emulation(emulate, slots=slots)
+        except ValueError as error:
+            raise InvalidSweep(str(error)) from error
 
 
 def driver_of(
@@ -202,22 +215,23 @@ def driver_of(
 
 @contextmanager
 def scheduler_for(
-    study_name: str, slots: int | None, state_dir: str | os.PathLike[str] | None
+    study_name: str, slots: int | None, state_dir: str | os.PathLike[str] | None, emulate: str | None = None
 ) -> Iterator[tuple[SchedulerClient, EmbeddedScheduler | None]]:
     """The scheduler that ELASTUNE_URL names, or one of our own for the duration of the sweep."""
     named = SchedulerClient.from_environ()
     if named is not None:
         try:
-            if slots is not None:
+            if slots is not None or emulate is not None:
+                given = f"slots={slots}" if emulate is None else f"emulate={emulate!r}"
                 raise InvalidSweep(
-                    f"slots={slots} was given, but ELASTUNE_URL names a scheduler that has its own; leave one out"
+                    f"{given} was given, but ELASTUNE_URL names a scheduler that has its own slots; leave one out"
                 )
             yield named, None
         finally:
             named.close()
         return
     folder = Path(state_dir) if state_dir is not None else Path(".elastune") / file_name(study_name)
-    embedded = EmbeddedScheduler(folder, slots=slots)
+    embedded = EmbeddedScheduler(folder, slots=slots, emulate=emulate)
     client = embedded.start()
     try:
         yield client, embedded
