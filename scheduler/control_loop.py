@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Protocol
 
 from dist_core.env import EXIT_PREEMPTED, ReplicaEnvironment
+from scheduler.coming import Plans
 from scheduler.hearing import Hearing
 from scheduler.losses import found_no_room, judge
 from scheduler.observer import Observer
@@ -105,7 +106,6 @@ class ControlLoop:
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
         self._deaf_until = clock()
-        self._last_end = 0.0
         self._launch_not_before: dict[str, float] = {}
         self._blocked_since: dict[str, float] = {}
         self._progress_at_loss: dict[str, float] = {}
@@ -120,6 +120,7 @@ class ControlLoop:
         self.policy_error: Exception | None = None
         """Why the policy's last answer could not be used; None when it could."""
         self._observer = Observer(store, launcher)
+        self._plans: dict[str, Plans] = {}
         self._leaving: set[str] = set()
         """Replicas that somebody outside wants gone; a new scheduler hears of them when they have left."""
         self._hearing = Hearing(monotonic, settings.silence_seconds)
@@ -224,8 +225,7 @@ class ControlLoop:
                 trials,
                 now,
                 backing_off=self._backing_off(now),
-                since_last_end=now - self._last_end,
-                decide_every_seconds=self._settings.decide_every_seconds,
+                plans=self._plans,
             )
             self.latest_snapshot = snapshot
             grants = self._policy.allocate(snapshot)
@@ -238,6 +238,10 @@ class ControlLoop:
             return
         self.policy_error = None
         self._grants = grants
+
+    def note_plans(self, study: str, plans: Plans) -> None:
+        """Its driver says what it is going to submit; from API handlers."""
+        self._plans[study] = plans
 
     def decide_anew(self) -> None:
         """At the next look, whenever the last decision was; from any thread."""
@@ -415,7 +419,6 @@ class ControlLoop:
         self._finish(trial, event, reason, now)
 
     def _finish(self, trial: TrialRecord, event: TrialEvent, reason: Reason, now: float) -> None:
-        self._last_end = now
         self._decide_on_loss_or_end()
         self._move(trial, event, reason, now, finished_at=now)
         self._observer.note_end(trial, next_state(trial.state, event))

@@ -11,9 +11,11 @@ import logging
 import statistics
 from collections import deque
 from collections.abc import Mapping, Sequence, Set
+from dataclasses import replace
 from typing import Any
 
 from dist_core.goodput import Hints
+from scheduler.coming import ComingTrials, Plans
 from scheduler.priorities import effective_priorities
 from scheduler.promise import Promise, promises
 from scheduler.snapshot import NodeView, Snapshot, TrialView
@@ -54,6 +56,7 @@ class Observer:
         self._held: dict[str, tuple[str, int]] = {}
         self._looked_at: float | None = None
         self.latest_views: Mapping[str, TrialView] = {}
+        self._coming = ComingTrials()
 
     def note_end(self, trial: TrialRecord, state: TrialState) -> None:
         """The trial is over; what it measured stays with its study."""
@@ -84,12 +87,12 @@ class Observer:
         now: float,
         *,
         backing_off: Set[str],
-        since_last_end: float,
-        decide_every_seconds: float,
+        plans: Mapping[str, Plans],
     ) -> Snapshot:
         """What the policy may know of these trials (all that are live).
 
         ``backing_off``: those that must not be given further replicas yet, because launches failed or losses repeat.
+        ``plans``: what drivers say of their studies.
         """
         replicas = self._store.replicas()
         held = {(replica.node, replica.slot) for replica in replicas}
@@ -130,9 +133,39 @@ class Observer:
             now=now,
             nodes=nodes,
             trials=views,
-            free_for_seconds=since_last_end,
-            decide_every_seconds=decide_every_seconds,
+            coming=self._coming_views(trials, studies, priorities, plans, now),
         )
+
+    def _coming_views(
+        self,
+        trials: Sequence[TrialRecord],
+        studies: Mapping[str, Study],
+        priorities: Mapping[str, int],
+        plans: Mapping[str, Plans],
+        now: float,
+    ) -> tuple[TrialView, ...]:
+        """What is about to be submitted to studies whose driver is there."""
+        self._coming.look(trials, plans, now)
+        found: list[TrialView] = []
+        for name, study in studies.items():
+            history = self._histories.get(name)
+            number, latest = self._coming.of(name, now)
+            if study.owner is None or history is None or latest is None:
+                continue
+            for index in range(number):
+                trial = replace(
+                    latest,
+                    trial_id=f"coming-{index}-{name}",
+                    state=TrialState.PENDING,
+                    hold=None,
+                    generation=0,
+                    members=(),
+                    submitted_at=now,
+                )
+                found.append(
+                    self._view(trial, [], study, None, history.survival, priorities.get(name, 0), now, backs_off=False)
+                )
+        return tuple(found)
 
     def _note_slot_seconds(
         self, replicas_of: Mapping[str, Sequence[ReplicaRecord]], study_of: Mapping[str, str], now: float
@@ -244,6 +277,7 @@ class Observer:
             pause_seconds=DEFAULT_PAUSE_SECONDS if pause is None else pause,
             start_seconds=statistics.median(self._start_seconds.get(trial.spec.study, (DEFAULT_START_SECONDS,))),
             since_rescale_seconds=now - trial.rescaled_at,
+            steps_measured=_steps_measured(known, len(placement), len(replicas)),
             submitted_at=trial.submitted_at,
             attained_slot_seconds=self._slot_seconds.get(trial.trial_id, 0.0),
             served_seconds=self._served_seconds.get(trial.trial_id, 0.0),
@@ -269,6 +303,13 @@ class Observer:
             study = studies.get(name)
             result.update(promises(by_trial, maximize=study is not None and study.direction == "maximize"))
         return result
+
+
+def _steps_measured(hints: Hints | None, nodes: int, replicas: int) -> int:
+    rows = () if hints is None else hints.observations
+    return sum(
+        row.count for row in rows if (row.configuration.num_nodes, row.configuration.num_replicas) == (nodes, replicas)
+    )
 
 
 def _study_quota(study: str, terms: StudyTerms) -> tuple[SlotQuota, ...]:

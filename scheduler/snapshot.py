@@ -87,6 +87,8 @@ class TrialView:
     start_seconds: float = 2.0
     """From launching a replica to its first training step, as seen in its study."""
     since_rescale_seconds: float = float("inf")
+    steps_measured: int = 1_000_000
+    """Steps that it has timed with as many replicas on as many nodes as it has now."""
     submitted_at: float = 0.0
     attained_slot_seconds: float = 0.0
     served_seconds: float = 0.0
@@ -121,11 +123,9 @@ class Snapshot:
     nodes: tuple[NodeView, ...]
     trials: tuple[TrialView, ...]
     """In any order: a policy's answer does not depend on it."""
-    free_for_seconds: float = float("inf")
-    """How long ago a trial ended; the moment until its study sends the next one is no room to grow into."""
-
-    decide_every_seconds: float = 0.0
-    """Least time to the next decision."""
+    coming: tuple[TrialView, ...] = ()
+    """Trials that are about to be submitted, as far as that can be told: slots free for them only are no room to grow
+    into. They are given nothing yet."""
 
     def __post_init__(self) -> None:
         names = [node.name for node in self.nodes]

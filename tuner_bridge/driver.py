@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import os
 import queue
+import sys
 import threading
 import time
 import uuid
@@ -84,6 +85,10 @@ class StudyDriver:
         self._sent: set[str] = set()
         self._poller = threading.Thread(target=self._poll, name="elastune-driver", daemon=True)
         self.slots = 0
+        self.at_a_time: int | None = None
+        """Trials that the front end keeps submitted; None: it cannot tell."""
+        self.left: int | None = None
+        """Trials that it will still submit; None: nobody knows."""
         self.emulated = ""
         """A sentence for people where slots stand for devices that are not there."""
 
@@ -118,6 +123,10 @@ class StudyDriver:
         if answer.get("runs_elsewhere"):
             self._code = CodeOnCluster.from_environ()
         self._poller.start()
+
+    def say_if_emulated(self) -> None:
+        if self.emulated:
+            print(f"elastune: {self.emulated}", file=sys.stderr)
 
     def detach(self) -> None:
         self._closed.set()
@@ -169,6 +178,8 @@ class StudyDriver:
             raise SweepInterrupted
         served = _Served()
         spec = self._placed(spec)
+        with self._lock:
+            self.left = None if self.left is None else max(0, self.left - 1)
         summary = self._patiently(lambda: self.client.request("POST", "/trials", spec.to_json()))
         trial_id = summary["trial_id"]
         submitted(trial_id)
@@ -270,6 +281,7 @@ class StudyDriver:
                         "known": known,
                         "heard": self._heard,
                         "wait": POLL_SECONDS,
+                        "plans": self._plans(),
                     },
                 )
                 self._heard = news.get("heard", -1)
@@ -304,6 +316,10 @@ class StudyDriver:
             except SchedulerError as error:
                 logger.warning("the packed working folder was not sent again: %s", error)
                 time.sleep(1.0)
+
+    def _plans(self) -> dict[str, Any] | None:
+        """So that slots which the next trials need are not given to others meanwhile."""
+        return None if self.at_a_time is None else {"at_a_time": self.at_a_time, "left": self.left}
 
     def _try_reconnect(self) -> None:
         try:

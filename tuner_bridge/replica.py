@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import signal
 import sys
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 from weakref import WeakSet
 
@@ -122,16 +123,29 @@ def _tell(core: TrainingCore, **outcome: Any) -> None:
     core.channel.request("POST", "/outcome", outcome, give_up_after=60.0)
 
 
-def ask_driver(core: TrainingCore, question_id: str, method: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """The driver's encoded answer, waited for as long as this replica is wanted."""
+def ask_driver(
+    core: TrainingCore,
+    question_id: str,
+    method: str,
+    arguments: Mapping[str, Any],
+    *,
+    reports: Sequence[Mapping[str, Any]] = (),
+    look_up: Callable[[], None] | None = None,
+) -> dict[str, Any]:
+    """The driver's encoded answer, waited for as long as this replica is wanted.
+
+    ``reports``: for the scheduler, which notes them in passing: step, value and progress. ``look_up``: called now and
+    then in place of looking whether to leave, for other threads.
+    """
     assert core.channel is not None
     body = {
         "id": question_id,
         "method": method,
         "arguments": {name: encode_value(value) for name, value in arguments.items()},
+        "reports": [{**each, "value": each["value"] if math.isfinite(each["value"]) else None} for each in reports],
     }
     while True:
         answer: dict[str, Any] | None = core.channel.request("POST", "/call", body)["answer"]
         if answer is not None:
             return answer
-        core.leave_if_asked()
+        (look_up or core.leave_if_asked)()

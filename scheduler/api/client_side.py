@@ -13,6 +13,7 @@ from pydantic import BaseModel, Field
 from dist_core.goodput import Hints
 from scheduler.api.metrics import metrics_text
 from scheduler.api.service import Service, bearer
+from scheduler.coming import Plans
 from scheduler.control_loop import OWNER_LEASE_SECONDS
 from scheduler.packages import LARGEST_BYTES, PackageRefused
 from scheduler.priorities import effective_priorities
@@ -26,6 +27,11 @@ from trials.terms import StudyTerms
 LONGEST_WAIT_SECONDS = 30.0
 LOG_BYTES = 1024 * 1024
 MOST_LOG_BYTES = 64 * 1024 * 1024
+
+
+class PlansBody(BaseModel):
+    at_a_time: int = Field(ge=0, le=1_000_000)
+    left: int | None = Field(default=None, ge=0)
 
 
 class StudyBody(BaseModel):
@@ -49,6 +55,8 @@ class Waiting(BaseModel):
     heard: int | None = None
     """Number of the latest news in the last answer: at any other one there is more. None: what comes from now on."""
     wait: float = 20.0
+    plans: PlansBody | None = None
+    """What the driver is going to submit."""
 
 
 class Answer(BaseModel):
@@ -147,6 +155,8 @@ def client_routes(service: Service) -> APIRouter:
     async def news(name: str, body: Waiting) -> dict[str, Any]:
         """Long poll of a driver: open questions of its trials, and how those it waits for ended. Renews its lease."""
         await asyncio.to_thread(renew, name, body)
+        if body.plans is not None:
+            service.loop.note_plans(name, Plans(body.plans.at_a_time, body.plans.left))
         deadline = service.clock() + min(body.wait, 8.0)
         known = set(body.known)
         heard = service.mailbox.news(name).number if body.heard is None else body.heard

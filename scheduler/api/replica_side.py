@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Header, HTTPException, Request
@@ -73,6 +74,8 @@ class Question(BaseModel):
     id: str = Field(max_length=128)
     method: str = Field(max_length=64)
     arguments: dict[str, Any] = Field(default_factory=dict)
+    reports: list[ReportBody] = Field(default_factory=list, max_length=MOST_REPORTS)
+    """Noted here in passing; the driver has them among the arguments."""
 
 
 def calling_replica(request: Request, x_elastune_replica: Annotated[str, Header()]) -> ReplicaRecord:
@@ -197,7 +200,10 @@ def replica_routes(service: Service) -> APIRouter:
 
     @routes.post("/reports")
     def reports(caller: Caller, body: ReportsBody) -> None:
-        for each in body.reports:
+        note(caller, body.reports)
+
+    def note(caller: ReplicaRecord, reports: Sequence[ReportBody]) -> None:
+        for each in reports:
             report(caller, each)
 
     @routes.post("/warning")
@@ -246,9 +252,11 @@ def replica_routes(service: Service) -> APIRouter:
         trial = await asyncio.to_thread(store.trial, caller.trial_id)
         if trial.state.is_final:
             raise HTTPException(410, f"trial {caller.trial_id} is {trial.state.value}; nobody answers for it any more")
+        if body.reports:
+            await asyncio.to_thread(note, caller, body.reports)
         # Replicas choose their ids; another trial's question is another one, whatever it is called.
         question_id = f"{caller.trial_id}:{body.id}"
-        document = {**body.model_dump(), "id": question_id, "trial_id": caller.trial_id}
+        document = {**body.model_dump(exclude={"reports"}), "id": question_id, "trial_id": caller.trial_id}
         answer = await service.mailbox.ask(trial.spec.study, document, ANSWER_SECONDS)
         return {"answer": answer}
 

@@ -46,7 +46,8 @@ class ConstrainedPolicy:
                 for view in snapshot.trials
             }
         served = {view.study for view in everybody if view.trial_id in kept}
-        refused = not_admitted(snapshot.eligible, groups, snapshot.now, by_share=self._by_share, served=served)
+        candidates = [*snapshot.eligible, *snapshot.coming]
+        refused = not_admitted(candidates, groups, snapshot.now, by_share=self._by_share, served=served)
         snapshot = _held(snapshot, refused)
         open_to_all = not any(view.only_on for view in snapshot.trials) and not any(
             group.nodes[0].reserved_for for group in groups
@@ -65,7 +66,7 @@ class ConstrainedPolicy:
 
     def _in_groups(self, snapshot: Snapshot, groups: Sequence[NodeGroup]) -> dict[str, Grant]:
         eligible = snapshot.eligible
-        assigned = self._assign(snapshot, eligible, groups)
+        assigned = self._assign(snapshot, [*eligible, *snapshot.coming], groups)
         homeless = {
             view.trial_id: "no node is open to it: all are reserved for other studies, or it is pinned elsewhere"
             for view in eligible
@@ -82,7 +83,8 @@ class ConstrainedPolicy:
         grants: dict[str, Grant] = {}
         for index, group in enumerate(groups):
             mine = tuple(view for view in snapshot.trials if assigned.get(view.trial_id, 0) == index)
-            part = replace(snapshot, nodes=group.nodes, trials=mine)
+            coming = tuple(view for view in snapshot.coming if assigned.get(view.trial_id) == index)
+            part = replace(snapshot, nodes=group.nodes, trials=mine, coming=coming)
             grants |= self.inner.allocate(_on_kind(part, group.kind))
         return grants
 
@@ -125,7 +127,8 @@ def _held(snapshot: Snapshot, reasons: Mapping[str, str]) -> Snapshot:
     if not reasons:
         return snapshot
     trials = tuple(replace(view, held=reasons.get(view.trial_id, view.held)) for view in snapshot.trials)
-    return replace(snapshot, trials=trials)
+    coming = tuple(view for view in snapshot.coming if view.trial_id not in reasons)
+    return replace(snapshot, trials=trials, coming=coming)
 
 
 def _capped(snapshot: Snapshot, caps: Mapping[str, int]) -> Snapshot:
@@ -135,10 +138,13 @@ def _capped(snapshot: Snapshot, caps: Mapping[str, int]) -> Snapshot:
 
 def _on_kind(snapshot: Snapshot, kind: str) -> Snapshot:
     """With each trial's model for nodes of that kind."""
-    if all(view.model is None or view.model.kind == kind for view in snapshot.trials):
+    if all(view.model is None or view.model.kind == kind for view in [*snapshot.trials, *snapshot.coming]):
         return snapshot
-    trials = tuple(view if view.model is None else replace(view, model=view.model.on(kind)) for view in snapshot.trials)
-    return replace(snapshot, trials=trials)
+    trials, coming = (
+        tuple(view if view.model is None else replace(view, model=view.model.on(kind)) for view in views)
+        for views in (snapshot.trials, snapshot.coming)
+    )
+    return replace(snapshot, trials=trials, coming=coming)
 
 
 def _over_quota(views: Sequence[TrialView], grants: Mapping[str, Grant]) -> dict[str, int]:

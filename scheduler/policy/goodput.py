@@ -53,12 +53,11 @@ class GoodputSettings:
     """Speed, in slots, that a further slot must add: models are not believed to less, and slots have other uses."""
     promise_power: float = 2.0
     """Sharpens promise: a slot should not leave the best trial for the worst one's steeper speed-up."""
-    settle_seconds: float = 2.0
+    settled_steps: int = 8
+    """A trial is left alone after a rescale until it has timed so many steps at its new size, and has trained for as
+    long as the rescale took."""
     most_settle_seconds: float = 30.0
-    settle_factor: float = 8.0
-    """A trial is left alone after a rescale until its new step times are measured: a multiple of what it cost."""
-    room_seconds: float = 1.0
-    """Slots that have been free for less are about to be taken by a study's next trial."""
+    """But not longer: its steps may be long."""
     unknown_seconds: float = 60.0
     """Taken as the remaining work of a trial that neither says its length nor has run."""
 
@@ -72,7 +71,8 @@ class GoodputPolicy:
     def allocate(self, snapshot: Snapshot) -> dict[str, Grant]:
         node_slots = snapshot.largest_node
         eligible = [
-            view if _is_usable(view.model, node_slots) else replace(view, model=None) for view in snapshot.eligible
+            view if _is_usable(view.model, node_slots) else replace(view, model=None)
+            for view in [*snapshot.eligible, *snapshot.coming]
         ]
         table = _Table(eligible, snapshot, self.settings)
         chosen = table.counts[choose_counts(table.counts, table.values, snapshot.total_slots)]
@@ -120,6 +120,8 @@ class GoodputPolicy:
         story = f"{change}; promise {view.promise:.2f} ({view.rank_sentence})"
         if after > before:
             return Reason(code="goodput_gain", sentence=f"{slots(after - before)} more; {story}")
+        if not starts and table.speed(row, after) >= table.speed(row, before):
+            return Reason(code="too_large", sentence=f"{slots(before)} are slower than was believed; {story}")
         cause = "makes room for a waiting trial" if starts else f"others gain more from {slots(before - after)}"
         return Reason(code="gives_way", sentence=f"{cause}; {story}")
 
@@ -262,8 +264,7 @@ class _Table:
     def _allowed(self, views: Sequence[TrialView], snapshot: Snapshot) -> NDArray[np.bool_]:
         """Which counts each trial may be given now."""
         settings = self._settings
-        waiting = bool((self.held == 0).any())
-        fresh = max(snapshot.free_for_seconds, snapshot.decide_every_seconds) < settings.room_seconds
+        waiting = bool(((self.held == 0) & ~self.hurried).any())
         least, most, frozen = (np.zeros(len(views), dtype=np.int64) for _ in range(3))
         for row, view in enumerate(views):
             held = view.held_slots
@@ -275,11 +276,13 @@ class _Table:
                 useful = view.model.bounds.max_useful_replicas()
                 reach = min(settings.exploration * seen, useful)
                 most[row] = min(view.max_replicas, int(max(reach, view.min_replicas, held)))
-            cost = min(settings.settle_factor * (view.pause_seconds + view.start_seconds), settings.most_settle_seconds)
-            settled = view.since_rescale_seconds >= max(settings.settle_seconds, cost)
-            if held and (not view.can_rescale or not settled or fresh):
+            since = view.since_rescale_seconds
+            settled = since >= settings.most_settle_seconds or (
+                view.steps_measured >= settings.settled_steps and since >= view.pause_seconds + view.start_seconds
+            )
+            if held and (not view.can_rescale or not settled):
                 most[row] = min(most[row], held)
-                frozen[row] = not (waiting or fresh) and view.min_replicas <= held <= view.max_replicas
+                frozen[row] = not waiting and view.min_replicas <= held <= view.max_replicas
         counts, held_slots = self.counts[None, :], self.held[:, None]
         same = (counts == held_slots) & (held_slots >= least[:, None]) & (held_slots > 0)
         within = (counts == 0) | ((counts >= least[:, None]) & (counts <= most[:, None]))

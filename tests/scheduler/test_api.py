@@ -123,7 +123,11 @@ def test_unknown_names_are_told(site: Site) -> None:
 
 
 def test_one_driver_at_a_time(site: Site) -> None:
-    assert site.call("PUT", "/studies/s", {"owner": "one"}).json() == {"slots": 2, "runs_elsewhere": False}
+    assert site.call("PUT", "/studies/s", {"owner": "one"}).json() == {
+        "slots": 2,
+        "runs_elsewhere": False,
+        "emulated": "",
+    }
     assert site.call("PUT", "/studies/s", {"owner": "one"}).status_code == 200
     taken = site.call("PUT", "/studies/s", {"owner": "two"})
     assert taken.status_code == 409

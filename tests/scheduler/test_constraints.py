@@ -33,7 +33,7 @@ def nodes(**kinds: int) -> tuple[NodeView, ...]:
 
 
 def seen(*trials: TrialView, on: tuple[NodeView, ...]) -> Snapshot:
-    return Snapshot(now=1e4, nodes=on, trials=trials, free_for_seconds=100.0)
+    return Snapshot(now=1e4, nodes=on, trials=trials)
 
 
 def quota_of(study: str, slots: int) -> SlotQuota:

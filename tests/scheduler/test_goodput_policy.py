@@ -67,8 +67,24 @@ def test_exploration_goes_so_far_beyond_what_was_measured() -> None:
     assert counts(snapshot(running("a", model=model(seen=1)), slots=8))["a"] == 4
 
 
-def test_a_moment_after_a_trial_ended_its_slots_are_left_for_the_next() -> None:
-    assert counts(snapshot(running("a"), free_for=0.1)) == {"a": 1}
+def test_slots_are_left_for_trials_that_are_about_to_come() -> None:
+    assert counts(snapshot(running("a"), coming=(waiting("next"),))) == {"a": 3}
+    three = tuple(waiting(f"next-{index}") for index in range(3))
+    assert counts(snapshot(running("a"), coming=three)) == {"a": 1}
+    # As if they were in the queue already: nobody grows while somebody waits for more than is free.
+    assert counts(snapshot(running("a"), coming=(*three, waiting("one more")))) == {"a": 1}
+
+
+def test_a_trial_is_left_alone_until_it_has_measured_its_new_size() -> None:
+    unsettled = running("a", 2, steps_measured=3, since_rescale_seconds=5.0)
+    assert counts(snapshot(unsettled)) == {"a": 2}
+    assert counts(snapshot(replace(unsettled, steps_measured=8))) == {"a": 4}
+    assert counts(snapshot(replace(unsettled, since_rescale_seconds=31.0))) == {"a": 4}
+    # A trial that waits for its minimum comes first all the same; one of a study in a hurry does not.
+    full = running("b", 2)
+    assert counts(snapshot(unsettled, full, waiting("c")))["c"] == 1
+    hurried = [replace(each, goal="time_to_best") for each in (unsettled, full, waiting("c", model=model()))]
+    assert counts(snapshot(*hurried))["a"] == 2
 
 
 def test_a_slot_moves_only_for_a_clear_gain() -> None:

@@ -44,12 +44,12 @@ def waiting(name: str, **changes: Any) -> TrialView:
     return replace(TrialView(trial_id=name, study="s", min_replicas=1, max_replicas=8), **changes)
 
 
-def snapshot(*trials: TrialView, slots: int = 4, nodes: int = 1, free_for: float = 100.0, now: float = 0.0) -> Snapshot:
+def snapshot(*trials: TrialView, slots: int = 4, nodes: int = 1, coming: tuple[TrialView, ...] = ()) -> Snapshot:
     return Snapshot(
-        now=now,
+        now=0.0,
         nodes=tuple(NodeView(name=f"n{index}", slots=slots) for index in range(nodes)),
         trials=trials,
-        free_for_seconds=free_for,
+        coming=coming,
     )
 
 

@@ -133,8 +133,9 @@ class TestAgainstPlainOptuna:
 
 
 def test_on_emulated_devices_steps_take_as_long_as_their_profile_says(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.delenv("ELASTUNE_URL", raising=False)
     made = study()
     devices = "2x1:resnet18-cifar10@2"
     optimize(

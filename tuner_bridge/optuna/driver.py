@@ -78,7 +78,8 @@ class OptunaDriver(StudyDriver):
 
     def run(self, trial: optuna.Trial) -> Any:
         """The objective as Optuna calls it: returns the value, raises TrialPruned or the objective's exception."""
-        spec = self.template.trial(self.study_key, trial.number, storage_id=trial._trial_id)
+        prunes = not isinstance(self.study.pruner, optuna.pruners.NopPruner)
+        spec = self.template.trial(self.study_key, trial.number, storage_id=trial._trial_id, prunes=prunes)
         reported = _reported_steps(self.study, trial)
 
         def ask(method: str, arguments: dict[str, Any]) -> Any:
@@ -129,7 +130,12 @@ class _Display:
 
 
 def _call(trial: optuna.Trial, method: str, arguments: dict[str, Any], reported: set[int]) -> Any:
-    """One question put to the real trial."""
+    """One question put to the real trial, after the reports that came with it.
+
+    A trial that resumed from its checkpoint reports again what it had reported since; the first value stays.
+    """
+    for step, value in arguments.pop("reports", ()):
+        _report(trial, value, step, reported)
     if method in ("suggest_float", "suggest_int"):
         return getattr(trial, method)(**arguments)
     if method == "suggest_categorical":
@@ -137,10 +143,8 @@ def _call(trial: optuna.Trial, method: str, arguments: dict[str, Any], reported:
         value = trial.suggest_categorical(arguments["name"], choices)
         return next(i for i, choice in enumerate(choices) if choice == value and type(choice) is type(value))
     if method == "report":
-        # A trial that resumed from its checkpoint reports again what it had reported since; the first value stays.
-        if arguments["step"] not in reported:
-            trial.report(arguments["value"], arguments["step"])
-            reported.add(int(arguments["step"]))
+        return _report(trial, arguments["value"], arguments["step"], reported)
+    if method == "reports":
         return None
     if method == "last_report":
         values = trial.study._storage.get_trial(trial._trial_id).intermediate_values
@@ -165,6 +169,12 @@ def _call(trial: optuna.Trial, method: str, arguments: dict[str, Any], reported:
     if method == "set_study_user_attr":
         return trial.study.set_user_attr(arguments["key"], arguments["value"])
     raise ValueError(f"an elastic trial has no method {method!r}")
+
+
+def _report(trial: optuna.Trial, value: Any, step: Any, reported: set[int]) -> None:
+    if step not in reported:
+        trial.report(value, step)
+        reported.add(int(step))
 
 
 def _of_study(study: optuna.Study, name: str) -> Any:
@@ -197,10 +207,7 @@ def _conclude(summary: Mapping[str, Any]) -> Any:
 
 
 def _reported_steps(study: optuna.Study, trial: optuna.Trial) -> set[int]:
-    for known in study.get_trials(deepcopy=False):
-        if known.number == trial.number:
-            return set(known.intermediate_values)
-    return set()
+    return set(study._storage.get_trial(trial._trial_id).intermediate_values)
 
 
 def _study_key(study: optuna.Study) -> str:

@@ -25,6 +25,7 @@ def elastic(
     min_replicas: int = 1,
     max_replicas: int | None = None,
     slots: int | None = None,
+    emulate: str | None = None,
     state_dir: str | os.PathLike[str] | None = None,
     terms: StudyTerms | None = None,
     promise_metric: tuple[str, str] | None = None,
@@ -38,8 +39,8 @@ def elastic(
     Raises what ``optimize`` raises for what cannot be run.
     """
     template = template_of(objective, min_replicas, max_replicas, promise_metric)
-    check_slots(slots)
-    return ElasticObjective(template, max_replicas, slots, state_dir, terms, promise_metric)
+    check_slots(slots, emulate)
+    return ElasticObjective(template, max_replicas, slots, emulate, state_dir, terms, promise_metric)
 
 
 class ElasticObjective:
@@ -50,6 +51,7 @@ class ElasticObjective:
         template: Any,
         max_replicas: int | None,
         slots: int | None,
+        emulate: str | None,
         state_dir: str | os.PathLike[str] | None,
         terms: StudyTerms | None,
         promise_metric: tuple[str, str] | None,
@@ -57,6 +59,7 @@ class ElasticObjective:
         self._template = template
         self._max_replicas = max_replicas
         self._slots = slots
+        self._emulate = emulate
         self._state_dir = state_dir
         self._terms = terms
         self._promise_metric = promise_metric
@@ -86,10 +89,13 @@ class ElasticObjective:
     def _start(self, study: optuna.Study) -> OptunaDriver:
         atexit.register(self.close)
         with contextlib.ExitStack() as starting:
-            client, embedded = starting.enter_context(scheduler_for(study.study_name, self._slots, self._state_dir))
+            client, embedded = starting.enter_context(
+                scheduler_for(study.study_name, self._slots, self._state_dir, self._emulate)
+            )
             driver = driver_of(study, self._template, client, embedded, self._promise_metric)
             driver.attach(None if self._terms is None else self._terms.to_json())
             starting.callback(driver.detach)
+            driver.say_if_emulated()
             driver.template = bounded(self._template, driver.slots, self._max_replicas)
             self._open = starting.pop_all()
         return driver

@@ -102,14 +102,14 @@ def optimize(
         driver = driver_of(study, template, client, embedded, promise_metric)
         driver.attach(None if terms is None else terms.to_json(), patience_seconds=ADOPTION_SECONDS if resume else 0.0)
         try:
-            if driver.emulated:
-                print(f"elastune: {driver.emulated}", file=sys.stderr)
+            driver.say_if_emulated()
             driver.template = bounded(template, driver.slots, max_replicas)
             remaining = _remaining(study, n_trials, driver, resume=resume)
             if remaining == 0 and n_trials != 0:
                 logger.warning("study %r has its %d trials already; nothing to do", study.study_name, n_trials)
                 return
             jobs = max(1, driver.slots // min_replicas) if n_jobs == -1 else n_jobs
+            driver.at_a_time, driver.left = jobs, remaining
             with _marked_asks(study, driver), _interruptible(driver), _display(driver, n_trials, live=live):
                 study.optimize(
                     driver.run,

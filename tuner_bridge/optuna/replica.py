@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import optuna
 
 from dist_core.core import TrainingCore
+from dist_core.errors import ControlChannelError, JoinAgain, PeerLost
 from tuner_bridge.optuna.current import run_script, set_current_trial
 from tuner_bridge.optuna.trial import ElasticTrial
 from tuner_bridge.replica import run_replica
@@ -22,10 +24,31 @@ def main() -> int:
 def prepare(core: TrainingCore, document: Mapping[str, Any]) -> Callable[[], Any]:
     """The objective of the trial that the scheduler describes, with the trial that it is called with."""
     payload = document["payload"]
-    trial = ElasticTrial(core, document["number"], payload["storage_id"], promise_metric=payload.get("promise_metric"))
+    trial = ElasticTrial(
+        core,
+        document["number"],
+        payload["storage_id"],
+        promise_metric=payload.get("promise_metric"),
+        prunes=payload.get("prunes", True),
+    )
     if "script" in payload:
         script = Script.from_json(payload["script"])
-        return lambda: run_script(script, trial)
+        return lambda: _reporting_all(trial, lambda: run_script(script, trial))
     set_current_trial(trial)
     objective = receive(ShippedFunction.from_json(payload["objective"]))
-    return lambda: objective(trial)
+    return lambda: _reporting_all(trial, lambda: objective(trial))
+
+
+def _reporting_all(trial: ElasticTrial, run: Callable[[], Any]) -> Any:
+    """The study hears what was reported before it hears how the trial ended."""
+    try:
+        value = run()
+    except (PeerLost, ControlChannelError, JoinAgain):
+        # It goes on.
+        raise
+    except Exception:
+        with contextlib.suppress(Exception):
+            trial.finish_reports()
+        raise
+    trial.finish_reports()
+    return value

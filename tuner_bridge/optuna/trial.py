@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import datetime
 import itertools
+import numbers
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -20,8 +21,11 @@ from optuna.study import StudyDirection
 import dist_core
 from dist_core.core import TrainingCore
 from dist_core.replica_group import ReplicaGroup
+from tuner_bridge.optuna.reports import PendingReports, Report
 from tuner_bridge.replica import ask_driver
 from tuner_bridge.wire import decode_exception, decode_value, encode_exception, encode_value
+
+STATE = "optuna-reports"
 
 
 class ElasticTrial(optuna.Trial):
@@ -31,14 +35,24 @@ class ElasticTrial(optuna.Trial):
     """
 
     def __init__(
-        self, core: TrainingCore, number: int, storage_id: int = 0, *, promise_metric: str | None = None
+        self,
+        core: TrainingCore,
+        number: int,
+        storage_id: int = 0,
+        *,
+        promise_metric: str | None = None,
+        prunes: bool = True,
     ) -> None:
+        """``prunes``: whether the study has a pruner that could ever say yes."""
         # Not Optuna's: that one would draw parameters.
         self._core = core
         self._number = number
         self._trial_id = storage_id
         self._promise_metric = promise_metric
         self._calls = itertools.count()
+        self._prunes = prunes
+        self._has_reported = False
+        self._reports = PendingReports(self._tell_reports, lambda: self._core.reports)
         self._suggested: dict[str, Any] = {}
         self.study: Any = _StudyOfTrial(self)
         self.storage: Any = _StorageOfTrial(self)
@@ -46,13 +60,38 @@ class ElasticTrial(optuna.Trial):
     # ------------------------------------------------------------------ asking the driver
 
     def _ask(self, method: str, **arguments: Any) -> Any:
-        """The driver's answer; raises the exception that the real trial raised."""
+        """The driver's answer; raises the exception that the real trial raised. Pending reports go along."""
+        reports = self._reports.take() if self._core.reports else []
+        try:
+            answer = self._put(method, arguments, reports)
+        except BaseException:
+            self._reports.give_back()
+            raise
+        self._reports.arrived()
+        return _content(answer)
+
+    def _put(
+        self, method: str, arguments: Mapping[str, Any], reports: Sequence[Report], **options: Any
+    ) -> dict[str, Any]:
         environment = self._core.environment
         assert environment is not None
-        answer = ask_driver(self._core, f"{environment.replica_id}/{next(self._calls)}", method, arguments)
-        if "exception" in answer:
-            raise decode_exception(answer["exception"])
-        return decode_value(answer["value"])
+        told = {"reports": [[each["step"], each["value"]] for each in reports]} if reports else {}
+        question = f"{environment.replica_id}/{next(self._calls)}"
+        return ask_driver(self._core, question, method, {**arguments, **told}, reports=reports, **options)
+
+    def _tell_reports(self, reports: Sequence[Report]) -> None:
+        """From a thread, when no question has taken them along."""
+        _content(self._put("reports", {}, reports, look_up=lambda: None))
+
+    def finish_reports(self) -> None:
+        """The study has all that was reported. Raises what it raised."""
+        if self._core.reports and not self._reports.are_settled:
+            self._ask("reports")
+
+    def _stay_registered(self) -> None:
+        """Also when the user's code runs again from its top."""
+        if not self._core.registry.has(STATE):
+            self._core.registry.register(STATE, self._reports)
 
     def _once(self, act: Callable[[], Any], *, otherwise: Any = None) -> Any:
         """Run ``act`` on rank 0 and give its result, or raise its exception, on every rank.
@@ -73,9 +112,9 @@ class ElasticTrial(optuna.Trial):
             return group.broadcast_json(acted[0] if group.rank == 0 else None)
 
         answer = self._core.together(tell, otherwise=lambda: {"value": encode_value(otherwise)})
-        if "exception" in answer:
-            raise decode_exception(answer["exception"])
-        return decode_value(answer["value"])
+        if self._core.broken is None and not self._core.reports:
+            self._reports.forget()
+        return _content(answer)
 
     @property
     def _stands_outside(self) -> bool:
@@ -136,11 +175,21 @@ class ElasticTrial(optuna.Trial):
         if self._stands_outside:
             return
 
+        self._core.raise_postponed()
+        self._stay_registered()
+        plain = _is_a(value, numbers.Real) and _is_a(step, numbers.Integral) and step >= 0
+        report = Report(step=int(step), value=float(value), progress=self._core.progress) if plain else None
+        if report is not None and self._has_reported:
+            self._reports.add(report)
+            return
+
         def act() -> None:
+            # Optuna has its say on the first one, and on what is unusual: the study may take no reports at all.
             self._ask("report", value=value, step=step)
             dist_core.report(float(value), int(step))
 
         self._once(act)
+        self._has_reported = True
 
     def report_metrics(self, metrics: Mapping[str, float], step: int) -> None:
         """Tell how a trial with several objectives is doing, which Optuna's ``report`` does not take.
@@ -160,6 +209,9 @@ class ElasticTrial(optuna.Trial):
 
     def should_prune(self) -> bool:
         if self._stands_outside:
+            return False
+        if not self._prunes and self._has_reported:
+            self._core.raise_postponed()
             return False
         return bool(self._once(lambda: self._ask("should_prune"), otherwise=False))
 
@@ -212,6 +264,17 @@ class ElasticTrial(optuna.Trial):
 
     def __repr__(self) -> str:
         return f"ElasticTrial(number={self._number}, optuna={optuna.__version__})"
+
+
+def _is_a(value: object, kind: type) -> bool:
+    """NumPy's numbers among them."""
+    return isinstance(value, kind)
+
+
+def _content(answer: Mapping[str, Any]) -> Any:
+    if "exception" in answer:
+        raise decode_exception(answer["exception"])
+    return decode_value(answer["value"])
 
 
 class _StudyOfTrial:

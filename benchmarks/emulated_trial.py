@@ -1,0 +1,70 @@
+"""A trial for sweeps on emulated devices: real elastic training, whose values are those of a learning curve."""
+
+from __future__ import annotations
+
+import os
+import time
+from functools import cache
+from typing import Any
+
+import numpy as np
+import optuna
+import torch
+from torch.utils.data import TensorDataset
+
+from dist_core import AdaptiveDataLoader, AdaptiveDataParallel, remaining_epochs_until
+from dist_core.goodput import optim_seconds
+from dist_core.goodput.speed_profiles import speed_profile
+from scheduler.simulator.sweep import learning_curves
+
+EPOCHS, STEPS, BATCH = 20, 40, 64
+PROFILE = "resnet50-imagenet@3.5"
+"""With which a step of 64 examples on one slot takes 0.1 s, and a whole trial 80 s."""
+CONFIGURATIONS = 64
+
+
+@cache
+def curves() -> Any:
+    return learning_curves(CONFIGURATIONS, EPOCHS, seed=int(os.environ.get("SWEEP_SEED", "0")))
+
+
+def step_seconds() -> float:
+    return float(optim_seconds(speed_profile(PROFILE).params, 1, 1, BATCH))
+
+
+def configuration(trial: optuna.Trial) -> int:
+    return trial.suggest_int("configuration", 0, CONFIGURATIONS - 1)
+
+
+def sleeps(trial: optuna.Trial) -> float:
+    """The same steps on one slot, as a thread of plain Optuna."""
+    row = configuration(trial)
+    for epoch in range(EPOCHS):
+        time.sleep(STEPS * step_seconds())
+        trial.report(float(curves()[row, epoch]), epoch + 1)
+        if trial.should_prune():
+            raise optuna.TrialPruned
+    return float(curves()[row, -1])
+
+
+def trains(trial: optuna.Trial) -> float:
+    row = configuration(trial)
+    generator = torch.Generator().manual_seed(row)
+    x = torch.randn(STEPS * BATCH, 8, generator=generator)
+    y = x.sum(dim=1, keepdim=True) + 2.0 * torch.randn(len(x), 1, generator=generator)
+    model = torch.nn.Linear(8, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    loader = AdaptiveDataLoader(TensorDataset(x, y), batch_size=BATCH, shuffle=True)
+    loader.autoscale_batch_size(1024, local_bsz_bounds=(16, 128))
+    wrapped = AdaptiveDataParallel(model, optimizer)
+    value = float(np.nan)
+    for epoch in remaining_epochs_until(EPOCHS):
+        for inputs, target in loader:
+            optimizer.zero_grad()
+            torch.nn.functional.mse_loss(wrapped(inputs), target).backward()
+            optimizer.step()
+        value = float(curves()[row, epoch])
+        trial.report(value, epoch + 1)
+        if trial.should_prune():
+            raise optuna.TrialPruned
+    return value

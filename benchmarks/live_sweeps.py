@@ -1,0 +1,112 @@
+"""Live sweeps on 16 emulated slots against plain ``study.optimize`` with 16 threads that sleep the same steps.
+
+Successive halving over 64 configurations whose trials take 80 s on one slot. Real driver, scheduler, replicas and
+rescales; only the arithmetic of a step takes the time of other devices.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import optuna
+
+from benchmarks.emulated_trial import CONFIGURATIONS, PROFILE, sleeps, trains
+from benchmarks.frame import Measurement
+from trials.terms import StudyTerms
+from tuner_bridge import optimize
+
+SLOTS = 16
+ROOT = Path(__file__).resolve().parent.parent
+CONTENDERS = ("plain", "one replica", "default", "time_to_best")
+
+
+def sweep(contender: str, n_jobs: int = SLOTS) -> dict[str, Any]:
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    pruner = optuna.pruners.SuccessiveHalvingPruner(min_resource=2, reduction_factor=3)
+    study = optuna.create_study(direction="maximize", pruner=pruner)
+    for row in range(CONFIGURATIONS):
+        study.enqueue_trial({"configuration": row})
+    found: dict[str, Any] = {}
+    began = time.time()
+    if contender == "plain":
+        study.optimize(sleeps, n_trials=CONFIGURATIONS, n_jobs=n_jobs)
+    else:
+        with tempfile.TemporaryDirectory() as folder:
+            base = Path(os.environ.get("SWEEP_PICTURES", folder)) / contender.replace(" ", "_")
+            optimize(
+                study,
+                trains,
+                n_trials=CONFIGURATIONS,
+                n_jobs=n_jobs,
+                max_replicas=1 if contender == "one replica" else 8,
+                emulate=f"4x4:{PROFILE}",
+                terms=StudyTerms(goal="time_to_best") if contender == "time_to_best" else None,
+                state_dir=folder,
+                timeline=base,
+            )
+    ended = time.time()
+    complete = [trial for trial in study.trials if trial.state is optuna.trial.TrialState.COMPLETE]
+    best = max(complete, key=lambda trial: trial.value or 0.0)
+    assert best.datetime_complete is not None
+    found |= {
+        "makespan": ended - began,
+        "time to best": best.datetime_complete.timestamp() - began,
+        "best": best.value,
+        "finished": len(complete),
+        "load": os.getloadavg()[0],
+    }
+    return found
+
+
+def measure() -> list[Measurement]:
+    seeds = range(int(os.environ.get("SWEEP_SEEDS", "5")))
+    results: dict[str, list[dict[str, Any]]] = {contender: [] for contender in CONTENDERS}
+    for seed in seeds:
+        for contender in CONTENDERS:
+            results[contender].append(_in_a_process_of_its_own(contender, seed))
+    rows = []
+    targets = {"makespan": 1 / 1.5, "time to best": 1 / 2.0}
+    for contender in CONTENDERS[1:]:
+        for what, target in targets.items():
+            rows.append(
+                Measurement(
+                    what=f"{contender}: {what}",
+                    ours=_median([each[what] for each in results[contender]]),
+                    peer=_median([each[what] for each in results["plain"]]),
+                    unit="s",
+                    peer_name="study.optimize, 16 threads",
+                    target=1.03 if contender == "one replica" else target,
+                    details={"runs": results[contender], "peer": results["plain"]},
+                )
+            )
+    return rows
+
+
+def _median(values: list[float]) -> float:
+    return sorted(values)[len(values) // 2]
+
+
+def _in_a_process_of_its_own(contender: str, seed: int) -> dict[str, Any]:
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks.live_sweeps", contender],
+        cwd=ROOT,
+        env={**os.environ, "SWEEP_SEED": str(seed), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    logging.getLogger(__name__).info("%s seed=%d %s", contender, seed, result)
+    return result
+
+
+if __name__ == "__main__":
+    print(json.dumps(sweep(sys.argv[1], *map(int, sys.argv[2:3]))))

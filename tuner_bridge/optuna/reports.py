@@ -1,0 +1,116 @@
+"""Reports of a trial on their way to its study: they travel with its next question, or by themselves a moment later.
+
+Until the study has them they are part of the trial's state, so that a checkpoint which counts one holds it too. Every
+replica remembers them: one that takes over tells what its predecessor may not have told. The driver keeps the first
+value of a step, so one that comes twice counts once.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any, TypedDict
+
+ALONE_AFTER_SECONDS = 0.02
+"""A question follows a report soon, or not at all."""
+MOST_KEPT = 1000
+"""Of those that nobody has asked along with; a trial that reports faster than they travel waits."""
+
+
+class Report(TypedDict):
+    step: int
+    value: float
+    progress: float
+
+
+class PendingReports:
+    """``send`` passes reports on, from a thread, and raises what the study raised. ``tells``: whether we are to."""
+
+    def __init__(self, send: Callable[[Sequence[Report]], None], tells: Callable[[], bool]) -> None:
+        self._send = send
+        self._tells = tells
+        self._changed = threading.Condition()
+        self._pending: deque[Report] = deque(maxlen=MOST_KEPT)
+        self._travelling: list[Report] = []
+        self._error: BaseException | None = None
+        self._thread: threading.Thread | None = None
+
+    @property
+    def are_settled(self) -> bool:
+        """The study has all of them, and nothing went wrong."""
+        with self._changed:
+            return not (self._pending or self._travelling or self._error)
+
+    def add(self, report: Report) -> None:
+        """Raises what an earlier report has raised meanwhile."""
+        with self._changed:
+            self._raise()
+            if self._tells():
+                self._changed.wait_for(lambda: len(self._pending) < MOST_KEPT or self._error is not None)
+                self._raise()
+            self._pending.append(report)
+            if self._tells() and self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="optuna-reports", daemon=True)
+                self._thread.start()
+            self._changed.notify_all()
+
+    def take(self) -> list[Report]:
+        """All that is pending, to travel with a question; ``arrived`` or ``give_back`` follows. Raises as ``add``."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._travelling)
+            self._raise()
+            self._travelling = [*self._pending]
+            self._pending.clear()
+            return list(self._travelling)
+
+    def arrived(self) -> None:
+        with self._changed:
+            self._travelling = []
+            self._changed.notify_all()
+
+    def give_back(self) -> None:
+        """Nobody knows whether they arrived."""
+        with self._changed:
+            self._pending.extendleft(reversed(self._travelling))
+            self._travelling = []
+            self._changed.notify_all()
+
+    def forget(self) -> None:
+        """Another replica has told them."""
+        with self._changed:
+            self._pending.clear()
+            self._changed.notify_all()
+
+    def _raise(self) -> None:
+        if self._error is not None:
+            error, self._error = self._error, None
+            raise error
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: bool(self._pending) and not self._travelling and self._error is None)
+                if self._changed.wait_for(lambda: not self._pending or bool(self._travelling), ALONE_AFTER_SECONDS):
+                    continue
+                self._travelling = [*self._pending]
+                self._pending.clear()
+            try:
+                self._send(self._travelling)
+            except BaseException as error:
+                # Raised where the trial reports or asks next.
+                with self._changed:
+                    self._error = error
+            self.arrived()
+
+    # ------------------------------------------------------------------ a part of the trial's state
+
+    def state_dict(self) -> dict[str, Any]:
+        with self._changed:
+            return {"untold": [dict(each) for each in (*self._travelling, *self._pending)]}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        with self._changed:
+            self._pending.clear()
+        for report in state["untold"]:
+            self.add(Report(step=report["step"], value=report["value"], progress=report["progress"]))
