@@ -14,7 +14,7 @@ import optuna.terminator
 import torch
 from torch.utils.data import TensorDataset
 
-from dist_core import AdaptiveDataLoader, AdaptiveDataParallel, remaining_epochs_until
+from dist_core import AdaptiveDataLoader, AdaptiveDataParallel, remaining_epochs_until, world_size
 from dist_core.core import get_core
 from tuner_bridge import report_metrics
 
@@ -199,6 +199,30 @@ def trains(trial: optuna.Trial) -> float:
         if trial.should_prune():
             raise optuna.TrialPruned
     return float(loss)
+
+
+def reports_until_it_has_grown(trial: optuna.Trial) -> float:
+    """The first trial is over at once; the other gets its slot, reports some more, and tells its replicas."""
+    if trial.number == 0:
+        return 0.0
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=trial.suggest_float("lr", 0.01, 0.1))
+    loader = AdaptiveDataLoader(TensorDataset(torch.randn(128, 4)), batch_size=32)
+    wrapped = AdaptiveDataParallel(model, optimizer)
+    asked_after_growing = 0
+    for epoch in remaining_epochs_until(400):
+        for (x,) in loader:
+            optimizer.zero_grad()
+            wrapped(x).mean().backward()
+            optimizer.step()
+            time.sleep(0.002 * len(x))
+        trial.report(float(epoch), epoch)
+        if trial.should_prune():
+            raise optuna.TrialPruned
+        asked_after_growing += world_size() == 2
+        if asked_after_growing == 3:
+            break
+    return float(world_size())
 
 
 def tells_its_step_times(trial: optuna.Trial) -> float:

@@ -132,6 +132,23 @@ class TestAgainstPlainOptuna:
         assert (tmp_path / "killed").exists()
 
 
+@pytest.mark.parametrize("pruner", [optuna.pruners.NopPruner(), optuna.pruners.ThresholdPruner(upper=1e9)])
+def test_a_trial_that_grows_goes_on_reporting(pruner: Any, scheduler: Any) -> None:
+    """One that has joined reports as the others do: by itself, or together with them."""
+    made = study(pruner=pruner)
+    optimize(made, objectives.reports_until_it_has_grown, n_trials=2, n_jobs=2, max_replicas=2)
+    grown = made.trials[1]
+    assert (grown.state, grown.value) == (COMPLETE, 2.0)
+    assert grown.intermediate_values == {step: float(step) for step in range(len(grown.intermediate_values))}
+    key = made.user_attrs["elastune:study"]
+    [record] = [
+        each
+        for each in scheduler.request("GET", "/overview")["trials"]
+        if each["study"].endswith(key) and each["number"] == 1
+    ]
+    assert record["latest"]["step"] == max(grown.intermediate_values)
+
+
 def test_on_emulated_devices_steps_take_as_long_as_their_profile_says(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -20,6 +20,7 @@ from optuna.study import StudyDirection
 
 import dist_core
 from dist_core.core import TrainingCore
+from dist_core.registry import FunctionState
 from dist_core.replica_group import ReplicaGroup
 from tuner_bridge.optuna.reports import PendingReports, Report
 from tuner_bridge.replica import ask_driver
@@ -91,7 +92,15 @@ class ElasticTrial(optuna.Trial):
     def _stay_registered(self) -> None:
         """Also when the user's code runs again from its top."""
         if not self._core.registry.has(STATE):
-            self._core.registry.register(STATE, self._reports)
+            self._core.registry.register(STATE, FunctionState(self._save, self._load))
+
+    def _save(self) -> dict[str, Any]:
+        return {**self._reports.state_dict(), "has_reported": self._has_reported}
+
+    def _load(self, state: dict[str, Any]) -> None:
+        # A joiner asks together with the others from its first report on, or not.
+        self._has_reported = state["has_reported"]
+        self._reports.load_state_dict(state)
 
     def _once(self, act: Callable[[], Any], *, otherwise: Any = None) -> Any:
         """Run ``act`` on rank 0 and give its result, or raise its exception, on every rank.
@@ -210,8 +219,9 @@ class ElasticTrial(optuna.Trial):
     def should_prune(self) -> bool:
         if self._stands_outside:
             return False
+        self._core.raise_postponed()
+        self._stay_registered()
         if not self._prunes and self._has_reported:
-            self._core.raise_postponed()
             return False
         return bool(self._once(lambda: self._ask("should_prune"), otherwise=False))
 
