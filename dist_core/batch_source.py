@@ -57,11 +57,12 @@ class BatchSource(Protocol):
         ...
 
     def evaluation(
-        self, *, rank: int, world_size: int, batch: int, seen: tuple[int, int] | None = None
+        self, *, rank: int, world_size: int, batch: int, workers: int, seen: tuple[int, int] | None = None
     ) -> Iterator[Any]:
         """Batches of this replica's share of one pass, from the beginning; the cursor stays.
 
-        ``seen``: first and number of the samples to leave out, in the order of the present pass.
+        ``workers``: parts that a stream has for each replica, where it is divided. ``seen``: first and number of the
+        samples to leave out, in the order of the present pass.
         """
         ...
 
@@ -159,7 +160,7 @@ class IndexedSource:
         _commit(self.cursor, taken, division)
 
     def evaluation(
-        self, *, rank: int, world_size: int, batch: int, seen: tuple[int, int] | None = None
+        self, *, rank: int, world_size: int, batch: int, workers: int, seen: tuple[int, int] | None = None
     ) -> Iterator[Any]:
         natural = self.cursor.shuffle and seen is None
         indices = np.arange(self.num_samples or 0) if natural else self.cursor.ahead().order()
@@ -341,7 +342,7 @@ class StreamSource:
             self.cursor.end_pass()
 
     def evaluation(
-        self, *, rank: int, world_size: int, batch: int, seen: tuple[int, int] | None = None
+        self, *, rank: int, world_size: int, batch: int, workers: int, seen: tuple[int, int] | None = None
     ) -> Iterator[Any]:
         first, number = seen or (0, 0)
         items = (item for index, item in enumerate(self.dataset) if not first <= index < first + number)

@@ -132,6 +132,8 @@ class TrainingCore:
         self._meetings = 0
         """What all replicas have done together since the last step."""
         self._differing_metrics = False
+        self.stream_workers: int | None = None
+        """Of the first loader that divides its stream, on the replica that was rank 0 then."""
         self.schedule_position = 0.0
         """Learning rate steps so far: gains of the steps that counted."""
         self.models: list[AdaptiveDataParallel] = []
@@ -573,9 +575,9 @@ class TrainingCore:
 
     def _settle_sums(self) -> None:
         """What every replica has added is summed: before some of this generation leave, or under keys that are new."""
-        self.sums.settle(self._note_meeting)
+        self.sums.settle(self.note_meeting)
 
-    def _note_meeting(self) -> None:
+    def note_meeting(self) -> None:
         self._meetings += 1
 
     # ------------------------------------------------------------------ one step
@@ -952,6 +954,11 @@ class TrainingCore:
             self._heal()
             self.warn("a replica was lost outside of the training loop; the others go on without it")
 
+    def note_stream_workers(self, number: int) -> None:
+        """A stream is divided by its loader's workers, which may be more on one machine than on another."""
+        if self.stream_workers is None:
+            self.stream_workers = number
+
     def sum_between_steps(self, values: Sequence[float]) -> list[float] | None:
         """Sums over all replicas; None if one was lost, and the others have rebuilt the trial without it."""
         vector = torch.tensor(values, dtype=torch.float64)
@@ -1016,6 +1023,7 @@ class TrainingCore:
             "schedule_position": self.schedule_position,
             "loops_done": self.loops_done,
             "trains_in_turns": self.trains_in_turns,
+            "stream_workers": self.stream_workers,
             "loop_start": None if self.loop_start is None else list(self.loop_start),
         }
 
@@ -1023,6 +1031,7 @@ class TrainingCore:
         self.epoch, self.steps, self.progress = state["epoch"], state["steps"], state["progress"]
         self.progress_shift, self.schedule_position = state["progress_shift"], state["schedule_position"]
         self.loops_done, self.trains_in_turns = state["loops_done"], state["trains_in_turns"]
+        self.stream_workers = state.get("stream_workers") or self.stream_workers
         start = state.get("loop_start")
         self.loop_start = None if start is None else (start[0], start[1])
 

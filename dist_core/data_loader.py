@@ -24,6 +24,7 @@ from dist_core.core import TrainingCore, get_core
 from dist_core.division import Division, LoadedStep
 from dist_core.errors import InvalidTraining
 from dist_core.goodput import BatchBounds, Configuration, fixed_choice
+from dist_core.parted_source import PartedSource
 from dist_core.sampling import StepPlan
 from dist_core.switch import fingerprint
 from dist_core.tensorboard import write_scalars
@@ -73,6 +74,7 @@ class AdaptiveDataLoader:
             raise InvalidTraining(str(error)) from error
         self.dataset = dataset
         self._source = batch_source(dataset, shuffle=shuffle, seed=seed, sampler=sampler, options=options)
+        self._note_workers(get_core())
         self._epoch_size = epoch_size
         self._autoscaled = False
         self._name: str | None = None
@@ -80,6 +82,11 @@ class AdaptiveDataLoader:
         self._open: StepPlan | None = None
         """The step whose last batch is with the user's code, until it is counted."""
         self._handed_out = self._promised = 0
+
+    def _note_workers(self, core: TrainingCore) -> None:
+        """Before replicas meet, where that is possible: they have to divide streams alike."""
+        if isinstance(self._source, PartedSource):
+            core.note_stream_workers(self._source.workers)
 
     @property
     def batch_size(self) -> int:
@@ -201,6 +208,7 @@ class AdaptiveDataLoader:
 
     def __iter__(self) -> Iterator[Any]:
         core = get_core()
+        self._note_workers(core)
         if not torch.is_grad_enabled() or not (self._autoscaled or core.models):
             return self._evaluate(core)
         if core.models and not any(model.training for model in core.models):
@@ -285,7 +293,8 @@ class AdaptiveDataLoader:
         batch = self.batch_size
         if samples is not None and -(-samples // batch) < world_size:
             batch = -(-batch // world_size)
-        return self._source.evaluation(rank=rank, world_size=world_size, batch=batch, seen=seen)
+        workers = core.stream_workers or 1
+        return self._source.evaluation(rank=rank, world_size=world_size, batch=batch, workers=workers, seen=seen)
 
     def _train(self, core: TrainingCore) -> Iterator[Any]:
         self._refuse_outside_of_epochs(core)
@@ -500,6 +509,8 @@ class AdaptiveDataLoader:
             splits_first=fixed_choice(self.bounds, core.group.world_size)[1] > 0,
             varies=adaptive,
             drop_last=self.drop_last and not adaptive,
+            stream_workers=core.stream_workers or 1,
+            note_round=core.note_meeting,
             agree=core.sum_between_steps,
         )
 

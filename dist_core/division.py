@@ -29,6 +29,10 @@ class Division:
     """Whether batches may differ in size: then a pass does not end with a sliver."""
     drop_last: bool
     """Leave out the rest of a pass that is smaller than a batch."""
+    stream_workers: int
+    """Parts of a stream for each replica when a pass over it begins; the same on all."""
+    note_round: Callable[[], None]
+    """The replicas have agreed on something that is no step."""
     agree: Callable[[Sequence[float]], list[float] | None]
     """Collective, between two steps: sums over the replicas; None if one was lost, and another division applies."""
 

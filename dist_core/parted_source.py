@@ -147,11 +147,21 @@ class _PartReader(Dataset[Any]):
 
     def _opened(self, request: _Request) -> _OpenPart:
         worker = get_worker_info()
-        # Parts that one process reads in turns may not share a file or a counter.
-        dataset = copy.deepcopy(self.dataset)
+        dataset = self.dataset if self._begin is None and not self._open else self._copied()
         seed = 0 if worker is None else worker.seed - worker.id + request.part
         info = PartInfo(id=request.part, num_workers=request.reading.num_parts, seed=seed, dataset=dataset)
         return _OpenPart(request.part, info, request.reading, self._begin)
+
+    def _copied(self) -> IterableDataset[Any]:
+        """Parts that one process reads in turns may not share a file, a counter, or what its start has set."""
+        try:
+            return copy.deepcopy(self.dataset)
+        except Exception as error:
+            kind = type(self.dataset).__name__
+            raise InvalidTraining(
+                f"{kind} cannot be copied ({error}), and a data worker that reads several parts of it in turns needs a "
+                f"copy for each. Open what cannot be copied in {kind}.__iter__, or set num_workers=1"
+            ) from error
 
 
 class _Requests:
@@ -205,10 +215,11 @@ class PartedSource:
     def __init__(self, dataset: IterableDataset[Any], *, workers: int, options: dict[str, Any]) -> None:
         self.dataset = dataset
         self.num_samples: int | None = len(cast("Sized", dataset)) if hasattr(dataset, "__len__") else None
-        self.cursor = PartedCursor(workers)
+        self.cursor = PartedCursor()
         self._collate = options.pop("collate_fn", None) or default_collate
         self._reader = _PartReader(dataset, self._collate, options.pop("worker_init_fn", None))
-        self._workers = workers
+        self.workers = workers
+        """Processes of this replica."""
         self._stays = bool(options.pop("persistent_workers", False))
         options.pop("batch_size", None)
         self._options = options
@@ -225,7 +236,7 @@ class PartedSource:
     def begin_loop(self) -> None:
         if self._trainers is None or not self._stays:
             # Workers see the dataset as it is when they start. Within a loop they stay, whatever the batch size.
-            self._trainers = _Readers(self._reader, self._workers, self._options, stay=True)
+            self._trainers = _Readers(self._reader, self.workers, self._options, stay=True)
 
     def end_loop(self) -> None:
         if not self._stays:
@@ -235,7 +246,7 @@ class PartedSource:
         """Until the pass ends, or parts go over to another replica."""
         assert self._trainers is not None
         cursor = self.cursor
-        cursor.divide(division.world_size)
+        cursor.divide(division.world_size, division.stream_workers)
         passes, owners = cursor.passes, list(cursor.owners)
         chunks = self._trainers.chunks(
             self._reading_of_pass(drop_last=division.drop_last),
@@ -247,18 +258,23 @@ class PartedSource:
         step = division.first_step
         for turn in count():
             mine, ends = self._take(chunks, _sizes(division, turn))
-            counts = [0] * cursor.num_parts
+            parts = cursor.num_parts
+            counts, most = [0] * parts, max(1, division.accumulation) + 1
             for chunk in mine:
                 counts[chunk.part] += chunk.samples
-            agreed = division.agree([*counts, *(float(part in ends) for part in range(cursor.num_parts))])
+            passes_taken = [float(len(mine) == number + 1) for number in range(most)]
+            agreed = division.agree([*counts, *(float(part in ends) for part in range(parts)), *passes_taken])
             if agreed is None:
                 return
-            self._taken = [round(each) for each in agreed[: cursor.num_parts]]
-            self._ends = [bool(round(each)) for each in agreed[cursor.num_parts :]]
+            self._taken = [round(each) for each in agreed[:parts]]
+            self._ends = [bool(round(each)) for each in agreed[parts : 2 * parts]]
             if any(self._taken):
-                yield self._loaded(mine, division, step)
+                # The body of the loop runs as often on all replicas.
+                number = max(index + 1 for index, replicas in enumerate(agreed[2 * parts :]) if round(replicas))
+                yield self._loaded(mine, division, step, number)
                 step += 1
             else:
+                division.note_round()
                 self._advance()
             if cursor.passes != passes or cursor.owners != owners:
                 return
@@ -276,13 +292,16 @@ class PartedSource:
                 break
         return mine, ends
 
-    def _loaded(self, mine: list[_Chunk], division: Division, step: int) -> LoadedStep:
+    def _loaded(self, mine: list[_Chunk], division: Division, step: int, number: int) -> LoadedStep:
         total, local = sum(self._taken), sum(chunk.samples for chunk in mine)
         owners = {owner for owner, taken in zip(self.cursor.owners, self._taken, strict=True) if taken}
         batches = [(chunk.batch, chunk.samples) for chunk in mine]
-        if not batches:
-            batches = [self._spare or (self._collate(list(islice(iter(self.dataset), 1))), 1)]
-        self._spare = batches[-1]
+        if batches:
+            # What is padded counts nothing, and stands before what counts.
+            batches = [(batches[-1][0], 0)] * (number - len(batches)) + batches
+            self._spare = batches[-1]
+        else:
+            batches = [self._spare or (self._collate(list(islice(iter(self.dataset), 1))), 1)] * number
         plan = StepPlan(
             micro_batches=tuple(np.arange(number) for _, number in batches),
             global_batch=total,
@@ -313,10 +332,10 @@ class PartedSource:
         return _Reading(self._pass_number[1], self.cursor.num_parts, passes, drop_last)
 
     def evaluation(
-        self, *, rank: int, world_size: int, batch: int, seen: tuple[int, int] | None = None
+        self, *, rank: int, world_size: int, batch: int, workers: int, seen: tuple[int, int] | None = None
     ) -> Iterator[Any]:
         number, cursor = next(self._numbers), self.cursor
-        reading, stride = _Reading(number, self._workers * world_size, None), world_size
+        reading, stride = _Reading(number, workers * world_size, None), world_size
         if seen is not None:
             # In the order of training, and without the step that is under way.
             taken = zip(cursor.positions, self._taken, strict=True)

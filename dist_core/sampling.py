@@ -198,6 +198,11 @@ class StreamCursor:
         return {"passes": self.passes, "position": self.position, "left": self.left}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
+        if "positions" in state:
+            raise InvalidTraining(
+                "the stream was read in parts, by several data workers a replica, and num_workers is 0 or 1 now; go on "
+                "with as many as before, and with 2 or more on all replicas"
+            )
         self.passes, self.position, self.left = state["passes"], state["position"], bool(state["left"])
 
 

@@ -17,9 +17,7 @@ from dist_core.errors import InvalidTraining
 class PartedCursor:
     """Position within the current pass over a stream in parts."""
 
-    def __init__(self, workers: int) -> None:
-        self.workers = workers
-        """Of each replica."""
+    def __init__(self) -> None:
         self.passes = 0
         self.position = 0
         self.left = False
@@ -46,10 +44,13 @@ class PartedCursor:
             self.end_pass()
         self.left = False
 
-    def divide(self, world_size: int) -> None:
-        """Give the parts to so many replicas; nothing changes when they are divided among as many."""
+    def divide(self, world_size: int, workers: int) -> None:
+        """Give the parts to so many replicas; nothing changes when they are divided among as many.
+
+        A pass that begins has ``workers`` parts for each.
+        """
         if not self.positions:
-            count = self.workers * world_size
+            count = workers * world_size
             self.positions, self.ended = [0] * count, [False] * count
             self.first_world_size = world_size
         elif self.world_size == world_size:
@@ -103,12 +104,12 @@ class PartedCursor:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        if "positions" not in state and state["position"]:
+        if "positions" not in state:
             raise InvalidTraining(
-                f"the checkpoint was made {state['position']} samples into a pass over a stream that one worker read, "
-                f"and num_workers is {self.workers} now, each of which reads a part; go on with num_workers=1"
+                "the stream was read as a whole, and num_workers is 2 or more now, each of which would read a part; go "
+                "on with num_workers=1, on all replicas"
             )
         self.passes, self.position, self.left = state["passes"], state["position"], bool(state["left"])
-        self.positions, self.ended = list(state.get("positions", [])), list(state.get("ended", []))
-        self.owners, self.world_size = list(state.get("owners", [])), state.get("world_size", 0)
-        self.first_world_size = state.get("first_world_size", 0)
+        self.positions, self.ended = list(state["positions"]), list(state["ended"])
+        self.owners, self.world_size = list(state["owners"]), state["world_size"]
+        self.first_world_size = state["first_world_size"]

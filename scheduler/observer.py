@@ -21,7 +21,7 @@ from scheduler.promise import Promise, promises
 from scheduler.snapshot import NodeView, Snapshot, TrialView
 from scheduler.study_history import StudyHistory
 from scheduler.survival import Survival
-from trials.errors import InvalidStudyTerms
+from trials.errors import InvalidStudyTerms, UnknownTrial
 from trials.launch.base import NO_ROOM, Launcher
 from trials.quota import SlotQuota
 from trials.record import ReplicaRecord, Report, Study, TrialRecord
@@ -124,6 +124,7 @@ class Observer:
                 survival[trial.spec.study],
                 priorities.get(trial.spec.study, 0),
                 now,
+                self._launcher.quotas(trial.trial_id),
                 backs_off=trial.trial_id in backing_off,
             )
             for trial in trials
@@ -133,7 +134,7 @@ class Observer:
             now=now,
             nodes=nodes,
             trials=views,
-            coming=self._coming_views(trials, studies, priorities, plans, now),
+            coming=self._coming_views(trials, studies, priorities, plans, now, sum(node.slots for node in nodes)),
         )
 
     def _coming_views(
@@ -143,8 +144,9 @@ class Observer:
         priorities: Mapping[str, int],
         plans: Mapping[str, Plans],
         now: float,
+        slots: int,
     ) -> tuple[TrialView, ...]:
-        """What is about to be submitted to studies whose driver is there."""
+        """What is about to be submitted to studies whose driver is there, as far as it could have slots."""
         self._coming.look(trials, plans, now)
         found: list[TrialView] = []
         for name, study in studies.items():
@@ -152,7 +154,11 @@ class Observer:
             number, latest = self._coming.of(name, now)
             if study.owner is None or history is None or latest is None:
                 continue
-            for index in range(number):
+            try:
+                quotas = self._launcher.quotas(latest.trial_id)
+            except UnknownTrial:
+                continue
+            for index in range(min(number, slots // max(1, latest.spec.min_replicas))):
                 trial = replace(
                     latest,
                     trial_id=f"coming-{index}-{name}",
@@ -162,10 +168,11 @@ class Observer:
                     members=(),
                     submitted_at=now,
                 )
+                priority = priorities.get(name, 0)
                 found.append(
-                    self._view(trial, [], study, None, history.survival, priorities.get(name, 0), now, backs_off=False)
+                    self._view(trial, [], study, None, history.survival, priority, now, quotas, backs_off=False)
                 )
-        return tuple(found)
+        return tuple(found[:slots])
 
     def _note_slot_seconds(
         self, replicas_of: Mapping[str, Sequence[ReplicaRecord]], study_of: Mapping[str, str], now: float
@@ -236,6 +243,7 @@ class Observer:
         survival: Survival,
         priority: int,
         now: float,
+        launchers_quotas: Sequence[SlotQuota],
         *,
         backs_off: bool,
     ) -> TrialView:
@@ -286,7 +294,7 @@ class Observer:
             only_on=trial.spec.only_on,
             study_weight=terms.weight,
             study_priority=priority,
-            quotas=(*_study_quota(trial.spec.study, terms), *self._launcher.quotas(trial.trial_id)),
+            quotas=(*_study_quota(trial.spec.study, terms), *launchers_quotas),
             goal=terms.goal,
             deadline_in=None if terms.deadline_at is None else terms.deadline_at - now,
             budget_left=None

@@ -30,7 +30,7 @@ MOST_LOG_BYTES = 64 * 1024 * 1024
 
 
 class PlansBody(BaseModel):
-    at_a_time: int = Field(ge=0, le=1_000_000)
+    at_a_time: int = Field(ge=0, le=100_000)
     left: int | None = Field(default=None, ge=0)
 
 

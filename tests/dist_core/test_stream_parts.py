@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import threading
+import warnings
 from collections import Counter
 from collections.abc import Iterator
 from itertools import pairwise
@@ -21,6 +23,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 from dist_core import AdaptiveDataLoader, AdaptiveDataParallel, remaining_epochs_until
 from dist_core.core import get_core, reset_core
 from dist_core.errors import InvalidTraining
+from dist_core.sampling import StreamCursor
 from dist_core.stream_parts import PartedCursor
 from tests.support.habits import GROWN, PAIR, RESCALED, Kit, as_trial
 from tests.support.ranks import run_ranks
@@ -31,8 +34,13 @@ SAMPLES = 61
 @pytest.fixture(autouse=True)
 def fresh_core() -> Iterator[None]:
     reset_core()
+    before = set(multiprocessing.active_children())
     yield
     reset_core()
+    for worker in set(multiprocessing.active_children()) - before:
+        # Where training failed, the error holds them, and Python would wait for each when it is forgotten.
+        if worker.daemon:
+            worker.kill()
 
 
 class Shards(IterableDataset[int]):
@@ -129,13 +137,13 @@ class WeightEach(nn.Module):
 PASSES = 3
 
 
-def counted(kit: Kit, *, batch: int = 8, **options: Any) -> tuple[list[int], list[float]]:
-    """How often each sample was in a step that this process saw, and the weights in the end."""
+def counted(kit: Kit, *, batch: int = 8, **options: Any) -> tuple[list[int], list[float], int]:
+    """How often each sample was in a step that this process saw, the weights in the end, and the passes of the body."""
     model = WeightEach()
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
     wrapped = kit.wrap(model, optimizer)
     loader = kit.loader(Shards(), batch, num_workers=2, **options)
-    steps = torch.zeros(SAMPLES, dtype=torch.int64)
+    steps, bodies = torch.zeros(SAMPLES, dtype=torch.int64), 0
     for _ in kit.epochs(PASSES):
         for x in loader:
             before = model.weight.detach().clone()
@@ -145,7 +153,8 @@ def counted(kit: Kit, *, batch: int = 8, **options: Any) -> tuple[list[int], lis
             moved = (before - model.weight.detach()).masked_select(before != model.weight.detach())
             assert not len(moved) or torch.allclose(moved, torch.full_like(moved, 1 / len(moved)))
             steps += before != model.weight.detach()
-    return steps.tolist(), model.weight.tolist()
+            bodies += 1
+    return steps.tolist(), model.weight.tolist(), bodies
 
 
 RUNS = [(1, 3), (2, 3), (3, 1), (PAIR, 1), (RESCALED, 1)]
@@ -155,7 +164,9 @@ RUNS = [(1, 3), (2, 3), (3, 1), (PAIR, 1), (RESCALED, 1)]
 def test_every_sample_is_in_one_step_of_a_pass_whatever_happens_to_replicas(replicas: int, passes: int) -> None:
     answers = [answer for answer in as_trial(counted, replicas, passes) if answer is not None]
     assert answers[0][0] == [PASSES] * SAMPLES
-    assert len({tuple(weights) for _, weights in answers}) == 1
+    assert len({tuple(weights) for _, weights, _ in answers}) == 1
+    if replicas in (1, 2, 3, PAIR):
+        assert len({bodies for _, _, bodies in answers}) == 1
 
 
 def test_what_was_read_is_not_read_again_when_the_batch_size_changes(tmp_path: Path) -> None:
@@ -251,25 +262,56 @@ def test_a_stream_that_gives_nothing_is_refused() -> None:
         trained_on(AdaptiveDataLoader(Range(0), batch_size=5, num_workers=2, worker_init_fn=narrow))
 
 
-def test_another_number_of_workers_cannot_go_on_in_the_middle_of_a_pass() -> None:
-    cursor = PartedCursor(2)
-    with pytest.raises(InvalidTraining, match=r"10 samples into a pass .* go on with num_workers=1"):
-        cursor.load_state_dict({"passes": 0, "position": 10, "left": False})
-    cursor.load_state_dict({"passes": 3, "position": 0, "left": False})
-    assert cursor.passes == 3
+def test_a_stream_is_read_in_parts_by_all_replicas_or_by_none() -> None:
+    whole, parted = StreamCursor(), PartedCursor()
+    with pytest.raises(InvalidTraining, match="as a whole, and num_workers is 2 or more now"):
+        parted.load_state_dict(whole.state_dict())
+    with pytest.raises(InvalidTraining, match="in parts, by several data workers a replica"):
+        whole.load_state_dict(parted.state_dict())
+
+
+def with_workers_of_its_own() -> list[list[int]]:
+    workers = 2 + int(os.environ["RANK"])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        seen = trained_on(AdaptiveDataLoader(Shards(), batch_size=12, num_workers=workers))
+        with torch.no_grad():
+            seen.append(
+                [int(each) for x in AdaptiveDataLoader(Shards(), batch_size=7, num_workers=workers) for each in x]
+            )
+    return seen
+
+
+def test_machines_may_have_different_numbers_of_workers() -> None:
+    first, second = run_ranks(with_workers_of_its_own, 2)
+    assert {*first[0], *second[0]} == set(range(SAMPLES))
+    assert sorted([*first[1], *second[1]]) == list(range(SAMPLES))
+
+
+class Locked(Range):
+    """Cannot be copied."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lock = threading.Lock()
+
+
+def test_a_stream_that_cannot_be_copied_is_refused_where_it_has_to_be() -> None:
+    with pytest.raises(InvalidTraining, match=r"Locked cannot be copied .* Open what cannot be copied in Locked"):
+        trained_on(AdaptiveDataLoader(Locked(), batch_size=5, num_workers=2, worker_init_fn=narrow))
 
 
 @given(st.lists(st.integers(0, 9), min_size=1, max_size=6), st.randoms(use_true_random=True))
 def test_parts_are_read_once_by_somebody_whatever_comes(lengths: list[int], random: Random) -> None:
     """Replicas come and go between steps; nobody is without a part while another one has two."""
-    cursor, world = PartedCursor(len(lengths)), 1
-    cursor.divide(1)
+    cursor, world = PartedCursor(), 1
+    cursor.divide(1, len(lengths))
     while not cursor.is_over:
         if random.random() < 0.5:
-            state, cursor = cursor.state_dict(), PartedCursor(len(lengths))
+            state, cursor = cursor.state_dict(), PartedCursor()
             cursor.load_state_dict(state)
             world = random.randint(1, 4)
-        cursor.divide(world)
+        cursor.divide(world, len(lengths))
         left = [cursor.parts_of(rank) for rank in range(world)]
         assert sorted(part for parts in left for part in parts) == [i for i, end in enumerate(cursor.ended) if not end]
         assert min(map(len, left)) > 0 or max(map(len, left)) < 2

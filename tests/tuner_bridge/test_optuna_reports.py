@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
+from dist_core.errors import ControlChannelError
 from tuner_bridge.optuna import reports
 from tuner_bridge.optuna.reports import PendingReports, Report
 
@@ -23,6 +24,7 @@ class Study:
         self.came = threading.Event()
         self.tells = True
         self.error: Exception | None = None
+        self.looked_up = 0
 
     def take(self, reports: Sequence[Report]) -> None:
         if self.error is not None:
@@ -32,7 +34,12 @@ class Study:
         self.came.set()
 
     def pending(self) -> PendingReports:
-        return PendingReports(self.take, lambda: self.tells)
+        return PendingReports(self.take, lambda: self.tells, self.look_up)
+
+    def look_up(self) -> None:
+        self.looked_up += 1
+        if self.looked_up > 100:
+            raise AssertionError("waited in vain")
 
 
 def steps(found: Sequence[Report]) -> list[int]:
@@ -122,3 +129,51 @@ def test_a_resumed_trial_tells_what_its_checkpoint_counts() -> None:
     assert study.came.wait(30.0)
     assert after.take() == []
     assert study.told == [4]
+
+
+def test_a_replica_that_takes_over_with_all_it_can_remember_goes_on() -> None:
+    study = Study()
+    study.tells = False
+    pending = study.pending()
+    for step in range(reports.MOST_KEPT + 10):
+        pending.add(report(step))
+    study.tells = True
+    pending.add(report(5000))
+    assert study.came.wait(30.0)
+    last = steps(pending.take())
+    assert len(study.told) + len(last) == reports.MOST_KEPT + 1
+    assert [*study.told, *last][-1] == 5000
+
+
+def test_who_waits_for_reports_looks_up_whether_it_should_leave(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Leaves(Exception):
+        pass
+
+    def leave() -> None:
+        raise Leaves
+
+    monkeypatch.setattr(reports, "LOOK_SECONDS", 0.01)
+    never, begun = threading.Event(), threading.Event()
+
+    def send(_: Sequence[Report]) -> None:
+        begun.set()
+        never.wait(30.0)
+
+    pending = PendingReports(send, lambda: True, leave)
+    pending.add(report(1))
+    assert begun.wait(30.0)
+    with pytest.raises(Leaves):
+        pending.take()
+    assert untold(pending) == [1], "what a checkpoint of now would hold"
+    never.set()
+
+
+def test_reports_that_nobody_heard_stay_part_of_the_trial() -> None:
+    study = Study()
+    study.error = ControlChannelError("nobody answers")
+    pending = study.pending()
+    pending.add(report(1))
+    assert study.came.wait(30.0)
+    with pytest.raises(ControlChannelError):
+        pending.take()
+    assert untold(pending) == [1]

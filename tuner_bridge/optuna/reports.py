@@ -12,8 +12,11 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, TypedDict
 
+from dist_core.errors import ControlChannelError
+
 ALONE_AFTER_SECONDS = 0.02
 """A question follows a report soon, or not at all."""
+LOOK_SECONDS = 0.5
 MOST_KEPT = 1000
 """Of those that nobody has asked along with; a trial that reports faster than they travel waits."""
 
@@ -25,15 +28,21 @@ class Report(TypedDict):
 
 
 class PendingReports:
-    """``send`` passes reports on, from a thread, and raises what the study raised. ``tells``: whether we are to."""
+    """``send`` passes reports on, from a thread, and raises what the study raised. ``tells``: whether we are to.
 
-    def __init__(self, send: Callable[[Sequence[Report]], None], tells: Callable[[], bool]) -> None:
+    ``look_up`` is called now and then by whoever waits here, to see whether it should leave instead.
+    """
+
+    def __init__(
+        self, send: Callable[[Sequence[Report]], None], tells: Callable[[], bool], look_up: Callable[[], None]
+    ) -> None:
         self._send = send
         self._tells = tells
+        self._look_up = look_up
         self._changed = threading.Condition()
         self._pending: deque[Report] = deque(maxlen=MOST_KEPT)
         self._travelling: list[Report] = []
-        self._error: BaseException | None = None
+        self._error: Exception | None = None
         self._thread: threading.Thread | None = None
 
     @property
@@ -44,21 +53,21 @@ class PendingReports:
 
     def add(self, report: Report) -> None:
         """Raises what an earlier report has raised meanwhile."""
+        tells = self._tells()
+        if tells and self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="optuna-reports", daemon=True)
+            self._thread.start()
+        if tells:
+            self._wait(lambda: len(self._pending) < MOST_KEPT)
         with self._changed:
             self._raise()
-            if self._tells():
-                self._changed.wait_for(lambda: len(self._pending) < MOST_KEPT or self._error is not None)
-                self._raise()
             self._pending.append(report)
-            if self._tells() and self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="optuna-reports", daemon=True)
-                self._thread.start()
             self._changed.notify_all()
 
     def take(self) -> list[Report]:
         """All that is pending, to travel with a question; ``arrived`` or ``give_back`` follows. Raises as ``add``."""
+        self._wait(lambda: not self._travelling)
         with self._changed:
-            self._changed.wait_for(lambda: not self._travelling)
             self._raise()
             self._travelling = [*self._pending]
             self._pending.clear()
@@ -82,6 +91,14 @@ class PendingReports:
             self._pending.clear()
             self._changed.notify_all()
 
+    def _wait(self, condition: Callable[[], bool]) -> None:
+        """Or until something has gone wrong."""
+        while True:
+            with self._changed:
+                if self._changed.wait_for(lambda: self._error is not None or condition(), LOOK_SECONDS):
+                    return
+            self._look_up()
+
     def _raise(self) -> None:
         if self._error is not None:
             error, self._error = self._error, None
@@ -97,11 +114,20 @@ class PendingReports:
                 self._pending.clear()
             try:
                 self._send(self._travelling)
-            except BaseException as error:
-                # Raised where the trial reports or asks next.
-                with self._changed:
-                    self._error = error
-            self.arrived()
+            except ControlChannelError as error:
+                # Nobody has heard them: they stay a part of the trial's state.
+                self._fail(error)
+                self.give_back()
+            except Exception as error:
+                self._fail(error)
+                self.arrived()
+            else:
+                self.arrived()
+
+    def _fail(self, error: Exception) -> None:
+        """Raised where the trial reports or asks next."""
+        with self._changed:
+            self._error = error
 
     # ------------------------------------------------------------------ a part of the trial's state
 

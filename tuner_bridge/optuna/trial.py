@@ -53,7 +53,7 @@ class ElasticTrial(optuna.Trial):
         self._calls = itertools.count()
         self._prunes = prunes
         self._has_reported = False
-        self._reports = PendingReports(self._tell_reports, lambda: self._core.reports)
+        self._reports = PendingReports(self._tell_reports, lambda: self._core.reports, core.leave_if_asked)
         self._suggested: dict[str, Any] = {}
         self.study: Any = _StudyOfTrial(self)
         self.storage: Any = _StorageOfTrial(self)
@@ -86,6 +86,7 @@ class ElasticTrial(optuna.Trial):
 
     def finish_reports(self) -> None:
         """The study has all that was reported. Raises what it raised."""
+        self._stay_registered()
         if self._core.reports and not self._reports.are_settled:
             self._ask("reports")
 
@@ -188,17 +189,20 @@ class ElasticTrial(optuna.Trial):
         self._stay_registered()
         plain = _is_a(value, numbers.Real) and _is_a(step, numbers.Integral) and step >= 0
         report = Report(step=int(step), value=float(value), progress=self._core.progress) if plain else None
-        if report is not None and self._has_reported:
-            self._reports.add(report)
-            return
 
         def act() -> None:
-            # Optuna has its say on the first one, and on what is unusual: the study may take no reports at all.
             self._ask("report", value=value, step=step)
             dist_core.report(float(value), int(step))
 
-        self._once(act)
-        self._has_reported = True
+        if not self._has_reported:
+            # Optuna has its say on the first one: the study may take no reports at all.
+            self._once(act)
+            self._has_reported = True
+        elif report is not None:
+            self._reports.add(report)
+        elif self._core.reports:
+            # And on what is unusual. The replicas do not meet any more, for what is unusual may be so on one only.
+            act()
 
     def report_metrics(self, metrics: Mapping[str, float], step: int) -> None:
         """Tell how a trial with several objectives is doing, which Optuna's ``report`` does not take.
