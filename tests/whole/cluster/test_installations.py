@@ -71,6 +71,7 @@ def test_while_the_api_server_does_not_answer_the_scheduler_everything_trains_on
             running("patient", 1)
             # The same process decides again: it had not ended, and nobody had to take over.
             assert schedulers() == before
+            until(lambda: len(replicas_of("patient")) == 1, 60.0, "the pod that was to leave is gone")
             (left,) = replicas_of("patient")
             words = printed(left["metadata"]["name"])
             longest = max(each["longest"] for each in words)
