@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -34,7 +35,6 @@ def sweep(contender: str, n_jobs: int = SLOTS) -> dict[str, Any]:
     study = optuna.create_study(direction="maximize", pruner=pruner)
     for row in range(CONFIGURATIONS):
         study.enqueue_trial({"configuration": row})
-    found: dict[str, Any] = {}
     began = time.time()
     if contender == "plain":
         study.optimize(sleeps, n_trials=CONFIGURATIONS, n_jobs=n_jobs)
@@ -56,14 +56,13 @@ def sweep(contender: str, n_jobs: int = SLOTS) -> dict[str, Any]:
     complete = [trial for trial in study.trials if trial.state is optuna.trial.TrialState.COMPLETE]
     best = max(complete, key=lambda trial: trial.value or 0.0)
     assert best.datetime_complete is not None
-    found |= {
+    return {
         "makespan": ended - began,
         "time to best": best.datetime_complete.timestamp() - began,
         "best": best.value,
         "finished": len(complete),
         "load": os.getloadavg()[0],
     }
-    return found
 
 
 def measure() -> list[Measurement]:
@@ -79,8 +78,8 @@ def measure() -> list[Measurement]:
             rows.append(
                 Measurement(
                     what=f"{contender}: {what}",
-                    ours=_median([each[what] for each in results[contender]]),
-                    peer=_median([each[what] for each in results["plain"]]),
+                    ours=statistics.median([each[what] for each in results[contender]]),
+                    peer=statistics.median([each[what] for each in results["plain"]]),
                     unit="s",
                     peer_name="study.optimize, 16 threads",
                     target=1.03 if contender == "one replica" else target,
@@ -88,10 +87,6 @@ def measure() -> list[Measurement]:
                 )
             )
     return rows
-
-
-def _median(values: list[float]) -> float:
-    return sorted(values)[len(values) // 2]
 
 
 def _in_a_process_of_its_own(contender: str, seed: int) -> dict[str, Any]:

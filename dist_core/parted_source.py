@@ -28,9 +28,10 @@ _NO_PART: Final = -1
 
 
 class _Reading(NamedTuple):
-    """One time that a stream is read: a pass of training, or an evaluation."""
+    """One time that a stream is read: a pass of training, or an evaluation. Workers keep what they have read of it."""
 
     number: int
+    """Of the evaluation."""
     num_parts: int
     epoch: int | None
     """What ``set_epoch`` is called with, if anything."""
@@ -55,7 +56,6 @@ class _Chunk(NamedTuple):
     batch: Any
     """None without samples."""
     part: int
-    position: int
     samples: int
     ended: bool
     """No sample of this part comes after these."""
@@ -133,7 +133,7 @@ class _PartReader(Dataset[Any]):
 
     def __getitem__(self, request: _Request) -> _Chunk:
         if request.part == _NO_PART:
-            return _Chunk(None, _NO_PART, 0, 0, ended=False)
+            return _Chunk(None, _NO_PART, 0, ended=False)
         if request.reading != self._reading:
             self._reading, self._open = request.reading, {}
         part = self._open.get(request.part)
@@ -143,7 +143,7 @@ class _PartReader(Dataset[Any]):
         if request.reading.drop_last and len(samples) < request.samples:
             samples = []
         batch = self._collate(samples) if samples else None
-        return _Chunk(batch, request.part, request.position, len(samples), ended)
+        return _Chunk(batch, request.part, len(samples), ended)
 
     def _opened(self, request: _Request) -> _OpenPart:
         worker = get_worker_info()
@@ -225,8 +225,7 @@ class PartedSource:
         self._options = options
         self._evaluators = _Readers(self._reader, workers, options, stay=self._stays)
         self._trainers: _Readers | None = None
-        self._numbers = count()
-        self._pass_number = -1, 0
+        self._evaluations = count()
         self._taken: list[int] = []
         """Of each part, by the step that is under way."""
         self._ends: list[bool] = []
@@ -249,7 +248,7 @@ class PartedSource:
         cursor.divide(division.world_size, division.stream_workers)
         passes, owners = cursor.passes, list(cursor.owners)
         chunks = self._trainers.chunks(
-            self._reading_of_pass(drop_last=division.drop_last),
+            _Reading(0, cursor.num_parts, passes, division.drop_last),
             {part: cursor.positions[part] for part in cursor.parts_of(division.rank)},
             (size for turn in count() for size in _sizes(division, turn)),
             stride=cursor.first_world_size,
@@ -324,17 +323,10 @@ class PartedSource:
             raise InvalidTraining("the iterable dataset gave nothing for a whole pass; it needs a sample")
         self.cursor.end_pass()
 
-    def _reading_of_pass(self, *, drop_last: bool) -> _Reading:
-        """The same for as long as the pass lasts: workers keep what they have read of it."""
-        passes = self.cursor.passes
-        if self._pass_number[0] != passes:
-            self._pass_number = passes, next(self._numbers)
-        return _Reading(self._pass_number[1], self.cursor.num_parts, passes, drop_last)
-
     def evaluation(
         self, *, rank: int, world_size: int, batch: int, workers: int, seen: tuple[int, int] | None = None
     ) -> Iterator[Any]:
-        number, cursor = next(self._numbers), self.cursor
+        number, cursor = next(self._evaluations), self.cursor
         reading, stride = _Reading(number, workers * world_size, None), world_size
         if seen is not None:
             # In the order of training, and without the step that is under way.

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, TypedDict
 
 from dist_core.errors import ControlChannelError
@@ -57,18 +58,13 @@ class PendingReports:
         if tells and self._thread is None:
             self._thread = threading.Thread(target=self._run, name="optuna-reports", daemon=True)
             self._thread.start()
-        if tells:
-            self._wait(lambda: len(self._pending) < MOST_KEPT)
-        with self._changed:
-            self._raise()
+        with self._when(lambda: not tells or len(self._pending) < MOST_KEPT):
             self._pending.append(report)
             self._changed.notify_all()
 
     def take(self) -> list[Report]:
         """All that is pending, to travel with a question; ``arrived`` or ``give_back`` follows. Raises as ``add``."""
-        self._wait(lambda: not self._travelling)
-        with self._changed:
-            self._raise()
+        with self._when(lambda: not self._travelling):
             self._travelling = [*self._pending]
             self._pending.clear()
             return list(self._travelling)
@@ -91,18 +87,18 @@ class PendingReports:
             self._pending.clear()
             self._changed.notify_all()
 
-    def _wait(self, condition: Callable[[], bool]) -> None:
-        """Or until something has gone wrong."""
+    @contextmanager
+    def _when(self, condition: Callable[[], bool]) -> Iterator[None]:
+        """Runs its body once the condition holds, before anybody else can change that. Raises what has gone wrong."""
         while True:
             with self._changed:
                 if self._changed.wait_for(lambda: self._error is not None or condition(), LOOK_SECONDS):
+                    if self._error is not None:
+                        error, self._error = self._error, None
+                        raise error
+                    yield
                     return
             self._look_up()
-
-    def _raise(self) -> None:
-        if self._error is not None:
-            error, self._error = self._error, None
-            raise error
 
     def _run(self) -> None:
         while True:
@@ -114,20 +110,17 @@ class PendingReports:
                 self._pending.clear()
             try:
                 self._send(self._travelling)
-            except ControlChannelError as error:
-                # Nobody has heard them: they stay a part of the trial's state.
-                self._fail(error)
-                self.give_back()
             except Exception as error:
-                self._fail(error)
-                self.arrived()
+                with self._changed:
+                    # Raised where the trial reports or asks next.
+                    self._error = error
+                    if isinstance(error, ControlChannelError):
+                        # Nobody has heard them: they stay a part of the trial's state.
+                        self.give_back()
+                    else:
+                        self.arrived()
             else:
                 self.arrived()
-
-    def _fail(self, error: Exception) -> None:
-        """Raised where the trial reports or asks next."""
-        with self._changed:
-            self._error = error
 
     # ------------------------------------------------------------------ a part of the trial's state
 
