@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import re
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -183,11 +184,19 @@ def schedules_within(schedule: Any) -> tuple[list[Any], list[int]]:
     return schedule._schedulers, getattr(schedule, "_milestones", [])
 
 
-def killed_data_workers() -> list[int]:
-    """Pids of the worker processes of any data loader that a signal has ended.
+def killed_data_workers(error: BaseException) -> list[int]:
+    """Pids of the worker processes of any data loader that a signal has ended, of which ``error`` may be what is heard.
 
-    torch raises the loss of one wherever the main thread is at that moment, as an error like any other.
+    torch raises the loss of one wherever the main thread is at that moment, as an error like any other. Where that is
+    outside of the loader, the loop's iterator is gone by the time the error arrives, and only its text tells.
     """
+    told: list[int] = []
+    link: BaseException | None = error
+    while link is not None:
+        told += [int(pid) for pid in re.findall(r"DataLoader worker \(pid (\d+)\) is killed by signal", str(link))]
+        link = link.__cause__ or link.__context__
+    if told:
+        return told
     found = (each for each in gc.get_objects() if issubclass(type(each), _MultiProcessingDataLoaderIter))
     workers = [worker for iterator in found for worker in getattr(iterator, "_workers", [])]
     if workers:

@@ -76,7 +76,7 @@ def _run(
     except (Exception, SystemExit) as error:
         if core.broken is not None:
             raise PeerLost(f"another replica vanished: {core.broken}") from error
-        killed = killed_data_workers()
+        killed = killed_data_workers(error)
         if killed:
             raise PeerLost(
                 f"a worker process of the data loader (pid {killed[0]}) was killed, perhaps for want of memory: this "

@@ -100,12 +100,14 @@ class TestAgainstPlainOptuna:
         assert sorted(seen) == list(range(8))
         assert "ask" not in vars(made)
 
+    @pytest.mark.parametrize("in_the_body", [False, True])
     def test_a_killed_data_worker_costs_a_replica_and_not_the_trial(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, in_the_body: bool
     ) -> None:
         monkeypatch.delenv("ELASTUNE_URL")
         monkeypatch.setenv("KILL_ONCE", str(tmp_path / "killed"))
         made = study()
+        made.enqueue_trial({"in_the_body": in_the_body})
         optimize(made, objectives.loses_a_data_worker, n_trials=1, slots=1, state_dir=tmp_path / "state")
         [trial] = made.trials
         assert (tmp_path / "killed").exists()
