@@ -260,7 +260,9 @@ def loses_a_data_worker(trial: optuna.Trial) -> float:
     optimizer = torch.optim.SGD(model.parameters(), lr=trial.suggest_float("lr", 0.01, 0.1))
     loader = AdaptiveDataLoader(_WhoseWorkerIsKilled(), batch_size=16, num_workers=1)
     wrapped = AdaptiveDataParallel(model, optimizer)
-    in_the_body = trial.suggest_categorical("in_the_body", [False, True]) and not os.path.exists(os.environ["KILL_ONCE"])
+    in_the_body = trial.suggest_categorical("in_the_body", [False, True]) and not os.path.exists(
+        os.environ["KILL_ONCE"]
+    )
     for epoch in remaining_epochs_until(2):
         for x in loader:
             optimizer.zero_grad()
