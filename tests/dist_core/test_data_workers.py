@@ -96,13 +96,13 @@ def test_workers_of_all_replicas_draw_different_numbers_and_the_same_in_another_
 def kill_a_worker() -> tuple[list[int], list[int], int]:
     batches = iter(DataLoader(WhoReads(), batch_size=1, num_workers=1))
     [pid], _ = next(batches)
-    before = killed_data_workers()
+    before = killed_data_workers(RuntimeError("of the user's"))
     try:
         os.kill(int(pid), signal.SIGKILL)
         while True:
             next(batches)
-    except (RuntimeError, OSError, EOFError):
-        return before, killed_data_workers(), int(pid)
+    except (RuntimeError, OSError, EOFError) as error:
+        return before, killed_data_workers(error), int(pid)
 
 
 def test_a_worker_that_was_killed_is_told_from_an_error_of_the_users() -> None:
