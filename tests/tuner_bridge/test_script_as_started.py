@@ -136,3 +136,30 @@ def test_an_objective_typed_into_a_notebook_is_refused(tmp_path: Path) -> None:
     )
     assert done.returncode == 1
     assert "was typed into an interactive session" in done.stderr
+
+
+def test_replicas_share_one_import_of_a_script_with_arguments(tmp_path: Path) -> None:
+    script = """
+IMPORTED_IN = os.getpid()
+
+def objective(trial):
+    assert sys.argv[1:] == ["--data", "big"], sys.argv
+    trial.set_user_attr("shared", IMPORTED_IN != os.getpid())
+    return 0.0
+
+def stop_at_the_first(study, trial):
+    if trial.user_attrs["shared"]:
+        study.stop()
+"""
+    (tmp_path / "tune.py").write_text(
+        f"""{HEAD}{script}
+if __name__ == "__main__":
+    study = optuna.create_study()
+    tuner_bridge.optimize(study, objective, n_trials=50, slots=1, state_dir="state", callbacks=[stop_at_the_first])
+    print("VALUE", [trial.user_attrs["shared"] for trial in study.trials])
+"""
+    )
+    environ = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "tune.py", "--data", "big"]
+    done = subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=90, check=False)
+    assert value_of(done).endswith("True]")

@@ -20,6 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from trials.launch.base import LaunchRequest
+from trials.launch.user_code import LOADED_BY
 
 FORK_SECONDS = 20.0
 """Longest wait for a server's answer before a replica is started cold."""
@@ -34,7 +35,7 @@ logger = logging.getLogger(__name__)
 
 OnLaunch = Callable[[int], None]
 OnExit = Callable[[int, int], None]
-_Key = tuple[str, tuple[str, ...], tuple[str, ...]]
+_Key = tuple[str, tuple[str, ...], tuple[str, ...], tuple[str | None, ...]]
 
 
 class ForkServers:
@@ -82,7 +83,8 @@ class ForkServers:
 
     def fork(self, request: LaunchRequest, document: Mapping[str, Any]) -> int | None:
         """Pid of the new replica; None when no server can give one, and the replica has to start cold."""
-        key = (request.working_dir, request.python_path, request.user_code)
+        how = tuple(request.environ.get(name) for name in LOADED_BY)
+        key = (request.working_dir, request.python_path, request.user_code, how)
         branch = self._branches.get(key)
         if branch is not None and branch.ready:
             self._branches.move_to_end(key)
@@ -202,7 +204,7 @@ class _Server:
         elif "launched" in message:
             self._answers[message["launched"]] = message["pid"]
         elif "declined" in message:
-            logger.debug("%s imports its code itself: %s", message["declined"], message["why"])
+            logger.info("%s imports its code itself: %s", message["declined"], message["why"])
             self._answers[message["declined"]] = None
         elif "stale" in message:
             logger.info("a fork server's code is loaded again, changed=%s", message["changed"])
@@ -258,7 +260,8 @@ class _Server:
 
 def _without_identity(environ: Mapping[str, str]) -> dict[str, str]:
     """Code that asks, while it is imported, which replica it is in cannot be shared: here it is in none."""
-    return {name: value for name, value in environ.items() if not name.startswith("ELASTUNE_")} | {"ELASTUNE_API": ""}
+    kept = {name: value for name, value in environ.items() if not name.startswith("ELASTUNE_") or name in LOADED_BY}
+    return kept | {"ELASTUNE_API": ""}
 
 
 def own_path() -> list[str]:

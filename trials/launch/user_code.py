@@ -19,6 +19,8 @@ COMMAND_LINE = "ELASTUNE_COMMAND_LINE"
 """How the script was started whose code this is, as a JSON list: its replicas see the same ``sys.argv``."""
 MOVED = "ELASTUNE_MOVED"
 """Names a folder and where it is found on this machine, as OLD=NEW."""
+LOADED_BY = (COMMAND_LINE, MOVED)
+"""Variables that ``load`` goes by: whoever loads a replica's code for it needs them as the replica has them."""
 
 
 def load(name: str) -> types.ModuleType:
