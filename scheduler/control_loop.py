@@ -226,6 +226,7 @@ class ControlLoop:
                 now,
                 backing_off=self._backing_off(now),
                 plans=self._plans,
+                granted=self._grants,
             )
             self.latest_snapshot = snapshot
             grants = self._policy.allocate(snapshot)
@@ -237,7 +238,7 @@ class ControlLoop:
             logger.exception("policy failed policy=%s; allocations stay as they are", self._policy.name)
             return
         self.policy_error = None
-        self._grants = grants
+        self._grants = {name: _lasting(grant, self._grants.get(name)) for name, grant in grants.items()}
 
     def note_plans(self, study: str, plans: Plans) -> None:
         """Its driver says what it is going to submit; from API handlers."""
@@ -726,6 +727,12 @@ class ControlLoop:
             for action in plan(trial, {}, mine, now):
                 if isinstance(action, Stop):
                     self._stop(action, mine, now)
+
+
+def _lasting(grant: Grant, before: Grant | None) -> Grant:
+    """A decision that leaves all as it was decided before is that decision still, for the same reason."""
+    same = before is not None and grant.reason.code == "unchanged" and dict(grant.placement) == dict(before.placement)
+    return before if before is not None and same else grant
 
 
 def _shown(value: object) -> object:

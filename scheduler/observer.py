@@ -9,16 +9,17 @@ from __future__ import annotations
 
 import logging
 import statistics
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any
 
 from dist_core.goodput import Hints
 from scheduler.coming import ComingTrials, Plans
 from scheduler.priorities import effective_priorities
 from scheduler.promise import Promise, promises
-from scheduler.snapshot import NodeView, Snapshot, TrialView
+from scheduler.snapshot import Grant, NodeView, Placement, Snapshot, TrialView
 from scheduler.study_history import StudyHistory
 from scheduler.survival import Survival
 from trials.errors import InvalidStudyTerms, UnknownTrial
@@ -88,11 +89,12 @@ class Observer:
         *,
         backing_off: Set[str],
         plans: Mapping[str, Plans],
+        granted: Mapping[str, Grant],
     ) -> Snapshot:
         """What the policy may know of these trials (all that are live).
 
         ``backing_off``: those that must not be given further replicas yet, because launches failed or losses repeat.
-        ``plans``: what drivers say of their studies.
+        ``plans``: what drivers say of their studies. ``granted``: the last decision, which may still be under way.
         """
         replicas = self._store.replicas()
         held = {(replica.node, replica.slot) for replica in replicas}
@@ -126,6 +128,7 @@ class Observer:
                 now,
                 self._launcher.quotas(trial.trial_id),
                 backs_off=trial.trial_id in backing_off,
+                granted=granted[trial.trial_id].placement if trial.trial_id in granted else {},
             )
             for trial in trials
         )
@@ -246,11 +249,14 @@ class Observer:
         launchers_quotas: Sequence[SlotQuota],
         *,
         backs_off: bool,
+        granted: Placement = MappingProxyType({}),
     ) -> TrialView:
         terms = StudyTerms() if study is None else study.terms
-        placement: dict[str, int] = {}
-        for replica in replicas:
-            placement[replica.node] = placement.get(replica.node, 0) + 1
+        placement: Placement = Counter(replica.node for replica in replicas)
+        # Between two sizes it holds slots of both; what is decided next starts from where it is going.
+        under_way = bool(trial.members and any(granted.values())) and not backs_off and placement != granted
+        if under_way:
+            placement = granted
         known = self._hints.get(trial.trial_id)
         history = self._histories[trial.spec.study]
         remaining = history.typical_target
@@ -273,7 +279,8 @@ class Observer:
             can_rescale=trial.state is TrialState.RUNNING
             and trial.generation > 0
             and not trial.switching
-            and not backs_off,
+            and not backs_off
+            and not under_way,
             held=held,
             model=history.model(trial.trial_id, known),
             goes_on=goes_on,
@@ -284,8 +291,8 @@ class Observer:
             remaining_progress=remaining,
             pause_seconds=DEFAULT_PAUSE_SECONDS if pause is None else pause,
             start_seconds=statistics.median(self._start_seconds.get(trial.spec.study, (DEFAULT_START_SECONDS,))),
-            since_rescale_seconds=now - trial.rescaled_at,
-            steps_measured=_steps_measured(known, len(placement), len(replicas)),
+            since_rescale_seconds=0.0 if under_way else now - trial.rescaled_at,
+            steps_measured=0 if under_way else _steps_measured(known, len(placement), len(replicas)),
             submitted_at=trial.submitted_at,
             attained_slot_seconds=self._slot_seconds.get(trial.trial_id, 0.0),
             served_seconds=self._served_seconds.get(trial.trial_id, 0.0),

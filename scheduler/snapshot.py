@@ -63,9 +63,9 @@ class TrialView:
     min_replicas: int
     max_replicas: int
     placement: Placement = field(default_factory=dict)
-    """Slots held now, joiners included."""
+    """Slots held now; while a change is under way, those that it leads to."""
     can_rescale: bool = False
-    """It trains with the adaptive core, and no switch is under way."""
+    """It trains with the adaptive core, and no change is under way."""
     held: str | None = None
     """Why it must not hold slots now, if so."""
     model: SpeedModel | None = None
