@@ -31,7 +31,7 @@ CONTENDERS = ("plain", "one replica", "default", "time_to_best")
 
 def sweep(contender: str, n_jobs: int = SLOTS) -> dict[str, Any]:
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    pruner = optuna.pruners.SuccessiveHalvingPruner(min_resource=2, reduction_factor=3)
+    pruner = optuna.pruners.SuccessiveHalvingPruner(min_resource=1, reduction_factor=4)
     study = optuna.create_study(direction="maximize", pruner=pruner)
     for row in range(CONFIGURATIONS):
         study.enqueue_trial({"configuration": row})

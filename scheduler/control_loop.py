@@ -295,6 +295,10 @@ class ControlLoop:
             self._note(replica.trial_id, "warning", reason, now)
         if replica.join_epoch is not None or replica.launch_index > 0:
             self._note_failed_joiner(replica, gone.status, now)
+        trial = self._store.trial(replica.trial_id)
+        if gone.status == 0 and trial.members and replica.replica_id not in trial.members:
+            # It came when the trial was about over, and so would the next one.
+            self._launch_not_before[trial.trial_id] = now + FAILED_JOIN_SECONDS
 
     def note_contact(self, replica_id: str) -> None:
         """The replica has just called; from API handlers."""
@@ -586,10 +590,14 @@ class ControlLoop:
             launch_index=index,
             launched_at=now,
         )
+        request = self._request(trial, record, node.kind, replicas)
+        if not self._launcher.is_ready_for(request):
+            self._note_prepared(trial)
+            return False
         # The row comes first: a scheduler that dies in between leaves a row without a process, never the reverse.
         self._store.add_replica(record)
         try:
-            process = self._launcher.launch(self._request(trial, record, node.kind, replicas))
+            process = self._launcher.launch(request)
         except LaunchFailed as error:
             logger.warning("launch failed trial=%s error=%s", trial.trial_id, error)
             self._store.update_replica(replica_id, state=ReplicaState.GONE, gone_at=now)
@@ -602,6 +610,12 @@ class ControlLoop:
             self._launcher.stop(started, force=True)
             raise
         return True
+
+    def _note_prepared(self, trial: TrialRecord) -> None:
+        present = self._store.trial(trial.trial_id)
+        reason = Reason(code="preparing", sentence="what its replicas have in common is being imported")
+        if present.state is TrialState.PENDING and present.reason != reason:
+            self._store.save_trial(replace(present, reason=reason))
 
     def _note_launch_failed(self, trial: TrialRecord, error: str, now: float) -> None:
         trains = bool(trial.members)

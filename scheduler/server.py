@@ -131,7 +131,7 @@ def serve(settings: ServerSettings, *, on_listening: Callable[[str, str], None])
         clock=clock,
         on_change=lambda: service_box[0].announce(),
     )
-    launcher.on_exit = loop.wake
+    launcher.on_change = loop.wake
     nodes = tuple(NodeView(name=node.node, slots=node.slots, kind=node.kind) for node in launcher.nodes())
     emulated = "" if settings.emulate is None else settings.emulate.sentence
     service = Service(store=store, loop=loop, tokens=tokens, nodes=lambda: nodes, clock=clock, emulated=emulated)

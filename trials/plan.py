@@ -195,8 +195,8 @@ def _plan_join(members: Sequence[str], joiners: Sequence[ReplicaRecord], near_ep
 
 
 def _published_only(trial: TrialRecord, members: Sequence[str]) -> bool:
-    """Whether the generation on offer is already the one of these survivors."""
-    return trial.switching and tuple(trial.published_members) == tuple(members)
+    """Whether the generation on offer is one of survivors alone: who is gone was to leave it anyway."""
+    return trial.switching and set(trial.published_members) <= set(members)
 
 
 def _is_silent(replica: ReplicaRecord, now: float) -> bool:

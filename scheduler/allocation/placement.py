@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
 
 from scheduler.snapshot import NodeView, Placement, TrialView
 
@@ -37,14 +37,21 @@ def held_by(views: Iterable[TrialView]) -> dict[str, Placement]:
 
 
 def packed(
-    counts: Mapping[str, int], nodes: Iterable[NodeView], current: Mapping[str, Placement]
+    counts: Mapping[str, int],
+    nodes: Iterable[NodeView],
+    current: Mapping[str, Placement],
+    *,
+    left_alone: Set[str] = frozenset(),
+    rooted: Set[str] = frozenset(),
 ) -> dict[str, Placement]:
     """Place each trial's count so that trials span few nodes, and move as few of them as possible.
 
-    A trial that keeps its count stays where it is if it spans no more nodes than it must. Others go, largest first:
-    with a node's worth or more onto whole nodes, those it is on first; with less onto the node it fills best. Where
-    no node is left for a large one, small ones that could stay make room, and are placed anew. A large one that cannot
-    have its whole nodes gets fewer; a small one that fits nowhere is spread.
+    A trial that keeps its count stays where it is if it spans no more nodes than it must; one of ``left_alone`` in any
+    case. Others go, largest first: with a node's worth or more onto whole nodes, those it is on first; with less onto
+    the node it fills best. Where no node is left for a large one, small ones that could stay make room, and are placed
+    anew. A large one that cannot have its whole nodes gets fewer; a small one that fits nowhere is spread.
+
+    Trials of ``rooted`` shrink and grow where they are, as far as there is room.
     """
     room = _Room(nodes)
     placed: dict[str, Placement] = {}
@@ -53,10 +60,12 @@ def packed(
         if not count:
             continue
         held = {node: held for node, held in current.get(trial, {}).items() if held > 0}
+        kept = _part_of(held, count) if trial in rooted else held
         least_nodes = -(-count // room.largest)
-        if sum(held.values()) == count and len(held) == least_nodes and room.has(held):
-            room.take(held)
-            placed[trial] = held
+        stays = len(kept) == least_nodes or (trial in left_alone and kept == held)
+        if sum(kept.values()) == count and stays and room.has(kept):
+            room.take(kept)
+            placed[trial] = kept
         else:
             todo.append(trial)
     todo.sort(key=lambda trial: -counts[trial])
@@ -69,12 +78,22 @@ def packed(
         if counts[trial] >= room.largest and room.fullest_fit(counts[trial], before) is None:
             placement, evicted = _whole_nodes(counts[trial], room, placed, before)
         else:
-            placement = _on_one_node(counts[trial], room, before)
+            placement = _on_one_node(counts[trial], room, before, stays=trial in rooted)
         if placement:
             placed[trial] = placement
         if evicted:
             todo[index:] = sorted([*todo[index:], *evicted], key=lambda name: -counts[name])
     return placed
+
+
+def _part_of(held: Placement, count: int) -> dict[str, int]:
+    """So many of the slots that it holds, where it holds most; all if there are fewer."""
+    part: dict[str, int] = {}
+    for node in sorted(held, key=lambda name: -held[name]):
+        taken = min(held[node], count - sum(part.values()))
+        if taken > 0:
+            part[node] = taken
+    return part
 
 
 class _Room:
@@ -119,9 +138,10 @@ class _Room:
         return list(dict.fromkeys([*mine, *nodes]))[:wanted]
 
 
-def _on_one_node(count: int, room: _Room, before: Placement) -> dict[str, int]:
-    """On one node if it can be, else on the emptiest ones."""
-    node = room.fullest_fit(count, before)
+def _on_one_node(count: int, room: _Room, before: Placement, *, stays: bool = False) -> dict[str, int]:
+    """On one node if it can be, for one that ``stays`` the one where it has most already; else on the emptiest ones."""
+    fitting = [node for node in before if stays and room.free.get(node, 0) >= count]
+    node = max(fitting, key=lambda name: before[name]) if fitting else room.fullest_fit(count, before)
     placement = {node: count} if node is not None else emptiest_first(dict(room.free), count)
     room.take(placement)
     return placement

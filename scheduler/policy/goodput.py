@@ -80,7 +80,10 @@ class GoodputPolicy:
             # Somebody waits for more than is free: what others took now would have to be taken back from them.
             chosen = table.counts[choose_counts(table.counts, table.without_growth(), snapshot.total_slots)]
         counts = {view.trial_id: int(count) for view, count in zip(eligible, chosen, strict=True)}
-        placed = packed(counts, snapshot.nodes, held_by(eligible))
+        left_alone = {view.trial_id for view, alone in zip(eligible, table.left_alone, strict=True) if alone}
+        # Elsewhere it would have to wait for new replicas; where it is, for a pause alone.
+        rooted = {view.trial_id for view in eligible if view.start_seconds > view.pause_seconds}
+        placed = packed(counts, snapshot.nodes, held_by(eligible), left_alone=left_alone, rooted=rooted)
         grants: dict[str, Grant] = {}
         free = snapshot.total_slots - sum(sum(placement.values()) for placement in placed.values())
         starts = any(view.held_slots == 0 and placed.get(view.trial_id) for view in eligible)
@@ -146,6 +149,8 @@ class _Table:
         self.held = np.array([view.held_slots for view in views], dtype=np.int64)
         self.hurried = np.array([self._hurries(row, view) for row, view in enumerate(views)], dtype=bool)
         """Trials of studies that do not wait for all of theirs to start before the best may grow."""
+        self.left_alone = np.array([self._is_left_alone(view) for view in views], dtype=bool)
+        """Trials that are being rescaled, or have just been."""
         self.gains: Floats
         """Values without the precedence of minimums."""
         self.values = self._values(views, snapshot)
@@ -261,6 +266,13 @@ class _Table:
         values[~self._allowed(views, snapshot)] = -np.inf
         return np.asarray(values)
 
+    def _is_left_alone(self, view: TrialView) -> bool:
+        since = view.since_rescale_seconds
+        settled = since >= self._settings.most_settle_seconds or (
+            view.steps_measured >= self._settings.settled_steps and since >= view.pause_seconds + view.start_seconds
+        )
+        return bool(view.held_slots) and not (view.can_rescale and settled)
+
     def _allowed(self, views: Sequence[TrialView], snapshot: Snapshot) -> NDArray[np.bool_]:
         """Which counts each trial may be given now."""
         settings = self._settings
@@ -276,11 +288,7 @@ class _Table:
                 useful = view.model.bounds.max_useful_replicas()
                 reach = min(settings.exploration * seen, useful)
                 most[row] = min(view.max_replicas, int(max(reach, view.min_replicas, held)))
-            since = view.since_rescale_seconds
-            settled = since >= settings.most_settle_seconds or (
-                view.steps_measured >= settings.settled_steps and since >= view.pause_seconds + view.start_seconds
-            )
-            if held and (not view.can_rescale or not settled):
+            if self.left_alone[row]:
                 most[row] = min(most[row], held)
                 frozen[row] = not waiting and view.min_replicas <= held <= view.max_replicas
         counts, held_slots = self.counts[None, :], self.held[:, None]

@@ -115,3 +115,20 @@ def test_work_of_the_trial_that_others_wait_for_is_dearer() -> None:
     price = prices(np.array([600.0, 3.0]), lambda: segments, total=1.0)
     assert price[1] == pytest.approx(2.0, rel=0.01)
     assert price[0] == pytest.approx(1.0, rel=0.01)
+
+
+def test_rooted_trials_shrink_and_grow_where_they_are() -> None:
+    nodes = [NodeView(name=f"n{index}", slots=4) for index in range(3)]
+    current = {"a": {"n0": 2}, "b": {"n1": 1}, "c": {"n2": 2}}
+    counts = {"a": 1, "b": 2, "c": 2}
+    placed = packed(counts, nodes, current, rooted={"a", "b"})
+    assert placed == {"a": {"n0": 1}, "b": {"n1": 2}, "c": {"n2": 2}}
+    assert packed(counts, nodes, current)["b"] == {"n2": 2}
+
+
+def test_who_is_left_alone_stays_on_more_nodes_than_it_needs() -> None:
+    nodes = [NodeView(name=f"n{index}", slots=4) for index in range(2)]
+    current = {"a": {"n0": 1, "n1": 1}}
+    assert packed({"a": 2}, nodes, current, left_alone={"a"}) == current
+    assert len(packed({"a": 2}, nodes, current)["a"]) == 1
+    assert len(packed({"a": 3}, nodes, current, left_alone={"a"})["a"]) == 1

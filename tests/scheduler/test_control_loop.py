@@ -196,6 +196,51 @@ def test_joiners_that_are_not_wanted_any_more_leave_no_warning_and_no_wait(
     assert trial_id not in bench.loop._launch_not_before
 
 
+def test_a_change_under_way_is_not_decided_anew(bench: Bench) -> None:
+    bench.launcher = InMemoryLauncher({"n0": 2, "n1": 2})
+    bench.loop = bench.new_loop()
+    trial_id, other = bench.submit(0, max_replicas=2), bench.submit(1, max_replicas=1)
+    bench.train(trial_id)
+    bench.train(other)
+    bench.give_hints(trial_id)
+    bench.tick(20)
+    # The other one is on its node, so that it goes to the other node with both replicas, and leaves its slot then.
+    joiners = {row.replica_id for row in bench.store.replicas(trial_id=trial_id) if row.launch_index > 0}
+    view = bench.loop.latest_views[trial_id]
+    assert len(joiners) == 2
+    assert (view.held_slots, view.can_rescale, view.steps_measured) == (2, False, 0)
+    bench.tick(20)
+    assert {row.replica_id for row in bench.store.replicas(trial_id=trial_id, live_only=False)} >= joiners
+    assert len(bench.store.replicas(trial_id=trial_id, live_only=False)) == 3
+    reasons = [entry.reason.code for entry in bench.store.history(trial_id) if "replicas" in entry.what]
+    assert reasons == ["goodput_gain"]
+    assert bench.loop.latest_grants[trial_id].reason.code == "goodput_gain"
+
+
+def test_after_a_joiner_that_found_the_trial_about_over_no_other_one_is_started(bench: Bench) -> None:
+    trial_id = bench.submit()
+    bench.train(trial_id)
+    bench.give_hints(trial_id)
+    bench.tick(30)
+    for replica in bench.store.replicas(trial_id=trial_id):
+        if replica.state is ReplicaState.LAUNCHED:
+            bench.launcher.end(replica.replica_id, 0)
+    bench.tick(10)
+    assert len(bench.store.replicas(trial_id=trial_id)) == 1
+    assert "warning" not in [entry.what for entry in bench.store.history(trial_id)]
+
+
+def test_a_replica_waits_until_its_launcher_is_ready_for_it(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bench.launcher, "is_ready_for", lambda request: False)
+    trial_id = bench.submit()
+    bench.tick(3)
+    assert bench.store.replicas(trial_id=trial_id, live_only=False) == []
+    assert bench.trial(trial_id).reason.code == "preparing"
+    monkeypatch.undo()
+    bench.tick()
+    assert bench.trial(trial_id).state is TrialState.STARTING
+
+
 def test_it_gives_slots_back_to_a_newcomer(bench: Bench) -> None:
     old = grown(bench)
     new = bench.submit(1)

@@ -23,10 +23,13 @@ class ThreadLauncher(InMemoryLauncher):
     def __init__(self, run: Run) -> None:
         super().__init__({"localhost": 1})
         self._run = run
-        self.on_exit: Callable[[], None] = lambda: None
+        self.on_change: Callable[[], None] = lambda: None
         self._threads: list[threading.Thread] = []
         self._ending = threading.Lock()
         """A replica has not ended before it is known how."""
+
+    def is_ready_for(self, request: LaunchRequest) -> bool:
+        return True
 
     def launch(self, request: LaunchRequest) -> ReplicaProcess:
         started = super().launch(request)
@@ -50,7 +53,7 @@ class ThreadLauncher(InMemoryLauncher):
                 dist_core.core._core = None
             with self._ending:
                 self.end(request.replica_id, status)
-            self.on_exit()
+            self.on_change()
         # A process would be gone by now, and its connections with it.
         core.membership._thread.join()
         assert core.channel is not None

@@ -64,7 +64,7 @@ class Rig:
             silence_seconds=silence_seconds,
         )
         self.loop = self._served.loop
-        self.launcher.on_exit = self.loop.wake
+        self.launcher.on_change = self.loop.wake
 
     def close(self) -> None:
         for replica in self.store.replicas():

@@ -10,8 +10,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.trials.test_launchers import started, wait_for_exit
-from trials.launch import LocalLauncher
+from tests.trials.test_launchers import request_for, started, wait_for_exit
+from trials.launch import LocalLauncher, fork_client
 from trials.launch.fork_client import ForkServers
 from trials.record import ReplicaRecord
 
@@ -85,6 +85,31 @@ def test_after_the_first_replica_the_code_is_in_memory_and_what_it_prints_is_in_
     for replica in branches.replicas:
         assert branches.log(replica).count("hello while imported\n") == 1
         assert branches.log(replica).count("hello from a child\n") == 1
+
+
+def test_while_the_code_is_being_imported_the_launcher_is_not_ready_for_further_replicas(branches: Branches) -> None:
+    news = []
+    branches.launcher.on_change = lambda: news.append(branches.launcher.is_ready_for(request))
+    branches.write("import time; time.sleep(0.5)")
+    request = request_for(branches.folder, "main", {"NAME": "r1"}, user_code=("user_code",))
+    other = request_for(branches.folder, "main", {"NAME": "r1"}, user_code=("other_code",))
+    branches.until(lambda: branches.launcher.is_ready_for(request), "no fork server")
+    branches.start()
+    news.clear()
+    assert not branches.launcher.is_ready_for(request)
+    assert branches.launcher.is_ready_for(other)
+    branches.until(lambda: news[-1:] == [True], "not told of it")
+    assert branches.run()
+
+
+def test_nobody_waits_for_an_import_for_ever(branches: Branches, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fork_client, "PREPARE_SECONDS", 0.3)
+    branches.write("import time; time.sleep(5.0)")
+    request = request_for(branches.folder, "main", user_code=("user_code",))
+    branches.until(lambda: branches.launcher.is_ready_for(request), "no fork server")
+    branches.start()
+    assert not branches.launcher.is_ready_for(request)
+    branches.until(lambda: branches.launcher.is_ready_for(request), "waits for ever")
 
 
 def test_a_script_is_run_under_the_name_that_spares_its_main_part(branches: Branches) -> None:

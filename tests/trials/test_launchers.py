@@ -60,10 +60,31 @@ def started(
     user_code: tuple[str, ...] = (),
 ) -> ReplicaRecord:
     """A replica that runs a function of the folder's user_code.py."""
-    # Control groups are named after replicas, and other tests run on this machine at the same time.
-    replica_id = f"{name}-{uuid.uuid4().hex[:8]}"
-    request = LaunchRequest(
-        replica_id=replica_id,
+    request = request_for(folder, function, environ, name=name, log=log, user_code=user_code)
+    process = launcher.launch(request)
+    return ReplicaRecord(
+        replica_id=request.replica_id,
+        trial_id="t",
+        node="n",
+        slot=0,
+        launch_index=0,
+        pid=process.pid,
+        process_started=process.started,
+    )
+
+
+def request_for(
+    folder: Path,
+    function: str,
+    environ: Mapping[str, str] | None = None,
+    *,
+    name: str = "r",
+    log: Path | None = None,
+    user_code: tuple[str, ...] = (),
+) -> LaunchRequest:
+    return LaunchRequest(
+        # Control groups are named after replicas, and other tests run on this machine at the same time.
+        replica_id=f"{name}-{uuid.uuid4().hex[:8]}",
         trial_id="t",
         node="n",
         slot=0,
@@ -74,16 +95,6 @@ def started(
         preload=(),
         user_code=user_code,
         log=log or folder / f"{name}.log",
-    )
-    process = launcher.launch(request)
-    return ReplicaRecord(
-        replica_id=replica_id,
-        trial_id="t",
-        node="n",
-        slot=0,
-        launch_index=0,
-        pid=process.pid,
-        process_started=process.started,
     )
 
 

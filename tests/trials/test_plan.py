@@ -101,6 +101,9 @@ def test_a_lost_replica_is_left_out_at_once_and_only_once() -> None:
     assert plan(training("a", "b"), 2, [a], 0.0) == [Publish(("a",), None)]
     offered = replace(training("a", "b"), published=2, published_members=("a",))
     assert plan(offered, 2, [a], 0.0) == []
+    # Those that the next generation leaves out go as soon as it begins, and before it is heard of.
+    smaller = replace(training("a", "b", "c"), published=2, published_members=("a",))
+    assert plan(smaller, 1, [a, replica("c")], 0.0) == []
 
 
 def test_an_offer_that_nobody_enters_is_replaced() -> None:

@@ -47,7 +47,7 @@ def scheduler_in_process(
     launcher = ThreadLauncher(lambda core: run_in(core, prepare, (optuna.TrialPruned,)))
     folder = tmp_path_factory.mktemp("scheduler")
     served = ServedLoop(folder, InMemoryTrialStore(), launcher, policy_by_name("goodput"))
-    launcher.on_exit = served.loop.wake
+    launcher.on_change = served.loop.wake
     client = served.client()
     with joined(client):
         yield client

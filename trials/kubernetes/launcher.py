@@ -112,6 +112,9 @@ class KubernetesLauncher:
         whole = int(float(threads)) if threads is not None and not threads.endswith("m") else 1
         return {"OMP_NUM_THREADS": str(max(1, whole))}
 
+    def is_ready_for(self, request: LaunchRequest) -> bool:
+        return True
+
     def launch(self, request: LaunchRequest) -> ReplicaProcess:
         owner = self._owner_of(request.trial_id)
         too_large = beyond_slot(owner.templates, self._settings)

@@ -83,6 +83,10 @@ class Launcher(Protocol):
         """Variables that confine a replica to its slot."""
         ...
 
+    def is_ready_for(self, request: LaunchRequest) -> bool:
+        """Whether to start this replica now; else something is on its way that makes it quicker: ask again."""
+        ...
+
     def launch(self, request: LaunchRequest) -> ReplicaProcess:
         """Start a replica; raises LaunchFailed."""
         ...

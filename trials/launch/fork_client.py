@@ -33,17 +33,26 @@ UNFIT_SECONDS = 60.0
 
 logger = logging.getLogger(__name__)
 
+PREPARE_SECONDS = 20.0
+"""For so long replicas wait for a server that starts, or imports their code: longer than they would take themselves."""
+
 OnLaunch = Callable[[int], None]
 OnExit = Callable[[int, int], None]
 _Key = tuple[str, tuple[str, ...], tuple[str, ...], tuple[str | None, ...]]
 
 
 class ForkServers:
-    """``on_launch``, ``on_exit``: told of each replica's start and end, in this order, from another thread."""
+    """``on_launch``, ``on_exit``: told of each replica's start and end, in this order, from another thread.
 
-    def __init__(self, on_launch: OnLaunch, on_exit: OnExit, preload: Sequence[str]) -> None:
+    ``on_ready``: called from another thread when a server has become ready, or never will.
+    """
+
+    def __init__(
+        self, on_launch: OnLaunch, on_exit: OnExit, on_ready: Callable[[], None], preload: Sequence[str]
+    ) -> None:
         self._on_launch = on_launch
         self._on_exit = on_exit
+        self._on_ready = on_ready
         self._preload = list(preload)
         self._branches: OrderedDict[_Key, _Server] = OrderedDict()
         self._retired: list[_Server] = []
@@ -79,12 +88,22 @@ class ForkServers:
             },
         )
         theirs.close()
-        self._trunk = _Server(ours, self._on_launch, self._on_exit)
+        self._trunk = self._served_by(ours)
+
+    def _served_by(self, connection: socket.socket) -> _Server:
+        return _Server(connection, self._on_launch, self._on_exit, self._on_ready)
+
+    def is_ready_for(self, request: LaunchRequest) -> bool:
+        """Whether to fork now. Not while a server starts, or has another fork of it import the replica's code.
+
+        The first replica of a code imports it by itself, at the same time.
+        """
+        branch = self._branches.get(_key(request))
+        return not any(server is not None and server.is_on_its_way for server in (self._trunk, branch))
 
     def fork(self, request: LaunchRequest, document: Mapping[str, Any]) -> int | None:
         """Pid of the new replica; None when no server can give one, and the replica has to start cold."""
-        how = tuple(request.environ.get(name) for name in LOADED_BY)
-        key = (request.working_dir, request.python_path, request.user_code, how)
+        key = _key(request)
         branch = self._branches.get(key)
         if branch is not None and branch.ready:
             self._branches.move_to_end(key)
@@ -136,7 +155,7 @@ class ForkServers:
         }
         with theirs:
             self._trunk.send({"branch": wanted}, theirs)
-        self._branches[key] = _Server(ours, self._on_launch, self._on_exit)
+        self._branches[key] = self._served_by(ours)
         while len(self._branches) > MOST_BRANCHES:
             self._retire(next(iter(self._branches)))
 
@@ -164,7 +183,9 @@ class ForkServers:
 class _Server:
     """One end of a socket pair; at the other, a process that forks replicas."""
 
-    def __init__(self, connection: socket.socket, on_launch: OnLaunch, on_exit: OnExit) -> None:
+    def __init__(
+        self, connection: socket.socket, on_launch: OnLaunch, on_exit: OnExit, on_ready: Callable[[], None]
+    ) -> None:
         self.ready = False
         self.gone = False
         self.out_of_date = False
@@ -173,6 +194,8 @@ class _Server:
         self._answers: dict[str, int | None] = {}
         self._on_launch = on_launch
         self._on_exit = on_exit
+        self._on_ready = on_ready
+        self._began = time.monotonic()
         self._news = threading.Condition()
         self._connection = connection
         self._reader = threading.Thread(target=self._read, name="fork-server", daemon=True)
@@ -191,12 +214,15 @@ class _Server:
                 with self._news:
                     self._take(message)
                     self._news.notify_all()
+                if "ready" in message or "unfit" in message:
+                    self._on_ready()
         with self._news:
             if self._pid is None and self.unfit is None:
                 self.unfit = "the process that imported it ended"
             self.gone, self.ready = True, False
             self._connection.close()
             self._news.notify_all()
+        self._on_ready()
 
     def _take(self, message: Mapping[str, Any]) -> None:
         if "ready" in message:
@@ -208,7 +234,7 @@ class _Server:
             self._answers[message["declined"]] = None
         elif "stale" in message:
             logger.info("a fork server's code is loaded again, changed=%s", message["changed"])
-            self.ready, self.out_of_date = False, True
+            self.ready, self.out_of_date, self._began = False, True, time.monotonic()
             self._answers[message["stale"]] = None
         elif "unfit" in message:
             self.unfit = message["unfit"]
@@ -217,9 +243,15 @@ class _Server:
     def pid(self) -> int | None:
         return self._pid
 
+    @property
+    def is_on_its_way(self) -> bool:
+        settled = self.ready or self.gone or self.out_of_date or self.unfit is not None
+        return not settled and time.monotonic() - self._began < PREPARE_SECONDS
+
     def wait_until_ready(self) -> bool:
         with self._news:
-            self._news.wait_for(lambda: self.ready or self.gone, FORK_SECONDS)
+            left = self._began + FORK_SECONDS - time.monotonic()
+            self._news.wait_for(lambda: self.ready or self.gone, max(left, 0.1))
             return self.ready
 
     def send(self, message: Mapping[str, Any], passed: socket.socket | None = None) -> None:
@@ -256,6 +288,11 @@ class _Server:
         with contextlib.suppress(OSError):
             self._connection.shutdown(socket.SHUT_RDWR)
         self._reader.join(timeout=5.0)
+
+
+def _key(request: LaunchRequest) -> _Key:
+    how = tuple(request.environ.get(name) for name in LOADED_BY)
+    return request.working_dir, request.python_path, request.user_code, how
 
 
 def _without_identity(environ: Mapping[str, str]) -> dict[str, str]:

@@ -59,8 +59,8 @@ class LocalLauncher:
     ) -> None:
         divided = [Slot(node=node)] * slots if isinstance(slots, int) else slots
         self._slots = by_node(divided)
-        self.on_exit: Callable[[], None] = lambda: None
-        """Called, from another thread, when a replica that this launcher has started is gone."""
+        self.on_change: Callable[[], None] = lambda: None
+        """Called, from another thread, when a replica that this launcher has started is gone, or one could be now."""
         self._gpus = gpus or NoGpus()
         self._strangers: tuple[float, frozenset[str]] = (float("-inf"), frozenset())
         self._alive: frozenset[int] = frozenset()
@@ -74,7 +74,9 @@ class LocalLauncher:
         self._own: dict[int, float | None] = {}
         """Processes that this launcher started, with the time at which they were first seen to be gone."""
         self._lock = threading.Lock()
-        self._servers = ForkServers(self._note_launch, self._note_exit, preload) if fork_server else None
+        self._servers = (
+            ForkServers(self._note_launch, self._note_exit, lambda: self.on_change(), preload) if fork_server else None
+        )
 
     def _note_launch(self, pid: int) -> None:
         """Forget what an earlier process of this number may have left."""
@@ -84,7 +86,7 @@ class LocalLauncher:
     def _note_exit(self, pid: int, status: int) -> None:
         with self._lock:
             self._statuses[pid] = status
-        self.on_exit()
+        self.on_change()
 
     def nodes(self) -> Sequence[NodeSlots]:
         taken = self._with_strangers()
@@ -120,6 +122,9 @@ class LocalLauncher:
 
     def slot_environ(self, node: str, slot: int) -> Mapping[str, str]:
         return self._slots[node][slot].environ(os.environ.get("OMP_NUM_THREADS"))
+
+    def is_ready_for(self, request: LaunchRequest) -> bool:
+        return self._servers is None or self._servers.is_ready_for(request)
 
     def launch(self, request: LaunchRequest) -> ReplicaProcess:
         try:
@@ -226,10 +231,10 @@ def _document(request: LaunchRequest, cgroups: Sequence[str]) -> dict[str, Any]:
 
 def _end_children(pid: int) -> None:
     """What a replica that is gone has left behind in the session it led, such as data loader workers."""
-    for process in psutil.process_iter():
+    for other in psutil.pids():
         with contextlib.suppress(OSError, psutil.Error):
-            if os.getsid(process.pid) == pid:
-                process.kill()
+            if os.getsid(other) == pid:
+                psutil.Process(other).kill()
 
 
 def _is_running(replica: ReplicaRecord) -> bool:

@@ -38,6 +38,9 @@ class InMemoryLauncher:
     def slot_environ(self, node: str, slot: int) -> Mapping[str, str]:
         return {"ELASTUNE_TEST_SLOT": f"{node}/{slot}"}
 
+    def is_ready_for(self, request: LaunchRequest) -> bool:
+        return True
+
     def launch(self, request: LaunchRequest) -> ReplicaProcess:
         if self.refuse is not None:
             raise LaunchFailed(self.refuse)
