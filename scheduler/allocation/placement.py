@@ -51,11 +51,14 @@ def packed(
     the node it fills best. Where no node is left for a large one, small ones that could stay make room, and are placed
     anew. A large one that cannot have its whole nodes gets fewer; a small one that fits nowhere is spread.
 
-    Trials of ``rooted`` shrink and grow where they are, as far as there is room.
+    Trials of ``rooted`` shrink and grow where they are, as far as there is room, and move only to slots that nobody is
+    to move away from: two that waited for each other's slots would both wait in vain.
     """
     room = _Room(nodes)
     placed: dict[str, Placement] = {}
     todo: list[str] = []
+    reserved: dict[str, Placement] = {}
+    """What those that move hold until they have moved."""
     for trial, count in counts.items():
         if not count:
             continue
@@ -68,22 +71,38 @@ def packed(
             placed[trial] = kept
         else:
             todo.append(trial)
+            if trial in rooted and held and room.has(held):
+                room.take(held)
+                reserved[trial] = held
     todo.sort(key=lambda trial: -counts[trial])
     index = 0
     while index < len(todo):
         trial = todo[index]
         index += 1
         before = current.get(trial, {})
+        held = dict(reserved.pop(trial, {}))
+        room.give_back(held)
         evicted: list[str] = []
-        if counts[trial] >= room.largest and room.fullest_fit(counts[trial], before) is None:
+        placement: Placement
+        if held:
+            placement = _from_where_it_is(counts[trial], room, held)
+            left = {node: count - placement.get(node, 0) for node, count in held.items()}
+            reserved[trial] = {node: count for node, count in left.items() if count > 0}
+            room.take(reserved[trial])
+        elif counts[trial] >= room.largest and room.fullest_fit(counts[trial], before) is None:
             placement, evicted = _whole_nodes(counts[trial], room, placed, before)
         else:
-            placement = _on_one_node(counts[trial], room, before, stays=trial in rooted)
-        if placement:
-            placed[trial] = placement
+            placement = _on_one_node(counts[trial], room, before)
+        placed[trial] = placement
         if evicted:
             todo[index:] = sorted([*todo[index:], *evicted], key=lambda name: -counts[name])
-    return placed
+    for slots in reserved.values():
+        room.give_back(slots)
+    for trial in todo:
+        if not placed[trial] and current.get(trial):
+            # It made room for a large one, and would have to pause.
+            placed[trial] = _on_one_node(counts[trial], room, current[trial])
+    return {trial: placement for trial, placement in placed.items() if placement}
 
 
 def _part_of(held: Placement, count: int) -> dict[str, int]:
@@ -138,10 +157,33 @@ class _Room:
         return list(dict.fromkeys([*mine, *nodes]))[:wanted]
 
 
-def _on_one_node(count: int, room: _Room, before: Placement, *, stays: bool = False) -> dict[str, int]:
-    """On one node if it can be, for one that ``stays`` the one where it has most already; else on the emptiest ones."""
-    fitting = [node for node in before if stays and room.free.get(node, 0) >= count]
-    node = max(fitting, key=lambda name: before[name]) if fitting else room.fullest_fit(count, before)
+def _from_where_it_is(count: int, room: _Room, held: Placement) -> dict[str, int]:
+    """On as few nodes as can be, those it is on before others; else where it is, and on the emptiest ones."""
+    whole, rest = divmod(count, room.largest)
+    chosen = room.empty(whole, held)
+    placement = dict.fromkeys(chosen, room.largest)
+    others = {node: count for node, count in held.items() if node not in placement}
+    fitting = [node for node in others if room.free[node] >= rest]
+    last = max(fitting, key=lambda node: others[node]) if fitting else None
+    if len(chosen) == whole and rest:
+        room.take(placement)
+        last = last or room.fullest_fit(rest, others)
+        room.give_back(placement)
+        if last is not None:
+            placement[last] = rest
+    if sum(placement.values()) < count:
+        placement = _part_of(held, count)
+        room.take(placement)
+        more = emptiest_first(dict(room.free), count - sum(placement.values()))
+        room.give_back(placement)
+        placement = {node: placement.get(node, 0) + more.get(node, 0) for node in {**placement, **more}}
+    room.take(placement)
+    return placement
+
+
+def _on_one_node(count: int, room: _Room, before: Placement) -> dict[str, int]:
+    """On one node if it can be, else on the emptiest ones."""
+    node = room.fullest_fit(count, before)
     placement = {node: count} if node is not None else emptiest_first(dict(room.free), count)
     room.take(placement)
     return placement

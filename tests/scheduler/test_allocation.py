@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import random
 
 import numpy as np
 import pytest
@@ -70,12 +71,12 @@ placements = st.dictionaries(
 
 
 @settings(max_examples=200, deadline=None)
-@given(st.dictionaries(st.sampled_from("abcdef"), st.integers(0, 8)), placements)
+@given(st.dictionaries(st.sampled_from("abcdef"), st.integers(0, 8)), placements, st.sets(st.sampled_from("abcdef")))
 def test_packing_never_exceeds_a_node_and_places_what_fits(
-    counts: dict[str, int], current: dict[str, dict[str, int]]
+    counts: dict[str, int], current: dict[str, dict[str, int]], rooted: set[str]
 ) -> None:
     nodes = [NodeView(name=f"n{index}", slots=4) for index in range(3)]
-    placed = packed(counts, nodes, current)
+    placed = packed(counts, nodes, current, rooted=rooted)
     for node in nodes:
         assert sum(placement.get(node.name, 0) for placement in placed.values()) <= node.slots
     for trial, placement in placed.items():
@@ -124,6 +125,47 @@ def test_rooted_trials_shrink_and_grow_where_they_are() -> None:
     placed = packed(counts, nodes, current, rooted={"a", "b"})
     assert placed == {"a": {"n0": 1}, "b": {"n1": 2}, "c": {"n2": 2}}
     assert packed(counts, nodes, current)["b"] == {"n2": 2}
+
+
+def packed_cluster(chance: random.Random) -> tuple[list[NodeView], dict[str, dict[str, int]]]:
+    """Trials that hold slots of full nodes, as they came."""
+    nodes = [NodeView(name=f"n{index}", slots=4) for index in range(3)]
+    slots = [node.name for node in nodes for _ in range(node.slots)]
+    chance.shuffle(slots)
+    current: dict[str, dict[str, int]] = {}
+    for slot in slots:
+        held = current.setdefault(chance.choice("abcde"), {})
+        held[slot] = held.get(slot, 0) + 1
+    return nodes, current
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.randoms(use_true_random=False))
+def test_rooted_trials_never_wait_for_each_others_slots(chance: random.Random) -> None:
+    nodes, current = packed_cluster(chance)
+    total = {name: sum(held.values()) for name, held in current.items()}
+    # Some shrink, and others grow into what that leaves.
+    counts = {name: max(1, count - chance.randint(0, 2)) for name, count in total.items()}
+    free = sum(total.values()) - sum(counts.values())
+    for name in chance.sample(sorted(counts), len(counts)):
+        more = chance.randint(0, free)
+        counts[name], free = counts[name] + more, free - more
+    placed = packed(counts, nodes, current, rooted=set(current))
+    for name in current:
+        assert sum(placed[name].values()) >= min(total[name], counts[name])
+    # Changes that need only what is free now, or was given up without a move, go first; in the end all are made.
+    holds = {name: dict(held) for name, held in current.items()}
+    changed = True
+    while changed:
+        changed = False
+        room = {node.name: node.slots - sum(held.get(node.name, 0) for held in holds.values()) for node in nodes}
+        for name, wanted in placed.items():
+            missing = {node: count - holds[name].get(node, 0) for node, count in wanted.items()}
+            if holds[name] != dict(wanted) and all(room[node] >= count for node, count in missing.items()):
+                holds[name] = dict(wanted)
+                changed = True
+                break
+    assert holds == {name: dict(wanted) for name, wanted in placed.items()}
 
 
 def test_who_is_left_alone_stays_on_more_nodes_than_it_needs() -> None:
