@@ -40,6 +40,8 @@ Integers = NDArray[np.int64]
 MOST_SPEED_PER_SLOT = 2.0
 MOST_ASSIGNED = 300
 """Trials up to which groups of nodes are assigned by an integer programme; it takes about a second there."""
+MOST_PLACED = 4
+"""Times that counts are chosen anew, without those that could only be had on too many nodes."""
 ONE = np.array([1], dtype=np.int64)
 
 
@@ -75,15 +77,14 @@ class GoodputPolicy:
             for view in [*snapshot.eligible, *snapshot.coming]
         ]
         table = _Table(eligible, snapshot, self.settings)
-        chosen = table.counts[choose_counts(table.counts, table.values, snapshot.total_slots)]
-        if any(not count for count in chosen[~table.hurried]):
-            # Somebody waits for more than is free: what others took now would have to be taken back from them.
-            chosen = table.counts[choose_counts(table.counts, table.without_growth(), snapshot.total_slots)]
-        counts = {view.trial_id: int(count) for view, count in zip(eligible, chosen, strict=True)}
-        left_alone = {view.trial_id for view, alone in zip(eligible, table.left_alone, strict=True) if alone}
-        # Elsewhere it would have to wait for new replicas; where it is, for a pause alone.
-        rooted = {view.trial_id for view in eligible if view.start_seconds > view.pause_seconds}
-        placed = packed(counts, snapshot.nodes, held_by(eligible), left_alone=left_alone, rooted=rooted)
+        for _ in range(MOST_PLACED):
+            placed = self._placed(table, eligible, snapshot)
+            slower = [row for row, view in enumerate(eligible) if _is_slower_on(placed.get(view.trial_id), view)]
+            if not slower:
+                break
+            for index in slower:
+                table.keep_from_growing(index)
+                placed[eligible[index].trial_id] = eligible[index].placement
         grants: dict[str, Grant] = {}
         free = snapshot.total_slots - sum(sum(placement.values()) for placement in placed.values())
         starts = any(view.held_slots == 0 and placed.get(view.trial_id) for view in eligible)
@@ -97,6 +98,16 @@ class GoodputPolicy:
             numbers = {} if row is None else table.numbers(row, view, sum(placement.values()))
             grants[view.trial_id] = Grant(placement=placement, reason=reason, numbers=numbers)
         return grants
+
+    def _placed(self, table: _Table, views: Sequence[TrialView], snapshot: Snapshot) -> dict[str, Placement]:
+        chosen = table.counts[choose_counts(table.counts, table.values, snapshot.total_slots)]
+        if any(not count for count in chosen[~table.hurried]):
+            # Somebody waits for more than is free: what others took now would have to be taken back from them.
+            chosen = table.counts[choose_counts(table.counts, table.without_growth(), snapshot.total_slots)]
+        counts = {view.trial_id: int(count) for view, count in zip(views, chosen, strict=True)}
+        left_alone = {view.trial_id for view, alone in zip(views, table.left_alone, strict=True) if alone}
+        rooted = {view.trial_id for view in views if _is_rooted(view)}
+        return packed(counts, snapshot.nodes, held_by(views), left_alone=left_alone, rooted=rooted)
 
     def _reason(
         self,
@@ -193,6 +204,9 @@ class _Table:
                 or [(1.0, 1.0)]
             )
         return found
+
+    def keep_from_growing(self, row: int) -> None:
+        self.values[row, self.counts > self.held[row]] = -np.inf
 
     def speed(self, row: int, count: float) -> float:
         return float(np.interp(count, self.counts, self.speeds[row]))
@@ -346,6 +360,25 @@ def _on_group(view: TrialView, group: NodeGroup) -> TrialView:
         model = None
     held = {node: count for node, count in view.placement.items() if node in group.names}
     return replace(view, model=model, placement=held)
+
+
+def _is_rooted(view: TrialView) -> bool:
+    """Elsewhere it would have to wait for new replicas; where it is, for a pause alone."""
+    return view.start_seconds > view.pause_seconds
+
+
+def _is_slower_on(placement: Placement | None, view: TrialView) -> bool:
+    """Whether it would grow without gain: counts are chosen as if there was room for all of them on few nodes."""
+    if placement is None or view.model is None or not _is_rooted(view):
+        return False
+    grows = sum(placement.values()) > view.held_slots > 0
+    return grows and len(placement) > 1 and _speed_on(placement, view.model) <= _speed_on(view.placement, view.model)
+
+
+def _speed_on(placement: Placement, model: SpeedModel) -> float:
+    """Of slots divided evenly among so many nodes."""
+    count, nodes = sum(placement.values()), sum(count > 0 for count in placement.values())
+    return float(model.curve(-(-count // nodes), np.array([count], dtype=np.int64))[0])
 
 
 def _is_usable(model: SpeedModel | None, node_slots: int) -> bool:

@@ -99,6 +99,19 @@ def test_a_trial_that_just_rescaled_is_left_alone() -> None:
     assert found == {"a": 3, "b": 1}
 
 
+@pytest.mark.parametrize("between_nodes", [0.01, 20.0])
+def test_a_slot_on_another_node_goes_to_the_trial_that_gains_by_it(between_nodes: float) -> None:
+    over_a_network = model()
+    params = replace(over_a_network.profile.params, alpha_n=between_nodes)
+    slow = replace(over_a_network, profile=replace(over_a_network.profile, params=params))
+    best = running("best", promise=0.9, model=slow)
+    beside = running("beside", model=None, max_replicas=1)
+    other = running("other", promise=0.1, placement={"n1": 1})
+    found = POLICY.allocate(snapshot(best, beside, other, slots=2, nodes=2))
+    grown = "best" if between_nodes < 0.1 else "other"
+    assert {name: grant.slots for name, grant in found.items()} == {"best": 1, "beside": 1, "other": 1} | {grown: 2}
+
+
 def test_a_held_trial_gets_nothing_and_says_why() -> None:
     grants = POLICY.allocate(snapshot(running("a", 2, held="its driver is gone")))
     assert grants["a"].slots == 0
