@@ -238,7 +238,9 @@ class ControlLoop:
             logger.exception("policy failed policy=%s; allocations stay as they are", self._policy.name)
             return
         self.policy_error = None
-        self._grants = {name: _lasting(grant, self._grants.get(name)) for name, grant in grants.items()}
+        # While a change is carried out, it is for the reason that it was decided for.
+        lasting = {name for name in self._observer.under_way if grants[name].reason.code == "unchanged"}
+        self._grants = {**grants, **{name: self._grants[name] for name in lasting}}
 
     def note_plans(self, study: str, plans: Plans) -> None:
         """Its driver says what it is going to submit; from API handlers."""
@@ -295,10 +297,10 @@ class ControlLoop:
             self._note(replica.trial_id, "warning", reason, now)
         if replica.join_epoch is not None or replica.launch_index > 0:
             self._note_failed_joiner(replica, gone.status, now)
-        trial = self._store.trial(replica.trial_id)
-        if gone.status == 0 and trial.members and replica.replica_id not in trial.members:
+        never_trained = replica.state is not ReplicaState.ACTIVE
+        if gone.status == 0 and never_trained and self._store.trial(replica.trial_id).members:
             # It came when the trial was about over, and so would the next one.
-            self._launch_not_before[trial.trial_id] = now + FAILED_JOIN_SECONDS
+            self._launch_not_before[replica.trial_id] = now + FAILED_JOIN_SECONDS
 
     def note_contact(self, replica_id: str) -> None:
         """The replica has just called; from API handlers."""
@@ -741,12 +743,6 @@ class ControlLoop:
             for action in plan(trial, {}, mine, now):
                 if isinstance(action, Stop):
                     self._stop(action, mine, now)
-
-
-def _lasting(grant: Grant, before: Grant | None) -> Grant:
-    """A decision that leaves all as it was decided before is that decision still, for the same reason."""
-    same = before is not None and grant.reason.code == "unchanged" and dict(grant.placement) == dict(before.placement)
-    return before if before is not None and same else grant
 
 
 def _shown(value: object) -> object:

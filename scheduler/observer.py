@@ -57,6 +57,8 @@ class Observer:
         self._held: dict[str, tuple[str, int]] = {}
         self._looked_at: float | None = None
         self.latest_views: Mapping[str, TrialView] = {}
+        self.under_way: set[str] = set()
+        """Trials whose last decision was still being carried out at the last look."""
         self._coming = ComingTrials()
 
     def note_end(self, trial: TrialRecord, state: TrialState) -> None:
@@ -117,6 +119,7 @@ class Observer:
         self._read_hints(trials, now)
         standing = self._promises(trials, studies)
         survival = {name: self._histories[name].survival for name in {trial.spec.study for trial in trials}}
+        self.under_way = set()
         views = tuple(
             self._view(
                 trial,
@@ -257,6 +260,7 @@ class Observer:
         under_way = bool(trial.members and any(granted.values())) and not backs_off and placement != granted
         if under_way:
             placement = granted
+            self.under_way.add(trial.trial_id)
         known = self._hints.get(trial.trial_id)
         history = self._histories[trial.spec.study]
         remaining = history.typical_target

@@ -98,7 +98,9 @@ class ForkServers:
 
         The first replica of a code imports it by itself, at the same time.
         """
-        branch = self._branches.get(_key(request))
+        key = _key(request)
+        # Code that could not be shared once is hardly worth waiting for.
+        branch = None if key in self._unfit else self._branches.get(key)
         return not any(server is not None and server.is_on_its_way for server in (self._trunk, branch))
 
     def fork(self, request: LaunchRequest, document: Mapping[str, Any]) -> int | None:
