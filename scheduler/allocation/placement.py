@@ -173,9 +173,8 @@ def _from_where_it_is(count: int, room: _Room, held: Placement) -> dict[str, int
             placement[last] = rest
     if sum(placement.values()) < count:
         placement = _part_of(held, count)
-        room.take(placement)
-        more = emptiest_first(dict(room.free), count - sum(placement.values()))
-        room.give_back(placement)
+        free = {node: slots - placement.get(node, 0) for node, slots in room.free.items()}
+        more = emptiest_first(free, count - sum(placement.values()))
         placement = {node: placement.get(node, 0) + more.get(node, 0) for node in {**placement, **more}}
     room.take(placement)
     return placement

@@ -7,6 +7,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -54,13 +55,10 @@ def started(
     folder: Path,
     function: str,
     environ: Mapping[str, str] | None = None,
-    *,
-    name: str = "r",
-    log: Path | None = None,
-    user_code: tuple[str, ...] = (),
+    **options: Any,
 ) -> ReplicaRecord:
-    """A replica that runs a function of the folder's user_code.py."""
-    request = request_for(folder, function, environ, name=name, log=log, user_code=user_code)
+    """A replica that runs a function of the folder's user_code.py, with options of ``request_for``."""
+    request = request_for(folder, function, environ, **options)
     process = launcher.launch(request)
     return ReplicaRecord(
         replica_id=request.replica_id,

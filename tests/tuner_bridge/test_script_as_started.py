@@ -25,7 +25,11 @@ if __name__ == "__main__":
 def run(
     folder: Path, script: str, guarded: str = "    pass", *arguments: str | bytes
 ) -> subprocess.CompletedProcess[str]:
-    (folder / "tune.py").write_text(HEAD + script + TAIL.format(guarded=guarded))
+    return run_text(folder, HEAD + script + TAIL.format(guarded=guarded), *arguments)
+
+
+def run_text(folder: Path, text: str, *arguments: str | bytes) -> subprocess.CompletedProcess[str]:
+    (folder / "tune.py").write_text(text)
     environ = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "tune.py", *arguments]
     return subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True, timeout=90, check=False)
@@ -151,15 +155,10 @@ def stop_at_the_first(study, trial):
     if trial.user_attrs["shared"]:
         study.stop()
 """
-    (tmp_path / "tune.py").write_text(
-        f"""{HEAD}{script}
+    text = f"""{HEAD}{script}
 if __name__ == "__main__":
     study = optuna.create_study()
     tuner_bridge.optimize(study, objective, n_trials=50, slots=1, state_dir="state", callbacks=[stop_at_the_first])
     print("VALUE", [trial.user_attrs["shared"] for trial in study.trials])
 """
-    )
-    environ = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "tune.py", "--data", "big"]
-    done = subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=90, check=False)
-    assert value_of(done).endswith("True]")
+    assert value_of(run_text(tmp_path, text, "--data", "big")).endswith("True]")

@@ -25,6 +25,9 @@ from trials.launch.user_code import LOADED_BY
 FORK_SECONDS = 20.0
 """Longest wait for a server's answer before a replica is started cold."""
 
+PREPARE_SECONDS = 20.0
+"""For so long replicas wait for a server that starts, or imports their code; then they do without."""
+
 MOST_BRANCHES = 4
 """Codes of users in memory at a time; the one not asked for the longest goes first."""
 
@@ -32,9 +35,6 @@ UNFIT_SECONDS = 60.0
 """Code that could not be shared is tried again after so long: its author may have changed it."""
 
 logger = logging.getLogger(__name__)
-
-PREPARE_SECONDS = 20.0
-"""For so long replicas wait for a server that starts, or imports their code: longer than they would take themselves."""
 
 OnLaunch = Callable[[int], None]
 OnExit = Callable[[int, int], None]

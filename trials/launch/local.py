@@ -60,7 +60,7 @@ class LocalLauncher:
         divided = [Slot(node=node)] * slots if isinstance(slots, int) else slots
         self._slots = by_node(divided)
         self.on_change: Callable[[], None] = lambda: None
-        """Called, from another thread, when a replica that this launcher has started is gone, or one could be now."""
+        """Called, from another thread, when a replica of this launcher's is gone, or one that had to wait can start."""
         self._gpus = gpus or NoGpus()
         self._strangers: tuple[float, frozenset[str]] = (float("-inf"), frozenset())
         self._alive: frozenset[int] = frozenset()
