@@ -17,6 +17,7 @@ import httpx2
 
 from dist_core.env import ReplicaEnvironment
 from dist_core.errors import ControlChannelError
+from dist_core.refusals import refusal
 
 RETRY_PAUSE_SECONDS = 0.25
 CALL_WAIT_SECONDS = 20.0
@@ -93,7 +94,8 @@ class ControlChannel:
         while True:
             try:
                 response = attempt()
-                if response.status_code < 500:
+                refused = refusal(response.content) if 400 <= response.status_code < 500 else None
+                if response.status_code < 400 or refused is not None:
                     self._last_answer = time.monotonic()
                     break
                 trouble: object = f"HTTP status {response.status_code}"
@@ -105,10 +107,8 @@ class ControlChannel:
                 )
             time.sleep(RETRY_PAUSE_SECONDS)
             self._follow_server()
-        if response.status_code >= 400:
-            raise ControlChannelError(
-                f"the scheduler refused {what}: {response.text[:300]}", status=response.status_code
-            )
+        if refused is not None:
+            raise ControlChannelError(f"the scheduler refused {what}: {refused}", status=response.status_code)
         return response
 
     def _follow_server(self) -> None:

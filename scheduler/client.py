@@ -10,6 +10,7 @@ from typing import Any
 import httpx2
 import platformdirs
 
+from dist_core.refusals import refusal
 from scheduler.errors import NotAuthorized, RequestRefused, SchedulerUnreachable
 from scheduler.state_folder import read_server_file
 
@@ -90,21 +91,20 @@ class SchedulerClient:
                 f"no scheduler answers at {self.url} ({error}); start one with `elastune up`, or unset ELASTUNE_URL "
                 "to use an embedded one"
             ) from error
-        if response.status_code in (401, 403):
-            raise NotAuthorized(f"the scheduler at {self.url} refused the token: {_detail(response)}")
+        if response.status_code < 400:
+            return response.json() if response.content else None
+        reason = refusal(response.content)
         if response.status_code >= 500:
-            raise SchedulerUnreachable(f"the scheduler at {self.url} cannot work now: {_detail(response)}")
-        if response.status_code >= 400:
-            raise RequestRefused(_detail(response))
-        return response.json() if response.content else None
-
-
-def _detail(response: httpx2.Response) -> str:
-    try:
-        detail = response.json()["detail"]
-    except (ValueError, KeyError, TypeError):
-        return response.text[:300] or f"HTTP status {response.status_code}"
-    return detail if isinstance(detail, str) else str(detail)
+            said = reason or response.text[:300] or f"HTTP status {response.status_code}"
+            raise SchedulerUnreachable(f"the scheduler at {self.url} cannot work now: {said}")
+        if reason is None:
+            raise SchedulerUnreachable(
+                f"what answers at {self.url} is not an Elastune scheduler: HTTP status {response.status_code} "
+                f"{response.text[:100]!r}; correct ELASTUNE_URL, or look at the proxy or ingress that stands there"
+            )
+        if response.status_code in (401, 403):
+            raise NotAuthorized(f"the scheduler at {self.url} refused the token: {reason}")
+        raise RequestRefused(reason)
 
 
 def _local_token(url: str) -> str | None:

@@ -1,0 +1,61 @@
+"""A replica's requests: what stands in the scheduler's place stops nothing, what the scheduler refuses is final."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import httpx2
+import pytest
+
+from dist_core.channel import ControlChannel
+from dist_core.env import ReplicaEnvironment
+from dist_core.errors import ControlChannelError
+from dist_core.refusals import refusal
+
+
+def channel_with(answers: list[httpx2.Response]) -> ControlChannel:
+    environment = ReplicaEnvironment(
+        api_url="http://scheduler",
+        token="secret",
+        trial_id="t",
+        replica_id="t-1",
+        launch_index=0,
+        checkpoint_dir=Path("/unused"),
+        node="n",
+        slot=0,
+    )
+    return ControlChannel(environment, transport=httpx2.MockTransport(lambda _: answers.pop(0)))
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (b'{"detail": "no trial is called \'t\'"}', "no trial is called 't'"),
+        (b'{"detail": [{"loc": ["body"]}]}', '[{"loc": ["body"]}]'),
+        (b"", None),
+        (b"default backend - 404", None),
+        (b"[1]", None),
+        (b'{"message": "not here"}', None),
+        (b"\xff\xfe", None),
+    ],
+)
+def test_only_the_scheduler_gives_a_reason(content: bytes, reason: str | None) -> None:
+    assert refusal(content) == reason
+
+
+def test_a_request_that_a_gateway_answered_is_sent_again() -> None:
+    channel = channel_with([httpx2.Response(404), httpx2.Response(403, text="denied"), httpx2.Response(200, json=[7])])
+    assert channel.request("GET", "/watch") == [7]
+
+
+def test_a_refusal_is_final_and_has_its_status_and_reason() -> None:
+    channel = channel_with([httpx2.Response(410, json={"detail": "the trial is over"}), httpx2.Response(200)])
+    with pytest.raises(ControlChannelError, match="refused GET /watch: the trial is over") as caught:
+        channel.request("GET", "/watch")
+    assert caught.value.status == 410
+
+
+def test_a_file_is_not_written_from_what_a_gateway_says(tmp_path: Path) -> None:
+    channel = channel_with([httpx2.Response(404, text="nothing here"), httpx2.Response(200, content=b"the package")])
+    channel.download("/package", tmp_path / "package")
+    assert (tmp_path / "package").read_bytes() == b"the package"
