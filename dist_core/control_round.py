@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 
 from dist_core.membership import Prepared
+from dist_core.replica_group import ReplicaGroup
 
 
 @dataclass(slots=True)
@@ -24,12 +25,13 @@ class Round:
     prepared: Prepared | None
     """The generation this replica had prepared when it composed the vector."""
     work: dist.Work | None
+    wait_for: Callable[[dist.Work], None]
 
     def wait(self) -> None:
         """Until all replicas have taken part. Raises RuntimeError when one is gone."""
         work, self.work = self.work, None
         if work is not None:
-            work.wait()
+            self.wait_for(work)
 
 
 class ControlRounds:
@@ -48,14 +50,14 @@ class ControlRounds:
     def launch(
         self,
         compose: Callable[[], tuple[torch.Tensor, Prepared | None]],
-        reduce: Callable[[torch.Tensor], dist.Work | None],
+        group: ReplicaGroup,
     ) -> None:
         """Once a step; the later calls of a step do nothing. Raises RuntimeError when a replica is gone."""
         with self._lock:
             if self._present is None:
                 vector, prepared = compose()
-                self._present = Round(vector, prepared, None)
-                self._present.work = reduce(vector)
+                self._present = Round(vector, prepared, None, group.fuse.wait)
+                self._present.work = group.sum_later(vector)
 
     def wait(self) -> None:
         """For the present step's round, if it was launched. Raises RuntimeError when a replica is gone."""

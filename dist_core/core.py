@@ -155,6 +155,9 @@ class TrainingCore:
         self._memory_limit = read_limit(folder)
         self.channel: ControlChannel | None = None
         self.membership: Membership | None = None
+        self._lost: Sequence[str] = ()
+        """Members of this generation and the next one of which the scheduler has told that they are gone."""
+        self._entering: Prepared | None = None
         self._hints: HintsSender | None = None
         profile = emulated_profile()
         self.emulated_device = None if profile is None else EmulatedDevice(profile.params, self.warn)
@@ -495,10 +498,11 @@ class TrainingCore:
             # Offered for an epoch this joiner no longer stands in: not entering makes the survivors stay as they are.
             self.membership.abandon(prepared.generation.number)
         try:
-            if self.joining:
-                received = self._share_state(prepared.group)
-            else:
-                received = hand_over(prepared.group, self.registry.capture() if prepared.group.rank == 0 else None)
+            with self._meeting(prepared):
+                if self.joining:
+                    received = self._share_state(prepared.group)
+                else:
+                    received = hand_over(prepared.group, self.registry.capture() if prepared.group.rank == 0 else None)
         except PeerLost as error:
             self.membership.abandon(prepared.generation.number)
             raise JoinAgain from error
@@ -585,7 +589,7 @@ class TrainingCore:
     def launch_control(self) -> None:
         """Start the per-step control reduction; called when a step's first gradients are reduced."""
         try:
-            self.rounds.launch(self._compose_control, self.group.sum_later)
+            self.rounds.launch(self._compose_control, self.group)
         except RuntimeError as error:
             self.mark_broken(str(error))
 
@@ -809,7 +813,8 @@ class TrainingCore:
         if joiners:
             received: dict[str, Any] | None = None
             try:
-                received = self._share_state(prepared.group, joiners)
+                with self._meeting(prepared):
+                    received = self._share_state(prepared.group, joiners)
             except PeerLost as error:
                 logger.warning("switch given up generation=%d error=%s", prepared.generation.number, error)
             if not self._all_of_us(received is not None):
@@ -860,7 +865,8 @@ class TrainingCore:
                 if prepared.group is None:
                     break
                 try:
-                    self._rejoin(prepared)
+                    with self._meeting(prepared):
+                        self._rejoin(prepared)
                 except PeerLost:
                     # One of these is gone as well; the scheduler sees it and publishes again.
                     prepared.group.break_off()
@@ -873,13 +879,34 @@ class TrainingCore:
 
     def _note_loss(self, lost: Sequence[str]) -> None:
         """From the scheduler, who may know before a collective does. Called from another thread."""
-        if not set(lost).isdisjoint(self.members):
-            threading.Thread(target=self._break_off_soon, args=(self.group,), name="elastune-loss", daemon=True).start()
+        self._lost = lost
+        self._break_off_if_lost(self.members, self.group)
+        entering = self._entering
+        if entering is not None and entering.group is not None:
+            self._break_off_if_lost(entering.generation.members, entering.group)
 
-    def _break_off_soon(self, group: ReplicaGroup) -> None:
-        time.sleep(LOSS_PATIENCE_SECONDS)
-        if self.group is group:
-            group.break_off()
+    @contextlib.contextmanager
+    def _meeting(self, prepared: Prepared) -> Iterator[None]:
+        """While the members of a generation hand over state before they enter it: the loss of one ends that, too."""
+        assert prepared.group is not None
+        self._entering = prepared
+        self._break_off_if_lost(prepared.generation.members, prepared.group)
+        try:
+            yield
+        finally:
+            self._entering = None
+
+    def _break_off_if_lost(self, members: Sequence[str], group: ReplicaGroup) -> None:
+        if set(self._lost).isdisjoint(members):
+            return
+
+        def break_off() -> None:
+            time.sleep(LOSS_PATIENCE_SECONDS)
+            entering = self._entering
+            if self.group is group or (entering is not None and entering.group is group):
+                group.break_off()
+
+        threading.Thread(target=break_off, name="elastune-loss", daemon=True).start()
 
     def _drop_group(self) -> None:
         """Close this replica's connections: others that still wait for it in a collective learn of the loss by that."""

@@ -79,7 +79,7 @@ class ElasticWorld(dist.ProcessGroup):
 
     def barrier(self, *arguments: Any, **options: Any) -> dist.Work:
         nothing = torch.zeros(1)
-        return self._make([nothing], [nothing], lambda group: group.control.allreduce([nothing]))
+        return self._make([nothing], [nothing], lambda group: group.control.allreduce([nothing]), on_host=True)
 
     def _make(
         self,
@@ -87,6 +87,8 @@ class ElasticWorld(dist.ProcessGroup):
         changed: Sequence[torch.Tensor],
         collective: Callable[[ReplicaGroup], dist.Work],
         alone: Callable[[], None] = lambda: None,
+        *,
+        on_host: bool = False,
     ) -> dist.Work:
         """``changed``: inputs that are worked on in place; ``alone``: what stands for it where nobody takes part."""
         core = self._core
@@ -109,7 +111,7 @@ class ElasticWorld(dist.ProcessGroup):
             for tensor, kept in zip(changed, before, strict=False):
                 tensor.copy_(kept)
             try:
-                collective(group).wait()
+                group.wait(collective(group), group.control if on_host else group.data)
             except RuntimeError as error:
                 raise PeerLost(f"a replica vanished in a collective of the script's own: {error}") from error
 

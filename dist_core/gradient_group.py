@@ -117,7 +117,7 @@ class GradientGroup(dist.ProcessGroup):
         """Of DDP's own. A loss is reported and not raised into the user's forward or backward pass."""
         if not self.passive:
             try:
-                collective().wait()
+                self._group.wait(collective(), self._group.data)
             except RuntimeError as error:
                 self._on_error(str(error))
         return work_of(completed(tensor).then(lambda done: [done.value()]))
@@ -143,9 +143,14 @@ class GradientGroup(dist.ProcessGroup):
         except RuntimeError as error:
             self._on_error(str(error))
             return completed(buffer)
+        if buffer.is_cpu:
+            return self._group.fuse.settled(future).then(lambda _: self._reduced(future, index, buffer, norms))
         return future.then(lambda done: self._reduced(done, index, buffer, norms))
 
     def _reduced(self, done: ReducedBucket, index: int, buffer: torch.Tensor, norms: StepNorms | None) -> torch.Tensor:
+        if not done.done():
+            self._on_error("the replicas' connections were broken off")
+            return buffer
         try:
             reduced = done.value()
         except RuntimeError as error:

@@ -162,7 +162,7 @@ class Membership:
                 answer = self._channel.request(
                     "GET",
                     "/watch",
-                    params={"after": after, "wait": WATCH_SECONDS, "lost": len(self._lost)},
+                    params={"after": after, "wait": WATCH_SECONDS, "known_lost": ",".join(self._lost)},
                     give_up_after=1.0,
                 )
             except ControlChannelError as error:

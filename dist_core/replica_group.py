@@ -14,7 +14,7 @@ import os
 import socket
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Any
 
@@ -23,6 +23,7 @@ import torch.distributed as dist
 
 from dist_core.env import gpu_share
 from dist_core.errors import InvalidTraining, PeerLost
+from dist_core.fuse import Fuse
 from dist_core.torch_private import (
     HashStore,
     PrefixStore,
@@ -46,6 +47,11 @@ def _naming_a_lost_peer(during: str = "state was handed over") -> Iterator[None]
         yield
     except RuntimeError as error:
         raise PeerLost(f"a replica vanished while {during}: {error}") from error
+
+
+def _wait_for(works: Sequence[dist.Work]) -> None:
+    for work in works:
+        work.wait()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,6 +94,7 @@ class ReplicaGroup:
     """None for a replica that is alone on its node, or when nobody asked for it."""
     between_nodes: dist.ProcessGroup | None = None
     """None for all but the first replica of each node, and when there is one node."""
+    fuse: Fuse = field(default_factory=Fuse, compare=False)
 
     def break_off(self) -> None:
         """Let every collective that is under way fail, here and with the others: one of them is gone for good.
@@ -98,9 +105,20 @@ class ReplicaGroup:
         if self.world_size == 1:
             return
         several = (self.control, self.data, *self.extra, *self.extra_on_host, self.within_node, self.between_nodes)
-        for group in {id(group): group for group in several if group is not None}.values():
-            if group.name() == "gloo":
-                close_connections(group)
+        over_gloo = {id(group): group for group in several if group is not None and group.name() == "gloo"}.values()
+        for group in over_gloo:
+            close_connections(group)
+        self.fuse.blow(over_gloo)
+
+    def wait(self, work: dist.Work, over: dist.ProcessGroup) -> None:
+        """For a collective over one of these groups. Raises RuntimeError when a replica is gone.
+
+        Over NCCL only the device waits, and learns of no loss.
+        """
+        if over.name() == "gloo":
+            self.fuse.wait(work)
+        else:
+            work.wait()
 
     def sum_later(self, vector: torch.Tensor) -> dist.Work | None:
         """Start summing a small CPU vector in place over the replicas; None when there is nobody to sum with."""
@@ -113,7 +131,7 @@ class ReplicaGroup:
         with _naming_a_lost_peer(f"{what} were summed"):
             work = self.sum_later(vector)
             if work is not None:
-                work.wait()
+                self.fuse.wait(work)
 
     def broadcast_tensors(self, tensors: list[torch.Tensor], *, source: int = 0) -> None:
         """Send ``source``'s tensors into everybody's, all in flight at once. Raises PeerLost."""
@@ -123,7 +141,7 @@ class ReplicaGroup:
         with _naming_a_lost_peer():
             works = [self.control.broadcast([tensor], options) for tensor in tensors if tensor.numel()]
             for work in works:
-                work.wait()
+                self.fuse.wait(work)
 
     def send_tensors(self, tensors: list[torch.Tensor], *, targets: Sequence[int]) -> None:
         """Send tensors to each of ``targets``, all in flight at once. Raises PeerLost."""
@@ -134,15 +152,13 @@ class ReplicaGroup:
                 for tag, tensor in enumerate(tensors)
                 if tensor.numel()
             ]
-            for work in works:
-                work.wait()
+            self.fuse.run(lambda: _wait_for(works))
 
     def receive_tensors(self, tensors: list[torch.Tensor], *, source: int) -> None:
         """Receive what ``source`` sends into these tensors. Raises PeerLost."""
         with _naming_a_lost_peer():
             works = [self.control.recv([tensor], source, tag) for tag, tensor in enumerate(tensors) if tensor.numel()]
-            for work in works:
-                work.wait()
+            self.fuse.run(lambda: _wait_for(works))
 
     def broadcast_json(self, value: Any, *, source: int = 0) -> Any:
         """One JSON value from ``source`` to everybody."""

@@ -25,7 +25,7 @@ class Hierarchical:
         self._worker = OrderedWorker("hierarchical")
 
     def enter(self, group: ReplicaGroup) -> None:
-        self._within, self._between = group.within_node, group.between_nodes
+        self._group, self._within, self._between = group, group.within_node, group.between_nodes
 
     def reduce(self, bucket: Bucket) -> ReducedBucket:
         buffer = bucket.buffer
@@ -35,11 +35,11 @@ class Hierarchical:
         if self._within is not None:
             options = dist.ReduceOptions()
             options.rootRank = 0
-            self._within.reduce([buffer], options).wait()
+            self._group.wait(self._within.reduce([buffer], options), self._within)
         if self._between is not None:
-            self._between.allreduce([buffer]).wait()
+            self._group.wait(self._between.allreduce([buffer]), self._between)
         if self._within is not None:
             hand_out = dist.BroadcastOptions()
             hand_out.rootRank = 0
-            self._within.broadcast([buffer], hand_out).wait()
+            self._group.wait(self._within.broadcast([buffer], hand_out), self._within)
         return buffer

@@ -86,11 +86,15 @@ class ParameterServer:
         assert self._group is not None
         channel, tag = self._group.extra_on_host[0], 2 * self._group.rank
         weights = torch.empty_like(gradient)
-        try:
+
+        def exchange() -> None:
             channel.send([torch.tensor([command, *rates], dtype=torch.float64)], 0, tag).wait()
             if command == _PUSH:
                 channel.send([gradient], 0, tag + 1).wait()
             channel.recv([weights], 0, tag).wait()
+
+        try:
+            self._group.fuse.run(exchange)
         except RuntimeError as error:
             raise PeerLost(f"the replica that keeps the weights vanished: {error}") from error
         return weights

@@ -37,6 +37,7 @@ class Sharded:
 
     def enter(self, group: ReplicaGroup) -> None:
         own = group.extra_on_host if self._staging == "host" else group.extra
+        self._replicas = group
         self._group = own[0] if own else group.data
         self._rank, self._world_size = group.rank, group.world_size
         # Host memory is kept from bucket to bucket: pinning it anew costs more than the copy.
@@ -81,14 +82,17 @@ class Sharded:
             padded = torch.nn.functional.pad(buffer, (0, slice_size * world_size - buffer.numel()))
         if buffer.is_cuda:
             mine = torch.empty(slice_size, dtype=buffer.dtype, device=buffer.device)
-            self._group._reduce_scatter_base(mine, padded, dist.ReduceScatterOptions()).wait()
+            self._wait(self._group._reduce_scatter_base(mine, padded, dist.ReduceScatterOptions()))
         else:
             received = torch.empty_like(padded)
-            self._group.alltoall_base(received, padded, [], [], dist.AllToAllOptions()).wait()
+            self._wait(self._group.alltoall_base(received, padded, [], [], dist.AllToAllOptions()))
             mine = received.view(world_size, slice_size).sum(dim=0)
         slices = [torch.empty_like(mine) for _ in range(world_size)]
-        self._group.allgather([slices], [mine]).wait()
+        self._wait(self._group.allgather([slices], [mine]))
         for index, part in enumerate(slices):
             target = buffer[index * slice_size : (index + 1) * slice_size]
             target.copy_(part[: target.numel()])
         return buffer
+
+    def _wait(self, work: dist.Work) -> None:
+        self._replicas.wait(work, self._group)

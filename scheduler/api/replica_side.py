@@ -99,8 +99,8 @@ def replica_routes(service: Service) -> APIRouter:
     store = service.store
     routes = APIRouter(prefix="/replica", tags=["replicas"])
 
-    def news_for(replica_id: str, trial_id: str, after: int, lost_before: int) -> dict[str, Any] | None:
-        """What this replica has to hear now, None when nothing; it has heard of so many lost ones."""
+    def news_for(replica_id: str, trial_id: str, after: int, known_lost: str) -> dict[str, Any] | None:
+        """What this replica has to hear now, None when nothing."""
         trial = store.trial(trial_id)
         replicas = store.replicas(trial_id=trial_id)
         mine = next((row for row in replicas if row.replica_id == replica_id), None)
@@ -110,21 +110,25 @@ def replica_routes(service: Service) -> APIRouter:
             store.update_replica(replica_id, retry_join=False)
             return {"retry_join": True, "generation": None}
         present = {row.replica_id for row in replicas}
-        lost = [name for name in trial.members if name not in present]
+        coming = trial.published_members if trial.switching else ()
+        lost = [name for name in dict.fromkeys((*trial.members, *coming)) if name not in present]
         if trial.published > after and trial.switching:
             return {"generation": _generation(trial, replicas), "lost": lost}
-        return None if len(lost) == lost_before else {"generation": None, "lost": lost}
+        return None if ",".join(lost) == known_lost else {"generation": None, "lost": lost}
 
     @routes.get("/watch")
-    async def watch(caller: Caller, after: int = 0, wait: float = 15.0, lost: int = 0) -> dict[str, Any]:
-        """Long poll for the next generation, and for losses in the present one; it renews the replica's lease."""
+    async def watch(caller: Caller, after: int = 0, wait: float = 15.0, known_lost: str = "") -> dict[str, Any]:
+        """Long poll for the next generation, and for losses in this one and the next; it renews the replica's lease.
+
+        ``known_lost``: the names of those that the replica has heard are lost, as they were told.
+        """
         if caller.contact_at is None:
             await asyncio.to_thread(store.update_replica, caller.replica_id, contact_at=service.clock())
         deadline = service.clock() + min(wait, LONGEST_WAIT_SECONDS)
         while True:
             changed = service.changed
             service.loop.note_contact(caller.replica_id)
-            news = await asyncio.to_thread(news_for, caller.replica_id, caller.trial_id, after, lost)
+            news = await asyncio.to_thread(news_for, caller.replica_id, caller.trial_id, after, known_lost)
             if news is not None:
                 return news
             left = deadline - service.clock()

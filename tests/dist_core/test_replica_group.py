@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import os
+import signal
 import threading
 import time
 from datetime import timedelta
@@ -71,6 +73,48 @@ def has_data_that_nobody_reads() -> float:
 def test_a_connection_that_nobody_reads_is_closed_too() -> None:
     [seconds, _] = run_ranks(has_data_that_nobody_reads, 2, may_die=True)
     assert seconds < 10.0
+
+
+def loses_its_peer_within_a_message(kind: str) -> float:
+    """Rank 0 ends while a part of a large message is there; Gloo never tells rank 1's operation."""
+    group, store = connected()
+    numbers = torch.zeros(LARGE)
+    if group.rank == 0:
+        store.get("coming")
+        # By now rank 1 has said what it sends or wants.
+        time.sleep(0.3)
+        # Long enough for some of the message to have been written, and by far not all.
+        threading.Timer(0.01, os.kill, (os.getpid(), signal.SIGKILL)).start()
+        if kind == "send":
+            group.control.recv([numbers], 1, 0)
+        elif kind == "receive":
+            group.control.send([numbers], 1, 0)
+        else:
+            group.control.broadcast([numbers], dist.BroadcastOptions())
+        time.sleep(60.0)
+    store.set("coming", "")
+    threading.Timer(1.5, group.break_off).start()
+    began = time.monotonic()
+    if kind == "future":
+        future = group.control.broadcast([numbers], dist.BroadcastOptions()).get_future()
+        group.fuse.settled(future).wait()
+        assert not future.done()
+    else:
+        waits = {
+            "broadcast": lambda: group.broadcast_tensors([numbers], source=0),
+            "receive": lambda: group.receive_tensors([numbers], source=0),
+            "send": lambda: group.send_tensors([numbers], targets=[0]),
+        }[kind]
+        with pytest.raises(PeerLost):
+            waits()
+    return time.monotonic() - began
+
+
+@pytest.mark.parametrize("kind", ["broadcast", "future", "receive", "send"])
+def test_a_message_of_which_a_part_has_come_does_not_keep_its_receiver(kind: str) -> None:
+    """Nor, on its way out, whoever lets go of the group."""
+    [_, seconds] = run_ranks(functools.partial(loses_its_peer_within_a_message, kind), 2, may_die=True)
+    assert 1.0 < seconds < 10.0, "an operation that Gloo ended by itself tests nothing here"
 
 
 def breaks_off_alone() -> bool:

@@ -213,14 +213,19 @@ def test_watch_tells_of_losses_in_the_generation_that_trains(site: Site) -> None
     trial = site.store.trial(replica.trial_id)
     site.store.save_trial(replace(trial, generation=1, members=(name, "other")))
 
-    def heard(lost: int) -> Any:
-        return site.replica("GET", "/watch", name=name, params={"wait": 0, "after": 1, "lost": lost}).json()
+    def heard(known: str) -> Any:
+        return site.replica("GET", "/watch", name=name, params={"wait": 0, "after": 1, "known_lost": known}).json()
 
-    assert heard(0) == {"generation": None}
+    assert heard("") == {"generation": None}
     site.store.update_replica("other", state=ReplicaState.GONE, gone_at=1.0)
-    assert heard(0) == {"generation": None, "lost": ["other"]}
+    assert heard("") == {"generation": None, "lost": ["other"]}
     # Once is enough.
-    assert heard(1) == {"generation": None}
+    assert heard("other") == {"generation": None}
+    # One that is to join is waited for by those that hand it their state.
+    trial = site.store.trial(replica.trial_id)
+    site.store.save_trial(replace(trial, published=2, published_members=(name, "joiner")))
+    told = site.replica("GET", "/watch", name=name, params={"wait": 0, "after": 2, "known_lost": "other"}).json()
+    assert told == {"generation": None, "lost": ["other", "joiner"]}
 
 
 def test_hints_and_reports_are_checked(site: Site) -> None:

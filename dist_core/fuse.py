@@ -1,0 +1,129 @@
+"""Waits that end when their group is broken off, whatever becomes of the operation that is waited for.
+
+Gloo tells its operations that a connection was lost, except two kinds: those of which a part of the data has come or
+gone already, and those whose data it was about to write when it found the connection closed. Nobody holds on to them,
+so nobody can end them: they wait until their group's time is up, which is half an hour for replicas that may evaluate
+meanwhile. Whoever waits for them goes on all the same; what belongs to them is left to its end.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+LOOK = timedelta(seconds=0.2)
+"""Between two looks at whether the group was broken off; who waits for less never looks."""
+
+
+class Fuse:
+    """Of one group of replicas; blown once. Its methods may be called from any thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._blown = False
+        self._groups: tuple[dist.ProcessGroup, ...] = ()
+        self._waiting: dict[object, Callable[[], None]] = {}
+
+    def blow(self, groups: Iterable[dist.ProcessGroup]) -> None:
+        """End all waits for operations of these groups, whose connections are closed."""
+        with self._lock:
+            self._groups = tuple(groups)
+            self._blown = True
+            waiting, self._waiting = list(self._waiting.values()), {}
+        for wake in waiting:
+            wake()
+
+    def wait(self, work: dist.Work) -> None:
+        """For a collective of Gloo's. Raises RuntimeError when it failed or was broken off."""
+        while True:
+            try:
+                work.wait(LOOK)
+                return
+            except RuntimeError:
+                if work.is_completed():
+                    # It failed, or has just succeeded.
+                    work.wait()
+                    return
+                if self._blown:
+                    raise self._given_up() from None
+
+    def run(self, action: Callable[[], None]) -> None:
+        """What waits for messages between two replicas. Raises what the action does; RuntimeError when broken off."""
+        errors: list[BaseException] = []
+        over = threading.Event()
+        ended = threading.Event()
+
+        def carry_out() -> None:
+            try:
+                action()
+            except BaseException as error:
+                errors.append(error)
+            over.set()
+            ended.set()
+
+        threading.Thread(target=carry_out, name="elastune-transfer", daemon=True).start()
+        with self._awake(ended.set):
+            ended.wait()
+        if errors:
+            raise errors[0]
+        if not over.is_set():
+            raise self._given_up()
+
+    def settled(self, future: torch.futures.Future[Any]) -> torch.futures.Future[None]:
+        """Done when ``future`` is, or the group is broken off: then ``future`` is not done."""
+        either: torch.futures.Future[None] = torch.futures.Future()
+        first = threading.Lock()
+
+        def settle() -> None:
+            if first.acquire(blocking=False):
+                either.set_result(None)
+
+        def give_up() -> None:
+            if not future.done():
+                self._given_up()
+            settle()
+
+        with self._lock:
+            blown = self._blown
+            if not blown:
+                self._waiting[either] = give_up
+        if blown:
+            give_up()
+
+        def finish(_: object) -> None:
+            with self._lock:
+                self._waiting.pop(either, None)
+            settle()
+
+        future.add_done_callback(finish)
+        return either
+
+    @contextmanager
+    def _awake(self, wake: Callable[[], None]) -> Iterator[None]:
+        key = object()
+        with self._lock:
+            blown = self._blown
+            if not blown:
+                self._waiting[key] = wake
+        if blown:
+            wake()
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._waiting.pop(key, None)
+
+    def _given_up(self) -> RuntimeError:
+        """The groups must outlive this process: letting go of one waits for its operations to end."""
+        with self._lock:
+            groups, self._groups = self._groups, ()
+        for group in groups:
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))
+        return RuntimeError("the replicas' connections were broken off")
