@@ -12,6 +12,7 @@ import json
 import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -63,6 +64,19 @@ def shared_state() -> str:
     return digest.hexdigest()
 
 
+class Heavy(nn.Module):
+    """A model beside weights that change nothing, and whose gradients take a while to travel."""
+
+    def __init__(self, model: nn.Module, floats: int) -> None:
+        super().__init__()
+        self.model = model
+        self.ballast = nn.Parameter(torch.zeros(floats))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = self.model(x) + 0.0 * self.ballast.sum()
+        return result
+
+
 class Numbered(Dataset[tuple[int, torch.Tensor, torch.Tensor]]):
     def __init__(self) -> None:
         generator = torch.Generator().manual_seed(1)
@@ -76,7 +90,7 @@ class Numbered(Dataset[tuple[int, torch.Tensor, torch.Tensor]]):
         return index, self.x[index], self.y[index]
 
 
-def prepare_to_die(core: TrainingCore, model: nn.Sequential) -> None:
+def prepare_to_die(core: TrainingCore, model: nn.Sequential, ballast: nn.Parameter | None) -> None:
     """``DIE_IN`` names a place, ``DIE_RANK`` who ends there, once in the whole trial, from ``DIE_STEP`` on."""
     place = os.environ.get("DIE_IN")
     rank = int(os.environ.get("DIE_RANK", "0"))
@@ -105,6 +119,11 @@ def prepare_to_die(core: TrainingCore, model: nn.Sequential) -> None:
         first = model[0]
         assert isinstance(first, nn.Linear)
         first.weight.register_hook(lambda _: die(after_seconds=0.2))
+    elif place == "message":
+        # Within the transfer of one bucket, from another thread: the pass itself goes on.
+        assert ballast is not None
+        delay = float(os.environ["DIE_AFTER"])
+        ballast.register_hook(lambda _: threading.Timer(delay, die).start())
     elif place == "checkpoint":
         dist_core.checkpoint.os.fsync = dying(os.fsync)  # type: ignore[attr-defined]
     elif place == "rescale":
@@ -115,11 +134,12 @@ def train() -> list[float]:
     """Fixed batch of 24, SGD with momentum: ten steps an epoch; returns the final weights."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 1))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.5)
+    heavy = Heavy(model, int(os.environ["BALLAST"])) if "BALLAST" in os.environ else None
+    optimizer = torch.optim.SGD((heavy or model).parameters(), lr=0.05, momentum=0.5)
     schedule = torch.optim.lr_scheduler.StepLR(optimizer, 3, 0.5)
     loader = dist_core.AdaptiveDataLoader(Numbered(), batch_size=24, shuffle=True)
     scaler = torch.amp.GradScaler("cpu", init_scale=256.0)
-    wrapped = dist_core.AdaptiveDataParallel(model, optimizer, schedule, scaler)
+    wrapped = dist_core.AdaptiveDataParallel(heavy or model, optimizer, schedule, scaler)
     average = Average(model)
     dist_core.register_state("average", average)
     # The optimizer tells when a step was applied: not in earlier micro-batches, nor when a replica was lost in it.
@@ -129,7 +149,7 @@ def train() -> list[float]:
     if membership is not None:
         signal.signal(signal.SIGTERM, lambda *_: membership.told_to_end())
     who = core.environment.replica_id if core.environment is not None else "alone"
-    prepare_to_die(core, model)
+    prepare_to_die(core, model, None if heavy is None else heavy.ballast)
     pause = float(os.environ.get("STEP_SECONDS", "0"))
     generation = 0
     trace = open(Path(os.environ["TRACE_DIR"]) / f"{who}.jsonl", "a", buffering=1)

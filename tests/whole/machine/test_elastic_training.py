@@ -157,6 +157,19 @@ def test_a_replica_killed_at_a_chosen_place_leaves_no_trace(
 
 
 @pytest.mark.slow
+def test_a_replica_killed_within_a_large_message_leaves_no_trace(rig: Rig, undisturbed: list[float]) -> None:
+    """40 MB of gradients a step: when it ends, parts of them have come and others have not."""
+    trial_id = rig.submit(3, DIE_IN="message", DIE_RANK="1", DIE_AFTER="0.02", BALLAST="10000000")
+    rig.until_size(trial_id, 3)
+    rig.until((rig.trace / "died").exists, "the death")
+    rig.want(trial_id, 2)
+    rig.until_size(trial_id, 2)
+    record = rig.until_over(trial_id)
+    assert_as_undisturbed(rig, record, undisturbed)
+    assert record.losses == 0
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("step", [0, 20])
 def test_a_replica_killed_while_it_writes_a_checkpoint_leaves_the_one_before(
     rig: Rig, undisturbed: list[float], step: int
