@@ -20,6 +20,7 @@ from typing import Protocol
 
 from dist_core.env import EXIT_PREEMPTED, ReplicaEnvironment
 from scheduler.coming import Plans
+from scheduler.cpu_budget import CpuBudget
 from scheduler.hearing import Hearing
 from scheduler.losses import found_no_room, judge
 from scheduler.observer import Observer
@@ -37,8 +38,6 @@ logger = logging.getLogger(__name__)
 
 TICK_SECONDS = 0.5
 """Longest time between two looks; news from replicas and drivers is acted on at once."""
-REST = 5.0
-"""After a look the loop rests for so many times the CPU time it took: a fifth of a core is the most it may use."""
 OWNER_LEASE_SECONDS = 20.0
 """A study whose driver has not asked for news for so long is paused: nobody would take its results."""
 LAUNCH_BACKOFF_SECONDS = 2.0
@@ -152,6 +151,7 @@ class ControlLoop:
             self._thread.join(timeout=30.0)
 
     def _run(self) -> None:
+        budget = CpuBudget(self._monotonic())
         while not self._stopping.is_set():
             self._wake.wait(TICK_SECONDS)
             self._wake.clear()
@@ -173,7 +173,8 @@ class ControlLoop:
             except Exception:
                 logger.exception("tick failed; allocations stay as they are")
                 time.sleep(TICK_SECONDS)
-            self._stopping.wait(min(TICK_SECONDS, REST * (time.thread_time() - began)))
+            rest = budget.rest_after(time.thread_time() - began, self._monotonic())
+            self._stopping.wait(min(TICK_SECONDS, rest))
 
     def tick(self) -> None:
         """One pass: every step re-reads what the one before it may have changed."""
