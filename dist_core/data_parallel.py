@@ -47,8 +47,6 @@ from dist_core.torch_private import (
 )
 
 logger = logging.getLogger(__name__)
-# The model inside is compiled where somebody compiles the wrapper; what arranges its reductions is not.
-leave_uncompiled("dist_core")
 
 AUTO_CAPS_MB = (25.0, 4.0, 100.0)
 """Bucket sizes that ``bucket_cap_mb="auto"`` tries, torch's own first."""
@@ -109,6 +107,8 @@ class AdaptiveDataParallel(DistributedDataParallel):
         options["bucket_cap_mb"] = None if bucket_cap_mb == "auto" else bucket_cap_mb
         names = [reduction] if isinstance(reduction, str) or not isinstance(reduction, Sequence) else list(reduction)
         strategies = [reduction_strategy(each) for each in names]
+        # The model inside is compiled where somebody compiles the wrapper; what arranges its reductions is not.
+        leave_uncompiled("dist_core")
         super().__init__(model, process_group=core.group.data, init_sync=False, forward_sync_buffers=False, **options)
         self._core = core
         self._candidates = [Candidate(strategy, cap) for strategy in strategies for cap in caps]

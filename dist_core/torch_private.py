@@ -7,8 +7,10 @@ replaces lines here only.
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import re
+import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -20,8 +22,6 @@ import torch
 import torch.distributed as dist
 from torch._C import _distributed_c10d
 from torch._C._distributed_c10d import GradBucket, HashStore, PrefixStore, Store
-from torch._dynamo import trace_rules
-from torch._dynamo import utils as dynamo_utils
 from torch.autograd import Variable
 from torch.distributed import Backend, distributed_c10d
 from torch.distributed.distributed_c10d import GroupName
@@ -231,14 +231,19 @@ def reading_as(info: PartInfo) -> Iterator[None]:
         data_worker._worker_info = before
 
 
+@functools.cache
 def leave_uncompiled(package: str) -> None:
     """torch.compile breaks its graph at functions of this package, and goes on within what they call."""
+    # torch's compiler takes as long to import as the rest of torch; the first optimizer does it in any case.
+    from torch._dynamo import trace_rules
+
     trace_rules.add(package)
 
 
 def compiled_graphs() -> int:
     """How many graphs torch.compile has compiled in this process."""
-    return int(dynamo_utils.counters["stats"]["unique_graphs"])
+    compiler = sys.modules.get("torch._dynamo.utils")
+    return 0 if compiler is None else int(compiler.counters["stats"]["unique_graphs"])
 
 
 def forget_scaled_step(scaler: Any) -> None:

@@ -118,10 +118,15 @@ def up(
     embedded: Annotated[bool, typer.Option(hidden=True)] = False,
 ) -> None:
     """Run a scheduler that owns this machine's slots, until Ctrl-C."""
-    from scheduler.server import ServerSettings, serve
+    from scheduler.replica_modules import STAGES
     from trials.launch.emulated import emulation
+    from trials.launch.fork_start import start_fork_server
 
     devices = None if emulate is None else emulation(emulate, slots=slots)
+    # It imports what replicas need while this process imports what a scheduler needs.
+    started = start_fork_server(STAGES) if fork_server else None
+    from scheduler.server import ServerSettings, serve
+
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr)
     logging.getLogger("httpx2").setLevel(logging.WARNING)
 
@@ -136,22 +141,26 @@ def up(
         typer.echo(f"  export ELASTUNE_TOKEN=$(cat {(state_dir or default_state_dir()) / 'token'})")
         typer.echo("Ctrl-C stops the scheduler; replicas save their state and leave when their lease runs out")
 
-    serve(
-        ServerSettings(
-            state_dir=state_dir or default_state_dir(),
-            slots=slots,
-            slots_per_gpu=slots_per_gpu,
-            memory_per_slot=memory_per_slot,
-            host=host,
-            port=port if port is not None or embedded else 7300,
-            policy=policy,
-            fork_server=fork_server,
-            emulate=devices,
-            database=None if embedded else database,
-            stop_with_stdin=embedded,
-        ),
-        on_listening=announce,
-    )
+    try:
+        serve(
+            ServerSettings(
+                state_dir=state_dir or default_state_dir(),
+                slots=slots,
+                slots_per_gpu=slots_per_gpu,
+                memory_per_slot=memory_per_slot,
+                host=host,
+                port=port if port is not None or embedded else 7300,
+                policy=policy,
+                fork_server=started,
+                emulate=devices,
+                database=None if embedded else database,
+                stop_with_stdin=embedded,
+            ),
+            on_listening=announce,
+        )
+    finally:
+        if started is not None:
+            started.close()
 
 
 @app.command()

@@ -31,13 +31,13 @@ from scheduler.steady_clock import SteadyClock
 from trials.errors import StoreUnavailable
 from trials.launch import LocalLauncher
 from trials.launch.emulated import Emulation, emulated_slots
+from trials.launch.fork_start import StartedForkServer
 from trials.launch.gpus import Nvml
 from trials.launch.slots import Slot, divide
 from trials.store import CachedTrialStore, SqlTrialStore, TrialStore
 
 logger = logging.getLogger(__name__)
 
-PRELOAD = ("torch", "torch._dynamo", "torch.distributed", "torch.utils.data", "dist_core.replica_preload")
 SECRETS = frozenset({"ELASTUNE_DATABASE", "ELASTUNE_TOKEN", "ELASTUNE_URL", "PGPASSWORD", "PGPASSFILE"})
 """What replicas do not inherit: they may open their own trial only."""
 DRAIN_SECONDS = 60.0
@@ -56,7 +56,8 @@ class ServerSettings:
     port: int | None = None
     """None: the port this folder's scheduler had last time if it is free, else any."""
     policy: str = "goodput"
-    fork_server: bool = True
+    fork_server: StartedForkServer | None = None
+    """None: replicas start cold."""
     emulate: Emulation | None = None
     """Devices that the slots stand for, instead of this machine's own."""
     stop_with_stdin: bool = False
@@ -112,8 +113,7 @@ def serve(settings: ServerSettings, *, on_listening: Callable[[str, str], None])
         slots=_slots(settings, gpus),
         gpus=gpus,
         memory_bytes=None if settings.memory_per_slot is None else int(settings.memory_per_slot * 2**30),
-        fork_server=settings.fork_server,
-        preload=PRELOAD,
+        fork_server=settings.fork_server or False,
     )
     clock = SteadyClock()
     service_box: list[Service] = []

@@ -9,13 +9,14 @@ import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from importlib.metadata import packages_distributions
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from dist_core.errors import ReplicaExit
 from trials.launch.user_code import moved_path
 from tuner_bridge.errors import InvalidSweep
+from tuner_bridge.shipping import lies_among_installed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,8 +73,16 @@ class Script:
                 names |= dict.fromkeys(alias.name for alias in node.names)
             elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
                 names[node.module] = None
-        installed = packages_distributions()
-        return tuple(name for name in names if name.partition(".")[0] in installed)
+        return tuple(name for name in names if _is_installed(name.partition(".")[0]))
+
+
+def _is_installed(package: str) -> bool:
+    try:
+        found = find_spec(package)
+    except (ImportError, ValueError):
+        return False
+    places = [] if found is None else [found.origin or "", *(found.submodule_search_locations or ())]
+    return any(lies_among_installed(place) for place in places)
 
 
 def script(command: str | Sequence[str]) -> Script:

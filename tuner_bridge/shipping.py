@@ -12,7 +12,6 @@ import sysconfig
 import types
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from importlib.metadata import packages_distributions
 from pathlib import Path
 from typing import Any
 
@@ -109,22 +108,21 @@ def receive(shipped: ShippedFunction) -> Callable[..., Any]:
 def installed_modules_of(function: Callable[..., Any]) -> tuple[str, ...]:
     """Installed packages that the function's module uses: worth importing before replicas are started.
 
-    Only distributions count; a fork server keeps them for all studies.
+    Only those count; a fork server keeps them for all studies.
     """
-    installed = packages_distributions()
-    folders = tuple(os.path.realpath(sysconfig.get_path(kind)) for kind in ("purelib", "platlib"))
     names: set[str] = set()
     for value in vars(inspect.getmodule(function) or types.ModuleType("none")).values():
         name = value.__name__ if inspect.ismodule(value) else getattr(value, "__module__", None)
-        if isinstance(name, str) and name in sys.modules and name.partition(".")[0] in installed:
+        if isinstance(name, str) and name in sys.modules:
             names.add(name)
-    return tuple(sorted(name for name in names if not name.startswith("_") and _lies_in(name, folders)))
+    files = {name: getattr(sys.modules[name], "__file__", None) for name in names if not name.startswith("_")}
+    return tuple(sorted(name for name, file in files.items() if file is not None and lies_among_installed(file)))
 
 
-def _lies_in(name: str, folders: tuple[str, ...]) -> bool:
-    """An editable install is listed among the distributions, but its files are the user's, and change."""
-    path = getattr(sys.modules[name], "__file__", None)
-    return path is not None and os.path.realpath(path).startswith(folders)
+def lies_among_installed(path: str) -> bool:
+    """Whether a package's installer put this file there; those of an editable install are the user's, and change."""
+    folders = tuple(os.path.realpath(sysconfig.get_path(kind)) + os.sep for kind in ("purelib", "platlib"))
+    return os.path.realpath(path).startswith(folders)
 
 
 def _kind_of(function: Any) -> str:

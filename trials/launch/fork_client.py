@@ -6,20 +6,22 @@ Concurrency: the control loop's thread makes all calls; a reader thread for each
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import logging
+import operator
 import os
 import signal
 import socket
 import subprocess
-import sys
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from trials.launch.base import LaunchRequest
+from trials.launch.fork_start import StartedForkServer, start_fork_server
 from trials.launch.user_code import LOADED_BY
 
 FORK_SECONDS = 20.0
@@ -48,47 +50,49 @@ class ForkServers:
     """
 
     def __init__(
-        self, on_launch: OnLaunch, on_exit: OnExit, on_ready: Callable[[], None], preload: Sequence[str]
+        self, on_launch: OnLaunch, on_exit: OnExit, on_ready: Callable[[], None], started: StartedForkServer
     ) -> None:
         self._on_launch = on_launch
         self._on_exit = on_exit
         self._on_ready = on_ready
-        self._preload = list(preload)
         self._branches: OrderedDict[_Key, _Server] = OrderedDict()
         self._retired: list[_Server] = []
         self._unfit: dict[_Key, float] = {}
-        self._process: subprocess.Popen[bytes]
-        self._trunk: _Server
-        self._start()
+        self._begun: set[_Key] = set()
+        """Codes of which a replica was forked while a process with more modules was on its way."""
+        self._take_over(started)
 
     @property
     def pid(self) -> int:
-        """Of the fork server itself."""
+        """Of the fork server's first process."""
         return self._process.pid
 
     @property
     def pids(self) -> set[int]:
-        """Of the fork server and its branches."""
-        servers = (self._trunk, *self._branches.values(), *self._retired)
+        """Of the fork server's processes and its branches."""
+        servers = (*self._chain, *self._branches.values(), *self._retired)
         return {self.pid, *(server.pid for server in servers if server.pid is not None)}
 
-    def _start(self) -> None:
-        ours, theirs = socket.socketpair()
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "trials.launch.fork_server", str(theirs.fileno()), *self._preload],
-            pass_fds=[theirs.fileno()],
-            stdin=subprocess.DEVNULL,
-            start_new_session=True,
-            env={
-                **os.environ,
-                "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
-                # Without it, a mere look for GPUs starts CUDA, and no process forked afterwards could.
-                "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
-                "PYTHONPATH": os.pathsep.join([*own_path(), os.environ.get("PYTHONPATH", "")]),
-            },
-        )
-        theirs.close()
-        self._trunk = self._served_by(ours)
+    def _take_over(self, started: StartedForkServer) -> None:
+        self._process = started.process
+        self._stages = [list(names) for names in started.stages]
+        self._chain = [self._served_by(connection) for connection in started.connections]
+        for server, names in zip(self._chain, itertools.accumulate(self._stages, operator.add), strict=True):
+            server.modules = set(names)
+
+    @property
+    def _trunk(self) -> _Server:
+        """Of the processes that fork replicas, the one with the most modules in memory that is ready."""
+        return next((server for server in reversed(self._chain) if server.ready), self._chain[0])
+
+    @property
+    def _has_more_coming(self) -> bool:
+        return any(server.is_on_its_way for server in self._chain)
+
+    @property
+    def _has_lost_one(self) -> bool:
+        """A process that has been ready; one that never was would not be the next time either."""
+        return self._trunk.gone or any(server.gone and server.pid is not None for server in self._chain)
 
     def _served_by(self, connection: socket.socket) -> _Server:
         return _Server(connection, self._on_launch, self._on_exit, self._on_ready)
@@ -96,9 +100,11 @@ class ForkServers:
     def is_ready_for(self, request: LaunchRequest) -> bool:
         """Whether to fork now. Not while a server starts, or has another fork of it import the replica's code.
 
-        The first replica of a code imports it by itself, at the same time.
+        The first replica of a code does without what is not there yet: it imports that by itself, at the same time.
         """
         key = _key(request)
+        if key in self._begun and self._has_more_coming:
+            return False
         # Code that could not be shared once is hardly worth waiting for.
         branch = None if key in self._unfit else self._branches.get(key)
         return not any(server is not None and server.is_on_its_way for server in (self._trunk, branch))
@@ -113,26 +119,29 @@ class ForkServers:
             if pid is not None:
                 return pid
         pid = self._fork_from_trunk(request, document)
-        if pid is not None and request.user_code:
+        if pid is not None and self._has_more_coming:
+            self._begun.add(key)
+        elif pid is not None and request.user_code:
             self._prepare_branch(key, request)
         return pid
 
     def _fork_from_trunk(self, request: LaunchRequest, document: Mapping[str, Any]) -> int | None:
-        if self._trunk.gone:
+        if self._has_lost_one:
             logger.warning("fork server gone: starting another one")
             self.kill()
-            self._start()
-        new = [name for name in request.preload if name not in self._preload]
-        self._preload.extend(new)
+            self._take_over(start_fork_server(self._stages))
+        self._stages[-1] += [name for name in request.preload if name not in self._chain[-1].modules]
         # Twice, where the server finds its code to be out of date and loads it again.
         for _ in range(2):
-            if not self._trunk.wait_until_ready():
+            trunk = self._trunk
+            if not trunk.wait_until_ready():
                 return None
+            new = [name for name in request.preload if name not in trunk.modules]
             if new:
-                self._trunk.send({"preload": new})
-                new = []
-            pid = self._trunk.fork(request.replica_id, document)
-            if pid is not None or self._trunk.gone:
+                trunk.send({"preload": new})
+                trunk.modules.update(new)
+            pid = trunk.fork(request.replica_id, document)
+            if pid is not None or trunk.gone:
                 return pid
         return None
 
@@ -169,16 +178,19 @@ class ForkServers:
     def kill(self) -> None:
         self._process.kill()
         self._process.wait()
+        for server in self._chain[1:]:
+            server.kill()
 
     def close(self) -> None:
         for branch in self._branches.values():
             branch.hang_up()
-        self._trunk.hang_up()
+        for server in self._chain:
+            server.hang_up()
         try:
             self._process.wait(timeout=5.0)
         except subprocess.TimeoutExpired:
             self.kill()
-        for server in (*self._branches.values(), *self._retired, self._trunk):
+        for server in (*self._branches.values(), *self._retired, *self._chain):
             server.close()
 
 
@@ -192,6 +204,8 @@ class _Server:
         self.gone = False
         self.out_of_date = False
         self.unfit: str | None = None
+        self.modules: set[str] = set()
+        """What a fork server has in memory, by the names it was told."""
         self._pid: int | None = None
         self._answers: dict[str, int | None] = {}
         self._on_launch = on_launch
@@ -270,13 +284,13 @@ class _Server:
             self._news.wait_for(lambda: replica_id in self._answers or self.gone, FORK_SECONDS)
             if replica_id not in self._answers and not self.gone:
                 # Never start the same replica twice: a server this slow is given up together with its backlog.
-                self._kill()
+                self.kill()
                 self._news.wait_for(lambda: self.gone, 1.0)
                 # Also when somebody else holds its end open.
                 self.gone, self.ready, self._pid = True, False, None
             return self._answers.pop(replica_id, None)
 
-    def _kill(self) -> None:
+    def kill(self) -> None:
         if self._pid is not None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self._pid, signal.SIGKILL)
@@ -301,9 +315,3 @@ def _without_identity(environ: Mapping[str, str]) -> dict[str, str]:
     """Code that asks, while it is imported, which replica it is in cannot be shared: here it is in none."""
     kept = {name: value for name, value in environ.items() if not name.startswith("ELASTUNE_") or name in LOADED_BY}
     return kept | {"ELASTUNE_API": ""}
-
-
-def own_path() -> list[str]:
-    """Folders a bare interpreter needs to import this suite, also when it runs from a checkout."""
-    root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-    return [root]

@@ -1,7 +1,8 @@
 """Starts replicas by forking a process that has the heavy modules imported: milliseconds instead of seconds.
 
-One per machine. It starts no thread, opens no process group and touches no GPU before a fork. It speaks JSON lines
-over a socket pair with its launcher: requests ``{"launch": ...}``, ``{"preload": [...]}``; answers
+One per machine, or a chain: given several stages (``fork_start``), it forks a process that goes on importing while it
+serves already itself. Each starts no thread, opens no process group and touches no GPU before a fork. It speaks JSON
+lines over a socket pair with its launcher: requests ``{"launch": ...}``, ``{"preload": [...]}``; answers
 ``{"launched": id, "pid": ...}``, ``{"exited": pid, "status": ...}``. When the launcher's end closes, it ends; its
 replicas run on, and their leases end them if no scheduler adopts them.
 
@@ -26,7 +27,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from trials.launch.loaded_sources import LoadedSources
@@ -141,9 +142,9 @@ class _Server:
 
 
 class _ForkServer(_Server):
-    def __init__(self, connection: socket.socket) -> None:
+    def __init__(self, connection: socket.socket, preloaded: Sequence[str] = ()) -> None:
         super().__init__(connection, LoadedSources(), SharedImport())
-        self.preloaded: list[str] = []
+        self.preloaded = list(preloaded)
 
     def preload(self, names: list[str]) -> None:
         for name in names:
@@ -170,7 +171,7 @@ class _ForkServer(_Server):
         descriptor = self.connection.fileno()
         os.set_inheritable(descriptor, True)
         module = "trials.launch.fork_server"
-        os.execv(sys.executable, [sys.executable, "-m", module, str(descriptor), *self.preloaded])
+        os.execv(sys.executable, [sys.executable, "-m", module, f"{descriptor}:{','.join(self.preloaded)}"])
 
     def _become_branch(self, descriptor: int, request: dict[str, Any]) -> None:
         self.let_go()
@@ -217,14 +218,35 @@ class _Branch(_Server):
             self.launch(request)
 
 
-def main() -> None:
-    connection = socket.socket(fileno=int(sys.argv[1]))
-    server = _ForkServer(connection)
-    server.preload(sys.argv[2:])
+def main(arguments: Sequence[str]) -> None:
+    """Each argument is a stage: the descriptor of its connection, a colon, and the modules it adds."""
+    stages = []
+    for argument in arguments:
+        descriptor, _, names = argument.partition(":")
+        os.set_inheritable(int(descriptor), False)
+        stages.append((socket.socket(fileno=int(descriptor)), [name for name in names.split(",") if name]))
+    _serve_from(stages, ())
+
+
+def _serve_from(stages: list[tuple[socket.socket, list[str]]], preloaded: Sequence[str]) -> None:
+    (connection, names), *later = stages
+    server = _ForkServer(connection, preloaded)
+    server.preload(names)
+    if later:
+
+        def go_on() -> None:
+            server.let_go()
+            _serve_from(later, server.preloaded)
+
+        server.fork(go_on)
+        for theirs, _ in later:
+            theirs.close()
     with contextlib.suppress(BrokenPipeError, ConnectionResetError):
         server.answer({"ready": os.getpid()})
         server.serve()
+    # Taking everything down that was imported takes a second, for which a scheduler would wait at its end.
+    os._exit(0)
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

@@ -25,7 +25,8 @@ import psutil
 from trials.errors import LaunchFailed
 from trials.launch.base import Exit, LaunchRequest, NodeSlots, ReplicaProcess
 from trials.launch.cgroups import Cgroups
-from trials.launch.fork_client import ForkServers, own_path
+from trials.launch.fork_client import ForkServers
+from trials.launch.fork_start import StartedForkServer, own_path, start_fork_server
 from trials.launch.gpus import GpuSource, NoGpus
 from trials.launch.slots import Slot, by_node
 from trials.quota import SlotQuota
@@ -43,8 +44,8 @@ logger = logging.getLogger(__name__)
 class LocalLauncher:
     """``slots``: how the machine is divided, or a number of slots that confine nothing. ``gpus``: who works on them.
 
-    ``memory_bytes``: the most that a replica may use, where the machine lets us limit it. ``preload``: modules the fork
-    server imports.
+    ``memory_bytes``: the most that a replica may use, where the machine lets us limit it. ``fork_server``: False for
+    none, or one that was started before; else it imports ``preload``.
     """
 
     def __init__(
@@ -54,7 +55,7 @@ class LocalLauncher:
         node: str = "localhost",
         gpus: GpuSource | None = None,
         memory_bytes: int | None = None,
-        fork_server: bool = True,
+        fork_server: bool | StartedForkServer = True,
         preload: Sequence[str] = (),
     ) -> None:
         divided = [Slot(node=node)] * slots if isinstance(slots, int) else slots
@@ -74,9 +75,10 @@ class LocalLauncher:
         self._own: dict[int, float | None] = {}
         """Processes that this launcher started, with the time at which they were first seen to be gone."""
         self._lock = threading.Lock()
-        self._servers = (
-            ForkServers(self._note_launch, self._note_exit, lambda: self.on_change(), preload) if fork_server else None
-        )
+        self._servers: ForkServers | None = None
+        if fork_server:
+            started = start_fork_server([preload]) if fork_server is True else fork_server
+            self._servers = ForkServers(self._note_launch, self._note_exit, lambda: self.on_change(), started)
 
     def _note_launch(self, pid: int) -> None:
         """Forget what an earlier process of this number may have left."""
