@@ -40,7 +40,7 @@ def sweep(contender: str, n_jobs: int = SLOTS) -> dict[str, Any]:
         study.optimize(sleeps, n_trials=CONFIGURATIONS, n_jobs=n_jobs)
     else:
         with tempfile.TemporaryDirectory() as folder:
-            base = Path(os.environ.get("SWEEP_PICTURES", folder)) / contender.replace(" ", "_")
+            pictures = os.environ.get("SWEEP_PICTURES")
             optimize(
                 study,
                 trains,
@@ -50,7 +50,8 @@ def sweep(contender: str, n_jobs: int = SLOTS) -> dict[str, Any]:
                 emulate=f"4x4:{PROFILE}",
                 terms=StudyTerms(goal="time_to_best") if contender == "time_to_best" else None,
                 state_dir=folder,
-                timeline=base,
+                # Drawing takes seconds, which belong to no sweep.
+                timeline=None if pictures is None else Path(pictures) / contender.replace(" ", "_"),
             )
     ended = time.time()
     complete = [trial for trial in study.trials if trial.state is optuna.trial.TrialState.COMPLETE]

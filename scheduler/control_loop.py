@@ -106,6 +106,8 @@ class ControlLoop:
         self._thread: threading.Thread | None = None
         self._deaf_until = clock()
         self._launch_not_before: dict[str, float] = {}
+        self._moving: set[str] = set()
+        """Trials of which some replicas leave when others have joined elsewhere; told as one change."""
         self._blocked_since: dict[str, float] = {}
         self._progress_at_loss: dict[str, float] = {}
         self._why_gone: dict[str, Exit] = {}
@@ -430,6 +432,7 @@ class ControlLoop:
         self._decide_on_loss_or_end()
         self._move(trial, event, reason, now, finished_at=now)
         self._observer.note_end(trial, next_state(trial.state, event))
+        self._moving.discard(trial.trial_id)
         for kept in (self._blocked_since, self._progress_at_loss, self._launch_not_before):
             kept.pop(trial.trial_id, None)
         for replica_id in [name for name in self._why_gone if name.startswith(trial.trial_id)]:
@@ -560,13 +563,18 @@ class ControlLoop:
         if trial.state in (TrialState.PENDING, TrialState.PAUSED):
             self._move(trial, TrialEvent.LAUNCHED, grant.reason, now)
         elif trial.state is TrialState.RUNNING:
-            self._note_rescale(trial, grant, len(trial.members), len(trial.members) + started, now)
+            after = len(trial.members) + started
+            if after > grant.slots:
+                # It moves: some of those that train now leave when these have joined.
+                self._moving.add(trial.trial_id)
+            self._note_rescale(trial, grant, len(trial.members), min(after, grant.slots), now)
         return started
 
     def _note_rescale(self, trial: TrialRecord, grant: Grant, before: int, after: int, now: float) -> None:
         self._store.save_trial(replace(trial, reason=grant.reason))
         who = "scheduler" if grant.reason.code == "replica_lost" else f"policy {self._policy.name}"
-        self._note(trial.trial_id, f"{before} -> {after} replicas", grant.reason, now, who=who)
+        what = f"{before} -> {after} replicas" if before != after else f"moves {after} replica{'s' * (after != 1)}"
+        self._note(trial.trial_id, what, grant.reason, now, who=who)
         logger.info(
             "trial rescales trial=%s replicas=%d->%d reason=%s: %s",
             trial.trial_id,
@@ -707,9 +715,11 @@ class ControlLoop:
                 reason = Reason(code="replica_preempted", sentence=sentence)
             if lost:
                 reason = Reason(code="replica_lost", sentence=f"{lost} of {before} replicas was lost; the others go on")
-            self._note_rescale(
-                self._store.trial(trial.trial_id), replace(grant, reason=reason), before, len(action.members), now
-            )
+            if lost or leaving or trial.trial_id not in self._moving:
+                self._note_rescale(
+                    self._store.trial(trial.trial_id), replace(grant, reason=reason), before, len(action.members), now
+                )
+            self._moving.discard(trial.trial_id)
         logger.info(
             "generation published trial=%s generation=%d members=%d", trial.trial_id, number, len(action.members)
         )

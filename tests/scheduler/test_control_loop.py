@@ -215,6 +215,15 @@ def test_a_change_under_way_is_not_decided_anew(bench: Bench) -> None:
     reasons = [entry.reason.code for entry in bench.store.history(trial_id) if "replicas" in entry.what]
     assert reasons == ["goodput_gain"]
     assert bench.loop.latest_grants[trial_id].reason.code == "goodput_gain"
+    # It trains with three for a moment; told is the change that was decided.
+    bench.all_ready(join_epoch=3)
+    bench.tick()
+    bench.enter(trial_id)
+    bench.tick(2)
+    bench.enter(trial_id)
+    bench.tick(2)
+    assert set(bench.trial(trial_id).members) == joiners
+    assert [entry.what for entry in bench.store.history(trial_id) if "replicas" in entry.what] == ["1 -> 2 replicas"]
 
 
 def test_after_a_joiner_that_found_the_trial_about_over_no_other_one_is_started(bench: Bench) -> None:

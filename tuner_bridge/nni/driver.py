@@ -95,14 +95,15 @@ class ExperimentDriver:
                 "runs on one replica. Make it 'python script.py ...'"
             )
         modules = () if script is None else script.imports()
+        module = "tuner_bridge.nni.replica"
         return TrialTemplate(
-            entrypoint=f"tuner_bridge.nni.replica:{'run_command' if script is None else 'main'}",
+            entrypoint=f"{module}:{'run_command' if script is None else 'main'}",
             payload=payload,
             min_replicas=self._experiment["min_replicas"],
             max_replicas=1 if script is None else max(self._experiment["min_replicas"], min(most, self._driver.slots)),
             working_dir=folder,
             python_path=tuple(dict.fromkeys((folder, *own_python_path()))),
-            preload=(*PRELOAD, *(name for name in modules if name.partition(".")[0] not in OWN_IMPORT)),
+            preload=(*PRELOAD, *(name for name in modules if name.partition(".")[0] not in OWN_IMPORT), module),
         )
 
     def know_earlier_trials(self) -> None:

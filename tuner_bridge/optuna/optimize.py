@@ -168,7 +168,7 @@ def template_of(
         max_replicas=min_replicas if max_replicas is None else max_replicas,
         working_dir=os.getcwd(),
         python_path=own_python_path(),
-        preload=preload,
+        preload=(*preload, ENTRYPOINT.partition(":")[0]),
         user_code=user_code,
     )
 
