@@ -340,6 +340,9 @@ def simulate(
     seed: Annotated[int, typer.Option(help="Without a workload file: which random jobs.")] = 0,
     json_path: Annotated[Path | None, typer.Option("--json", help="Write all figures here.")] = None,
     picture: Annotated[Path | None, typer.Option(help="Write allocations and completion times here, as PNG.")] = None,
+    why: Annotated[
+        str | None, typer.Option(help="Tell what happened to this job, or this configuration of a sweep, and why.")
+    ] = None,
 ) -> None:
     """Run policies over a workload in virtual time, and compare them."""
     from scheduler.simulator.command import run, run_sweep
@@ -355,6 +358,7 @@ def simulate(
             rescale_seconds=rescale_seconds,
             seed=seed,
             picture=picture,
+            why=why,
         )
         return
     run(
@@ -371,6 +375,7 @@ def simulate(
         seed=seed,
         json_path=json_path,
         picture=picture,
+        why=why,
     )
 
 

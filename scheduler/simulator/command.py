@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Sequence
 from pathlib import Path
 from typing import cast, get_args
 
@@ -15,9 +16,10 @@ from scheduler.simulator.compare import REQUESTS, Information, compare
 from scheduler.simulator.errors import InvalidWorkload
 from scheduler.simulator.recorded import read_recorded
 from scheduler.simulator.summary import summarize, sweep_table, table, to_json
-from scheduler.simulator.sweep import SweepSettings, SweepWorld, learning_curves
+from scheduler.simulator.sweep import SweepResult, SweepSettings, SweepWorld, learning_curves
 from scheduler.simulator.synthetic import SMALL, synthetic_workload
 from scheduler.simulator.workload import Submission, read_workload
+from scheduler.simulator.world import SimulationResult
 from trials.terms import Goal, StudyTerms
 
 RUNGS = (0.04, 0.12, 0.34)
@@ -40,6 +42,7 @@ def run(
     seed: int,
     json_path: Path | None,
     picture: Path | None,
+    why: str | None = None,
 ) -> None:
     """Raises InvalidWorkload and ValueError with one message for whatever cannot be used."""
     # What the loop says about each of thousands of trials is of no interest here.
@@ -68,6 +71,7 @@ def run(
             on_done=lambda result: status.update(f"{result.policy} is done"),
         )
     console.print(table([summarize(result) for result in results]))
+    _tell(console, why, results)
     if json_path is not None:
         json_path.write_text(json.dumps(to_json(results)))
     if picture is not None:
@@ -87,6 +91,7 @@ def run_sweep(
     rescale_seconds: float,
     seed: int,
     picture: Path | None,
+    why: str | None = None,
 ) -> None:
     """A sweep of modelled trials under each policy; raises ValueError for a name that does not exist."""
     logging.getLogger("scheduler.control_loop").setLevel(logging.CRITICAL)
@@ -110,10 +115,23 @@ def run_sweep(
             )
             results.append(SweepWorld(curves, SMALL, policy, settings, sweep).sweep())
     console.print(sweep_table(results))
+    _tell(console, why, results)
     if picture is not None:
         from scheduler.simulator.picture import draw_sweeps
 
         draw_sweeps(results, picture)
+
+
+def _tell(console: Console, job: str | None, results: Sequence[SimulationResult | SweepResult]) -> None:
+    """Under each policy, what happened to this job and why; raises ValueError when there is no such job."""
+    if job is None:
+        return
+    for result in results:
+        if job not in result.histories:
+            raise ValueError(f"no job is called {job!r}; some that are: {', '.join(list(result.histories)[:5])}")
+        console.print(f"\n{job} under {result.policy}")
+        for told in result.histories[job]:
+            console.print(f"{told.at:9.0f} s  {told.what}: {told.why}", highlight=False, markup=False)
 
 
 def _submissions(workload: Path | None, traces: Path | None, jobs: int, seed: int) -> list[Submission]:

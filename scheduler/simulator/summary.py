@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
+from rich import box
 from rich.table import Table
 
 from scheduler.simulator.sweep import SweepResult
@@ -25,6 +26,8 @@ class Summary:
     p99_completion: float
     makespan: float
     rescales_per_job: float
+    undone: float
+    """Share of the rescales that were taken back before they had paid for their pause."""
     slot_hours: float
     decisions: int
     worst_fairness: float
@@ -45,6 +48,7 @@ def summarize(result: SimulationResult) -> Summary:
         p99_completion=float(np.percentile(times, 99)),
         makespan=result.makespan_seconds,
         rescales_per_job=statistics.fmean(job.num_rescales for job in result.jobs),
+        undone=_share(sum(job.num_undone for job in result.jobs), sum(job.num_rescales for job in result.jobs)),
         slot_hours=sum(job.slot_seconds for job in result.jobs) / 3600.0,
         decisions=result.decisions,
         worst_fairness=max(job.finish_time_fairness for job in result.jobs),
@@ -57,9 +61,8 @@ def summarize(result: SimulationResult) -> Summary:
 def table(summaries: Sequence[Summary]) -> Table:
     """One row a policy; ratios against the first one."""
     title = f"{summaries[0].jobs} jobs; seconds, moves per job, jobs slower than on an equal share"
-    made = Table(title=title, title_justify="left")
-    made.add_column("policy")
-    for heading in ("mean", "of first", "median", "p99", "span", "moves", "slot h", "unfair"):
+    made = _narrow(title)
+    for heading in ("mean", "of first", "median", "p99", "span", "moves", "undone", "slot h", "unfair"):
         made.add_column(heading, justify="right")
     for row in summaries:
         made.add_row(
@@ -70,17 +73,28 @@ def table(summaries: Sequence[Summary]) -> Table:
             f"{row.p99_completion:.0f}",
             f"{row.makespan:.0f}",
             f"{row.rescales_per_job:.1f}",
+            f"{row.undone:.1%}",
             f"{row.slot_hours:.0f}",
             f"{row.unfair_jobs:.0%}",
         )
     return made
 
 
+def _narrow(title: str) -> Table:
+    """Its columns fit next to each other on a terminal of 80 characters."""
+    made = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    made.add_column("policy", no_wrap=True)
+    return made
+
+
+def _share(part: int, whole: int) -> float:
+    return part / whole if whole else 0.0
+
+
 def sweep_table(results: Sequence[SweepResult]) -> Table:
     """One row a policy."""
-    made = Table(title="a sweep; times in minutes", title_justify="left")
-    made.add_column("policy")
-    for heading in ("span", "best ended", "best value", "ended", "moves", "slot h"):
+    made = _narrow("a sweep; times in minutes")
+    for heading in ("span", "best ended", "best value", "ended", "moves", "undone", "slot h"):
         made.add_column(heading, justify="right")
     for row in results:
         made.add_row(
@@ -90,6 +104,7 @@ def sweep_table(results: Sequence[SweepResult]) -> Table:
             f"{row.best_value:.3f}",
             f"{row.finished}",
             f"{row.rescales}",
+            f"{_share(row.undone, row.rescales):.1%}",
             f"{row.slot_hours:.1f}",
         )
     return made

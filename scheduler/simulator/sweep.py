@@ -7,7 +7,7 @@ a value below the best third of those that came there before it is stopped. It k
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -17,7 +17,7 @@ from scheduler.simulator.application import Application
 from scheduler.simulator.cluster import SimulationSettings
 from scheduler.simulator.training import SimulatedTraining
 from scheduler.simulator.workload import Submission
-from scheduler.simulator.world import World
+from scheduler.simulator.world import Told, World
 from scheduler.snapshot import Policy
 from trials.record import Outcome, Report, Study
 from trials.terms import Goal, StudyTerms
@@ -51,8 +51,12 @@ class SweepResult:
     """When that trial ended."""
     finished: int
     rescales: int
+    undone: int
+    """Rescales that were taken back before they had paid for their pause."""
     incumbent: tuple[tuple[float, float], ...] = field(default=(), repr=False)
     """(seconds, best value reported so far), whenever it improved."""
+    histories: Mapping[str, tuple[Told, ...]] = field(default_factory=dict, repr=False, compare=False)
+    """By the numbers of the configurations."""
 
     def score_at(self, seconds: float) -> float:
         """Best value reported by then."""
@@ -117,6 +121,8 @@ class SweepWorld(World):
             best_finished_seconds=best[1],
             finished=len(self._finals),
             rescales=sum(job.num_rescales for job in result.jobs),
+            undone=sum(job.num_undone for job in result.jobs),
+            histories=result.histories,
             incumbent=tuple(self._incumbent),
         )
 

@@ -7,6 +7,7 @@ change of placement costs a pause in which slots are held, and the model is refi
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import Literal
 
 from dist_core.goodput import (
@@ -28,6 +29,27 @@ Request = Literal["elastic", "fixed_batch", "rigid"]
 REFIT_GROWTH = 1.1
 
 
+@dataclass(frozen=True, slots=True)
+class _Change:
+    """Of the number of slots. ``goodput``: before it, in steps a second."""
+
+    at: float
+    before: int
+    after: int
+    goodput: float
+    pause_seconds: float
+
+    def is_undone_by(self, slots: int, goodput: float, now: float) -> bool:
+        """Whether a change to so many slots takes this one back before it has paid for its pause.
+
+        ``goodput``: after this change. What is gained with more slots, for this trial or by giving them to others,
+        makes up for what the pause has cost after pause * larger / (larger - smaller).
+        """
+        back = slots <= self.before if self.after > self.before else slots >= self.before
+        smaller, larger = sorted((self.goodput, goodput))
+        return back and (larger <= smaller or now - self.at < self.pause_seconds * larger / (larger - smaller))
+
+
 class SimulatedTraining:
     def __init__(self, submission: Submission, request: Request) -> None:
         self.submission = submission
@@ -42,6 +64,8 @@ class SimulatedTraining:
         self.epoch = 0
         self.finished_at: float | None = None
         self.num_rescales = -1
+        self.num_undone = 0
+        """Changes of size that were taken back before they had paid for their pause."""
         self.slot_seconds = 0.0
         self._node_kind = ""
         self._node_speed = 1.0
@@ -51,6 +75,7 @@ class SimulatedTraining:
         self._params: ThroughputParams | None = None
         self._fitted = (0, 0)
         self._measured_goodput = 0.0
+        self._latest: _Change | None = None
 
     @property
     def bounds(self) -> BatchBounds:
@@ -78,8 +103,14 @@ class SimulatedTraining:
 
     # ------------------------------------------------------------------ training
 
-    def place(self, placement: dict[str, int], pause_seconds: float) -> None:
+    def place(self, placement: dict[str, int], pause_seconds: float, now: float) -> None:
         """Train on these slots from now on, after the pause; on none: stand still, without losing anything."""
+        before, after = sum(self.shape), sum(placement.values())
+        if before != after and self.num_rescales >= 0:
+            goodput = self._measured_goodput if before else 0.0
+            if self._latest is not None and self._latest.is_undone_by(after, goodput, now):
+                self.num_undone += 1
+            self._latest = _Change(now, before, after, goodput, pause_seconds)
         self.placement = dict(placement)
         self.shape = tuple(placement.values())
         if self.shape:

@@ -7,6 +7,7 @@ policy, plan, loop) is the code that runs on a real cluster, and only replicas a
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -35,6 +36,8 @@ class JobResult:
     submitted_at: float
     finished_at: float
     num_rescales: int
+    num_undone: int = 0
+    """Changes of size that were taken back before they had paid for their pause."""
     slot_seconds: float
     finish_time_fairness: float = 0.0
     """Completion time over that alone on an equal share of the slots (Themis, NSDI'20, section 3): fair up to 1."""
@@ -42,6 +45,15 @@ class JobResult:
     @property
     def completion_seconds(self) -> float:
         return self.finished_at - self.submitted_at
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Told:
+    """What happened to a job, and why, as the history of a live trial tells it."""
+
+    at: float
+    what: str
+    why: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +67,8 @@ class SimulationResult:
     node_hours: float = 0.0
     cost: float = 0.0
     """Of the nodes, at their prices, where nodes come and go."""
+    histories: Mapping[str, tuple[Told, ...]] = field(default_factory=dict, repr=False, compare=False)
+    """By the names of the jobs."""
 
 
 class World:
@@ -70,6 +84,7 @@ class World:
         self._ended: list[JobResult] = []
         self._allocations: list[tuple[float, Mapping[str, Mapping[str, int]]]] = []
         self._decisions = 0
+        self._names: dict[str, str] = {}
         self._alive = AliveJobs()
         self.loop = ControlLoop(
             self.store,
@@ -111,7 +126,20 @@ class World:
             allocations=tuple(self._allocations),
             node_hours=self.cluster.node_hours,
             cost=self.cluster.cost,
+            histories=self._histories(),
         )
+
+    def _histories(self) -> dict[str, tuple[Told, ...]]:
+        def named(sentence: str) -> str:
+            return re.sub(r"\bt[0-9a-f]{10}\b", lambda found: self._names.get(found[0], found[0]), sentence)
+
+        return {
+            name: tuple(
+                Told(at=entry.at, what=entry.what, why=named(entry.reason.sentence))
+                for entry in self.store.history(trial_id)
+            )
+            for trial_id, name in self._names.items()
+        }
 
     def _submit_due(self) -> None:
         """Submit what has come since the last decision."""
@@ -128,7 +156,8 @@ class World:
             min_replicas=least,
             max_replicas=most,
         )
-        self.trainings[self.store.submit(spec, submission.at).trial_id] = training
+        trial_id = self.store.submit(spec, submission.at).trial_id
+        self.trainings[trial_id], self._names[trial_id] = training, submission.name
 
     def _study_of(self, submission: Submission) -> str:
         return submission.application.name if self._settings.pools else submission.name
@@ -159,6 +188,7 @@ class World:
                 submitted_at=submission.at,
                 finished_at=at,
                 num_rescales=max(0, training.num_rescales),
+                num_undone=training.num_undone,
                 slot_seconds=training.slot_seconds,
                 finish_time_fairness=(at - submission.at)
                 / isolated_seconds(submission.application, share, self._settings.slots_per_node),
@@ -229,7 +259,7 @@ class World:
             for member in self.store.trial(trial_id).members:
                 placement[nodes[member]] = placement.get(nodes[member], 0) + 1
             if placement != training.placement:
-                training.place(placement, self._settings.rescale_seconds)
+                training.place(placement, self._settings.rescale_seconds, self.now)
                 changed = True
             slower = len(placement) > 1 and not shared.isdisjoint(placement)
             kind = self.cluster.kind_of(placement)

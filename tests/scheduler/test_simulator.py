@@ -51,6 +51,32 @@ def test_a_lone_rigid_job_takes_as_long_as_its_steps_and_one_pause() -> None:
     assert result.jobs[0].num_rescales == 0
 
 
+@pytest.mark.parametrize(
+    ("sizes", "stays_seconds", "undone"),
+    [
+        ((1, 2, 1), 60.0, 0),
+        ((1, 2, 1), 4.0, 1),
+        ((2, 1, 2), 4.0, 1),
+        ((1, 2, 4), 4.0, 0),
+        ((1, 4, 2), 4.0, 0),
+        ((2, 0, 2), 2.0, 1),
+        ((2, 0, 2), 60.0, 0),
+        ((1, 2, 1, 2), 4.0, 2),
+    ],
+)
+def test_a_change_that_is_taken_back_before_it_pays_is_counted(
+    sizes: tuple[int, ...], stays_seconds: float, undone: int
+) -> None:
+    training = SimulatedTraining(job(), "elastic")
+    now = 0.0
+    for size in sizes:
+        training.place({"n0": size} if size else {}, 3.0, now)
+        training.advance(now, stays_seconds)
+        now += stays_seconds
+    assert training.finished_at is None
+    assert training.num_undone == undone
+
+
 def test_allocations_never_exceed_the_cluster() -> None:
     jobs = synthetic_workload(15, seed=1, mean_seconds_between=30.0)
     [result] = compare(jobs, ["goodput"], SETTINGS)
@@ -135,6 +161,12 @@ def test_the_command_prints_a_table_and_writes_files(tmp_path: Path) -> None:
     [first, second] = json.loads((tmp_path / "s.json").read_text())
     assert first["policy"] == "goodput" and len(first["completions"]) == 5
     assert second["mean_completion"] > 0
+    told = CliRunner().invoke(app, [*arguments, "--why", first["completions"][0]["name"]], catch_exceptions=False)
+    assert f"{first['completions'][0]['name']} under fifo" in told.output
+    assert "starting: starts on" in told.output
+    with pytest.raises(ValueError, match="no job is called 'nobody'; some that are"):
+        CliRunner().invoke(app, [*arguments, "--why", "nobody"], catch_exceptions=False)
+    assert 0.0 <= first["undone"] < 1.0 and second["undone"] == 0.0 and "undone" in shown.output
     assert (tmp_path / "s.png").read_bytes().startswith(b"\x89PNG")
 
 
