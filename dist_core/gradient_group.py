@@ -143,7 +143,7 @@ class GradientGroup(dist.ProcessGroup):
         except RuntimeError as error:
             self._on_error(str(error))
             return completed(buffer)
-        if buffer.is_cpu:
+        if buffer.is_cpu and self._group.world_size > 1:
             return self._group.fuse.settled(future).then(lambda _: self._reduced(future, index, buffer, norms))
         return future.then(lambda done: self._reduced(done, index, buffer, norms))
 
