@@ -95,3 +95,12 @@ def test_one_that_ends_while_it_imports_is_done_without(staged: Staged) -> None:
     staged.until(staged.may_start)
     assert staged.has_in_memory() == 1
     assert staged.servers.pid == first
+
+
+def test_code_that_has_changed_is_loaded_again_by_the_whole_chain(staged: Staged) -> None:
+    (staged.folder / "user_code.py").write_text("def tells():\n    import quick, slow\n    return quick.VALUE\n")
+    staged.go_on()
+    (staged.folder / "quick.py").write_text("VALUE = 40 + 2\n")
+    assert staged.has_in_memory() == 42
+    assert staged.servers._trunk.ready, "the replica was forked, not started cold"
+    staged.until(lambda: all(server.ready for server in staged.servers._chain))

@@ -92,7 +92,7 @@ class ForkServers:
     @property
     def _has_lost_one(self) -> bool:
         """A process that has been ready; one that never was would not be the next time either."""
-        return self._trunk.gone or any(server.gone and server.pid is not None for server in self._chain)
+        return self._trunk.gone or any(server.gone and server.has_been_ready for server in self._chain)
 
     def _served_by(self, connection: socket.socket) -> _Server:
         return _Server(connection, self._on_launch, self._on_exit, self._on_ready)
@@ -130,9 +130,10 @@ class ForkServers:
             logger.warning("fork server gone: starting another one")
             self.kill()
             self._take_over(start_fork_server(self._stages))
-        self._stages[-1] += [name for name in request.preload if name not in self._chain[-1].modules]
-        # Twice, where the server finds its code to be out of date and loads it again.
-        for _ in range(2):
+        known = self._chain[-1].modules.union(self._stages[-1])
+        self._stages[-1] += [name for name in request.preload if name not in known]
+        # Again where a process finds its code to be out of date and loads it anew.
+        for _ in range(len(self._chain) + 1):
             trunk = self._trunk
             if not trunk.wait_until_ready():
                 return None
@@ -201,6 +202,7 @@ class _Server:
         self, connection: socket.socket, on_launch: OnLaunch, on_exit: OnExit, on_ready: Callable[[], None]
     ) -> None:
         self.ready = False
+        self.has_been_ready = False
         self.gone = False
         self.out_of_date = False
         self.unfit: str | None = None
@@ -242,7 +244,8 @@ class _Server:
 
     def _take(self, message: Mapping[str, Any]) -> None:
         if "ready" in message:
-            self.ready, self._pid = True, message["ready"]
+            self.ready = self.has_been_ready = True
+            self._pid = message["ready"]
         elif "launched" in message:
             self._answers[message["launched"]] = message["pid"]
         elif "declined" in message:
