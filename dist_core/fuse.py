@@ -90,12 +90,7 @@ class Fuse:
                 self._given_up()
             settle()
 
-        with self._lock:
-            blown = self._blown
-            if not blown:
-                self._waiting[either] = give_up
-        if blown:
-            give_up()
+        self._wake_when_blown(either, give_up)
 
         def finish(_: object) -> None:
             with self._lock:
@@ -105,15 +100,17 @@ class Fuse:
         future.add_done_callback(finish)
         return either
 
+    def _wake_when_blown(self, key: object, wake: Callable[[], None]) -> None:
+        with self._lock:
+            if not self._blown:
+                self._waiting[key] = wake
+                return
+        wake()
+
     @contextmanager
     def _awake(self, wake: Callable[[], None]) -> Iterator[None]:
         key = object()
-        with self._lock:
-            blown = self._blown
-            if not blown:
-                self._waiting[key] = wake
-        if blown:
-            wake()
+        self._wake_when_blown(key, wake)
         try:
             yield
         finally:

@@ -8,23 +8,13 @@ import httpx2
 import pytest
 
 from dist_core.channel import ControlChannel
-from dist_core.env import ReplicaEnvironment
 from dist_core.errors import ControlChannelError
 from dist_core.refusals import refusal
+from tests.support.channel import channel_to
 
 
 def channel_with(answers: list[httpx2.Response]) -> ControlChannel:
-    environment = ReplicaEnvironment(
-        api_url="http://scheduler",
-        token="secret",
-        trial_id="t",
-        replica_id="t-1",
-        launch_index=0,
-        checkpoint_dir=Path("/unused"),
-        node="n",
-        slot=0,
-    )
-    return ControlChannel(environment, transport=httpx2.MockTransport(lambda _: answers.pop(0)))
+    return channel_to(lambda _: answers.pop(0))
 
 
 @pytest.mark.parametrize(

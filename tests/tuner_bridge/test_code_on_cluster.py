@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import sys
 import tarfile
 from dataclasses import replace
 from pathlib import Path
@@ -13,9 +14,9 @@ import httpx2
 import pytest
 
 from dist_core.channel import ControlChannel
-from dist_core.env import ReplicaEnvironment
 from dist_core.errors import ControlChannelError
 from scheduler.packages import PackageRefused, Packages
+from tests.support.channel import channel_to
 from trials.launch import user_code
 from trials.launch.pod_start import python_path, unpack
 from trials.spec import TrialSpec
@@ -64,17 +65,7 @@ class Handed:
             assert request.headers["authorization"] == "Bearer secret"
             return httpx2.Response(self.status, content=self.content)
 
-        environment = ReplicaEnvironment(
-            api_url="http://scheduler",
-            token="secret",
-            trial_id="t",
-            replica_id="t-1",
-            launch_index=0,
-            checkpoint_dir=Path("/unused"),
-            node="n",
-            slot=0,
-        )
-        return ControlChannel(environment, transport=httpx2.MockTransport(answer))
+        return channel_to(answer)
 
 
 def test_a_folder_arrives_as_it_was_without_what_nobody_needs(project: Path, tmp_path: Path) -> None:
@@ -197,6 +188,9 @@ def test_paths_of_a_moved_folder_are_found(project: Path, monkeypatch: pytest.Mo
 
 def test_what_an_image_lacks_is_named_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ELASTUNE_IMAGE", "mine:1")
+    # Loading a script puts it in the place of the program that runs, which new processes of these tests import.
+    for name in ("__main__", user_code.SCRIPT_NAME):
+        monkeypatch.setitem(sys.modules, name, sys.modules["__main__"])
     with pytest.raises(ModuleNotFoundError, match="the image mine:1 does not have it"):
         user_code.load("surely_not_installed")
     with pytest.raises(FileNotFoundError, match=r"/nowhere/tune\.py is not in the image mine:1"):
