@@ -98,23 +98,29 @@ def loses_its_peer_within_a_message(kind: str) -> float:
     if kind == "future":
         future = group.control.broadcast([numbers], dist.BroadcastOptions()).get_future()
         group.fuse.settled(future).wait()
-        assert not future.done()
-    else:
-        waits = {
-            "broadcast": lambda: group.broadcast_tensors([numbers], source=0),
-            "receive": lambda: group.receive_tensors([numbers], source=0),
-            "send": lambda: group.send_tensors([numbers], targets=[0]),
-        }[kind]
-        with pytest.raises(PeerLost):
-            waits()
-    return time.monotonic() - began
+        return 0.0 if future.done() else time.monotonic() - began
+    waits = {
+        "broadcast": lambda: group.broadcast_tensors([numbers], source=0),
+        "receive": lambda: group.receive_tensors([numbers], source=0),
+        "send": lambda: group.send_tensors([numbers], targets=[0]),
+    }[kind]
+    try:
+        waits()
+    except PeerLost:
+        return time.monotonic() - began
+    return 0.0
 
 
 @pytest.mark.parametrize("kind", ["broadcast", "future", "receive", "send"])
 def test_a_message_of_which_a_part_has_come_does_not_keep_its_receiver(kind: str) -> None:
     """Nor, on its way out, whoever lets go of the group."""
-    [_, seconds] = run_ranks(functools.partial(loses_its_peer_within_a_message, kind), 2, may_die=True)
-    assert 1.0 < seconds < 10.0, "an operation that Gloo ended by itself tests nothing here"
+    for _ in range(8):
+        [_, seconds] = run_ranks(functools.partial(loses_its_peer_within_a_message, kind), 2, may_die=True)
+        assert seconds < 10.0
+        if seconds > 1.0:
+            return
+        # Its peer ended before the message or after it, and Gloo told of that.
+    pytest.fail("no peer ended within its message")
 
 
 def breaks_off_alone() -> bool:
