@@ -181,6 +181,8 @@ class ForkServers:
         self._process.wait()
         for server in self._chain[1:]:
             server.kill()
+            # One that has not said which process it is ends when it has imported everything.
+            server.hang_up()
 
     def close(self) -> None:
         for branch in self._branches.values():
