@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import cast, get_args
 
@@ -27,6 +28,19 @@ RUNGS = (0.04, 0.12, 0.34)
 DEADLINE_SECONDS = 3600.0
 
 
+@contextmanager
+def _quiet_loop() -> Iterator[None]:
+    """What it says about each of thousands of trials is of no interest here."""
+    loop = logging.getLogger("scheduler.control_loop")
+    before = loop.level
+    loop.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        loop.setLevel(before)
+
+
+@_quiet_loop()
 def run(
     workload: Path | None,
     traces: Path | None,
@@ -45,8 +59,6 @@ def run(
     why: str | None = None,
 ) -> None:
     """Raises InvalidWorkload and ValueError with one message for whatever cannot be used."""
-    # What the loop says about each of thousands of trials is of no interest here.
-    logging.getLogger("scheduler.control_loop").setLevel(logging.CRITICAL)
     if information not in get_args(Information):
         raise ValueError(f"information is {information!r}; choose one of {', '.join(get_args(Information))}")
     console = Console()
@@ -80,6 +92,7 @@ def run(
         draw(results, picture)
 
 
+@_quiet_loop()
 def run_sweep(
     configurations: int,
     *,
@@ -94,7 +107,6 @@ def run_sweep(
     why: str | None = None,
 ) -> None:
     """A sweep of modelled trials under each policy; raises ValueError for a name that does not exist."""
-    logging.getLogger("scheduler.control_loop").setLevel(logging.CRITICAL)
     terms = StudyTerms(goal=cast("Goal", goal), deadline_at=DEADLINE_SECONDS if goal == "deadline" else None)
     settings = SimulationSettings(
         nodes=nodes, slots_per_node=slots_per_node, decide_every_seconds=every, rescale_seconds=rescale_seconds
