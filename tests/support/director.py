@@ -112,6 +112,9 @@ class Director:
 
     def _POST_broken(self, who: str, question: dict[str, str], body: Any) -> None:  # noqa: N802
         if self._published < len(self._script) and body["generation"] == self._published:
+            # As a scheduler tells that sees processes end; not every survivor's collective fails by itself.
+            left = set(self._members(self._published + 1))
+            self._lost = [name for name in self._members(self._published) if name not in left]
             self._entered = self._published = self._published + 1
 
     def _POST_leaving(self, who: str, question: dict[str, str], body: Any) -> None:  # noqa: N802
