@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import ctypes
 import threading
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from datetime import timedelta
 from typing import Any
 
@@ -56,25 +55,25 @@ class Fuse:
 
     def run(self, action: Callable[[], None]) -> None:
         """What waits for messages between two replicas. Raises what the action does; RuntimeError when broken off."""
-        errors: list[BaseException] = []
-        over = threading.Event()
+        outcome: list[BaseException | None] = []
         ended = threading.Event()
 
         def carry_out() -> None:
             try:
                 action()
+                outcome.append(None)
             except BaseException as error:
-                errors.append(error)
-            over.set()
+                outcome.append(error)
             ended.set()
 
         threading.Thread(target=carry_out, name="elastune-transfer", daemon=True).start()
-        with self._awake(ended.set):
-            ended.wait()
-        if errors:
-            raise errors[0]
-        if not over.is_set():
+        self._wake_when_blown(ended, ended.set)
+        ended.wait()
+        self._forget(ended)
+        if not outcome:
             raise self._given_up()
+        if outcome[0] is not None:
+            raise outcome[0]
 
     def settled(self, future: torch.futures.Future[Any]) -> torch.futures.Future[None]:
         """Done when ``future`` is, or the group is broken off: then ``future`` is not done."""
@@ -93,8 +92,7 @@ class Fuse:
         self._wake_when_blown(either, give_up)
 
         def finish(_: object) -> None:
-            with self._lock:
-                self._waiting.pop(either, None)
+            self._forget(either)
             settle()
 
         future.add_done_callback(finish)
@@ -107,15 +105,9 @@ class Fuse:
                 return
         wake()
 
-    @contextmanager
-    def _awake(self, wake: Callable[[], None]) -> Iterator[None]:
-        key = object()
-        self._wake_when_blown(key, wake)
-        try:
-            yield
-        finally:
-            with self._lock:
-                self._waiting.pop(key, None)
+    def _forget(self, key: object) -> None:
+        with self._lock:
+            self._waiting.pop(key, None)
 
     def _given_up(self) -> RuntimeError:
         """The groups must outlive this process: letting go of one waits for its operations to end."""
