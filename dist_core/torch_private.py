@@ -190,20 +190,27 @@ def killed_data_workers(error: BaseException) -> list[int]:
     torch raises the loss of one wherever the main thread is at that moment, as an error like any other. Where that is
     outside of the loader, the loop's iterator is gone by the time the error arrives, and only its text tells.
     """
-    told: list[int] = []
+    if told := _killed_workers_named_in(error):
+        return told
+    try:
+        found = (each for each in gc.get_objects() if issubclass(type(each), _MultiProcessingDataLoaderIter))
+        workers = [worker for iterator in found for worker in getattr(iterator, "_workers", [])]
+        if workers:
+            # Its end may be heard of over its connection before the kernel tells of it.
+            time.sleep(0.1)
+        return [worker.pid for worker in workers if worker.exitcode is not None and worker.exitcode < 0]
+    except RuntimeError as raised:
+        # Now the kernel told of it, and torch raised it here.
+        return _killed_workers_named_in(raised)
+
+
+def _killed_workers_named_in(error: BaseException) -> list[int]:
+    pids: list[int] = []
     link: BaseException | None = error
     while link is not None:
-        told += [int(pid) for pid in re.findall(r"DataLoader worker \(pid (\d+)\) is killed by signal", str(link))]
+        pids += [int(pid) for pid in re.findall(r"DataLoader worker \(pid (\d+)\) is killed by signal", str(link))]
         link = link.__cause__ or link.__context__
-    if told:
-        return told
-    found = (each for each in gc.get_objects() if issubclass(type(each), _MultiProcessingDataLoaderIter))
-    workers = [worker for iterator in found for worker in getattr(iterator, "_workers", [])]
-    if workers:
-        # Its end may be heard of over its connection before the kernel tells of it, and then torch raises once more.
-        with contextlib.suppress(RuntimeError):
-            time.sleep(0.1)
-    return [worker.pid for worker in workers if worker.exitcode is not None and worker.exitcode < 0]
+    return pids
 
 
 class PartInfo(WorkerInfo):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import random
 import signal
@@ -109,3 +110,29 @@ def test_a_worker_that_was_killed_is_told_from_an_error_of_the_users() -> None:
     [(before, after, pid)] = run_ranks(kill_a_worker, 1)
     assert before == []
     assert after == [pid]
+
+
+def kill_a_worker_and_hear_of_it_late() -> tuple[list[int], int]:
+    """The kernel's word comes while one looks for what an error of the worker's connection may mean."""
+    batches = iter(DataLoader(WhoReads(), batch_size=1, num_workers=1))
+    pid = int(next(batches)[0])
+    hear = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    os.kill(pid, signal.SIGKILL)
+    os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+    look = gc.get_objects
+
+    def interrupted() -> list[Any]:
+        assert callable(hear)
+        hear(signal.SIGCHLD, None)
+        return look()
+
+    gc.get_objects = interrupted  # type: ignore[assignment]
+    try:
+        return killed_data_workers(ConnectionResetError("by the worker")), pid
+    finally:
+        gc.get_objects = look
+
+
+def test_the_kernels_word_of_a_killed_worker_may_come_while_one_looks() -> None:
+    [(found, pid)] = run_ranks(kill_a_worker_and_hear_of_it_late, 1)
+    assert found == [pid]
