@@ -1,7 +1,8 @@
 """Live sweeps on 16 emulated slots against plain ``study.optimize`` with 16 threads that sleep the same steps.
 
 Successive halving over 64 configurations whose trials take 80 s on one slot. Real driver, scheduler, replicas and
-rescales; only the arithmetic of a step takes the time of other devices.
+rescales; only the arithmetic of a step takes the time of other devices. Each sweep is simulated from its own record
+afterwards, which shows how far the simulator's promises can be believed.
 """
 
 from __future__ import annotations
@@ -21,6 +22,10 @@ import optuna
 
 from benchmarks.emulated_trial import CONFIGURATIONS, PROFILE, sleeps, trains
 from benchmarks.frame import Measurement
+from scheduler.policy import policy_by_name
+from scheduler.simulator.cluster import SimulationSettings
+from scheduler.simulator.recorded import read_recorded
+from scheduler.simulator.replay import RecordedWorld
 from trials.terms import StudyTerms
 from tuner_bridge import optimize
 
@@ -36,6 +41,7 @@ def sweep(contender: str, n_jobs: int = SLOTS) -> dict[str, Any]:
     for row in range(CONFIGURATIONS):
         study.enqueue_trial({"configuration": row})
     began = time.time()
+    simulated: dict[str, float] = {}
     if contender == "plain":
         study.optimize(sleeps, n_trials=CONFIGURATIONS, n_jobs=n_jobs)
     else:
@@ -53,7 +59,10 @@ def sweep(contender: str, n_jobs: int = SLOTS) -> dict[str, Any]:
                 # Drawing takes seconds, which belong to no sweep.
                 timeline=None if pictures is None else Path(pictures) / contender.replace(" ", "_"),
             )
-    ended = time.time()
+            ended = time.time()
+            simulated = _simulated(Path(folder))
+    if contender == "plain":
+        ended = time.time()
     complete = [trial for trial in study.trials if trial.state is optuna.trial.TrialState.COMPLETE]
     best = max(complete, key=lambda trial: trial.value or 0.0)
     assert best.datetime_complete is not None
@@ -63,6 +72,30 @@ def sweep(contender: str, n_jobs: int = SLOTS) -> dict[str, Any]:
         "best": best.value,
         "finished": len(complete),
         "load": os.getloadavg()[0],
+        **simulated,
+    }
+
+
+def _simulated(state_dir: Path) -> dict[str, float]:
+    """Recorded and simulated times of a sweep that has run on this folder, from its first submission."""
+    recorded = read_recorded(state_dir)
+    settings = SimulationSettings(
+        nodes=4,
+        slots_per_node=4,
+        decide_every_seconds=0.0,
+        rescale_seconds=recorded.pause_seconds,
+        timing=recorded.timing,
+    )
+    world = RecordedWorld(recorded, policy_by_name("goodput"), settings)
+    ends = {job.name: job.finished_at for job in world.run().jobs}
+    finished = [trial for trial in recorded.trials if trial.outcome.kind == "value"]
+    best = max(finished, key=lambda trial: float(trial.outcome.value))
+    assert best.finished_at is not None
+    return {
+        "recorded makespan": max(trial.finished_at or 0.0 for trial in recorded.trials),
+        "simulated makespan": max(ends.values()),
+        "recorded time to best": best.finished_at,
+        "simulated time to best": ends[best.submission.name],
     }
 
 
@@ -87,6 +120,17 @@ def measure() -> list[Measurement]:
                     details={"runs": results[contender], "peer": results["plain"]},
                 )
             )
+            rows += [
+                Measurement(
+                    what=f"{contender}, seed {seed}: {what}, simulated from its record",
+                    ours=run[f"simulated {what}"],
+                    peer=run[f"recorded {what}"],
+                    unit="s",
+                    peer_name="the live sweep (0.9 to 1.1 is as it should be)",
+                    target=1.1,
+                )
+                for seed, run in zip(seeds, results[contender], strict=True)
+            ]
     return rows
 
 

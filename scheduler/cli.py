@@ -331,8 +331,17 @@ def simulate(
     goal: Annotated[str, typer.Option(help=f"What the sweep is to achieve: {', '.join(GOALS)}.")] = "completion_time",
     nodes: Annotated[int, typer.Option(min=1)] = 16,
     slots_per_node: Annotated[int, typer.Option(min=1)] = 4,
-    every: Annotated[float, typer.Option(min=1.0, help="Seconds between decisions.")] = 60.0,
-    rescale_seconds: Annotated[float, typer.Option(min=0.0, help="Pause of a job whose allocation changes.")] = 30.0,
+    live: Annotated[
+        bool,
+        typer.Option(help="As a live scheduler does: it decides when something happens, and starts take time."),
+    ] = False,
+    every: Annotated[
+        float | None, typer.Option(min=1.0, help="Seconds between decisions; 60, or none with --live.")
+    ] = None,
+    rescale_seconds: Annotated[
+        float | None,
+        typer.Option(min=0.0, help="Pause of a job whose allocation changes; 30, or what was seen with --live."),
+    ] = None,
     information: Annotated[
         str, typer.Option(help="What policies know: own measurements, declared epochs too, or pooled by code too.")
     ] = "pooled",
@@ -354,6 +363,7 @@ def simulate(
             goal=goal,
             nodes=nodes,
             slots_per_node=slots_per_node,
+            live=live,
             every=every,
             rescale_seconds=rescale_seconds,
             seed=seed,
@@ -368,6 +378,7 @@ def simulate(
         policies=policy or ["goodput", "pollux", "tiresias"],
         nodes=nodes,
         slots_per_node=slots_per_node,
+        live=live,
         every=every,
         rescale_seconds=rescale_seconds,
         information=information,

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from scheduler.autoscale import Autoscaler, AutoscaleSettings
+from scheduler.simulator.replicas import Timing
 from scheduler.simulator.training import Request
 from scheduler.snapshot import Snapshot
 from trials.launch.base import NodeSlots
@@ -32,6 +33,10 @@ class SimulationSettings:
     autoscale: AutoscaleSettings | None = None
     """Nodes come and go with demand instead of being ``nodes`` throughout."""
     decide_every_seconds: float = 60.0
+    """With ``timing``, the least time between two decisions of the loop, which else decides whenever it is woken."""
+    timing: Timing | None = None
+    """Time goes from event to event, as for a live scheduler; None: from decision to decision, and whatever is decided
+    is done at once, but for the pause."""
     rescale_seconds: float = 30.0
     """Pause of a job whose placement changes, the first start included."""
     request: Request = "elastic"

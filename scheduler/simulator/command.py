@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import cast, get_args
 
@@ -16,11 +17,14 @@ from scheduler.simulator.cluster import SimulationSettings
 from scheduler.simulator.compare import REQUESTS, Information, compare
 from scheduler.simulator.errors import InvalidWorkload
 from scheduler.simulator.recorded import read_recorded
+from scheduler.simulator.replay import RecordedWorld
+from scheduler.simulator.replicas import LIVE, LIVE_PAUSE_SECONDS
 from scheduler.simulator.summary import summarize, sweep_table, table, to_json
 from scheduler.simulator.sweep import SweepResult, SweepSettings, SweepWorld, learning_curves
 from scheduler.simulator.synthetic import SMALL, synthetic_workload
 from scheduler.simulator.workload import Submission, read_workload
-from scheduler.simulator.world import SimulationResult
+from scheduler.simulator.world import SimulationResult, World
+from scheduler.snapshot import Policy
 from trials.terms import Goal, StudyTerms
 
 RUNGS = (0.04, 0.12, 0.34)
@@ -49,8 +53,9 @@ def run(
     policies: list[str],
     nodes: int,
     slots_per_node: int,
-    every: float,
-    rescale_seconds: float,
+    live: bool,
+    every: float | None,
+    rescale_seconds: float | None,
     information: str,
     jobs: int,
     seed: int,
@@ -64,22 +69,29 @@ def run(
     console = Console()
     if recorded is not None and workload is not None:
         raise ValueError("a workload file and --recorded were given; leave one out")
+    settings = _settings(nodes, slots_per_node, every, rescale_seconds, live=live)
+    world: Callable[[Sequence[Submission], Policy, SimulationSettings], World] = World
     if recorded is not None:
         found = read_recorded(recorded)
         submissions = found.submissions
         if found.skipped:
             console.print(f"{found.skipped} trials without measurements are left out")
+        if live:
+            pause = found.pause_seconds if rescale_seconds is None else rescale_seconds
+            settings = replace(settings, timing=found.timing, rescale_seconds=pause)
+
+        def world(jobs: Sequence[Submission], policy: Policy, settings: SimulationSettings) -> World:
+            return RecordedWorld(found, policy, settings)
+
     else:
         submissions = _submissions(workload, traces, jobs, seed)
-    settings = SimulationSettings(
-        nodes=nodes, slots_per_node=slots_per_node, decide_every_seconds=every, rescale_seconds=rescale_seconds
-    )
     with console.status("simulating") as status:
         results = compare(
             submissions,
             policies,
             settings,
             cast("Information", information),
+            world=world,
             on_done=lambda result: status.update(f"{result.policy} is done"),
         )
     console.print(table([summarize(result) for result in results]))
@@ -100,17 +112,16 @@ def run_sweep(
     goal: str,
     nodes: int,
     slots_per_node: int,
-    every: float,
-    rescale_seconds: float,
+    live: bool,
+    every: float | None,
+    rescale_seconds: float | None,
     seed: int,
     picture: Path | None,
     why: str | None = None,
 ) -> None:
     """A sweep of modelled trials under each policy; raises ValueError for a name that does not exist."""
     terms = StudyTerms(goal=cast("Goal", goal), deadline_at=DEADLINE_SECONDS if goal == "deadline" else None)
-    settings = SimulationSettings(
-        nodes=nodes, slots_per_node=slots_per_node, decide_every_seconds=every, rescale_seconds=rescale_seconds
-    )
+    settings = _settings(nodes, slots_per_node, every, rescale_seconds, live=live)
     curves = learning_curves(configurations, SMALL.epochs, seed=seed)
     console = Console()
     results = []
@@ -132,6 +143,20 @@ def run_sweep(
         from scheduler.simulator.picture import draw_sweeps
 
         draw_sweeps(results, picture)
+
+
+def _settings(
+    nodes: int, slots_per_node: int, every: float | None, rescale_seconds: float | None, *, live: bool
+) -> SimulationSettings:
+    """With the intervals of published simulators, or the loop's own and the pauses that it was seen to have."""
+    usual = (0.0, LIVE_PAUSE_SECONDS) if live else (60.0, 30.0)
+    return SimulationSettings(
+        nodes=nodes,
+        slots_per_node=slots_per_node,
+        decide_every_seconds=usual[0] if every is None else every,
+        rescale_seconds=usual[1] if rescale_seconds is None else rescale_seconds,
+        timing=LIVE if live else None,
+    )
 
 
 def _tell(console: Console, job: str | None, results: Sequence[SimulationResult | SweepResult]) -> None:

@@ -11,6 +11,7 @@ from scheduler.simulator.cluster import SimulationSettings
 from scheduler.simulator.training import Request
 from scheduler.simulator.workload import Submission
 from scheduler.simulator.world import SimulationResult, World
+from scheduler.snapshot import Policy
 
 Information = Literal["own", "declared", "pooled"]
 """What a policy may know of a job: what it has measured itself; its declared epochs as well; what all jobs that run
@@ -40,12 +41,13 @@ def compare(
     settings: SimulationSettings,
     information: Information = "pooled",
     *,
+    world: Callable[[Sequence[Submission], Policy, SimulationSettings], World] = World,
     on_done: Callable[[SimulationResult], None] = lambda result: None,
 ) -> list[SimulationResult]:
     """One result a policy, in order; raises ValueError for a name that does not exist."""
     chosen = [(name, policy_by_name(name)) for name in policies]
     results = []
     for name, policy in chosen:
-        results.append(World(submissions, policy, settings_for(name, settings, information)).run())
+        results.append(world(submissions, policy, settings_for(name, settings, information)).run())
         on_done(results[-1])
     return results

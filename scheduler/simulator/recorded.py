@@ -1,14 +1,16 @@
 """What a scheduler has recorded as a workload: what would another policy, or two more nodes, have done?
 
-Each trial comes when it came, and does as much work as it did; how fast it is at other sizes says its study's profile,
-and how noisy its gradients were at which part of its length what its study has measured.
+Each trial does as much work as it did and reports what it reported; how fast it is at other sizes says its study's
+profile, and how noisy its gradients were at which part of its length what its study has measured. A trial that was
+submitted because others of its study had ended follows their ends; any other comes when it came.
 """
 
 from __future__ import annotations
 
 import statistics
+from bisect import bisect_right
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -16,23 +18,52 @@ from dist_core.goodput import Hints
 from scheduler.profile import noise_bin, pool
 from scheduler.simulator.application import ModelledApplication
 from scheduler.simulator.errors import InvalidWorkload
+from scheduler.simulator.replicas import Timing
 from scheduler.simulator.workload import Submission
-from trials.record import TrialRecord
-from trials.store import SqlTrialStore
+from trials.record import Outcome, ReplicaRecord, Report, Study, TrialRecord
+from trials.states import TrialState
+from trials.store import SqlTrialStore, TrialStore
 
 DATABASE = "trials.db"
+SUCCESSOR_SECONDS = 5.0
+"""A trial that is submitted within so long after an end of its study is that one's successor."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordedTrial:
+    submission: Submission
+    study: str
+    after_ends: int = 0
+    """It is submitted when so many trials of its study have ended; 0: when it came."""
+    gap_seconds: float = 0.0
+    """From that end to its submission."""
+    reports: tuple[Report, ...] = ()
+    outcome: Outcome
+    """How it ends when its work is done."""
+    finished_at: float | None = None
+    """When it really did, in seconds from the first submission; None for one that was still running."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Recorded:
-    submissions: list[Submission]
+    trials: tuple[RecordedTrial, ...]
+    studies: Mapping[str, Study]
     skipped: int
     """Trials that measured nothing, such as those that failed at once."""
+    timing: Timing
+    pause_seconds: float
+    """Typical, of a change of size."""
+
+    @property
+    def submissions(self) -> list[Submission]:
+        return [trial.submission for trial in self.trials]
 
 
 @dataclass(slots=True)
 class _StudyRecord:
     trials: list[tuple[TrialRecord, Hints]] = field(default_factory=list)
+    reports: dict[str, list[Report]] = field(default_factory=dict)
+    """By trial."""
 
     def noise(self) -> tuple[float, float]:
         """At the beginning and at the end of a trial's length."""
@@ -54,10 +85,17 @@ def read_recorded(state_dir: Path) -> Recorded:
         raise InvalidWorkload(f"{state_dir} holds no {DATABASE}; name the state folder of a scheduler that has run")
     store = SqlTrialStore(f"sqlite:///{path}", migrate=False)
     try:
-        trials = store.trials()
-        documents = store.hints([trial.trial_id for trial in trials])
+        found = _read(store)
     finally:
         store.close()
+    if found is None:
+        raise InvalidWorkload(f"no trial of {path} has measured anything; there is nothing to simulate")
+    return found
+
+
+def _read(store: TrialStore) -> Recorded | None:
+    trials = store.trials()
+    documents = store.hints([trial.trial_id for trial in trials])
     studies: dict[str, _StudyRecord] = {}
     for trial in trials:
         if trial.trial_id not in documents:
@@ -66,41 +104,113 @@ def read_recorded(state_dir: Path) -> Recorded:
         if hints.observations and hints.progress > 0:
             studies.setdefault(trial.spec.study, _StudyRecord()).trials.append((trial, hints))
     if not studies:
-        raise InvalidWorkload(f"no trial of {path} has measured anything; there is nothing to simulate")
+        return None
+    for name, record in studies.items():
+        for report in store.reports(name):
+            record.reports.setdefault(report.trial_id, []).append(report)
+    replicas = store.replicas(live_only=False)
     first = min(trial.submitted_at for record in studies.values() for trial, _ in record.trials)
-    submissions = [
-        submission for name, record in studies.items() for submission in _submissions(name, record, first).values()
+    # What came while the scheduler's machine imported what all replicas need could not have begun before.
+    opened = min((replica.launched_at for replica in replicas), default=first)
+    found = [trial for name, record in studies.items() for trial in _trials(name, record, first, opened)]
+    found.sort(key=lambda trial: (trial.submission.at, trial.submission.name))
+    pauses = [
+        hints.rescale_pause_seconds
+        for record in studies.values()
+        for _, hints in record.trials
+        if hints.rescale_pause_seconds is not None
     ]
-    submissions.sort(key=lambda submission: (submission.at, submission.name))
-    return Recorded(submissions, len(trials) - len(submissions))
+    return Recorded(
+        trials=tuple(found),
+        studies={study.name: study for study in store.studies() if study.name in studies},
+        skipped=len(trials) - len(found),
+        timing=_timing(trials, replicas, found),
+        pause_seconds=statistics.median(pauses) if pauses else 0.0,
+    )
 
 
-def _submissions(study: str, record: _StudyRecord, first: float) -> Mapping[str, Submission]:
+def _timing(trials: Iterable[TrialRecord], replicas: Iterable[ReplicaRecord], found: Iterable[RecordedTrial]) -> Timing:
+    ended = {trial.trial_id: trial.finished_at for trial in trials}
+    starts, leaves = [], []
+    for replica in replicas:
+        if replica.ready_at is not None:
+            starts.append(replica.ready_at - replica.launched_at)
+        end = ended.get(replica.trial_id)
+        if replica.gone_at is not None and end is not None and replica.gone_at >= end:
+            leaves.append(replica.gone_at - end)
+    gaps = [trial.gap_seconds for trial in found if trial.after_ends]
+    return Timing(
+        **{
+            name: max(0.0, statistics.median(seconds))
+            for name, seconds in (("start", starts), ("leave", leaves), ("successor", gaps))
+            if seconds
+        }
+    )
+
+
+def _trials(study: str, record: _StudyRecord, first: float, opened: float) -> list[RecordedTrial]:
     rows = {trial.trial_id: hints.observations for trial, hints in record.trials}
     kind = Counter(row.configuration.kind for each in rows.values() for row in each).most_common(1)[0][0]
     made = pool({name: [row for row in each if row.configuration.kind == kind] for name, each in rows.items()})
     assert made is not None
     profile, factors = made
     noise = record.noise()
-    found = {}
+    ends = sorted(trial.finished_at for trial, _ in record.trials if trial.finished_at is not None)
+    found = []
     for trial, hints in record.trials:
-        steps = hints.progress / hints.bounds.init_batch
-        epochs = max(1, hints.epoch)
+        reports = sorted(record.reports.get(trial.trial_id, ()), key=lambda report: report.progress)
+        # What it says of itself in passing may be half a second old when it ends.
+        done = max(hints.progress, *(report.progress for report in reports), 0.0)
+        steps, epochs = done / hints.bounds.init_batch, _epochs_in(done, hints)
+        part = 1.0 if not hints.target_progress else min(1.0, done / hints.target_progress)
         factor = factors.get(trial.trial_id, profile.typical_factor)
-        found[trial.trial_id] = Submission(
-            name=f"{study}/{trial.spec.number}",
-            at=trial.submitted_at - first,
-            application=ModelledApplication(
-                name=study,
-                bounds=hints.bounds,
-                params=profile.params.slower(factor),
-                epochs=epochs,
-                steps_per_epoch=steps / epochs,
-                first_noise=noise[0],
-                last_noise=noise[1],
-            ),
-            num_replicas=trial.spec.min_replicas,
-            batch_size=hints.bounds.init_batch,
-            max_replicas=trial.spec.max_replicas,
+        after, gap = _predecessor(trial.submitted_at, ends)
+        found.append(
+            RecordedTrial(
+                submission=Submission(
+                    name=f"{study}/{trial.spec.number}",
+                    at=max(trial.submitted_at, opened) - first,
+                    application=ModelledApplication(
+                        name=study,
+                        bounds=hints.bounds,
+                        params=profile.params.slower(factor),
+                        epochs=epochs,
+                        steps_per_epoch=steps / epochs,
+                        first_noise=noise[0],
+                        last_noise=noise[0] * (noise[1] / noise[0]) ** part,
+                    ),
+                    num_replicas=trial.spec.min_replicas,
+                    batch_size=hints.bounds.init_batch,
+                    max_replicas=trial.spec.max_replicas,
+                    declared_progress=hints.target_progress,
+                ),
+                study=study,
+                after_ends=after,
+                gap_seconds=gap,
+                reports=tuple(reports),
+                outcome=_outcome(trial),
+                finished_at=None if trial.finished_at is None else trial.finished_at - first,
+            )
         )
     return found
+
+
+def _epochs_in(progress: float, hints: Hints) -> int:
+    """So much progress makes up; at least 1."""
+    return max(1, round((hints.epoch + hints.epoch_fraction) * progress / hints.progress))
+
+
+def _predecessor(submitted_at: float, ends: Sequence[float]) -> tuple[int, float]:
+    """(ends of the study before this submission, seconds since the latest); (0, 0) if that was long ago."""
+    before = bisect_right(ends, submitted_at)
+    if not before or submitted_at - ends[before - 1] > SUCCESSOR_SECONDS:
+        return 0, 0.0
+    return before, submitted_at - ends[before - 1]
+
+
+def _outcome(trial: TrialRecord) -> Outcome:
+    if trial.outcome is not None:
+        return trial.outcome
+    if trial.state is TrialState.PRUNED:
+        return Outcome(kind="pruned")
+    return Outcome(kind="value", value=0.0)

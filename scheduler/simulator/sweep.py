@@ -7,12 +7,15 @@ a value below the best third of those that came there before it is stopped. It k
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from heapq import heappop, heappush
 
 import numpy as np
 from numpy.typing import NDArray
 
+from scheduler.coming import Plans
 from scheduler.simulator.application import Application
 from scheduler.simulator.cluster import SimulationSettings
 from scheduler.simulator.training import SimulatedTraining
@@ -97,6 +100,8 @@ class SweepWorld(World):
         self._epochs_seen: dict[str, int] = {}
         self._finals: dict[str, tuple[float, float]] = {}
         self._incumbent: list[tuple[float, float]] = []
+        self._places = [0.0] * sweep.at_a_time
+        """When the tuner can submit a trial, soonest first."""
         self._waiting = [
             Submission(name=str(index), at=0.0, application=application, num_replicas=1, batch_size=1)
             for index in range(len(curves))
@@ -106,6 +111,9 @@ class SweepWorld(World):
                 name=STUDY,
                 direction="maximize",
                 terms=StudyTerms(goal=sweep.goal, deadline_at=sweep.deadline_seconds),
+                # Only with live timing is there a moment in which the next trial is about to come.
+                owner="tuner" if self._is_live else None,
+                owner_seen_at=math.inf if self._is_live else None,
             )
         )
 
@@ -127,8 +135,18 @@ class SweepWorld(World):
         )
 
     def _submit_due(self) -> None:
-        while self._waiting and len(self.trainings) < self._sweep.at_a_time:
+        while self._waiting and self._next_submission() <= self.now:
+            heappop(self._places)
             self._submit(replace(self._waiting.pop(0), at=self.now))
+            self._wake()
+            self.loop.note_plans(STUDY, Plans(self._sweep.at_a_time, len(self._waiting)))
+
+    def _next_submission(self) -> float:
+        return self._places[0] if self._waiting and self._places else math.inf
+
+    def _end(self, trial_id: str, outcome: Outcome, at: float) -> None:
+        super()._end(trial_id, outcome, at)
+        heappush(self._places, at + self._timing.successor)
 
     def _study_of(self, submission: Submission) -> str:
         return STUDY

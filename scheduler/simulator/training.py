@@ -7,7 +7,7 @@ change of placement costs a pause in which slots are held, and the model is refi
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from dist_core.goodput import (
@@ -21,12 +21,17 @@ from dist_core.goodput import (
     fit_throughput,
     gain,
 )
+from dist_core.noise_scale import is_measured
 from scheduler.simulator.application import Shape
 from scheduler.simulator.workload import Submission
 
 Request = Literal["elastic", "fixed_batch", "rigid"]
 """What a job's user leaves to the scheduler: size and batch size, the size, or nothing."""
 REFIT_GROWTH = 1.1
+_CHOICE_SECONDS = 1.0
+"""With ``exact``: between two choices of the batch size within an epoch; the adaptive core's longest."""
+_CLOSE = 1e-6
+"""Seconds before an epoch's end at which it counts as reached: sums of times are not exact."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +56,12 @@ class _Change:
 
 
 class SimulatedTraining:
-    def __init__(self, submission: Submission, request: Request) -> None:
+    def __init__(self, submission: Submission, request: Request, *, exact: bool = False) -> None:
+        """``exact``: epochs end when they end, and a size has been measured for as many steps as were made at it.
+
+        Else, as in the published simulator, they end at whole seconds, and one step of a size is enough.
+        """
+        self._exact = exact
         self.submission = submission
         self.application = submission.application
         fixed = submission.batch_size if request != "elastic" else self.application.fixed_batch
@@ -71,6 +81,9 @@ class SimulatedTraining:
         self._node_speed = 1.0
         self._atomic = self._accumulation = 0
         self._rows: dict[Configuration, Observation] = {}
+        self._steps: dict[Configuration, float] = {}
+        """Made at each size, with ``exact``."""
+        self._chosen_at = 0.0
         self._statistics: GradientStatistics | None = None
         self._params: ThroughputParams | None = None
         self._fitted = (0, 0)
@@ -130,11 +143,17 @@ class SimulatedTraining:
         while seconds > 0:
             goodput = self._goodput()
             end = float(ends[self.epoch + 1])
-            if self.progress + goodput * seconds < end:
+            if self.progress + goodput * seconds < end - (_CLOSE * goodput if self._exact else 0.0):
                 self.progress += goodput * seconds
-                self._choose_batch()
+                self._count_steps(seconds)
+                if not self._exact or now + seconds - self._chosen_at >= _CHOICE_SECONDS:
+                    self._choose_batch()
+                    self._chosen_at = now + seconds
                 return
-            took = float(round((end - self.progress) / goodput))
+            took = (end - self.progress) / goodput
+            if not self._exact:
+                took = float(round(took))
+            self._count_steps(took)
             self.progress = end
             now, seconds = now + took, seconds - took
             self.epoch += 1
@@ -142,6 +161,31 @@ class SimulatedTraining:
                 self.finished_at = now
                 return
             self._choose_batch()
+
+    @property
+    def epoch_ends_in(self) -> float:
+        """Seconds until then, as long as nothing changes; infinite while it stands still."""
+        if not self.shape or self.finished_at is not None:
+            return math.inf
+        left = float(self.application.epoch_ends[self.epoch + 1]) - self.progress
+        return self.pause_left + max(0.0, left) / self._goodput()
+
+    @property
+    def seconds_to_next_step(self) -> float:
+        """On average; 0 while it stands still."""
+        if not self.shape:
+            return 0.0
+        return 0.5 * self.application.step_seconds(self.shape, self._atomic)[0] / self._node_speed
+
+    def _count_steps(self, seconds: float) -> None:
+        if self._exact:
+            configuration = self._configuration()
+            row = self._rows[configuration]
+            self._steps[configuration] = self._steps.get(configuration, 0.0) + seconds / row.optim_seconds
+            self._rows[configuration] = replace(row, count=max(1, int(self._steps[configuration])))
+
+    def _configuration(self) -> Configuration:
+        return Configuration(len(self.shape), sum(self.shape), self._atomic, self._node_kind)
 
     def run_at(self, node_kind: str, speed: float) -> None:
         """On nodes of that kind, which compute so many times as fast as those that were measured."""
@@ -152,12 +196,25 @@ class SimulatedTraining:
         application, batch = self.application, self.global_batch
         step, sync = (each / self._node_speed for each in application.step_seconds(self.shape, self._atomic))
         self._statistics = application.statistics(batch, self.epoch)
-        configuration = Configuration(len(self.shape), sum(self.shape), self._atomic, self._node_kind)
+        configuration = self._configuration()
         if configuration not in self._rows:
-            self._rows[configuration] = Observation(configuration, max(step - sync, 1e-9), step, 50)
+            self._rows[configuration] = Observation(
+                configuration, max(step - sync, 1e-9), step, 1 if self._exact else 50
+            )
         worth = float(gain(self._statistics, batch / application.bounds.init_batch))
-        self._measured_goodput = worth / (step + self._accumulation * (step - sync))
+        seconds = step + self._accumulation * (step - sync) + self._measuring_seconds(step)
+        self._measured_goodput = worth / seconds
         return self._measured_goodput
+
+    def _measuring_seconds(self, step: float) -> float:
+        """What one replica takes longer for a step on average, because it splits some to measure its noise scale."""
+        if not (self._exact and self.bounds.adaptive) or sum(self.shape) > 1 or self._accumulation:
+            return 0.0
+        ends = self.application.epoch_ends
+        steps = range(int(ends[self.epoch]), max(int(ends[self.epoch]) + 1, int(ends[self.epoch + 1])))
+        share = sum(is_measured(number, num_replicas=1, every=None) for number in steps) / len(steps)
+        half = self.application.step_seconds(self.shape, math.ceil(self._atomic / 2))[0] / self._node_speed
+        return share * max(0.0, 2.0 * half - step)
 
     def _choose_batch(self) -> None:
         replicas, bounds = sum(self.shape), self.application.bounds
@@ -200,13 +257,14 @@ class SimulatedTraining:
     def hints(self, *, declares_length: bool, pause_seconds: float) -> Hints:
         init_batch = self.application.bounds.init_batch
         ends = self.application.epoch_ends
+        whole = self.submission.declared_progress or float(ends[-1]) * init_batch
         begun, end = ends[self.epoch], ends[min(self.epoch + 1, len(ends) - 1)]
         return Hints(
             bounds=self.bounds,
             observations=tuple(self._rows.values()),
             statistics=self._statistics,
             progress=self.progress * init_batch,
-            target_progress=float(ends[-1]) * init_batch if declares_length else None,
+            target_progress=whole if declares_length else None,
             epoch=self.epoch,
             epoch_fraction=float((self.progress - begun) / (end - begun)) if end > begun else 0.0,
             global_batch=self.global_batch,

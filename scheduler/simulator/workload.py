@@ -27,6 +27,8 @@ class Submission:
     """What its user asks for where batch sizes are fixed."""
     max_replicas: int | None = None
     """Most that it may have where sizes are elastic; None: as many as are useful."""
+    declared_progress: float | None = None
+    """What it declares as its length, in examples at the initial batch size; None: what its application trains."""
 
 
 def read_workload(path: Path, traces: Path) -> list[Submission]:

@@ -1,27 +1,31 @@
 """Virtual time around the live control loop: jobs are submitted, train, say what they measured, and end.
 
-Time advances from decision to decision. Between two of them jobs train on what they hold; at a decision the loop ticks
-until nothing changes any more, with replicas that do at once what they are told. So everything that decides (observer,
-policy, plan, loop) is the code that runs on a real cluster, and only replicas and clock are simulated.
+Time advances from decision to decision, as in published simulators, or from event to event, as it does for a live
+scheduler. In the first case the loop ticks at each decision until nothing changes any more, with replicas that do at
+once what they are told. In the second it ticks when a live one would be woken, and replicas take their time. In both,
+jobs train in between on what they hold, and everything that decides (observer, policy, plan, loop) is the code that
+runs on a real cluster: only replicas and clock are simulated.
 """
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from scheduler.control_loop import ControlLoop, LoopSettings
+from scheduler.control_loop import TICK_SECONDS, ControlLoop, LoopSettings
 from scheduler.simulator.cluster import SimulatedCluster, SimulationSettings
 from scheduler.simulator.fairness import MOST_REPLICAS, AliveJobs, isolated_seconds
 from scheduler.simulator.oracle import WithOracle
+from scheduler.simulator.replicas import SimulatedReplicas, Timing
 from scheduler.simulator.training import SimulatedTraining
 from scheduler.simulator.workload import Submission
 from scheduler.snapshot import Policy
 from trials.launch import InMemoryLauncher
-from trials.record import Outcome, ReplicaState
+from trials.record import Outcome
 from trials.spec import TrialSpec
 from trials.store import InMemoryTrialStore
 
@@ -86,37 +90,44 @@ class World:
         self._decisions = 0
         self._names: dict[str, str] = {}
         self._alive = AliveJobs()
-        self.loop = ControlLoop(
+        self._timing = settings.timing or Timing()
+        self._is_live = settings.timing is not None
+        self._woken = True
+        """Something has happened, with live timing, that a scheduler would hear of at once."""
+        self._ticked_at = 0.0
+        self._tick_seconds = max(TICK_SECONDS, settings.decide_every_seconds)
+        self._replicas = SimulatedReplicas(
             self.store,
             self.launcher,
-            self._policy,
-            LoopSettings(
-                state_dir=Path("/nonexistent"),
-                api_url=lambda: "",
-                replica_token=lambda trial_id: "",
-                base_environ={},
-                decide_every_seconds=settings.decide_every_seconds,
-                move_patience_seconds=0.0,
-            ),
-            clock=lambda: self.now,
+            self.trainings,
+            self._timing,
+            waits_for_step=self._is_live,
+            on_news=self._wake,
         )
+        loop_settings = LoopSettings(
+            state_dir=Path("/nonexistent"),
+            api_url=lambda: "",
+            replica_token=lambda trial_id: "",
+            base_environ={},
+            decide_every_seconds=settings.decide_every_seconds,
+            decide_on_loss_or_end=self._is_live,
+        )
+        if not self._is_live:
+            loop_settings = replace(loop_settings, move_patience_seconds=0.0)
+        self.loop = ControlLoop(self.store, self.launcher, self._policy, loop_settings, clock=lambda: self.now)
 
     def run(self) -> SimulationResult:
         """Until all jobs have ended; raises TimeoutError when they do not within ``longest_seconds``."""
-        interval = self._settings.decide_every_seconds
         while self._waiting or self.trainings:
-            if not self.trainings:
-                # Nothing happens before the next job comes.
-                self.now = max(self.now, interval * (self._waiting[0].at // interval))
-            for training in self.trainings.values():
-                training.advance(self.now, interval)
-            self.now += interval
+            self._pass_time()
             self._alive.add(self.now, len(self.trainings))
             if self.now > self._settings.longest_seconds:
                 raise TimeoutError(f"{len(self.trainings)} jobs have not ended after {self.now:.0f} s")
             self._note_progress()
             self._submit_due()
-            if self.trainings:
+            if self._is_live:
+                self._react()
+            elif self.trainings:
                 self._decide()
         return SimulationResult(
             policy=self._policy.name,
@@ -128,6 +139,52 @@ class World:
             cost=self.cluster.cost,
             histories=self._histories(),
         )
+
+    def _pass_time(self) -> None:
+        """Until the next decision or event; jobs train meanwhile."""
+        if self._is_live:
+            until = self._next_event()
+        else:
+            interval = self._settings.decide_every_seconds
+            if not self.trainings:
+                # Nothing happens before the next job comes.
+                self.now = max(self.now, interval * (self._waiting[0].at // interval))
+            until = self.now + interval
+        for training in self.trainings.values():
+            training.advance(self.now, until - self.now)
+        self.now = until
+
+    def _next_event(self) -> float:
+        """With live timing."""
+        times = [self._next_submission(), self._replicas.next_event(self.now)]
+        if self.trainings:
+            times.append(self._ticked_at + self._tick_seconds)
+        times += [self.now + training.epoch_ends_in for training in self.trainings.values()]
+        return max(self.now, min(times))
+
+    def _next_submission(self) -> float:
+        return self._waiting[0].at if self._waiting else math.inf
+
+    def _wake(self) -> None:
+        self._woken = True
+
+    def _react(self) -> None:
+        """Replicas do what they are through with, and the loop ticks when it is woken or its time has come."""
+        self._replicas.obey(self.now)
+        while self._woken or self.now >= self._ticked_at + self._tick_seconds:
+            self._woken, self._ticked_at = False, self.now
+            self._say_hints()
+            self.cluster.advance(self.now)
+            self.loop.tick()
+            if self.loop.policy_error is not None:
+                raise self.loop.policy_error
+            if self.cluster.follow(self.loop.latest_snapshot, self.now):
+                self.launcher.replace_nodes(self.cluster.nodes())
+                self.loop.decide_anew()
+                self._woken = True
+            self._decisions += 1
+            self._replicas.obey(self.now)
+            self._take_placements()
 
     def _histories(self) -> dict[str, tuple[Told, ...]]:
         def named(sentence: str) -> str:
@@ -145,9 +202,10 @@ class World:
         """Submit what has come since the last decision."""
         while self._waiting and self._waiting[0].at <= self.now:
             self._submit(self._waiting.pop(0))
+            self._wake()
 
     def _submit(self, submission: Submission) -> None:
-        training = SimulatedTraining(submission, self._settings.request)
+        training = SimulatedTraining(submission, self._settings.request, exact=self._is_live)
         least, most = self._replica_bounds(submission, training)
         spec = TrialSpec(
             study=self._study_of(submission),
@@ -177,8 +235,9 @@ class World:
     def _end(self, trial_id: str, outcome: Outcome, at: float) -> None:
         training = self.trainings.pop(trial_id)
         self.store.set_outcome(trial_id, outcome)
+        self._wake()
         for replica in self.store.replicas(trial_id=trial_id):
-            self.launcher.end(replica.replica_id)
+            self._replicas.leave(replica.replica_id, at)
         submission = training.submission
         share = self.cluster.slots / max(1.0, self._alive.mean(submission.at, at))
         self._ended.append(
@@ -195,13 +254,16 @@ class World:
             )
         )
 
-    def _decide(self) -> None:
+    def _say_hints(self) -> None:
         for trial_id, training in self.trainings.items():
             if training.num_rescales >= 0:
                 hints = training.hints(
                     declares_length=self._settings.declares_length, pause_seconds=self._settings.rescale_seconds
                 )
                 self.store.put_hints(trial_id, hints.to_json())
+
+    def _decide(self) -> None:
+        self._say_hints()
         self.cluster.advance(self.now)
         self._tick_until_at_rest()
         if self.cluster.follow(self.loop.latest_snapshot, self.now):
@@ -218,37 +280,13 @@ class World:
             self.loop.tick()
             if self.loop.policy_error is not None:
                 raise self.loop.policy_error
-            self._obey()
+            self._replicas.obey(self.now)
             # A trial whose new slots are held by others notices that in one tick, and gives up its own in the next.
             quiet = quiet + 1 if self.store.writes == before else 0
             if quiet == 2:
                 break
         else:
             raise AssertionError(f"the loop has not come to rest after {MOST_TICKS} ticks at {self.now} s")
-
-    def _obey(self) -> None:
-        """Replicas and trials do what the loop has asked for."""
-        for trial_id in self.trainings:
-            trial = self.store.trial(trial_id)
-            replicas = self.store.replicas(trial_id=trial_id)
-            for replica in replicas:
-                if replica.state is ReplicaState.LAUNCHED:
-                    epoch = self.trainings[trial_id].epoch if trial.members else None
-                    self.store.update_replica(
-                        replica.replica_id,
-                        state=ReplicaState.READY,
-                        join_epoch=epoch,
-                        contact_at=self.now,
-                        ready_at=self.now,
-                    )
-            if trial.switching and trial.entered < trial.published:
-                if trial.published_members:
-                    self.store.note_entered(trial_id, trial.published)
-                for replica in replicas:
-                    left = replica.replica_id in trial.members and replica.replica_id not in trial.published_members
-                    if left and replica.replica_id in self.launcher.running:
-                        self.launcher.end(replica.replica_id)
-                        self.store.writes += 1
 
     def _take_placements(self) -> None:
         changed = False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,12 +10,17 @@ from typer.testing import CliRunner
 
 from dist_core.goodput import BatchBounds, Configuration, GradientStatistics, Hints, Observation
 from scheduler.cli import app
+from scheduler.policy import policy_by_name
 from scheduler.simulator.cluster import SimulationSettings
 from scheduler.simulator.compare import compare
 from scheduler.simulator.errors import InvalidWorkload
 from scheduler.simulator.recorded import DATABASE, read_recorded
+from scheduler.simulator.replay import RecordedWorld
+from trials.record import Outcome, ReplicaRecord, Report, Study
 from trials.spec import TrialSpec
+from trials.states import TrialState
 from trials.store import SqlTrialStore
+from trials.terms import StudyTerms
 
 BOUNDS = BatchBounds(init_batch=64, max_batch=1024, min_atomic=8, max_atomic=256)
 
@@ -73,6 +79,79 @@ def test_the_command_reads_it(state: Path, tmp_path: Path) -> None:
     assert done.exit_code == 0, done.output
     assert "1 trials without measurements are left out" in done.output
     assert "3 jobs" in done.output
+
+
+EPOCH = 6400.0
+
+
+@pytest.fixture
+def sweep(tmp_path: Path) -> Path:
+    """Three trials, two at a time: the second one is stopped after its first epoch, and the third follows it."""
+    store = SqlTrialStore(f"sqlite:///{tmp_path / DATABASE}")
+    store.put_study(Study(name="s", direction="maximize", terms=StudyTerms(goal="time_to_best")))
+    times = [(1000.0, 1040.0, 5), (1000.0, 1008.0, 1), (1008.2, 1030.0, 5)]
+    for number, (submitted, finished, epochs) in enumerate(times):
+        trial = store.submit(TrialSpec(study="s", number=number, entrypoint="a:b", max_replicas=2), submitted)
+        done = hints(EPOCH * epochs)
+        store.put_hints(trial.trial_id, replace(done, target_progress=5 * EPOCH, epoch=epochs).to_json())
+        for epoch in range(1, epochs + 1):
+            store.add_report(Report(trial.trial_id, epoch, 0.1 * number + 0.01 * epoch, EPOCH * epoch))
+        pruned = Outcome(kind="pruned")
+        outcome = Outcome(kind="value", value=0.1 * number + 0.05) if epochs == 5 else pruned
+        state = TrialState.SUCCEEDED if epochs == 5 else TrialState.PRUNED
+        store.save_trial(replace(trial, state=state, finished_at=finished))
+        store.set_outcome(trial.trial_id, outcome)
+        store.add_replica(
+            ReplicaRecord(
+                replica_id=f"r{number}",
+                trial_id=trial.trial_id,
+                node="n",
+                slot=number % 2,
+                launch_index=0,
+                launched_at=submitted + 0.5,
+                ready_at=submitted + 0.8,
+                gone_at=finished + 0.1,
+            )
+        )
+    store.close()
+    return tmp_path
+
+
+def test_a_successor_follows_the_end_that_it_followed(sweep: Path) -> None:
+    found = read_recorded(sweep)
+    assert [trial.after_ends for trial in found.trials] == [0, 0, 1]
+    assert found.timing.start == pytest.approx(0.3)
+    assert found.timing.leave == pytest.approx(0.1)
+    assert found.timing.successor == pytest.approx(0.2)
+    # What had to wait for the first launch could not have begun before.
+    assert [trial.submission.at for trial in found.trials] == pytest.approx([0.5, 0.5, 8.2])
+
+
+def test_a_recorded_sweep_runs_again_with_its_reports_and_its_stops(sweep: Path) -> None:
+    found = read_recorded(sweep)
+    settings = SimulationSettings(
+        nodes=1, slots_per_node=2, decide_every_seconds=0.0, rescale_seconds=0.05, timing=found.timing
+    )
+    world = RecordedWorld(found, policy_by_name("goodput"), settings)
+    ends = {job.name: job.finished_at for job in world.run().jobs}
+    submitted = {trial.spec.number: trial for trial in world.store.trials()}
+    assert submitted[2].submitted_at == pytest.approx(ends["s/1"] + 0.2, abs=1e-6)
+    assert [submitted[number].outcome.kind for number in range(3)] == ["value", "pruned", "value"]  # type: ignore[union-attr]
+    told = {
+        number: [report.step for report in world.store.reports("s") if report.trial_id == trial.trial_id]
+        for number, trial in submitted.items()
+    }
+    assert told == {0: [1, 2, 3, 4, 5], 1: [1], 2: [1, 2, 3, 4, 5]}
+    assert world.store.studies()[0].terms.goal == "time_to_best"
+    # A fifth of its declared length; five times as long, but for what the larger batches of later epochs save.
+    assert ends["s/1"] - 0.5 < (ends["s/0"] - 0.5) / 3
+
+
+def test_the_command_runs_a_recorded_sweep_as_a_live_scheduler_would(sweep: Path) -> None:
+    arguments = ["simulate", "--recorded", str(sweep), "--live", "--nodes", "1", "--slots-per-node", "2"]
+    done = CliRunner().invoke(app, [*arguments, "--policy", "goodput", "--policy", "fair_share"])
+    assert done.exit_code == 0, done.output
+    assert "fair_share" in done.output
 
 
 def test_a_folder_without_records_is_refused(tmp_path: Path) -> None:
