@@ -37,6 +37,8 @@ COLLECTIVE_TIMEOUT = timedelta(minutes=30)
 LEASE_SECONDS = 30.0
 GRACE_MARGIN_SECONDS = 5.0
 """A replica that cannot leave says so, and ends itself that much before it is ended without a word."""
+TELL_SECONDS = 4.0
+"""A replica that must leave tries so long to tell the scheduler, which may be busy; else its whole trial restarts."""
 HAND_OVER_SECONDS = 8.0
 """How long a replica that was told to end waits for the others to go on without it."""
 LONGEST_SAVE_SECONDS = 300.0
@@ -109,7 +111,7 @@ class Membership:
     def _leave_others(self) -> None:
         if self._size > 1:
             try:
-                self._channel.request("POST", "/leaving", give_up_after=1.0)
+                self._channel.request("POST", "/leaving", give_up_after=TELL_SECONDS)
                 self._stopped.wait(HAND_OVER_SECONDS)
             except ControlChannelError as error:
                 logger.warning("the scheduler does not know that this replica leaves error=%s", error)

@@ -328,7 +328,7 @@ def simulate(
         int | None,
         typer.Option(min=2, help="Instead of a workload: an ASHA sweep of so many configurations."),
     ] = None,
-    goal: Annotated[str, typer.Option(help=f"What the sweep is to achieve: {', '.join(GOALS)}.")] = "completion_time",
+    goal: Annotated[str, typer.Option(help=f"What the sweep is to achieve: {', '.join(GOALS)}.")] = "auto",
     nodes: Annotated[int, typer.Option(min=1)] = 16,
     slots_per_node: Annotated[int, typer.Option(min=1)] = 4,
     live: Annotated[

@@ -28,7 +28,7 @@ from trials.quota import SlotQuota
 from trials.record import ReplicaRecord, Report, Study, TrialRecord
 from trials.states import TrialState
 from trials.store import TrialStore
-from trials.terms import StudyTerms
+from trials.terms import Goal, StudyTerms
 
 logger = logging.getLogger(__name__)
 
@@ -306,7 +306,7 @@ class Observer:
             study_weight=terms.weight,
             study_priority=priority,
             quotas=(*_study_quota(trial.spec.study, terms), *launchers_quotas),
-            goal=terms.goal,
+            goal=_goal(terms, survival),
             deadline_in=None if terms.deadline_at is None else terms.deadline_at - now,
             budget_left=None
             if terms.budget_slot_hours is None
@@ -335,6 +335,12 @@ def _study_quota(study: str, terms: StudyTerms) -> tuple[SlotQuota, ...]:
     if terms.quota is None:
         return ()
     return (SlotQuota(f"study {study}", terms.quota, "its study's quota of slots is used"),)
+
+
+def _goal(terms: StudyTerms, survival: Survival) -> Goal:
+    if terms.goal != "auto":
+        return terms.goal
+    return "time_to_best" if survival.stopped_at else "completion_time"
 
 
 def _priorities(studies: Mapping[str, Study]) -> dict[str, int]:

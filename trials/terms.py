@@ -10,7 +10,10 @@ from trials.checks import are_texts, is_number, is_whole
 from trials.errors import InvalidStudyTerms
 
 Goal = Literal["completion_time", "time_to_best", "fairness", "makespan", "deadline", "budget"]
-GOALS: tuple[Goal, ...] = get_args(Goal)
+WantedGoal = Literal["auto", "completion_time", "time_to_best", "fairness", "makespan", "deadline", "budget"]
+"""``auto``: ``time_to_best`` once trials of the study have been stopped early, as a search for the best one does;
+``completion_time`` for one whose trials are all wanted."""
+GOALS: tuple[WantedGoal, ...] = get_args(WantedGoal)
 LARGEST_PRIORITY = 1000
 LARGEST_WEIGHT = 1e6
 
@@ -27,7 +30,7 @@ class StudyTerms:
     """Studies that come first whatever their priority."""
     quota: int | None = None
     """Most slots at once."""
-    goal: Goal = "completion_time"
+    goal: WantedGoal = "auto"
     deadline_at: float | None = None
     """When the study's best result is wanted (seconds since the epoch); for the goal ``deadline``."""
     budget_slot_hours: float | None = None

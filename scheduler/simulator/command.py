@@ -25,7 +25,7 @@ from scheduler.simulator.synthetic import SMALL, synthetic_workload
 from scheduler.simulator.workload import Submission, read_workload
 from scheduler.simulator.world import SimulationResult, World
 from scheduler.snapshot import Policy
-from trials.terms import Goal, StudyTerms
+from trials.terms import StudyTerms, WantedGoal
 
 RUNGS = (0.04, 0.12, 0.34)
 """Parts of a trial's length after which it is stopped unless it is among the best third."""
@@ -120,7 +120,7 @@ def run_sweep(
     why: str | None = None,
 ) -> None:
     """A sweep of modelled trials under each policy; raises ValueError for a name that does not exist."""
-    terms = StudyTerms(goal=cast("Goal", goal), deadline_at=DEADLINE_SECONDS if goal == "deadline" else None)
+    terms = StudyTerms(goal=cast("WantedGoal", goal), deadline_at=DEADLINE_SECONDS if goal == "deadline" else None)
     settings = _settings(nodes, slots_per_node, every, rescale_seconds, live=live)
     curves = learning_curves(configurations, SMALL.epochs, seed=seed)
     console = Console()

@@ -23,7 +23,7 @@ from scheduler.simulator.workload import Submission
 from scheduler.simulator.world import Told, World
 from scheduler.snapshot import Policy
 from trials.record import Outcome, Report, Study
-from trials.terms import Goal, StudyTerms
+from trials.terms import StudyTerms, WantedGoal
 
 Floats = NDArray[np.float64]
 STUDY = "sweep"
@@ -38,7 +38,7 @@ class SweepSettings:
     rungs: tuple[int, ...] = (2, 6, 17)
     """Reports after which a trial is stopped unless it is among the best ``1 / keep_one_in``; none: never."""
     keep_one_in: int = 3
-    goal: Goal = "completion_time"
+    goal: WantedGoal = "auto"
     deadline_seconds: float | None = None
     """When the best result is wanted, with the goal ``deadline``."""
 

@@ -303,7 +303,7 @@ def test_priorities_of_studies_that_yield() -> None:
         ({"weight": 0.0}, "weight is 0.0; it must be above 0"),
         ({"priority": 2000}, "from -1000 to 1000"),
         ({"quota": 0}, "at least 1 slot"),
-        ({"goal": "glory"}, "goal is 'glory'; choose one of completion_time"),
+        ({"goal": "glory"}, "goal is 'glory'; choose one of auto"),
         ({"goal": "deadline"}, "needs a deadline"),
         ({"budget_slot_hours": -1.0}, "must be above 0"),
     ],

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
 
 from scheduler.allocation.goals import StudyTrials, chance_to_be_best, gains
 from scheduler.policy import policy_by_name
-from scheduler.snapshot import Snapshot, TrialView
+from scheduler.policy.goodput import GoodputPolicy
+from scheduler.simulator.cluster import SimulationSettings
+from scheduler.simulator.sweep import SweepSettings, SweepWorld, learning_curves
+from scheduler.simulator.synthetic import SMALL
+from scheduler.snapshot import Grant, Snapshot, TrialView
 from tests.support.views import ONE_SLOT, running, snapshot, waiting
-from trials.terms import GOALS, Goal
+from trials.terms import Goal
 
 COUNTS = np.arange(9)
 
@@ -38,14 +42,14 @@ def granted(seen: Snapshot) -> dict[str, int]:
     return {name: grant.slots for name, grant in policy_by_name("goodput").allocate(seen).items()}
 
 
-@pytest.mark.parametrize("goal", GOALS)
+@pytest.mark.parametrize("goal", get_args(Goal))
 def test_more_speed_is_never_worth_less_and_nothing_is_worth_nothing(goal: Goal) -> None:
     values = gains(goal, study(trial("a", 0.2, 0.9, deadline_in=60.0), trial("b", 0.6, 0.3, deadline_in=60.0)))
     assert (np.diff(values, axis=1) >= -1e-9).all()
     assert values[:, 0] == pytest.approx(0.0)
 
 
-@pytest.mark.parametrize("goal", GOALS)
+@pytest.mark.parametrize("goal", get_args(Goal))
 def test_a_goal_does_not_change_what_a_study_is_worth_as_a_whole(goal: Goal) -> None:
     values = gains(goal, study(trial("a", 0.2, 0.9), trial("b", 0.6, 0.3)))
     assert values[:, 1].sum() == pytest.approx(2.0)
@@ -103,3 +107,21 @@ def test_goals_of_two_studies_do_not_disturb_each_other() -> None:
     found = granted(snapshot(*hurried, *calm, slots=4))
     assert found["c0"] == found["c1"] == 1
     assert found["h0"] + found["h1"] == 2
+
+
+@pytest.mark.parametrize(("rungs", "goal"), [((1,), "time_to_best"), ((), "completion_time")])
+def test_where_nothing_is_asked_a_study_that_stops_trials_is_a_search_for_the_best(
+    rungs: tuple[int, ...], goal: str
+) -> None:
+    settings = SimulationSettings(nodes=1, slots_per_node=2, decide_every_seconds=30.0, rescale_seconds=1.0)
+    curves = learning_curves(8, SMALL.epochs, seed=1)
+    seen: list[set[str]] = []
+
+    class Watching(GoodputPolicy):
+        def allocate(self, snapshot: Snapshot) -> dict[str, Grant]:
+            seen.append({view.goal for view in snapshot.trials})
+            return super().allocate(snapshot)
+
+    SweepWorld(curves, SMALL, Watching(), settings, SweepSettings(max_replicas=2, at_a_time=2, rungs=rungs)).sweep()
+    assert seen[0] == {"completion_time"}
+    assert seen[-1] == {goal}

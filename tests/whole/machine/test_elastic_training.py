@@ -75,7 +75,7 @@ def test_growing_and_shrinking_leaves_no_trace(rig: Rig, undisturbed: list[float
 
 def test_a_replica_that_is_told_to_end_leaves_and_the_others_train_on(rig: Rig, undisturbed: list[float]) -> None:
     """SIGTERM, as from a machine that is drained or reclaimed."""
-    trial_id = rig.submit(2)
+    trial_id = rig.submit(2, STEP_SECONDS="0.08")
     rig.until_size(trial_id, 2)
     rig.until_step(3)
     stays, goes = rig.members(trial_id)
