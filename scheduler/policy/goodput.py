@@ -30,7 +30,7 @@ from scheduler.allocation.grants import slots, waits
 from scheduler.allocation.grid import count_grid
 from scheduler.allocation.groups import NodeGroup, assign_by_room, may_use
 from scheduler.allocation.options import choose_options
-from scheduler.allocation.placement import held_by, packed
+from scheduler.allocation.placement import free_slots, held_by, packed
 from scheduler.snapshot import Grant, Placement, Snapshot, SpeedModel, TrialView
 from trials.record import Reason
 
@@ -41,7 +41,7 @@ MOST_SPEED_PER_SLOT = 2.0
 MOST_ASSIGNED = 300
 """Trials up to which groups of nodes are assigned by an integer programme; it takes about a second there."""
 MOST_PLACED = 4
-"""Times that counts are chosen anew, without those that could only be had on too many nodes."""
+"""Times that counts are chosen anew, with the speeds of those that are to be had on more nodes than they need only."""
 ONE = np.array([1], dtype=np.int64)
 
 
@@ -77,14 +77,17 @@ class GoodputPolicy:
             for view in [*snapshot.eligible, *snapshot.coming]
         ]
         table = _Table(eligible, snapshot, self.settings)
+        placed = self._placed(table, eligible, snapshot)
         for _ in range(MOST_PLACED):
-            placed = self._placed(table, eligible, snapshot)
-            slower = [row for row, view in enumerate(eligible) if _is_slower_on(placed.get(view.trial_id), view)]
-            if not slower:
+            room = free_slots(snapshot.nodes, placed.values())
+            spread = {
+                row: (max(count + room.get(node, 0) for node, count in placement.items()), len(placement))
+                for row, view in enumerate(eligible)
+                if _is_spread(placement := placed.get(view.trial_id, {}), view, node_slots)
+            }
+            if not table.learn_spread(spread):
                 break
-            for index in slower:
-                table.keep_from_growing(index)
-                placed[eligible[index].trial_id] = eligible[index].placement
+            placed = self._placed(table, eligible, snapshot)
         grants: dict[str, Grant] = {}
         free = snapshot.total_slots - sum(sum(placement.values()) for placement in placed.values())
         starts = any(view.held_slots == 0 and placed.get(view.trial_id) for view in eligible)
@@ -145,6 +148,8 @@ class _Table:
 
     def __init__(self, views: Sequence[TrialView], snapshot: Snapshot, settings: GoodputSettings) -> None:
         self._settings = settings
+        self._views = views
+        self._snapshot = snapshot
         self._total = snapshot.total_slots
         self._node_slots = snapshot.largest_node
         self.counts = count_grid(views, self._total, self._node_slots)
@@ -205,8 +210,23 @@ class _Table:
             )
         return found
 
-    def keep_from_growing(self, row: int) -> None:
-        self.values[row, self.counts > self.held[row]] = -np.inf
+    def learn_spread(self, spread: Mapping[int, tuple[int, int]]) -> bool:
+        """(slots that one node has for it, nodes that more would need) of trials by row; whether that is news."""
+        news = False
+        for row, (on_one_node, nodes) in spread.items():
+            view = self._views[row]
+            assert view.model is not None
+            more = self.counts > on_one_node
+            now = view.model.curve(self._node_slots, ONE)[0]
+            there = [
+                view.model.curve(-(-int(count) // nodes), np.array([count]))[0] / now for count in self.counts[more]
+            ]
+            speeds = np.minimum(self.speeds[row, more], there)
+            news = news or bool((speeds < self.speeds[row, more]).any())
+            self.speeds[row, more] = speeds
+        if news:
+            self.values = self._values(self._views, self._snapshot)
+        return news
 
     def speed(self, row: int, count: float) -> float:
         return float(np.interp(count, self.counts, self.speeds[row]))
@@ -367,18 +387,12 @@ def _is_rooted(view: TrialView) -> bool:
     return view.start_seconds > view.pause_seconds
 
 
-def _is_slower_on(placement: Placement | None, view: TrialView) -> bool:
-    """Whether it would grow without gain: counts are chosen as if there was room for all of them on few nodes."""
-    if placement is None or view.model is None or not _is_rooted(view):
+def _is_spread(placement: Placement, view: TrialView, node_slots: int) -> bool:
+    """Whether it would grow over more nodes than it must: counts are chosen as if there was room on few of them."""
+    if view.model is None or not _is_rooted(view):
         return False
-    grows = sum(placement.values()) > view.held_slots > 0
-    return grows and len(placement) > 1 and _speed_on(placement, view.model) <= _speed_on(view.placement, view.model)
-
-
-def _speed_on(placement: Placement, model: SpeedModel) -> float:
-    """Of slots divided evenly among so many nodes."""
-    count, nodes = sum(placement.values()), sum(count > 0 for count in placement.values())
-    return float(model.curve(-(-count // nodes), np.array([count], dtype=np.int64))[0])
+    count = sum(placement.values())
+    return count > view.held_slots > 0 and len(placement) > -(-count // node_slots)
 
 
 def _is_usable(model: SpeedModel | None, node_slots: int) -> bool:

@@ -11,7 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dist_core.goodput import BatchBounds
+from dist_core.goodput.speed_profiles import speed_profile
 from scheduler.policy import GoodputPolicy, policy_by_name
+from scheduler.profile import StudyProfile
 from scheduler.snapshot import NodeView, Snapshot, TrialView
 from tests.support.views import ONE_SLOT, model, running, snapshot, views, waiting
 
@@ -33,6 +35,25 @@ def test_a_waiting_trial_takes_a_slot_back_from_the_one_that_loses_least() -> No
     assert {name: grant.slots for name, grant in grants.items()} == {"good": 2, "bad": 1, "new": 1}
     assert grants["bad"].reason.code == "gives_way"
     assert "makes room for a waiting trial" in grants["bad"].reason.sentence
+
+
+def test_slots_on_another_node_are_worth_what_they_are_worth_there() -> None:
+    """Four would be best on one node; only three are to be had there, and the network costs what a fourth brings."""
+    speeds = replace(
+        model(), profile=StudyProfile(params=speed_profile("resnet50-imagenet").params, most_replicas=8), noise=7.5
+    )
+    one = float(speeds.curve(4, np.array([1]))[0])
+
+    def trial(name: str, node: str, count: int, **changes: Any) -> TrialView:
+        remaining = 300.0 * one
+        view = running(name, count, model=speeds, start_seconds=0.3, pause_seconds=0.05, remaining_progress=remaining)
+        return replace(view, placement={node: count}, **changes)
+
+    fixed = [trial("b", "n0", 1, max_replicas=1), trial("c", "n1", 2, max_replicas=2)]
+    grant = POLICY.allocate(snapshot(trial("a", "n0", 2), *fixed, nodes=2))["a"]
+    assert grant.placement == {"n0": 3}
+    alone = POLICY.allocate(snapshot(trial("a", "n0", 2, max_replicas=4), nodes=2))["a"]
+    assert alone.placement == {"n0": 4}
 
 
 def test_nobody_grows_while_a_trial_waits() -> None:
