@@ -30,7 +30,10 @@ LEVEL_MEASUREMENTS = 30.0
 WINDOW_SHARE = 0.2
 """The window covers this share of the work done so far: early gradients say little about later ones."""
 
+WINDOW_MEASUREMENTS = 8
+"""Of several replicas, in a window of steps that are worth one each."""
 DENSE_STEPS = 40
+"""Of one replica: every second of them is measured."""
 SPARSE_EVERY = 10
 
 
@@ -38,12 +41,13 @@ def is_measured(step: int, *, num_replicas: int, every: int | None) -> bool:
     """Whether this step measures the noise scale.
 
     Often at first, then seldom, unless ``every`` says. One replica has to split its batch for it, so it does less.
+    Several take care that enough measurements fall into a window, which is short at first.
     """
     if every is not None:
         return step % every == 0
-    if step < DENSE_STEPS:
-        return num_replicas > 1 or step % 2 == 0
-    return step % SPARSE_EVERY == 0
+    if num_replicas > 1:
+        return step % min(SPARSE_EVERY, max(1, int(WINDOW_SHARE * step / WINDOW_MEASUREMENTS))) == 0
+    return step % (2 if step < DENSE_STEPS else SPARSE_EVERY) == 0
 
 
 def from_parts(local: float, total: float, *, num_parts: int, global_batch: int) -> tuple[float, float]:

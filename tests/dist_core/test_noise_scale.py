@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from dist_core.noise_scale import NoiseScale, from_parts
+from dist_core.noise_scale import NoiseScale, from_parts, is_measured
 
 DIMENSION = 200
 TRUE_GRADIENT = np.full(DIMENSION, 0.1)
@@ -90,3 +90,15 @@ def test_state_is_restored() -> None:
         noise.update(1.0 + value, 2.0, work=1.0)
     other.load_state_dict(noise.state_dict())
     assert other.statistics_at(4) == noise.statistics_at(4)
+
+
+def test_every_window_of_several_replicas_holds_enough_measurements() -> None:
+    """A window is a fifth of the steps so far, at least twenty."""
+    measured = [is_measured(step, num_replicas=2, every=None) for step in range(5000)]
+    for end in range(100, 5000, 50):
+        window = measured[end - max(20, end // 5) : end]
+        assert sum(window) >= 8
+    assert sum(measured[1000:]) == 400
+    alone = [is_measured(step, num_replicas=1, every=None) for step in range(1000)]
+    assert sum(alone[:40]) == 20
+    assert sum(alone[40:]) == 96
