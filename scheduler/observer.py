@@ -60,6 +60,8 @@ class Observer:
         self.under_way: set[str] = set()
         """Trials whose last decision was still being carried out at the last look."""
         self._coming = ComingTrials()
+        self._standing: dict[str, tuple[tuple[Set[str], Sequence[Report], bool], dict[str, Promise]]] = {}
+        """By study: what its promises were made of, and they."""
 
     def note_end(self, trial: TrialRecord, state: TrialState) -> None:
         """The trial is over; what it measured stays with its study."""
@@ -316,12 +318,23 @@ class Observer:
     def _promises(self, trials: Sequence[TrialRecord], studies: Mapping[str, Study]) -> dict[str, Promise]:
         result: dict[str, Promise] = {}
         for name in {trial.spec.study for trial in trials}:
-            by_trial: dict[str, list[Report]] = {trial.trial_id: [] for trial in trials if trial.spec.study == name}
-            for report in self._store.reports(name):
-                by_trial.setdefault(report.trial_id, []).append(report)
+            mine = frozenset(trial.trial_id for trial in trials if trial.spec.study == name)
             study = studies.get(name)
-            result.update(promises(by_trial, maximize=study is not None and study.direction == "maximize"))
+            asked = mine, self._store.reports(name), study is not None and study.direction == "maximize"
+            known = self._standing.get(name)
+            if known is None or known[0] != asked:
+                known = self._standing[name] = asked, _standing(*asked)
+            result.update(known[1])
+        self._standing = {name: self._standing[name] for name in {trial.spec.study for trial in trials}}
         return result
+
+
+def _standing(live: Set[str], reports: Sequence[Report], maximize: bool) -> dict[str, Promise]:
+    """Of these trials, and of all that have reported."""
+    by_trial: dict[str, list[Report]] = {trial_id: [] for trial_id in live}
+    for report in reports:
+        by_trial.setdefault(report.trial_id, []).append(report)
+    return promises(by_trial, maximize=maximize)
 
 
 def _steps_measured(hints: Hints | None, nodes: int, replicas: int) -> int:
