@@ -35,7 +35,7 @@ CONTENDERS: dict[str, tuple[str, dict[str, Any]]] = {
     STATIC_4: ("asha_static", {"min_replicas": 4, "max_replicas": 4, "at_a_time": 4}),
     UNIFORM: ("fair_share", {}),
     TOP: ("top_job", {}),
-    "goodput": ("goodput", {}),
+    "goodput": ("goodput", {"goal": "completion_time"}),
     "goodput, time to best": ("goodput", {"goal": "time_to_best"}),
     "goodput, makespan": ("goodput", {"goal": "makespan"}),
     "goodput, budget": ("goodput", {"goal": "budget"}),

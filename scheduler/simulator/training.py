@@ -6,6 +6,7 @@ change of placement costs a pause in which slots are held, and the model is refi
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -53,6 +54,12 @@ class _Change:
         back = slots <= self.before if self.after > self.before else slots >= self.before
         smaller, larger = sorted((self.goodput, goodput))
         return back and (larger <= smaller or now - self.at < self.pause_seconds * larger / (larger - smaller))
+
+
+@functools.cache
+def _measured_share(begins: int, ends: int) -> float:
+    """Of one replica's steps from the first number to before the second."""
+    return sum(is_measured(step, num_replicas=1, every=None) for step in range(begins, ends)) / (ends - begins)
 
 
 class SimulatedTraining:
@@ -210,9 +217,8 @@ class SimulatedTraining:
         """What one replica takes longer for a step on average, because it splits some to measure its noise scale."""
         if not (self._exact and self.bounds.adaptive) or sum(self.shape) > 1 or self._accumulation:
             return 0.0
-        ends = self.application.epoch_ends
-        steps = range(int(ends[self.epoch]), max(int(ends[self.epoch]) + 1, int(ends[self.epoch + 1])))
-        share = sum(is_measured(number, num_replicas=1, every=None) for number in steps) / len(steps)
+        begins, ends = (int(self.application.epoch_ends[epoch]) for epoch in (self.epoch, self.epoch + 1))
+        share = _measured_share(begins, max(begins + 1, ends))
         half = self.application.step_seconds(self.shape, math.ceil(self._atomic / 2))[0] / self._node_speed
         return share * max(0.0, 2.0 * half - step)
 
