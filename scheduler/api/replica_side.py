@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-import statistics
 from collections.abc import Sequence
 from typing import Annotated, Any
 
@@ -18,10 +17,8 @@ from trials.record import Outcome, Reason, ReplicaRecord, ReplicaState, Report, 
 from trials.store.base import HistoryEntry
 
 LONGEST_WAIT_SECONDS = 30.0
-DEFAULT_JOIN_SECONDS = 0.5
-"""Believed of a joiner's way from here to its first training step until its trial has shown its own."""
-JOIN_MARGIN = 2.0
-"""A joiner aims at an epoch that is not over before so many times that; it has to be let in then."""
+JOIN_MARGIN_SECONDS = 1.0
+"""Time a joiner needs from here to its first training step; it aims at an epoch that is not over by then."""
 ANSWER_SECONDS = 2.0
 """A replica that waits for its driver looks up this often, to see whether it should leave instead."""
 MOST_KEYS = 4096
@@ -154,15 +151,7 @@ def replica_routes(service: Service) -> APIRouter:
         if not trial.members:
             return {"epoch": None}
         document = store.hints([trial.trial_id]).get(trial.trial_id)
-        if document is None:
-            return {"epoch": 0}
-        seen = [
-            replica.ready_at - replica.contact_at
-            for replica in store.replicas(trial_id=trial.trial_id, live_only=False)
-            if replica.ready_at is not None and replica.contact_at is not None
-        ]
-        needs = max(0.0, statistics.median(seen)) if seen else DEFAULT_JOIN_SECONDS
-        return {"epoch": _reachable_epoch(Hints.from_json(document), JOIN_MARGIN * needs)}
+        return {"epoch": 0 if document is None else _reachable_epoch(Hints.from_json(document))}
 
     @routes.post("/ready")
     def ready(caller: Caller, body: Ready) -> None:
@@ -288,11 +277,11 @@ def _generation(trial: TrialRecord, replicas: list[ReplicaRecord]) -> dict[str, 
     }
 
 
-def _reachable_epoch(hints: Hints, seconds: float) -> int:
-    """First epoch that will not be over before a joiner, which takes so long, stands at its first step."""
+def _reachable_epoch(hints: Hints) -> int:
+    """First epoch that will not be over before a joiner stands at its first step."""
     if hints.epoch_seconds is None or hints.epoch_seconds <= 0:
         return hints.epoch if hints.epoch_fraction < 0.5 else hints.epoch + 1
     left = hints.epoch_seconds * (1.0 - hints.epoch_fraction)
-    if left > 2 * seconds:
+    if left > 2 * JOIN_MARGIN_SECONDS:
         return hints.epoch
-    return hints.epoch + 1 + int(max(0.0, seconds - left) / hints.epoch_seconds)
+    return hints.epoch + 1 + int(max(0.0, JOIN_MARGIN_SECONDS - left) / hints.epoch_seconds)

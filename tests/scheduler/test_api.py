@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
-from dist_core.goodput import BatchBounds, Hints
 from scheduler.api.app import create_app
 from scheduler.api.service import Service
 from scheduler.api.tokens import Tokens, token_in_folder
@@ -274,27 +273,3 @@ def test_the_token_file_is_the_owners_alone(tmp_path: Path) -> None:
     assert (tmp_path / "token").stat().st_mode & 0o077 == 0
     with pytest.raises(ValueError, match="at least 16"):
         Tokens("short")
-
-
-@pytest.mark.parametrize(
-    ("start_seconds", "fraction", "aims_at"),
-    [
-        (0.1, 0.5, 7),  # two seconds are left, and half of one is enough
-        (0.1, 0.95, 8),
-        (3.0, 0.5, 9),  # by then the next epoch is about over, too
-        (None, 0.5, 8),
-        (None, 0.3, 7),
-    ],
-)
-def test_a_joiner_aims_at_an_epoch_that_it_reaches_by_what_its_trial_has_shown(
-    site: Site, start_seconds: float | None, fraction: float, aims_at: int
-) -> None:
-    name = site.with_replica()
-    trial_id = name.rpartition("-")[0]
-    if start_seconds is not None:
-        site.store.update_replica(name, contact_at=100.0, ready_at=100.0 + start_seconds)
-    site.store.save_trial(replace(site.store.trial(trial_id), members=(name,), generation=1, published=1))
-    bounds = BatchBounds(init_batch=64, max_batch=64)
-    hints = Hints(bounds=bounds, observations=(), epoch=7, epoch_fraction=fraction, epoch_seconds=4.0)
-    site.store.put_hints(trial_id, hints.to_json())
-    assert site.replica("GET", "/position", name=name).json() == {"epoch": aims_at}
