@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from bisect import insort
 from dataclasses import replace
 
 from scheduler.coming import Plans
@@ -25,15 +26,7 @@ class RecordedWorld(World):
         self._reported: dict[str, int] = {}
         for trial in recorded.trials:
             known = recorded.studies.get(trial.study, Study(name=trial.study))
-            self.store.put_study(
-                replace(
-                    known,
-                    name=self._study_of(trial.submission),
-                    # Only with live timing is there a moment in which the next trial is about to come.
-                    owner="tuner" if self._is_live else None,
-                    owner_seen_at=math.inf if self._is_live else None,
-                )
-            )
+            self._put_study(replace(known, name=self._study_of(trial.submission)))
 
     def _due(self, submission: Submission) -> float:
         """When it is submitted, as far as can be told now."""
@@ -52,7 +45,6 @@ class RecordedWorld(World):
             at = self._due(submission)
             self._waiting.remove(submission)
             self._submit(replace(submission, at=at))
-            self._wake()
         for study in {self._recorded[submission.name].study for submission in due}:
             self._tell_plans(study)
 
@@ -65,10 +57,10 @@ class RecordedWorld(World):
     def _note_progress(self) -> None:
         for trial_id, training in list(self.trainings.items()):
             trial = self._recorded[training.submission.name]
-            init_batch = training.application.bounds.init_batch
-            self._report(trial_id, trial, training.progress * init_batch + _NEAR * init_batch)
+            is_over = training.finished_at is not None
+            so_far = (training.progress + _NEAR) * training.application.bounds.init_batch
+            self._report(trial_id, trial, math.inf if is_over else so_far)
             if training.finished_at is not None:
-                self._report(trial_id, trial, math.inf)
                 self._end(trial_id, trial.outcome, training.finished_at)
 
     def _report(self, trial_id: str, trial: RecordedTrial, progress: float) -> None:
@@ -84,5 +76,4 @@ class RecordedWorld(World):
     def _end(self, trial_id: str, outcome: Outcome, at: float) -> None:
         study = self._recorded[self.trainings[trial_id].submission.name].study
         super()._end(trial_id, outcome, at)
-        self._ends[study].append(at)
-        self._ends[study].sort()
+        insort(self._ends[study], at)

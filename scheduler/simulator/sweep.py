@@ -106,16 +106,8 @@ class SweepWorld(World):
             Submission(name=str(index), at=0.0, application=application, num_replicas=1, batch_size=1)
             for index in range(len(curves))
         ]
-        self.store.put_study(
-            Study(
-                name=STUDY,
-                direction="maximize",
-                terms=StudyTerms(goal=sweep.goal, deadline_at=sweep.deadline_seconds),
-                # Only with live timing is there a moment in which the next trial is about to come.
-                owner="tuner" if self._is_live else None,
-                owner_seen_at=math.inf if self._is_live else None,
-            )
-        )
+        terms = StudyTerms(goal=sweep.goal, deadline_at=sweep.deadline_seconds)
+        self._put_study(Study(name=STUDY, direction="maximize", terms=terms))
 
     def sweep(self) -> SweepResult:
         """Run it to its end."""
@@ -138,7 +130,6 @@ class SweepWorld(World):
         while self._waiting and self._next_submission() <= self.now:
             heappop(self._places)
             self._submit(replace(self._waiting.pop(0), at=self.now))
-            self._wake()
             self.loop.note_plans(STUDY, Plans(self._sweep.at_a_time, len(self._waiting)))
 
     def _next_submission(self) -> float:

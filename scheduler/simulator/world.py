@@ -25,7 +25,7 @@ from scheduler.simulator.training import SimulatedTraining
 from scheduler.simulator.workload import Submission
 from scheduler.snapshot import Policy
 from trials.launch import InMemoryLauncher
-from trials.record import Outcome
+from trials.record import Outcome, Study
 from trials.spec import TrialSpec
 from trials.store import InMemoryTrialStore
 
@@ -165,6 +165,11 @@ class World:
     def _next_submission(self) -> float:
         return self._waiting[0].at if self._waiting else math.inf
 
+    def _put_study(self, study: Study) -> None:
+        """With a driver where time is live: only there is a moment in which its next trial is about to come."""
+        owner, seen_at = ("tuner", math.inf) if self._is_live else (None, None)
+        self.store.put_study(replace(study, owner=owner, owner_seen_at=seen_at))
+
     def _wake(self) -> None:
         self._woken = True
 
@@ -202,7 +207,6 @@ class World:
         """Submit what has come since the last decision."""
         while self._waiting and self._waiting[0].at <= self.now:
             self._submit(self._waiting.pop(0))
-            self._wake()
 
     def _submit(self, submission: Submission) -> None:
         training = SimulatedTraining(submission, self._settings.request, exact=self._is_live)
@@ -215,6 +219,7 @@ class World:
             max_replicas=most,
         )
         trial_id = self.store.submit(spec, submission.at).trial_id
+        self._wake()
         self.trainings[trial_id], self._names[trial_id] = training, submission.name
 
     def _study_of(self, submission: Submission) -> str:
