@@ -107,6 +107,7 @@ class TrainingCore:
         self.took_over = False
         """This process has become the one that reports while the trial trained; whoever cares clears it."""
         self._last_rank = 0
+        self._asked_at = 0.0
         self.loop_start: tuple[int, int] | None = None
         """Number of the training loop that runs, and the passes over its data before it."""
         self.broken: str | None = None
@@ -371,6 +372,7 @@ class TrainingCore:
         """Where a replica of a trial that trains is to come in; None for one that starts its trial."""
         if self.channel is None:
             return None
+        self._asked_at = time.monotonic()
         epoch = self.channel.request("GET", "/position")["epoch"]
         return None if epoch is None else int(epoch)
 
@@ -486,7 +488,8 @@ class TrainingCore:
             self._join_standalone()
             return
         assert self.channel is not None and self.membership is not None
-        self.channel.request("POST", "/ready", {"join_epoch": self.epoch if self.joining else None})
+        place = {"join_epoch": self.epoch, "seconds": time.monotonic() - self._asked_at} if self.joining else {}
+        self.channel.request("POST", "/ready", place)
         while True:
             prepared = self.membership.wait_for_first()
             if prepared is None:

@@ -208,6 +208,9 @@ class Membership:
             self._published = generation
             self._discard()
         rank = generation.rank_of(self._environment.replica_id)
+        if rank is None and generation.members and self._size == 0:
+            # The others go on without waiting for this joiner. Whether it is still wanted, its end would tell it.
+            return
         if rank is None:
             self._offer(Prepared(generation, None))
             if not generation.members:

@@ -17,8 +17,6 @@ from trials.record import Outcome, Reason, ReplicaRecord, ReplicaState, Report, 
 from trials.store.base import HistoryEntry
 
 LONGEST_WAIT_SECONDS = 30.0
-JOIN_MARGIN_SECONDS = 1.0
-"""Time a joiner needs from here to its first training step; it aims at an epoch that is not over by then."""
 ANSWER_SECONDS = 2.0
 """A replica that waits for its driver looks up this often, to see whether it should leave instead."""
 MOST_KEYS = 4096
@@ -29,6 +27,8 @@ MOST_REPORTS = 1000
 
 class Ready(BaseModel):
     join_epoch: int | None = None
+    seconds: float | None = Field(default=None, ge=0, allow_inf_nan=False)
+    """From a joiner's question for an epoch until now."""
 
 
 class Number(BaseModel):
@@ -151,11 +151,14 @@ def replica_routes(service: Service) -> APIRouter:
         if not trial.members:
             return {"epoch": None}
         document = store.hints([trial.trial_id]).get(trial.trial_id)
-        return {"epoch": 0 if document is None else _reachable_epoch(Hints.from_json(document))}
+        hints = None if document is None else Hints.from_json(document)
+        return {"epoch": service.joining.aim(trial.trial_id, hints, service.clock())}
 
     @routes.post("/ready")
     def ready(caller: Caller, body: Ready) -> None:
         ready_at = caller.ready_at or service.clock()
+        if body.seconds is not None:
+            service.joining.note_ready(caller.trial_id, body.seconds)
         store.update_replica(caller.replica_id, state=ReplicaState.READY, join_epoch=body.join_epoch, ready_at=ready_at)
         service.loop.wake()
 
@@ -196,6 +199,7 @@ def replica_routes(service: Service) -> APIRouter:
         except (ValueError, KeyError, TypeError) as error:
             raise HTTPException(422, f"the hints are not usable: {error}") from error
         store.put_hints(caller.trial_id, body.hints)
+        service.joining.note_hints(caller.trial_id, service.clock())
 
     @routes.post("/report")
     def report(caller: Caller, body: ReportBody) -> None:
@@ -275,13 +279,3 @@ def _generation(trial: TrialRecord, replicas: list[ReplicaRecord]) -> dict[str, 
         "nodes": [nodes.get(replica_id, "") for replica_id in trial.published_members],
         "join_epoch": trial.join_epoch,
     }
-
-
-def _reachable_epoch(hints: Hints) -> int:
-    """First epoch that will not be over before a joiner stands at its first step."""
-    if hints.epoch_seconds is None or hints.epoch_seconds <= 0:
-        return hints.epoch if hints.epoch_fraction < 0.5 else hints.epoch + 1
-    left = hints.epoch_seconds * (1.0 - hints.epoch_fraction)
-    if left > 2 * JOIN_MARGIN_SECONDS:
-        return hints.epoch
-    return hints.epoch + 1 + int(max(0.0, JOIN_MARGIN_SECONDS - left) / hints.epoch_seconds)

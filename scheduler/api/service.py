@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from fastapi import HTTPException, Request
 
+from scheduler.api.joining import Joining
 from scheduler.api.mailbox import Mailbox
 from scheduler.api.tokens import Tokens
 from scheduler.control_loop import ControlLoop
@@ -26,6 +27,7 @@ class Service:
     tokens: Tokens
     nodes: Callable[[], tuple[NodeView, ...]]
     mailbox: Mailbox = field(default_factory=Mailbox)
+    joining: Joining = field(default_factory=Joining)
     rendezvous: dict[tuple[str, int], dict[str, str]] = field(default_factory=dict)
     clock: Callable[[], float] = time.time
     changed: asyncio.Event = field(default_factory=asyncio.Event)

@@ -1,0 +1,70 @@
+"""Which epoch a joiner aims at: the first that is not over before it stands at its first training step."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict, deque
+from dataclasses import dataclass, field
+
+from dist_core.goodput import Hints
+
+DEFAULT_JOIN_SECONDS = 0.5
+"""Believed of a joiner's way from its question to its first training step until its trial has shown its own."""
+ENTER_SECONDS = 0.3
+"""From there until all of the next generation have found each other and enter it."""
+MARGIN = 1.5
+"""A joiner that comes too late has to run its code again; one that aims too far waits, its slot idle."""
+SEEN_JOINERS = 4
+MOST_TRIALS = 4096
+"""The trial that was heard of longest ago is forgotten for a further one."""
+
+
+@dataclass(slots=True)
+class _Trial:
+    hinted_at: float | None = None
+    took: deque[float] = field(default_factory=lambda: deque(maxlen=SEEN_JOINERS))
+
+
+class Joining:
+    """How long each trial's joiners took, and how old is what is known of its place. Callable from any thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._trials: OrderedDict[str, _Trial] = OrderedDict()
+
+    def note_hints(self, trial_id: str, now: float) -> None:
+        with self._lock:
+            self._of(trial_id).hinted_at = now
+
+    def note_ready(self, trial_id: str, seconds: float) -> None:
+        """A joiner took so long from its question to its first training step."""
+        with self._lock:
+            self._of(trial_id).took.append(seconds)
+
+    def aim(self, trial_id: str, hints: Hints | None, now: float) -> int:
+        """The epoch for a joiner that asks now; 0 for one of a trial that has not told where it is."""
+        if hints is None:
+            return 0
+        with self._lock:
+            trial = self._of(trial_id)
+            needs = max(trial.took, default=DEFAULT_JOIN_SECONDS) + ENTER_SECONDS
+            age = 0.0 if trial.hinted_at is None else max(0.0, now - trial.hinted_at)
+        return reachable_epoch(hints, age, MARGIN * needs)
+
+    def _of(self, trial_id: str) -> _Trial:
+        trial = self._trials.setdefault(trial_id, _Trial())
+        self._trials.move_to_end(trial_id)
+        while len(self._trials) > MOST_TRIALS:
+            self._trials.popitem(last=False)
+        return trial
+
+
+def reachable_epoch(hints: Hints, age: float, needs: float) -> int:
+    """First epoch that still lasts for ``needs`` seconds, by hints that are ``age`` seconds old."""
+    if hints.epoch_seconds is None or hints.epoch_seconds <= 0:
+        return hints.epoch if hints.epoch_fraction < 0.5 else hints.epoch + 1
+    # Past its end a trial may evaluate for as long as it likes: it is not believed to be further than that.
+    left = max(0.0, hints.epoch_seconds * (1.0 - hints.epoch_fraction) - age)
+    if left > needs:
+        return hints.epoch
+    return hints.epoch + 1 + int((needs - left) / hints.epoch_seconds)
