@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import sys
 import time
 from contextlib import ExitStack
@@ -18,6 +17,7 @@ from scheduler.client import SchedulerClient, default_state_dir
 from scheduler.errors import SchedulerError, SchedulerUnreachable
 from scheduler.state_folder import read_server_file
 from trials.errors import TrialsError
+from trials.plain_words import printable
 from trials.terms import GOALS
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help="Elastic hyperparameter tuning on shared GPUs.")
@@ -125,10 +125,10 @@ def up(
     devices = None if emulate is None else emulation(emulate, slots=slots)
     # It imports what replicas need while this process imports what a scheduler needs.
     started = start_fork_server(STAGES) if fork_server else None
+    from scheduler.log_lines import log_to_stderr
     from scheduler.server import ServerSettings, serve
 
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr)
-    logging.getLogger("httpx2").setLevel(logging.WARNING)
+    log_to_stderr()
 
     def announce(url: str, token: str) -> None:
         if embedded:
@@ -249,12 +249,12 @@ def logs(trial: str, state_dir: StateDir = None) -> None:
         # Also those of a scheduler that has ended.
         for path in sorted(folder.glob("*.log"), key=lambda path: path.stat().st_mtime):
             typer.echo(f"==> {path.name} <==")
-            typer.echo(path.read_text(errors="replace"), nl=False)
+            typer.echo(printable(path.read_text(errors="replace")), nl=False)
         return
     client = _client(state_dir)
     for each in client.request("GET", f"/trials/{_trial_id(client, trial)}/log"):
         typer.echo(f"==> {each['replica_id']} <==")
-        typer.echo(each["words"], nl=False)
+        typer.echo(printable(each["words"]), nl=False)
 
 
 @app.command()
@@ -401,7 +401,7 @@ def main() -> Any:
         _add_front_ends()
         return app()
     except (SchedulerError, TrialsError, ValueError) as error:
-        print(f"elastune: {error}", file=sys.stderr)
+        print(f"elastune: {printable(str(error))}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         return 130

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from textwrap import indent
 from types import TracebackType
 from typing import Any
 
@@ -19,6 +20,7 @@ from rich.table import Table
 from rich.text import Text
 
 from scheduler.dashboard.colors import trial_color
+from trials.plain_words import one_line, printable
 
 FINAL = ("succeeded", "pruned", "cancelled", "failed")
 REFRESH_SECONDS = 0.25
@@ -33,7 +35,7 @@ def sweep_view(overview: Mapping[str, Any], *, title: str = "", total: int | Non
     trials = overview["trials"]
     parts: list[RenderableType] = [_progress(trials, title, total), _slots(overview), _running(trials)]
     if overview.get("emulated"):
-        parts.append(Text(overview["emulated"], style="dim"))
+        parts.append(_plain(overview["emulated"], style="dim"))
     changes = overview.get("changes", [])[-CHANGES_SHOWN:]
     if changes:
         parts.append(_changes(changes, trials))
@@ -51,7 +53,7 @@ def _progress(trials: list[dict[str, Any]], title: str, total: int | None) -> Re
         words += f", {pruned} pruned"
     if failed:
         words += f", {failed} failed"
-    grid.add_row(Text(title, style="bold"), ProgressBar(total=max(of, 1), completed=done, width=40), words)
+    grid.add_row(_plain(title, style="bold"), ProgressBar(total=max(of, 1), completed=done, width=40), words)
     return grid
 
 
@@ -79,7 +81,7 @@ def _running(trials: list[dict[str, Any]]) -> RenderableType:
         share = trial.get("share_done")
         table.add_row(
             Text(f"{trial['number']}", style=trial_color(trial["number"])),
-            trial["state"],
+            _plain(trial["state"]),
             f"{trial['replicas']}/{trial['max_replicas']}",
             _number(trial.get("batch"), "{:d}"),
             _number(trial.get("goodput"), "{:.0f}"),
@@ -100,8 +102,8 @@ def _changes(changes: list[dict[str, Any]], trials: list[dict[str, Any]]) -> Ren
             continue
         lines.add_row(
             Text(f"trial {number}", style=trial_color(number)),
-            Text(change["what"]),
-            Text(_with_numbers(change["reason"]["sentence"], numbers), style="dim"),
+            _plain(change["what"]),
+            _plain(_with_numbers(change["reason"]["sentence"], numbers), style="dim"),
         )
     return lines
 
@@ -111,6 +113,19 @@ def _with_numbers(sentence: str, numbers: Mapping[str, int]) -> str:
     for trial_id, number in numbers.items():
         sentence = sentence.replace(trial_id, f"trial {number}")
     return sentence
+
+
+def _plain(words: str, style: str = "") -> Text:
+    """Somebody's words, as they are: not markup, and nothing for the terminal to obey."""
+    return Text(one_line(words), style=style)
+
+
+def _heading(trial: Mapping[str, Any]) -> str:
+    return f"trial {trial['trial_id']} (study {trial['study']}, number {trial['number']}): {trial['state']}"
+
+
+def _because(reason: Mapping[str, Any]) -> str:
+    return f"{reason['code']}: {reason['sentence']}"
 
 
 def _number(value: Any, form: str) -> str:
@@ -149,7 +164,7 @@ class LiveView:
         for change in overview.get("changes", [])[self._printed :]:
             number = numbers.get(change["trial_id"], change["trial_id"])
             sentence = _with_numbers(change["reason"]["sentence"], numbers)
-            print(f"trial {number}: {change['what']}: {sentence}", flush=True)
+            print(one_line(f"trial {number}: {change['what']}: {sentence}"), flush=True)
         self._printed = len(overview.get("changes", []))
 
 
@@ -208,7 +223,7 @@ def print_trials(overview: Mapping[str, Any]) -> None:
     table.add_column("why")
     for trial in overview["trials"]:
         latest = trial.get("latest") or {}
-        table.add_row(
+        cells = (
             trial["trial_id"],
             trial["study"],
             str(trial["number"]),
@@ -216,8 +231,9 @@ def print_trials(overview: Mapping[str, Any]) -> None:
             str(trial["replicas"]),
             _number(latest.get("step"), "{:d}"),
             _number(latest.get("value"), "{:.4f}"),
-            f"{trial['reason']['code']}: {trial['reason']['sentence']}",
+            _because(trial["reason"]),
         )
+        table.add_row(*map(_plain, cells))
     console = Console(width=None if sys.stdout.isatty() else WIDE)
     console.print(table)
     _print_emulated(console, overview)
@@ -225,54 +241,50 @@ def print_trials(overview: Mapping[str, Any]) -> None:
 
 def _print_emulated(console: Console, answer: Mapping[str, Any]) -> None:
     if answer.get("emulated"):
-        console.print(Text(answer["emulated"], style="dim"))
+        console.print(_plain(answer["emulated"], style="dim"))
 
 
 def print_why(answer: Mapping[str, Any]) -> None:
     """`elastune why TRIAL`."""
     console = Console(soft_wrap=not sys.stdout.isatty(), highlight=False)
     trial, grant = answer["trial"], answer["grant"]
-    console.print(
-        f"trial {trial['trial_id']} (study {trial['study']}, number {trial['number']}): {trial['state']}, holds "
-        f"{answer['held_slots']} slots"
-    )
+    console.print(_plain(f"{_heading(trial)}, holds {answer['held_slots']} slots"))
     if answer["policy_error"] is not None:
-        console.print(f"the policy's last answer could not be used, allocations stay: {answer['policy_error']}")
+        console.print(_plain(f"the policy's last answer could not be used, allocations stay: {answer['policy_error']}"))
     if grant is None:
-        console.print(f"why: {trial['reason']['code']}: {trial['reason']['sentence']}")
+        console.print(_plain(f"why: {_because(trial['reason'])}"))
     else:
         where = ", ".join(f"{count} on {node}" for node, count in grant["placement"].items()) or "none"
-        console.print(f"policy {answer['policy']} grants: {where}")
-        console.print(f"why: {grant['reason']['code']}: {grant['reason']['sentence']}")
+        console.print(_plain(f"policy {answer['policy']} grants: {where}"))
+        console.print(_plain(f"why: {_because(grant['reason'])}"))
         for name, value in grant["numbers"].items():
-            console.print(f"  {name}: {value:.4g}")
+            console.print(_plain(f"  {name}: {value:.4g}"))
     for change in answer["changes"]:
         when = time.strftime("%H:%M:%S", time.localtime(change["at"]))
-        console.print(f"{when} {change['what']}: {change['reason']['sentence']}")
+        console.print(_plain(f"{when} {change['what']}: {change['reason']['sentence']}"))
     _print_emulated(console, answer)
 
 
 def print_trial(trial: Mapping[str, Any]) -> None:
     """`elastune show TRIAL`."""
     console = Console(soft_wrap=not sys.stdout.isatty())
-    console.print(f"trial {trial['trial_id']} (study {trial['study']}, number {trial['number']}): {trial['state']}")
-    console.print(f"why: {trial['reason']['code']}: {trial['reason']['sentence']}")
+    console.print(_plain(_heading(trial)))
+    console.print(_plain(f"why: {_because(trial['reason'])}"))
     if trial["outcome"] is not None and trial["outcome"]["traceback"]:
-        console.print(trial["outcome"]["traceback"], markup=False)
+        console.print(Text(indent(printable(trial["outcome"]["traceback"]), "  ")))
     history = Table(box=None, header_style="bold", pad_edge=False)
     for column in ("when", "who", "what", "why"):
         history.add_column(column)
     for entry in trial["history"]:
         when = time.strftime("%H:%M:%S", time.localtime(entry["at"]))
-        history.add_row(when, entry["who"], entry["what"], f"{entry['reason']['code']}: {entry['reason']['sentence']}")
+        history.add_row(*map(_plain, (when, entry["who"], entry["what"], _because(entry["reason"]))))
     console.print(history)
     replicas = Table(box=None, header_style="bold", pad_edge=False)
     for column in ("replica", "node", "slot", "state", "pid", "exit status"):
         replicas.add_column(column)
     for replica in trial["replicas"]:
         status = "-" if replica["exit_status"] is None else str(replica["exit_status"])
-        replicas.add_row(
-            replica["replica_id"], replica["node"], str(replica["slot"]), replica["state"], str(replica["pid"]), status
-        )
+        place = (replica["replica_id"], replica["node"], str(replica["slot"]))
+        replicas.add_row(*map(_plain, (*place, replica["state"], str(replica["pid"]), status)))
     console.print(replicas)
     _print_emulated(console, trial)

@@ -13,6 +13,7 @@ import sys
 import time
 from pathlib import Path
 
+from scheduler.log_lines import log_to_stderr
 from trials.errors import ClusterRefused
 from trials.kubernetes.api import STUDIES, TRIALS, ClusterApi, Collection, KubernetesApi
 from trials.kubernetes.names import Document
@@ -51,7 +52,7 @@ def _all(api: ClusterApi, kind: Collection, namespace: str) -> list[Document]:
 
 
 def main() -> int:
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr)
+    log_to_stderr()
     parser = argparse.ArgumentParser(description="Delete all trials and studies of a cluster's scheduler.")
     parser.add_argument("--settings", type=Path, required=True)
     settings = read_settings(parser.parse_args().settings)

@@ -5,20 +5,20 @@ from __future__ import annotations
 import logging
 import os
 import secrets
-import sys
 from pathlib import Path
 from typing import Any
 
 from scheduler.errors import SchedulerError
 from scheduler.kubernetes.server import Operator, OperatorSettings, patiently
 from scheduler.kubernetes.shared_secret import shared_secret
+from scheduler.log_lines import log_to_stderr
 from trials.kubernetes.api import ClusterApi, KubernetesApi
 from trials.kubernetes.settings import read_settings
 
 
 def run_operator(settings: Path, *, token_secret: str | None = None, **options: Any) -> None:
     """Until SIGTERM. Raises InvalidClusterSettings, ClusterUnreachable or SchedulerError."""
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr)
+    log_to_stderr()
     for noisy in ("httpx2", "urllib3"):
         logging.getLogger(noisy).setLevel(logging.ERROR)
     # Its watches say themselves, in one line, what went wrong.

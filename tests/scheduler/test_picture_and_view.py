@@ -3,11 +3,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
 from rich.console import Console
 
 from scheduler.dashboard.colors import trial_color
 from scheduler.dashboard.picture import bars, draw_timeline
-from scheduler.dashboard.terminal import sweep_view
+from scheduler.dashboard.terminal import WIDE, print_trial, print_trials, print_why, sweep_view
 
 
 def timeline() -> dict[str, Any]:
@@ -88,3 +89,42 @@ def test_the_live_view_shows_what_runs_and_why() -> None:
         "took from trial 1",
     ):
         assert words in text
+
+
+HOSTILE = "cannot read [/data/train.csv] \x1b]0;title\x07\x1b[31m[red]x[/red]\nforged"
+
+
+def hostile_trial() -> dict[str, Any]:
+    return {
+        "trial_id": "t[b]x",
+        "study": "s[/b]",
+        "number": 0,
+        "state": "failed",
+        "replicas": 0,
+        "max_replicas": 1,
+        "reason": {"code": "user_exception", "sentence": HOSTILE},
+        "outcome": {"traceback": f"Traceback:\n  {HOSTILE}"},
+        "history": [{"at": 1.0, "who": "trial", "what": "[/i]", "reason": {"code": "c", "sentence": HOSTILE}}],
+        "held_slots": 0,
+    }
+
+
+@pytest.mark.parametrize("command", ["ls", "show", "why", "top"])
+def test_brackets_and_escapes_of_one_trial_break_nobodys_view(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    trial = hostile_trial()
+    change = {"at": 1.0, "trial_id": "t[b]x", "what": "[/i]", "reason": {"code": "c", "sentence": HOSTILE}}
+    if command == "ls":
+        print_trials({"trials": [trial]})
+    elif command == "show":
+        replica = {"replica_id": "r[/b]", "node": "n[x]", "slot": 0, "state": "gone", "pid": 1, "exit_status": 1}
+        print_trial({**trial, "replicas": [replica]})
+    elif command == "why":
+        print_why({"trial": trial, "grant": None, "held_slots": 0, "policy_error": None, "changes": [change]})
+    else:
+        nodes = [{"name": "n", "slots": 1}]
+        Console(width=WIDE).print(sweep_view({"trials": [trial], "nodes": nodes, "changes": [change]}, title="[/b]"))
+    shown = capsys.readouterr().out
+    assert "[/data/train.csv]" in shown
+    assert "[red]x[/red]" in shown
+    assert "\x1b" not in shown and "\x07" not in shown
+    assert not any(line.startswith("forged") for line in shown.splitlines())

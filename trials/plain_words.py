@@ -1,0 +1,35 @@
+"""Words of others (names, errors, logs) as a terminal and a log may have them: nothing in them is obeyed.
+
+A replica says what it likes. Escape sequences would move the cursor, set titles and fill clipboards, and a newline
+would write a line of its own.
+"""
+
+from __future__ import annotations
+
+import re
+
+_SEQUENCES = re.compile(
+    r"\x1b\[[0-?]*[ -/]*[@-~]"  # CSI: colours, cursor
+    r"|\x1b[\]PX^_][^\x07\x1b\x9c]*(?:\x07|\x1b\\|\x9c)?"  # OSC, DCS and the like, up to their end
+    r"|\x9b[0-?]*[ -/]*[@-~]"
+    r"|[\x90\x9d\x98\x9e\x9f][^\x07\x1b\x9c]*(?:\x07|\x1b\\|\x9c)?"
+    r"|\x1b[ -/]*[0-~]?"
+)
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+"""What has no width or changes the order of reading, and halves of pairs, which no stream can write."""
+
+
+def printable(words: str) -> str:
+    """The text with its lines and tabs, without escape sequences; of a bar that was redrawn, its last state."""
+    lines = (_last_state(line) for line in _SEQUENCES.sub("", words).split("\n"))
+    return _CONTROL.sub("\N{REPLACEMENT CHARACTER}", "\n".join(lines))
+
+
+def _last_state(line: str) -> str:
+    """What is left to read of a line that was overwritten by carriage returns."""
+    return next((state for state in reversed(line.split("\r")) if state), "")
+
+
+def one_line(words: str) -> str:
+    """The text as one line: line ends and tabs are shown as such."""
+    return printable(words).replace("\n", "\\n").replace("\t", "\\t")
