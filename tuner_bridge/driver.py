@@ -25,7 +25,8 @@ from trials.spec import TrialSpec
 from tuner_bridge.code_on_cluster import CodeOnCluster
 from tuner_bridge.errors import BridgeError, SweepInterrupted
 from tuner_bridge.packing import Package
-from tuner_bridge.wire import decode_value, encode_exception, encode_value
+from tuner_bridge.wire import decode_value, encode_value
+from tuner_bridge.wired_errors import encode_exception
 
 logger = logging.getLogger(__name__)
 

@@ -16,7 +16,8 @@ from dist_core.errors import ControlChannelError, PeerLost, ReplicaExit
 from dist_core.random_streams import derived_seed, seed_all
 from dist_core.rerun import run_training
 from dist_core.torch_private import killed_data_workers
-from tuner_bridge.wire import NOT_A_NUMBER, encode_exception, encode_result, encode_value, is_nan
+from tuner_bridge.wire import NOT_A_NUMBER, encode_result, encode_value, is_nan
+from tuner_bridge.wired_errors import encode_exception
 
 _told: WeakSet[TrainingCore] = WeakSet()
 

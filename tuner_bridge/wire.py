@@ -1,4 +1,4 @@
-"""Values and exceptions as JSON between driver and replicas. No pickle: the driver does not trust its replicas.
+"""Values as JSON between driver and replicas. No pickle: the driver does not trust its replicas.
 
 What an objective sets on its trial arrives as it was: numbers bit for bit, NumPy arrays and scalars with their type,
 tuples, sets, bytes, and dictionaries whatever their keys. What cannot travel is refused where it is set.
@@ -7,13 +7,12 @@ tuples, sets, bytes, and dictionaries whatever their keys. What cannot travel is
 from __future__ import annotations
 
 import base64
-import builtins
 import math
 import sys
 from collections.abc import Mapping
 from typing import Any
 
-from tuner_bridge.errors import InvalidValue, RemoteTrialError
+from tuner_bridge.errors import InvalidValue
 
 NOT_A_NUMBER = "NotANumber"
 """Type of the error of a trial that diverged: its value is none, and nothing was raised."""
@@ -158,34 +157,3 @@ def _decoded_array(document: Mapping[str, Any]) -> Any:
         raise InvalidValue(f"an array of type {document['type']} is not plain data")
     array = np.frombuffer(base64.b64decode(document["data"]), dtype=kind).reshape(document["shape"])
     return array[()] if document["scalar"] else array.copy()
-
-
-def encode_exception(error: BaseException) -> dict[str, Any]:
-    """Type by name and arguments; enough to raise the same type with the same words elsewhere."""
-    kind = type(error)
-    return {
-        "module": kind.__module__,
-        "name": kind.__qualname__,
-        "message": encode_value(str(error)),
-        "arguments": [encode_value(argument, lenient=True) for argument in error.args],
-    }
-
-
-def decode_exception(document: Mapping[str, Any]) -> Exception:
-    """The exception that was encoded, of its own type when that type is known in this process.
-
-    Nothing is imported for it, and no constructor of a user's class runs: a replica cannot make the driver run code.
-    """
-    module_name, name = str(document["module"]), str(document["name"])
-    module = builtins if module_name == "builtins" else _loaded(module_name)
-    kind = getattr(module, name, None) if module is not None else None
-    if not (isinstance(kind, type) and issubclass(kind, Exception)):
-        return RemoteTrialError(f"{name}: {decode_value(document['message'])}")
-    error = kind.__new__(kind)
-    error.args = tuple(decode_value(argument) for argument in document["arguments"])
-    return error
-
-
-def _loaded(module_name: str) -> Any:
-    """A module of this process; the driver's script goes by another name in replicas."""
-    return sys.modules.get("__main__" if module_name == "__mp_main__" else module_name)

@@ -11,8 +11,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tuner_bridge.errors import InvalidValue, RemoteTrialError
-from tuner_bridge.wire import decode_exception, decode_value, encode_exception, encode_result, encode_value, is_nan
+from tuner_bridge.errors import InvalidValue
+from tuner_bridge.wire import decode_value, encode_result, encode_value, is_nan
 
 keys = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text() | st.binary()
 values = st.recursive(
@@ -93,29 +93,3 @@ def test_results_are_numbers_of_any_type() -> None:
     assert is_nan(torch.tensor(float("nan")))
     assert is_nan([0.0, float("nan")])
     assert not any(is_nan(each) for each in (1.0, None, "nan?", [1, 2], math.inf, object()))
-
-
-class OwnError(Exception):
-    def __init__(self, number: int, *, words: str) -> None:
-        super().__init__(number, words)
-        raise AssertionError("constructors of users' classes must not run")
-
-
-def test_exceptions_keep_type_and_words() -> None:
-    error = decode_exception(json.loads(json.dumps(encode_exception(ValueError("bad", 3)))))
-    assert type(error) is ValueError
-    assert error.args == ("bad", 3)
-    own = OwnError.__new__(OwnError)
-    own.args = (1, "x")
-    assert type(decode_exception(encode_exception(own))) is OwnError
-
-
-@pytest.mark.parametrize(
-    ("module", "name"),
-    [("no.such.module", "Error"), ("builtins", "print"), ("builtins", "SystemExit"), ("os", "system")],
-)
-def test_nothing_but_known_exceptions_is_rebuilt(module: str, name: str) -> None:
-    document = {"module": module, "name": name, "message": "m", "arguments": ["echo"]}
-    error = decode_exception(document)
-    assert type(error) is RemoteTrialError
-    assert str(error) == f"{name}: m"

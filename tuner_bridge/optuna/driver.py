@@ -17,7 +17,8 @@ from scheduler.client import SchedulerClient
 from tuner_bridge.driver import StudyDriver, file_name
 from tuner_bridge.errors import TrialLost
 from tuner_bridge.template import TrialTemplate
-from tuner_bridge.wire import NOT_A_NUMBER, decode_exception, decode_value
+from tuner_bridge.wire import NOT_A_NUMBER, decode_value
+from tuner_bridge.wired_errors import decode_exception
 
 logger = logging.getLogger(__name__)
 

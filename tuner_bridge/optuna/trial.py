@@ -24,7 +24,8 @@ from dist_core.registry import FunctionState
 from dist_core.replica_group import ReplicaGroup
 from tuner_bridge.optuna.reports import PendingReports, Report
 from tuner_bridge.replica import ask_driver
-from tuner_bridge.wire import decode_exception, decode_value, encode_exception, encode_value
+from tuner_bridge.wire import decode_value, encode_value
+from tuner_bridge.wired_errors import decode_exception, encode_exception
 
 STATE = "optuna-reports"
 
