@@ -214,6 +214,7 @@ class StudyDriver:
     def _send_package(self, package: Package) -> None:
         def send() -> None:
             if not self.client.request("GET", f"/packages/{package.digest}")["here"]:
+                print(f"elastune: the working folder goes to {self.client.url}: {package}", file=sys.stderr)
                 self.client.send(f"/packages/{package.digest}", package.content)
 
         self._patiently(send)

@@ -1,7 +1,6 @@
 """A sweep's working folder as one file, for replicas on machines that do not have it.
 
-The same content gives the same bytes, so that it is sent once. Left out are version control, environments, caches, and
-what ``.elastuneignore`` names, in the notation of ``.gitignore``.
+The same content gives the same bytes, so that it is sent once.
 """
 
 from __future__ import annotations
@@ -11,41 +10,38 @@ import hashlib
 import io
 import os
 import tarfile
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import pathspec
-
+from trials.plain_words import one_line
 from tuner_bridge.errors import InvalidSweep
+from tuner_bridge.left_out import IGNORE_FILE, Walk, holds_private_key
 
-IGNORE_FILE = ".elastuneignore"
-ALWAYS_IGNORED = (
-    ".git/",
-    ".hg/",
-    ".svn/",
-    ".venv/",
-    "venv/",
-    "__pycache__/",
-    "*.pyc",
-    "*.egg-info/",
-    ".mypy_cache/",
-    ".pytest_cache/",
-    ".ruff_cache/",
-    ".ipynb_checkpoints/",
-    "node_modules/",
-    "*.db",
-    "*.db-journal",
-    "*.db-wal",
-    "*.db-shm",
-)
 LARGEST_BYTES = 128 * 1024 * 1024
+MOST_LISTED = 40
 
 
 @dataclass(frozen=True, slots=True)
 class Package:
     digest: str
     content: bytes
+    files: tuple[tuple[str, int], ...]
+    """Names and sizes in bytes, in order of name."""
+    left_out: tuple[tuple[str, str], ...]
+    """Names that somebody might miss, and why."""
+
+    def __str__(self) -> str:
+        """What is sent, for people to check."""
+        total = sum(size for _, size in self.files)
+        lines = [f"{len(self.files)} files with {_size(total)}, packed to {_size(len(self.content))}:"]
+        largest = sorted(self.files, key=lambda file: -file[1])[:MOST_LISTED]
+        lines += [f"  {_size(size):>9}  {name}" for name, size in sorted(largest)]
+        if len(self.files) > MOST_LISTED:
+            lines.append(f"  and {len(self.files) - MOST_LISTED} smaller ones")
+        lines += [f"  left out   {name}: {why}" for name, why in self.left_out[:MOST_LISTED]]
+        if len(self.left_out) > MOST_LISTED:
+            lines.append(f"  left out   and {len(self.left_out) - MOST_LISTED} more")
+        return "\n".join(map(one_line, lines))
 
 
 def pack(folder: Path) -> Package:
@@ -54,7 +50,8 @@ def pack(folder: Path) -> Package:
     sizes: list[tuple[int, str]] = []
     total = 0
     with tarfile.open(fileobj=raw, mode="w", format=tarfile.PAX_FORMAT) as archive:
-        for path in _files(folder):
+        walk = Walk(folder)
+        for path in walk:
             name = path.relative_to(folder).as_posix()
             try:
                 size = path.stat().st_size
@@ -66,6 +63,10 @@ def pack(folder: Path) -> Package:
                 raise InvalidSweep(
                     f"the working folder cannot be packed: {error}; name it in {IGNORE_FILE} if replicas need it not"
                 ) from error
+            if holds_private_key(content):
+                walk.left_out.append((name, "is a private key"))
+                total -= sizes.pop()[0]
+                continue
             if total > LARGEST_BYTES:
                 largest = ", ".join(f"{name} ({size / 2**20:.0f} MiB)" for size, name in sorted(sizes)[:-4:-1])
                 raise InvalidSweep(
@@ -78,28 +79,17 @@ def pack(folder: Path) -> Package:
             entry.mode = 0o755 if executable else 0o644
             archive.addfile(entry, io.BytesIO(content))
     content = gzip.compress(raw.getvalue(), compresslevel=6, mtime=0)
-    return Package(hashlib.sha256(content).hexdigest(), content)
+    return Package(
+        hashlib.sha256(content).hexdigest(),
+        content,
+        tuple((name, size) for size, name in sizes),
+        tuple(walk.left_out),
+    )
 
 
-def _files(folder: Path) -> Iterator[Path]:
-    """Regular files, in order of name; links are packed as what they lead to, but for those that lead back up."""
-    lines = list(ALWAYS_IGNORED)
-    own = folder / IGNORE_FILE
-    if own.is_file():
-        lines += own.read_text().splitlines()
-    ignored = pathspec.PathSpec.from_lines("gitignore", lines)
-    for parent, folders, names in os.walk(folder, followlinks=True):
-        below = Path(parent)
-        here = below.resolve()
-        kept = []
-        for name in sorted(folders):
-            path = (below / name).relative_to(folder).as_posix()
-            # An environment says so itself, whatever it is called.
-            left_out = ignored.match_file(f"{path}/") or (below / name / "pyvenv.cfg").exists()
-            if not left_out and not here.is_relative_to((below / name).resolve()):
-                kept.append(name)
-        folders[:] = kept
-        for name in sorted(names):
-            found = below / name
-            if found.is_file() and not ignored.match_file(found.relative_to(folder).as_posix()):
-                yield found
+def _size(amount: float) -> str:
+    for unit in ("B", "KiB", "MiB"):
+        if amount < 1024:
+            return f"{amount:.0f} {unit}" if unit == "B" else f"{amount:.1f} {unit}"
+        amount /= 1024
+    return f"{amount:.1f} GiB"

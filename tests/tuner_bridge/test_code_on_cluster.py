@@ -78,18 +78,109 @@ def test_a_folder_arrives_as_it_was_without_what_nobody_needs(project: Path, tmp
     assert os.access(tmp_path / "there" / "run.sh", os.X_OK)
 
 
-def test_links_arrive_as_what_they_lead_to_and_those_in_a_circle_are_left_out(project: Path, tmp_path: Path) -> None:
-    shared = tmp_path / "shared"
-    shared.mkdir()
-    (shared / "layers.py").write_text("x = 1\n")
-    (project / "common").symlink_to(shared)
+def test_links_arrive_as_what_they_lead_to_within_the_folder(project: Path, tmp_path: Path) -> None:
+    (project / "common").symlink_to(project / "package")
     (project / "package" / "up").symlink_to(project)
-    (project / "one.py").symlink_to(shared / "layers.py")
+    (project / "one.py").symlink_to(project / "tune.py")
     package = pack(project)
     unpack(Handed(package.content).channel(), package.digest, tmp_path / "there")
-    assert (tmp_path / "there" / "common" / "layers.py").read_text() == "x = 1\n"
-    assert (tmp_path / "there" / "one.py").read_text() == "x = 1\n"
+    assert (tmp_path / "there" / "common" / "helper.py").read_text() == "x = 1"
+    assert (tmp_path / "there" / "one.py").read_text() == "import helper"
     assert not (tmp_path / "there" / "package" / "up").exists()
+
+
+def fill(folder: Path, files: dict[str, str]) -> None:
+    for path, words in files.items():
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / path).write_text(words)
+
+
+def test_nothing_outside_the_folder_is_sent_by_a_link(project: Path, tmp_path: Path) -> None:
+    fill(tmp_path / "elsewhere", {"secret.txt": "s", "layers.py": "x = 1"})
+    (project / "common").symlink_to(tmp_path / "elsewhere")
+    (project / "one.py").symlink_to(tmp_path / "elsewhere" / "layers.py")
+    (project / "loop").symlink_to(project / "loop")
+    package = pack(project)
+    assert {name for name, _ in package.files} == {".elastuneignore", "package/helper.py", "run.sh", "tune.py"}
+    assert [name for name, _ in package.left_out] == ["common/", "one.py"]
+    assert f"left out   one.py: is a link to {tmp_path / 'elsewhere' / 'layers.py'}, outside" in str(package)
+
+
+def test_secrets_and_state_folders_are_never_sent(project: Path) -> None:
+    secrets = {
+        ".env": "TOKEN=1",
+        ".env.local": "TOKEN=1",
+        "package/.netrc": "machine",
+        ".aws/credentials": "key",
+        ".ssh/id_ed25519": "key",
+        "server.pem": "key",
+        "deep/down/kaggle.json": "{}",
+        "looks_harmless.txt": "\n-----BEGIN OPENSSH PRIVATE KEY-----\nabc",
+        "state/token": "t",
+        "state/server.json": "{}",
+        "state/logs/a.log": "l",
+    }
+    fill(project, secrets)
+    (project / "settings").symlink_to(project / ".aws")
+    (project / "settings.txt").symlink_to(project / ".env")
+    (project / ".elastuneignore").write_text("!.env\n!.aws/\n!*.pem\ndata/\n")
+    package = pack(project)
+    assert {name for name, _ in package.files} == {".elastuneignore", "package/helper.py", "run.sh", "tune.py"}
+    left_out = dict(package.left_out)
+    assert {".env", ".aws/", ".ssh/", "server.pem", "state/", "settings/", "settings.txt"} <= set(left_out)
+    assert left_out["looks_harmless.txt"] == "is a private key"
+    assert left_out["state/"] == "is a scheduler's state folder"
+
+
+def test_gitignore_is_honoured_where_it_lies_and_elastuneignore_has_the_last_word(project: Path) -> None:
+    fill(
+        project,
+        {
+            ".gitignore": "*.bin\n/weights/\nwanted/\nlogs/\n!logs/\n",
+            "package/.gitignore": "!kept.bin\nlocal.py\n",
+            "package/kept.bin": "k",
+            "package/local.py": "l",
+            "package/deep/local.py": "l",
+            "local.py": "l",
+            "a.bin": "a",
+            "weights/w.txt": "w",
+            "package/weights/w.txt": "w",
+            "wanted/w.txt": "w",
+            "logs/l.txt": "l",
+            ".elastuneignore": "data/\n!wanted/\n",
+        },
+    )
+    assert {name for name, _ in pack(project).files} == {
+        ".elastuneignore",
+        ".gitignore",
+        "local.py",
+        "logs/l.txt",
+        "package/.gitignore",
+        "package/helper.py",
+        "package/kept.bin",
+        "package/weights/w.txt",
+        "run.sh",
+        "tune.py",
+        "wanted/w.txt",
+    }
+
+
+def test_a_folder_within_a_repository_heeds_what_the_repository_ignores(tmp_path: Path) -> None:
+    fill(tmp_path / "repository", {".git/config": "", ".gitignore": "*.bin\n/lab/large/\n"})
+    fill(tmp_path / "repository/lab", {"tune.py": "t", "a.bin": "a", "large/l.txt": "l"})
+    fill(tmp_path, {".gitignore": "*.py"})
+    assert [name for name, _ in pack(tmp_path / "repository" / "lab").files] == ["tune.py"]
+
+
+def test_what_is_sent_is_listed_with_sizes(project: Path) -> None:
+    (project / "model.txt").write_bytes(b"0" * 3000)
+    for number in range(packing.MOST_LISTED):
+        (project / f"n{number:02}\n\x1b[31m.txt").write_text("x" * 100)
+    listed = str(pack(project)).splitlines()
+    assert listed[0].startswith(f"{packing.MOST_LISTED + 5} files with 6.9 KiB, packed to ")
+    assert "    2.9 KiB  model.txt" in listed
+    assert "      100 B  n00\\n.txt" in listed
+    assert "  and 5 smaller ones" in listed
 
 
 def test_the_same_folder_gives_the_same_package(project: Path) -> None:
