@@ -488,8 +488,8 @@ class TrainingCore:
             self._join_standalone()
             return
         assert self.channel is not None and self.membership is not None
-        place = {"join_epoch": self.epoch, "seconds": time.monotonic() - self._asked_at} if self.joining else {}
-        self.channel.request("POST", "/ready", place)
+        came_in = time.monotonic() - self._asked_at if self.joining else None
+        self.channel.request("POST", "/ready", {"join_epoch": self.epoch if self.joining else None, "seconds": came_in})
         while True:
             prepared = self.membership.wait_for_first()
             if prepared is None:
