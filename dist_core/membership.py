@@ -37,9 +37,9 @@ COLLECTIVE_TIMEOUT = timedelta(minutes=30)
 LEASE_SECONDS = 30.0
 GRACE_MARGIN_SECONDS = 5.0
 """A replica that cannot leave says so, and ends itself that much before it is ended without a word."""
-TELL_SECONDS = 4.0
+TELL_SECONDS = 10.0
 """A replica that must leave tries so long to tell the scheduler, which may be busy; else its whole trial restarts."""
-HAND_OVER_SECONDS = 8.0
+HAND_OVER_SECONDS = 20.0
 """How long a replica that was told to end waits for the others to go on without it."""
 LONGEST_SAVE_SECONDS = 300.0
 
@@ -64,6 +64,8 @@ class Membership:
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
         self._published: Generation | None = None
+        self._passed_over: Generation | None = None
+        """What was published without this joiner while it had entered nothing."""
         self._prepared: Prepared | None = None
         self._store: RendezvousStore | None = None
         self._entered = 0
@@ -144,6 +146,9 @@ class Membership:
             self._size = len(prepared.generation.members)
             if self._prepared is prepared:
                 self._prepared = None
+            if self._passed_over is not None and self._passed_over is self._published:
+                self._prepared = Prepared(self._passed_over, None)
+            self._passed_over = None
 
     def abandon(self, number: int) -> None:
         """The training thread gave this generation up; the group built for it is dropped."""
@@ -208,10 +213,9 @@ class Membership:
             self._published = generation
             self._discard()
         rank = generation.rank_of(self._environment.replica_id)
-        if rank is None and generation.members and self._size == 0:
-            # The others go on without waiting for this joiner. Whether it is still wanted, its end would tell it.
-            return
         if rank is None:
+            if self._passes_over(generation):
+                return
             self._offer(Prepared(generation, None))
             if not generation.members:
                 threading.Thread(target=self._end_after_grace, name="elastune-grace", daemon=True).start()
@@ -219,6 +223,16 @@ class Membership:
             self._offer(Prepared(generation, lone_group(self.group_needs())))
         else:
             threading.Thread(target=self._build, args=(generation, rank), name="elastune-build", daemon=True).start()
+
+    def _passes_over(self, generation: Generation) -> bool:
+        """Whether the others go on without waiting for this joiner, which waits on: its end would tell it otherwise.
+
+        It may be about to enter the generation before, and then has to leave with this one.
+        """
+        with self._lock:
+            passed = self._size == 0 and bool(generation.members)
+            self._passed_over = generation if passed else None
+            return passed
 
     def _build(self, generation: Generation, rank: int) -> None:
         store = RendezvousStore(self._channel, generation.number, BUILD_TIMEOUT)

@@ -299,6 +299,27 @@ def set_terms(
 
 
 @app.command()
+def token(
+    study: Annotated[str | None, typer.Argument(help="Study that the token is to be for.")] = None,
+    read: Annotated[bool, typer.Option("--read", help="For reading metrics, overviews and decisions only.")] = False,
+    replace: Annotated[
+        bool, typer.Option(help="Make a new one and refuse the old one from now on; without --read or a study: yours.")
+    ] = False,
+    state_dir: StateDir = None,
+) -> None:
+    """Print a token that opens one study, or one that only reads; or replace a token."""
+    if study is not None and read:
+        raise SchedulerError("a token is for one study or for reading; leave out STUDY or --read")
+    client = _client(state_dir)
+    access = "read" if read else "owner" if study is None else "study"
+    if access == "owner" and not replace:
+        typer.echo(client.token)
+        return
+    body = {"access": access, "study": study or "", "replace": replace}
+    typer.echo(client.request("POST", "/tokens", body)["token"])
+
+
+@app.command()
 def timeline(
     output: Annotated[Path, typer.Argument(help="Base name; writes BASE.png and BASE.html.")],
     state_dir: StateDir = None,

@@ -640,7 +640,7 @@ class ControlLoop:
     def _request(self, trial: TrialRecord, replica: ReplicaRecord, node_kind: str, replicas: int) -> LaunchRequest:
         identity = ReplicaEnvironment(
             api_url=self._settings.api_url(),
-            token=self._settings.replica_token(trial.trial_id),
+            token=self._settings.replica_token(replica.replica_id),
             trial_id=trial.trial_id,
             replica_id=replica.replica_id,
             launch_index=replica.launch_index,

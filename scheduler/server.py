@@ -19,12 +19,13 @@ from pathlib import Path
 
 import uvicorn
 
-from scheduler.api.app import create_app
 from scheduler.api.service import Service
-from scheduler.api.tokens import Tokens, token_in_folder
+from scheduler.api.serving import api_config
+from scheduler.api.tokens import Tokens
 from scheduler.control_loop import ControlLoop, LoopSettings
 from scheduler.devices import numa_nodes, usable_cores
 from scheduler.policy import policy_by_name
+from scheduler.secret_files import keep_private, save_in_folder, secrets_in_folder
 from scheduler.snapshot import NodeView
 from scheduler.state_folder import StateFolder, read_server_file
 from scheduler.steady_clock import SteadyClock
@@ -104,9 +105,15 @@ def serve(settings: ServerSettings, *, on_listening: Callable[[str, str], None])
     """
     policy = policy_by_name(settings.policy)
     folder = StateFolder.acquire(settings.state_dir)
+    keep_private(folder.path)
     listener = _bind(settings)
     url = f"http://{settings.host}:{listener.getsockname()[1]}"
-    tokens = Tokens(settings.token or token_in_folder(folder.path))
+    given = settings.token is not None
+    tokens = Tokens(
+        secrets_in_folder(folder.path, settings.token),
+        save=lambda kept: save_in_folder(folder.path, kept, with_owner=not given),
+        fixed=given,
+    )
     store = CachedTrialStore(SqlTrialStore(settings.database or folder.database_url, exclusive=True))
     gpus = Nvml()
     launcher = LocalLauncher(
@@ -124,7 +131,7 @@ def serve(settings: ServerSettings, *, on_listening: Callable[[str, str], None])
         LoopSettings(
             state_dir=folder.path.resolve(),
             api_url=lambda: url,
-            replica_token=tokens.for_trial,
+            replica_token=tokens.for_replica,
             base_environ={name: value for name, value in os.environ.items() if name not in SECRETS},
             server_file=folder.server_file.resolve(),
         ),
@@ -136,15 +143,7 @@ def serve(settings: ServerSettings, *, on_listening: Callable[[str, str], None])
     emulated = "" if settings.emulate is None else settings.emulate.sentence
     service = Service(store=store, loop=loop, tokens=tokens, nodes=lambda: nodes, clock=clock, emulated=emulated)
     service_box.append(service)
-    server = uvicorn.Server(
-        uvicorn.Config(
-            create_app(service),
-            log_config=None,
-            access_log=False,
-            timeout_keep_alive=75,
-            timeout_graceful_shutdown=1,
-        )
-    )
+    server = uvicorn.Server(api_config(service))
     folder.write_server_file(url)
 
     def announce_when_up() -> None:

@@ -5,6 +5,21 @@ from __future__ import annotations
 import math
 from typing import Any, TypeGuard
 
+from trials.errors import InvalidTrialSpec
+from trials.plain_words import one_line
+
+LONGEST_NAME = 255
+
+
+def check_name(what: str, name: object) -> None:
+    """A name that people give and others read; raises InvalidTrialSpec for one that a log or a URL could not hold."""
+    if not isinstance(name, str) or not 1 <= len(name) <= LONGEST_NAME:
+        raise InvalidTrialSpec(f"{what} is {name!r:.80}; it must be a text of 1 to {LONGEST_NAME} characters")
+    if one_line(name) != name or "/" in name or name in (".", ".."):
+        raise InvalidTrialSpec(
+            f"{what} is {name!r:.80}; it must be one line without control characters and slashes, and not a folder"
+        )
+
 
 def is_whole(value: Any) -> TypeGuard[int]:
     """True and False are not numbers here."""

@@ -11,6 +11,7 @@ from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse
 
 from scheduler.api.client_side import client_routes
+from scheduler.api.gate import Gate
 from scheduler.api.replica_side import replica_routes
 from scheduler.api.service import Service
 from trials.errors import InvalidTrialSpec, StoreUnavailable, UnknownTrial
@@ -26,6 +27,7 @@ def create_app(service: Service) -> FastAPI:
 
     app = FastAPI(title="Elastune scheduler", lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None)
     app.state.service = service
+    app.add_middleware(Gate, service=service)
     app.include_router(client_routes(service))
     app.include_router(replica_routes(service))
 

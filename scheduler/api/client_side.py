@@ -7,17 +7,21 @@ import threading
 from dataclasses import asdict
 from typing import Any
 
-from fastapi import APIRouter, Depends, HTTPException, Request, Response
+from fastapi import APIRouter, Depends, FastAPI, HTTPException, Request, Response
 from pydantic import BaseModel, Field
 
 from dist_core.goodput import Hints
+from scheduler.api.callers import Client, allow, calling_client, sees
 from scheduler.api.metrics import metrics_text
-from scheduler.api.service import Service, bearer
+from scheduler.api.service import Service
+from scheduler.api.tokens import Access, Identity
 from scheduler.coming import Plans
 from scheduler.control_loop import OWNER_LEASE_SECONDS
+from scheduler.errors import RequestRefused
 from scheduler.packages import LARGEST_BYTES, PackageRefused
 from scheduler.priorities import effective_priorities
-from trials.errors import InvalidStudyTerms
+from trials.checks import check_name
+from trials.errors import InvalidStudyTerms, UnknownTrial
 from trials.log_files import tail
 from trials.record import Study, TrialRecord
 from trials.spec import TrialSpec
@@ -26,6 +30,10 @@ from trials.terms import StudyTerms
 
 LONGEST_WAIT_SECONDS = 30.0
 LOG_BYTES = 1024 * 1024
+BRIEF = 500
+"""Characters of an error in lists."""
+OWNERS_TERMS = ("weight", "priority", "yields_to", "quota", "budget_slot_hours")
+"""What a study may not take for itself."""
 MOST_LOG_BYTES = 64 * 1024 * 1024
 
 
@@ -39,6 +47,12 @@ class StudyBody(BaseModel):
     owner: str = Field(max_length=64)
     terms: dict[str, Any] = Field(default_factory=dict)
     """Changes to the study's terms; what is not named stays."""
+
+
+class TokenBody(BaseModel):
+    access: str = Field(pattern="^(owner|study|read)$")
+    study: str = Field(default="", max_length=255)
+    replace: bool = False
 
 
 class Detach(BaseModel):
@@ -73,13 +87,18 @@ def client_routes(service: Service) -> APIRouter:
     changing = threading.Lock()
     """Held while terms are read, checked against the other studies', and written."""
 
-    def owner_only(request: Request) -> None:
-        if not service.tokens.is_owner(bearer(request)):
-            raise HTTPException(
-                401, "the token is not this scheduler's; set ELASTUNE_TOKEN to the one it was started with"
-            )
+    routes = APIRouter(dependencies=[Depends(calling_client)], tags=["clients"])
 
-    routes = APIRouter(dependencies=[Depends(owner_only)], tags=["clients"])
+    def trial_for(client: Identity, trial_id: str, *, read: bool = False) -> TrialRecord:
+        """Another study's trial is as unknown as one that never was."""
+        record = store.trial(trial_id)
+        if not sees(client, record.spec.study):
+            raise UnknownTrial(f"no trial is called {trial_id!r}; `elastune ls` lists them")
+        allow(client, study=record.spec.study, read=read)
+        return record
+
+    def seen_trials(client: Identity) -> list[TrialRecord]:
+        return [record for record in store.trials() if sees(client, record.spec.study)]
 
     def known_study(name: str) -> Study:
         for study in store.studies():
@@ -87,7 +106,7 @@ def client_routes(service: Service) -> APIRouter:
                 return study
         raise HTTPException(404, f"no study is called {name!r}")
 
-    def changed_terms(name: str, changes: dict[str, Any]) -> StudyTerms:
+    def changed_terms(client: Identity, name: str, changes: dict[str, Any]) -> StudyTerms:
         everybody = {study.name: study.terms for study in store.studies()}
         before = everybody.get(name, StudyTerms()).to_json()
         unknown = set(changes) - set(before)
@@ -98,41 +117,49 @@ def client_routes(service: Service) -> APIRouter:
             effective_priorities({**everybody, name: terms})
         except (InvalidStudyTerms, TypeError) as error:
             raise HTTPException(422, str(error)) from error
+        unequal = [term for term in OWNERS_TERMS if terms.to_json()[term] != before[term]]
+        if unequal and client.access is not Access.OWNER:
+            raise HTTPException(403, f"a study's own token cannot change its {unequal[0]}; the owner's is needed")
         return terms
 
     @routes.get("/metrics")
-    def metrics() -> Response:
+    def metrics(client: Client) -> Response:
         """For Prometheus."""
+        allow(client, read=True)
         return Response(metrics_text(service), media_type="text/plain; version=0.0.4; charset=utf-8")
 
     @routes.get("/studies")
-    def studies() -> list[dict[str, Any]]:
-        return [{"name": study.name, **study.terms.to_json()} for study in store.studies()]
+    def studies(client: Client) -> list[dict[str, Any]]:
+        known = [study for study in store.studies() if sees(client, study.name)]
+        return [{"name": study.name, **study.terms.to_json()} for study in known]
 
     @routes.patch("/studies/{name}")
-    def change(name: str, body: dict[str, Any]) -> dict[str, Any]:
+    def change(client: Client, name: str, body: dict[str, Any]) -> dict[str, Any]:
         """Change what is asked for a study: weight, priority, quota, goal; also while it runs."""
+        allow(client, study=name)
         known_study(name)
         with changing:
-            terms = changed_terms(name, body)
+            terms = changed_terms(client, name, body)
             store.set_terms(name, terms)
         service.loop.wake()
         return terms.to_json()
 
     @routes.put("/studies/{name}")
-    def attach(name: str, body: StudyBody) -> dict[str, Any]:
+    def attach(client: Client, name: str, body: StudyBody) -> dict[str, Any]:
         """Register a study with its driver. One driver at a time; a dead one's lease has to run out first."""
-        known = [study for study in store.studies() if study.name == name]
-        now = service.clock()
-        for study in known:
-            fresh = study.owner_seen_at is not None and now - study.owner_seen_at < OWNER_LEASE_SECONDS
-            if study.owner not in (None, body.owner) and fresh:
-                raise HTTPException(
-                    409,
-                    f"study {name!r} is being driven by another process; wait for it to end, or use another name",
-                )
+        allow(client, study=name)
+        check_name("the study's name", name)
+        # Of two drivers that come at once, the later one has to see the earlier.
         with changing:
-            terms = changed_terms(name, body.terms)
+            now = service.clock()
+            for study in store.studies():
+                fresh = study.owner_seen_at is not None and now - study.owner_seen_at < OWNER_LEASE_SECONDS
+                if study.name == name and study.owner not in (None, body.owner) and fresh:
+                    raise HTTPException(
+                        409,
+                        f"study {name!r} is being driven by another process; wait for it to end, or use another name",
+                    )
+            terms = changed_terms(client, name, body.terms)
             store.put_study(
                 Study(name=name, direction=body.direction, terms=terms, owner=body.owner, owner_seen_at=now)
             )
@@ -144,16 +171,20 @@ def client_routes(service: Service) -> APIRouter:
         }
 
     @routes.post("/studies/{name}/detach")
-    def detach(name: str, body: Detach) -> None:
+    def detach(client: Client, name: str, body: Detach) -> None:
         """The driver leaves: the study's trials save their state and give their slots back."""
+        allow(client, study=name)
         known_study(name)
         store.disown_study(name, body.owner)
         service.loop.wake()
         service.announce()
 
     @routes.post("/studies/{name}/news")
-    async def news(name: str, body: Waiting) -> dict[str, Any]:
+    async def news(client: Client, name: str, body: Waiting) -> dict[str, Any]:
         """Long poll of a driver: open questions of its trials, and how those it waits for ended. Renews its lease."""
+        allow(client, study=name)
+        for trial_id in {*body.trials, *body.seen}:
+            await asyncio.to_thread(trial_for, client, trial_id)
         await asyncio.to_thread(renew, name, body)
         if body.plans is not None:
             service.loop.note_plans(name, Plans(body.plans.at_a_time, body.plans.left))
@@ -202,8 +233,9 @@ def client_routes(service: Service) -> APIRouter:
         return [digest for digest in sorted(wanted) if service.packages.find(digest) is None]
 
     @routes.put("/packages/{digest}")
-    async def put_package(digest: str, request: Request) -> None:
+    async def put_package(client: Client, digest: str, request: Request) -> None:
         """Keep a packed working folder."""
+        allow(client, study=client.subject)
         if service.packages is None:
             raise HTTPException(422, "this scheduler starts replicas where sweeps are started; it takes no packages")
         if int(request.headers.get("content-length", "0")) > LARGEST_BYTES:
@@ -217,7 +249,8 @@ def client_routes(service: Service) -> APIRouter:
             raise HTTPException(503, f"the package cannot be kept: {error}") from error
 
     @routes.get("/packages/{digest}")
-    def has_package(digest: str) -> dict[str, bool]:
+    def has_package(client: Client, digest: str) -> dict[str, bool]:
+        allow(client, study=client.subject)
         return {"here": service.packages is not None and service.packages.find(digest) is not None}
 
     def _news_of(seen: dict[str, str]) -> list[dict[str, Any]]:
@@ -236,21 +269,25 @@ def client_routes(service: Service) -> APIRouter:
         return news
 
     @routes.post("/studies/{name}/poke")
-    async def poke(name: str) -> None:
+    async def poke(client: Client, name: str) -> None:
         """Have the driver's poll return, so that it asks anew with what it waits for now."""
+        allow(client, study=name)
         service.mailbox.notify(name)
 
     @routes.post("/studies/{name}/answers")
-    async def answers(name: str, body: Answer) -> None:
-        service.mailbox.answer(body.id, body.answer)
+    async def answers(client: Client, name: str, body: Answer) -> None:
+        allow(client, study=name)
+        service.mailbox.answer(name, body.id, body.answer)
 
     @routes.post("/trials")
-    def submit(document: dict[str, Any]) -> dict[str, Any]:
+    def submit(client: Client, document: dict[str, Any]) -> dict[str, Any]:
         """Submit a trial; the same (study, number) again returns the one that is there."""
         try:
             spec = TrialSpec.from_json(document)
         except TypeError as error:
             raise HTTPException(422, f"not a trial: {error}") from error
+        allow(client, study=spec.study)
+        check_name("the study's name", spec.study)
         slots = sum(node.slots for node in service.nodes())
         if spec.min_replicas > slots and not service.grows:
             raise HTTPException(
@@ -264,16 +301,18 @@ def client_routes(service: Service) -> APIRouter:
         return _summary(record)
 
     @routes.get("/trials")
-    def trials() -> list[dict[str, Any]]:
-        return [_summary(record) for record in store.trials()]
+    def trials(client: Client) -> list[dict[str, Any]]:
+        return [_brief(record) for record in seen_trials(client)]
 
     @routes.get("/trials/{trial_id}")
-    def trial(trial_id: str) -> dict[str, Any]:
-        record = store.trial(trial_id)
+    def trial(client: Client, trial_id: str) -> dict[str, Any]:
+        record = trial_for(client, trial_id, read=True)
+        reads_only = client.access is Access.READ
         return {
-            **_summary(record),
+            **(_brief(record) if reads_only else _summary(record)),
             "emulated": service.emulated,
-            "spec": record.spec.to_json(),
+            # What code is run, with which arguments and secrets, is nothing for a display on the wall.
+            "spec": None if reads_only else record.spec.to_json(),
             "history": [_entry(entry) for entry in store.history(trial_id)],
             "replicas": [
                 {**asdict(replica), "state": replica.state.value}
@@ -282,47 +321,49 @@ def client_routes(service: Service) -> APIRouter:
         }
 
     @routes.get("/trials/{trial_id}/log")
-    def log(trial_id: str, most_bytes: int = LOG_BYTES) -> list[dict[str, Any]]:
+    def log(client: Client, trial_id: str, most_bytes: int = LOG_BYTES) -> list[dict[str, Any]]:
         """What each of the trial's replicas printed, or the end of it."""
-        store.trial(trial_id)
+        trial_for(client, trial_id)
         most = max(0, min(most_bytes, MOST_LOG_BYTES))
         return [{"replica_id": path.stem, "words": tail(path, most)} for path in service.loop.logs(trial_id)]
 
     @routes.post("/trials/{trial_id}/cancel")
-    def cancel(trial_id: str, body: Cancel) -> None:
-        store.trial(trial_id)
+    def cancel(client: Client, trial_id: str, body: Cancel) -> None:
+        trial_for(client, trial_id)
         store.request_cancel(trial_id, body.why)
         service.loop.wake()
 
     @routes.get("/overview")
-    def overview() -> dict[str, Any]:
+    def overview(client: Client) -> dict[str, Any]:
         """Everything a live display shows."""
-        records = store.trials()
+        records = seen_trials(client)
+        mine = {record.trial_id for record in records}
+        known = [study for study in store.studies() if sees(client, study.name)]
         hints = store.hints([record.trial_id for record in records if not record.state.is_final])
         latest: dict[str, dict[str, Any]] = {}
-        for study in store.studies():
+        for study in known:
             for report in store.reports(study.name):
                 latest[report.trial_id] = {"step": report.step, "value": report.value}
         return {
             "now": service.clock(),
             "nodes": [asdict(node) for node in service.nodes()],
             "emulated": service.emulated,
-            "studies": [asdict(study) for study in store.studies()],
+            "studies": [asdict(study) for study in known],
             "trials": [
-                {**_summary(record), **_live(service, record, hints), "latest": latest.get(record.trial_id)}
+                {**_brief(record), **_live(service, record, hints), "latest": latest.get(record.trial_id)}
                 for record in records
             ],
-            "changes": [_entry(entry) for entry in store.resizes()],
+            "changes": [_entry(entry) for entry in store.resizes() if entry.trial_id in mine],
         }
 
     @routes.get("/trials/{trial_id}/why")
-    def why(trial_id: str) -> dict[str, Any]:
+    def why(client: Client, trial_id: str) -> dict[str, Any]:
         """The policy's last decision about a trial, and every change of size before it."""
-        record = store.trial(trial_id)
+        record = trial_for(client, trial_id, read=True)
         grant = service.loop.latest_grants.get(trial_id) if not record.state.is_final else None
         error = service.loop.policy_error
         return {
-            "trial": _summary(record),
+            "trial": _brief(record),
             "emulated": service.emulated,
             "policy": service.loop.policy_name,
             "policy_error": None if error is None else str(error),
@@ -338,16 +379,42 @@ def client_routes(service: Service) -> APIRouter:
         }
 
     @routes.get("/timeline")
-    def timeline() -> dict[str, Any]:
+    def timeline(client: Client) -> dict[str, Any]:
         """Who held which slot when, and every change of size with its reason."""
-        records = store.trials()
+        records = seen_trials(client)
+        mine = {record.trial_id for record in records}
         return {
             "now": service.clock(),
             "emulated": service.emulated,
             "nodes": [asdict(node) for node in service.nodes()],
-            "intervals": [asdict(interval) for interval in store.slot_intervals()],
-            "trials": [_summary(record) for record in records],
-            "changes": [_entry(entry) for entry in store.resizes()],
+            "intervals": [asdict(each) for each in store.slot_intervals() if each.trial_id in mine],
+            "trials": [_brief(record) for record in records],
+            "changes": [_entry(entry) for entry in store.resizes() if entry.trial_id in mine],
+        }
+
+    @routes.get("/openapi.json", include_in_schema=False)
+    def openapi(client: Client, request: Request) -> dict[str, Any]:
+        """What this API offers."""
+        allow(client, study=client.subject, read=True)
+        app: FastAPI = request.app
+        return app.openapi()
+
+    @routes.post("/tokens")
+    def give_token(client: Client, body: TokenBody) -> dict[str, str]:
+        """A study's token or a reader's, or a new one in the place of any."""
+        allow(client)
+        access = Access(body.access)
+        if access is Access.STUDY:
+            check_name("the study's name", body.study)
+        if body.replace:
+            try:
+                return {"token": service.tokens.replace(access, body.study)}
+            except RequestRefused as error:
+                raise HTTPException(409, str(error)) from error
+        if access is Access.OWNER:
+            raise HTTPException(422, "the owner's token is the one that you came with")
+        return {
+            "token": service.tokens.for_reading() if access is Access.READ else service.tokens.for_study(body.study)
         }
 
     return routes
@@ -368,6 +435,22 @@ def _summary(record: TrialRecord) -> dict[str, Any]:
         "losses": record.losses,
         "outcome": asdict(record.outcome) if record.outcome is not None else None,
     }
+
+
+def _brief(record: TrialRecord) -> dict[str, Any]:
+    """For lists of all trials: how a trial ended, without all that it said."""
+    summary = _summary(record)
+    outcome = record.outcome
+    if outcome is not None:
+        value = outcome.value if outcome.kind == "value" and len(str(outcome.value)) <= BRIEF else None
+        message = outcome.message[:BRIEF]
+        summary["outcome"] = {
+            "kind": outcome.kind,
+            "value": value,
+            "error_type": outcome.error_type,
+            "message": message,
+        }
+    return summary
 
 
 def _live(service: Service, record: TrialRecord, hints: dict[str, dict[str, Any]]) -> dict[str, Any]:

@@ -73,8 +73,9 @@ class Mailbox:
             if question.study == study and question.document["trial_id"] in trial_ids and not question.answered.is_set()
         ]
 
-    def answer(self, question_id: str, answer: dict[str, Any]) -> None:
+    def answer(self, study: str, question_id: str, answer: dict[str, Any]) -> None:
+        """The driver of a study answers the questions of its own trials."""
         question = self._questions.get(question_id)
-        if question is not None:
+        if question is not None and question.study == study:
             question.answer = answer
             question.answered.set()

@@ -13,6 +13,7 @@ from pydantic import BaseModel, Field
 
 from dist_core.goodput import Hints
 from scheduler.api.service import Service, bearer
+from scheduler.api.tokens import Access
 from trials.record import Outcome, Reason, ReplicaRecord, ReplicaState, Report, TrialRecord
 from trials.store.base import HistoryEntry
 
@@ -79,12 +80,12 @@ class Question(BaseModel):
 
 
 def calling_replica(request: Request, x_elastune_replica: Annotated[str, Header()]) -> ReplicaRecord:
-    """The calling replica; refuses one whose trial the token does not open, or that is not ours any more."""
+    """The calling replica; refuses one whose token is not its own, or that is not ours any more."""
     service: Service = request.app.state.service
-    token = bearer(request)
+    identity = service.tokens.identify(bearer(request), x_elastune_replica)
     trial_id, _, _ = x_elastune_replica.rpartition("-")
-    if not service.tokens.is_trial(token, trial_id):
-        raise HTTPException(403, f"this token does not open trial {trial_id!r}")
+    if identity is None or identity.access is not Access.REPLICA:
+        raise HTTPException(403, f"this token is not that of replica {x_elastune_replica!r:.200}")
     for replica in service.store.replicas(trial_id=trial_id):
         if replica.replica_id == x_elastune_replica:
             service.loop.note_contact(replica.replica_id)

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import base64
+import json
 import logging
 import os
 import secrets
 from pathlib import Path
 from typing import Any
 
+from scheduler.api.tokens import Secrets, Tokens
 from scheduler.errors import SchedulerError
 from scheduler.kubernetes.server import Operator, OperatorSettings, patiently
 from scheduler.kubernetes.shared_secret import shared_secret
 from scheduler.log_lines import log_to_stderr
-from trials.kubernetes.api import ClusterApi, KubernetesApi
+from trials.kubernetes.api import SECRETS, ClusterApi, KubernetesApi
 from trials.kubernetes.settings import read_settings
 
 
@@ -25,18 +28,32 @@ def run_operator(settings: Path, *, token_secret: str | None = None, **options: 
     logging.getLogger("kubernetes").setLevel(logging.CRITICAL)
     cluster = read_settings(settings)
     api = KubernetesApi.connect()
-    token = os.environ.get("ELASTUNE_TOKEN")
-    if not token and token_secret is not None:
-        token = patiently(lambda: shared_token(api, cluster.namespace, str(token_secret)))
-    if not token:
+    given = os.environ.get("ELASTUNE_TOKEN")
+    if given:
+        tokens = Tokens(given, fixed=True)
+    elif token_secret is not None:
+        secret = str(token_secret)
+        tokens = patiently(lambda: shared_tokens(api, cluster.namespace, secret))
+    else:
         raise SchedulerError(
             "no token is known that the API's callers must have; set ELASTUNE_TOKEN, or name a secret that exists with "
             "--token-secret"
         )
-    Operator(api, OperatorSettings(cluster=cluster, token=token, **options)).run()
+    Operator(api, OperatorSettings(cluster=cluster, tokens=tokens, **options)).run()
 
 
-def shared_token(api: ClusterApi, namespace: str, secret: str) -> str:
-    """The owner's token in the secret; the first scheduler that finds none makes one."""
-    kept = shared_secret(api, namespace, secret, ("token",), lambda: {"token": secrets.token_hex(24).encode()})
-    return kept["token"].decode()
+def shared_tokens(api: ClusterApi, namespace: str, secret: str) -> Tokens:
+    """The tokens that the secret's values make; the first scheduler that finds none makes them."""
+    kept = {
+        **shared_secret(api, namespace, secret, ("token",), lambda: {"token": secrets.token_hex(24).encode()}),
+        **shared_secret(api, namespace, secret, ("key",), lambda: {"key": secrets.token_hex(32).encode()}),
+        **shared_secret(api, namespace, secret, ("versions",), lambda: {"versions": b"{}"}),
+    }
+
+    def save(changed: Secrets) -> None:
+        values = {"token": changed.owner, "versions": json.dumps(dict(changed.versions))}
+        data = {name: base64.b64encode(value.encode()).decode() for name, value in values.items()}
+        api.patch(SECRETS, namespace, secret, {"data": data})
+
+    versions = json.loads(kept["versions"])
+    return Tokens(Secrets(owner=kept["token"].decode(), key=kept["key"].decode(), versions=versions), save=save)

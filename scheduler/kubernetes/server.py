@@ -23,8 +23,8 @@ import uvicorn
 from fastapi import FastAPI
 from fastapi.responses import JSONResponse
 
-from scheduler.api.app import create_app
 from scheduler.api.service import Service
+from scheduler.api.serving import api_config
 from scheduler.api.tokens import Tokens
 from scheduler.control_loop import ControlLoop, LoopSettings
 from scheduler.kubernetes.admission import review
@@ -60,7 +60,7 @@ OWN_VARIABLES = frozenset({"TZ", "LANG", "LC_ALL"})
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OperatorSettings:
     cluster: ClusterSettings
-    token: str
+    tokens: Tokens
     host: str = "0.0.0.0"  # noqa: S104  # a pod's own address; its NetworkPolicy says who may call
     port: int = 7300
     webhook_port: int = 7443
@@ -174,7 +174,7 @@ class Operator:
 
         view = WatchedCluster(self._api, cluster.all_namespaces, wake)
         launcher = KubernetesLauncher(self._api, view, cluster, owner_of=store.owner_of, log_of=self._log_of)
-        tokens = Tokens(settings.token)
+        tokens = settings.tokens
         url = settings.url or self._service_url()
         clock = SteadyClock()
         service_box: list[Service] = []
@@ -191,7 +191,7 @@ class Operator:
             LoopSettings(
                 state_dir=self._state,
                 api_url=lambda: url,
-                replica_token=tokens.for_trial,
+                replica_token=tokens.for_replica,
                 base_environ={name: os.environ[name] for name in OWN_VARIABLES & os.environ.keys()},
                 decide_every_seconds=DECIDE_SECONDS,
                 decide_on_loss_or_end=True,
@@ -221,17 +221,7 @@ class Operator:
         woken.append(loop)
         for watched in watches:
             watched.wait_until_synced(60.0)
-        self._server = uvicorn.Server(
-            uvicorn.Config(
-                create_app(service),
-                host=settings.host,
-                port=settings.port,
-                log_config=None,
-                access_log=False,
-                timeout_keep_alive=75,
-                timeout_graceful_shutdown=1,
-            )
-        )
+        self._server = uvicorn.Server(api_config(service, host=settings.host, port=settings.port))
         threading.Thread(target=self._announce, args=(url, began), daemon=True).start()
         self._server.run()
         if not self._stop.is_set():

@@ -66,6 +66,26 @@ def test_a_member_leaves_when_the_others_go_on_without_it() -> None:
     assert leaves is not None and leaves.group is None
 
 
+def test_a_joiner_that_is_left_out_while_it_enters_leaves_as_soon_as_it_has() -> None:
+    mine = membership()
+    mine._handle(generation(2, "t-c"))
+    (prepared,) = waits(mine)
+    mine._handle(generation(3, "t-a", "t-b"))
+    assert mine.pending() is None
+    mine.commit(prepared)
+    leaves = mine.pending()
+    assert leaves is not None and leaves.generation.number == 3 and leaves.group is None
+
+
+def test_what_a_joiner_was_left_out_of_is_over_with_the_next_offer() -> None:
+    mine = membership()
+    mine._handle(generation(2, "t-a", "t-b"))
+    mine._handle(generation(3, "t-c"))
+    (prepared,) = waits(mine)
+    mine.commit(prepared)
+    assert mine.pending() is None
+
+
 def test_a_joiner_leaves_when_its_trial_pauses() -> None:
     mine = membership()
     mine._handle(generation(2))

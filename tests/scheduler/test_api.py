@@ -13,7 +13,7 @@ from fastapi.testclient import TestClient
 
 from scheduler.api.app import create_app
 from scheduler.api.service import Service
-from scheduler.api.tokens import Tokens, token_in_folder
+from scheduler.api.tokens import Tokens
 from scheduler.control_loop import ControlLoop, LoopSettings
 from scheduler.policy import GoodputPolicy
 from scheduler.snapshot import NodeView
@@ -29,7 +29,7 @@ class Site:
         self.store = SqlTrialStore(f"sqlite:///{folder / 'trials.db'}")
         self.launcher = InMemoryLauncher({"n0": 2})
         settings = LoopSettings(
-            state_dir=folder, api_url=lambda: "http://x", replica_token=TOKENS.for_trial, base_environ={}
+            state_dir=folder, api_url=lambda: "http://x", replica_token=TOKENS.for_replica, base_environ={}
         )
         self.loop = ControlLoop(self.store, self.launcher, GoodputPolicy(), settings)
         self.loop.start = lambda: None  # type: ignore[method-assign]
@@ -42,9 +42,8 @@ class Site:
         return self.http.request(method, path, json=body, headers=headers, **options)
 
     def replica(self, method: str, path: str, body: Any = None, name: str = "", **options: Any) -> Any:
-        trial_id = name.rpartition("-")[0]
         headers = {"X-Elastune-Replica": name}
-        return self.call(method, f"/replica{path}", body, token=TOKENS.for_trial(trial_id), headers=headers, **options)
+        return self.call(method, f"/replica{path}", body, token=TOKENS.for_replica(name), headers=headers, **options)
 
     def submit(self, number: int = 0, **changes: Any) -> dict[str, Any]:
         document = {"study": "s", "number": number, "entrypoint": "m:f", **changes}
@@ -75,8 +74,7 @@ def site(tmp_path: Path) -> Iterator[Site]:
 def test_without_the_owners_token_nothing_is_told(site: Site, path: str) -> None:
     assert site.http.get(path).status_code == 401
     assert site.call("GET", path, token="wrong").status_code == 401
-    trial_token = TOKENS.for_trial(site.submit()["trial_id"])
-    assert site.call("GET", path, token=trial_token).status_code == 401
+    assert site.call("GET", path, token=TOKENS.for_replica(site.with_replica())).status_code == 401
     assert site.call("GET", path).status_code == 200
 
 
@@ -84,7 +82,8 @@ def test_a_replica_token_opens_its_own_trial_only(site: Site) -> None:
     name = site.with_replica()
     other = site.submit(1)["trial_id"]
     assert site.replica("GET", "/trial", name=name).status_code == 200
-    refused = site.call("GET", "/replica/trial", token=TOKENS.for_trial(other), headers={"X-Elastune-Replica": name})
+    headers = {"X-Elastune-Replica": name}
+    refused = site.call("GET", "/replica/trial", token=TOKENS.for_replica(f"{other}-abc"), headers=headers)
     assert refused.status_code == 403
     assert site.replica("GET", "/trial", name=f"{other}-unknown").status_code == 410
 
@@ -177,8 +176,10 @@ def test_a_question_reaches_the_driver_and_its_answer_the_replica(site: Site) ->
 
 
 def test_nobody_learns_of_the_api_without_a_token(site: Site) -> None:
-    for path in ("/docs", "/redoc", "/openapi.json"):
-        assert site.http.get(path).status_code == 404
+    for path in ("/docs", "/redoc", "/openapi.json", "/nothing"):
+        assert site.http.get(path).status_code == 401
+    assert site.http.get("/healthz").status_code == 200
+    assert "/trials" in site.call("GET", "/openapi.json", token=TOKENS.for_reading()).json()["paths"]
 
 
 def test_a_poke_that_comes_before_the_poll_it_is_meant_for_is_not_lost(site: Site) -> None:
@@ -265,11 +266,3 @@ def test_rendezvous_keys_belong_to_a_trial_and_a_generation(site: Site) -> None:
     assert get(3) is None
     site.replica("PUT", "/rendezvous", {**body, "generation": 4}, name=name)
     assert get(2) is None
-
-
-def test_the_token_file_is_the_owners_alone(tmp_path: Path) -> None:
-    token = token_in_folder(tmp_path)
-    assert token_in_folder(tmp_path) == token
-    assert (tmp_path / "token").stat().st_mode & 0o077 == 0
-    with pytest.raises(ValueError, match="at least 16"):
-        Tokens("short")

@@ -11,8 +11,8 @@ from typing import Any
 
 import uvicorn
 
-from scheduler.api.app import create_app
 from scheduler.api.service import Service
+from scheduler.api.serving import api_config
 from scheduler.api.tokens import Tokens
 from scheduler.client import SchedulerClient
 from scheduler.control_loop import ControlLoop, LoopSettings
@@ -47,7 +47,7 @@ class ServedLoop:
             LoopSettings(
                 state_dir=folder,
                 api_url=lambda: self.url,
-                replica_token=tokens.for_trial,
+                replica_token=tokens.for_replica,
                 base_environ={**os.environ, "OMP_NUM_THREADS": "1", **(environ or {})},
                 **settings,
             ),
@@ -55,8 +55,7 @@ class ServedLoop:
         )
         nodes = tuple(NodeView(name=node.node, slots=node.slots) for node in launcher.nodes())
         box.append(Service(store=store, loop=self.loop, tokens=tokens, nodes=lambda: nodes))
-        config = uvicorn.Config(create_app(box[0]), log_config=None, timeout_graceful_shutdown=1)
-        self._server = uvicorn.Server(config)
+        self._server = uvicorn.Server(api_config(box[0]))
         self._thread = threading.Thread(target=self._server.run, kwargs={"sockets": [listener]}, daemon=True)
         self._listener = listener
         self._thread.start()

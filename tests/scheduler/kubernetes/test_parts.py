@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 from cryptography import x509
 
+from scheduler.api.tokens import Access
 from scheduler.kubernetes.certificates import make_certificate, shared_certificate, trust
 from scheduler.kubernetes.clean import clean
-from scheduler.kubernetes.command import shared_token
+from scheduler.kubernetes.command import shared_tokens
 from scheduler.kubernetes.placeholders import Placeholders, autoscaler_from, difference, placeholder
 from scheduler.snapshot import NodeView, Snapshot, TrialView
 from tests.support.fake_cluster import FakeClusterApi
@@ -90,9 +91,22 @@ def test_all_pods_share_one_certificate_and_the_api_server_is_told_of_it() -> No
 def test_the_token_is_made_once() -> None:
     api = FakeClusterApi()
     api.create(SECRETS, "lab", {"metadata": {"name": "token"}})
-    token = shared_token(api, "lab", "token")
-    assert len(token) == 48
-    assert shared_token(api, "lab", "token") == token
+    tokens = shared_tokens(api, "lab", "token")
+    assert len(tokens.owner) == 48
+    again = shared_tokens(api, "lab", "token")
+    assert (again.owner, again.for_replica("r")) == (tokens.owner, tokens.for_replica("r"))
+
+
+def test_a_token_that_was_replaced_stays_so_for_the_next_scheduler() -> None:
+    api = FakeClusterApi()
+    api.create(SECRETS, "lab", {"metadata": {"name": "token"}})
+    tokens = shared_tokens(api, "lab", "token")
+    replica, owner, reader = tokens.for_replica("r"), tokens.owner, tokens.for_reading()
+    assert tokens.replace(Access.OWNER) != owner
+    assert tokens.replace(Access.READ) != reader
+    again = shared_tokens(api, "lab", "token")
+    assert (again.owner, again.for_reading()) == (tokens.owner, tokens.for_reading())
+    assert again.for_replica("r") == replica
 
 
 # ---------------------------------------------------------------------- placeholders

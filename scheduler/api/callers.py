@@ -1,0 +1,41 @@
+"""Who calls, and whether what the caller's token opens is enough."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import Depends, HTTPException, Request
+
+from scheduler.api.service import Service, bearer
+from scheduler.api.tokens import Access, Identity
+
+
+def calling_client(request: Request) -> Identity:
+    """A tuner, the command line, a dashboard; refuses whose token is nobody's."""
+    service: Service = request.app.state.service
+    identity = service.tokens.identify(bearer(request))
+    if identity is None:
+        raise HTTPException(
+            401, "the token is not this scheduler's, or was replaced; set ELASTUNE_TOKEN to the present one"
+        )
+    return identity
+
+
+Client = Annotated[Identity, Depends(calling_client)]
+
+
+def allow(client: Identity, *, study: str | None = None, read: bool = False) -> None:
+    """Refuse unless the client is the owner, belongs to ``study``, or only reads where ``read`` says that it may."""
+    mine = client.access is Access.STUDY and study is not None and client.subject == study
+    if client.access is Access.OWNER or mine or (read and client.access is Access.READ):
+        return
+    if client.access is Access.READ:
+        raise HTTPException(403, "this token is for reading metrics, overviews and decisions, and opens no more")
+    if study is None:
+        raise HTTPException(403, f"this token is for study {client.subject!r} alone; the owner's is needed")
+    raise HTTPException(403, f"this token is for study {client.subject!r}, not for {study!r}")
+
+
+def sees(client: Identity, study: str) -> bool:
+    """Whether a study is among what the client is shown."""
+    return client.access is not Access.STUDY or client.subject == study

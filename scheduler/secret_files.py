@@ -1,0 +1,84 @@
+"""The secrets of a scheduler in its state folder: files that nobody but their owner can read.
+
+token          the owner's token, for the command line
+tokens.json    the key that all other tokens come from, and which of them were replaced
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import secrets
+import stat
+from pathlib import Path
+
+from scheduler.api.tokens import Secrets
+from trials.errors import StoreUnavailable
+
+logger = logging.getLogger(__name__)
+
+OTHERS = stat.S_IRWXG | stat.S_IRWXO
+
+
+def keep_private(path: Path) -> None:
+    """Take the rights of others away where they have some, and say so; raises StoreUnavailable where it cannot."""
+    try:
+        mode = path.stat().st_mode
+        if not mode & OTHERS:
+            return
+        path.chmod(stat.S_IMODE(mode) & ~OTHERS)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise StoreUnavailable(
+            f"others on this machine can read {path}, and that cannot be changed ({error}); choose a folder of your own"
+        ) from error
+    logger.warning(
+        "others on this machine could read %s (mode %o); now nobody but you can. Whoever has read a token keeps it: "
+        "replace it with `elastune token --replace`",
+        path,
+        stat.S_IMODE(mode),
+    )
+
+
+def secrets_in_folder(folder: Path, owner: str | None = None) -> Secrets:
+    """The folder's secrets, made at first use. ``owner``: the owner's token, where it was given from outside."""
+    for name in ("token", "tokens.json"):
+        keep_private(folder / name)
+    token = owner or _read(folder / "token")
+    kept = _read(folder / "tokens.json")
+    if token and kept:
+        document = json.loads(kept)
+        return Secrets(owner=token, key=document["key"], versions=document["versions"])
+    made = Secrets(owner=token or secrets.token_hex(24), key=secrets.token_hex(32))
+    save_in_folder(folder, made, with_owner=owner is None)
+    return made
+
+
+def save_in_folder(folder: Path, kept: Secrets, *, with_owner: bool = True) -> None:
+    """Durable when it returns."""
+    document = {"key": kept.key, "versions": dict(kept.versions)}
+    _write(folder / "tokens.json", json.dumps(document))
+    if with_owner:
+        _write(folder / "token", kept.owner)
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text().strip()
+    except FileNotFoundError:
+        return ""
+
+
+def _write(path: Path, words: str) -> None:
+    partial = path.with_name(f"{path.name}.{os.getpid()}")
+    try:
+        descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with os.fdopen(descriptor, "w") as file:
+            file.write(words)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(partial, path)
+    except OSError as error:
+        raise StoreUnavailable(f"{path} cannot be written: {error}") from error
