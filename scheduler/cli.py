@@ -125,6 +125,7 @@ def up(
     devices = None if emulate is None else emulation(emulate, slots=slots)
     # It imports what replicas need while this process imports what a scheduler needs.
     started = start_fork_server(STAGES) if fork_server else None
+    from scheduler.hosts import is_loopback, open_host_warning
     from scheduler.log_lines import log_to_stderr
     from scheduler.server import ServerSettings, serve
 
@@ -137,6 +138,8 @@ def up(
         typer.echo(f"elastune scheduler listens at {url}")
         if devices is not None:
             typer.echo(devices.sentence)
+        if not is_loopback(host):
+            typer.echo(open_host_warning(host), err=True)
         typer.echo(f"join it from another terminal:\n  export ELASTUNE_URL={url}")
         typer.echo(f"  export ELASTUNE_TOKEN=$(cat {(state_dir or default_state_dir()) / 'token'})")
         typer.echo("Ctrl-C stops the scheduler; replicas save their state and leave when their lease runs out")

@@ -24,6 +24,7 @@ from scheduler.api.serving import api_config
 from scheduler.api.tokens import Tokens
 from scheduler.control_loop import ControlLoop, LoopSettings
 from scheduler.devices import numa_nodes, usable_cores
+from scheduler.hosts import reachable
 from scheduler.policy import policy_by_name
 from scheduler.secret_files import keep_private, save_in_folder, secrets_in_folder
 from scheduler.snapshot import NodeView
@@ -107,7 +108,7 @@ def serve(settings: ServerSettings, *, on_listening: Callable[[str, str], None])
     folder = StateFolder.acquire(settings.state_dir)
     keep_private(folder.path)
     listener = _bind(settings)
-    url = f"http://{settings.host}:{listener.getsockname()[1]}"
+    url = f"http://{reachable(settings.host)}:{listener.getsockname()[1]}"
     given = settings.token is not None
     tokens = Tokens(
         secrets_in_folder(folder.path, settings.token),
