@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from contextlib import ExitStack
@@ -121,10 +122,12 @@ def up(
     from scheduler.replica_modules import STAGES
     from trials.launch.emulated import emulation
     from trials.launch.fork_start import start_fork_server
+    from trials.launch.node_environ import node_environ
 
     devices = None if emulate is None else emulation(emulate, slots=slots)
     # It imports what replicas need while this process imports what a scheduler needs.
-    started = start_fork_server(STAGES) if fork_server else None
+    inherited = None if embedded else node_environ(os.environ)
+    started = start_fork_server(STAGES, inherited) if fork_server else None
     from scheduler.hosts import is_loopback, open_host_warning
     from scheduler.log_lines import log_to_stderr
     from scheduler.server import ServerSettings, serve

@@ -35,6 +35,7 @@ from trials.launch import LocalLauncher
 from trials.launch.emulated import Emulation, emulated_slots
 from trials.launch.fork_start import StartedForkServer
 from trials.launch.gpus import Nvml
+from trials.launch.node_environ import node_environ
 from trials.launch.slots import Slot, divide
 from trials.store import CachedTrialStore, SqlTrialStore, TrialStore
 
@@ -91,6 +92,12 @@ def _bind(settings: ServerSettings) -> socket.socket:
     raise AssertionError("unreachable")
 
 
+def _base_environ(settings: ServerSettings) -> dict[str, str]:
+    """Of one's own scheduler all but its secrets; of one that is shared what belongs to the machine."""
+    own = {name: value for name, value in os.environ.items() if name not in SECRETS}
+    return own if settings.stop_with_stdin else node_environ(own)
+
+
 def _slots(settings: ServerSettings, gpus: Nvml) -> tuple[Slot, ...]:
     if settings.emulate is not None:
         return emulated_slots(settings.emulate)
@@ -133,7 +140,7 @@ def serve(settings: ServerSettings, *, on_listening: Callable[[str, str], None])
             state_dir=folder.path.resolve(),
             api_url=lambda: url,
             replica_token=tokens.for_replica,
-            base_environ={name: value for name, value in os.environ.items() if name not in SECRETS},
+            base_environ=_base_environ(settings),
             server_file=folder.server_file.resolve(),
         ),
         clock=clock,

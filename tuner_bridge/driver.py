@@ -21,6 +21,7 @@ from typing import Any
 
 from scheduler.client import SchedulerClient
 from scheduler.errors import RequestRefused, SchedulerError, SchedulerUnreachable
+from scheduler.runtime import differences, runtime
 from trials.spec import TrialSpec
 from tuner_bridge.code_on_cluster import CodeOnCluster
 from tuner_bridge.errors import BridgeError, SweepInterrupted
@@ -90,6 +91,7 @@ class StudyDriver:
         """Trials that the front end keeps submitted; None: it cannot tell."""
         self.left: int | None = None
         """Trials that it will still submit; None: nobody knows."""
+        self._runtime: Mapping[str, str] = {}
         self.emulated = ""
         """A sentence for people where slots stand for devices that are not there."""
 
@@ -123,7 +125,25 @@ class StudyDriver:
         self.emulated = answer.get("emulated", "")
         if answer.get("runs_elsewhere"):
             self._code = CodeOnCluster.from_environ()
+        self._runtime = answer.get("runtime") or {}
         self._poller.start()
+
+    def say_what_differs(self, withheld: Sequence[str]) -> None:
+        """Between this process and the trials of a scheduler that others share."""
+        if withheld:
+            logger.warning(
+                "set here but not sent to the trials, because it could be secret: %s. If trials need one of them, name "
+                "it: environ=[%r]",
+                ", ".join(withheld),
+                withheld[0],
+            )
+        unlike = differences(runtime(), self._runtime) if self._runtime else []
+        if unlike:
+            logger.warning(
+                "trials run in another installation than this process: %s. Results may differ, and objects that one "
+                "saves may not load in the other; start `elastune up` and the sweep from one environment",
+                "; ".join(unlike),
+            )
 
     def say_if_emulated(self) -> None:
         if self.emulated:

@@ -6,7 +6,7 @@ import json
 import os
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from trials.launch.user_code import COMMAND_LINE
@@ -24,6 +24,8 @@ class TrialTemplate:
     python_path: tuple[str, ...] = ()
     preload: tuple[str, ...] = ()
     user_code: tuple[str, ...] = ()
+    environ: Mapping[str, str] = field(default_factory=dict)
+    """What trials get of the sweep's environment, beside what their machine has."""
 
     def trial(self, study: str, number: int, **own: Any) -> TrialSpec:
         return TrialSpec(
@@ -37,7 +39,7 @@ class TrialTemplate:
             python_path=self.python_path,
             preload=self.preload,
             user_code=self.user_code,
-            environ={COMMAND_LINE: json.dumps(sys.argv)},
+            environ={**self.environ, COMMAND_LINE: json.dumps(sys.argv)},
         )
 
 

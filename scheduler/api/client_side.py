@@ -20,6 +20,7 @@ from scheduler.control_loop import OWNER_LEASE_SECONDS
 from scheduler.errors import RequestRefused
 from scheduler.packages import LARGEST_BYTES, PackageRefused
 from scheduler.priorities import effective_priorities
+from scheduler.runtime import runtime
 from trials.checks import check_name
 from trials.errors import InvalidStudyTerms, UnknownTrial
 from trials.log_files import tail
@@ -167,6 +168,7 @@ def client_routes(service: Service) -> APIRouter:
         return {
             "slots": sum(node.slots for node in service.nodes()),
             "runs_elsewhere": service.packages is not None,
+            "runtime": runtime() if service.packages is None else None,
             "emulated": service.emulated,
         }
 

@@ -10,7 +10,7 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 Stages = Sequence[Sequence[str]]
@@ -32,8 +32,10 @@ class StartedForkServer:
         self.process.wait()
 
 
-def start_fork_server(stages: Stages) -> StartedForkServer:
-    """Each process says that it is ready over its own connection; all end when theirs closes."""
+def start_fork_server(stages: Stages, environ: Mapping[str, str] | None = None) -> StartedForkServer:
+    """``environ``: what replicas will inherit; default: this process's own. What imports read of it has to be alike.
+
+    Each process says that it is ready over its own connection; all end when theirs closes."""
     pairs = [socket.socketpair() for _ in stages]
     arguments = [f"{theirs.fileno()}:{','.join(names)}" for (_, theirs), names in zip(pairs, stages, strict=True)]
     process = subprocess.Popen(
@@ -42,7 +44,7 @@ def start_fork_server(stages: Stages) -> StartedForkServer:
         stdin=subprocess.DEVNULL,
         start_new_session=True,
         env={
-            **os.environ,
+            **(os.environ if environ is None else environ),
             "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
             # Without it, a mere look for GPUs starts CUDA, and no process forked afterwards could.
             "PYTORCH_NVML_BASED_CUDA_CHECK": "1",

@@ -23,6 +23,7 @@ from nni.runtime.trial_command_channel import TrialCommandChannel
 import dist_core
 from dist_core.core import get_core
 from dist_core.errors import ControlChannelError
+from tuner_bridge.nni.plain_json import check_parameter
 from tuner_bridge.nni.teller import MOST_UNTOLD, Result, Teller
 from tuner_bridge.replica import ask_driver
 from tuner_bridge.wire import decode_value
@@ -91,7 +92,7 @@ class ElasticChannel(TrialCommandChannel):  # type: ignore[misc]  # NNI has no t
         channel = self._core.channel
         if channel is None:
             raise RuntimeError("this process is no replica of an elastic trial; unset NNI_TRIAL_COMMAND_CHANNEL")
-        return nni.load(channel.request("GET", "/trial")["payload"]["nni"]["parameter"])
+        return nni.load(check_parameter(channel.request("GET", "/trial")["payload"]["nni"]["parameter"]))
 
     def send_metric(self, type: str, parameter_id: int | None, trial_job_id: str, sequence: int, value: Any) -> None:  # noqa: A002
         self._core.raise_postponed()

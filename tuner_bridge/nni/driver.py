@@ -31,6 +31,8 @@ from tuner_bridge.driver import StudyDriver, file_name
 from tuner_bridge.errors import BridgeError, SweepInterrupted
 from tuner_bridge.nni.command_line import as_script
 from tuner_bridge.nni.manager import Manager
+from tuner_bridge.nni.plain_json import check_metric
+from tuner_bridge.sent_environ import sent_environ
 from tuner_bridge.template import TrialTemplate, own_python_path
 
 ADOPTION_SECONDS = 25.0
@@ -102,6 +104,7 @@ class ExperimentDriver:
             min_replicas=self._experiment["min_replicas"],
             max_replicas=1 if script is None else max(self._experiment["min_replicas"], min(most, self._driver.slots)),
             working_dir=folder,
+            environ=sent_environ(None),
             python_path=tuple(dict.fromkeys((folder, *own_python_path()))),
             preload=(*PRELOAD, *(name for name in modules if name.partition(".")[0] not in OWN_IMPORT), module),
         )
@@ -203,6 +206,8 @@ class ExperimentDriver:
             if method not in ("metric", "metrics"):
                 raise ValueError(f"an NNI trial has no question {method!r}")
             results = arguments["metrics"] if method == "metrics" else [arguments]
+            for result in results:
+                check_metric(result["metric"])
             # The manager writes them down one after the other, in this order.
             for taken in [self._pass_on(name, result) for result in results]:
                 taken.wait()

@@ -25,6 +25,7 @@ from tuner_bridge.driver import file_name
 from tuner_bridge.errors import InvalidSweep, SweepInterrupted
 from tuner_bridge.optuna.driver import OptunaDriver
 from tuner_bridge.script import Script
+from tuner_bridge.sent_environ import Asked, asked_environ, sent_environ, withheld
 from tuner_bridge.shipping import installed_modules_of, ship
 from tuner_bridge.template import TrialTemplate, own_python_path
 
@@ -56,6 +57,7 @@ def optimize(
     state_dir: str | os.PathLike[str] | None = None,
     terms: StudyTerms | None = None,
     promise_metric: tuple[str, str] | None = None,
+    environ: Asked = None,
     resume: bool = False,
     live: bool = False,
     timeline: str | os.PathLike[str] | None = None,
@@ -79,6 +81,10 @@ def optimize(
             changes them while it runs.
         promise_metric: of the metrics given to ``tuner_bridge.report_metrics``, the one by which a study of several
             objectives is judged while its trials run, with its direction: ``("accuracy", "maximize")``.
+        environ: variables for the trials' processes: names of this process's own, or names with values. On this
+            machine trials have this process's environment anyway. A scheduler that ELASTUNE_URL names starts them
+            with its machine's, and with the settings of well-known tools (WANDB_, HF_, TORCH_ and the like) that are
+            set here, except for keys, tokens and passwords, which have to be named.
         resume: go on with a sweep whose driver died: trials it left running continue from their checkpoints, and
             ``n_trials`` counts what is finished already. Needs a study in a persistent storage.
         live: show the sweep in the terminal while it runs.
@@ -90,6 +96,7 @@ def optimize(
         Exception: otherwise what ``study.optimize`` raises.
     """
     template = template_of(objective, min_replicas, max_replicas, promise_metric)
+    asked_environ(environ)
     check_slots(slots, emulate)
     if n_jobs != -1 and n_jobs < 1:
         raise InvalidSweep(f"n_jobs is {n_jobs}; it must be at least 1, or -1 for as many as the slots allow")
@@ -103,7 +110,11 @@ def optimize(
         driver.attach(None if terms is None else terms.to_json(), patience_seconds=ADOPTION_SECONDS if resume else 0.0)
         try:
             driver.say_if_emulated()
-            driver.template = bounded(template, driver.slots, max_replicas)
+            shared = embedded is None
+            sent = sent_environ(environ) if shared else asked_environ(environ)
+            if shared:
+                driver.say_what_differs(withheld(environ))
+            driver.template = replace(bounded(template, driver.slots, max_replicas), environ=sent)
             remaining = _remaining(study, n_trials, driver, resume=resume)
             if remaining == 0 and n_trials != 0:
                 logger.warning("study %r has its %d trials already; nothing to do", study.study_name, n_trials)

@@ -1,0 +1,28 @@
+"""Which Python and torch a process has: a sweep and the replicas of a shared scheduler may differ in them."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from importlib.metadata import PackageNotFoundError, version
+
+LIBRARIES = ("torch", "numpy", "optuna")
+
+
+def runtime() -> dict[str, str]:
+    """Versions by name; importing none of what they are of."""
+    found = {"python": f"{sys.version_info.major}.{sys.version_info.minor}", "prefix": sys.prefix}
+    for library in LIBRARIES:
+        try:
+            found[library] = version(library)
+        except PackageNotFoundError:
+            found[library] = "none"
+    return found
+
+
+def differences(mine: Mapping[str, str], theirs: Mapping[str, str]) -> list[str]:
+    """What of mine is another one there, in words; where both are of one installation there is nothing to compare."""
+    if mine.get("prefix") == theirs.get("prefix"):
+        return []
+    names = ("python", *LIBRARIES)
+    return [f"{name} {mine[name]} here, {theirs[name]} there" for name in names if mine.get(name) != theirs.get(name)]

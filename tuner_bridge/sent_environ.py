@@ -1,0 +1,86 @@
+"""Which of a sweep's environment variables its trials get where a scheduler is shared, or elsewhere.
+
+Settings of well-known tools are sent by themselves; what could be a secret is only where it is asked for.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Mapping
+
+from tuner_bridge.errors import InvalidSweep
+
+BEGINNINGS = (
+    "CLEARML_",
+    "COMET_",
+    "CUBLAS_",
+    "CUDNN_",
+    "DATASETS_",
+    "HF_",
+    "HUGGINGFACE_",
+    "JAX_",
+    "KERAS_",
+    "MLFLOW_",
+    "NEPTUNE_",
+    "PYTORCH_",
+    "TF_",
+    "TOKENIZERS_",
+    "TORCH_",
+    "TORCHINDUCTOR_",
+    "TRANSFORMERS_",
+    "TRITON_",
+    "WANDB_",
+    "XLA_",
+)
+NAMES = frozenset({"PYTHONHASHSEED"})
+_SECRET = re.compile(r"(^|_)(KEYS?|TOKENS?|SECRETS?|PASSWORD|PASSWD|PASS|CREDENTIALS?|AUTH|APIKEY|PAT)(_|$)")
+_NAME = re.compile(r"^[A-Za-z_][A-Za-z0-9_]*$")
+OURS = ("ELASTUNE_",)
+
+Asked = Mapping[str, str] | Iterable[str] | None
+"""Variables with their values, or names of this process's own."""
+
+
+def sent_environ(asked: Asked, environ: Mapping[str, str] | None = None) -> dict[str, str]:
+    """The default ones and those that were asked for; raises InvalidSweep for names that are not set here."""
+    environ = os.environ if environ is None else environ
+    sent = {name: value for name, value in environ.items() if _is_default(name) and not _SECRET.search(name.upper())}
+    return {**sent, **_asked_for(asked, environ)}
+
+
+def withheld(asked: Asked, environ: Mapping[str, str] | None = None) -> list[str]:
+    """Settings of well-known tools that could be secrets, and so are not sent unless they are asked for."""
+    environ = os.environ if environ is None else environ
+    wanted = _asked_for(asked, environ)
+    return sorted(name for name in environ if _is_default(name) and _SECRET.search(name.upper()) and name not in wanted)
+
+
+def asked_environ(asked: Asked) -> dict[str, str]:
+    """Those alone that were asked for; raises InvalidSweep for names that are not set here."""
+    return _asked_for(asked, os.environ)
+
+
+def _is_default(name: str) -> bool:
+    return name in NAMES or name.startswith(BEGINNINGS)
+
+
+def _asked_for(asked: Asked, environ: Mapping[str, str]) -> dict[str, str]:
+    if asked is None:
+        return {}
+    if isinstance(asked, str) or not isinstance(asked, Iterable):
+        raise InvalidSweep(f"environ is {asked!r}; it must be names, such as [{asked!r}], or names with values")
+    for name in asked:
+        if not isinstance(name, str) or not _NAME.match(name) or name.startswith(OURS):
+            raise InvalidSweep(
+                f"environ names {name!r}; it must be the name of a variable, and not one of Elastune's own"
+            )
+    given = dict(asked) if isinstance(asked, Mapping) else {name: environ.get(name) for name in asked}
+    for name, value in given.items():
+        if value is None:
+            raise InvalidSweep(
+                f"environ names {name!r}, which is not set here; set it, or give its value: environ={{{name!r}: ...}}"
+            )
+        if not isinstance(value, str) or "\0" in value:
+            raise InvalidSweep(f"environ sets {name!r} to {value!r:.80}; it must be a text")
+    return {name: str(value) for name, value in given.items()}
