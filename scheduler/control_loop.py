@@ -65,6 +65,7 @@ class LoopSettings:
     api_url: Callable[[], str]
     """Where replicas reach the scheduler; known once the server listens."""
     replica_token: Callable[[str], str]
+    """A replica's own, by its id."""
     base_environ: Mapping[str, str]
     """Environment that replicas inherit."""
     server_file: Path | None = None

@@ -16,6 +16,7 @@ from scheduler.api.service import Service
 from scheduler.api.tokens import Tokens
 from scheduler.control_loop import ControlLoop, LoopSettings
 from scheduler.policy import GoodputPolicy
+from scheduler.runtime import runtime
 from scheduler.snapshot import NodeView
 from trials.launch import InMemoryLauncher
 from trials.record import ReplicaRecord, ReplicaState
@@ -125,6 +126,7 @@ def test_one_driver_at_a_time(site: Site) -> None:
     assert site.call("PUT", "/studies/s", {"owner": "one"}).json() == {
         "slots": 2,
         "runs_elsewhere": False,
+        "runtime": runtime(),
         "emulated": "",
     }
     assert site.call("PUT", "/studies/s", {"owner": "one"}).status_code == 200

@@ -36,7 +36,7 @@ class Bench:
         settings = LoopSettings(
             state_dir=self.folder,
             api_url=lambda: "http://127.0.0.1:1",
-            replica_token=lambda trial_id: f"token-{trial_id}",
+            replica_token=lambda replica_id: f"token-{replica_id}",
             base_environ={"PATH": "/bin"},
         )
         return ControlLoop(
@@ -136,7 +136,8 @@ def test_a_replica_gets_its_identity_and_its_slot(bench: Bench) -> None:
     trial_id = bench.submit()
     bench.tick()
     [request] = bench.launcher.running.values()
-    assert request.environ["ELASTUNE_REPLICA_TOKEN"] == f"token-{trial_id}"
+    assert request.replica_id.startswith(f"{trial_id}-")
+    assert request.environ["ELASTUNE_REPLICA_TOKEN"] == f"token-{request.replica_id}"
     assert request.environ["ELASTUNE_TEST_SLOT"] == "n0/0"
     assert request.environ["PATH"] == "/bin"
 

@@ -108,7 +108,7 @@ class World:
         settings = LoopSettings(
             state_dir=self.folder,
             api_url=lambda: "http://127.0.0.1:1",
-            replica_token=lambda trial_id: trial_id,
+            replica_token=lambda replica_id: replica_id,
             base_environ={},
         )
 
