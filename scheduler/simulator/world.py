@@ -111,10 +111,19 @@ class World:
             base_environ={},
             decide_every_seconds=settings.decide_every_seconds,
             decide_on_loss_or_end=self._is_live,
+            # Simulated replicas do not call; they do not hang either.
+            silence_seconds=math.inf,
         )
         if not self._is_live:
             loop_settings = replace(loop_settings, move_patience_seconds=0.0)
-        self.loop = ControlLoop(self.store, self.launcher, self._policy, loop_settings, clock=lambda: self.now)
+        self.loop = ControlLoop(
+            self.store,
+            self.launcher,
+            self._policy,
+            loop_settings,
+            clock=lambda: self.now,
+            monotonic=lambda: self.now,
+        )
 
     def run(self) -> SimulationResult:
         """Until all jobs have ended; raises TimeoutError when they do not within ``longest_seconds``."""

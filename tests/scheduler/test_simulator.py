@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,15 +14,18 @@ import pytest
 from typer.testing import CliRunner
 
 from scheduler.cli import app
+from scheduler.control_loop import ControlLoop
 from scheduler.policy import POLICIES, policy_by_name
 from scheduler.simulator.application import measured_application
 from scheduler.simulator.cluster import SimulationSettings
 from scheduler.simulator.compare import compare
 from scheduler.simulator.errors import InvalidWorkload
+from scheduler.simulator.replicas import LIVE, Timing
 from scheduler.simulator.sweep import SuccessiveHalving, SweepSettings, SweepWorld, learning_curves
 from scheduler.simulator.synthetic import SMALL, synthetic_workload
 from scheduler.simulator.training import SimulatedTraining
 from scheduler.simulator.workload import Submission, read_workload
+from scheduler.simulator.world import World
 
 SETTINGS = SimulationSettings(nodes=4, slots_per_node=4)
 
@@ -213,3 +218,29 @@ def test_learning_curves_can_be_told_apart_early_but_not_surely() -> None:
     assert curves.shape == (300, 50)
     ranks = [np.argsort(np.argsort(curves[:, epoch])) for epoch in (4, 49)]
     assert 0.6 < np.corrcoef(ranks[0], ranks[1])[0, 1] < 0.95
+
+
+@pytest.mark.parametrize(
+    "timing", [pytest.param(None, id="at intervals"), pytest.param(LIVE, id="live", marks=pytest.mark.slow)]
+)
+def test_the_result_does_not_depend_on_how_fast_the_machine_is(
+    monkeypatch: pytest.MonkeyPatch, timing: Timing | None
+) -> None:
+    """A machine that is held up, or slow, or busy, sees other real times: none of them may count."""
+    submissions = synthetic_workload(2, seed=1, mean_seconds_between=60.0)
+    every = 0.0 if timing else 60.0
+    settings = SimulationSettings(nodes=2, slots_per_node=2, timing=timing, decide_every_seconds=every)
+
+    def simulated() -> list[tuple[str, float, int]]:
+        result = World(submissions, policy_by_name("goodput"), settings).run()
+        return [(job.name, job.finished_at, job.num_rescales) for job in result.jobs]
+
+    expected = simulated()
+    real = itertools.count()
+    for name in ("time", "monotonic", "perf_counter", "thread_time"):
+        monkeypatch.setattr(time, name, lambda: 0.8 * next(real))
+    defaults = ControlLoop.__init__.__kwdefaults__
+    assert defaults is not None
+    for clock in ("clock", "monotonic"):
+        monkeypatch.setitem(defaults, clock, lambda: 0.8 * next(real))
+    assert simulated() == expected
