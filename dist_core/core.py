@@ -517,7 +517,7 @@ class TrainingCore:
         # A joiner's batch size came with the state.
         self._enter(prepared, agree=not self.joining)
         if prepared.group.rank == 0:
-            self._announce_switch(prepared, pause_seconds=None)
+            self._announce_switch(prepared)
 
     def _join_standalone(self) -> None:
         self._adopt_schedules()
@@ -861,7 +861,7 @@ class TrainingCore:
             raise PeerLost(f"another replica vanished: {reason}")
         started = time.perf_counter()
         self._drop_group()
-        self._post("/broken", {"generation": self.generation, "reason": reason[:300]})
+        self._post("/broken", {"generation": self.generation})
         while time.perf_counter() - started < HEAL_SECONDS and self.membership.must_leave is None:
             prepared = self.membership.pending()
             if prepared is not None and self._may_heal_with(prepared, time.perf_counter() - started):
@@ -929,7 +929,7 @@ class TrainingCore:
     def _note_pause(self, prepared: Prepared, seconds: float) -> None:
         self._pauses.append(seconds)
         if self.group.rank == 0:
-            self._announce_switch(prepared, pause_seconds=seconds)
+            self._announce_switch(prepared)
 
     def _rejoin(self, prepared: Prepared) -> None:
         group, meetings = prepared.group, self._meetings
@@ -1179,8 +1179,8 @@ class TrainingCore:
         if self._hints is not None:
             self._hints.flush()
 
-    def _announce_switch(self, prepared: Prepared, pause_seconds: float | None) -> None:
-        self._post("/switched", {"generation": prepared.generation.number, "pause_seconds": pause_seconds})
+    def _announce_switch(self, prepared: Prepared) -> None:
+        self._post("/switched", {"generation": prepared.generation.number})
 
     def _post(self, path: str, body: dict[str, Any]) -> None:
         """Tell the scheduler; it finds out by itself if this fails, only later."""

@@ -12,6 +12,8 @@ from fastapi.responses import FileResponse
 from pydantic import BaseModel, Field
 
 from dist_core.goodput import Hints
+from scheduler.api.allowances import MOST_REPORTS as MOST_REPORTS_KEPT
+from scheduler.api.allowances import MOST_WARNINGS, Allowance
 from scheduler.api.service import Service, bearer
 from scheduler.api.tokens import Access
 from trials.record import Outcome, Reason, ReplicaRecord, ReplicaState, Report, TrialRecord
@@ -22,31 +24,31 @@ ANSWER_SECONDS = 2.0
 """A replica that waits for its driver looks up this often, to see whether it should leave instead."""
 MOST_KEYS = 4096
 LONGEST_VALUE = 65536
+CROWD = 256
+"""With keys of more generations than that, those of trials that are over are looked for."""
 LARGEST_STEP = 2**62
 MOST_REPORTS = 1000
 
 
 class Ready(BaseModel):
-    join_epoch: int | None = None
+    join_epoch: int | None = Field(default=None, ge=0, le=LARGEST_STEP)
     seconds: float | None = Field(default=None, ge=0, allow_inf_nan=False)
     """From a joiner's question for an epoch until now."""
 
 
 class Number(BaseModel):
-    generation: int = Field(ge=0)
-    pause_seconds: float | None = None
-    reason: str = ""
+    generation: int = Field(ge=0, le=LARGEST_STEP)
 
 
 class HintsBody(BaseModel):
-    generation: int
+    generation: int = Field(ge=0, le=LARGEST_STEP)
     hints: dict[str, Any]
 
 
 class ReportBody(BaseModel):
     step: int = Field(ge=-LARGEST_STEP, le=LARGEST_STEP)
     value: float | None
-    progress: float = Field(ge=0)
+    progress: float = Field(ge=0, allow_inf_nan=False)
 
 
 class ReportsBody(BaseModel):
@@ -56,9 +58,9 @@ class ReportsBody(BaseModel):
 class OutcomeBody(BaseModel):
     kind: str = Field(pattern="^(value|pruned|error)$")
     value: Any = None
-    error_type: str | None = None
-    message: str = ""
-    traceback: str = ""
+    error_type: str | None = Field(default=None, max_length=500)
+    message: str = Field(default="", max_length=20_000)
+    traceback: str = Field(default="", max_length=100_000)
 
 
 class WarningBody(BaseModel):
@@ -66,7 +68,7 @@ class WarningBody(BaseModel):
 
 
 class RendezvousBody(BaseModel):
-    generation: int
+    generation: int = Field(ge=0, le=LARGEST_STEP)
     key: str = Field(max_length=512)
     value: str = Field(max_length=LONGEST_VALUE)
 
@@ -99,6 +101,7 @@ Caller = Annotated[ReplicaRecord, Depends(calling_replica)]
 def replica_routes(service: Service) -> APIRouter:
     store = service.store
     routes = APIRouter(prefix="/replica", tags=["replicas"])
+    reports_left, warnings_left = Allowance(MOST_REPORTS_KEPT), Allowance(MOST_WARNINGS)
 
     def news_for(replica_id: str, trial_id: str, after: int, known_lost: str) -> dict[str, Any] | None:
         """What this replica has to hear now, None when nothing."""
@@ -196,14 +199,20 @@ def replica_routes(service: Service) -> APIRouter:
     @routes.post("/hints")
     def hints(caller: Caller, body: HintsBody) -> None:
         try:
-            Hints.from_json(body.hints)
-        except (ValueError, KeyError, TypeError) as error:
+            hints = Hints.from_json(body.hints)
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
             raise HTTPException(422, f"the hints are not usable: {error}") from error
-        store.put_hints(caller.trial_id, body.hints)
+        # What was understood, and nothing that came with it.
+        store.put_hints(caller.trial_id, hints.to_json())
         service.joining.note_hints(caller.trial_id, service.clock())
 
     @routes.post("/report")
     def report(caller: Caller, body: ReportBody) -> None:
+        left = reports_left.take(caller.trial_id)
+        if left < 0:
+            return
+        if left == 0:
+            note_warning(caller, f"this trial has reported {reports_left.most} times; further reports are not kept")
         value = body.value if body.value is None or math.isfinite(body.value) else None
         store.add_report(Report(caller.trial_id, body.step, value, body.progress))
 
@@ -217,7 +226,12 @@ def replica_routes(service: Service) -> APIRouter:
 
     @routes.post("/warning")
     def warning(caller: Caller, body: WarningBody) -> None:
-        reason = Reason(code="warning", sentence=body.message)
+        left = warnings_left.take(caller.trial_id)
+        if left >= 0:
+            note_warning(caller, body.message if left else "this trial warns on; its further warnings are not kept")
+
+    def note_warning(caller: ReplicaRecord, sentence: str) -> None:
+        reason = Reason(code="warning", sentence=sentence)
         store.add_history(
             HistoryEntry(
                 at=service.clock(), trial_id=caller.trial_id, what="warning", reason=reason, who=caller.replica_id
@@ -229,12 +243,22 @@ def replica_routes(service: Service) -> APIRouter:
         store.set_outcome(caller.trial_id, Outcome(**body.model_dump()))
         service.loop.wake()
 
+    def forget_old_keys(caller: str) -> int:
+        """Those that nobody can ask for any more; returns the number of the caller's latest generation."""
+        published = store.trial(caller).published
+        crowded = len(service.rendezvous) > CROWD
+        live = {trial.trial_id for trial in store.trials(live_only=True)} if crowded else set()
+        for trial_id, generation in list(service.rendezvous):
+            is_old = trial_id == caller and generation < published - 1
+            if is_old or (crowded and trial_id not in live):
+                service.rendezvous.pop((trial_id, generation), None)
+        return published
+
     @routes.put("/rendezvous")
     async def rendezvous_put(caller: Caller, body: RendezvousBody) -> None:
-        # Keys of generations before the latest two can no longer be asked for.
-        for trial_id, generation in list(service.rendezvous):
-            if trial_id == caller.trial_id and generation < body.generation - 1:
-                del service.rendezvous[trial_id, generation]
+        published = await asyncio.to_thread(forget_old_keys, caller.trial_id)
+        if not published - 1 <= body.generation <= published:
+            raise HTTPException(422, f"generation {body.generation} is not on offer; {published} is")
         keys = service.rendezvous.setdefault((caller.trial_id, body.generation), {})
         if len(keys) >= MOST_KEYS:
             raise HTTPException(422, f"generation {body.generation} has {MOST_KEYS} keys already")

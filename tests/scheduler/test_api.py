@@ -7,11 +7,15 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 from fastapi.testclient import TestClient
 
+from dist_core.goodput import BatchBounds, Hints
+from scheduler.api.allowances import MOST_WARNINGS, Allowance
 from scheduler.api.app import create_app
+from scheduler.api.replica_side import CROWD
 from scheduler.api.service import Service
 from scheduler.api.tokens import Tokens
 from scheduler.control_loop import ControlLoop, LoopSettings
@@ -255,8 +259,14 @@ def test_several_reports_come_at_once_and_each_is_checked(site: Site) -> None:
     assert len(site.store.reports("s")) == 3
 
 
+def offer(site: Site, trial_id: str, generation: int) -> None:
+    site.store.save_trial(replace(site.store.trial(trial_id), published=generation))
+
+
 def test_rendezvous_keys_belong_to_a_trial_and_a_generation(site: Site) -> None:
     name = site.with_replica()
+    trial_id = name.rpartition("-")[0]
+    offer(site, trial_id, 2)
     body = {"generation": 2, "key": "k", "value": "dg=="}
     assert site.replica("PUT", "/rendezvous", body, name=name).status_code == 200
 
@@ -266,5 +276,80 @@ def test_rendezvous_keys_belong_to_a_trial_and_a_generation(site: Site) -> None:
 
     assert get(2) == "dg=="
     assert get(3) is None
+    offer(site, trial_id, 4)
     site.replica("PUT", "/rendezvous", {**body, "generation": 4}, name=name)
     assert get(2) is None
+
+
+def test_keys_of_generations_that_are_not_on_offer_are_refused(site: Site) -> None:
+    """Else a replica could fill the scheduler's memory with them."""
+    name = site.with_replica()
+    offer(site, name.rpartition("-")[0], 7)
+    answers = [
+        site.replica("PUT", "/rendezvous", {"generation": number, "key": "k", "value": "v"}, name=name).status_code
+        for number in range(10, 0, -1)
+    ]
+    assert answers == [422, 422, 422, 200, 200, 422, 422, 422, 422, 422]
+    assert len(site.service.rendezvous) == 2
+
+
+def test_keys_of_trials_that_are_over_do_not_stay(site: Site) -> None:
+    for number in range(CROWD + 10):
+        site.service.rendezvous[f"gone-{number}", 1] = {"k": "v"}
+    name = site.with_replica()
+    offer(site, name.rpartition("-")[0], 1)
+    site.replica("PUT", "/rendezvous", {"generation": 1, "key": "k", "value": "v"}, name=name)
+    assert len(site.service.rendezvous) == 1
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/ready", {"join_epoch": 2**63}),
+        ("/ready", {"join_epoch": -1}),
+        ("/ready", {"join_epoch": 1, "seconds": -1.0}),
+        ("/switched", {"generation": 2**63}),
+        ("/abandoned", {"generation": 2**200}),
+        ("/hints", {"generation": 2**63, "hints": {}}),
+        ("/hints", {"generation": 1, "hints": {"bounds": [], "observations": {}}}),
+        ("/hints", {"generation": 1, "hints": {"bounds": {"init_batch": 10**400, "max_batch": 1}, "observations": []}}),
+        ("/report", {"step": 2**63, "value": 1.0, "progress": 1.0}),
+        ("/report", {"step": 1, "value": 1.0, "progress": -1.0}),
+        ("/outcome", {"kind": "error", "message": "x" * 20_001}),
+        ("/warning", {"message": "x" * 4001}),
+        ("/rendezvous", {"generation": 1, "key": "k" * 513, "value": "v"}),
+    ],
+)
+def test_what_cannot_be_kept_is_refused_in_a_sentence(site: Site, path: str, body: Any) -> None:
+    method = "PUT" if path == "/rendezvous" else "POST"
+    refused = site.replica(method, path, body, name=site.with_replica())
+    assert refused.status_code == 422
+    assert refused.json()["detail"]
+
+
+def test_hints_are_kept_as_they_were_understood(site: Site) -> None:
+    name = site.with_replica()
+    hints = Hints(bounds=BatchBounds(init_batch=64, max_batch=64), epoch=3).to_json()
+    site.replica("POST", "/hints", {"generation": 1, "hints": {**hints, "more": "x" * 1000}}, name=name)
+    trial_id = name.rpartition("-")[0]
+    assert site.store.hints([trial_id]) == {trial_id: hints}
+
+
+def test_a_trial_that_reports_and_warns_without_end_fills_no_disk(site: Site) -> None:
+    name = site.with_replica()
+    trial_id = name.rpartition("-")[0]
+    for number in range(MOST_WARNINGS + 50):
+        assert site.replica("POST", "/warning", {"message": str(number)}, name=name).status_code == 200
+    warnings = [entry for entry in site.store.history(trial_id) if entry.what == "warning"]
+    assert len(warnings) == MOST_WARNINGS
+    assert "further warnings are not kept" in warnings[-1].reason.sentence
+    few = Allowance(3)
+    assert [few.take("a") for _ in range(5)] == [2, 1, 0, -1, -2]
+    assert few.take("b") == 2
+
+
+@pytest.mark.parametrize("name", ["a\nb", "\x1b[31m", "nul\0", "..", "a/b", "x" * 256, ""])
+def test_names_that_no_log_could_hold_are_refused(site: Site, name: str) -> None:
+    assert site.call("POST", "/trials", {"study": name, "number": 0, "entrypoint": "m:f"}).status_code == 422
+    if "/" not in name and name not in ("", ".."):
+        assert site.call("PUT", f"/studies/{quote(name)}", {"owner": "o"}).status_code == 422
