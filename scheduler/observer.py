@@ -18,7 +18,7 @@ from typing import Any
 from dist_core.goodput import Hints
 from scheduler.coming import ComingTrials, Plans
 from scheduler.priorities import effective_priorities
-from scheduler.promise import Promise, promises
+from scheduler.promise import Promise, Standings
 from scheduler.snapshot import Grant, NodeView, Placement, Snapshot, TrialView
 from scheduler.study_history import StudyHistory
 from scheduler.survival import Survival
@@ -60,7 +60,8 @@ class Observer:
         self.under_way: set[str] = set()
         """Trials whose last decision was still being carried out at the last look."""
         self._coming = ComingTrials()
-        self._standing: dict[str, tuple[tuple[Set[str], Sequence[Report], bool], dict[str, Promise]]] = {}
+        self._standing: dict[str, Standings] = {}
+        self._promised: dict[str, tuple[tuple[Set[str], Sequence[Report], bool], dict[str, Promise]]] = {}
         """By study: what its promises were made of, and they."""
 
     def note_end(self, trial: TrialRecord, state: TrialState) -> None:
@@ -316,25 +317,37 @@ class Observer:
         )
 
     def _promises(self, trials: Sequence[TrialRecord], studies: Mapping[str, Study]) -> dict[str, Promise]:
+        """Of these trials; worked out anew where something was reported, or another trial is asked for."""
         result: dict[str, Promise] = {}
-        for name in {trial.spec.study for trial in trials}:
-            mine = frozenset(trial.trial_id for trial in trials if trial.spec.study == name)
+        live: dict[str, set[str]] = {}
+        for trial in trials:
+            live.setdefault(trial.spec.study, set()).add(trial.trial_id)
+        for name, mine in live.items():
             study = studies.get(name)
-            asked = mine, self._store.reports(name), study is not None and study.direction == "maximize"
-            known = self._standing.get(name)
+            maximize = study is not None and study.direction == "maximize"
+            asked = frozenset(mine), self._store.reports(name), maximize
+            known = self._promised.get(name)
             if known is None or known[0] != asked:
-                known = self._standing[name] = asked, _standing(*asked)
+                standings = self._standings(name, maximize=maximize)
+                known = self._promised[name] = asked, standings.promises(_by_trial(asked[1]), mine)
             result.update(known[1])
-        self._standing = {name: self._standing[name] for name in {trial.spec.study for trial in trials}}
+        for forgotten in (self._promised, self._standing):
+            for name in forgotten.keys() - live.keys():
+                forgotten.pop(name)
         return result
 
+    def _standings(self, name: str, *, maximize: bool) -> Standings:
+        known = self._standing.get(name)
+        if known is None or known.maximize != maximize:
+            known = self._standing[name] = Standings(maximize=maximize)
+        return known
 
-def _standing(live: Set[str], reports: Sequence[Report], maximize: bool) -> dict[str, Promise]:
-    """Of these trials, and of all that have reported."""
-    by_trial: dict[str, list[Report]] = {trial_id: [] for trial_id in live}
+
+def _by_trial(reports: Sequence[Report]) -> dict[str, list[Report]]:
+    found: dict[str, list[Report]] = {}
     for report in reports:
-        by_trial.setdefault(report.trial_id, []).append(report)
-    return promises(by_trial, maximize=maximize)
+        found.setdefault(report.trial_id, []).append(report)
+    return found
 
 
 def _steps_measured(hints: Hints | None, nodes: int, replicas: int) -> int:

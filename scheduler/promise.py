@@ -7,9 +7,10 @@ benefit of doubt), is its promise. A trial without a report has promise 1/2. Val
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+
+import numpy as np
 
 from trials.record import Report
 
@@ -43,27 +44,57 @@ def best_so_far(reports: Sequence[Report], *, maximize: bool) -> list[tuple[floa
     return curve
 
 
+class Standings:
+    """The promises of one study's trials. Curves of trials that have reported nothing new are kept."""
+
+    def __init__(self, *, maximize: bool) -> None:
+        self.maximize = maximize
+        self._curves: dict[str, _Curve] = {}
+
+    def promises(self, reports: Mapping[str, Sequence[Report]], asked: Collection[str]) -> dict[str, Promise]:
+        """Of the trials that are asked for; ``reports`` has those of every trial, finished ones included.
+
+        Takes time in proportion to (trials with reports) x log(reports of one) x (trials asked for), vectorised.
+        """
+        for trial_id in self._curves.keys() - reports.keys():
+            del self._curves[trial_id]
+        for trial_id, rows in reports.items():
+            known = self._curves.get(trial_id)
+            if known is None or known.rows != rows:
+                self._curves[trial_id] = _Curve(list(rows), maximize=self.maximize)
+        result = {}
+        known_ones = [name for name in asked if name in self._curves and len(self._curves[name].points)]
+        for trial_id in asked:
+            failed = trial_id in reports and len(reports[trial_id]) > 0
+            result[trial_id] = Promise(0.05 if failed else 0.5, 0, 0)
+        if not known_ones:
+            return result
+        reached = np.array([self._curves[name].points[-1] for name in known_ones]) * (1 + 1e-9)
+        values = np.array([self._curves[name].best[-1] for name in known_ones])
+        wins, losses = np.zeros(len(known_ones), int), np.zeros(len(known_ones), int)
+        for curve in self._curves.values():
+            if not len(curve.points):
+                continue
+            index = np.searchsorted(curve.points, reached, side="right") - 1
+            rivals = curve.best[index]
+            better, worse = (values > rivals, values < rivals) if self.maximize else (values < rivals, values > rivals)
+            # A trial's own curve has its own value there: it neither wins nor loses against itself.
+            wins += better & (index >= 0)
+            losses += worse & (index >= 0)
+        for name, won, lost in zip(known_ones, wins.tolist(), losses.tolist(), strict=True):
+            compared = won + lost
+            result[name] = Promise((won + 1) / (compared + 2), lost + 1, compared + 1)
+        return result
+
+
+class _Curve:
+    def __init__(self, rows: list[Report], *, maximize: bool) -> None:
+        curve = best_so_far(rows, maximize=maximize)
+        self.rows = rows
+        self.points = np.array([point for point, _ in curve])
+        self.best = np.array([value for _, value in curve])
+
+
 def promises(reports: Mapping[str, Sequence[Report]], *, maximize: bool) -> dict[str, Promise]:
     """Promise of each trial of one study; ``reports`` has an entry for every trial, finished ones included."""
-    curves = {trial: best_so_far(rows, maximize=maximize) for trial, rows in reports.items()}
-    result: dict[str, Promise] = {}
-    for trial, curve in curves.items():
-        if not curve:
-            failed = bool(reports[trial])
-            result[trial] = Promise(0.05 if failed else 0.5, 0, 0)
-            continue
-        progress, value = curve[-1]
-        wins = losses = 0
-        for other, other_curve in curves.items():
-            if other == trial:
-                continue
-            index = bisect_right([point for point, _ in other_curve], progress * (1 + 1e-9)) - 1
-            if index < 0:
-                continue
-            rival = other_curve[index][1]
-            better = value > rival if maximize else value < rival
-            wins += better
-            losses += not better and rival != value
-        compared = wins + losses
-        result[trial] = Promise((wins + 1) / (compared + 2), losses + 1, compared + 1)
-    return result
+    return Standings(maximize=maximize).promises(reports, reports)

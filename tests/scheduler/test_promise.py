@@ -1,8 +1,10 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from scheduler.promise import best_so_far, promises
+from scheduler.promise import Promise, Standings, best_so_far, promises
 from trials.record import Report
 
 
@@ -45,3 +47,45 @@ def test_best_so_far_forgets_setbacks() -> None:
     curve = best_so_far(reports("a", 0.5, 0.9, 0.2, None), maximize=True)
     assert [value for _, value in curve] == [0.5, 0.9, 0.9]
     assert curve[0][0] == pytest.approx(10.0)
+
+
+ROWS = st.dictionaries(
+    st.sampled_from("abcdefg"),
+    st.lists(st.tuples(st.floats(0, 50), st.none() | st.sampled_from([0.0, 1.0, 2.0, 3.0]))),
+)
+
+
+def compared_one_by_one(rows: dict[str, list[Report]], *, maximize: bool) -> dict[str, Promise]:
+    """The definition, as it reads."""
+    curves = {trial: best_so_far(mine, maximize=maximize) for trial, mine in rows.items()}
+    found = {}
+    for trial, curve in curves.items():
+        wins = losses = 0
+        for other, others in curves.items():
+            before = [value for point, value in others if curve and point <= curve[-1][0] * (1 + 1e-9)]
+            if other != trial and before:
+                ahead = curve[-1][1] - before[-1] if maximize else before[-1] - curve[-1][1]
+                wins, losses = wins + (ahead > 0), losses + (ahead < 0)
+        if curve:
+            found[trial] = Promise((wins + 1) / (wins + losses + 2), losses + 1, wins + losses + 1)
+        else:
+            found[trial] = Promise(0.05 if rows[trial] else 0.5, 0, 0)
+    return found
+
+
+@given(st.lists(ROWS, min_size=1, max_size=3), st.booleans())
+def test_promises_are_those_of_the_definition_whatever_was_kept_from_before(
+    looks: list[dict[str, list[tuple[float, float | None]]]], maximize: bool
+) -> None:
+    standings = Standings(maximize=maximize)
+    for look in looks:
+        rows = {
+            trial: [Report(trial, step, value, progress) for step, (progress, value) in enumerate(mine)]
+            for trial, mine in look.items()
+        }
+        expected = compared_one_by_one(rows, maximize=maximize)
+        assert standings.promises(rows, rows) == expected
+        assert standings.promises(rows, ["a", "new"]) == {
+            "a": expected.get("a", Promise(0.5, 0, 0)),
+            "new": Promise(0.5, 0, 0),
+        }

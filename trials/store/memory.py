@@ -11,6 +11,7 @@ from trials.errors import UnknownTrial
 from trials.record import Outcome, Reason, ReplicaRecord, ReplicaState, Report, Study, TrialRecord
 from trials.spec import TrialSpec
 from trials.store.base import HistoryEntry, SlotInterval
+from trials.store.report_book import ReportBook
 from trials.terms import StudyTerms
 
 
@@ -25,7 +26,7 @@ class InMemoryTrialStore:
         self._live_replicas: dict[str, None] = {}
         self._replicas_of: dict[str, dict[str, None]] = {}
         self._hints: dict[str, dict[str, Any]] = {}
-        self._reports: dict[str, dict[tuple[str, int], Report]] = {}
+        self._reports: dict[str, ReportBook] = {}
         self._history: dict[str, list[HistoryEntry]] = {}
         self.writes = 0
         """Counts changes: a reader that sees the same number twice has missed nothing."""
@@ -106,9 +107,7 @@ class InMemoryTrialStore:
         with self._lock:
             for replica_id in list(self._replicas_of.get(trial_id, ())):
                 self.forget_replica(replica_id)
-            rows = self._reports.setdefault(record.spec.study, {})
-            for key in [key for key in rows if key[0] == trial_id]:
-                del rows[key]
+            self._book(record.spec.study).forget_trial(trial_id)
             self.adopt(record)
             for replica in replicas:
                 self.add_replica(replica)
@@ -123,11 +122,11 @@ class InMemoryTrialStore:
     def steps_of(self, study: str, trial_id: str) -> list[int]:
         """At which the trial has reported."""
         with self._lock:
-            return sorted(step for name, step in self._reports.get(study, {}) if name == trial_id)
+            return self._book(study).steps_of(trial_id)
 
     def has_report(self, study: str, trial_id: str, step: int) -> bool:
         with self._lock:
-            return (trial_id, step) in self._reports.get(study, {})
+            return self._book(study).has(trial_id, step)
 
     def forget_trial(self, trial_id: str) -> None:
         """It does not exist any more."""
@@ -142,9 +141,7 @@ class InMemoryTrialStore:
                 self.forget_replica(replica_id)
             self._hints.pop(trial_id, None)
             self._history.pop(trial_id, None)
-            rows = self._reports.get(record.spec.study, {})
-            for key in [key for key in rows if key[0] == trial_id]:
-                del rows[key]
+            self._book(record.spec.study).forget_trial(trial_id)
 
     def has_trial(self, trial_id: str) -> bool:
         return trial_id in self._trials
@@ -284,8 +281,7 @@ class InMemoryTrialStore:
 
     def forget_reports(self, study: str, trial_id: str, steps: Sequence[int]) -> None:
         with self._lock:
-            for step in steps:
-                self._reports.get(study, {}).pop((trial_id, step), None)
+            self._book(study).forget(trial_id, steps)
 
     def forget_hints(self, trial_id: str) -> None:
         with self._lock:
@@ -301,12 +297,14 @@ class InMemoryTrialStore:
 
     def put_report(self, study: str, report: Report) -> None:
         with self._lock:
-            self._reports.setdefault(study, {}).setdefault((report.trial_id, report.step), report)
+            self._book(study).add(report)
 
     def reports(self, study: str) -> list[Report]:
         with self._lock:
-            rows = self._reports.get(study, {})
-            return [rows[key] for key in sorted(rows)]
+            return self._book(study).rows()
+
+    def _book(self, study: str) -> ReportBook:
+        return self._reports.setdefault(study, ReportBook())
 
     def add_history(self, entry: HistoryEntry) -> None:
         with self._lock:
