@@ -128,6 +128,7 @@ class ControlLoop:
         self._hearing = Hearing(monotonic, settings.silence_seconds)
         self.last_tick_seconds = 0.0
         """How long the last pass took, what is done after it included."""
+        self._came_round_at: float | None = None
         self._failures: dict[tuple[str, str], int] = {}
         self._logs_seen_at = monotonic()
 
@@ -144,6 +145,13 @@ class ControlLoop:
             if trial.state.is_final:
                 shutil.rmtree(self._checkpoint_dir(trial), ignore_errors=True)
 
+    @property
+    def age(self) -> float:
+        """Seconds since the loop last came round; 0 before it has begun, and when it has been told to stop."""
+        if self._came_round_at is None or self._stopping.is_set():
+            return 0.0
+        return self._monotonic() - self._came_round_at
+
     def wake(self) -> None:
         self._wake.set()
 
@@ -156,6 +164,7 @@ class ControlLoop:
     def _run(self) -> None:
         budget = CpuBudget(self._monotonic())
         while not self._stopping.is_set():
+            self._came_round_at = self._monotonic()
             self._wake.wait(TICK_SECONDS)
             self._wake.clear()
             if self._stopping.is_set():

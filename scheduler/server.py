@@ -30,6 +30,7 @@ from scheduler.secret_files import keep_private, save_in_folder, secrets_in_fold
 from scheduler.snapshot import NodeView
 from scheduler.state_folder import StateFolder, read_server_file
 from scheduler.steady_clock import SteadyClock
+from scheduler.watchdog import Watchdog
 from trials.errors import StoreUnavailable
 from trials.launch import LocalLauncher
 from trials.launch.emulated import Emulation, emulated_slots
@@ -43,6 +44,7 @@ logger = logging.getLogger(__name__)
 
 SECRETS = frozenset({"ELASTUNE_DATABASE", "ELASTUNE_TOKEN", "ELASTUNE_URL", "PGPASSWORD", "PGPASSFILE"})
 """What replicas do not inherit: they may open their own trial only."""
+EXIT_STUCK = 75
 DRAIN_SECONDS = 60.0
 """Longest time that replicas get to save their state when the scheduler is stopped for good."""
 
@@ -153,6 +155,7 @@ def serve(settings: ServerSettings, *, on_listening: Callable[[str, str], None])
     service_box.append(service)
     server = uvicorn.Server(api_config(service))
     folder.write_server_file(url)
+    Watchdog(lambda: loop.age, lambda: _replace_process(embedded=settings.stop_with_stdin)).start()
 
     def announce_when_up() -> None:
         while not server.started and not server.should_exit:
@@ -168,6 +171,14 @@ def serve(settings: ServerSettings, *, on_listening: Callable[[str, str], None])
         launcher.close()
         store.close()
         folder.release()
+
+
+def _replace_process(*, embedded: bool) -> None:
+    """Another process goes on where this one is stuck: a sweep starts its own anew when that ends."""
+    if embedded:
+        os._exit(EXIT_STUCK)
+    # Locks, sockets and pipes of this one end with it; the arguments are those that it was started with.
+    os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])  # ourselves
 
 
 def _stop_with_owner(

@@ -7,13 +7,14 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
-from fastapi import FastAPI, Request
+from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse
 
 from scheduler.api.client_side import client_routes
 from scheduler.api.gate import Gate
 from scheduler.api.replica_side import replica_routes
 from scheduler.api.service import Service
+from scheduler.watchdog import STUCK_SECONDS
 from trials.errors import InvalidTrialSpec, StoreUnavailable, UnknownTrial
 
 
@@ -32,7 +33,10 @@ def create_app(service: Service) -> FastAPI:
     app.include_router(replica_routes(service))
 
     @app.get("/healthz")
-    def healthz() -> dict[str, str]:
+    def healthz(response: Response) -> dict[str, str]:
+        if service.loop.age > STUCK_SECONDS:
+            response.status_code = 503
+            return {"status": f"the control loop has not come round for {service.loop.age:.0f} s"}
         return {"status": "ok"}
 
     def refuse(status: int) -> Callable[[Request, Exception], Any]:

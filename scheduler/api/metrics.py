@@ -57,6 +57,9 @@ class SchedulerMetrics(Collector):
         tick = GaugeMetricFamily("elastune_tick_seconds", "How long the last look at everything took")
         tick.add_metric([], service.loop.last_tick_seconds)
         yield tick
+        age = GaugeMetricFamily("elastune_loop_age_seconds", "Time since the control loop last came round")
+        age.add_metric([], service.loop.age)
+        yield age
         error = GaugeMetricFamily("elastune_policy_failing", "1 while the policy's answers cannot be used")
         error.add_metric([], float(service.loop.policy_error is not None))
         yield error

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import uvicorn
-from fastapi import FastAPI
+from fastapi import FastAPI, Response
 from fastapi.responses import JSONResponse
 
 from scheduler.api.service import Service
@@ -36,6 +36,7 @@ from scheduler.packages import Packages
 from scheduler.policy import policy_by_name
 from scheduler.snapshot import NodeView
 from scheduler.steady_clock import SteadyClock
+from scheduler.watchdog import STUCK_SECONDS
 from trials.errors import ClusterRefused, ClusterUnreachable
 from trials.kubernetes.api import PODS, SERVICES, STUDIES, TRIALS, KubernetesApi
 from trials.kubernetes.launcher import KubernetesLauncher
@@ -314,7 +315,7 @@ class Operator:
             tls = {"ssl_certfile": str(certificate), "ssl_keyfile": str(key)}
         uvicorn.Server(
             uvicorn.Config(
-                review_app(self._led.is_set, settings.cluster),
+                review_app(self._led.is_set, settings.cluster, lambda: 0.0 if self._loop is None else self._loop.age),
                 host=settings.host,
                 port=settings.webhook_port,
                 log_config=None,
@@ -348,7 +349,7 @@ def patiently(call: Callable[[], T]) -> T:
             time.sleep(2.0)
 
 
-def review_app(leads: Callable[[], bool], settings: ClusterSettings) -> FastAPI:
+def review_app(leads: Callable[[], bool], settings: ClusterSettings, age: Callable[[], float] = lambda: 0.0) -> FastAPI:
     """Admission reviews and health, without a token: the API server and the kubelet have none."""
     app = FastAPI(title="Elastune admission", docs_url=None, openapi_url=None)
 
@@ -357,7 +358,11 @@ def review_app(leads: Callable[[], bool], settings: ClusterSettings) -> FastAPI:
         return JSONResponse(review(document, settings))
 
     @app.get("/healthz")
-    def healthz() -> dict[str, Any]:
+    def healthz(response: Response) -> dict[str, Any]:
+        """The kubelet starts a scheduler anew whose loop is stuck."""
+        if age() > STUCK_SECONDS:
+            response.status_code = 503
+            return {"status": f"the control loop has not come round for {age():.0f} s", "leads": leads()}
         return {"status": "ok", "leads": leads()}
 
     return app

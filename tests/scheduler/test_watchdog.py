@@ -1,0 +1,117 @@
+"""A control loop that is stuck is noticed, told, and replaced together with its process."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import IO
+
+import httpx2
+import pytest
+
+from scheduler.server import EXIT_STUCK
+from scheduler.watchdog import LOOK_SECONDS, STUCK_SECONDS, Watchdog
+from tests.scheduler.test_api import TOKENS, Site
+
+STUCK_SCHEDULER = """
+import os, sys, threading, time
+import scheduler.watchdog, scheduler.control_loop
+scheduler.watchdog.STUCK_SECONDS, scheduler.watchdog.LOOK_SECONDS = 1.0, 0.2
+if os.environ.pop("STUCK", None):
+    scheduler.control_loop.ControlLoop.tick = lambda self: threading.Event().wait()
+from scheduler.cli import main
+sys.exit(main())
+"""
+
+
+class Time:
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.came_round_at = 0.0
+
+    def age(self) -> float:
+        return self.now - self.came_round_at
+
+
+def test_a_loop_that_does_not_come_round_is_found_and_one_that_is_slow_is_not() -> None:
+    now, found = Time(), []
+    dog = Watchdog(now.age, lambda: found.append(now.now), clock=lambda: now.now)
+    for _ in range(int(STUCK_SECONDS / LOOK_SECONDS)):
+        now.now += LOOK_SECONDS
+        assert not dog.look()
+    now.came_round_at = now.now
+    while not dog.look():
+        now.now += LOOK_SECONDS
+        assert now.age() < 2 * STUCK_SECONDS
+    assert found == [now.now]
+    assert now.age() > STUCK_SECONDS
+
+
+def test_a_process_that_was_stopped_itself_blames_nobody() -> None:
+    now = Time()
+    dog = Watchdog(now.age, lambda: pytest.fail("the loop had no chance to come round"), clock=lambda: now.now)
+    now.now = 10 * STUCK_SECONDS
+    for _ in range(5):
+        assert not dog.look()
+        now.now += LOOK_SECONDS
+
+
+def test_health_and_metrics_tell_the_loops_age(tmp_path: Path) -> None:
+    site = Site(tmp_path)
+    with site.http:
+        assert site.http.get("/healthz").status_code == 200
+        site.loop._came_round_at = site.loop._monotonic() - STUCK_SECONDS - 10.0
+        assert site.http.get("/healthz").status_code == 503
+        metrics = site.call("GET", "/metrics", token=TOKENS.for_reading()).text
+        [age] = [line for line in metrics.splitlines() if line.startswith("elastune_loop_age_seconds ")]
+        assert float(age.split()[1]) > STUCK_SECONDS
+    site.store.close()
+
+
+def start(folder: Path, *arguments: str, stderr: IO[str] | int = subprocess.PIPE) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", STUCK_SCHEDULER, "up", "--state-dir", str(folder), "--no-fork-server", *arguments],
+        env={**os.environ, "STUCK": "1"},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=stderr,
+        text=True,
+    )
+
+
+def test_a_shared_scheduler_that_is_stuck_starts_itself_anew(tmp_path: Path) -> None:
+    with (tmp_path / "said").open("w") as said:
+        process = start(tmp_path / "state", "--port", "0", "--slots", "1", stderr=said)
+    assert process.stdout is not None
+    try:
+        announced = (line for line in process.stdout if "listens at" in line)
+        next(announced)
+        url = next(announced).split()[-1]
+        token = (tmp_path / "state" / "token").read_text()
+        deadline = time.monotonic() + 30.0
+        while True:
+            metrics = httpx2.get(f"{url}/metrics", headers={"Authorization": f"Bearer {token}"}).text
+            [tick] = [line for line in metrics.splitlines() if line.startswith("elastune_tick_seconds ")]
+            if float(tick.split()[1]) > 0.0:
+                break
+            assert time.monotonic() < deadline, "no loop has come round"
+            time.sleep(0.05)
+        assert process.poll() is None
+        assert "has not come round" in (tmp_path / "said").read_text()
+    finally:
+        process.terminate()
+        process.communicate()
+
+
+def test_ones_own_scheduler_that_is_stuck_ends_with_its_threads_told(tmp_path: Path) -> None:
+    process = start(tmp_path, "--embedded", "--slots", "1")
+    assert process.stdin is not None and process.stdout is not None and process.stderr is not None
+    # Its standard input stays open: it ends by itself.
+    said = process.stderr.read()
+    assert process.wait() == EXIT_STUCK
+    for stream in (process.stdin, process.stdout, process.stderr):
+        stream.close()
+    assert "has not come round" in said and "control_loop.py" in said
