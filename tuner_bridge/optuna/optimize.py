@@ -83,8 +83,8 @@ def optimize(
             objectives is judged while its trials run, with its direction: ``("accuracy", "maximize")``.
         environ: variables for the trials' processes: names of this process's own, or names with values. On this
             machine trials have this process's environment anyway. A scheduler that ELASTUNE_URL names starts them
-            with its machine's, and with the settings of well-known tools (WANDB_, HF_, TORCH_ and the like) that are
-            set here, except for keys, tokens and passwords, which have to be named.
+            with its machine's, and with the settings of well-known tools (``WANDB_``, ``HF_``, ``TORCH_`` and the
+            like) that are set here, except for keys, tokens and passwords, which have to be named.
         resume: go on with a sweep whose driver died: trials it left running continue from their checkpoints, and
             ``n_trials`` counts what is finished already. Needs a study in a persistent storage.
         live: show the sweep in the terminal while it runs.
