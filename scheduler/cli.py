@@ -116,6 +116,9 @@ def up(
             help="Keep trials there, such as postgresql+psycopg://USER@HOST/NAME; default: a file in the state folder.",
         ),
     ] = None,
+    keep_days: Annotated[
+        float, typer.Option(min=0.0, help="How long trials that are over are kept, with their logs; 0: for ever.")
+    ] = 90.0,
     embedded: Annotated[bool, typer.Option(hidden=True)] = False,
 ) -> None:
     """Run a scheduler that owns this machine's slots, until Ctrl-C."""
@@ -161,6 +164,7 @@ def up(
                 emulate=devices,
                 database=None if embedded else database,
                 stop_with_stdin=embedded,
+                keep_seconds=keep_days * 86400.0,
             ),
             on_listening=announce,
         )

@@ -691,6 +691,15 @@ class ControlLoop:
         files = (self._settings.state_dir / "logs" / trial_id).glob("*.log")
         return sorted(files, key=lambda path: path.stat().st_mtime)
 
+    def forget_trial(self, trial_id: str) -> None:
+        """It ended long ago, and its store has forgotten it."""
+        self.forget_logs(trial_id)
+        self._observer.forget(trial_id)
+        for noted in (self._launch_not_before, self._progress_at_loss):
+            noted.pop(trial_id, None)
+        for key in [key for key in self._failures if key[0] == trial_id]:
+            del self._failures[key]
+
     def forget_logs(self, trial_id: str) -> None:
         """What the trial's replicas printed is not wanted any more."""
         shutil.rmtree(self._settings.state_dir / "logs" / trial_id, ignore_errors=True)

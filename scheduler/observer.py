@@ -73,6 +73,11 @@ class Observer:
         self._documents.pop(trial_id, None)
         self._hints.pop(trial_id, None)
 
+    def forget(self, trial_id: str) -> None:
+        """It ended long ago; its study keeps what it has measured and used."""
+        self._slot_seconds.pop(trial_id, None)
+        self._served_seconds.pop(trial_id, None)
+
     def near_epoch(self, trial_id: str) -> int | None:
         """Latest epoch that the trial reaches soon; None while nothing is known of it."""
         hints = self._hints.get(trial_id)
@@ -234,6 +239,7 @@ class Observer:
     def _note_starts(self, trials: Sequence[TrialRecord], replicas: Sequence[ReplicaRecord]) -> None:
         """How long replicas of each study take from launch to their first training step."""
         studies_of = {trial.trial_id: trial.spec.study for trial in trials}
+        self._started_seen &= {replica.replica_id for replica in replicas}
         for replica in replicas:
             if replica.ready_at is None or replica.replica_id in self._started_seen:
                 continue

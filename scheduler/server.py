@@ -26,6 +26,7 @@ from scheduler.control_loop import ControlLoop, LoopSettings
 from scheduler.devices import numa_nodes, usable_cores
 from scheduler.hosts import reachable
 from scheduler.policy import policy_by_name
+from scheduler.retention import KEEP_SECONDS, Retention
 from scheduler.secret_files import keep_private, save_in_folder, secrets_in_folder
 from scheduler.snapshot import NodeView
 from scheduler.state_folder import StateFolder, read_server_file
@@ -68,6 +69,8 @@ class ServerSettings:
     stop_with_stdin: bool = False
     """End when standard input closes: the owner is gone."""
     token: str | None = None
+    keep_seconds: float = KEEP_SECONDS
+    """How long trials that are over are kept; 0: for ever."""
     database: str | None = None
     """SQLAlchemy's URL of a database that a server keeps; None: a file in the state folder."""
 
@@ -146,8 +149,9 @@ def serve(settings: ServerSettings, *, on_listening: Callable[[str, str], None])
             server_file=folder.server_file.resolve(),
         ),
         clock=clock,
-        on_change=lambda: service_box[0].announce(),
+        on_change=lambda: _after_look(service_box[0], retention),
     )
+    retention = Retention(store, loop, settings.keep_seconds, clock=clock)
     launcher.on_change = loop.wake
     nodes = tuple(NodeView(name=node.node, slots=node.slots, kind=node.kind) for node in launcher.nodes())
     emulated = "" if settings.emulate is None else settings.emulate.sentence
@@ -171,6 +175,11 @@ def serve(settings: ServerSettings, *, on_listening: Callable[[str, str], None])
         launcher.close()
         store.close()
         folder.release()
+
+
+def _after_look(service: Service, retention: Retention) -> None:
+    service.announce()
+    retention.look()
 
 
 def _replace_process(*, embedded: bool) -> None:

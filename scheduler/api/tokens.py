@@ -60,13 +60,14 @@ class Secrets:
 
 
 class Tokens:
-    """Callable from any thread. ``save`` makes the secrets durable before a new token is given out.
+    """Callable from any thread. ``save`` makes the secrets durable before a new token is given out; None: they cannot
+    be kept, and so none is replaced.
 
     ``fixed``: the owner's token was set from outside, where it has to be replaced, too.
     """
 
     def __init__(
-        self, kept: Secrets | str, *, save: Callable[[Secrets], None] = lambda _: None, fixed: bool = False
+        self, kept: Secrets | str, *, save: Callable[[Secrets], None] | None = None, fixed: bool = False
     ) -> None:
         self._kept = Secrets(owner=kept) if isinstance(kept, str) else kept
         self._save = save
@@ -120,6 +121,11 @@ class Tokens:
                 changed = replace(kept, versions={**kept.versions, what: kept.versions.get(what, 0) + 1})
             else:
                 raise RequestRefused("a replica's token ends with the replica; stop its trial instead")
+            if self._save is None:
+                raise RequestRefused(
+                    "this scheduler has no place to keep which tokens were replaced, and would take the old one again "
+                    "after a restart; have it keep its tokens in a secret (--token-secret)"
+                )
             self._save(changed)
             self._kept = changed
         return {Access.OWNER: self.owner, Access.READ: self.for_reading()}.get(access) or self.for_study(study)

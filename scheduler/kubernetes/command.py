@@ -7,6 +7,8 @@ import json
 import logging
 import os
 import secrets
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,17 +30,19 @@ def run_operator(settings: Path, *, token_secret: str | None = None, **options: 
     logging.getLogger("kubernetes").setLevel(logging.CRITICAL)
     cluster = read_settings(settings)
     api = KubernetesApi.connect()
+    tokens: Callable[[], Tokens]
     given = os.environ.get("ELASTUNE_TOKEN")
     if given:
-        tokens = Tokens(given, fixed=True)
+        tokens = partial(Tokens, given, fixed=True)
     elif token_secret is not None:
-        secret = str(token_secret)
-        tokens = patiently(lambda: shared_tokens(api, cluster.namespace, secret))
+        tokens = partial(patiently, partial(shared_tokens, api, cluster.namespace, token_secret))
     else:
         raise SchedulerError(
             "no token is known that the API's callers must have; set ELASTUNE_TOKEN, or name a secret that exists with "
             "--token-secret"
         )
+    # What cannot be read is said before anybody waits for a leader.
+    tokens()
     Operator(api, OperatorSettings(cluster=cluster, tokens=tokens, **options)).run()
 
 

@@ -61,7 +61,8 @@ OWN_VARIABLES = frozenset({"TZ", "LANG", "LC_ALL"})
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OperatorSettings:
     cluster: ClusterSettings
-    tokens: Tokens
+    tokens: Callable[[], Tokens]
+    """Asked when this process comes to lead: the one that led before may have replaced some."""
     host: str = "0.0.0.0"  # noqa: S104  # a pod's own address; its NetworkPolicy says who may call
     port: int = 7300
     webhook_port: int = 7443
@@ -175,7 +176,7 @@ class Operator:
 
         view = WatchedCluster(self._api, cluster.all_namespaces, wake)
         launcher = KubernetesLauncher(self._api, view, cluster, owner_of=store.owner_of, log_of=self._log_of)
-        tokens = settings.tokens
+        tokens = settings.tokens()
         url = settings.url or self._service_url()
         clock = SteadyClock()
         service_box: list[Service] = []

@@ -157,6 +157,14 @@ def test_what_could_not_be_saved_was_not_replaced() -> None:
     assert tokens.owner == KEPT.owner
 
 
+def test_what_cannot_be_kept_is_not_replaced() -> None:
+    """After a restart the old one would open again what it opened."""
+    tokens = Tokens(KEPT)
+    for access in (Access.OWNER, Access.READ, Access.STUDY):
+        with pytest.raises(RequestRefused, match="no place to keep"):
+            tokens.replace(access, "s")
+
+
 def test_a_token_from_outside_is_replaced_there(site: Site) -> None:
     with pytest.raises(RequestRefused, match="from outside"):
         Tokens(KEPT, fixed=True).replace(Access.OWNER)

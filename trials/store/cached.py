@@ -143,6 +143,18 @@ class CachedTrialStore:
                 self._sql.release(trial_ids)
                 memory.release(trial_ids)
 
+    def forget_trials(self, trial_ids: Sequence[str]) -> None:
+        """With all that is kept of them."""
+        with self._writing() as memory:
+            self._sql.forget_trials(trial_ids)
+            for trial_id in trial_ids:
+                memory.forget_trial(trial_id)
+
+    def forget_study(self, name: str) -> None:
+        with self._writing() as memory:
+            self._sql.forget_study(name)
+            memory.forget_study(name)
+
     # ------------------------------------------------------------------ replicas
 
     def add_replica(self, replica: ReplicaRecord) -> None:

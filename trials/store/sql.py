@@ -227,6 +227,16 @@ class SqlTrialStore:
         with self._write() as connection:
             connection.execute(_trials.update().where(held).values(hold=None))
 
+    def forget_trials(self, trial_ids: Sequence[str]) -> None:
+        """With all that is kept of them."""
+        with self._write() as connection:
+            for table in (_reports, _hints, _history, _replicas, _trials):
+                connection.execute(table.delete().where(table.c.trial_id.in_(list(trial_ids))))
+
+    def forget_study(self, name: str) -> None:
+        with self._write() as connection:
+            connection.execute(_studies.delete().where(_studies.c.name == name))
+
     # ------------------------------------------------------------------ replicas
 
     def add_replica(self, replica: ReplicaRecord) -> None:

@@ -1,0 +1,87 @@
+"""What a scheduler of one machine forgets: trials that ended long ago, with their reports, history and logs.
+
+Called after each look of the control loop, from its thread; every step is safe to repeat and to leave out.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+
+from scheduler.control_loop import ControlLoop
+from trials.errors import StoreUnavailable
+from trials.record import Study, TrialRecord
+from trials.store import CachedTrialStore
+
+KEEP_SECONDS = 90 * 86400.0
+SWEEP_SECONDS = 60.0
+MOST_AT_ONCE = 50
+"""Trials that are forgotten in one go: replicas wait for the database in the meantime."""
+
+logger = logging.getLogger(__name__)
+
+
+def expired(
+    trials: Sequence[TrialRecord], studies: Sequence[Study], now: float, keep_seconds: float
+) -> list[TrialRecord]:
+    """Trials that ended longer ago than that, oldest first.
+
+    A study that has a driver may yet compare its trials, and one with a budget is judged by what they have used.
+    """
+    keeps = {study.name for study in studies if study.owner is not None or study.terms.budget_slot_hours is not None}
+    over = [
+        (trial.finished_at, trial)
+        for trial in trials
+        if trial.state.is_final and trial.finished_at is not None and trial.spec.study not in keeps
+    ]
+    return [trial for at, trial in sorted(over, key=lambda pair: pair[0]) if now - at > keep_seconds]
+
+
+def abandoned(trials: Sequence[TrialRecord], studies: Sequence[Study], now: float, keep_seconds: float) -> list[Study]:
+    """Studies without trials that nobody has driven for so long."""
+    used = {trial.spec.study for trial in trials}
+    return [
+        study
+        for study in studies
+        if study.name not in used and study.owner is None and now - (study.owner_seen_at or now) > keep_seconds
+    ]
+
+
+class Retention:
+    """``keep_seconds``: 0 keeps everything."""
+
+    def __init__(
+        self,
+        store: CachedTrialStore,
+        loop: ControlLoop,
+        keep_seconds: float,
+        *,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._store = store
+        self._loop = loop
+        self._keep_seconds = keep_seconds
+        self._clock = clock
+        self._swept_at = float("-inf")
+
+    def look(self) -> None:
+        now = self._clock()
+        if not self._keep_seconds or now - self._swept_at < SWEEP_SECONDS:
+            return
+        self._swept_at = now
+        try:
+            self._sweep(now)
+        except StoreUnavailable as error:
+            logger.warning("what is old is forgotten at a later look error=%s", error)
+
+    def _sweep(self, now: float) -> None:
+        trials, studies = self._store.trials(), self._store.studies()
+        old = expired(trials, studies, now, self._keep_seconds)[:MOST_AT_ONCE]
+        if old:
+            self._store.forget_trials([trial.trial_id for trial in old])
+            for trial in old:
+                self._loop.forget_trial(trial.trial_id)
+            logger.info("trials forgotten number=%d days=%.0f", len(old), self._keep_seconds / 86400.0)
+        for study in abandoned(trials, studies, now, self._keep_seconds):
+            self._store.forget_study(study.name)

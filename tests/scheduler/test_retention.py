@@ -1,0 +1,161 @@
+"""What is kept, for how long, and that what is forgotten leaves nothing behind."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import sqlalchemy as sa
+
+from scheduler.control_loop import ControlLoop, LoopSettings
+from scheduler.policy import policy_by_name
+from scheduler.retention import MOST_AT_ONCE, SWEEP_SECONDS, Retention, abandoned, expired
+from trials.errors import StoreUnavailable, UnknownTrial
+from trials.launch import InMemoryLauncher
+from trials.record import Reason, ReplicaRecord, ReplicaState, Report, Study, TrialRecord
+from trials.spec import TrialSpec
+from trials.states import TrialState
+from trials.store import CachedTrialStore, SqlTrialStore
+from trials.store.base import HistoryEntry
+from trials.terms import StudyTerms
+
+DAY = 86400.0
+
+
+def trial(number: int, ended: float | None, study: str = "s") -> TrialRecord:
+    state = TrialState.RUNNING if ended is None else TrialState.SUCCEEDED
+    spec = TrialSpec(study=study, number=number, entrypoint="m:f")
+    return TrialRecord(
+        trial_id=f"t{number}",
+        spec=spec,
+        state=state,
+        reason=Reason(code="c", sentence="s"),
+        submitted_at=0.0,
+        finished_at=ended,
+    )
+
+
+def study(name: str = "s", *, owner: str | None = None, seen: float = 0.0, budget: float | None = None) -> Study:
+    terms = StudyTerms(budget_slot_hours=budget)
+    return Study(name=name, direction="minimize", terms=terms, owner=owner, owner_seen_at=seen)
+
+
+def test_trials_that_ended_long_ago_are_forgotten_oldest_first() -> None:
+    trials = [trial(0, 3 * DAY), trial(1, None), trial(2, 1 * DAY), trial(3, 9.5 * DAY)]
+    assert [each.trial_id for each in expired(trials, [study()], 10 * DAY, DAY)] == ["t2", "t0"]
+
+
+def test_studies_that_are_driven_or_have_a_budget_keep_their_trials() -> None:
+    trials = [trial(0, 1.0, "driven"), trial(1, 1.0, "budget"), trial(2, 1.0, "neither"), trial(3, 1.0, "unknown")]
+    studies = [study("driven", owner="o"), study("budget", budget=5.0), study("neither")]
+    assert [each.spec.study for each in expired(trials, studies, 10 * DAY, DAY)] == ["neither", "unknown"]
+
+
+def test_studies_that_nobody_uses_are_forgotten() -> None:
+    studies = [study("used"), study("driven", owner="o"), study("fresh", seen=9.5 * DAY), study("old", seen=DAY)]
+    assert [each.name for each in abandoned([trial(0, 1.0, "used")], studies, 10 * DAY, DAY)] == ["old"]
+
+
+class Kept:
+    def __init__(self, folder: Path) -> None:
+        self.now = 100 * DAY
+        self.folder = folder
+        self.url = f"sqlite:///{folder / 'trials.db'}"
+        self.store = CachedTrialStore(SqlTrialStore(self.url))
+        settings = LoopSettings(
+            state_dir=folder, api_url=lambda: "", replica_token=lambda replica_id: "", base_environ={}
+        )
+        launcher = InMemoryLauncher({"n0": 1})
+        self.loop = ControlLoop(
+            self.store, launcher, policy_by_name("fifo"), settings, clock=lambda: self.now, monotonic=lambda: self.now
+        )
+        self.retention = Retention(self.store, self.loop, 90 * DAY, clock=lambda: self.now)
+
+    def ended(self, number: int, days_ago: float) -> str:
+        at = self.now - days_ago * DAY
+        record = self.store.submit(TrialSpec(study="s", number=number, entrypoint="m:f"), at)
+        trial_id = record.trial_id
+        self.store.add_replica(
+            ReplicaRecord(
+                replica_id=f"{trial_id}-a", trial_id=trial_id, node="n0", slot=0, launch_index=0, launched_at=at
+            )
+        )
+        self.store.update_replica(f"{trial_id}-a", state=ReplicaState.GONE, gone_at=at)
+        self.store.put_hints(trial_id, {"epoch": 1})
+        self.store.add_report(Report(trial_id, 0, 1.0, 1.0))
+        self.store.add_history(
+            HistoryEntry(at=at, trial_id=trial_id, what="warning", reason=Reason(code="c", sentence="s"))
+        )
+        self.store.save_trial(replace(record, state=TrialState.SUCCEEDED, finished_at=at))
+        log = self.folder / "logs" / trial_id / f"{trial_id}-a.log"
+        log.parent.mkdir(parents=True)
+        log.write_text("words")
+        return trial_id
+
+    def rows(self) -> dict[str, int]:
+        engine = sa.create_engine(self.url)
+        with engine.connect() as connection:
+            counts = {
+                table: connection.execute(sa.text(f"select count(*) from {table}")).scalar_one()
+                for table in ("trials", "replicas", "reports", "hints", "history")
+            }
+        engine.dispose()
+        return counts
+
+
+@pytest.fixture
+def kept(tmp_path: Path) -> Iterator[Kept]:
+    made = Kept(tmp_path)
+    yield made
+    made.store.close()
+
+
+def test_nothing_of_a_forgotten_trial_is_left(kept: Kept) -> None:
+    old, young = kept.ended(0, 91.0), kept.ended(1, 89.0)
+    kept.loop.tick()
+    kept.retention.look()
+    assert [record.trial_id for record in kept.store.trials()] == [young]
+    with pytest.raises(UnknownTrial):
+        kept.store.trial(old)
+    assert set(kept.rows().values()) == {1}
+    assert not (kept.folder / "logs" / old).exists()
+    assert (kept.folder / "logs" / young).exists()
+    assert [report.trial_id for report in kept.store.reports("s")] == [young]
+    kept.loop.tick()
+
+
+def test_a_forgotten_number_may_be_used_again(kept: Kept) -> None:
+    old = kept.ended(0, 91.0)
+    kept.retention.look()
+    assert kept.store.submit(TrialSpec(study="s", number=0, entrypoint="m:f"), kept.now).trial_id != old
+
+
+def test_many_are_forgotten_little_by_little(kept: Kept) -> None:
+    for number in range(MOST_AT_ONCE + 5):
+        kept.ended(number, 91.0)
+    kept.retention.look()
+    assert len(kept.store.trials()) == 5
+    kept.retention.look()
+    assert len(kept.store.trials()) == 5
+    kept.now += SWEEP_SECONDS + 1.0
+    kept.retention.look()
+    assert kept.store.trials() == []
+
+
+def test_a_database_that_takes_no_write_is_tried_again(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept.ended(0, 91.0)
+    with monkeypatch.context() as broken:
+        broken.setattr(kept.store, "forget_trials", lambda ids: (_ for _ in ()).throw(StoreUnavailable("full")))
+        kept.retention.look()
+    assert len(kept.store.trials()) == 1
+    kept.now += SWEEP_SECONDS + 1.0
+    kept.retention.look()
+    assert kept.store.trials() == []
+
+
+def test_everything_is_kept_where_that_is_asked_for(kept: Kept) -> None:
+    kept.ended(0, 99.0)
+    Retention(kept.store, kept.loop, 0.0, clock=lambda: kept.now).look()
+    assert len(kept.store.trials()) == 1
