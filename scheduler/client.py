@@ -79,7 +79,7 @@ class SchedulerClient:
 
     def check(self) -> None:
         """Raises unless a scheduler answers and takes the token."""
-        self.request("GET", "/trials")
+        self.request("GET", "/whoami")
 
     def request(self, method: str, path: str, body: Any = None, **options: Any) -> Any:
         try:

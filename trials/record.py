@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from trials.spec import TrialSpec
@@ -86,6 +86,14 @@ class TrialRecord:
     @property
     def switching(self) -> bool:
         return self.published > self.generation
+
+    def with_facts_of(self, present: TrialRecord) -> TrialRecord:
+        """What the control loop has decided, beside what others have written since it read its copy."""
+        return replace(self, **{name: getattr(present, name) for name in FACTS})
+
+
+FACTS = ("entered", "abandoned", "outcome", "cancel_requested", "hold")
+"""Fields of a trial that replicas and drivers write, each by a call of the store's own; the control loop reads them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

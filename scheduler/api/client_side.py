@@ -123,6 +123,11 @@ def client_routes(service: Service) -> APIRouter:
             raise HTTPException(403, f"a study's own token cannot change its {unequal[0]}; the owner's is needed")
         return terms
 
+    @routes.get("/whoami")
+    def whoami(client: Client) -> dict[str, str]:
+        """What the caller's token opens."""
+        return {"access": client.access.value, "subject": client.subject}
+
     @routes.get("/metrics")
     def metrics(client: Client) -> Response:
         """For Prometheus."""

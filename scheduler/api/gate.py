@@ -7,33 +7,27 @@ route needs and no more, and JSON that is nested so deep that reading or repeati
 from __future__ import annotations
 
 import asyncio
-import json
 import re
 import time
 from collections import OrderedDict
 from dataclasses import dataclass
 from typing import Any
 
+from scheduler.api.bodies import Message, Refused, counted, read_json, refuse, replayed
 from scheduler.api.connections import EXTENSION
 from scheduler.api.service import Service
 from scheduler.api.tokens import Access, Identity
 from scheduler.packages import LARGEST_BYTES as LARGEST_PACKAGE
 
-Message = dict[str, Any]
-
 SMALL_BYTES = 1024**2
 LARGE_BYTES = 32 * 1024**2
 LARGE = re.compile(r"^(/trials|/replica/(outcome|call)|/studies/[^/]+/(answers|news))$")
 """What carries a trial's arguments, results and arrays."""
-DEEPEST = 200
-"""Lists and objects within each other; twice what values from objectives may have, which are wrapped."""
 REQUESTS_A_SECOND = 200.0
 """Of one replica, in the long run; more of them wait."""
 BURST = 400.0
 LONGEST_DELAY_SECONDS = 5.0
 MOST_REPLICAS = 8192
-_TEXTS = re.compile(rb'"(?:[^"\\]|\\.)*"', re.DOTALL)
-_BRACKETS = re.compile(rb"[\[\]{}]")
 
 
 @dataclass(slots=True)
@@ -60,12 +54,6 @@ class Rates:
         return max(0.0, bucket.level - self._burst) / self._a_second
 
 
-class Refused(Exception):
-    def __init__(self, status: int, detail: str) -> None:
-        super().__init__(detail)
-        self.status = status
-
-
 class Gate:
     """ASGI middleware."""
 
@@ -89,12 +77,12 @@ class Gate:
                     )
                 await asyncio.sleep(delay)
             if scope["path"].startswith("/packages/"):
-                receive = _counted(receive, LARGEST_PACKAGE)
+                receive = counted(receive, LARGEST_PACKAGE)
             else:
-                receive = _replayed(await _body(scope, receive), receive)
+                receive = replayed(await read_json(receive, _limit(scope["path"])), receive)
             await self._app(scope, receive, send)
         except Refused as error:
-            await _refuse(send, error, close=identity is None or error.status == 413)
+            await refuse(send, error, close=identity is None or error.status == 413)
 
     def _admit(self, scope: Message) -> Identity | None:
         """Who calls; None for a question about health, which anybody may ask. Raises Refused."""
@@ -131,73 +119,3 @@ def _limit(path: str) -> int:
     if path.startswith("/packages/"):
         return LARGEST_PACKAGE
     return LARGE_BYTES if LARGE.match(path) else SMALL_BYTES
-
-
-async def _body(scope: Message, receive: Any) -> bytes:
-    limit = _limit(scope["path"])
-    parts: list[bytes] = []
-    total = 0
-    while True:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            raise Refused(400, "the request ended early")
-        total += len(message.get("body", b""))
-        if total > limit:
-            raise Refused(413, f"the request has more than {limit} bytes, the most that {scope['path']:.100} takes")
-        parts.append(message.get("body", b""))
-        if not message.get("more_body"):
-            break
-    body = b"".join(parts)
-    if nested_deeper(body, DEEPEST):
-        raise Refused(422, f"the request is nested more than {DEEPEST} deep; flatten it")
-    return body
-
-
-def nested_deeper(body: bytes, most: int) -> bool:
-    """Whether lists and objects are within each other more than ``most`` deep, for what is JSON."""
-    if body.count(b"[") + body.count(b"{") <= most:
-        return False
-    depth = 0
-    for bracket in _BRACKETS.finditer(_TEXTS.sub(b"", body)):
-        depth += 1 if bracket.group() in b"[{" else -1
-        if depth > most:
-            return True
-    return False
-
-
-def _replayed(body: bytes, receive: Any) -> Any:
-    """A ``receive`` that gives the body at once, and then what the server's own gives: the connection's end."""
-    given = False
-
-    async def replaying() -> Message:
-        nonlocal given
-        if given:
-            message: Message = await receive()
-            return message
-        given = True
-        return {"type": "http.request", "body": body, "more_body": False}
-
-    return replaying
-
-
-def _counted(receive: Any, limit: int) -> Any:
-    total = 0
-
-    async def counting() -> Message:
-        nonlocal total
-        message: Message = await receive()
-        total += len(message.get("body", b""))
-        if total > limit:
-            raise Refused(413, f"the package is larger than {limit} bytes")
-        return message
-
-    return counting
-
-
-async def _refuse(send: Any, error: Refused, *, close: bool) -> None:
-    content = json.dumps({"detail": str(error)}).encode()
-    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(content)).encode())]
-    if close:
-        headers.append((b"connection", b"close"))
-    await send({"type": "http.response.start", "status": error.status, "headers": headers})
-    await send({"type": "http.response.body", "body": content})

@@ -23,6 +23,7 @@ import uvicorn
 from fastapi import FastAPI, Response
 from fastapi.responses import JSONResponse
 
+from scheduler.api.bodies import BodyLimit
 from scheduler.api.service import Service
 from scheduler.api.serving import api_config
 from scheduler.api.tokens import Tokens
@@ -54,6 +55,8 @@ LEAVING_SECONDS = 8.0
 """For replicas of a trial that is over: an orderly end, the kubelet's report of it, and what they printed."""
 DECIDE_SECONDS = 5.0
 """Between two decisions about sizes: a pod takes about as long to come up. Who comes or goes is decided on at once."""
+REVIEW_BYTES = 8 * 1024**2
+"""An object before and after its change, each of at most what the API server takes."""
 OWN_VARIABLES = frozenset({"TZ", "LANG", "LC_ALL"})
 """What replicas inherit; the rest of a replica's environment is its image's."""
 
@@ -353,6 +356,7 @@ def patiently(call: Callable[[], T]) -> T:
 def review_app(leads: Callable[[], bool], settings: ClusterSettings, age: Callable[[], float] = lambda: 0.0) -> FastAPI:
     """Admission reviews and health, without a token: the API server and the kubelet have none."""
     app = FastAPI(title="Elastune admission", docs_url=None, openapi_url=None)
+    app.add_middleware(BodyLimit, limit=REVIEW_BYTES)
 
     @app.post("/review")
     def answer(document: dict[str, Any]) -> JSONResponse:

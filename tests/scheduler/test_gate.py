@@ -17,7 +17,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scheduler.api import connections
-from scheduler.api.gate import BURST, DEEPEST, REQUESTS_A_SECOND, SMALL_BYTES, Rates, nested_deeper
+from scheduler.api.bodies import DEEPEST, nested_deeper
+from scheduler.api.gate import BURST, REQUESTS_A_SECOND, SMALL_BYTES, Rates
 from scheduler.client import SchedulerClient
 from scheduler.errors import SchedulerUnreachable
 from scheduler.policy import policy_by_name

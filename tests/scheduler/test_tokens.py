@@ -47,6 +47,7 @@ SPEC = {"number": 1, "entrypoint": "m:f"}
 @pytest.mark.parametrize(
     ("method", "path", "body", "owner", "own_study", "others_study", "reader"),
     [
+        ("GET", "/whoami", None, 200, 200, 200, 200),
         ("GET", "/metrics", None, 200, 403, 403, 200),
         ("GET", "/trials", None, 200, 200, 200, 200),
         ("GET", "/overview", None, 200, 200, 200, 200),

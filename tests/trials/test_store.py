@@ -7,7 +7,7 @@ import subprocess
 import threading
 from collections.abc import Iterator
 from contextlib import closing
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
@@ -20,7 +20,7 @@ from trials.errors import StateFolderInUse, StoreUnavailable, UnknownTrial
 from trials.kubernetes.api import STUDIES, TRIALS, KubernetesApi
 from trials.kubernetes.settings import ClusterSettings
 from trials.kubernetes.store import KubernetesTrialStore
-from trials.record import Outcome, Reason, ReplicaRecord, ReplicaState, Report, Study
+from trials.record import FACTS, Outcome, Reason, ReplicaRecord, ReplicaState, Report, Study, TrialRecord
 from trials.spec import TrialSpec
 from trials.states import TrialState
 from trials.store import CachedTrialStore, InMemoryTrialStore, SqlTrialStore, TrialStore
@@ -153,6 +153,25 @@ def test_saving_an_old_copy_does_not_undo_facts(store: TrialStore) -> None:
     now = store.trial(record.trial_id)
     assert (now.entered, now.abandoned, now.cancel_requested, now.hold) == (3, 2, "enough", "held")
     assert now.outcome == Outcome(kind="value", value=0.25)
+    assert all(getattr(now, name) != getattr(record, name) for name in FACTS), "a fact is not tried here"
+
+
+def test_each_field_of_a_trial_has_one_writer() -> None:
+    submitted = {"trial_id", "spec", "submitted_at"}
+    decided = {field.name for field in fields(TrialRecord)} - submitted - set(FACTS)
+    assert decided == {
+        "state",
+        "reason",
+        "finished_at",
+        "generation",
+        "members",
+        "published",
+        "published_members",
+        "published_at",
+        "join_epoch",
+        "rescaled_at",
+        "losses",
+    }
 
 
 def test_trials_that_are_not_over_are_held_until_released(store: TrialStore) -> None:

@@ -190,15 +190,7 @@ class KubernetesTrialStore:
     def save_trial(self, record: TrialRecord) -> None:
         self._resources.change_record(
             record.trial_id,
-            lambda present: replace(
-                record,
-                spec=present.spec,
-                entered=present.entered,
-                abandoned=present.abandoned,
-                outcome=present.outcome,
-                cancel_requested=present.cancel_requested,
-                hold=present.hold,
-            ),
+            lambda present: replace(record.with_facts_of(present), spec=present.spec),
         )
         if record.state.is_final:
             self._memory.forget_hints(record.trial_id)

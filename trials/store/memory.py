@@ -159,18 +159,7 @@ class InMemoryTrialStore:
 
     def save_trial(self, record: TrialRecord) -> None:
         with self._lock:
-            present = self.trial(record.trial_id)
-            # Facts that others have written since the loop read its copy are left alone.
-            self._put(
-                replace(
-                    record,
-                    entered=present.entered,
-                    abandoned=present.abandoned,
-                    outcome=present.outcome,
-                    cancel_requested=present.cancel_requested,
-                    hold=present.hold,
-                )
-            )
+            self._put(record.with_facts_of(self.trial(record.trial_id)))
 
     def _put(self, record: TrialRecord) -> None:
         self.writes += 1

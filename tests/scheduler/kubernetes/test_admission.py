@@ -8,7 +8,8 @@ import pytest
 from fastapi.testclient import TestClient
 
 from scheduler.kubernetes.admission import review
-from scheduler.kubernetes.server import review_app
+from scheduler.kubernetes.server import REVIEW_BYTES, review_app
+from scheduler.watchdog import STUCK_SECONDS
 from trials.kubernetes.settings import ClusterSettings
 
 SETTINGS = ClusterSettings(slot={"nvidia.com/gpu": "1", "cpu": "4"})
@@ -88,3 +89,19 @@ def test_it_is_served_beside_the_health_of_a_scheduler_that_waits() -> None:
     client = TestClient(review_app(lambda: False, SETTINGS))
     assert client.get("/healthz").json() == {"status": "ok", "leads": False}
     assert client.post("/review", json=asked({"command": ["x"]})).json()["response"]["allowed"]
+
+
+def test_a_review_that_is_too_large_or_too_deep_is_refused_unread() -> None:
+    """The webhook has to answer callers that show nothing."""
+    with TestClient(review_app(lambda: False, SETTINGS)) as client:
+        assert client.post("/review", content=b" " * (REVIEW_BYTES + 1)).status_code == 413
+        assert client.post("/review", content=b"[" * 100_000).status_code == 422
+        assert client.post("/review", json=asked({"command": ["python", "x.py"]})).status_code == 200
+
+
+def test_health_fails_when_the_control_loop_does_not_come_round() -> None:
+    ages = [1.0, STUCK_SECONDS + 1.0]
+    with TestClient(review_app(lambda: True, SETTINGS, lambda: ages[0])) as client:
+        assert client.get("/healthz").json() == {"status": "ok", "leads": True}
+        ages.pop(0)
+        assert client.get("/healthz").status_code == 503
