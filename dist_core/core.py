@@ -500,6 +500,7 @@ class TrainingCore:
                 break
             # Offered for an epoch this joiner no longer stands in: not entering makes the survivors stay as they are.
             self.membership.abandon(prepared.generation.number)
+            prepared.group.break_off()
         try:
             with self._meeting(prepared):
                 if self.joining:

@@ -64,8 +64,6 @@ class Membership:
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
         self._published: Generation | None = None
-        self._passed_over: Generation | None = None
-        """What was published without this joiner while it had entered nothing."""
         self._prepared: Prepared | None = None
         self._store: RendezvousStore | None = None
         self._entered = 0
@@ -146,9 +144,6 @@ class Membership:
             self._size = len(prepared.generation.members)
             if self._prepared is prepared:
                 self._prepared = None
-            if self._passed_over is not None and self._passed_over is self._published:
-                self._prepared = Prepared(self._passed_over, None)
-            self._passed_over = None
 
     def abandon(self, number: int) -> None:
         """The training thread gave this generation up; the group built for it is dropped."""
@@ -211,11 +206,17 @@ class Membership:
             if generation.number <= max(self._entered, self._published.number if self._published else 0):
                 return
             self._published = generation
+            dropped = self._prepared
             self._discard()
+        joins = not document.get("member", True)
+        if joins and dropped is not None and dropped.group is not None:
+            # The others may wait in it for this joiner already.
+            dropped.group.break_off()
         rank = generation.rank_of(self._environment.replica_id)
+        if rank is None and joins and generation.members:
+            # They go on without this joiner, which waits on: where it is not wanted any more, it is ended.
+            return
         if rank is None:
-            if self._passes_over(generation):
-                return
             self._offer(Prepared(generation, None))
             if not generation.members:
                 threading.Thread(target=self._end_after_grace, name="elastune-grace", daemon=True).start()
@@ -223,16 +224,6 @@ class Membership:
             self._offer(Prepared(generation, lone_group(self.group_needs())))
         else:
             threading.Thread(target=self._build, args=(generation, rank), name="elastune-build", daemon=True).start()
-
-    def _passes_over(self, generation: Generation) -> bool:
-        """Whether the others go on without waiting for this joiner, which waits on: its end would tell it otherwise.
-
-        It may be about to enter the generation before, and then has to leave with this one.
-        """
-        with self._lock:
-            passed = self._size == 0 and bool(generation.members)
-            self._passed_over = generation if passed else None
-            return passed
 
     def _build(self, generation: Generation, rank: int) -> None:
         store = RendezvousStore(self._channel, generation.number, BUILD_TIMEOUT)

@@ -117,7 +117,8 @@ def replica_routes(service: Service) -> APIRouter:
         coming = trial.published_members if trial.switching else ()
         lost = [name for name in dict.fromkeys((*trial.members, *coming)) if name not in present]
         if trial.published > after and trial.switching:
-            return {"generation": _generation(trial, replicas), "lost": lost}
+            member = replica_id in trial.members
+            return {"generation": {**_generation(trial, replicas), "member": member}, "lost": lost}
         return None if ",".join(lost) == known_lost else {"generation": None, "lost": lost}
 
     @routes.get("/watch")
