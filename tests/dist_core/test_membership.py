@@ -60,7 +60,7 @@ def test_an_offer_that_a_joiner_prepared_is_broken_off_with_the_next_one(monkeyp
     prepared = mine.pending()
     assert prepared is not None and prepared.group is not None
     broken: list[ReplicaGroup] = []
-    monkeypatch.setattr(ReplicaGroup, "break_off", broken.append)
+    monkeypatch.setattr(ReplicaGroup, "break_off", lambda group: broken.append(group))
     mine._handle(generation(3, "t-a", "t-b"))
     assert mine.pending() is None
     assert broken == [prepared.group]
