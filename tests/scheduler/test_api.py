@@ -208,7 +208,7 @@ def test_watch_tells_of_a_generation_once_published(site: Site) -> None:
     site.loop.tick()
     site.loop.tick()
     told = site.replica("GET", "/watch", name=name, params={"wait": 0}).json()["generation"]
-    assert told == {"number": 1, "members": [name], "nodes": ["n0"], "join_epoch": None}
+    assert told == {"number": 1, "members": [name], "nodes": ["n0"], "join_epoch": None, "member": False}
     assert site.replica("GET", "/watch", name=name, params={"wait": 0, "after": 1}).json() == {"generation": None}
 
 
