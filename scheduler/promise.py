@@ -93,8 +93,3 @@ class _Curve:
         self.rows = rows
         self.points = np.array([point for point, _ in curve])
         self.best = np.array([value for _, value in curve])
-
-
-def promises(reports: Mapping[str, Sequence[Report]], *, maximize: bool) -> dict[str, Promise]:
-    """Promise of each trial of one study; ``reports`` has an entry for every trial, finished ones included."""
-    return Standings(maximize=maximize).promises(reports, reports)

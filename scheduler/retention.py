@@ -14,7 +14,6 @@ from trials.errors import StoreUnavailable
 from trials.record import Study, TrialRecord
 from trials.store import CachedTrialStore
 
-KEEP_SECONDS = 90 * 86400.0
 SWEEP_SECONDS = 60.0
 MOST_AT_ONCE = 50
 """Trials that are forgotten in one go: replicas wait for the database in the meantime."""

@@ -26,7 +26,7 @@ from scheduler.control_loop import ControlLoop, LoopSettings
 from scheduler.devices import numa_nodes, usable_cores
 from scheduler.hosts import reachable
 from scheduler.policy import policy_by_name
-from scheduler.retention import KEEP_SECONDS, Retention
+from scheduler.retention import Retention
 from scheduler.secret_files import keep_private, save_in_folder, secrets_in_folder
 from scheduler.snapshot import NodeView
 from scheduler.state_folder import StateFolder, read_server_file
@@ -69,7 +69,7 @@ class ServerSettings:
     stop_with_stdin: bool = False
     """End when standard input closes: the owner is gone."""
     token: str | None = None
-    keep_seconds: float = KEEP_SECONDS
+    keep_seconds: float
     """How long trials that are over are kept; 0: for ever."""
     database: str | None = None
     """SQLAlchemy's URL of a database that a server keeps; None: a file in the state folder."""
@@ -187,7 +187,7 @@ def _replace_process(*, embedded: bool) -> None:
     if embedded:
         os._exit(EXIT_STUCK)
     # Locks, sockets and pipes of this one end with it; the arguments are those that it was started with.
-    os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])  # ourselves
+    os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
 
 
 def _stop_with_owner(

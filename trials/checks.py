@@ -11,10 +11,15 @@ from trials.plain_words import one_line
 LONGEST_NAME = 255
 
 
-def check_name(what: str, name: object) -> None:
-    """A name that people give and others read; raises InvalidTrialSpec for one that a log or a URL could not hold."""
+def check_length(what: str, name: object) -> None:
+    """Raises InvalidTrialSpec for a name that is none, empty, or too long for a table."""
     if not isinstance(name, str) or not 1 <= len(name) <= LONGEST_NAME:
         raise InvalidTrialSpec(f"{what} is {name!r:.80}; it must be a text of 1 to {LONGEST_NAME} characters")
+
+
+def check_name(what: str, name: str) -> None:
+    """A name that people give and others read; raises InvalidTrialSpec for one that a log or a URL could not hold."""
+    check_length(what, name)
     if one_line(name) != name or "/" in name or name in (".", ".."):
         raise InvalidTrialSpec(
             f"{what} is {name!r:.80}; it must be one line without control characters and slashes, and not a folder"

@@ -7,13 +7,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from trials.checks import are_texts, is_whole
+from trials.checks import are_texts, check_length, is_whole
 from trials.errors import InvalidTrialSpec
 
 _ENTRYPOINT = re.compile(r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")
 _DIGEST = re.compile(r"^[0-9a-f]{64}$")
 MOST_REPLICAS = 4096
-LONGEST_NAME = 255
 LARGEST_NUMBER = 2**31 - 1
 
 
@@ -55,10 +54,7 @@ class TrialSpec:
     """A driver waits for it, and without one it pauses; else it runs for its own sake."""
 
     def __post_init__(self) -> None:
-        if not isinstance(self.study, str) or not 1 <= len(self.study) <= LONGEST_NAME:
-            raise InvalidTrialSpec(
-                f"the name of its study is {self.study!r:.80}; it must be a text of 1 to {LONGEST_NAME} characters"
-            )
+        check_length("the name of its study", self.study)
         _check_whole("trial number", self.number, 0, LARGEST_NUMBER)
         _check_whole("max_losses", self.max_losses, 0, LARGEST_NUMBER)
         if not isinstance(self.entrypoint, str) or not _ENTRYPOINT.match(self.entrypoint):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 
-MOST_REPORTS = 100_000
+MOST_REPORTS_KEPT = 100_000
 MOST_WARNINGS = 200
 MOST_TRIALS = 8192
 """The trial that was heard of longest ago is forgotten for a further one, and may then leave as many again."""

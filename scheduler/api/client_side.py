@@ -21,7 +21,7 @@ from scheduler.errors import RequestRefused
 from scheduler.packages import LARGEST_BYTES, PackageRefused
 from scheduler.priorities import effective_priorities
 from scheduler.runtime import runtime
-from trials.checks import check_name
+from trials.checks import LONGEST_NAME, check_name
 from trials.errors import InvalidStudyTerms, UnknownTrial
 from trials.log_files import tail
 from trials.record import Study, TrialRecord
@@ -52,7 +52,7 @@ class StudyBody(BaseModel):
 
 class TokenBody(BaseModel):
     access: str = Field(pattern="^(owner|study|read)$")
-    study: str = Field(default="", max_length=255)
+    study: str = Field(default="", max_length=LONGEST_NAME)
     replace: bool = False
 
 

@@ -1,5 +1,7 @@
 """What every request passes before anything of its body is read: who calls, how much, how deep, how often.
 
+Who calls is found out here alone; handlers find it as ``request.state.identity``.
+
 Strangers are refused by the head of their request alone and are not kept connected. Others may send as much as the
 route needs and no more, and JSON that is nested so deep that reading or repeating it would be dear is refused.
 """
@@ -69,6 +71,7 @@ class Gate:
         identity: Identity | None = None
         try:
             identity = self._admit(scope)
+            scope.setdefault("state", {})["identity"] = identity
             if identity is not None and identity.access is Access.REPLICA:
                 delay = self._rates.delay(identity.subject, time.monotonic())
                 if delay > LONGEST_DELAY_SECONDS:

@@ -12,10 +12,9 @@ from fastapi.responses import FileResponse
 from pydantic import BaseModel, Field
 
 from dist_core.goodput import Hints
-from scheduler.api.allowances import MOST_REPORTS as MOST_REPORTS_KEPT
-from scheduler.api.allowances import MOST_WARNINGS, Allowance
-from scheduler.api.service import Service, bearer
-from scheduler.api.tokens import Access
+from scheduler.api.allowances import MOST_REPORTS_KEPT, MOST_WARNINGS, Allowance
+from scheduler.api.service import Service
+from scheduler.api.tokens import Access, Identity
 from trials.record import Outcome, Reason, ReplicaRecord, ReplicaState, Report, TrialRecord
 from trials.store.base import HistoryEntry
 
@@ -84,9 +83,9 @@ class Question(BaseModel):
 def calling_replica(request: Request, x_elastune_replica: Annotated[str, Header()]) -> ReplicaRecord:
     """The calling replica; refuses one whose token is not its own, or that is not ours any more."""
     service: Service = request.app.state.service
-    identity = service.tokens.identify(bearer(request), x_elastune_replica)
+    identity: Identity = request.state.identity
     trial_id, _, _ = x_elastune_replica.rpartition("-")
-    if identity is None or identity.access is not Access.REPLICA:
+    if identity != Identity(Access.REPLICA, x_elastune_replica):
         raise HTTPException(403, f"this token is not that of replica {x_elastune_replica!r:.200}")
     for replica in service.store.replicas(trial_id=trial_id):
         if replica.replica_id == x_elastune_replica:

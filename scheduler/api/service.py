@@ -7,8 +7,6 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from fastapi import HTTPException, Request
-
 from scheduler.api.joining import Joining
 from scheduler.api.mailbox import Mailbox
 from scheduler.api.tokens import Tokens
@@ -47,10 +45,3 @@ class Service:
     def _announce(self) -> None:
         self.changed.set()
         self.changed = asyncio.Event()
-
-
-def bearer(request: Request) -> str:
-    scheme, _, token = request.headers.get("authorization", "").partition(" ")
-    if scheme.lower() != "bearer" or not token:
-        raise HTTPException(401, "this scheduler needs a token: send 'Authorization: Bearer TOKEN'")
-    return token

@@ -3,29 +3,19 @@
 from __future__ import annotations
 
 import threading
-from pathlib import Path
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from dist_core.channel import ControlChannel
-from dist_core.env import ReplicaEnvironment
 from dist_core.membership import Membership
 from dist_core.replica_group import ReplicaGroup
+from tests.support.channel import REPLICA, channel_to
 
 
 def membership() -> Membership:
-    environment = ReplicaEnvironment(
-        api_url="http://127.0.0.1:9",
-        token="0123456789abcdef",
-        trial_id="t",
-        replica_id="t-c",
-        launch_index=1,
-        checkpoint_dir=Path("unused"),
-        node="n0",
-        slot=0,
-    )
-    return Membership(ControlChannel(environment), environment, end=lambda status: None)
+    channel = channel_to(lambda request: pytest.fail("nobody is asked here"))
+    return Membership(channel, replace(REPLICA, replica_id="t-c"), end=lambda status: None)
 
 
 def generation(number: int, *members: str, member: bool = False) -> dict[str, Any]:

@@ -3,76 +3,18 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
 import pytest
-from fastapi.testclient import TestClient
 
 from dist_core.goodput import BatchBounds, Hints
 from scheduler.api.allowances import MOST_WARNINGS, Allowance
-from scheduler.api.app import create_app
 from scheduler.api.replica_side import CROWD
-from scheduler.api.service import Service
-from scheduler.api.tokens import Tokens
-from scheduler.control_loop import ControlLoop, LoopSettings
-from scheduler.policy import GoodputPolicy
 from scheduler.runtime import runtime
-from scheduler.snapshot import NodeView
-from trials.launch import InMemoryLauncher
-from trials.record import ReplicaRecord, ReplicaState
-from trials.store import SqlTrialStore
-
-TOKENS = Tokens("a token of the owner")
-
-
-class Site:
-    def __init__(self, folder: Path) -> None:
-        self.store = SqlTrialStore(f"sqlite:///{folder / 'trials.db'}")
-        self.launcher = InMemoryLauncher({"n0": 2})
-        settings = LoopSettings(
-            state_dir=folder, api_url=lambda: "http://x", replica_token=TOKENS.for_replica, base_environ={}
-        )
-        self.loop = ControlLoop(self.store, self.launcher, GoodputPolicy(), settings)
-        self.loop.start = lambda: None  # type: ignore[method-assign]
-        nodes = (NodeView(name="n0", slots=2),)
-        self.service = Service(store=self.store, loop=self.loop, tokens=TOKENS, nodes=lambda: nodes)
-        self.http = TestClient(create_app(self.service))
-
-    def call(self, method: str, path: str, body: Any = None, token: str = TOKENS.owner, **options: Any) -> Any:
-        headers = {"Authorization": f"Bearer {token}", **options.pop("headers", {})}
-        return self.http.request(method, path, json=body, headers=headers, **options)
-
-    def replica(self, method: str, path: str, body: Any = None, name: str = "", **options: Any) -> Any:
-        headers = {"X-Elastune-Replica": name}
-        return self.call(method, f"/replica{path}", body, token=TOKENS.for_replica(name), headers=headers, **options)
-
-    def submit(self, number: int = 0, **changes: Any) -> dict[str, Any]:
-        document = {"study": "s", "number": number, "entrypoint": "m:f", **changes}
-        answer = self.call("POST", "/trials", document)
-        assert answer.status_code == 200, answer.text
-        submitted: dict[str, Any] = answer.json()
-        return submitted
-
-    def with_replica(self, number: int = 0) -> str:
-        trial_id = self.submit(number)["trial_id"]
-        name = f"{trial_id}-abc"
-        self.store.add_replica(
-            ReplicaRecord(replica_id=name, trial_id=trial_id, node="n0", slot=0, launch_index=0, launched_at=1.0, pid=1)
-        )
-        self.launcher.running[name] = None  # type: ignore[assignment]
-        return name
-
-
-@pytest.fixture
-def site(tmp_path: Path) -> Iterator[Site]:
-    made = Site(tmp_path)
-    with made.http:
-        yield made
-    made.store.close()
+from tests.support.site import TOKENS, Site
+from trials.record import ReplicaState
 
 
 @pytest.mark.parametrize("path", ["/trials", "/overview", "/timeline"])

@@ -22,18 +22,10 @@ from scheduler.api.gate import BURST, REQUESTS_A_SECOND, SMALL_BYTES, Rates
 from scheduler.client import SchedulerClient
 from scheduler.errors import SchedulerUnreachable
 from scheduler.policy import policy_by_name
-from tests.scheduler.test_api import TOKENS, Site
 from tests.support.served import OWNERS_TOKEN, ServedLoop
+from tests.support.site import TOKENS, Site
 from trials.launch import InMemoryLauncher
 from trials.store import SqlTrialStore
-
-
-@pytest.fixture
-def site(tmp_path: Path) -> Iterator[Site]:
-    made = Site(tmp_path)
-    with made.http:
-        yield made
-    made.store.close()
 
 
 @pytest.fixture

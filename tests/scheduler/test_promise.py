@@ -4,8 +4,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduler.promise import Promise, Standings, best_so_far, promises
+from scheduler.promise import Promise, Standings, best_so_far
 from trials.record import Report
+
+
+def promises(rows: dict[str, list[Report]], *, maximize: bool) -> dict[str, Promise]:
+    return Standings(maximize=maximize).promises(rows, rows)
 
 
 def reports(trial: str, *values: float | None, each: float = 10.0) -> list[Report]:

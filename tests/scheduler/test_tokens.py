@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,19 +14,16 @@ from hypothesis import strategies as st
 from scheduler.api.tokens import Access, Identity, Secrets, Tokens
 from scheduler.errors import RequestRefused
 from scheduler.secret_files import keep_private, save_in_folder, secrets_in_folder
-from tests.scheduler.test_api import TOKENS, Site
+from tests.support.site import TOKENS, Site
 
 KEPT = Secrets(owner="a token of the owner", key="ab" * 32)
 
 
 @pytest.fixture
-def site(tmp_path: Path) -> Iterator[Site]:
-    made = Site(tmp_path)
-    with made.http:
-        made.submit(0, study="mine", environ={"SECRET": "s"})
-        made.submit(0, study="other")
-        yield made
-    made.store.close()
+def site(site: Site) -> Site:
+    site.submit(0, study="mine", environ={"SECRET": "s"})
+    site.submit(0, study="other")
+    return site
 
 
 def ids(site: Site) -> dict[str, str]:

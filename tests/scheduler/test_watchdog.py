@@ -14,7 +14,7 @@ import pytest
 
 from scheduler.server import EXIT_STUCK
 from scheduler.watchdog import LOOK_SECONDS, STUCK_SECONDS, Watchdog
-from tests.scheduler.test_api import TOKENS, Site
+from tests.support.site import TOKENS, Site
 
 STUCK_SCHEDULER = """
 import os, sys, threading, time
@@ -59,16 +59,13 @@ def test_a_process_that_was_stopped_itself_blames_nobody() -> None:
         now.now += LOOK_SECONDS
 
 
-def test_health_and_metrics_tell_the_loops_age(tmp_path: Path) -> None:
-    site = Site(tmp_path)
-    with site.http:
-        assert site.http.get("/healthz").status_code == 200
-        site.loop._came_round_at = site.loop._monotonic() - STUCK_SECONDS - 10.0
-        assert site.http.get("/healthz").status_code == 503
-        metrics = site.call("GET", "/metrics", token=TOKENS.for_reading()).text
-        [age] = [line for line in metrics.splitlines() if line.startswith("elastune_loop_age_seconds ")]
-        assert float(age.split()[1]) > STUCK_SECONDS
-    site.store.close()
+def test_health_and_metrics_tell_the_loops_age(site: Site) -> None:
+    assert site.http.get("/healthz").status_code == 200
+    site.loop._came_round_at = site.loop._monotonic() - STUCK_SECONDS - 10.0
+    assert site.http.get("/healthz").status_code == 503
+    metrics = site.call("GET", "/metrics", token=TOKENS.for_reading()).text
+    [age] = [line for line in metrics.splitlines() if line.startswith("elastune_loop_age_seconds ")]
+    assert float(age.split()[1]) > STUCK_SECONDS
 
 
 def start(folder: Path, *arguments: str, stderr: IO[str] | int = subprocess.PIPE) -> subprocess.Popen[str]:

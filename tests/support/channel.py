@@ -10,17 +10,18 @@ import httpx2
 from dist_core.channel import ControlChannel
 from dist_core.env import ReplicaEnvironment
 
+REPLICA = ReplicaEnvironment(
+    api_url="http://scheduler",
+    token="secret",
+    trial_id="t",
+    replica_id="t-1",
+    launch_index=0,
+    checkpoint_dir=Path("/unused"),
+    node="n",
+    slot=0,
+)
+
 
 def channel_to(answer: Callable[[httpx2.Request], httpx2.Response]) -> ControlChannel:
     """Of a replica whose token is ``secret``."""
-    environment = ReplicaEnvironment(
-        api_url="http://scheduler",
-        token="secret",
-        trial_id="t",
-        replica_id="t-1",
-        launch_index=0,
-        checkpoint_dir=Path("/unused"),
-        node="n",
-        slot=0,
-    )
-    return ControlChannel(environment, transport=httpx2.MockTransport(answer))
+    return ControlChannel(REPLICA, transport=httpx2.MockTransport(answer))
