@@ -70,12 +70,21 @@ class ElasticWorld(dist.ProcessGroup):
 
         return self._make(inputs, [], lambda group: group.data.allgather(outputs, inputs, *_given(options)), alone)
 
-    def _allgather_base(self, output: Any, each: Any, options: Any = None) -> dist.Work:
-        def alone() -> None:
-            for place in output.view(self.size(), -1):
-                place.copy_(each.reshape(-1))
+    def all_gather_single(self, output: Any, each: Any, options: Any = None) -> dist.Work:
+        # Gloo splits the first dimension among the ranks, whatever it is.
+        places, flat = output.view(-1), each.reshape(-1)
 
-        return self._make([each], [], lambda group: group.data._allgather_base(output, each, *_given(options)), alone)
+        def alone() -> None:
+            places.view(self.size(), -1).copy_(flat)
+
+        return self._make([each], [], lambda group: group.data._allgather_base(places, flat, *_given(options)), alone)
+
+    _allgather_base = all_gather_single
+    """Its name before torch 2.13."""
+
+    def allreduce_coalesced(self, tensors: Any, options: Any = None) -> dist.Work:
+        tensors = _listed(tensors)
+        return self._make(tensors, tensors, lambda group: group.data.allreduce_coalesced(tensors, *_given(options)))
 
     def barrier(self, *arguments: Any, **options: Any) -> dist.Work:
         nothing = torch.zeros(1)
@@ -143,8 +152,13 @@ for _name, _shown in {
     "scatter": "scatter",
     "reduce_scatter": "reduce_scatter",
     "_reduce_scatter_base": "reduce_scatter_tensor",
+    "reduce_scatter_single": "reduce_scatter_single",
     "alltoall": "all_to_all",
     "alltoall_base": "all_to_all_single",
+    "all_to_all_single": "all_to_all_single",
+    "allgather_coalesced": "all_gather_coalesced",
+    "all_gather_single_coalesced": "all_gather in a coalescing manager",
+    "reduce_scatter_single_coalesced": "reduce_scatter in a coalescing manager",
 }.items():
     setattr(ElasticWorld, _name, _refused(_shown))
 

@@ -68,6 +68,8 @@ class Membership:
         self._store: RendezvousStore | None = None
         self._entered = 0
         self._size = 0
+        """Of the generation that this replica has entered, or is about to."""
+        self._is_member = False
         self._leave: str | None = None
         self._told_at: float | None = None
         self.on_grace_over: Callable[[str], None] = logger.warning
@@ -109,13 +111,18 @@ class Membership:
         threading.Thread(target=self._leave_others, name="elastune-leaving", daemon=True).start()
 
     def _leave_others(self) -> None:
-        if self._size > 1:
+        with self._lock:
+            # A joiner that was not let in yet holds up nobody. One that is being let in is one of several already.
+            is_alone = self._size <= 1
+            if is_alone:
+                self.ask_to_leave("preempted")
+        if not is_alone:
             try:
                 self._channel.request("POST", "/leaving", give_up_after=TELL_SECONDS)
                 self._stopped.wait(HAND_OVER_SECONDS)
             except ControlChannelError as error:
                 logger.warning("the scheduler does not know that this replica leaves error=%s", error)
-        if not self._stopped.is_set():
+        if not is_alone and not self._stopped.is_set():
             self.ask_to_leave("preempted")
 
     def pending(self) -> Prepared | None:
@@ -131,15 +138,21 @@ class Membership:
                     self._discard()
                     return None
                 prepared = self._prepared
-                if prepared is not None:
-                    return prepared
                 if self._leave is not None:
+                    # Not by way of entering: all that train would save and end with it.
+                    if prepared is not None and prepared.group is not None:
+                        prepared.group.break_off()
+                    self._discard()
                     return Prepared(Generation(number=0, members=(), nodes=(), join_epoch=None), None)
+                if prepared is not None:
+                    self._size = len(prepared.generation.members)
+                    return prepared
                 self._changed.wait(poll_seconds)
 
     def commit(self, prepared: Prepared) -> None:
         """The training thread has entered this generation."""
         with self._lock:
+            self._is_member = True
             self._entered = prepared.generation.number
             self._size = len(prepared.generation.members)
             if self._prepared is prepared:
@@ -148,6 +161,8 @@ class Membership:
     def abandon(self, number: int) -> None:
         """The training thread gave this generation up; the group built for it is dropped."""
         with self._lock:
+            if not self._is_member:
+                self._size = 0
             self._entered = max(self._entered, number)
             self._discard()
 

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import httpx2
 import pytest
 
+from dist_core import membership as membership_module
 from dist_core.membership import Membership
-from dist_core.replica_group import ReplicaGroup
+from dist_core.replica_group import ReplicaGroup, lone_group
 from tests.support.channel import REPLICA, channel_to
+from tests.support.director import until
 
 
-def membership() -> Membership:
-    channel = channel_to(lambda request: pytest.fail("nobody is asked here"))
+def membership(answer: Callable[[httpx2.Request], httpx2.Response] | None = None) -> Membership:
+    """The replica t-c, its watch asleep."""
+    channel = channel_to(answer or (lambda request: pytest.fail("nobody is asked here")))
     return Membership(channel, replace(REPLICA, replica_id="t-c"), end=lambda status: None)
 
 
@@ -76,6 +81,42 @@ def test_a_joiner_that_is_to_leave_while_it_enters_leaves_as_soon_as_it_has() ->
     mine.commit(prepared)
     leaves = mine.pending()
     assert leaves is not None and leaves.generation.number == 3 and leaves.group is None
+
+
+def test_a_joiner_that_is_told_to_end_while_it_enters_has_the_others_go_on_without_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It is one of several then: if it saved and left by itself, all of them would."""
+    asked = threading.Event()
+
+    def answer(request: httpx2.Request) -> httpx2.Response:
+        assert request.url.path == "/replica/leaving"
+        asked.set()
+        return httpx2.Response(204)
+
+    monkeypatch.setattr(membership_module, "build_group", lambda *_, **__: lone_group())
+    mine = membership(answer)
+    mine._handle(generation(2, "t-a", "t-c"))
+    (prepared,) = waits(mine)
+    mine.told_to_end()
+    assert asked.wait(5.0)
+    mine.commit(prepared)
+    assert mine.must_leave is None
+    mine.stop()
+
+
+def test_a_joiner_that_was_told_to_end_enters_nothing_any_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    broken: list[ReplicaGroup] = []
+    monkeypatch.setattr(ReplicaGroup, "break_off", lambda group: broken.append(group))
+    mine = membership()
+    mine._handle(generation(2, "t-c"))
+    prepared = mine.pending()
+    mine.told_to_end()
+    until(lambda: mine.must_leave == "preempted")
+    (ended,) = waits(mine)
+    assert prepared is not None
+    assert ended.group is None and broken == [prepared.group]
+    mine.stop()
 
 
 def test_a_joiner_leaves_when_its_trial_pauses() -> None:
