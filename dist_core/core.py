@@ -983,7 +983,10 @@ class TrainingCore:
             if self.in_training_loop and otherwise is not None:
                 return otherwise()
             self._heal()
-            self.warn("a replica was lost outside of the training loop; the others go on without it")
+            self.warn(
+                "a replica was lost outside of the training loop; the others go on without it. An Accumulator lacks "
+                "what that one has added since its last training step"
+            )
 
     def note_stream_workers(self, number: int) -> None:
         """A stream is divided by its loader's workers, which may be more on one machine than on another."""

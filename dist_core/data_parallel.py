@@ -37,6 +37,7 @@ from dist_core.replica_group import GroupNeeds, ReplicaGroup
 from dist_core.sampling import StepPlan
 from dist_core.scaling_rules import ScalingRule, is_known, scaling_rule
 from dist_core.schedules import has_ended, schedules_unknown, takes_metric, takes_position
+from dist_core.synchronized_norms import SynchronizedNorms
 from dist_core.tensorboard import write_scalars
 from dist_core.torch_private import (
     gradient_buckets,
@@ -134,6 +135,7 @@ class AdaptiveDataParallel(DistributedDataParallel):
                 f"parameter_server keeps one optimizer and was given {len(optimizers)}; choose another reduction"
             )
         self._hidden = HiddenGradients(model.parameters())
+        self._synchronized_norms = SynchronizedNorms(model)
         self._step: StepPlan | None = None
         self._micro_index = self._last_batch = 0
         self._measures = False
@@ -177,6 +179,8 @@ class AdaptiveDataParallel(DistributedDataParallel):
     def begin_micro_batch(self, step: StepPlan, index: int, *, measures: bool) -> None:
         self._dry = self.stepped = self._passed_step = False
         self._step, self._micro_index, self._measures = step, index, measures
+        even = step.global_batch / (self._core.group.world_size * len(step.micro_batches))
+        self._synchronized_norms.share = len(step.micro_batches[index]) / even if step.weight else 1.0
         if index > 0:
             return
         # What an earlier step left behind that was given up in its middle.

@@ -79,8 +79,9 @@ class ElasticWorld(dist.ProcessGroup):
 
         return self._make([each], [], lambda group: group.data._allgather_base(places, flat, *_given(options)), alone)
 
-    _allgather_base = all_gather_single
-    """Its name before torch 2.13."""
+    def _allgather_base(self, output: Any, input: Any, opts: Any = None) -> dist.Work:  # noqa: A002  # torch's names
+        """As it was called before torch 2.13."""
+        return self.all_gather_single(output, input, opts)
 
     def allreduce_coalesced(self, tensors: Any, options: Any = None) -> dist.Work:
         tensors = _listed(tensors)
