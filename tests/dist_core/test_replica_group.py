@@ -54,6 +54,7 @@ def has_data_that_nobody_reads() -> float:
     if group.rank == 1:
         store.get("receiving")
         sent = gloo.send([torch.zeros(LARGE)], 0, 1)
+        store.set("sent", "")
         store.get("dropped")
         del sent
         os._exit(0)
@@ -63,6 +64,8 @@ def has_data_that_nobody_reads() -> float:
     time.sleep(0.005)
     del failed
     store.set("dropped", "")
+    # What is broken off before is not sent at all, and rank 1 says so.
+    store.get("sent")
     threading.Timer(0.5, group.break_off).start()
     began = time.monotonic()
     with pytest.raises(RuntimeError):
