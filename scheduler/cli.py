@@ -10,6 +10,7 @@ from contextlib import ExitStack
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Annotated, Any
+from urllib.parse import quote
 
 import typer
 
@@ -289,10 +290,7 @@ def set_terms(
 ) -> None:
     """Change a study's share, its place among others, or what its slots are to achieve; also while it runs."""
     client = _client(state_dir)
-    names = [each["name"] for each in client.request("GET", "/studies")]
-    found = [name for name in names if name == study] or [name for name in names if name.startswith(study)]
-    if len(found) != 1:
-        raise SchedulerError(f"{len(found) or 'no'} studies are called {study!r}; there are: {', '.join(names) or '-'}")
+    name = _study_name(client, study)
     changes: dict[str, Any] = {
         "weight": weight,
         "priority": priority,
@@ -304,8 +302,22 @@ def set_terms(
     }
     named = {name: value for name, value in changes.items() if value is not None}
     named.update({name: None for name in ("quota", "budget_slot_hours") if named.get(name) == 0})
-    for name, value in client.request("PATCH", f"/studies/{found[0]}", named).items():
-        typer.echo(f"{name}: {value}")
+    answer = client.request("PATCH", f"/studies/{quote(name)}", named)
+    for term, value in answer["terms"].items():
+        typer.echo(f"{term}: {value}")
+    for warning in answer["warnings"]:
+        typer.echo(f"elastune: {printable(warning)}", err=True)
+
+
+def _study_name(client: SchedulerClient, wanted: str) -> str:
+    """Of the one study that is called so: by its name, its title, or how one of these begins."""
+    known: list[tuple[str, str]] = [(each["name"], each["title"]) for each in client.request("GET", "/studies")]
+    found = [name for name, title in known if wanted in (name, title)]
+    found = found or [name for name, title in known if name.startswith(wanted) or title.startswith(wanted)]
+    if len(found) != 1:
+        names = ", ".join(sorted(found or (name for name, _ in known))) or "-"
+        raise SchedulerError(f"{len(found) or 'no'} studies are called {wanted!r}; there are: {printable(names)}")
+    return found[0]
 
 
 @app.command()

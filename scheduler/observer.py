@@ -286,6 +286,7 @@ class Observer:
         return TrialView(
             trial_id=trial.trial_id,
             study=trial.spec.study,
+            study_title="" if study is None else study.title,
             min_replicas=trial.spec.min_replicas,
             max_replicas=trial.spec.max_replicas,
             placement=placement,
@@ -378,7 +379,7 @@ def _goal(terms: StudyTerms, survival: Survival) -> Goal:
 def _priorities(studies: Mapping[str, Study]) -> dict[str, int]:
     """Those that the terms add up to; each study's own where they contradict each other."""
     try:
-        return effective_priorities({name: study.terms for name, study in studies.items()})
+        return effective_priorities(studies.values())
     except InvalidStudyTerms as error:
         logger.error("priorities cannot be followed error=%s", error)
         return {name: study.terms.priority for name, study in studies.items()}

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable
 from graphlib import CycleError, TopologicalSorter
 
 from trials.errors import InvalidStudyTerms
-from trials.terms import StudyTerms
+from trials.record import Study
 
 
-def effective_priorities(terms: Mapping[str, StudyTerms]) -> dict[str, int]:
-    """By study: its own priority, or one less than the lowest of those that it yields to, whichever is less.
+def effective_priorities(studies: Iterable[Study]) -> dict[str, int]:
+    """By name: a study's own priority, or one less than the lowest of those that it yields to, whichever is less.
 
-    Studies that do not exist (any more) are ignored. Raises InvalidStudyTerms when studies yield in a circle.
+    Names of studies that are not there (any more) are ignored. Raises InvalidStudyTerms when studies yield in a
+    circle.
     """
-    before = {name: [other for other in its.yields_to if other in terms] for name, its in terms.items()}
+    known = {study.name: study for study in studies}
+    called = _by_what_they_are_called(known.values())
+    before = {
+        name: [other for named in study.terms.yields_to for other in called.get(named, ())]
+        for name, study in known.items()
+    }
     try:
         order = list(TopologicalSorter(before).static_order())
     except CycleError as error:
@@ -22,5 +28,21 @@ def effective_priorities(terms: Mapping[str, StudyTerms]) -> dict[str, int]:
         raise InvalidStudyTerms(f"studies yield to each other in a circle: {circle}; take one of these out") from None
     found: dict[str, int] = {}
     for name in order:
-        found[name] = min([terms[name].priority, *(found[other] - 1 for other in before[name])])
+        found[name] = min([known[name].terms.priority, *(found[other] - 1 for other in before[name])])
     return found
+
+
+def unknown_names(study: Study, studies: Iterable[Study]) -> list[str]:
+    """Whom it yields to and nobody is called; a study of that name may still come."""
+    called = _by_what_they_are_called(studies)
+    return [name for name in study.terms.yields_to if name not in called]
+
+
+def _by_what_they_are_called(studies: Iterable[Study]) -> dict[str, list[str]]:
+    """Names of studies: all of one title, and the one of a name that is nobody's title."""
+    found: dict[str, list[str]] = {}
+    names = []
+    for study in studies:
+        found.setdefault(study.called, []).append(study.name)
+        names.append(study.name)
+    return {name: [name] for name in names} | found

@@ -51,7 +51,7 @@ class NodeView:
     kind: str = ""
     """What its slots are, where they are not all alike: a GPU's model, or a part of one."""
     reserved_for: tuple[str, ...] = ()
-    """Studies that alone may use it; empty: all may."""
+    """What the studies are called that alone may use it; empty: all may."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +60,8 @@ class TrialView:
 
     trial_id: str
     study: str
+    study_title: str = ""
+    """What its study is called, where that is another name."""
     min_replicas: int
     max_replicas: int
     placement: Placement = field(default_factory=dict)

@@ -32,12 +32,20 @@ class Reason:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Study:
     name: str
+    """Its own among all studies of a scheduler; two databases may hold studies of one title."""
+    title: str = ""
+    """What people call it, where that is another name; it may be shared."""
     direction: str = "minimize"
     """``minimize`` or ``maximize``: which reports are better."""
     terms: StudyTerms = field(default_factory=StudyTerms)
     owner_seen_at: float | None = None
     """When the study's driver last asked for news (seconds since the epoch); None without a driver."""
     owner: str | None = None
+
+    @property
+    def called(self) -> str:
+        """What people mean it by, in terms, reservations and tokens."""
+        return self.title or self.name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

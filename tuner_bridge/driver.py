@@ -22,6 +22,8 @@ from typing import Any
 from scheduler.client import SchedulerClient
 from scheduler.errors import RequestRefused, SchedulerError, SchedulerUnreachable
 from scheduler.runtime import differences, runtime
+from trials.checks import LONGEST_NAME
+from trials.plain_words import one_line
 from trials.spec import TrialSpec
 from tuner_bridge.code_on_cluster import CodeOnCluster
 from tuner_bridge.errors import BridgeError, SweepInterrupted
@@ -56,7 +58,7 @@ class _Served:
 
 
 class StudyDriver:
-    """``reconnect`` gives a fresh client after the scheduler has gone away."""
+    """``title``: what its people call the study. ``reconnect`` gives a fresh client after the scheduler has gone."""
 
     def __init__(
         self,
@@ -65,10 +67,12 @@ class StudyDriver:
         client: SchedulerClient,
         *,
         reconnect: Callable[[SchedulerClient], SchedulerClient],
+        title: str = "",
     ) -> None:
         self.client = client
         self.owner = f"{os.getpid()}-{uuid.uuid4().hex[:8]}"
         self.study_key = study_key
+        self._title = one_line(title)[:LONGEST_NAME]
         self._direction = direction
         self._reconnect = reconnect
         self._served: dict[str, _Served] = {}
@@ -103,7 +107,7 @@ class StudyDriver:
         ``terms``: the study's from now on (StudyTerms as JSON); those that are not named stay as they are.
         ``patience_seconds``: how long to wait for a dead one's lease to run out.
         """
-        body: dict[str, Any] = {"direction": self._direction, "owner": self.owner}
+        body: dict[str, Any] = {"title": self._title, "direction": self._direction, "owner": self.owner}
         if terms is not None:
             body["terms"] = dict(terms)
         deadline = time.monotonic() + patience_seconds
@@ -121,6 +125,8 @@ class StudyDriver:
                     raise
                 time.sleep(0.2)
                 self.client = self._reconnect(self.client)
+        for warning in answer.get("warnings", ()):
+            logger.warning("%s", one_line(warning))
         self.slots = answer["slots"]
         self.emulated = answer.get("emulated", "")
         if answer.get("runs_elsewhere"):

@@ -48,7 +48,7 @@ def node_groups(nodes: Sequence[NodeView], views: Iterable[TrialView]) -> list[N
 def may_use(view: TrialView, group: NodeGroup) -> bool:
     """Whether the group's nodes are open to the trial's study, and among those it is pinned to."""
     node = group.nodes[0]
-    open_to = not node.reserved_for or view.study in node.reserved_for
+    open_to = not node.reserved_for or (view.study_title or view.study) in node.reserved_for
     return open_to and (not view.only_on or node.name in view.only_on or node.kind in view.only_on)
 
 

@@ -28,8 +28,3 @@ def allow(client: Identity, *, study: str | None = None, read: bool = False) -> 
     if study is None:
         raise HTTPException(403, f"this token is for study {client.subject!r} alone; the owner's is needed")
     raise HTTPException(403, f"this token is for study {client.subject!r}, not for {study!r}")
-
-
-def sees(client: Identity, study: str) -> bool:
-    """Whether a study is among what the client is shown."""
-    return client.access is not Access.STUDY or client.subject == study

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 from fastapi import APIRouter, Depends, FastAPI, HTTPException, Request, Response
 from pydantic import BaseModel, Field
 
 from dist_core.goodput import Hints
-from scheduler.api.callers import Client, allow, calling_client, sees
+from scheduler.api.callers import Client, allow, calling_client
 from scheduler.api.metrics import metrics_text
 from scheduler.api.service import Service
 from scheduler.api.tokens import Access, Identity
@@ -19,11 +19,12 @@ from scheduler.coming import Plans
 from scheduler.control_loop import OWNER_LEASE_SECONDS
 from scheduler.errors import RequestRefused
 from scheduler.packages import LARGEST_BYTES, PackageRefused
-from scheduler.priorities import effective_priorities
+from scheduler.priorities import effective_priorities, unknown_names
 from scheduler.runtime import runtime
 from trials.checks import LONGEST_NAME, check_name
 from trials.errors import InvalidStudyTerms, UnknownTrial
 from trials.log_files import tail
+from trials.plain_words import one_line
 from trials.record import Study, TrialRecord
 from trials.spec import TrialSpec
 from trials.store.base import HistoryEntry
@@ -46,6 +47,8 @@ class PlansBody(BaseModel):
 class StudyBody(BaseModel):
     direction: str = Field(default="minimize", pattern="^(minimize|maximize)$")
     owner: str = Field(max_length=64)
+    title: str = Field(default="", max_length=LONGEST_NAME)
+    """What people call it; empty: by its name."""
     terms: dict[str, Any] = Field(default_factory=dict)
     """Changes to the study's terms; what is not named stays."""
 
@@ -93,29 +96,62 @@ def client_routes(service: Service) -> APIRouter:
     def trial_for(client: Identity, trial_id: str, *, read: bool = False) -> TrialRecord:
         """Another study's trial is as unknown as one that never was."""
         record = store.trial(trial_id)
-        if not sees(client, record.spec.study):
+        if client.access is Access.STUDY and record.spec.study not in own_studies(client):
             raise UnknownTrial(f"no trial is called {trial_id!r}; `elastune ls` lists them")
-        allow(client, study=record.spec.study, read=read)
+        allow_study(client, record.spec.study, read=read)
         return record
 
+    def own_studies(client: Identity) -> set[str]:
+        """What a study's token opens: studies that are called so, and the one of that name that is to be made."""
+        known = store.studies()
+        new = {client.subject} - {study.name for study in known}
+        return new | {study.name for study in known if study.called == client.subject}
+
+    def allow_study(client: Identity, name: str, *, read: bool = False) -> None:
+        if client.access is not Access.STUDY:
+            allow(client, read=read)
+        elif name not in own_studies(client):
+            raise HTTPException(403, f"this token is for study {client.subject!r}, not for {name!r}")
+
+    def seen_studies(client: Identity) -> list[Study]:
+        return [each for each in store.studies() if client.access is not Access.STUDY or each.called == client.subject]
+
     def seen_trials(client: Identity) -> list[TrialRecord]:
-        return [record for record in store.trials() if sees(client, record.spec.study)]
+        if client.access is not Access.STUDY:
+            return store.trials()
+        mine = own_studies(client)
+        return [record for record in store.trials() if record.spec.study in mine]
+
+    def has_trials(name: str) -> bool:
+        return any(record.spec.study == name for record in store.trials())
+
+    def find_study(name: str) -> Study | None:
+        return next((study for study in store.studies() if study.name == name), None)
 
     def known_study(name: str) -> Study:
-        for study in store.studies():
-            if study.name == name:
-                return study
-        raise HTTPException(404, f"no study is called {name!r}")
+        study = find_study(name)
+        if study is None:
+            raise HTTPException(404, f"no study is called {name!r}")
+        return study
 
-    def changed_terms(client: Identity, name: str, changes: dict[str, Any]) -> StudyTerms:
-        everybody = {study.name: study.terms for study in store.studies()}
-        before = everybody.get(name, StudyTerms()).to_json()
+    def warnings_about(study: Study) -> list[str]:
+        known = store.studies()
+        others = ", ".join(sorted({each.called for each in known} - {study.called})) or "none"
+        return [
+            f"yields_to names {name!r}, and no study here is called that; there are: {others}. It has an effect once "
+            "there is one"
+            for name in unknown_names(study, known)
+        ]
+
+    def changed_terms(client: Identity, wanted: Study, changes: dict[str, Any]) -> StudyTerms:
+        everybody = {study.name: study for study in store.studies()}
+        before = everybody.get(wanted.name, wanted).terms.to_json()
         unknown = set(changes) - set(before)
         if unknown:
             raise HTTPException(422, f"a study has no {min(unknown)!r}; it has {', '.join(sorted(before))}")
         try:
             terms = StudyTerms.from_json(before | changes)
-            effective_priorities({**everybody, name: terms})
+            effective_priorities([*everybody.values(), replace(wanted, terms=terms)])
         except (InvalidStudyTerms, TypeError) as error:
             raise HTTPException(422, str(error)) from error
         unequal = [term for term in OWNERS_TERMS if terms.to_json()[term] != before[term]]
@@ -136,25 +172,28 @@ def client_routes(service: Service) -> APIRouter:
 
     @routes.get("/studies")
     def studies(client: Client) -> list[dict[str, Any]]:
-        known = [study for study in store.studies() if sees(client, study.name)]
-        return [{"name": study.name, **study.terms.to_json()} for study in known]
+        return [{"name": study.name, "title": study.title, **study.terms.to_json()} for study in seen_studies(client)]
 
     @routes.patch("/studies/{name}")
     def change(client: Client, name: str, body: dict[str, Any]) -> dict[str, Any]:
         """Change what is asked for a study: weight, priority, quota, goal; also while it runs."""
-        allow(client, study=name)
-        known_study(name)
+        allow_study(client, name)
+        study = known_study(name)
         with changing:
-            terms = changed_terms(client, name, body)
+            terms = changed_terms(client, study, body)
             store.set_terms(name, terms)
         service.loop.wake()
-        return terms.to_json()
+        return {"terms": terms.to_json(), "warnings": warnings_about(replace(study, terms=terms))}
 
     @routes.put("/studies/{name}")
     def attach(client: Client, name: str, body: StudyBody) -> dict[str, Any]:
         """Register a study with its driver. One driver at a time; a dead one's lease has to run out first."""
-        allow(client, study=name)
         check_name("the study's name", name)
+        if one_line(body.title) != body.title:
+            raise HTTPException(422, f"the study's title is {body.title!r:.80}; it must be one line")
+        if find_study(name) is not None or (client.access is Access.STUDY and has_trials(name)):
+            allow_study(client, name)
+        allow(client, study=body.title or name)
         # Of two drivers that come at once, the later one has to see the earlier.
         with changing:
             now = service.clock()
@@ -165,12 +204,12 @@ def client_routes(service: Service) -> APIRouter:
                         409,
                         f"study {name!r} is being driven by another process; wait for it to end, or use another name",
                     )
-            terms = changed_terms(client, name, body.terms)
-            store.put_study(
-                Study(name=name, direction=body.direction, terms=terms, owner=body.owner, owner_seen_at=now)
-            )
+            study = Study(name=name, title=body.title, direction=body.direction, owner=body.owner, owner_seen_at=now)
+            study = replace(study, terms=changed_terms(client, study, body.terms))
+            store.put_study(study)
         service.loop.wake()
         return {
+            "warnings": warnings_about(study),
             "slots": sum(node.slots for node in service.nodes()),
             "runs_elsewhere": service.packages is not None,
             "runtime": runtime() if service.packages is None else None,
@@ -180,7 +219,7 @@ def client_routes(service: Service) -> APIRouter:
     @routes.post("/studies/{name}/detach")
     def detach(client: Client, name: str, body: Detach) -> None:
         """The driver leaves: the study's trials save their state and give their slots back."""
-        allow(client, study=name)
+        allow_study(client, name)
         known_study(name)
         store.disown_study(name, body.owner)
         service.loop.wake()
@@ -189,7 +228,7 @@ def client_routes(service: Service) -> APIRouter:
     @routes.post("/studies/{name}/news")
     async def news(client: Client, name: str, body: Waiting) -> dict[str, Any]:
         """Long poll of a driver: open questions of its trials, and how those it waits for ended. Renews its lease."""
-        allow(client, study=name)
+        allow_study(client, name)
         if client.access is not Access.OWNER:
             await asyncio.to_thread(lambda: [trial_for(client, trial_id) for trial_id in {*body.trials, *body.seen}])
         await asyncio.to_thread(renew, name, body)
@@ -278,12 +317,12 @@ def client_routes(service: Service) -> APIRouter:
     @routes.post("/studies/{name}/poke")
     async def poke(client: Client, name: str) -> None:
         """Have the driver's poll return, so that it asks anew with what it waits for now."""
-        allow(client, study=name)
+        allow_study(client, name)
         service.mailbox.notify(name)
 
     @routes.post("/studies/{name}/answers")
     async def answers(client: Client, name: str, body: Answer) -> None:
-        allow(client, study=name)
+        allow_study(client, name)
         service.mailbox.answer(name, body.id, body.answer)
 
     @routes.post("/trials")
@@ -293,7 +332,7 @@ def client_routes(service: Service) -> APIRouter:
             spec = TrialSpec.from_json(document)
         except TypeError as error:
             raise HTTPException(422, f"not a trial: {error}") from error
-        allow(client, study=spec.study)
+        allow_study(client, spec.study)
         check_name("the study's name", spec.study)
         slots = sum(node.slots for node in service.nodes())
         if spec.min_replicas > slots and not service.grows:
@@ -345,7 +384,7 @@ def client_routes(service: Service) -> APIRouter:
         """Everything a live display shows."""
         records = seen_trials(client)
         mine = {record.trial_id for record in records}
-        known = [study for study in store.studies() if sees(client, study.name)]
+        known = seen_studies(client)
         hints = store.hints([record.trial_id for record in records if not record.state.is_final])
         latest: dict[str, dict[str, Any]] = {}
         for study in known:
@@ -411,18 +450,18 @@ def client_routes(service: Service) -> APIRouter:
         """A study's token or a reader's, or a new one in the place of any."""
         allow(client)
         access = Access(body.access)
-        if access is Access.STUDY:
-            check_name("the study's name", body.study)
+        study = find_study(body.study)
+        name = body.study if study is None else study.called
+        if access is Access.STUDY and not name:
+            raise HTTPException(422, "the study's name is empty; a study's token is for one study")
         if body.replace:
             try:
-                return {"token": service.tokens.replace(access, body.study)}
+                return {"token": service.tokens.replace(access, name)}
             except RequestRefused as error:
                 raise HTTPException(409, str(error)) from error
         if access is Access.OWNER:
             raise HTTPException(422, "the owner's token is the one that you came with")
-        return {
-            "token": service.tokens.for_reading() if access is Access.READ else service.tokens.for_study(body.study)
-        }
+        return {"token": service.tokens.for_reading() if access is Access.READ else service.tokens.for_study(name)}
 
     return routes
 

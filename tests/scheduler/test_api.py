@@ -70,6 +70,7 @@ def test_unknown_names_are_told(site: Site) -> None:
 
 def test_one_driver_at_a_time(site: Site) -> None:
     assert site.call("PUT", "/studies/s", {"owner": "one"}).json() == {
+        "warnings": [],
         "slots": 2,
         "runs_elsewhere": False,
         "runtime": runtime(),
@@ -88,11 +89,11 @@ def test_one_driver_at_a_time(site: Site) -> None:
 def test_what_is_asked_for_a_study_can_be_changed_and_is_checked(site: Site) -> None:
     site.call("PUT", "/studies/s", {"owner": "one", "terms": {"weight": 2.0}})
     site.call("PUT", "/studies/other", {"owner": "one", "terms": {"yields_to": ["s"]}})
-    changed = site.call("PATCH", "/studies/s", {"priority": 3, "quota": 1}).json()
+    changed = site.call("PATCH", "/studies/s", {"priority": 3, "quota": 1}).json()["terms"]
     assert (changed["weight"], changed["priority"], changed["quota"]) == (2.0, 3, 1)
     # A driver that comes back does not undo what was set.
     site.call("PUT", "/studies/s", {"owner": "one"})
-    assert site.call("GET", "/studies").json()[0] == {"name": "s", **changed}
+    assert site.call("GET", "/studies").json()[0] == {"name": "s", "title": "", **changed}
     for body, words in (
         ({"weight": -1.0}, "weight is -1.0; it must be above 0"),
         ({"glory": 1}, "a study has no 'glory'; it has budget_slot_hours, deadline_at"),
@@ -103,6 +104,17 @@ def test_what_is_asked_for_a_study_can_be_changed_and_is_checked(site: Site) -> 
         assert refused.status_code == 422
         assert words in refused.json()["detail"]
     assert site.call("PATCH", "/studies/nope", {"weight": 1.0}).status_code == 404
+
+
+def test_a_study_that_yields_to_nobody_is_warned_of(site: Site) -> None:
+    asked = {"owner": "o", "title": "resnet", "terms": {"yields_to": ["net"]}}
+    [warning] = site.call("PUT", "/studies/resnet-1", asked).json()["warnings"]
+    assert warning.startswith("yields_to names 'net', and no study here is called that; there are: none.")
+    site.call("PUT", "/studies/net-7", {"owner": "o", "title": "net"})
+    assert site.call("PUT", "/studies/resnet-1", asked).json()["warnings"] == []
+    [warning] = site.call("PATCH", "/studies/resnet-1", {"yields_to": ["net", "nett"]}).json()["warnings"]
+    assert "'nett'" in warning and "there are: net." in warning
+    assert site.call("PUT", "/studies/x", {"owner": "o", "title": "a\nb"}).status_code == 422
 
 
 def test_a_question_reaches_the_driver_and_its_answer_the_replica(site: Site) -> None:

@@ -12,14 +12,15 @@ from hypothesis import strategies as st
 
 from dist_core.goodput import ThroughputParams
 from scheduler.allocation.admission import AGING_SECONDS, not_admitted
-from scheduler.allocation.groups import node_groups
+from scheduler.allocation.groups import may_use, node_groups
 from scheduler.policy import POLICIES, policy_by_name
-from scheduler.priorities import effective_priorities
+from scheduler.priorities import effective_priorities, unknown_names
 from scheduler.profile import StudyProfile
 from scheduler.snapshot import Grant, NodeView, Snapshot, TrialView, check_grants
 from tests.support.views import model, running, views, waiting
 from trials.errors import InvalidStudyTerms
 from trials.quota import SlotQuota
+from trials.record import Study
 from trials.terms import StudyTerms
 
 ELASTIC = sorted(set(POLICIES) - {"fifo", "asha_static", "tiresias"})
@@ -287,14 +288,42 @@ def _one() -> Any:
 
 
 def test_priorities_of_studies_that_yield() -> None:
-    terms = {
-        "a": StudyTerms(priority=3, yields_to=("b", "gone")),
-        "b": StudyTerms(priority=1),
-        "c": StudyTerms(yields_to=("a",)),
-    }
-    assert effective_priorities(terms) == {"a": 0, "b": 1, "c": -1}
+    known = [
+        study("a", priority=3, yields_to=("b", "gone")),
+        study("b", priority=1),
+        study("c", yields_to=("a",)),
+    ]
+    assert effective_priorities(known) == {"a": 0, "b": 1, "c": -1}
+    assert unknown_names(known[0], known) == ["gone"]
     with pytest.raises(InvalidStudyTerms, match=r"in a circle: (a -> b -> a|b -> a -> b)"):
-        effective_priorities({"a": StudyTerms(yields_to=("b",)), "b": StudyTerms(yields_to=("a",))})
+        effective_priorities([study("a", yields_to=("b",)), study("b", yields_to=("a",))])
+
+
+def study(name: str, title: str = "", **terms: Any) -> Study:
+    return Study(name=name, title=title, terms=StudyTerms(**terms))
+
+
+def test_studies_are_named_by_what_their_people_call_them() -> None:
+    """All of one title are meant, and a name that is somebody's title is not meant as a name."""
+    known = [
+        study("resnet-1", "resnet", priority=2),
+        study("resnet-2", "resnet", priority=1),
+        study("mine", priority=5, yields_to=("resnet",)),
+        study("by-name", priority=5, yields_to=("resnet-1",)),
+        study("resnet", "another"),
+    ]
+    found = effective_priorities(known)
+    assert (found["mine"], found["by-name"]) == (0, 1)
+    assert not any(unknown_names(each, known) for each in known)
+
+
+def test_a_node_is_reserved_for_what_its_study_is_called() -> None:
+    [group] = node_groups((NodeView(name="n", slots=1, reserved_for=("resnet",)),), ())
+    mine, squatter = (
+        replace(waiting("t"), study=name, study_title=title) for name, title in (("x-1", "resnet"), ("resnet", "x"))
+    )
+    assert may_use(mine, group) and may_use(replace(waiting("t"), study="resnet"), group)
+    assert not may_use(squatter, group)
 
 
 @pytest.mark.parametrize(

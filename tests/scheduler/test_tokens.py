@@ -91,6 +91,22 @@ def test_a_study_is_shown_its_own_trials_only(site: Site) -> None:
     assert status(site, MINE, "POST", "/studies/mine/news", news) == 404
 
 
+def test_a_studys_token_opens_the_sweeps_that_are_called_so(site: Site) -> None:
+    """Front ends add letters of their own to the name that they go by."""
+    assert status(site, MINE, "PUT", "/studies/mine-1", {"owner": "o", "title": "mine"}) == 200
+    assert status(site, MINE, "POST", "/studies/mine-1/poke") == 200
+    submitted = site.call("POST", "/trials", {**SPEC, "study": "mine-1"}, token=MINE).json()
+    assert {trial["study"] for trial in site.call("GET", "/trials", token=MINE).json()} == {"mine", "mine-1"}
+    assert status(site, MINE, "POST", f"/trials/{submitted['trial_id']}/cancel", {}) == 200
+    # Another title is another study, and so is a study of that name that is called otherwise.
+    for name, title in (("mine-2", "other"), ("mine-2", ""), ("other", "mine")):
+        assert status(site, MINE, "PUT", f"/studies/{name}", {"owner": "o", "title": title}) == 403
+    site.call("PUT", "/studies/other", {"owner": "o", "title": "another"})
+    assert status(site, TOKENS.for_study("other"), "POST", "/studies/other/poke") == 403
+    given = site.call("POST", "/tokens", {"access": "study", "study": "mine-1"}).json()["token"]
+    assert given == MINE
+
+
 def test_a_reader_is_not_shown_code_and_environment(site: Site) -> None:
     path = f"/trials/{ids(site)['mine']}"
     assert site.call("GET", path, token=MINE).json()["spec"]["environ"] == {"SECRET": "s"}

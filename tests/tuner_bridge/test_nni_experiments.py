@@ -401,7 +401,8 @@ def test_a_study_and_an_experiment_share_one_scheduler(
     monkeypatch.setenv("ELASTUNE_TOKEN", client.token)
     made = experiment(maxTrialNumber=6)
     made.environ |= {"ELASTUNE_URL": client.url, "ELASTUNE_TOKEN": client.token, "STEP_SECONDS": "0.3"}
-    made.config["trainingService"] = {"platform": "tuner_bridge", "weight": 2, "priority": 1}
+    made.config["experimentName"] = "digits"
+    made.config["trainingService"] = {"platform": "tuner_bridge", "weight": 2, "priority": 1, "yieldsTo": ["beside"]}
     made.create()
     made.until(lambda: "RUNNING" in made.states(), "a trial to run")
     study = optuna.create_study(study_name="beside")
@@ -409,8 +410,9 @@ def test_a_study_and_an_experiment_share_one_scheduler(
     found = {each["name"]: each for each in client.request("GET", "/studies")}
     assert found[f"nni-{made.id}"]["weight"] == 2.0
     assert found[f"nni-{made.id}"]["priority"] == 1
+    assert found[f"nni-{made.id}"]["yields_to"] == ["beside"]
     made.until(lambda: len(made.trials()) >= 3, "more trials")
-    made.run("-m", "scheduler.cli", "set", f"nni-{made.id}", "--weight", "3")
+    made.run("-m", "scheduler.cli", "set", "digits", "--weight", "3")
     assert {e["name"]: e for e in client.request("GET", "/studies")}[f"nni-{made.id}"]["weight"] == 3.0
     listed = made.run("-m", "scheduler.cli", "ls")
     assert "beside" in listed

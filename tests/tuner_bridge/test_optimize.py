@@ -262,11 +262,14 @@ def test_a_wrong_or_missing_token_is_refused(scheduler: Any, monkeypatch: pytest
         optimize(study(), objectives.quadratic, n_trials=1)
 
 
-def test_what_is_asked_for_a_study_reaches_the_scheduler(scheduler: Any) -> None:
+def test_what_is_asked_for_a_study_reaches_the_scheduler(scheduler: Any, caplog: pytest.LogCaptureFixture) -> None:
     made = study(study_name="asked for")
-    optimize(made, objectives.quadratic, n_trials=1, terms=StudyTerms(weight=2.0, goal="makespan"))
-    [found] = [each for each in scheduler.request("GET", "/studies") if each["name"].startswith("asked-for")]
+    terms = StudyTerms(weight=2.0, goal="makespan", yields_to=("nobody",))
+    optimize(made, objectives.quadratic, n_trials=1, terms=terms)
+    [found] = [each for each in scheduler.request("GET", "/studies") if each["title"] == "asked for"]
+    assert found["name"].startswith("asked-for-")
     assert (found["weight"], found["goal"], found["quota"]) == (2.0, "makespan", None)
+    assert "yields_to names 'nobody', and no study here is called that" in caplog.text
 
 
 def test_a_finished_study_has_nothing_left_to_do(tmp_path: Path, scheduler: Any) -> None:

@@ -10,6 +10,7 @@ studies = sa.Table(
     "studies",
     metadata,
     sa.Column("name", sa.String(255), primary_key=True),
+    sa.Column("title", sa.String(255), nullable=False),
     sa.Column("direction", sa.String(16), nullable=False),
     sa.Column("terms", sa.Text, nullable=False),
     sa.Column("owner", sa.String(64)),

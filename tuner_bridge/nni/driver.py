@@ -310,7 +310,11 @@ def _serve(experiment: Mapping[str, Any], send: Callable[[Mapping[str, Any]], No
             client = embedded.start()
             reconnect = embedded.ensure
         driver = StudyDriver(
-            f"nni-{file_name(experiment['experiment'])}", experiment["direction"], client, reconnect=reconnect
+            f"nni-{file_name(experiment['experiment'])}",
+            experiment["direction"],
+            client,
+            reconnect=reconnect,
+            title=experiment["name"] or "",
         )
         driver.attach(experiment["terms"], patience_seconds=ADOPTION_SECONDS)
         held.callback(driver.detach)

@@ -61,9 +61,10 @@ class ElastuneTrainingService {
     experiment() {
         const c = this.config;
         const folder = this.info.logDir;
-        const given = { weight: c.weight, priority: c.priority, quota: c.quota, goal: c.goal };
+        const given = { weight: c.weight, priority: c.priority, quota: c.quota, goal: c.goal, yields_to: c.yieldsTo };
         return {
             experiment: this.info.experimentId,
+            name: (this.manager.config || {}).experimentName,
             command: c.trialCommand,
             code_dir: c.trialCodeDirectory,
             trials_dir: path.join(folder, 'trials'),

@@ -42,6 +42,7 @@ class ElastuneConfig(TrainingServiceConfig):  # type: ignore[misc]  # NNI has no
     priority: Optional[int] = None
     quota: Optional[int] = None
     goal: Optional[str] = None
+    yields_to: Optional[List[str]] = None
     warm_start: bool = True
     """Start replicas from a process that has torch in memory."""
     python: str = sys.executable
@@ -69,7 +70,8 @@ class ElastuneConfig(TrainingServiceConfig):  # type: ignore[misc]  # NNI has no
         most = self.min_replicas if self.max_replicas is None else self.max_replicas
         try:
             check_replica_bounds(self.min_replicas, most)
-            asked = {"weight": self.weight, "priority": self.priority, "quota": self.quota, "goal": self.goal}
+            terms = ("weight", "priority", "quota", "goal", "yields_to")
+            asked = {name: getattr(self, name) for name in terms}
             StudyTerms.from_json({name: value for name, value in asked.items() if value is not None})
         except (InvalidTrialSpec, InvalidStudyTerms) as error:
             raise ValueError(f"trainingService: {error}") from error

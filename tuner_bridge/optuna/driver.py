@@ -41,7 +41,7 @@ class OptunaDriver(StudyDriver):
         promise_direction: str | None = None,
     ) -> None:
         direction = promise_direction or study.directions[0].name.lower()
-        super().__init__(_study_key(study), direction, client, reconnect=reconnect)
+        super().__init__(_study_key(study), direction, client, reconnect=reconnect, title=study.study_name)
         self.study = study
         self.template = template
         self._sampler_lock = threading.Lock()
