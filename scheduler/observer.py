@@ -133,6 +133,7 @@ class Observer:
                 trial,
                 replicas_of.get(trial.trial_id, []),
                 studies.get(trial.spec.study),
+                _quotas_of_studies(studies, trial.spec.study),
                 standing.get(trial.trial_id),
                 survival[trial.spec.study],
                 priorities.get(trial.spec.study, 0),
@@ -184,7 +185,18 @@ class Observer:
                 )
                 priority = priorities.get(name, 0)
                 found.append(
-                    self._view(trial, [], study, None, history.survival, priority, now, quotas, backs_off=False)
+                    self._view(
+                        trial,
+                        [],
+                        study,
+                        _quotas_of_studies(studies, name),
+                        None,
+                        history.survival,
+                        priority,
+                        now,
+                        quotas,
+                        backs_off=False,
+                    )
                 )
         return tuple(found[:slots])
 
@@ -254,6 +266,7 @@ class Observer:
         trial: TrialRecord,
         replicas: Sequence[ReplicaRecord],
         study: Study | None,
+        studys_quotas: Sequence[SlotQuota],
         promise: Promise | None,
         survival: Survival,
         priority: int,
@@ -315,7 +328,7 @@ class Observer:
             only_on=trial.spec.only_on,
             study_weight=terms.weight,
             study_priority=priority,
-            quotas=(*_study_quota(trial.spec.study, terms), *launchers_quotas),
+            quotas=(*studys_quotas, *launchers_quotas),
             goal=_goal(terms, survival),
             deadline_in=None if terms.deadline_at is None else terms.deadline_at - now,
             budget_left=None
@@ -364,10 +377,16 @@ def _steps_measured(hints: Hints | None, nodes: int, replicas: int) -> int:
     )
 
 
-def _study_quota(study: str, terms: StudyTerms) -> tuple[SlotQuota, ...]:
-    if terms.quota is None:
-        return ()
-    return (SlotQuota(f"study {study}", terms.quota, "its study's quota of slots is used"),)
+def _quotas_of_studies(studies: Mapping[str, Study], name: str) -> list[SlotQuota]:
+    """A study's own, and that of the study that was there beforehand under its title, for all that are called so."""
+    study = studies.get(name)
+    names = () if study is None else dict.fromkeys((name, study.title))
+    quotas = {each: studies[each].terms.quota for each in names if each in studies}
+    return [
+        SlotQuota(f"study {each}", quota, "its study's quota of slots is used")
+        for each, quota in quotas.items()
+        if quota is not None
+    ]
 
 
 def _goal(terms: StudyTerms, survival: Survival) -> Goal:

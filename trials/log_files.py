@@ -8,17 +8,31 @@ lost.
 from __future__ import annotations
 
 import os
+import stat
 from pathlib import Path
+from typing import IO
 
 LARGEST_LOG_BYTES = 32 * 1024 * 1024
 LONGEST_WORDS = 300
 
 
+def open_own(log: Path, flags: int = os.O_RDONLY) -> IO[bytes]:
+    """The log itself and no other file: raises OSError for a link or a pipe that a replica has put in its place."""
+    file = os.open(log, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
+    try:
+        if not stat.S_ISREG(os.fstat(file).st_mode):
+            raise OSError(f"{log} is no file")
+        return open(file, "r+b" if flags & os.O_RDWR else "wb" if flags & os.O_WRONLY else "rb")
+    except BaseException:
+        os.close(file)
+        raise
+
+
 def last_words(log: Path) -> str:
     """The last line that a replica printed, shortened; empty when there is none."""
     try:
-        with open(log, "rb") as file:
-            file.seek(max(0, os.path.getsize(log) - 4096))
+        with open_own(log) as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - 4096))
             lines = file.read().decode(errors="replace").splitlines()
     except OSError:
         return ""
@@ -29,8 +43,8 @@ def last_words(log: Path) -> str:
 def tail(log: Path, most_bytes: int) -> str:
     """The end of a log, from a line's start where it is cut; empty when there is none."""
     try:
-        with open(log, "rb") as file:
-            size = os.path.getsize(log)
+        with open_own(log) as file:
+            size = os.fstat(file.fileno()).st_size
             file.seek(max(0, size - most_bytes))
             if size > most_bytes:
                 file.readline()
@@ -44,7 +58,7 @@ def shorten(log: Path, limit: int = LARGEST_LOG_BYTES) -> bool:
     try:
         if os.path.getsize(log) <= limit:
             return False
-        with open(log, "r+b") as file:
+        with open_own(log, os.O_RDWR) as file:
             file.seek(-(limit // 2), os.SEEK_END)
             file.readline()
             kept = file.read()

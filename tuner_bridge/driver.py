@@ -71,8 +71,10 @@ class StudyDriver:
     ) -> None:
         self.client = client
         self.owner = f"{os.getpid()}-{uuid.uuid4().hex[:8]}"
-        self.study_key = study_key
-        self._title = one_line(title)[:LONGEST_NAME]
+        self._namespace = os.environ.get("ELASTUNE_NAMESPACE", "")
+        """Where its trials live on a cluster, if not with the scheduler."""
+        self.study_key = self._within(study_key)
+        self._title = one_line(self._within(title))[:LONGEST_NAME] if title else ""
         self._direction = direction
         self._reconnect = reconnect
         self._served: dict[str, _Served] = {}
@@ -108,8 +110,12 @@ class StudyDriver:
         ``patience_seconds``: how long to wait for a dead one's lease to run out.
         """
         body: dict[str, Any] = {"title": self._title, "direction": self._direction, "owner": self.owner}
+        if self._namespace:
+            body["namespace"] = self._namespace
         if terms is not None:
             body["terms"] = dict(terms)
+            if "yields_to" in terms:
+                body["terms"]["yields_to"] = [self._within(name) for name in terms["yields_to"]]
         deadline = time.monotonic() + patience_seconds
         reachable_by = time.monotonic() + REACHABLE_SECONDS
         while True:
@@ -133,6 +139,9 @@ class StudyDriver:
             self._code = CodeOnCluster.from_environ()
         self._runtime = answer.get("runtime") or {}
         self._poller.start()
+
+    def _within(self, name: str) -> str:
+        return f"{self._namespace}.{name}" if self._namespace else name
 
     def say_what_differs(self, withheld: Sequence[str]) -> None:
         """Between this process and the trials of a scheduler that others share."""

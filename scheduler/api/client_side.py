@@ -49,6 +49,8 @@ class StudyBody(BaseModel):
     owner: str = Field(max_length=64)
     title: str = Field(default="", max_length=LONGEST_NAME)
     """What people call it; empty: by its name."""
+    namespace: str = Field(default="", max_length=LONGEST_NAME)
+    """Where its trials are to live on a cluster; its name and title begin with it then."""
     terms: dict[str, Any] = Field(default_factory=dict)
     """Changes to the study's terms; what is not named stays."""
 
@@ -145,7 +147,8 @@ def client_routes(service: Service) -> APIRouter:
 
     def changed_terms(client: Identity, wanted: Study, changes: dict[str, Any]) -> StudyTerms:
         everybody = {study.name: study for study in store.studies()}
-        before = everybody.get(wanted.name, wanted).terms.to_json()
+        # One that was there beforehand under its title says what its sweeps begin with.
+        before = everybody.get(wanted.name, everybody.get(wanted.title, wanted)).terms.to_json()
         unknown = set(changes) - set(before)
         if unknown:
             raise HTTPException(422, f"a study has no {min(unknown)!r}; it has {', '.join(sorted(before))}")
@@ -191,6 +194,13 @@ def client_routes(service: Service) -> APIRouter:
         check_name("the study's name", name)
         if one_line(body.title) != body.title:
             raise HTTPException(422, f"the study's title is {body.title!r:.80}; it must be one line")
+        if body.namespace and body.namespace not in service.namespaces:
+            others = ", ".join(service.namespaces) or "none"
+            raise HTTPException(
+                422,
+                f"the study is to live in namespace {body.namespace!r}; beside its own this scheduler looks after: "
+                f"{others}. Leave ELASTUNE_NAMESPACE out for its own",
+            )
         if find_study(name) is not None or (client.access is Access.STUDY and has_trials(name)):
             allow_study(client, name)
         allow(client, study=body.title or name)

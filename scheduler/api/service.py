@@ -34,6 +34,8 @@ class Service:
     """Where sweeps' working folders are kept; None where replicas run on the machine that sweeps are started on."""
     emulated: str = ""
     """A sentence for every output where slots stand for devices that are not there."""
+    namespaces: tuple[str, ...] = ()
+    """Where, beside its own, studies may be on a cluster: their names begin with the namespace and a dot."""
     grows: bool = False
     """Whether the cluster may get more slots than it has now."""
 

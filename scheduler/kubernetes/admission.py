@@ -9,8 +9,9 @@ from typing import Any
 from trials.errors import InvalidStudyTerms, InvalidTrialSpec
 from trials.kubernetes.documents import CHANGEABLE, spec_from, study_from
 from trials.kubernetes.names import LONGEST_TRIAL_NAME, camel, is_name
-from trials.kubernetes.pods import beyond_slot
+from trials.kubernetes.pods import beyond_slot, touches_ours
 from trials.kubernetes.settings import ClusterSettings
+from trials.spec import TrialSpec
 
 
 def review(request: Mapping[str, Any], settings: ClusterSettings) -> dict[str, Any]:
@@ -35,10 +36,17 @@ def _objection(asked: Mapping[str, Any], settings: ClusterSettings) -> str | Non
     kind = (asked.get("kind") or {}).get("kind")
     try:
         if kind == "Trial":
-            return _trial_objection(document, before) or _template_objection(document, settings)
+            spec = spec_from(document, 0)
+            return (
+                _trial_objection(document, spec, before)
+                or _name_objection(document, settings, spec.study)
+                or _template_objection(document, settings)
+            )
         if kind == "Study":
-            study_from(document)
-            return _template_objection(document, settings)
+            study = study_from(document, home=settings.namespace)
+            return _name_objection(document, settings, study.name, study.called) or _template_objection(
+                document, settings
+            )
     except (InvalidTrialSpec, InvalidStudyTerms, TypeError) as error:
         return _with_fields(str(error))
     return None
@@ -50,14 +58,21 @@ def _with_fields(words: str) -> str:
     return found.replace("spec.spec.", "spec.")
 
 
-def _trial_objection(document: Mapping[str, Any], before: Any) -> str | None:
+def _name_objection(document: Mapping[str, Any], settings: ClusterSettings, *studies: str) -> str | None:
+    """A name in the scheduler's namespace must not read like one in another."""
+    namespace = (document.get("metadata") or {}).get("namespace", settings.namespace)
+    if namespace != settings.namespace:
+        return None
+    return next(filter(None, (settings.objection_to(study, namespace) for study in studies)), None)
+
+
+def _trial_objection(document: Mapping[str, Any], spec: TrialSpec, before: Any) -> str | None:
     name = str((document.get("metadata") or {}).get("name") or "")
     if name and not is_name(name):
         return (
             f"metadata.name is {name!r}; a trial's name has at most {LONGEST_TRIAL_NAME} lower-case letters, digits "
             "and dashes, because its replicas' names begin with it"
         )
-    spec = spec_from(document, 0)
     if not isinstance(before, Mapping):
         return None
     try:
@@ -80,6 +95,9 @@ def _template_objection(document: Mapping[str, Any], settings: ClusterSettings) 
     if not isinstance(template, Mapping) or set(template) - {"metadata", "spec"}:
         return "spec.template must be a pod template: it has metadata and spec, and nothing else"
     try:
+        touched = touches_ours((template,))
+        if touched is not None:
+            return f"spec.template: {touched}"
         too_large = beyond_slot((template,), settings)
     except (ValueError, TypeError, AttributeError, KeyError) as error:
         return f"spec.template is no pod template: {error}"

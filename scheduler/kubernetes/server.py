@@ -218,6 +218,7 @@ class Operator:
             ),
             clock=clock,
             packages=Packages(self._state / "packages"),
+            namespaces=cluster.namespaces,
             grows=True,
         )
         service_box.append(service)

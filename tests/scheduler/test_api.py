@@ -14,7 +14,8 @@ from scheduler.api.allowances import MOST_WARNINGS, Allowance
 from scheduler.api.replica_side import CROWD
 from scheduler.runtime import runtime
 from tests.support.site import TOKENS, Site
-from trials.record import ReplicaState
+from trials.record import ReplicaState, Study
+from trials.terms import StudyTerms
 
 
 @pytest.mark.parametrize("path", ["/trials", "/overview", "/timeline"])
@@ -115,6 +116,22 @@ def test_a_study_that_yields_to_nobody_is_warned_of(site: Site) -> None:
     [warning] = site.call("PATCH", "/studies/resnet-1", {"yields_to": ["net", "nett"]}).json()["warnings"]
     assert "'nett'" in warning and "there are: net." in warning
     assert site.call("PUT", "/studies/x", {"owner": "o", "title": "a\nb"}).status_code == 422
+
+
+def test_a_study_begins_with_the_terms_that_were_there_beforehand_under_its_title(site: Site) -> None:
+    site.store.put_study(Study(name="resnet", terms=StudyTerms(weight=3.0, quota=4)))
+    site.call("PUT", "/studies/resnet-1", {"owner": "o", "title": "resnet", "terms": {"quota": 2}})
+    found = {each["name"]: each for each in site.call("GET", "/studies").json()}["resnet-1"]
+    assert (found["weight"], found["quota"]) == (3.0, 2)
+
+
+def test_a_study_lives_where_the_scheduler_looks(site: Site) -> None:
+    asked = {"owner": "o", "namespace": "team"}
+    refused = site.call("PUT", "/studies/team.s", asked)
+    assert refused.status_code == 422
+    assert "namespace 'team'; beside its own this scheduler looks after: none" in refused.json()["detail"]
+    site.service.namespaces = ("team",)
+    assert site.call("PUT", "/studies/team.s", asked).status_code == 200
 
 
 def test_a_question_reaches_the_driver_and_its_answer_the_replica(site: Site) -> None:

@@ -17,6 +17,7 @@ from trials.record import Outcome, Reason, ReplicaRecord, ReplicaState, Report, 
 from trials.spec import TrialSpec
 from trials.states import TrialState
 from trials.store import SqlTrialStore
+from trials.terms import StudyTerms
 
 
 class Bench:
@@ -323,6 +324,19 @@ def test_a_study_whose_driver_is_gone_is_paused_and_comes_back(bench: Bench) -> 
     bench.store.release([trial_id])
     bench.tick()
     assert bench.trial(trial_id).state is TrialState.STARTING
+
+
+def test_the_quota_of_a_study_that_was_there_beforehand_is_for_all_that_are_called_so(bench: Bench) -> None:
+    bench.store.put_study(Study(name="resnet", terms=StudyTerms(quota=3)))
+    bench.store.put_study(Study(name="resnet-1", title="resnet", terms=StudyTerms(quota=2)))
+    bench.store.put_study(Study(name="resnet-2", title="resnet"))
+    first, second, other = bench.submit(study="resnet-1"), bench.submit(study="resnet-2"), bench.submit(study="s")
+    bench.tick()
+    quotas = {
+        trial: [(each.name, each.slots) for each in view.quotas] for trial, view in bench.loop.latest_views.items()
+    }
+    shared = ("study resnet", 3)
+    assert quotas == {first: [("study resnet-1", 2), shared], second: [shared], other: []}
 
 
 def test_a_trial_that_nobody_waits_for_is_not_paused_when_a_driver_leaves(bench: Bench) -> None:

@@ -58,7 +58,12 @@ def request(**changes: Any) -> LaunchRequest:
         "node": "n1",
         "slot": 2,
         "entrypoint": "m:f",
-        "environ": {"ELASTUNE_API": "http://10.0.0.1:7300", "ELASTUNE_HOST": "127.0.0.1", "MINE": "1"},
+        "environ": {
+            "ELASTUNE_API": "http://10.0.0.1:7300",
+            "ELASTUNE_HOST": "127.0.0.1",
+            "ELASTUNE_CHECKPOINT_DIR": "/var/lib/elastune/checkpoints/t-0",
+            "MINE": "1",
+        },
         "working_dir": "/home/me/project",
         "python_path": ("/home/me/project",),
         "preload": (),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from trials.log_files import LONGEST_WORDS, last_words, shorten
+from trials.log_files import LONGEST_WORDS, last_words, shorten, tail
 
 
 def test_last_words_are_the_last_line_that_is_not_empty(tmp_path: Path) -> None:
@@ -31,6 +31,17 @@ def test_a_long_log_keeps_its_later_half_and_goes_on_growing_at_its_end(tmp_path
     assert lines[-2:] == ["line 999", "the end"]
     assert [int(line.split()[1]) for line in lines[1:-1]] == list(range(1000 - len(lines) + 2, 1000))
     assert os.path.getsize(log) < 2100
+
+
+def test_what_a_replica_put_in_its_logs_place_is_not_read(tmp_path: Path) -> None:
+    """Through a link it would have the scheduler read and shorten files that the replica cannot reach."""
+    secret, log, pipe = tmp_path / "secret", tmp_path / "log", tmp_path / "pipe"
+    secret.write_text("a token\n" * 1000)
+    log.symlink_to(secret)
+    os.mkfifo(pipe)
+    for there in (log, pipe):
+        assert (last_words(there), tail(there, 100), shorten(there, 10)) == ("", "", False)
+    assert len(secret.read_text()) == 8000
 
 
 def test_a_log_that_is_not_there_is_left_alone(tmp_path: Path) -> None:

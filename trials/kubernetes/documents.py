@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from trials.errors import InvalidTrialSpec
-from trials.kubernetes.names import GROUP, TRIAL_LABEL, VERSION, Document, label_value
+from trials.kubernetes.names import GROUP, TRIAL_LABEL, VERSION, Document, label_value, qualified
 from trials.record import Outcome, Reason, ReplicaRecord, ReplicaState, Report, Study, TrialRecord
 from trials.spec import TrialSpec
 from trials.states import TrialState
@@ -124,11 +124,18 @@ def spec_from(document: Mapping[str, Any], number: int | None = None, *, scaled:
 
 
 def trial_document(
-    spec: TrialSpec, name: str, namespace: str, *, owner: Mapping[str, Any] | None, labels: Mapping[str, str]
+    spec: TrialSpec,
+    name: str,
+    namespace: str,
+    *,
+    study: str,
+    owner: Mapping[str, Any] | None,
+    labels: Mapping[str, str],
 ) -> Document:
-    """A trial that a front end submits."""
+    """A trial that a front end submits; ``study``: the name of its study within the namespace."""
     # Empty texts stay out: not every API server tells them from null.
     given = {_SPEC_FIELDS[name]: value for name, value in spec.to_json().items() if value != ""}
+    given["study"] = study
     given["encodedPayload"] = json.dumps(given.pop("payload"))
     metadata: Document = {"name": name, "namespace": namespace, "labels": dict(labels), "finalizers": []}
     if owner is not None:
@@ -166,16 +173,19 @@ def record_status(record: TrialRecord) -> Document:
     }
 
 
-def record_from(document: Mapping[str, Any], trial_id: str, number: int | None = None) -> TrialRecord:
-    """Raises InvalidTrialSpec; a resource that has no record yet gives a new one."""
+def record_from(document: Mapping[str, Any], trial_id: str, number: int | None = None, *, home: str) -> TrialRecord:
+    """Raises InvalidTrialSpec; a resource that has no record yet gives a new one.
+
+    Its study is one of its own namespace. ``home``: the namespace whose studies go by their names alone.
+    """
     status = document.get("status") or {}
     kept = status.get("record")
     if kept is None:
-        return TrialRecord(trial_id=trial_id, spec=spec_from(document, number))
+        return TrialRecord(trial_id=trial_id, spec=_at_home(spec_from(document, number), document, home))
     outcome = kept.get("outcome")
     return TrialRecord(
         trial_id=trial_id,
-        spec=spec_from(document, kept["number"], scaled=True),
+        spec=_at_home(spec_from(document, kept["number"], scaled=True), document, home),
         state=TrialState(kept["state"]),
         reason=Reason(code=status.get("reason", ""), sentence=status.get("message", "")),
         submitted_at=kept.get("submittedAt", 0.0),
@@ -196,7 +206,11 @@ def record_from(document: Mapping[str, Any], trial_id: str, number: int | None =
     )
 
 
-def trial_object(document: Mapping[str, Any], trial_id: str, number: int | None = None) -> TrialObject:
+def _at_home(spec: TrialSpec, document: Mapping[str, Any], home: str) -> TrialSpec:
+    return replace(spec, study=qualified(document["metadata"]["namespace"], spec.study, home))
+
+
+def trial_object(document: Mapping[str, Any], trial_id: str, number: int | None = None, *, home: str) -> TrialObject:
     """Everything that a resource says; raises InvalidTrialSpec."""
     metadata = document["metadata"]
     status = document.get("status") or {}
@@ -205,7 +219,7 @@ def trial_object(document: Mapping[str, Any], trial_id: str, number: int | None 
         namespace=metadata.get("namespace", ""),
         name=metadata["name"],
         uid=metadata.get("uid", ""),
-        record=record_from(document, trial_id, number),
+        record=record_from(document, trial_id, number, home=home),
         template=(document.get("spec") or {}).get("template") or {},
         deleted=metadata.get("deletionTimestamp") is not None,
         created=metadata.get("creationTimestamp") or "",
@@ -282,30 +296,44 @@ def history_from(trial_id: str, text: str) -> HistoryEntry:
 # ---------------------------------------------------------------------- studies
 
 
-def study_from(document: Mapping[str, Any]) -> Study:
-    """Raises InvalidStudyTerms."""
+def study_key(document: Mapping[str, Any], home: str) -> str:
+    """The study's name within the scheduler."""
+    metadata = document["metadata"]
+    return qualified(
+        metadata.get("namespace", home), (document.get("spec") or {}).get("name") or metadata["name"], home
+    )
+
+
+def study_from(document: Mapping[str, Any], *, home: str) -> Study:
+    """Raises InvalidStudyTerms. Whom it yields to are studies of its own namespace."""
     given = document.get("spec") or {}
     status = document.get("status") or {}
+    namespace, title = document["metadata"].get("namespace", home), given.get("title")
+    terms = StudyTerms.from_json({name: given[key] for name, key in _TERM_FIELDS.items() if key in given})
     return Study(
-        name=given.get("name") or document["metadata"]["name"],
+        name=study_key(document, home),
+        title=qualified(namespace, title, home) if title else "",
         direction=given.get("direction", "minimize"),
-        terms=StudyTerms.from_json({name: given[key] for name, key in _TERM_FIELDS.items() if key in given}),
+        terms=replace(terms, yields_to=tuple(qualified(namespace, name, home) for name in terms.yields_to)),
         owner=status.get("owner"),
         owner_seen_at=status.get("ownerSeenAt"),
     )
 
 
-def study_spec(study: Study) -> Document:
+def study_spec(study: Study, namespace: str, home: str) -> Document:
     """For a merge patch: what is None there is removed."""
+    before = "" if namespace == home else f"{namespace}."
     terms = {key: study.terms.to_json()[name] for name, key in _TERM_FIELDS.items()}
-    return {"name": study.name, "direction": study.direction, **terms}
+    terms["yieldsTo"] = [name.removeprefix(before) for name in study.terms.yields_to]
+    title = study.title.removeprefix(before) or None
+    return {"name": study.name.removeprefix(before), "title": title, "direction": study.direction, **terms}
 
 
 def study_status(study: Study) -> Document:
     return {"owner": study.owner, "ownerSeenAt": study.owner_seen_at}
 
 
-def study_document(study: Study, name: str, namespace: str, labels: Mapping[str, str]) -> Document:
-    given = {key: value for key, value in study_spec(study).items() if value is not None}
+def study_document(study: Study, name: str, namespace: str, labels: Mapping[str, str], home: str) -> Document:
+    given = {key: value for key, value in study_spec(study, namespace, home).items() if value is not None}
     metadata = {"name": name, "namespace": namespace, "labels": dict(labels)}
     return {"apiVersion": f"{GROUP}/{VERSION}", "kind": "Study", "metadata": metadata, "spec": given}

@@ -63,7 +63,7 @@ class Following:
     def take_trial(self, document: Mapping[str, Any]) -> bool:
         """Learn of a trial from the watch: one that somebody applied, changed or deleted. Whether that was news."""
         metadata = document["metadata"]
-        trial_id = qualified(metadata["namespace"], metadata["name"], self._settings.namespace)
+        trial_id = self._qualified(metadata["namespace"], metadata["name"])
         with self._resources.births:
             kept = self._resources.trials.get(trial_id)
             created = metadata.get("creationTimestamp") or ""
@@ -75,7 +75,8 @@ class Following:
         return self._follow(document, trial_id, kept)
 
     def _adopt(self, document: Mapping[str, Any], trial_id: str) -> bool:
-        study = (document.get("spec") or {}).get("study") or document["metadata"]["name"]
+        namespace = document["metadata"]["namespace"]
+        study = self._qualified(namespace, (document.get("spec") or {}).get("study") or document["metadata"]["name"])
         new = ((document.get("status") or {}).get("record")) is None
         if new and (document.get("status") or {}).get("phase") == "Failed":
             # Refused before.
@@ -86,7 +87,11 @@ class Following:
             self._refuse(document, f"metadata.name is {name!r}; it must be {rule}")
             return False
         try:
-            found = documents.trial_object(document, trial_id, self._free_number(study) if new else None)
+            objection = self._settings.objection_to(study, namespace)
+            if objection is not None:
+                raise InvalidTrialSpec(f"spec.study: {objection}")
+            number = self._free_number(study) if new else None
+            found = documents.trial_object(document, trial_id, number, home=self._settings.namespace)
             if new and self._has_number(found.record.spec, trial_id):
                 raise InvalidTrialSpec(
                     f"spec.number is {found.record.spec.number}, which study {study!r} has already; leave it out"
@@ -134,6 +139,9 @@ class Following:
                 news = True
         return news
 
+    def _qualified(self, namespace: str, name: str) -> str:
+        return qualified(namespace, name, self._settings.namespace)
+
     def _refuse(self, document: Mapping[str, Any], why: str) -> None:
         metadata = document["metadata"]
         logger.warning("trial refused namespace=%s name=%s why=%s", metadata["namespace"], metadata["name"], why)
@@ -153,7 +161,7 @@ class Following:
     def forget_trial(self, document: Mapping[str, Any]) -> None:
         """Its resource is gone."""
         metadata = document["metadata"]
-        trial_id = qualified(metadata["namespace"], metadata["name"], self._settings.namespace)
+        trial_id = self._qualified(metadata["namespace"], metadata["name"])
         with self._resources.births:
             kept = self._resources.trials.get(trial_id)
             if kept is not None and kept.uid == metadata.get("uid"):
@@ -172,10 +180,15 @@ class Following:
         """Learn of a study from the watch; whether that was news. One of two with the same name is left out."""
         metadata = document["metadata"]
         try:
-            study = documents.study_from(document)
+            study = documents.study_from(document, home=self._settings.namespace)
         except (InvalidStudyTerms, TypeError) as error:
             self._tell_study(metadata, f"not followed: {error}")
             return False
+        for name in filter(None, (study.name, study.title)):
+            objection = self._settings.objection_to(name, metadata["namespace"])
+            if objection is not None:
+                self._tell_study(metadata, f"not followed: {objection}")
+                return False
         with self._resources.births:
             kept = self._resources.studies.get(study.name)
             here = (metadata["namespace"], metadata["name"])
@@ -198,7 +211,7 @@ class Following:
         self._api.patch(STUDIES, metadata["namespace"], metadata["name"], {"status": {"message": message}}, "status")
 
     def forget_study(self, document: Mapping[str, Any]) -> None:
-        name = (document.get("spec") or {}).get("name") or document["metadata"]["name"]
+        name = documents.study_key(document, self._settings.namespace)
         with self._resources.births:
             kept = self._resources.studies.get(name)
             if kept is not None and kept.uid == document["metadata"].get("uid"):

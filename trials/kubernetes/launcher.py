@@ -7,6 +7,7 @@ has told of it. Concurrency: the control loop's thread makes all calls, the watc
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -27,10 +28,12 @@ from trials.kubernetes.pods import (
     node_of,
     pod_manifest,
     read_end,
+    touches_ours,
 )
 from trials.kubernetes.quotas import namespace_quotas
 from trials.kubernetes.settings import ClusterSettings
 from trials.launch.base import Exit, LaunchRequest, NodeSlots, ReplicaProcess
+from trials.log_files import open_own
 from trials.quota import SlotQuota
 from trials.record import ReplicaRecord
 
@@ -120,6 +123,11 @@ class KubernetesLauncher:
         too_large = beyond_slot(owner.templates, self._settings)
         if too_large is not None:
             raise LaunchFailed(f"{too_large}; lower it, or have the cluster's slot made larger")
+        touched = touches_ours(owner.templates)
+        if touched is not None:
+            raise LaunchFailed(touched)
+        if self._settings.volume:
+            self._make_folder(Path(request.environ["ELASTUNE_CHECKPOINT_DIR"]))
         manifest = pod_manifest(request, owner, self._settings)
         if not manifest["spec"]["containers"][0].get("image"):
             raise LaunchFailed(
@@ -138,6 +146,16 @@ class KubernetesLauncher:
                 self._alive.add(label_value(request.replica_id))
         # In its pod a replica is process 1; the pod's age makes the name unique.
         return ReplicaProcess(1, created_at(pod))
+
+    @staticmethod
+    def _make_folder(folder: Path) -> None:
+        """On the shared volume, for the trial's pods alone to mount: the kubelet would make it root's."""
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            # Replicas may run as another user of the volume's group.
+            folder.chmod(0o2770)
+        except OSError as error:
+            raise LaunchFailed(f"the trial's folder for checkpoints cannot be made: {error}") from error
 
     def _create(self, owner: Owner, manifest: Document) -> Document:
         try:
@@ -272,7 +290,8 @@ class KubernetesLauncher:
         try:
             words = self._log_of(pod["metadata"]["namespace"], pod["metadata"]["name"], LOG_BYTES)
             file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_text(words)
+            with open_own(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC) as written:
+                written.write(words.encode(errors="replace"))
         except (ClusterRefused, ClusterUnreachable, OSError) as error:
             logger.info("log not read replica=%s error=%s", replica.replica_id, error)
 

@@ -71,5 +71,5 @@ def label_value(text: str) -> str:
 
 
 def qualified(namespace: str, name: str, home: str) -> str:
-    """A trial's id within a scheduler: its name, with the namespace in front where that is not the scheduler's own."""
+    """A trial's or a study's name within a scheduler: with the namespace in front where that is not its own."""
     return name if namespace == home else f"{namespace}.{name}"

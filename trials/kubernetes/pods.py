@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import json
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -32,7 +33,8 @@ from trials.kubernetes.settings import ClusterSettings
 from trials.launch.base import NO_ROOM, LaunchRequest
 
 CONTAINER = "replica"
-"""Longer than what a replica allows itself to save its state."""
+OWN_VOLUMES = "elastune-"
+"""How the names of volumes begin that are not for templates: the one with everybody's checkpoints is among them."""
 NODE_TOLERATION_SECONDS = 5
 """How long a pod stays on a node that is not ready; the trial itself heals sooner."""
 HOPELESS = frozenset(
@@ -164,6 +166,25 @@ def slot_amounts(settings: ClusterSettings) -> Amounts:
     return _demand((settings.template,), settings)
 
 
+def touches_ours(templates: Sequence[Mapping[str, Any]]) -> str | None:
+    """Why replicas with these templates would see what is not their trial's: they name volumes that are ours."""
+    for template in templates:
+        spec = template.get("spec") or {}
+        containers = [*(spec.get("initContainers") or ()), *(spec.get("containers") or ())]
+        mounts = [
+            mount
+            for each in containers
+            for mount in (*(each.get("volumeMounts") or ()), *(each.get("volumeDevices") or ()))
+        ]
+        for named in (*(spec.get("volumes") or ()), *mounts):
+            if str(named.get("name", "")).startswith(OWN_VOLUMES):
+                return (
+                    f"its pod template names the volume {named['name']!r}; names that begin with {OWN_VOLUMES!r} are "
+                    "the suite's own, choose another one"
+                )
+    return None
+
+
 def beyond_slot(templates: Sequence[Mapping[str, Any]], settings: ClusterSettings) -> str | None:
     """Why replicas with these templates do not fit into a slot: their trial could not be given the room it needs."""
     slot = slot_amounts(settings)
@@ -190,9 +211,13 @@ def _limits(slot: Mapping[str, str]) -> dict[str, str]:
 def _add_volumes(spec: Document, container: Document, request: LaunchRequest, settings: ClusterSettings) -> None:
     volumes = spec.setdefault("volumes", [])
     mounts = container.setdefault("volumeMounts", [])
-    state = dict(settings.volume) or {"emptyDir": {}}
-    volumes.append({"name": "elastune-state", **state})
-    mounts.append({"name": "elastune-state", "mountPath": settings.state_dir})
+    folder = request.environ["ELASTUNE_CHECKPOINT_DIR"]
+    mount = {"name": "elastune-state", "mountPath": folder}
+    if settings.volume:
+        # Other trials' checkpoints, packed code and logs are on the same volume.
+        mount["subPath"] = os.path.relpath(folder, settings.state_dir)
+    volumes.append({"name": "elastune-state", **(dict(settings.volume) or {"emptyDir": {}})})
+    mounts.append(mount)
     if "/dev/shm" not in {mount.get("mountPath") for mount in mounts}:  # noqa: S108  # a device, not a file
         # PyTorch's data loaders pass batches through shared memory, of which a container has 64 MiB by itself.
         volumes.append({"name": "elastune-memory", "emptyDir": {"medium": "Memory"}})

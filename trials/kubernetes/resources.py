@@ -68,10 +68,11 @@ class KeptStudy:
 
 
 class Resources:
-    """``memory`` holds the records that the resources of ``trials`` stand for."""
+    """``memory`` holds the records that the resources of ``trials`` stand for; ``home``: the scheduler's namespace."""
 
-    def __init__(self, api: ClusterApi, memory: InMemoryTrialStore, clock: Callable[[], float]) -> None:
+    def __init__(self, api: ClusterApi, memory: InMemoryTrialStore, clock: Callable[[], float], *, home: str) -> None:
         self._api = api
+        self._home = home
         self._memory = memory
         self._clock = clock
         self.trials: dict[str, Kept] = {}
@@ -187,7 +188,8 @@ class Resources:
             document = found[0]
             with self.noting:
                 known = documents.merged(document.get("status") or {}, kept.noted)
-                self._load(documents.trial_object({**document, "status": documents.without_nulls(known)}, trial_id))
+                whole = {**document, "status": documents.without_nulls(known)}
+                self._load(documents.trial_object(whole, trial_id, home=self._home))
         kept.stale = False
 
     # ------------------------------------------------------------------ writing soon

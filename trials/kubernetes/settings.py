@@ -70,6 +70,19 @@ class ClusterSettings:
     def all_namespaces(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys((self.namespace, *self.namespaces)))
 
+    def place_of(self, study: str) -> tuple[str, str]:
+        """The namespace that a study's name within the scheduler stands for, and its name there."""
+        first, dot, rest = study.partition(".")
+        is_away = dot and rest and first != self.namespace and first in self.namespaces
+        return (first, rest) if is_away else (self.namespace, study)
+
+    def objection_to(self, study: str, namespace: str) -> str | None:
+        """Why a study of that namespace cannot be called so within the scheduler."""
+        place = self.place_of(study)[0]
+        if place == namespace:
+            return None
+        return f"{study!r} begins like the names of studies of namespace {place}; choose another name"
+
 
 def read_settings(path: Path) -> ClusterSettings:
     """From the chart's file, whose names are in camel case; raises InvalidClusterSettings."""

@@ -54,7 +54,7 @@ class KubernetesTrialStore:
         self._api = api
         self._settings = settings
         self._memory = InMemoryTrialStore()
-        self._resources = Resources(api, self._memory, clock)
+        self._resources = Resources(api, self._memory, clock, home=settings.namespace)
         self.following = Following(api, settings, self._memory, self._resources, clock)
         self.following.take_all()
         self._resources.start()
@@ -71,20 +71,29 @@ class KubernetesTrialStore:
     def owner_of(self, trial_id: str) -> Owner:
         kept = self._resources.of(trial_id)
         record = self._memory.trial(trial_id)
-        study = self._resources.studies.get(record.spec.study)
-        below = {} if study is None else study.spec
-        template = below.get("template")
+        below = self._below(record.spec.study)
         return Owner(
             trial_id=trial_id,
             name=kept.name,
             namespace=kept.namespace,
             uid=kept.uid,
             study=record.spec.study,
-            templates=tuple(each for each in (template, kept.template) if each),
-            image=below.get("image", ""),
+            templates=tuple(filter(None, (*(each.get("template") for each in below), kept.template))),
+            image=next(filter(None, (each.get("image") for each in reversed(below))), ""),
             preemptible=record.spec.preemptible,
-            queue=kept.queue or kept.labels.get("kueue.x-k8s.io/queue-name", "") or below.get("queueName", ""),
+            queue=kept.queue
+            or kept.labels.get("kueue.x-k8s.io/queue-name", "")
+            or next(filter(None, (each.get("queueName") for each in reversed(below))), ""),
         )
+
+    def _below(self, study: str) -> list[Mapping[str, Any]]:
+        """What studies say of a trial's pods: the one that was there beforehand under the title, then its own."""
+        own = self._resources.studies.get(study)
+        if own is None:
+            return []
+        title = own.spec.get("title") or ""
+        called = self._resources.studies.get(qualified(own.namespace, title, self._settings.namespace))
+        return [each.spec for each in (called, own) if each is not None]
 
     def show(self, trial_id: str, shown: Mapping[str, Any]) -> None:
         """Fields of the status that are for people; sent with the next changes."""
@@ -100,18 +109,26 @@ class KubernetesTrialStore:
             kept = self._resources.studies.get(study.name)
             if kept is None:
                 kept = self._create_study(study)
-            spec = documents.study_spec(study)
+            home = self._settings.namespace
+            spec = documents.study_spec(study, kept.namespace, home)
             known = kept.spec
             if any(known.get(key) != value for key, value in spec.items()):
                 changed = self._api.patch(STUDIES, kept.namespace, kept.name, {"spec": spec})
                 known = changed.get("spec") or {}
             self._resources.show_study(study.name, documents.study_status(study))
             kept.spec = known
-            self._memory.put_study(study)
+            document = {"metadata": {"namespace": kept.namespace, "name": kept.name}, "spec": spec}
+            # Names of other studies are meant as they are read from the resource.
+            terms = documents.study_from(document, home=home).terms
+            self._memory.put_study(replace(study, terms=terms))
 
     def _create_study(self, study: Study) -> KeptStudy:
-        name, namespace = study_object_name(study.name), self._settings.namespace
-        document = documents.study_document(study, name, namespace, self._labels(study.name))
+        namespace, bare = self._settings.place_of(study.name)
+        objection = self._settings.objection_to(study.called, namespace)
+        if objection is not None:
+            raise InvalidTrialSpec(objection)
+        name = study_object_name(bare)
+        document = documents.study_document(study, name, namespace, self._labels(study.name), self._settings.namespace)
         try:
             made = self._api.create(STUDIES, namespace, document)
         except ClusterRefused as error:
@@ -155,11 +172,16 @@ class KubernetesTrialStore:
                 if same and self._resources.of(known.trial_id).gone_at is None:
                     return known
             study = self._resources.studies.get(spec.study)
-            namespace = self._settings.namespace if study is None else study.namespace
-            name = trial_object_name(spec.study, spec.number)
+            namespace, bare = self._settings.place_of(spec.study)
+            name = trial_object_name(bare, spec.number)
             trial_id = qualified(namespace, name, self._settings.namespace)
             document = documents.trial_document(
-                spec, name, namespace, owner=_owner_reference(study), labels=self._labels(spec.study)
+                spec,
+                name,
+                namespace,
+                study=bare,
+                owner=_owner_reference(study),
+                labels=self._labels(spec.study),
             )
             document["metadata"]["finalizers"] = [FINALIZER]
             try:
@@ -170,7 +192,7 @@ class KubernetesTrialStore:
                 # An earlier attempt got through.
                 made = self._api.get(TRIALS, namespace, name)
                 there = made.get("spec") or {}
-                if (there.get("study"), there.get("number")) != (spec.study, spec.number):
+                if (there.get("study"), there.get("number")) != (bare, spec.number):
                     raise InvalidTrialSpec(
                         f"the API server has a trial {name!r} of another study; delete it, or rename the study"
                     ) from error
@@ -178,7 +200,7 @@ class KubernetesTrialStore:
             record = TrialRecord(trial_id=trial_id, spec=spec, reason=reason, submitted_at=now)
             if (made.get("status") or {}).get("record") is None:
                 made = self._api.patch(TRIALS, namespace, name, {"status": documents.record_status(record)}, "status")
-            self._resources.remember(documents.trial_object(made, trial_id))
+            self._resources.remember(documents.trial_object(made, trial_id, home=self._settings.namespace))
             return self._memory.trial(trial_id)
 
     def trials(self, *, live_only: bool = False) -> list[TrialRecord]:

@@ -12,7 +12,10 @@ from scheduler.kubernetes.server import REVIEW_BYTES, review_app
 from scheduler.watchdog import STUCK_SECONDS
 from trials.kubernetes.settings import ClusterSettings
 
-SETTINGS = ClusterSettings(slot={"nvidia.com/gpu": "1", "cpu": "4"})
+SETTINGS = ClusterSettings(namespace="home", namespaces=("team",), slot={"nvidia.com/gpu": "1", "cpu": "4"})
+SNEAKS = {
+    "spec": {"containers": [{"name": "replica", "volumeMounts": [{"name": "elastune-state", "mountPath": "/a"}]}]}
+}
 
 
 def two_gpus(where: str = "containers") -> dict[str, Any]:
@@ -53,6 +56,16 @@ def test_what_makes_sense_is_let_in() -> None:
         ),
         ({"spec": {"template": two_gpus("initContainers")}, "kind": "Study"}, "request 2 of nvidia.com/gpu"),
         ({"spec": {"command": ["x"], "template": {"spec": {"containers": "x"}}}}, "spec.template is no pod template"),
+        (
+            {"spec": {"command": ["x"], "template": SNEAKS}},
+            "spec.template: its pod template names the volume 'elastune-",
+        ),
+        ({"spec": {"template": SNEAKS}, "kind": "Study"}, "names the volume 'elastune-state'"),
+        (
+            {"spec": {"command": ["x"], "study": "team.s"}},
+            "'team.s' begins like the names of studies of namespace team",
+        ),
+        ({"spec": {"name": "team.s"}, "kind": "Study"}, "'team.s' begins like"),
         ({"spec": {"weight": 0}, "kind": "Study"}, "weight is 0"),
         ({"spec": {"goal": "deadline"}, "kind": "Study"}, "needs a deadline"),
     ],

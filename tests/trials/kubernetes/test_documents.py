@@ -14,7 +14,7 @@ from tests.support.fake_cluster import merge_patch
 from trials.errors import InvalidStudyTerms, InvalidTrialSpec
 from trials.kubernetes import documents
 from trials.kubernetes.names import is_name, object_name, trial_object_name
-from trials.record import Outcome, Reason, ReplicaRecord, ReplicaState, Report, TrialRecord
+from trials.record import Outcome, Reason, ReplicaRecord, ReplicaState, Report, Study, TrialRecord
 from trials.spec import TrialSpec
 from trials.states import TrialState
 
@@ -89,10 +89,12 @@ def through_the_server(document: Any) -> Any:
 
 @given(records)
 def test_a_record_comes_back_as_it_was(record: TrialRecord) -> None:
-    document = documents.trial_document(record.spec, "t", "team", owner=None, labels={})
+    document = documents.trial_document(record.spec, "t", "team", study=record.spec.study, owner=None, labels={})
     stored = merge_patch(document, {"status": documents.record_status(record)})
-    found = documents.record_from(through_the_server(stored), "t")
+    found = documents.record_from(through_the_server(stored), "t", home="team")
     assert found == record
+    away = documents.record_from(through_the_server(stored), "t", home="home")
+    assert away.spec.study == f"team.{record.spec.study}"
     assert json.dumps(found.spec.payload) == json.dumps(record.spec.payload)
 
 
@@ -110,7 +112,7 @@ def test_a_report_comes_back_bit_for_bit(value: float | None, progress: float) -
         "spec": {"entrypoint": "m:f"},
         "status": {"reports": {"3": documents.report_status(report)}},
     }
-    assert documents.trial_object(through_the_server(document), "t").reports == (report,)
+    assert documents.trial_object(through_the_server(document), "t", home="n").reports == (report,)
 
 
 @given(json_values, json_values)
@@ -133,7 +135,7 @@ def test_a_trial_written_by_hand_needs_a_command_only() -> None:
 @pytest.mark.parametrize("driven", [True, False])
 def test_a_trial_of_a_front_end_comes_back_as_it_was(driven: bool) -> None:
     spec = TrialSpec(study="s", number=3, entrypoint="m:f", payload={"x": 1.0, "none": None}, driven=driven)
-    document = json.loads(json.dumps(documents.trial_document(spec, "s-3", "home", owner=None, labels={})))
+    document = json.loads(json.dumps(documents.trial_document(spec, "s-3", "home", study="s", owner=None, labels={})))
     assert documents.spec_from(document) == spec
 
 
@@ -155,11 +157,18 @@ def test_a_trial_that_makes_no_sense_is_refused_by_field(spec: dict[str, Any], w
 
 
 def test_a_study_is_called_by_its_name_or_by_its_resources() -> None:
-    assert documents.study_from({"metadata": {"name": "x"}, "spec": {"weight": 2}}).name == "x"
-    study = documents.study_from({"metadata": {"name": "x"}, "spec": {"name": "my study", "quota": 4}})
-    assert (study.name, study.terms.quota) == ("my study", 4)
+    def study(spec: dict[str, Any], namespace: str = "home") -> Study:
+        return documents.study_from({"metadata": {"name": "x", "namespace": namespace}, "spec": spec}, home="home")
+
+    assert study({"weight": 2}).name == "x"
+    found = study({"name": "my study", "quota": 4})
+    assert (found.name, found.terms.quota) == ("my study", 4)
+    theirs = study({"name": "my study", "title": "ours", "yieldsTo": ["x"]}, "team")
+    assert (theirs.name, theirs.title, theirs.terms.yields_to) == ("team.my study", "team.ours", ("team.x",))
+    assert documents.study_spec(theirs, "team", "home")["name"] == "my study"
+    assert documents.study_spec(theirs, "team", "home")["yieldsTo"] == ["x"]
     with pytest.raises(InvalidStudyTerms, match="weight"):
-        documents.study_from({"metadata": {"name": "x"}, "spec": {"weight": -1}})
+        study({"weight": -1})
 
 
 @given(st.text(min_size=1, max_size=80), st.integers(0, 10**9))

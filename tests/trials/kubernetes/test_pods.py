@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.support.cluster_objects import pod, request
-from trials.kubernetes.pods import Owner, is_stuck, merge_templates, pod_manifest, read_end
+from trials.kubernetes.pods import Owner, is_stuck, merge_templates, pod_manifest, read_end, touches_ours
 from trials.kubernetes.settings import ClusterSettings
 
 OWNER = Owner(trial_id="t-0", name="t-0", namespace="team", uid="u", study="my study!")
@@ -54,6 +54,27 @@ def test_a_template_may_name_a_request_or_a_limit_alone(
     found = pod_manifest(request(), owner, SETTINGS)["spec"]["containers"][0]["resources"]
     assert found["requests"] == {"nvidia.com/gpu": "1", "cpu": "2", **requests}
     assert found["limits"] == {"nvidia.com/gpu": "1", **limits}
+
+
+def test_a_replica_sees_its_own_trials_checkpoints_only() -> None:
+    """The volume has those of all trials, their packed code and what they printed."""
+    volume = {"persistentVolumeClaim": {"claimName": "c"}}
+    shared = ClusterSettings(slot={"cpu": "1"}, image="i:1", volume=volume)
+    spec = pod_manifest(request(), OWNER, shared)["spec"]
+    folder = "/var/lib/elastune/checkpoints/t-0"
+    [mount] = [each for each in spec["containers"][0]["volumeMounts"] if each["name"] == "elastune-state"]
+    assert mount == {"name": "elastune-state", "mountPath": folder, "subPath": "checkpoints/t-0"}
+    own = pod_manifest(request(), OWNER, SETTINGS)["spec"]
+    [mount] = [each for each in own["containers"][0]["volumeMounts"] if each["name"] == "elastune-state"]
+    assert mount == {"name": "elastune-state", "mountPath": folder}
+    everything = {"name": "elastune-state", "mountPath": "/all"}
+    for template in (
+        {"spec": {"containers": [{"name": "replica", "volumeMounts": [everything]}]}},
+        {"spec": {"initContainers": [{"name": "x", "volumeMounts": [everything]}]}},
+        {"spec": {"volumes": [{"name": "elastune-code", "hostPath": {"path": "/"}}]}},
+    ):
+        assert "the suite's own" in (touches_ours((template,)) or "")
+    assert touches_ours(({"spec": {"volumes": [{"name": "data", "emptyDir": {}}]}}, {})) is None
 
 
 def test_every_label_is_one_that_kubernetes_takes() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.support.fake_cluster import FakeClusterApi
-from trials.errors import ClusterRefused, ClusterUnreachable, StoreUnavailable, UnknownTrial
+from trials.errors import ClusterRefused, ClusterUnreachable, InvalidTrialSpec, StoreUnavailable, UnknownTrial
 from trials.kubernetes import following
 from trials.kubernetes import store as module
 from trials.kubernetes.api import STUDIES, TRIALS
@@ -22,6 +22,7 @@ from trials.record import Outcome, Reason, ReplicaRecord, ReplicaState, Report, 
 from trials.spec import TrialSpec
 from trials.states import TrialState
 from trials.store.base import HistoryEntry
+from trials.terms import StudyTerms
 
 SETTINGS = ClusterSettings(namespace="home", namespaces=("team",))
 
@@ -229,10 +230,60 @@ def test_trials_of_another_namespace_are_called_by_it(api: FakeClusterApi) -> No
         assert store.owner_of("team.mnist").namespace == "team"
         api.create(STUDIES, "team", {"metadata": {"name": "theirs"}, "spec": {"image": "i:1"}})
         store.following.take_study(api.get(STUDIES, "team", "theirs"))
-        record = store.submit(spec(study="theirs"), 1.0)
+        record = store.submit(spec(study="team.theirs"), 1.0)
         owner = store.owner_of(record.trial_id)
         assert (record.trial_id, owner.namespace, owner.image) == ("team.theirs-0", "team", "i:1")
-        assert api.get(TRIALS, "team", "theirs-0")["metadata"]["ownerReferences"][0]["kind"] == "Study"
+        kept = api.get(TRIALS, "team", "theirs-0")
+        assert kept["metadata"]["ownerReferences"][0]["kind"] == "Study"
+        assert kept["spec"]["study"] == "theirs"
+    with opened(api) as successor:
+        assert successor.trial(record.trial_id).spec.study == "team.theirs"
+
+
+def test_a_study_of_one_namespace_is_none_of_anothers(api: FakeClusterApi) -> None:
+    """Whoever may write studies in a namespace would else choose the images and secrets of others' pods."""
+    template = {"spec": {"initContainers": [{"name": "evil", "image": "evil:1"}]}}
+    with opened(api) as store:
+        api.create(STUDIES, "team", {"metadata": {"name": "s"}, "spec": {"template": template, "image": "evil:1"}})
+        # A name that looks like one in the other namespace, and one of the other namespace that looks like ours.
+        api.create(STUDIES, "home", {"metadata": {"name": "lookalike"}, "spec": {"name": "team.t", "image": "evil:1"}})
+        api.create(STUDIES, "team", {"metadata": {"name": "titled"}, "spec": {"title": "s", "image": "evil:1"}})
+        for namespace, name in (("team", "s"), ("home", "lookalike"), ("team", "titled")):
+            store.following.take_study(api.get(STUDIES, namespace, name))
+        ours = store.submit(spec(study="s"), 1.0)
+        theirs = store.submit(spec(study="team.t"), 1.0)
+        store.following.take_trial(applied(api, "mine", study="s"))
+        for trial_id in (ours.trial_id, theirs.trial_id, "mine"):
+            owner = store.owner_of(trial_id)
+            assert (owner.templates, owner.image) == ((), "")
+        assert "team.t" in api.get(STUDIES, "home", "lookalike")["status"]["message"]
+        assert store.trial("mine").spec.number == 1
+        assert not store.following.take_trial(applied(api, "sneaks", study="team.s"))
+        assert "begins like" in api.get(TRIALS, "home", "sneaks")["status"]["message"]
+
+
+def test_a_sweep_follows_the_study_that_was_there_beforehand_under_its_name(api: FakeClusterApi) -> None:
+    template = {"spec": {"nodeSelector": {"pool": "gpu"}}}
+    with opened(api) as store:
+        beforehand = {"template": template, "image": "i:1", "queueName": "q", "quota": 3}
+        api.create(STUDIES, "team", {"metadata": {"name": "resnet"}, "spec": beforehand})
+        store.following.take_study(api.get(STUDIES, "team", "resnet"))
+        terms = StudyTerms(yields_to=("team.other", "near"))
+        store.put_study(Study(name="team.resnet-b0c9", title="team.resnet", terms=terms))
+        made = api.get(STUDIES, "team", "resnet-b0c9")
+        assert (made["spec"]["name"], made["spec"]["title"]) == ("resnet-b0c9", "resnet")
+        record = store.submit(spec(study="team.resnet-b0c9"), 1.0)
+        owner = store.owner_of(record.trial_id)
+        assert (owner.namespace, owner.image, owner.queue, owner.templates) == ("team", "i:1", "q", (template,))
+        # What is changed there holds for the pods to come.
+        api.patch(STUDIES, "team", "resnet", {"spec": {"image": "i:2"}})
+        store.following.take_study(api.get(STUDIES, "team", "resnet"))
+        assert store.owner_of(record.trial_id).image == "i:2"
+        told = store.studies()
+        with pytest.raises(InvalidTrialSpec, match=r"'team\.resnet' begins like"):
+            store.put_study(Study(name="x", title="team.resnet"))
+    with opened(api) as successor:
+        assert sorted(successor.studies(), key=lambda each: each.name) == sorted(told, key=lambda each: each.name)
 
 
 def test_one_that_makes_no_sense_says_so_in_its_status(api: FakeClusterApi) -> None:
