@@ -11,6 +11,7 @@ is copied at once. While the writer writes, a newer copy replaces one that waits
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import logging
@@ -31,6 +32,8 @@ logger = logging.getLogger(__name__)
 
 FORMAT_VERSION = 2
 KEPT = 2
+ABANDONED_SECONDS = 600.0
+"""A checkpoint to which nothing was written for so long is nobody's any more."""
 _STATE, _MANIFEST, _PREFIX = "state.pt", "manifest.json", "checkpoint-"
 
 
@@ -63,9 +66,20 @@ def write_checkpoint(folder: Path, sequence: int, state: dict[str, Any], summary
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)
         raise
-    for _, old in _sequences(folder)[KEPT:]:
+    for old in (*(path for _, path in _sequences(folder)[KEPT:]), *_abandoned(folder)):
         shutil.rmtree(old, ignore_errors=True)
     return final
+
+
+def _abandoned(folder: Path) -> list[Path]:
+    """What a writer that was killed has left. Another replica may be writing at this moment."""
+    found = []
+    for partial in folder.glob("partial-*"):
+        with contextlib.suppress(OSError):
+            touched = max(path.stat().st_mtime for path in (partial, *partial.iterdir()))
+            if time.time() - touched > ABANDONED_SECONDS:
+                found.append(partial)
+    return found
 
 
 def read_manifest(path: Path) -> dict[str, Any]:
@@ -105,8 +119,6 @@ class CheckpointWriter:
     def __init__(self, folder: Path, *, on_error: Callable[[str], None]) -> None:
         self.folder = folder
         self._on_error = on_error
-        for partial in folder.glob("partial-*"):
-            shutil.rmtree(partial, ignore_errors=True)
         self._condition = threading.Condition()
         self._waiting: tuple[dict[str, Any], dict[str, Any]] | None = None
         self._busy = False

@@ -18,7 +18,13 @@ import numpy as np
 import pytest
 import torch
 
-from dist_core.checkpoint import CheckpointWriter, load_checkpoint, newest_checkpoint, write_checkpoint
+from dist_core.checkpoint import (
+    ABANDONED_SECONDS,
+    CheckpointWriter,
+    load_checkpoint,
+    newest_checkpoint,
+    write_checkpoint,
+)
 from dist_core.checkpoint_schedule import checkpoint_interval, mean_time_to_failure
 from dist_core.errors import InvalidTraining
 from dist_core.hand_over import pack, unpack
@@ -44,6 +50,20 @@ def test_the_previous_one_is_kept_and_older_ones_are_not(tmp_path: Path) -> None
     for sequence in range(1, 5):
         write_checkpoint(tmp_path, sequence, STATE, {})
     assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint-00000003", "checkpoint-00000004"]
+
+
+def test_what_another_replica_is_writing_is_left_alone_and_what_a_killed_one_left_is_not(tmp_path: Path) -> None:
+    """A replica that joined while the first one wrote a checkpoint took that away."""
+    being_written, left = tmp_path / "partial-7-1", tmp_path / "partial-3-2"
+    for folder in (being_written, left):
+        folder.mkdir()
+        (folder / "state.pt").write_bytes(b"half")
+    for path in (left / "state.pt", left):
+        os.utime(path, (0.0, time.time() - ABANDONED_SECONDS - 1.0))
+    CheckpointWriter(tmp_path, on_error=pytest.fail)
+    assert being_written.is_dir() and left.is_dir()
+    write_checkpoint(tmp_path, 8, STATE, {})
+    assert being_written.is_dir() and not left.exists()
 
 
 @pytest.mark.parametrize("damage", ["truncate", "flip", "no manifest", "bad manifest", "other format"])

@@ -55,7 +55,7 @@ def node_slots(
                 node=name,
                 slots=total,
                 kind=labels.get(settings.kind_label, ""),
-                reserved_for=tuple(part for part in reserved.split(".") if part),
+                reserved_for=_named(reserved),
                 in_use=_closed(total, total - usable, mine),
             )
         )
@@ -162,3 +162,8 @@ def _limited(nodes: Sequence[NodeSlots], ours: Mapping[str, set[int]], most: int
         )
         for index, node in enumerate(nodes)
     ]
+
+
+def _named(label: str) -> tuple[str, ...]:
+    """Studies that a label's value names, joined by dots; ``team..resnet`` is study resnet of namespace team."""
+    return tuple(part.replace("\0", ".") for part in label.replace("..", "\0").split(".") if part)

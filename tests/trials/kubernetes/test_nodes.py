@@ -106,10 +106,10 @@ def test_a_taint_that_the_template_tolerates_or_that_only_warns_is_no_obstacle()
 
 
 def test_labels_tell_kind_and_reservation_and_which_nodes_are_meant() -> None:
-    labels = {"nvidia.com/gpu.product": "H100", "elastune.dev/reserved-for": "mine.yours", "pool": "gpu"}
+    labels = {"nvidia.com/gpu.product": "H100", "elastune.dev/reserved-for": "mine.team..theirs.yours", "pool": "gpu"}
     settings = ClusterSettings(node_selector={"pool": "gpu"})
     (found,) = node_slots([node("a", labels=labels), node("b")], [], settings)
-    assert (found.node, found.kind, found.reserved_for) == ("a", "H100", ("mine", "yours"))
+    assert (found.node, found.kind, found.reserved_for) == ("a", "H100", ("mine", "team.theirs", "yours"))
 
 
 def test_no_more_than_was_allowed_are_open_and_those_in_use_stay() -> None:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,11 +18,14 @@ from tests.support.cluster.rig import (
     TEAM,
     Installed,
     apply,
+    delete,
     gpu_nodes,
     is_running,
     kubectl,
     objects,
     replicas_of,
+    running,
+    steady,
     stranger,
     trial_document,
     until,
@@ -62,6 +68,117 @@ def test_a_teams_trials_live_in_its_namespace(cluster: Installed) -> None:
     client.close()
     kubectl("-n", TEAM, "delete", "trial", "theirs", "--timeout=30s")
     until(lambda: in_team("pods") == [], 30.0, "nothing of it is left")
+
+
+HOSTILE = """
+import json, os, pathlib, urllib.error, urllib.request
+own = pathlib.Path(os.environ["ELASTUNE_CHECKPOINT_DIR"])
+own.mkdir(parents=True, exist_ok=True)
+(own / "mine").write_text("mine")
+link = own / "link"
+link.unlink(missing_ok=True)
+link.symlink_to("/var/run/secrets/kubernetes.io/serviceaccount/token")
+state = own.parent.parent
+seen = sorted(str(path.relative_to(state)) for path in state.rglob("*"))
+account = pathlib.Path("/var/run/secrets/kubernetes.io").exists()
+def status(path, replica):
+    headers = {"Authorization": "Bearer " + os.environ["ELASTUNE_REPLICA_TOKEN"], "X-Elastune-Replica": replica}
+    request = urllib.request.Request(os.environ["ELASTUNE_API"] + path, headers=headers)
+    try:
+        return urllib.request.urlopen(request, timeout=10).status
+    except urllib.error.HTTPError as error:
+        return error.code
+mine = os.environ["ELASTUNE_REPLICA_ID"]
+asked = {
+    "own": status("/replica/trial", mine),
+    "other": status("/replica/trial", os.environ["VICTIM"]),
+    "package": status("/replica/package", os.environ["VICTIM"]),
+    "all": status("/trials", mine),
+}
+print("LOOT " + json.dumps({"seen": seen, "account": account, "asked": asked}), flush=True)
+"""
+
+
+@pytest.mark.timeout(200)
+def test_a_hostile_trial_finds_nothing_that_is_not_its_own(cluster: Installed) -> None:
+    """It looks for others' checkpoints, code and logs, goes by another replica's name, and plants a study."""
+    steady(cluster, "victim", study="treasure", maxReplicas=1)
+    running("victim", 1)
+    (victim,) = replicas_of("victim")
+    until(lambda: list((cluster.state_dir / "checkpoints" / "victim").glob("checkpoint-*")), 60.0, "it has saved")
+    planted = {"spec": {"initContainers": [{"name": "planted", "image": "nowhere.invalid/x:1"}]}}
+    names: tuple[tuple[str, dict[str, str]], ...] = (("treasure", {}), ("as-theirs", {"name": "treasure"}))
+    for name, named in names:
+        metadata = {"name": name, "namespace": TEAM}
+        spec: dict[str, Any] = {**named, "template": planted, "quota": 1}
+        apply({"apiVersion": "elastune.dev/v1", "kind": "Study", "metadata": metadata, "spec": spec})
+    environ = {"VICTIM": victim["metadata"]["name"]}
+    hostile = trial_document("hostile", command=["python", "-c", HOSTILE], env=environ, study="treasure-hunt")
+    hostile["metadata"]["namespace"] = TEAM
+    apply(hostile)
+    until(lambda: [phase_of(trial) for trial in in_team("trials")] == ["Succeeded"], 90.0, "the hostile trial ended")
+    client = cluster.client()
+    (log,) = client.request("GET", f"/trials/{TEAM}.hostile/log")
+    (loot,) = [json.loads(line[5:]) for line in log["words"].splitlines() if line.startswith("LOOT ")]
+    mine = f"checkpoints/{TEAM}.hostile"
+    assert loot["seen"] == ["checkpoints", mine, f"{mine}/link", f"{mine}/mine"]
+    assert not loot["account"]
+    assert loot["asked"] == {"own": 200, "other": 403, "package": 403, "all": 401}
+    # A trial that is started after the study was planted is as before it.
+    steady(cluster, "later", study="treasure", maxReplicas=1)
+    running("later", 1)
+    (later,) = replicas_of("later")
+    assert not later["spec"].get("initContainers")
+    quotas = {each["name"]: each["quota"] for each in client.request("GET", "/studies")}
+    assert quotas[f"{TEAM}.treasure"] == 1 and quotas.get("treasure") is None
+    for name in ("checkpoints", "logs", "packages"):
+        sneaking = json.dumps(trial_document("sneaking", command=["x"], template=mounting(name)))
+        refused = kubectl("apply", "-f", "-", text=sneaking, check=False)
+        assert "names that begin with 'elastune-' are the suite's own" in refused
+    client.close()
+    delete("victim", "later")
+    kubectl("-n", TEAM, "delete", "trial", "hostile", "--timeout=60s")
+    kubectl("-n", TEAM, "delete", "studies", "--all")
+
+
+def mounting(part: str) -> dict[str, Any]:
+    mount = {"name": "elastune-state", "mountPath": "/loot", "subPath": part}
+    return {"spec": {"containers": [{"name": "replica", "volumeMounts": [mount]}]}}
+
+
+def test_a_sweep_lives_in_its_teams_namespace(cluster: Installed, tmp_path: Path) -> None:
+    """With the study that was there beforehand under its name."""
+    metadata = {"name": "beforehand", "namespace": TEAM}
+    template = {"metadata": {"labels": {"from": "beforehand"}}}
+    spec = {"weight": 2, "quota": 1, "template": template}
+    apply({"apiVersion": "elastune.dev/v1", "kind": "Study", "metadata": metadata, "spec": spec})
+    (tmp_path / "tune.py").write_text(SWEEP)
+    environ = cluster.environ() | {"ELASTUNE_NAMESPACE": TEAM}
+    sweep = subprocess.run(
+        [sys.executable, "tune.py"], cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=150
+    )
+    assert sweep.returncode == 0, sweep.stderr
+    client = cluster.client()
+    trials = [each for each in client.request("GET", "/trials") if each["trial_id"].startswith(f"{TEAM}.beforehand-")]
+    assert [each["state"] for each in trials] == ["succeeded"] * 2
+    [study] = [each for each in client.request("GET", "/studies") if each["name"] == trials[0]["study"]]
+    assert (study["title"], study["weight"], study["quota"]) == (f"{TEAM}.beforehand", 2, 1)
+    client.close()
+    assert {trial["spec"]["study"].partition("-")[0] for trial in in_team("trials")} == {"beforehand"}
+    kubectl("-n", TEAM, "delete", "studies", "--all")
+    kubectl("-n", TEAM, "delete", "trials", "--all", "--timeout=60s")
+
+
+SWEEP = """
+import optuna
+import tuner_bridge
+
+def square(trial):
+    return trial.suggest_float("x", -1.0, 1.0) ** 2
+
+if __name__ == "__main__":
+    tuner_bridge.optimize(optuna.create_study(study_name="beforehand"), square, n_trials=2, n_jobs=2)
+"""
 
 
 @pytest.mark.skipif("ELASTUNE_TEST_IMAGE" in os.environ, reason="the code is not in that image")
