@@ -83,7 +83,7 @@ class Rig:
             user_code=(entrypoint.partition(":")[0],),
             python_path=(str(ROOT),),
             working_dir=str(self.folder),
-            environ={"STEP_SECONDS": "0.02", "EPOCHS": "8", **environ},
+            environ={"STEP_SECONDS": "0.02", "EPOCHS": "8", "SLOW_UNTIL": str(replicas), **environ},
         )
         trial_id = self.store.submit(spec, time.time()).trial_id
         self.want(trial_id, replicas)
