@@ -26,7 +26,7 @@ from scheduler.losses import found_no_room, judge
 from scheduler.observer import Observer
 from scheduler.snapshot import Grant, Policy, Snapshot, TrialView, check_grants
 from trials.errors import LaunchFailed, StoreUnavailable
-from trials.launch.base import NO_ROOM, Exit, Launcher, LaunchRequest, NodeSlots
+from trials.launch.base import NO_ROOM, Exit, Launcher, LaunchRequest, NodeSlots, ReplicaProcess
 from trials.log_files import last_words, shorten
 from trials.plan import Launch, Publish, RetryJoin, Stop, plan
 from trials.record import Reason, ReplicaRecord, ReplicaState, TrialRecord
@@ -124,6 +124,8 @@ class ControlLoop:
         self._observer = Observer(store, launcher)
         self._plans: dict[str, Plans] = {}
         self._leaving: set[str] = set()
+        self._starting: set[str] = set()
+        """Replicas whose process is not known yet."""
         """Replicas that somebody outside wants gone; a new scheduler hears of them when they have left."""
         self._hearing = Hearing(monotonic, settings.silence_seconds)
         self.last_tick_seconds = 0.0
@@ -196,6 +198,7 @@ class ControlLoop:
             self._deaf_until = now
         self._shorten_logs()
         self._end_silent(now)
+        self._note_starts(now)
         self._note_exits(now)
         self._follow_owners(now)
         for trial in self._store.trials(live_only=True):
@@ -283,11 +286,33 @@ class ControlLoop:
 
     # ------------------------------------------------------------------ what happened
 
+    def _note_starts(self, now: float) -> None:
+        """Of replicas whose launcher could not tell at once what came of them."""
+        if not self._starting:
+            return
+        rows = {replica.replica_id: replica for replica in self._store.replicas()}
+        for replica_id in sorted(self._starting):
+            try:
+                process = self._launcher.started(replica_id)
+            except LaunchFailed as error:
+                self._starting.discard(replica_id)
+                if replica_id in rows:
+                    self._note_not_started(rows[replica_id], error, now)
+                continue
+            if process is None:
+                continue
+            self._starting.discard(replica_id)
+            row = rows.get(replica_id)
+            if row is not None:
+                self._note_process(row, process)
+                if row.stop_requested_at is not None:
+                    self._launcher.stop(replace(row, pid=process.pid, process_started=process.started), force=True)
+
     def _note_exits(self, now: float) -> None:
         replicas = self._store.replicas()
         by_id = {replica.replica_id: replica for replica in replicas}
         for replica in replicas:
-            if replica.pid is None:
+            if replica.pid is None and replica.replica_id not in self._starting:
                 # A scheduler died between writing the row and starting the process. Should the process exist after
                 # all, the API refuses it and it leaves.
                 self._store.update_replica(replica.replica_id, state=ReplicaState.GONE, gone_at=now)
@@ -620,17 +645,26 @@ class ControlLoop:
         try:
             process = self._launcher.launch(request)
         except LaunchFailed as error:
-            logger.warning("launch failed trial=%s error=%s", trial.trial_id, error)
-            self._store.update_replica(replica_id, state=ReplicaState.GONE, gone_at=now)
-            self._note_launch_failed(trial, str(error), now)
+            self._note_not_started(record, error, now)
             return False
+        if process is None:
+            self._starting.add(replica_id)
+        else:
+            self._note_process(record, process)
+        return True
+
+    def _note_process(self, record: ReplicaRecord, process: ReplicaProcess) -> None:
         try:
-            self._store.update_replica(replica_id, pid=process.pid, process_started=process.started)
+            self._store.update_replica(record.replica_id, pid=process.pid, process_started=process.started)
         except StoreUnavailable:
             started = replace(record, pid=process.pid, process_started=process.started)
             self._launcher.stop(started, force=True)
             raise
-        return True
+
+    def _note_not_started(self, record: ReplicaRecord, error: LaunchFailed, now: float) -> None:
+        logger.warning("launch failed trial=%s error=%s", record.trial_id, error)
+        self._store.update_replica(record.replica_id, state=ReplicaState.GONE, gone_at=now)
+        self._note_launch_failed(self._store.trial(record.trial_id), str(error), now)
 
     def _note_prepared(self, trial: TrialRecord) -> None:
         present = self._store.trial(trial.trial_id)

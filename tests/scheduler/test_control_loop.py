@@ -326,6 +326,45 @@ def test_a_study_whose_driver_is_gone_is_paused_and_comes_back(bench: Bench) -> 
     assert bench.trial(trial_id).state is TrialState.STARTING
 
 
+def test_a_launch_that_hangs_keeps_nobody_waiting(bench: Bench) -> None:
+    bench.launcher.hangs = True
+    slow = bench.submit(max_replicas=1)
+    bench.tick(3)
+    (row,) = bench.store.replicas(trial_id=slow)
+    assert row.pid is None
+    assert bench.trial(slow).state is TrialState.STARTING
+    bench.launcher.hangs = False
+    bench.tick()
+    (row,) = bench.store.replicas(trial_id=slow)
+    assert row.pid is not None
+
+
+def test_a_launch_that_hung_and_failed_is_tried_again(bench: Bench) -> None:
+    bench.launcher.hangs = True
+    trial_id = bench.submit(max_replicas=1)
+    bench.tick(2)
+    bench.launcher.hangs, bench.launcher.refuse = False, "no more processes"
+    bench.tick()
+    assert bench.store.replicas(trial_id=trial_id) == []
+    assert "no more processes" in bench.trial(trial_id).reason.sentence
+    bench.launcher.refuse = None
+    bench.tick(10)
+    assert [row.pid is not None for row in bench.store.replicas(trial_id=trial_id)] == [True]
+
+
+def test_a_replica_that_was_to_stop_before_it_was_there_is_ended_when_it_is(bench: Bench) -> None:
+    bench.launcher.hangs = True
+    trial_id = bench.submit(max_replicas=1)
+    bench.tick(2)
+    bench.store.request_cancel(trial_id, "not wanted")
+    bench.tick(2)
+    assert bench.trial(trial_id).state is TrialState.CANCELLED
+    bench.launcher.hangs = False
+    bench.tick(2)
+    assert bench.launcher.running == {}
+    assert bench.store.replicas(trial_id=trial_id) == []
+
+
 def test_the_quota_of_a_study_that_was_there_beforehand_is_for_all_that_are_called_so(bench: Bench) -> None:
     bench.store.put_study(Study(name="resnet", terms=StudyTerms(quota=3)))
     bench.store.put_study(Study(name="resnet-1", title="resnet", terms=StudyTerms(quota=2)))

@@ -31,7 +31,7 @@ class ThreadLauncher(InMemoryLauncher):
     def is_ready_for(self, request: LaunchRequest) -> bool:
         return True
 
-    def launch(self, request: LaunchRequest) -> ReplicaProcess:
+    def launch(self, request: LaunchRequest) -> ReplicaProcess | None:
         started = super().launch(request)
         thread = threading.Thread(target=self._live, args=(request,), name=request.replica_id, daemon=True)
         self._threads.append(thread)

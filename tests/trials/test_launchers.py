@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
@@ -12,8 +13,8 @@ from typing import Any
 import psutil
 import pytest
 
-from trials.launch import InMemoryLauncher, Launcher, LaunchRequest, LocalLauncher
-from trials.launch.base import Exit
+from trials.launch import InMemoryLauncher, Launcher, LaunchRequest, LocalLauncher, fork_client, pending_starts
+from trials.launch.base import Exit, ReplicaProcess
 from trials.launch.cgroups import Cgroups
 from trials.launch.gpus import Gpu, NoGpus
 from trials.launch.slots import Slot, divide
@@ -59,7 +60,19 @@ def started(
 ) -> ReplicaRecord:
     """A replica that runs a function of the folder's user_code.py, with options of ``request_for``."""
     request = request_for(folder, function, environ, **options)
-    process = launcher.launch(request)
+    return record_of(request, until_started(launcher, request, launcher.launch(request)))
+
+
+def until_started(launcher: Launcher, request: LaunchRequest, process: ReplicaProcess | None) -> ReplicaProcess:
+    deadline = time.monotonic() + 60.0
+    while process is None:
+        assert time.monotonic() < deadline, "it was not started"
+        time.sleep(0.01)
+        process = launcher.started(request.replica_id)
+    return process
+
+
+def record_of(request: LaunchRequest, process: ReplicaProcess) -> ReplicaRecord:
     return ReplicaRecord(
         replica_id=request.replica_id,
         trial_id="t",
@@ -276,6 +289,35 @@ def test_a_fork_server_that_was_killed_is_replaced(tmp_path: Path) -> None:
         time.sleep(0.01)
     assert run("after") == 7
     assert "hello from after" in (tmp_path / "after.log").read_text()
+    launcher.close()
+
+
+def test_a_fork_server_that_hangs_holds_up_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fork_client, "FORK_SECONDS", 3.0)
+    monkeypatch.setattr(pending_starts, "PATIENCE_SECONDS", 0.5)
+    launcher = LocalLauncher(slots=2)
+    (tmp_path / "user_code.py").write_text(SCRIPT)
+    assert wait_for_exit(launcher, started(launcher, tmp_path, "returns_seven", name="before")).status == 7
+    assert launcher._servers is not None
+    server = launcher._servers._trunk.pid
+    assert server is not None
+    os.kill(server, signal.SIGSTOP)
+    began = time.monotonic()
+    hanging = request_for(tmp_path, "returns_seven", name="hanging")
+    process = launcher.launch(hanging)
+    assert process is None and time.monotonic() - began < 2.0
+    # Others wait a moment for their turn, in case it is only slow.
+    other = request_for(tmp_path, "returns_seven", name="other")
+    assert not launcher.is_ready_for(other)
+    while not launcher.is_ready_for(other):
+        time.sleep(0.01)
+    assert launcher.started(hanging.replica_id) is None
+    gone_past = launcher.launch(other)
+    assert gone_past is not None
+    assert wait_for_exit(launcher, record_of(other, gone_past)).status == 7
+    late = until_started(launcher, hanging, None)
+    assert wait_for_exit(launcher, record_of(hanging, late)).status == 7
+    assert wait_for_exit(launcher, started(launcher, tmp_path, "returns_seven", name="after")).status == 7
     launcher.close()
 
 

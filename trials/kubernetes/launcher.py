@@ -147,6 +147,9 @@ class KubernetesLauncher:
         # In its pod a replica is process 1; the pod's age makes the name unique.
         return ReplicaProcess(1, created_at(pod))
 
+    def started(self, replica_id: str) -> ReplicaProcess | None:
+        raise LaunchFailed(f"the pod of replica {replica_id} is not being made")
+
     @staticmethod
     def _make_folder(folder: Path) -> None:
         """On the shared volume, for the trial's pods alone to mount: the kubelet would make it root's."""

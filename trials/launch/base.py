@@ -87,8 +87,15 @@ class Launcher(Protocol):
         """Whether to start this replica now; else something is on its way that makes it quicker: ask again."""
         ...
 
-    def launch(self, request: LaunchRequest) -> ReplicaProcess:
-        """Start a replica; raises LaunchFailed."""
+    def launch(self, request: LaunchRequest) -> ReplicaProcess | None:
+        """Start a replica; raises LaunchFailed. None: that takes a while, and `started` tells what came of it."""
+        ...
+
+    def started(self, replica_id: str) -> ReplicaProcess | None:
+        """The process of a replica that `launch` could not tell yet; None while it still cannot be told.
+
+        Raises LaunchFailed where it could not be started.
+        """
         ...
 
     def exits(self, replicas: Sequence[ReplicaRecord]) -> list[Exit]:

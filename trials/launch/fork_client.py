@@ -1,6 +1,7 @@
 """The launcher's end of the fork server and its branches: starts them, asks them for replicas, starts them again.
 
-Concurrency: the control loop's thread makes all calls; a reader thread for each server takes its answers.
+Concurrency: one thread at a time asks for replicas, while the control loop's may ask for what is known; a reader thread
+for each server takes its answers.
 """
 
 from __future__ import annotations
@@ -70,7 +71,7 @@ class ForkServers:
     @property
     def pids(self) -> set[int]:
         """Of the fork server's processes and its branches."""
-        servers = (*self._chain, *self._branches.values(), *self._retired)
+        servers = (*self._chain, *list(self._branches.values()), *self._retired)
         return {self.pid, *(server.pid for server in servers if server.pid is not None)}
 
     def _take_over(self, started: StartedForkServer) -> None:

@@ -1,7 +1,8 @@
 """Replicas as processes of this machine, one slot each, held by a session and, where possible, a control group.
 
-Concurrency: the control loop's thread makes all calls; exits are noted by other threads. A fork server that died is
-replaced at the next launch; when it is switched off, or does not answer, replicas start cold.
+Concurrency: the control loop's thread makes all calls; exits are noted by other threads, and another one asks the fork
+server, for which nobody waits long. A fork server that died is replaced at the next launch; when it is switched off, or
+does not answer, replicas start cold.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from trials.launch.cgroups import Cgroups
 from trials.launch.fork_client import ForkServers
 from trials.launch.fork_start import StartedForkServer, own_path, start_fork_server
 from trials.launch.gpus import GpuSource, NoGpus
+from trials.launch.pending_starts import PendingStarts
 from trials.launch.slots import Slot, by_node
 from trials.quota import SlotQuota
 from trials.record import ReplicaRecord
@@ -76,6 +78,7 @@ class LocalLauncher:
         """Processes that this launcher started, with the time at which they were first seen to be gone."""
         self._lock = threading.Lock()
         self._servers: ForkServers | None = None
+        self._starts = PendingStarts(self._start_warm, lambda: self.on_change())
         if fork_server:
             started = start_fork_server([preload]) if fork_server is True else fork_server
             self._servers = ForkServers(self._note_launch, self._note_exit, lambda: self.on_change(), started)
@@ -126,17 +129,37 @@ class LocalLauncher:
         return self._slots[node][slot].environ(os.environ.get("OMP_NUM_THREADS"))
 
     def is_ready_for(self, request: LaunchRequest) -> bool:
-        return self._servers is None or self._servers.is_ready_for(request)
+        if self._servers is None or self._starts.hang:
+            return True
+        return not self._starts.are_slow and self._servers.is_ready_for(request)
 
-    def launch(self, request: LaunchRequest) -> ReplicaProcess:
+    def launch(self, request: LaunchRequest) -> ReplicaProcess | None:
+        try:
+            # Where whoever forks replicas does not answer, others start without.
+            is_cold = self._servers is None or self._starts.hang
+            return self._start(request, None) if is_cold else self._starts.begin(request)
+        except LaunchFailed:
+            self._let_go(request.replica_id)
+            raise
+
+    def started(self, replica_id: str) -> ReplicaProcess | None:
+        try:
+            return self._starts.ended(replica_id)
+        except LaunchFailed:
+            self._let_go(replica_id)
+            raise
+
+    def _start_warm(self, request: LaunchRequest) -> ReplicaProcess:
+        return self._start(request, self._servers)
+
+    def _start(self, request: LaunchRequest, servers: ForkServers | None) -> ReplicaProcess:
         try:
             request.log.parent.mkdir(parents=True, exist_ok=True)
             document = _document(request, self._groups_for(request.replica_id))
-            pid = self._servers.fork(request, document) if self._servers is not None else None
+            pid = servers.fork(request, document) if servers is not None else None
             if pid is None:
                 pid = self._launch_cold(request, document)
         except OSError as error:
-            self._let_go(request.replica_id)
             raise LaunchFailed(f"a replica could not be started in {request.working_dir}: {error}") from error
         self._own[pid] = None
         try:
@@ -223,6 +246,7 @@ class LocalLauncher:
         """Replicas of this machine write into it themselves."""
 
     def close(self) -> None:
+        self._starts.close()
         if self._servers is not None:
             self._servers.close()
 

@@ -23,6 +23,8 @@ class InMemoryLauncher:
         """(replica id, force) of every stop that was asked for."""
         self.refuse: str | None = None
         """Set to make every launch fail with these words."""
+        self.hangs = False
+        """While set, launches take their time."""
         self._ended: dict[str, Exit] = {}
 
     def nodes(self) -> Sequence[NodeSlots]:
@@ -41,10 +43,18 @@ class InMemoryLauncher:
     def is_ready_for(self, request: LaunchRequest) -> bool:
         return True
 
-    def launch(self, request: LaunchRequest) -> ReplicaProcess:
+    def launch(self, request: LaunchRequest) -> ReplicaProcess | None:
         if self.refuse is not None:
             raise LaunchFailed(self.refuse)
         self.running[request.replica_id] = request
+        return None if self.hangs else ReplicaProcess(next(self._pids), 0.0)
+
+    def started(self, replica_id: str) -> ReplicaProcess | None:
+        if self.hangs:
+            return None
+        if self.refuse is not None:
+            self.running.pop(replica_id, None)
+            raise LaunchFailed(self.refuse)
         return ReplicaProcess(next(self._pids), 0.0)
 
     def end(self, replica_id: str, status: int | None = 0, why: str = "", code: str = "out_of_memory") -> None:
