@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import uvicorn
@@ -204,7 +204,7 @@ def _stop_with_owner(
             try:
                 for study in store.studies():
                     if study.owner is not None:
-                        store.put_study(replace(study, owner=None, owner_seen_at=time.time()))
+                        store.disown_study(study.name, study.owner)
                 loop.wake()
                 if not store.replicas():
                     return

@@ -130,7 +130,7 @@ def replica_routes(service: Service) -> APIRouter:
             await asyncio.to_thread(store.update_replica, caller.replica_id, contact_at=service.clock())
         deadline = service.clock() + min(wait, LONGEST_WAIT_SECONDS)
         while True:
-            changed = service.changed
+            changed = service.news.of(caller.trial_id)
             service.loop.note_contact(caller.replica_id)
             news = await asyncio.to_thread(news_for, caller.replica_id, caller.trial_id, after, known_lost)
             if news is not None:
@@ -263,13 +263,13 @@ def replica_routes(service: Service) -> APIRouter:
         if len(keys) >= MOST_KEYS:
             raise HTTPException(422, f"generation {body.generation} has {MOST_KEYS} keys already")
         keys[body.key] = body.value
-        service.announce()
+        service.news.tell([caller.trial_id])
 
     @routes.get("/rendezvous")
     async def rendezvous_get(caller: Caller, generation: int, key: str, wait: float = 10.0) -> dict[str, Any]:
         deadline = service.clock() + min(wait, LONGEST_WAIT_SECONDS)
         while True:
-            changed = service.changed
+            changed = service.news.of(caller.trial_id)
             value = service.rendezvous.get((caller.trial_id, generation), {}).get(key)
             left = deadline - service.clock()
             if value is not None or left <= 0:

@@ -3,28 +3,36 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from scheduler.api.announcements import Announcements, Changes
 from scheduler.api.joining import Joining
 from scheduler.api.mailbox import Mailbox
 from scheduler.api.tokens import Tokens
 from scheduler.control_loop import ControlLoop
 from scheduler.packages import Packages
 from scheduler.snapshot import NodeView
+from trials.errors import StoreUnavailable
 from trials.store import TrialStore
 
 
-@dataclass(slots=True)
+@dataclass
 class Service:
-    """What the handlers work with. ``changed`` is replaced and set whenever the control loop has looked at things."""
+    """What the handlers work with.
+
+    ``changed`` is replaced and set whenever the control loop has looked at things, for the few who look at many trials;
+    ``news`` tells of single ones.
+    """
 
     store: TrialStore
     loop: ControlLoop
     tokens: Tokens
     nodes: Callable[[], tuple[NodeView, ...]]
     mailbox: Mailbox = field(default_factory=Mailbox)
+    news: Announcements = field(default_factory=Announcements)
     joining: Joining = field(default_factory=Joining)
     rendezvous: dict[tuple[str, int], dict[str, str]] = field(default_factory=dict)
     clock: Callable[[], float] = time.time
@@ -39,11 +47,21 @@ class Service:
     grows: bool = False
     """Whether the cluster may get more slots than it has now."""
 
-    def announce(self) -> None:
-        """Let everybody who waits look again. Callable from any thread."""
-        if self.event_loop is not None and not self.event_loop.is_closed():
-            self.event_loop.call_soon_threadsafe(self._announce)
+    def __post_init__(self) -> None:
+        self._changes = Changes(self.store)
+        self._looking = threading.Lock()
 
-    def _announce(self) -> None:
+    def announce(self) -> None:
+        """Let those look again who wait for something that may be there now. Callable from any thread."""
+        with self._looking:
+            try:
+                changed = self._changes.look()
+            except StoreUnavailable:
+                changed = set()
+        if self.event_loop is not None and not self.event_loop.is_closed():
+            self.event_loop.call_soon_threadsafe(self._announce, changed)
+
+    def _announce(self, trial_ids: set[str]) -> None:
+        self.news.tell(trial_ids)
         self.changed.set()
         self.changed = asyncio.Event()
