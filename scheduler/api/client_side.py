@@ -30,7 +30,7 @@ from trials.spec import TrialSpec
 from trials.store.base import HistoryEntry
 from trials.terms import StudyTerms
 
-LONGEST_WAIT_SECONDS = 30.0
+LONGEST_WAIT_SECONDS = 8.0
 LOG_BYTES = 1024 * 1024
 BRIEF = 500
 """Characters of an error in lists."""
@@ -244,7 +244,7 @@ def client_routes(service: Service) -> APIRouter:
         await asyncio.to_thread(renew, name, body)
         if body.plans is not None:
             service.loop.note_plans(name, Plans(body.plans.at_a_time, body.plans.left))
-        deadline = service.clock() + min(body.wait, 8.0)
+        deadline = service.clock() + min(body.wait, LONGEST_WAIT_SECONDS)
         known = set(body.known)
         heard = service.mailbox.news(name).number if body.heard is None else body.heard
         while True:
