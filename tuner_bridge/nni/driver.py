@@ -314,7 +314,7 @@ def _serve(experiment: Mapping[str, Any], send: Callable[[Mapping[str, Any]], No
             experiment["direction"],
             client,
             reconnect=reconnect,
-            title=experiment["name"] or "",
+            title=experiment.get("name") or "",
         )
         driver.attach(experiment["terms"], patience_seconds=ADOPTION_SECONDS)
         held.callback(driver.detach)
