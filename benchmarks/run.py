@@ -7,6 +7,7 @@ import argparse
 from benchmarks import (
     autoscaling,
     batch_choice,
+    besieged,
     checkpoint_stall,
     cluster_tick,
     decision_time,
@@ -44,6 +45,7 @@ BENCHMARKS: dict[str, Benchmark] = {
         many_trials,
         decision_time,
         cluster_tick,
+        besieged,
         pollux_workloads,
         power_mean,
         sweeps,
