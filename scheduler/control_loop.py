@@ -444,9 +444,7 @@ class ControlLoop:
 
     def _runs_plain(self, trial: TrialRecord) -> bool:
         """Reports come in although no generation formed: code that does not use the adaptive core."""
-        return trial.published == 0 and any(
-            report.trial_id == trial.trial_id for report in self._store.reports(trial.spec.study)
-        )
+        return trial.published == 0 and self._store.has_reported(trial.trial_id)
 
     def _finish_with_outcome(self, trial: TrialRecord, now: float) -> None:
         outcome = trial.outcome

@@ -11,10 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trials.errors import StoreUnavailable
-from trials.record import Outcome, ReplicaRecord, ReplicaState, Report, Study
+from trials.record import Outcome, Reason, ReplicaRecord, ReplicaState, Report, Study
 from trials.spec import TrialSpec
 from trials.states import TrialState
 from trials.store import CachedTrialStore, SqlTrialStore
+from trials.store.base import HistoryEntry
 
 
 def each(rows: Iterable[Any], write: Callable[[Any], object]) -> None:
@@ -60,7 +61,21 @@ WRITES: dict[str, Callable[[CachedTrialStore, int], Any]] = {
         store.trials()[:2], lambda row: store.add_report(Report(row.trial_id, n, float(n), 1.0))
     ),
 }
-METHODS = {"end": "save_trial", "gone": "update_replica"}
+WRITES |= {
+    "add_history": lambda store, n: each(store.trials()[n:], lambda row: store.add_history(change(row.trial_id, n))),
+    "note a warning": lambda store, n: each(
+        store.trials()[:1], lambda row: store.add_history(replace(change(row.trial_id, n), what="warning"))
+    ),
+    "forget_trials": lambda store, n: store.forget_trials([row.trial_id for row in store.trials()[n:][:1]]),
+}
+
+
+def change(trial_id: str, number: int) -> HistoryEntry:
+    reason = Reason(code="c", sentence="s")
+    return HistoryEntry(at=float(number), trial_id=trial_id, what=f"{number} -> 9 replicas", reason=reason)
+
+
+METHODS = {"note a warning": "add_history", "end": "save_trial", "gone": "update_replica"}
 FAILS = st.sampled_from(["no", "no", "no", "before", "after"])
 
 
@@ -84,6 +99,9 @@ def everything(store: CachedTrialStore | SqlTrialStore) -> dict[str, Any]:
         "of each": [store.replicas(trial_id=row.trial_id) for row in trials],
         "hints": store.hints([row.trial_id for row in trials]),
         "reports": store.reports("s"),
+        "reported": [store.has_reported(row.trial_id) for row in trials],
+        "resizes": store.resizes(),
+        "history": [store.history(row.trial_id) for row in trials],
     }
 
 

@@ -229,12 +229,14 @@ def test_replicas_come_and_go(store: TrialStore) -> None:
 
 
 def test_reports_keep_the_first_value_of_a_step(store: TrialStore) -> None:
-    trial_id = store.submit(spec(), 1.0).trial_id
+    trial_id, silent = store.submit(spec(), 1.0).trial_id, store.submit(spec(1), 1.0).trial_id
+    assert not store.has_reported(trial_id)
     for value in (0.5, 0.7):
         store.add_report(Report(trial_id, 0, value, 10.0))
     store.add_report(Report(trial_id, 1, None, 20.0))
     assert store.reports("s") == [Report(trial_id, 0, 0.5, 10.0), Report(trial_id, 1, None, 20.0)]
     assert store.reports("other") == []
+    assert (store.has_reported(trial_id), store.has_reported(silent)) == (True, False)
 
 
 def test_hints_history_and_studies(store: TrialStore) -> None:

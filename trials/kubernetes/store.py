@@ -335,6 +335,9 @@ class KubernetesTrialStore:
     def reports(self, study: str) -> list[Report]:
         return self._memory.reports(study)
 
+    def has_reported(self, trial_id: str) -> bool:
+        return self._memory.has_reported(trial_id)
+
     def add_history(self, entry: HistoryEntry) -> None:
         with self._resources.noting:
             kept = self._resources.trials.get(entry.trial_id)

@@ -48,6 +48,8 @@ class CachedTrialStore:
         live = [trial.trial_id for trial in memory.trials(live_only=True)]
         for trial_id, hints in self._sql.hints(live).items():
             memory.put_hints(trial_id, hints)
+        for entry in self._sql.resizes():
+            memory.add_history(entry)
         self._memory = memory
         self._stale = False
 
@@ -200,14 +202,22 @@ class CachedTrialStore:
     def reports(self, study: str) -> list[Report]:
         return self._reading().reports(study)
 
+    def has_reported(self, trial_id: str) -> bool:
+        return self._reading().has_reported(trial_id)
+
     def add_history(self, entry: HistoryEntry) -> None:
-        self._sql.add_history(entry)
+        if not entry.resizes:
+            self._sql.add_history(entry)
+            return
+        with self._writing() as memory:
+            self._sql.add_history(entry)
+            memory.add_history(entry)
 
     def history(self, trial_id: str) -> list[HistoryEntry]:
         return self._sql.history(trial_id)
 
     def resizes(self) -> list[HistoryEntry]:
-        return self._sql.resizes()
+        return self._reading().resizes()
 
     def slot_intervals(self) -> list[SlotInterval]:
         return self._sql.slot_intervals()

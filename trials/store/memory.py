@@ -124,6 +124,10 @@ class InMemoryTrialStore:
         with self._lock:
             return self._book(study).steps_of(trial_id)
 
+    def has_reported(self, trial_id: str) -> bool:
+        with self._lock:
+            return self._book(self.trial(trial_id).spec.study).has_any(trial_id)
+
     def has_report(self, study: str, trial_id: str, step: int) -> bool:
         with self._lock:
             return self._book(study).has(trial_id, step)

@@ -25,6 +25,9 @@ class ReportBook:
     def has(self, trial_id: str, step: int) -> bool:
         return step in self._of.get(trial_id, ())
 
+    def has_any(self, trial_id: str) -> bool:
+        return bool(self._of.get(trial_id))
+
     def steps_of(self, trial_id: str) -> list[int]:
         return sorted(self._of.get(trial_id, ()))
 

@@ -301,6 +301,11 @@ class SqlTrialStore:
         with self._read() as connection:
             return [Report(row.trial_id, row.step, row.value, row.progress) for row in connection.execute(query)]
 
+    def has_reported(self, trial_id: str) -> bool:
+        query = select(_reports.c.trial_id).where(_reports.c.trial_id == trial_id).limit(1)
+        with self._read() as connection:
+            return connection.execute(query).first() is not None
+
     def add_history(self, entry: HistoryEntry) -> None:
         with self._write() as connection:
             connection.execute(
