@@ -93,6 +93,8 @@ class Resources:
     def close(self) -> None:
         self._closed.set()
         self._flusher.join(timeout=10.0)
+        with self.noting:
+            self._dirty.update(trial_id for trial_id, kept in self.trials.items() if kept.noted)
         self.flush()
 
     # ------------------------------------------------------------------ what is known
@@ -194,13 +196,15 @@ class Resources:
 
     # ------------------------------------------------------------------ writing soon
 
-    def note(self, trial_id: str, change: Mapping[str, Any]) -> None:
+    def note(self, trial_id: str, change: Mapping[str, Any], *, soon: bool = True) -> None:
+        """``soon``: whether it is sent with the next flush, or with whatever else is written of the trial."""
         kept = self.trials.get(trial_id)
         if kept is None:
             return
         with self.noting:
             kept.noted = documents.merged(kept.noted, change)
-            self._dirty.add(trial_id)
+            if soon:
+                self._dirty.add(trial_id)
 
     def note_event(self, entry: HistoryEntry) -> None:
         with self.noting:

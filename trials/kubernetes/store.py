@@ -41,6 +41,8 @@ from trials.terms import StudyTerms
 MOST_REPORTS = 2000
 """Kept of a trial; beyond that every second of the older half goes."""
 MOST_HISTORY = 500
+HINTS_SECONDS = 30.0
+"""Between two writes of a trial's hints where nothing else of it is written."""
 MOST_ENDED_REPLICAS = 200
 
 
@@ -53,6 +55,8 @@ class KubernetesTrialStore:
     def __init__(self, api: ClusterApi, settings: ClusterSettings, *, clock: Callable[[], float] = time.time) -> None:
         self._api = api
         self._settings = settings
+        self._clock = clock
+        self._hints_sent_at: dict[str, float] = {}
         self._memory = InMemoryTrialStore()
         self._resources = Resources(api, self._memory, clock, home=settings.namespace)
         self.following = Following(api, settings, self._memory, self._resources, clock)
@@ -215,6 +219,7 @@ class KubernetesTrialStore:
             lambda present: replace(record.with_facts_of(present), spec=present.spec),
         )
         if record.state.is_final:
+            self._hints_sent_at.pop(record.trial_id, None)
             self._memory.forget_hints(record.trial_id)
 
     def set_outcome(self, trial_id: str, outcome: Outcome) -> bool:
@@ -310,8 +315,13 @@ class KubernetesTrialStore:
     # ------------------------------------------------------------------ hints, reports, history
 
     def put_hints(self, trial_id: str, hints: Mapping[str, Any]) -> None:
+        """Replicas tell them twice a second, and a write is one of the whole object: they wait for another change."""
         with self._resources.noting:
-            self._resources.note(trial_id, {"hints": documents.text_of(hints)})
+            now = self._clock()
+            is_due = now - self._hints_sent_at.get(trial_id, float("-inf")) >= HINTS_SECONDS
+            if is_due:
+                self._hints_sent_at[trial_id] = now
+            self._resources.note(trial_id, {"hints": documents.text_of(hints)}, soon=is_due)
             self._memory.put_hints(trial_id, hints)
 
     def hints(self, trial_ids: Sequence[str]) -> dict[str, dict[str, Any]]:

@@ -82,6 +82,22 @@ def test_what_matters_is_written_before_the_call_returns(api: FakeClusterApi) ->
         successor.close()
 
 
+def test_hints_alone_are_written_twice_a_minute(api: FakeClusterApi) -> None:
+    """Every write is one of the whole object, of hundreds of kilobytes for a trial that has been running for long."""
+    now = [100.0]
+    with opened(api, clock=lambda: now[0]) as store:
+        trial_id = store.submit(spec(), 1.0).trial_id
+        store.flush()
+        before = len(api.calls)
+        for step in range(240):
+            store.put_hints(trial_id, {"step": step})
+            store.flush()
+            now[0] += 0.5
+        assert len(api.calls) - before == 4
+        assert store.hints([trial_id]) == {trial_id: {"step": 239}}
+    assert api.get(TRIALS, "home", trial_id)["status"]["hints"] == '{"step": 239}'
+
+
 def test_hints_and_history_travel_with_the_next_change(api: FakeClusterApi) -> None:
     with opened(api) as store:
         trial_id = store.submit(spec(), 1.0).trial_id
