@@ -27,7 +27,8 @@ from trials.store import CachedTrialStore, SqlTrialStore
 
 WEEKS, TRIALS_AN_HOUR, REPORTS = 8, 8, 8
 WEEK = 7 * 86400.0
-LOOKS_AN_HOUR = 12
+LOOKS_AN_HOUR, LOOK_SECONDS = 16, 2.0
+"""The sweep trains in all of these, one after the other; nothing happens in the rest of the hour."""
 LEVEL = 1.1
 """Largest ratio of the last weeks' to those after the first week was forgotten."""
 
@@ -74,11 +75,11 @@ class Weeks:
             if look == LOOKS_AN_HOUR - 2:
                 for trial_id in trials:
                     self.store.set_outcome(trial_id, Outcome(kind="value", value=0.5))
-            self.look(3600.0 / LOOKS_AN_HOUR)
+            self.look(LOOK_SECONDS)
         self.store.disown_study(study, "o")
         for replica in self.store.replicas():
             self.launcher.end(replica.replica_id, 0)
-        self.look(1.0)
+        self.look(3600.0 - LOOKS_AN_HOUR * LOOK_SECONDS)
 
     def look(self, seconds: float) -> None:
         began = time.perf_counter()
@@ -91,14 +92,18 @@ class Weeks:
         """Replicas stand ready, enter what was published, and go where they are left out."""
         for replica in self.store.replicas():
             if replica.state is ReplicaState.LAUNCHED:
-                ready = {"state": ReplicaState.READY, "contact_at": self.now, "ready_at": self.now, "join_epoch": 0}
-                self.store.update_replica(replica.replica_id, **ready)
+                self.store.update_replica(
+                    replica.replica_id,
+                    state=ReplicaState.READY,
+                    contact_at=self.now,
+                    ready_at=self.now,
+                    join_epoch=0 if self.store.trial(replica.trial_id).members else None,
+                )
         for trial in self.store.trials(live_only=True):
             if trial.switching:
                 self.store.note_entered(trial.trial_id, trial.published)
-                for replica in self.store.replicas(trial_id=trial.trial_id):
-                    if trial.published_members and replica.replica_id not in trial.published_members:
-                        self.launcher.end(replica.replica_id, 0)
+                for left_out in set(trial.members) - set(trial.published_members):
+                    self.launcher.end(left_out, 0)
 
     def train(self, trials: list[str], look: int) -> None:
         rows = [[1, count, 64, 0.08, 0.08 + 0.002 * (count > 1), 20] for count in (1, 2, 4)]
@@ -125,8 +130,8 @@ class Weeks:
 
 
 def measure() -> list[Measurement]:
-    # In memory, where there is such a folder: half a million writes to a disk take an hour, and are not what is measured.
-    memory_disk = Path("/dev/shm")  # noqa: S108  # a device, not a file
+    # In memory, where there is such a folder: half a million flushes of a disk take an hour.
+    memory_disk = Path("/dev/shm")
     with tempfile.TemporaryDirectory(dir=memory_disk if memory_disk.is_dir() else None) as folder:
         weeks = Weeks(Path(folder))
         hours = itertools.count()
