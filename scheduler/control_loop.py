@@ -258,6 +258,10 @@ class ControlLoop:
         lasting = {name for name in self._observer.under_way if grants[name].reason.code == "unchanged"}
         self._grants = {**grants, **{name: self._grants[name] for name in lasting}}
 
+    def forget_study(self, study: str) -> None:
+        """Its store has forgotten it."""
+        self._plans.pop(study, None)
+
     def note_plans(self, study: str, plans: Plans) -> None:
         """Its driver says what it is going to submit; from API handlers."""
         self._plans[study] = plans

@@ -36,6 +36,8 @@ DEFAULT_PAUSE_SECONDS = 0.3
 """Assumed cost of a rescale until a trial has measured its own."""
 DEFAULT_START_SECONDS = 2.0
 """Assumed time from a replica's launch to its first training step until the study has shown its own."""
+IDLE_SECONDS = 86400.0
+"""What was learned of a study is kept in memory for so long after anything of it ran."""
 STOPPED = frozenset({TrialState.PRUNED, TrialState.CANCELLED})
 SHORTEST_EPOCH_SECONDS = 1e-3
 OFFER_SECONDS = 15.0
@@ -50,6 +52,8 @@ class Observer:
         self._hints: dict[str, Hints] = {}
         self._histories: dict[str, StudyHistory] = {}
         self._start_seconds: dict[str, deque[float]] = {}
+        self._live_at: dict[str, float] = {}
+        """By study: when something of it last ran, or could have been about to."""
         self._started_seen: set[str] = set()
         self._slot_seconds: dict[str, float] = {}
         self._study_slot_seconds: dict[str, float] = {}
@@ -119,6 +123,7 @@ class Observer:
         )
         self._note_starts(trials, replicas)
         studies = {study.name: study for study in self._store.studies()}
+        self._forget_studies({trial.spec.study for trial in trials}, studies, now)
         priorities = _priorities(studies)
         replicas_of: dict[str, list[ReplicaRecord]] = {}
         for replica in replicas:
@@ -223,6 +228,19 @@ class Observer:
     def _add_slot_seconds(self, trial_id: str, study: str, seconds: float) -> None:
         self._slot_seconds[trial_id] = self._slot_seconds.get(trial_id, 0.0) + seconds
         self._study_slot_seconds[study] = self._study_slot_seconds.get(study, 0.0) + seconds
+
+    def _forget_studies(self, live: Set[str], studies: Mapping[str, Study], now: float) -> None:
+        """What was learned of studies in which nothing has run for long, and nobody is about to run anything.
+
+        Should one go on, what its ended trials have measured is read again.
+        """
+        for name in live | {name for name, study in studies.items() if study.owner is not None}:
+            self._live_at[name] = now
+        for name in [name for name, at in self._live_at.items() if now - at > IDLE_SECONDS]:
+            for learned in (self._live_at, self._histories, self._start_seconds):
+                learned.pop(name, None)
+            if name not in studies:
+                self._study_slot_seconds.pop(name, None)
 
     def _read_hints(self, trials: Sequence[TrialRecord], now: float) -> None:
         """Parse what is new, and hand it to the studies' histories."""

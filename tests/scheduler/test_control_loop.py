@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from scheduler.control_loop import FAILED_JOIN_SECONDS, OWNER_LEASE_SECONDS, ControlLoop, LoopSettings
+from scheduler.observer import IDLE_SECONDS
 from scheduler.policy import GoodputPolicy
 from scheduler.snapshot import Grant, Snapshot
 from trials.launch import InMemoryLauncher, NodeSlots
@@ -324,6 +325,25 @@ def test_a_study_whose_driver_is_gone_is_paused_and_comes_back(bench: Bench) -> 
     bench.store.release([trial_id])
     bench.tick()
     assert bench.trial(trial_id).state is TrialState.STARTING
+
+
+def test_what_was_learned_of_a_study_is_forgotten_and_learned_again(bench: Bench) -> None:
+    trial_id = bench.submit()
+    bench.train(trial_id)
+    bench.give_hints(trial_id)
+    bench.tick(3)
+    bench.store.set_outcome(trial_id, Outcome(kind="value", value=1.0))
+    bench.tick(3)
+    learned = bench.loop._observer._histories
+    assert learned["s"].fraction(trial_id) > 0.0
+    bench.tick(2, seconds=IDLE_SECONDS + 1.0)
+    bench.submit(study="other")
+    bench.tick()
+    assert "s" not in learned
+    later = bench.submit(1)
+    bench.tick()
+    assert learned["s"].fraction(trial_id) > 0.0
+    assert bench.loop.latest_views[later].model is not None
 
 
 def test_a_launch_that_hangs_keeps_nobody_waiting(bench: Bench) -> None:
