@@ -13,6 +13,7 @@ from typing import Any
 import psutil
 import pytest
 
+from trials.errors import LaunchFailed
 from trials.launch import InMemoryLauncher, Launcher, LaunchRequest, LocalLauncher, fork_client, pending_starts
 from trials.launch.base import Exit, ReplicaProcess
 from trials.launch.cgroups import Cgroups
@@ -319,6 +320,21 @@ def test_a_fork_server_that_hangs_holds_up_nobody(tmp_path: Path, monkeypatch: p
     assert wait_for_exit(launcher, record_of(hanging, late)).status == 7
     assert wait_for_exit(launcher, started(launcher, tmp_path, "returns_seven", name="after")).status == 7
     launcher.close()
+
+
+def test_nothing_starts_while_the_launcher_closes(tmp_path: Path) -> None:
+    """Ending the fork server ends the wait for it, and what waited would start cold."""
+    launcher = LocalLauncher(slots=1)
+    (tmp_path / "user_code.py").write_text(SCRIPT)
+    assert wait_for_exit(launcher, started(launcher, tmp_path, "returns_seven", name="before")).status == 7
+    assert launcher._servers is not None and launcher._servers._trunk.pid is not None
+    os.kill(launcher._servers._trunk.pid, signal.SIGSTOP)
+    hanging = request_for(tmp_path, "returns_seven", name="hanging")
+    assert launcher.launch(hanging) is None
+    launcher.close()
+    with pytest.raises(LaunchFailed, match="the scheduler is ending"):
+        until_started(launcher, hanging, None)
+    assert not hanging.log.exists()
 
 
 def test_a_changed_module_is_loaded_again_and_earlier_replicas_stay_children(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ has told of it. Concurrency: the control loop's thread makes all calls, the watc
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import threading
@@ -154,11 +155,14 @@ class KubernetesLauncher:
     def _make_folder(folder: Path) -> None:
         """On the shared volume, for the trial's pods alone to mount: the kubelet would make it root's."""
         try:
-            folder.mkdir(parents=True, exist_ok=True)
-            # Replicas may run as another user of the volume's group.
-            folder.chmod(0o2770)
+            folder.mkdir(parents=True)
+        except FileExistsError:
+            return
         except OSError as error:
             raise LaunchFailed(f"the trial's folder for checkpoints cannot be made: {error}") from error
+        # Replicas may run as another user of the volume's group; some volumes have no such thing.
+        with contextlib.suppress(OSError):
+            folder.chmod(0o2770)
 
     def _create(self, owner: Owner, manifest: Document) -> Document:
         try:

@@ -78,6 +78,7 @@ class LocalLauncher:
         """Processes that this launcher started, with the time at which they were first seen to be gone."""
         self._lock = threading.Lock()
         self._servers: ForkServers | None = None
+        self._closed = False
         self._starts = PendingStarts(self._start_warm, lambda: self.on_change())
         if fork_server:
             started = start_fork_server([preload]) if fork_server is True else fork_server
@@ -157,6 +158,9 @@ class LocalLauncher:
             request.log.parent.mkdir(parents=True, exist_ok=True)
             document = _document(request, self._groups_for(request.replica_id))
             pid = servers.fork(request, document) if servers is not None else None
+            if self._closed:
+                # Its fork server was ended to get here: nobody would look after what starts now.
+                raise LaunchFailed("the scheduler is ending")
             if pid is None:
                 pid = self._launch_cold(request, document)
         except OSError as error:
@@ -246,6 +250,7 @@ class LocalLauncher:
         """Replicas of this machine write into it themselves."""
 
     def close(self) -> None:
+        self._closed = True
         self._starts.close()
         if self._servers is not None:
             self._servers.close()
