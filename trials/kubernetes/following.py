@@ -14,7 +14,7 @@ from typing import Any
 from trials.errors import ClusterRefused, InvalidStudyTerms, InvalidTrialSpec
 from trials.kubernetes import documents
 from trials.kubernetes.api import STUDIES, TRIALS, ClusterApi
-from trials.kubernetes.names import FINALIZER, LONGEST_TRIAL_NAME, is_name, qualified
+from trials.kubernetes.names import FINALIZER, LONGEST_TRIAL_NAME, is_name
 from trials.kubernetes.resources import Kept, KeptStudy, Resources
 from trials.kubernetes.settings import ClusterSettings
 from trials.record import TrialRecord
@@ -63,7 +63,7 @@ class Following:
     def take_trial(self, document: Mapping[str, Any]) -> bool:
         """Learn of a trial from the watch: one that somebody applied, changed or deleted. Whether that was news."""
         metadata = document["metadata"]
-        trial_id = self._qualified(metadata["namespace"], metadata["name"])
+        trial_id = self._settings.name_of(metadata["namespace"], metadata["name"])
         with self._resources.births:
             kept = self._resources.trials.get(trial_id)
             created = metadata.get("creationTimestamp") or ""
@@ -76,7 +76,9 @@ class Following:
 
     def _adopt(self, document: Mapping[str, Any], trial_id: str) -> bool:
         namespace = document["metadata"]["namespace"]
-        study = self._qualified(namespace, (document.get("spec") or {}).get("study") or document["metadata"]["name"])
+        study = self._settings.name_of(
+            namespace, (document.get("spec") or {}).get("study") or document["metadata"]["name"]
+        )
         new = ((document.get("status") or {}).get("record")) is None
         if new and (document.get("status") or {}).get("phase") == "Failed":
             # Refused before.
@@ -139,9 +141,6 @@ class Following:
                 news = True
         return news
 
-    def _qualified(self, namespace: str, name: str) -> str:
-        return qualified(namespace, name, self._settings.namespace)
-
     def _refuse(self, document: Mapping[str, Any], why: str) -> None:
         metadata = document["metadata"]
         logger.warning("trial refused namespace=%s name=%s why=%s", metadata["namespace"], metadata["name"], why)
@@ -161,7 +160,7 @@ class Following:
     def forget_trial(self, document: Mapping[str, Any]) -> None:
         """Its resource is gone."""
         metadata = document["metadata"]
-        trial_id = self._qualified(metadata["namespace"], metadata["name"])
+        trial_id = self._settings.name_of(metadata["namespace"], metadata["name"])
         with self._resources.births:
             kept = self._resources.trials.get(trial_id)
             if kept is not None and kept.uid == metadata.get("uid"):

@@ -11,7 +11,7 @@ import yaml
 from kubernetes.utils import parse_quantity
 
 from trials.errors import InvalidClusterSettings
-from trials.kubernetes.names import camel
+from trials.kubernetes.names import camel, qualified
 
 DEFAULT_SLOT = {"nvidia.com/gpu": "1"}
 
@@ -69,6 +69,10 @@ class ClusterSettings:
     @property
     def all_namespaces(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys((self.namespace, *self.namespaces)))
+
+    def name_of(self, namespace: str, name: str) -> str:
+        """Of a trial or study, within the scheduler."""
+        return qualified(namespace, name, self.namespace)
 
     def place_of(self, study: str) -> tuple[str, str]:
         """The namespace that a study's name within the scheduler stands for, and its name there."""

@@ -25,7 +25,6 @@ from trials.kubernetes.names import (
     VERSION,
     Document,
     label_value,
-    qualified,
     study_object_name,
     trial_object_name,
 )
@@ -76,6 +75,10 @@ class KubernetesTrialStore:
         kept = self._resources.of(trial_id)
         record = self._memory.trial(trial_id)
         below = self._below(record.spec.study)
+
+        def last(field: str) -> str:
+            return next((each[field] for each in reversed(below) if each.get(field)), "")
+
         return Owner(
             trial_id=trial_id,
             name=kept.name,
@@ -83,11 +86,9 @@ class KubernetesTrialStore:
             uid=kept.uid,
             study=record.spec.study,
             templates=tuple(filter(None, (*(each.get("template") for each in below), kept.template))),
-            image=next(filter(None, (each.get("image") for each in reversed(below))), ""),
+            image=last("image"),
             preemptible=record.spec.preemptible,
-            queue=kept.queue
-            or kept.labels.get("kueue.x-k8s.io/queue-name", "")
-            or next(filter(None, (each.get("queueName") for each in reversed(below))), ""),
+            queue=kept.queue or kept.labels.get("kueue.x-k8s.io/queue-name", "") or last("queueName"),
         )
 
     def _below(self, study: str) -> list[Mapping[str, Any]]:
@@ -96,7 +97,7 @@ class KubernetesTrialStore:
         if own is None:
             return []
         title = own.spec.get("title") or ""
-        called = self._resources.studies.get(qualified(own.namespace, title, self._settings.namespace))
+        called = self._resources.studies.get(self._settings.name_of(own.namespace, title))
         return [each.spec for each in (called, own) if each is not None]
 
     def show(self, trial_id: str, shown: Mapping[str, Any]) -> None:
@@ -178,7 +179,7 @@ class KubernetesTrialStore:
             study = self._resources.studies.get(spec.study)
             namespace, bare = self._settings.place_of(spec.study)
             name = trial_object_name(bare, spec.number)
-            trial_id = qualified(namespace, name, self._settings.namespace)
+            trial_id = self._settings.name_of(namespace, name)
             document = documents.trial_document(
                 spec,
                 name,
