@@ -6,6 +6,7 @@ file names the new address). ``lost_for`` tells how long it has not answered; th
 
 from __future__ import annotations
 
+import contextlib
 import json
 import threading
 import time
@@ -19,8 +20,12 @@ from dist_core.env import ReplicaEnvironment
 from dist_core.errors import ControlChannelError
 from dist_core.refusals import refusal
 
+LARGEST_STEP = 2**62
+"""That the scheduler keeps; its databases count no further."""
 RETRY_PAUSE_SECONDS = 0.25
 CALL_WAIT_SECONDS = 20.0
+TOKEN_SECONDS = 30.0
+"""A token in a file is replaced minutes before it runs out."""
 
 
 class ControlChannel:
@@ -29,6 +34,7 @@ class ControlChannel:
     def __init__(self, environment: ReplicaEnvironment, *, transport: httpx2.BaseTransport | None = None) -> None:
         self._environment = environment
         self._base = environment.api_url
+        self._token_read, self._token_read_at = "", float("-inf")
         self._transport = transport
         self._client = self._connect()
         self._last_answer = time.monotonic()
@@ -37,10 +43,8 @@ class ControlChannel:
     def _connect(self) -> httpx2.Client:
         return httpx2.Client(
             base_url=self._base,
-            headers={
-                "Authorization": f"Bearer {self._environment.token}",
-                "X-Elastune-Replica": self._environment.replica_id,
-            },
+            headers={"X-Elastune-Replica": self._environment.replica_id},
+            auth=self._authorized,
             timeout=httpx2.Timeout(CALL_WAIT_SECONDS + 10.0, connect=2.0),
             trust_env=False,
             # Nothing to verify without TLS, and reading all certificates takes longer than starting a replica may.
@@ -48,13 +52,33 @@ class ControlChannel:
             transport=self._transport,
         )
 
+    def _authorized(self, request: httpx2.Request) -> httpx2.Request:
+        request.headers["Authorization"] = f"Bearer {self._token()}"
+        return request
+
+    def _token(self) -> str:
+        path = self._environment.token_file
+        if path is None:
+            return self._environment.token
+        if time.monotonic() - self._token_read_at > TOKEN_SECONDS:
+            # Where it cannot be read, the one before may do; the scheduler says if it does not.
+            with contextlib.suppress(OSError):
+                self._token_read, self._token_read_at = path.read_text().strip(), time.monotonic()
+        return self._token_read
+
     @property
     def lost_for(self) -> float:
         """Seconds since the scheduler last answered."""
         return time.monotonic() - self._last_answer
 
     def close(self) -> None:
+        """Nothing more is sent; what is under way goes on."""
         self._closed.set()
+
+    def let_go_if_closed(self) -> None:
+        """Of its connections, when nobody waits for an answer any more: a process may go on with other lines."""
+        if self._closed.is_set():
+            self._client.close()
 
     def request(
         self,

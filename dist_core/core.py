@@ -40,8 +40,9 @@ from dist_core.goodput import GradientStatistics, Hints
 from dist_core.hand_over import hand_over, pack, share_state, unpack
 from dist_core.hints_sender import HintsSender
 from dist_core.membership import Membership, Prepared
-from dist_core.memory_limit import lower, read_limit, write_limit
+from dist_core.memory_limit import is_out_of_memory, lower, read_limit, write_limit
 from dist_core.noise_scale import is_measured
+from dist_core.plain_replica import PlainReplica, begun, end
 from dist_core.random_streams import RandomStreams
 from dist_core.registry import FunctionState, StateRegistry
 from dist_core.replica_group import GroupNeeds, ReplicaGroup, lone_group, torchrun_group
@@ -92,9 +93,10 @@ MODEL_SLOTS = 3
 
 
 class TrainingCore:
-    def __init__(self, environment: ReplicaEnvironment | None) -> None:
+    def __init__(self, environment: ReplicaEnvironment | None, before: PlainReplica | None = None) -> None:
+        """``before``: what stood for this process until now; this one takes its place."""
         self.environment = environment
-        self.registry = StateRegistry()
+        self.registry = StateRegistry() if before is None else before.registry
         self.random = RandomStreams()
         self.group: ReplicaGroup = lone_group()
         self.members: tuple[str, ...] = ()
@@ -163,13 +165,13 @@ class TrainingCore:
         profile = emulated_profile()
         self.emulated_device = None if profile is None else EmulatedDevice(profile.params, self.warn)
         if environment is not None:
-            self.channel = ControlChannel(environment)
-            self.membership = Membership(self.channel, environment)
+            replica = before or PlainReplica(environment)
+            self.channel, self.membership, self._hints = replica.channel, replica.membership, replica.hints
+            assert self.membership is not None
             self.membership.group_needs = self.group_needs
             self.membership.on_grace_over = self._say_what_is_lost
             self.membership.on_loss = self._note_loss
-            self.membership.start()
-            self._hints = HintsSender(self.channel)
+            self.membership.hurry()
         self.world: ElasticWorld | None = None
         if folder is not None or environment is not None:
             self._leave_on_signals()
@@ -262,6 +264,17 @@ class TrainingCore:
         self.registry.restore(kept)
         return True
 
+    def can_run_again(self, error: BaseException) -> bool:
+        """Whether the user's code, which ended with this error, is to run again from its top; made ready for that."""
+        if isinstance(error, JoinAgain):
+            self.restart_user_code()
+            return True
+        return is_out_of_memory(error) and self.lower_memory_limit(error)
+
+    def free_device_memory(self) -> None:
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+
     def restart_user_code(self) -> None:
         """The user's code runs again from its top: forget what its first run registered, keep the identity."""
         self._forget_user_code()
@@ -275,6 +288,15 @@ class TrainingCore:
         self._register_own_states()
 
     # ------------------------------------------------------------------ identity
+
+    @property
+    def present(self) -> TrainingCore:
+        return self
+
+    @property
+    def stands_alone(self) -> bool:
+        """Whether there is nobody to do things together with, so far."""
+        return not self.joined or self.group.world_size == 1
 
     @property
     def reports(self) -> bool:
@@ -1224,7 +1246,10 @@ def get_core() -> TrainingCore:
     """The core of this process, made on first use."""
     global _core
     if _core is None:
-        _core = TrainingCore(ReplicaEnvironment.from_environ())
+        before = begun()
+        _core = TrainingCore(ReplicaEnvironment.from_environ(), before)
+        if before is not None:
+            before.successor = _core
         _core.offer_world()
     return _core
 
@@ -1237,6 +1262,7 @@ def reset_core() -> None:
         if _core.world is not None:
             _core.world.remove()
     _core = None
+    end()
 
 
 def _let_go(groups: list[ReplicaGroup]) -> None:

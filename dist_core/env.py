@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,11 +17,16 @@ from dist_core.errors import InvalidTraining
 if TYPE_CHECKING:
     from dist_core.goodput.speed_profiles import SpeedProfile
 
+TOKEN, TOKEN_FILE = "ELASTUNE_REPLICA_TOKEN", "ELASTUNE_REPLICA_TOKEN_FILE"
+
 EXIT_PREEMPTED = 143
 """Exit status of a replica that saved its state and left because it was told to (128 + SIGTERM)."""
 
 EXIT_PEER_LOST = 75
 """Exit status of a replica that stopped because another one vanished (EX_TEMPFAIL): not the user's failure."""
+
+WATCH_THREAD = "elastune-watch"
+"""Name of the thread in which a replica waits for news; it may still wait when the replica is over."""
 
 GRACE_SECONDS = 60.0
 """Time to save that whoever runs the machine gives a replica, from the signal on; Kubernetes' and our launchers'."""
@@ -33,8 +38,8 @@ class ReplicaEnvironment:
 
     api_url: str
     """Base address of the scheduler, ``http://127.0.0.1:7300``."""
-    token: str
-    """Opens this replica's own trial and nothing else."""
+    token: str = field(repr=False)
+    """Opens this replica's own trial and nothing else; empty: it stands in ``token_file``."""
     trial_id: str
     replica_id: str
     launch_index: int
@@ -44,6 +49,8 @@ class ReplicaEnvironment:
     slot: int
     node_kind: str = ""
     """What the node is, where a cluster has several kinds: step times of different kinds are kept apart."""
+    token_file: Path | None = None
+    """Where whoever runs the machine puts the token, and replaces it before it runs out."""
     server_file: Path | None = None
     """File that names the scheduler's present address, so that a restarted one on another port is found."""
     host: str = "127.0.0.1"
@@ -57,7 +64,6 @@ class ReplicaEnvironment:
         """The variables a launcher sets for this replica."""
         environ = {
             "ELASTUNE_API": self.api_url,
-            "ELASTUNE_REPLICA_TOKEN": self.token,
             "ELASTUNE_TRIAL_ID": self.trial_id,
             "ELASTUNE_REPLICA_ID": self.replica_id,
             "ELASTUNE_LAUNCH_INDEX": str(self.launch_index),
@@ -69,6 +75,10 @@ class ReplicaEnvironment:
             "ELASTUNE_REPLICAS": str(self.replicas),
             "ELASTUNE_GRACE_SECONDS": str(self.grace_seconds),
         }
+        if self.token:
+            environ[TOKEN] = self.token
+        if self.token_file is not None:
+            environ[TOKEN_FILE] = str(self.token_file)
         if self.server_file is not None:
             environ["ELASTUNE_SERVER_FILE"] = str(self.server_file)
         return environ
@@ -84,9 +94,11 @@ class ReplicaEnvironment:
             return None
         try:
             server_file = environ.get("ELASTUNE_SERVER_FILE")
+            token_file = environ.get(TOKEN_FILE)
             return cls(
                 api_url=environ["ELASTUNE_API"],
-                token=environ["ELASTUNE_REPLICA_TOKEN"],
+                token="" if token_file else environ[TOKEN],
+                token_file=Path(token_file) if token_file else None,
                 trial_id=environ["ELASTUNE_TRIAL_ID"],
                 replica_id=environ["ELASTUNE_REPLICA_ID"],
                 launch_index=int(environ["ELASTUNE_LAUNCH_INDEX"]),

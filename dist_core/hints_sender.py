@@ -25,6 +25,7 @@ class HintsSender:
         self._sending = False
         self._last = 0.0
         self._thread: threading.Thread | None = None
+        self._closed = False
 
     @property
     def due(self) -> bool:
@@ -53,6 +54,13 @@ class HintsSender:
             while (self._queue or self._hints is not None or self._sending) and time.monotonic() < deadline:
                 self._condition.wait(0.05)
 
+    def close(self) -> None:
+        """Send what is queued, and end."""
+        self.flush()
+        with self._condition:
+            self._closed = True
+            self._condition.notify_all()
+
     def _wake(self) -> None:
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="elastune-hints", daemon=True)
@@ -62,8 +70,10 @@ class HintsSender:
     def _run(self) -> None:
         while True:
             with self._condition:
-                while not self._queue and self._hints is None:
+                while not (self._queue or self._hints is not None or self._closed):
                     self._condition.wait()
+                if self._closed:
+                    return
                 if self._queue:
                     path, body = self._queue.popleft()
                 else:

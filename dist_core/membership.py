@@ -18,14 +18,17 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dist_core.channel import ControlChannel
-from dist_core.env import EXIT_PREEMPTED, ReplicaEnvironment
+from dist_core.env import EXIT_PREEMPTED, WATCH_THREAD, ReplicaEnvironment
 from dist_core.errors import ControlChannelError
-from dist_core.rendezvous import RendezvousStore
-from dist_core.replica_group import GroupNeeds, ReplicaGroup, build_group, lone_group
 from dist_core.switch import Generation
+
+if TYPE_CHECKING:
+    # They import torch, which a replica that does not train does without.
+    from dist_core.rendezvous import RendezvousStore
+    from dist_core.replica_group import GroupNeeds, ReplicaGroup
 
 logger = logging.getLogger(__name__)
 
@@ -59,7 +62,7 @@ class Membership:
         self._channel = channel
         self._environment = environment
         self._end = end
-        self.group_needs: Callable[[], GroupNeeds] = GroupNeeds
+        self.group_needs: Callable[[], GroupNeeds] | None = None
         """Asked when a generation is prepared; the same on all its members, since they run the same code."""
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
@@ -81,13 +84,22 @@ class Membership:
         self.saving = False
         """Set by the training thread while it writes the checkpoint it leaves with."""
         self._stopped = threading.Event()
-        self._thread = threading.Thread(target=self._watch, name="elastune-watch", daemon=True)
+        self._begun = threading.Event()
+        self._begins_after = 0.0
+        self._thread = threading.Thread(target=self._watch, name=WATCH_THREAD, daemon=True)
 
-    def start(self) -> None:
+    def start(self, *, after: float = 0.0) -> None:
+        """Begin to watch, ``after`` so many seconds unless `hurry` or `stop` come before."""
+        self._begins_after = after
         self._thread.start()
+
+    def hurry(self) -> None:
+        """Watch from now on."""
+        self._begun.set()
 
     def stop(self) -> None:
         self._stopped.set()
+        self._begun.set()
 
     @property
     def must_leave(self) -> str | None:
@@ -171,7 +183,18 @@ class Membership:
             self._store.cancel()
         self._prepared = None
 
+    @property
+    def is_watching(self) -> bool:
+        return self._thread.is_alive()
+
     def _watch(self) -> None:
+        try:
+            self._begun.wait(self._begins_after)
+            self._follow()
+        finally:
+            self._channel.let_go_if_closed()
+
+    def _follow(self) -> None:
         while not self._stopped.is_set():
             with self._lock:
                 after = max(self._entered, self._published.number if self._published else 0)
@@ -183,6 +206,8 @@ class Membership:
                     give_up_after=1.0,
                 )
             except ControlChannelError as error:
+                if self._stopped.is_set():
+                    return
                 if error.status in (401, 403, 404, 409, 410):
                     self.ask_to_leave("preempted")
                     return
@@ -236,11 +261,21 @@ class Membership:
             if not generation.members:
                 threading.Thread(target=self._end_after_grace, name="elastune-grace", daemon=True).start()
         elif len(generation.members) == 1:
-            self._offer(Prepared(generation, lone_group(self.group_needs())))
+            from dist_core.replica_group import lone_group
+
+            self._offer(Prepared(generation, lone_group(self._needs())))
         else:
             threading.Thread(target=self._build, args=(generation, rank), name="elastune-build", daemon=True).start()
 
+    def _needs(self) -> GroupNeeds:
+        from dist_core.replica_group import GroupNeeds
+
+        return GroupNeeds() if self.group_needs is None else self.group_needs()
+
     def _build(self, generation: Generation, rank: int) -> None:
+        from dist_core.rendezvous import RendezvousStore
+        from dist_core.replica_group import build_group
+
         store = RendezvousStore(self._channel, generation.number, BUILD_TIMEOUT)
         with self._lock:
             self._store = store
@@ -252,7 +287,7 @@ class Membership:
                 nodes=generation.nodes,
                 timeout=COLLECTIVE_TIMEOUT,
                 host=self._environment.host,
-                needs=self.group_needs(),
+                needs=self._needs(),
             )
         except Exception as error:
             # An attempt that fails costs nothing but the attempt: the scheduler sees no switch and publishes anew.

@@ -7,7 +7,6 @@ follow from the trial's seed, its rank and the generation; rank 0 goes on with i
 
 from __future__ import annotations
 
-import hashlib
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,6 +14,8 @@ from typing import Any
 
 import numpy as np
 import torch
+
+from dist_core.seeds import derived_seed, seed_all
 
 
 class RandomStreams:
@@ -45,20 +46,6 @@ class RandomStreams:
         self._seed = state["seed"]
         if state["rank"] == self._rank:
             _write(state)
-
-
-def derived_seed(*parts: object) -> int:
-    """A seed below 2^63 that follows from the parts and is unlike that of any others."""
-    digest = hashlib.blake2b("/".join(map(str, parts)).encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "big") >> 1
-
-
-def seed_all(seed: int) -> None:
-    random.seed(seed)
-    np.random.seed(seed % 2**32)
-    torch.default_generator.manual_seed(seed)
-    if torch.cuda.is_available():
-        torch.cuda.manual_seed(seed)
 
 
 @contextmanager

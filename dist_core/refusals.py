@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 
 def refusal(content: bytes) -> str | None:
@@ -16,4 +17,15 @@ def refusal(content: bytes) -> str | None:
         detail = json.loads(content)["detail"]
     except (ValueError, KeyError, TypeError):
         return None
-    return detail if isinstance(detail, str) else json.dumps(detail)
+    if isinstance(detail, str):
+        return detail
+    # What is wrong with single fields, as FastAPI lists it.
+    fields = detail if isinstance(detail, list) else []
+    told = [_told(each) for each in fields if isinstance(each, dict) and "msg" in each and "loc" in each]
+    return "; ".join(told) if told and len(told) == len(fields) else json.dumps(detail)
+
+
+def _told(error: dict[str, Any]) -> str:
+    _, *where = error["loc"] if isinstance(error["loc"], list) and error["loc"] else [""]
+    value = f" (it is {error['input']!r:.80})" if "input" in error else ""
+    return f"{'.'.join(map(str, where)) or 'the request'}: {error['msg']}{value}"

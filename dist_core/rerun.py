@@ -10,27 +10,21 @@ import gc
 from collections.abc import Callable
 from typing import TypeVar
 
-import torch
-
-from dist_core.core import TrainingCore
 from dist_core.errors import JoinAgain
-from dist_core.memory_limit import is_out_of_memory
+from dist_core.plain_replica import Participant
 
 T = TypeVar("T")
 
 
-def run_training(core: TrainingCore, code: Callable[[], T]) -> T:
+def run_training(replica: Participant, code: Callable[[], T]) -> T:
     """The result of ``code``. Raises what it raises, except for what can be gone on from."""
     while True:
         try:
             return code()
-        except JoinAgain:
-            core.restart_user_code()
-        except (RuntimeError, MemoryError) as error:
+        except (JoinAgain, RuntimeError, MemoryError) as error:
             # RuntimeError is the base of torch's out-of-memory errors.
-            if not is_out_of_memory(error) or not core.lower_memory_limit(error):
+            if not replica.present.can_run_again(error):
                 raise
         # The failed run's tensors go before the next one allocates its own.
         gc.collect()
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
+        replica.present.free_device_memory()

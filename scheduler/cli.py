@@ -121,9 +121,10 @@ def up(
         float, typer.Option(min=0.0, help="How long trials that are over are kept, with their logs; 0: for ever.")
     ] = 90.0,
     embedded: Annotated[bool, typer.Option(hidden=True)] = False,
+    preload: Annotated[str, typer.Option(hidden=True)] = "torch",
 ) -> None:
     """Run a scheduler that owns this machine's slots, until Ctrl-C."""
-    from scheduler.replica_modules import STAGES
+    from scheduler.replica_modules import stages_for
     from trials.launch.emulated import emulation
     from trials.launch.fork_start import start_fork_server
     from trials.launch.node_environ import node_environ
@@ -131,7 +132,7 @@ def up(
     devices = None if emulate is None else emulation(emulate, slots=slots)
     # It imports what replicas need while this process imports what a scheduler needs.
     inherited = None if embedded else node_environ(os.environ)
-    started = start_fork_server(STAGES, inherited) if fork_server else None
+    started = start_fork_server(stages_for(preload.split(",")), inherited) if fork_server else None
     from scheduler.hosts import is_loopback, open_host_warning
     from scheduler.log_lines import log_to_stderr
     from scheduler.server import ServerSettings, serve

@@ -81,6 +81,10 @@ class ComingTrials:
         study.live = frozenset(live)
         study.most_live = max(study.most_live, len(live))
 
+    def forget(self, name: str) -> None:
+        """Of a study in which nothing has run for long."""
+        self._studies.pop(name, None)
+
     def of(self, name: str, now: float) -> tuple[int, TrialRecord | None]:
         """How many trials of that study are about to come, and the latest one, which they resemble."""
         study = self._studies.get(name)

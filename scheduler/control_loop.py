@@ -432,7 +432,7 @@ class ControlLoop:
             settled = replace(trial, generation=trial.published, published_members=trial.members)
             # A joiner that has noticed by itself aims at a later epoch already.
             joiners = [
-                replica.replica_id
+                replica
                 for replica in self._store.replicas(trial_id=trial.trial_id)
                 if replica.replica_id not in trial.members and replica.join_epoch == trial.join_epoch
             ]
@@ -566,7 +566,7 @@ class ControlLoop:
             elif isinstance(action, Stop):
                 self._stop(action, replicas, now)
             elif isinstance(action, RetryJoin):
-                self._retry(action.replica_ids)
+                self._retry([each for each in replicas if each.replica_id in action.replica_ids])
 
     def _note_reason(self, trial: TrialRecord, grant: Grant, now: float) -> None:
         """Keep a waiting trial's reason current; changes of size are noted when they are acted on."""
@@ -706,6 +706,7 @@ class ControlLoop:
         return LaunchRequest(
             replica_id=replica.replica_id,
             trial_id=trial.trial_id,
+            study=trial.spec.study,
             node=replica.node,
             slot=replica.slot,
             entrypoint=trial.spec.entrypoint,
@@ -791,9 +792,9 @@ class ControlLoop:
         """End a replica now; from the shutdown path, after its time to save is over."""
         self._launcher.stop(replica, force=True)
 
-    def _retry(self, replica_ids: Sequence[str]) -> None:
-        for replica_id in replica_ids:
-            self._store.update_replica(replica_id, state=ReplicaState.LAUNCHED, join_epoch=None, retry_join=True)
+    def _retry(self, joiners: Sequence[ReplicaRecord]) -> None:
+        for joiner in joiners:
+            self._store.retry_join(joiner.replica_id, joiner.join_epoch)
 
     def _stop_leftovers(self, now: float) -> None:
         """Replicas of trials that are over; they get a moment to end by themselves."""

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from scheduler.client import SchedulerClient
@@ -31,7 +32,9 @@ class EmbeddedScheduler:
         policy: str = "goodput",
         fork_server: bool = True,
         emulate: str | None = None,
+        preload: Sequence[str] = ("torch",),
     ) -> None:
+        """``preload``: modules that replicas import; it has them in memory when the first one starts."""
         self.state_dir = state_dir
         self._arguments = ["--state-dir", str(state_dir), "--policy", policy]
         for option, value in (
@@ -42,6 +45,7 @@ class EmbeddedScheduler:
         ):
             if value is not None:
                 self._arguments += [option, str(value)]
+        self._arguments += ["--preload", ",".join(preload)]
         if not fork_server:
             self._arguments += ["--no-fork-server"]
         self._process: subprocess.Popen[str] | None = None

@@ -239,6 +239,7 @@ class Observer:
         for name in [name for name, at in self._live_at.items() if now - at > IDLE_SECONDS]:
             for learned in (self._live_at, self._histories, self._start_seconds):
                 learned.pop(name, None)
+            self._coming.forget(name)
             if name not in studies:
                 self._study_slot_seconds.pop(name, None)
 

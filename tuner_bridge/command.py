@@ -10,9 +10,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from dist_core.channel import ControlChannel
-from dist_core.core import TrainingCore
 from dist_core.env import EXIT_PEER_LOST, EXIT_PREEMPTED, ReplicaEnvironment
 from dist_core.errors import ControlChannelError
+from dist_core.plain_replica import Participant
 from trials.launch.user_code import moved_path
 from tuner_bridge.errors import InvalidSweep
 from tuner_bridge.replica import run_replica
@@ -54,7 +54,7 @@ def _is_python(command: Sequence[str]) -> bool:
     return True
 
 
-def _prepare(core: TrainingCore, document: Payload) -> Callable[[], Any]:
+def _prepare(replica: Participant, document: Payload) -> Callable[[], Any]:
     return script(_here(document["payload"]["command"])).run
 
 

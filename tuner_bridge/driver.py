@@ -27,6 +27,7 @@ from trials.plain_words import one_line
 from trials.spec import TrialSpec
 from tuner_bridge.code_on_cluster import CodeOnCluster
 from tuner_bridge.errors import BridgeError, SweepInterrupted
+from tuner_bridge.first_words import FirstWords
 from tuner_bridge.packing import Package
 from tuner_bridge.wire import decode_value, encode_value
 from tuner_bridge.wired_errors import encode_exception
@@ -39,6 +40,8 @@ REACHABLE_SECONDS = 15.0
 """A scheduler that dies just when the sweep begins is waited for, or started again, for so long."""
 POLL_SECONDS = 5.0
 ANSWERS_KEPT = 4096
+ANSWERED_SECONDS = 0.005
+"""Answers that are there so soon travel with the next poll, which saves a request for each; others go alone."""
 
 Ask = Callable[[str, dict[str, Any]], Any]
 """A question of a replica, as method and arguments; what it returns or raises goes back to the replica."""
@@ -80,12 +83,19 @@ class StudyDriver:
         self._served: dict[str, _Served] = {}
         self._answers: OrderedDict[str, dict[str, Any]] = OrderedDict()
         self._lock = threading.Lock()
+        self._outgoing: list[dict[str, Any]] = []
+        """Answers for the next poll."""
+        self._collects = False
+        """Whether the next poll waits for answers."""
+        self._answered = threading.Condition()
         self._interrupted = threading.Event()
         self._closed = threading.Event()
         self.fatal: Exception | None = None
         """Why the sweep cannot go on; None while it can."""
         self.on_fatal: Callable[[], None] = lambda: None
         """Called from the poll thread when it cannot."""
+        self._has_begun = False
+        """Whether a trial was submitted."""
         self._left: list[str] = []
         self._heard = -1
         self._code: CodeOnCluster | None = None
@@ -213,6 +223,7 @@ class StudyDriver:
         if self._interrupted.is_set() or self.fatal is not None:
             raise SweepInterrupted
         served = _Served()
+        is_first, self._has_begun = not self._has_begun, True
         spec = self._placed(spec)
         with self._lock:
             self.left = None if self.left is None else max(0, self.left - 1)
@@ -224,7 +235,7 @@ class StudyDriver:
         # The poll under way does not ask for this trial yet.
         self._patiently(lambda: self.client.request("POST", f"/studies/{self.study_key}/poke"))
         try:
-            return self._serve(served, ask, watch)
+            return self._serve(served, ask, watch, self._first_words(trial_id) if is_first else None)
         except SweepInterrupted:
             self._left.append(trial_id)
             raise
@@ -255,7 +266,21 @@ class StudyDriver:
         self._patiently(send)
         self._sent.add(package.digest)
 
-    def _serve(self, served: _Served, ask: Ask, watch: Watch) -> Mapping[str, Any]:
+    def _first_words(self, trial_id: str) -> FirstWords:
+        def reason() -> str:
+            try:
+                found = self.client.request("GET", f"/trials/{trial_id}")
+                if found["state"] == "starting":
+                    return "its replica has been started, and imports what it needs"
+                return one_line(found["reason"]["sentence"])
+            except SchedulerError as error:
+                return f"the scheduler does not answer ({error})"
+
+        return FirstWords(reason, lambda words: print(words, file=sys.stderr))
+
+    def _serve(
+        self, served: _Served, ask: Ask, watch: Watch, first_words: FirstWords | None = None
+    ) -> Mapping[str, Any]:
         """Answer the trial's questions until it is over; returns how it ended."""
         while True:
             if self._interrupted.is_set() or self.fatal is not None:
@@ -263,13 +288,19 @@ class StudyDriver:
             try:
                 message = served.inbox.get(timeout=0.2)
             except queue.Empty:
+                if first_words is not None:
+                    first_words.look()
                 continue
+            if "live" not in message or message["live"]["state"] not in ("pending", "starting"):
+                first_words = None
             if "finished" in message:
                 ended: Mapping[str, Any] = message["finished"]
                 return ended
             if "live" in message:
                 watch(message["live"])
                 continue
+            if "refused" in message:
+                raise message["refused"]
             question = message["question"]
             answer = self._answers.get(question["id"])
             if answer is None:
@@ -281,7 +312,15 @@ class StudyDriver:
 
     def _send_answer(self, question_id: str, answer: dict[str, Any]) -> None:
         body = {"id": question_id, "answer": answer}
-        self._patiently(lambda: self.client.request("POST", f"/studies/{self.study_key}/answers", body))
+        with self._answered:
+            if self._collects:
+                self._outgoing.append(body)
+                self._answered.notify()
+                return
+        self._patiently(lambda: self._post_answer(body))
+
+    def _post_answer(self, body: Mapping[str, Any]) -> None:
+        self.client.request("POST", f"/studies/{self.study_key}/answers", body)
 
     def _remember(self, question_id: str, answer: dict[str, Any]) -> None:
         """A question that is asked again, because its answer got lost, gets the same answer."""
@@ -301,8 +340,29 @@ class StudyDriver:
         if self.fatal is not None:
             self.on_fatal()
 
+    def _collect_answers(self, questions: int) -> list[dict[str, Any]]:
+        """What the serving threads answer at once to so many questions that they have just been given."""
+        with self._answered:
+            self._collects = True
+            self._answered.wait_for(lambda: len(self._outgoing) >= questions, ANSWERED_SECONDS)
+            self._collects = False
+            answers, self._outgoing = self._outgoing, []
+        return answers
+
+    def _post_each(self, answers: Sequence[Mapping[str, Any]]) -> None:
+        """One of them is not taken: its trial is told, and the others get theirs."""
+        for body in answers:
+            try:
+                self._post_answer(body)
+            except SchedulerError as error:
+                with self._lock:
+                    served = self._served.get(str(body["id"]).partition(":")[0])
+                if served is not None:
+                    served.inbox.put({"refused": error})
+
     def _follow_news(self) -> None:
         unreachable_since: float | None = None
+        answers: list[dict[str, Any]] = []
         while not self._closed.is_set():
             with self._lock:
                 seen = {trial_id: served.seen for trial_id, served in self._served.items()}
@@ -316,6 +376,7 @@ class StudyDriver:
                         "trials": list(seen),
                         "seen": seen,
                         "known": known,
+                        "answers": answers,
                         "heard": self._heard,
                         "wait": POLL_SECONDS,
                         "plans": self._plans(),
@@ -333,11 +394,16 @@ class StudyDriver:
                 self._try_reconnect()
                 continue
             except SchedulerError as error:
+                if answers and isinstance(error, RequestRefused):
+                    self._post_each(answers)
+                    answers = []
+                    continue
                 if not self._closed.is_set():
                     lost = isinstance(error, RequestRefused)
                     self.fatal = BridgeError(f"the sweep lost its study: {error}") if lost else error
                 return
-            self._distribute(news)
+            questions = self._distribute(news)
+            answers = self._collect_answers(questions) if questions else []
             self._send_again(news.get("missing_packages", ()))
 
     def _send_again(self, digests: Sequence[str]) -> None:
@@ -366,8 +432,9 @@ class StudyDriver:
         except Exception as error:
             logger.warning("the scheduler is away: %s", error)
 
-    def _distribute(self, news: dict[str, Any]) -> None:
-        fresh = False
+    def _distribute(self, news: dict[str, Any]) -> int:
+        """Into the inboxes of the threads; how many new questions there are."""
+        fresh, asked = False, 0
         with self._lock:
             for live in news["live"]:
                 served = self._served.get(live["trial_id"])
@@ -380,7 +447,7 @@ class StudyDriver:
                 if served is not None and question["id"] not in served.queued:
                     served.queued.add(question["id"])
                     served.inbox.put({"question": question})
-                    fresh = True
+                    fresh, asked = True, asked + 1
             for summary in news["finished"]:
                 served = self._served.get(summary["trial_id"])
                 if served is not None and "finished" not in served.queued:
@@ -390,6 +457,7 @@ class StudyDriver:
         if not fresh and (news["questions"] or news["finished"]):
             # Being worked on already: the next poll would return at once with the same.
             time.sleep(0.002)
+        return asked
 
     def _patiently(self, request: Callable[[], Any]) -> Any:
         """Repeat a request while the scheduler is away; the poll thread brings it back."""

@@ -6,52 +6,47 @@ import math
 import signal
 import sys
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 from weakref import WeakSet
 
-from dist_core.core import TrainingCore, get_core
+from dist_core.channel import ControlChannel
 from dist_core.env import EXIT_PEER_LOST
 from dist_core.errors import ControlChannelError, PeerLost, ReplicaExit
-from dist_core.random_streams import derived_seed, seed_all
+from dist_core.plain_replica import Participant
+from dist_core.present import present_replica, trial_seed
 from dist_core.rerun import run_training
-from dist_core.torch_private import killed_data_workers
+from dist_core.seeds import seed_all
+from trials.launch.keeping import keep_process
+from tuner_bridge.errors import InvalidValue
 from tuner_bridge.wire import NOT_A_NUMBER, encode_result, encode_value, is_nan
 from tuner_bridge.wired_errors import encode_exception
 
-_told: WeakSet[TrainingCore] = WeakSet()
+_told: WeakSet[ControlChannel] = WeakSet()
 
-Prepare = Callable[[TrainingCore, Mapping[str, Any]], Callable[[], Any]]
-"""From the core and what the scheduler says of the trial to the code that gives the trial's value."""
+Prepare = Callable[[Participant, Mapping[str, Any]], Callable[[], Any]]
+"""From the replica and what the scheduler says of the trial to the code that gives the trial's value."""
 
 
 def run_replica(prepare: Prepare, pruned: tuple[type[BaseException], ...] = ()) -> int:
     """Exit status of the replica. ``pruned``: what the tuner's early stop is raised as."""
-    core = get_core()
-    membership = core.membership
-    assert membership is not None
+    replica = present_replica()
+    membership = replica.membership
+    assert membership is not None and replica.environment is not None
     signal.signal(signal.SIGTERM, lambda *_: membership.told_to_end())
-    _seed_as_the_trial(core)
+    seed_all(trial_seed(replica.environment))
     try:
-        return run_in(core, prepare, pruned)
+        return run_in(replica, prepare, pruned)
     finally:
-        core.close()
+        replica.close()
 
 
-def _seed_as_the_trial(core: TrainingCore) -> None:
-    """Code that seeds nothing splits its data alike on all replicas, and again alike when the trial goes on later.
-
-    Else samples that one of them validates on would be another's to train on. Trials differ all the same.
-    """
-    assert core.environment is not None
-    seed_all(derived_seed("trial", core.environment.trial_id))
-
-
-def run_in(core: TrainingCore, prepare: Prepare, pruned: tuple[type[BaseException], ...]) -> int:
-    """The same with a core that belongs to the caller, who hears signals and closes it."""
-    assert core.channel is not None
+def run_in(replica: Participant, prepare: Prepare, pruned: tuple[type[BaseException], ...]) -> int:
+    """The same with one that belongs to the caller, who hears signals and closes it."""
+    assert replica.channel is not None
     try:
-        return _run(core, core.channel.request("GET", "/trial"), prepare, pruned)
+        return _run(replica, replica.channel.request("GET", "/trial"), prepare, pruned)
     except ReplicaExit as leaving:
         print(f"replica leaves: {leaving.reason}", file=sys.stderr)
         return int(leaving.code or 0)
@@ -61,54 +56,77 @@ def run_in(core: TrainingCore, prepare: Prepare, pruned: tuple[type[BaseExceptio
 
 
 def _run(
-    core: TrainingCore, trial: Mapping[str, Any], prepare: Prepare, pruned: tuple[type[BaseException], ...]
+    replica: Participant, trial: Mapping[str, Any], prepare: Prepare, pruned: tuple[type[BaseException], ...]
 ) -> int:
     try:
-        code = prepare(core, trial)
+        code = prepare(replica, trial)
     except Exception as error:
-        return _failed(core, error)
+        return _failed(replica, error)
     try:
-        value = run_training(core, code)
+        value = run_training(replica, code)
     except pruned as early:
-        _tell(core, kind="pruned", message=str(early))
+        _tell(replica, kind="pruned", message=str(early))
+        _offer_process(trial)
         return 0
     except (PeerLost, ControlChannelError, ReplicaExit):
         raise
     except (Exception, SystemExit) as error:
-        if core.broken is not None:
-            raise PeerLost(f"another replica vanished: {core.broken}") from error
-        killed = killed_data_workers(error)
+        present = replica.present
+        if present.broken is not None:
+            raise PeerLost(f"another replica vanished: {present.broken}") from error
+        killed = _killed_data_workers(error)
         if killed:
             raise PeerLost(
                 f"a worker process of the data loader (pid {killed[0]}) was killed, perhaps for want of memory: this "
                 f"replica ends and is replaced. What Python said: {error}"
             ) from error
-        if core.joining and not core.joined:
+        if present.joining and not present.joined:
             # The trial trains on without this joiner; its log tells why it did not come.
             traceback.print_exc()
             return 1
-        return _failed(core, error)
-    if core.reports and not (core.joining and not core.joined):
-        tell_value(core, value)
+        return _failed(replica, error)
+    present = replica.present
+    if present.reports and not (present.joining and not present.joined):
+        try:
+            with naming_what_is_not_taken("what the objective returned"):
+                tell_value(replica, value)
+        except InvalidValue as error:
+            return _failed(replica, error)
+        _offer_process(trial)
     return 0
 
 
-def tell_value(core: TrainingCore, value: Any) -> None:
+def _offer_process(trial: Mapping[str, Any]) -> None:
+    if trial["payload"].get("keeps_process", False):
+        keep_process()
+
+
+def _killed_data_workers(error: BaseException) -> list[int]:
+    """Only torch's data loaders have such workers."""
+    if "torch" not in sys.modules:
+        return []
+    from dist_core.torch_private import killed_data_workers
+
+    return killed_data_workers(error)
+
+
+def tell_value(replica: Participant, value: Any) -> None:
     """The trial is over, with this value; once, for a process may end while it is being told."""
-    if core in _told:
+    assert replica.channel is not None
+    if replica.channel in _told:
         return
-    _told.add(core)
+    _told.add(replica.channel)
     if is_nan(value):
-        _tell(core, kind="error", error_type=NOT_A_NUMBER, message=f"the objective returned {value}")
+        _tell(replica, kind="error", error_type=NOT_A_NUMBER, message=f"the objective returned {value}")
     else:
-        _tell(core, kind="value", value=encode_result(value))
+        _tell(replica, kind="value", value=encode_result(value))
 
 
-def _failed(core: TrainingCore, error: BaseException) -> int:
+def _failed(replica: Participant, error: BaseException) -> int:
     words = traceback.format_exc()
     print(words, file=sys.stderr)
     _tell(
-        core,
+        replica,
         kind="error",
         value=encode_exception(error),
         error_type=type(error).__name__,
@@ -118,14 +136,28 @@ def _failed(core: TrainingCore, error: BaseException) -> int:
     return 1
 
 
-def _tell(core: TrainingCore, **outcome: Any) -> None:
+def _tell(replica: Participant, **outcome: Any) -> None:
     """The outcome outlives a scheduler that is being restarted: keep trying for as long as the lease lasts."""
-    assert core.channel is not None
-    core.channel.request("POST", "/outcome", outcome, give_up_after=60.0)
+    assert replica.channel is not None
+    replica.channel.request("POST", "/outcome", outcome, give_up_after=60.0)
+
+
+@contextmanager
+def naming_what_is_not_taken(what: str) -> Iterator[None]:
+    """Raises InvalidValue where the scheduler understands a request and refuses what is in it.
+
+    Else the replica would take the scheduler for lost, and be started again to be refused again.
+    """
+    try:
+        yield
+    except ControlChannelError as error:
+        if error.status not in (413, 422):
+            raise
+        raise InvalidValue(f"{what} is not taken: {error}") from error
 
 
 def ask_driver(
-    core: TrainingCore,
+    replica: Participant,
     question_id: str,
     method: str,
     arguments: Mapping[str, Any],
@@ -138,7 +170,7 @@ def ask_driver(
     ``reports``: for the scheduler, which notes them in passing: step, value and progress. ``look_up``: called now and
     then in place of looking whether to leave, for other threads.
     """
-    assert core.channel is not None
+    assert replica.channel is not None
     body = {
         "id": question_id,
         "method": method,
@@ -146,7 +178,8 @@ def ask_driver(
         "reports": [{**each, "value": each["value"] if math.isfinite(each["value"]) else None} for each in reports],
     }
     while True:
-        answer: dict[str, Any] | None = core.channel.request("POST", "/call", body)["answer"]
+        with naming_what_is_not_taken(method):
+            answer: dict[str, Any] | None = replica.channel.request("POST", "/call", body)["answer"]
         if answer is not None:
             return answer
-        (look_up or core.leave_if_asked)()
+        (look_up or replica.present.leave_if_asked)()

@@ -58,7 +58,10 @@ def encode_value(value: Any, *, lenient: bool = False, depth: int = 0) -> Any:
             "numbers, text, bytes, None, NumPy arrays, and lists, tuples, sets and dictionaries of them can. Convert "
             f"it (a tensor by .tolist() or .numpy()), or keep it in a file: {value!r:.120}"
         )
-    except InvalidValue:
+    except InvalidValue as error:
+        if not lenient and not depth:
+            # Without the way down to where it is.
+            raise InvalidValue(str(error)) from None
         if not lenient:
             raise
         return {"text": repr(value)[:500]}

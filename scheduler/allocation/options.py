@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import sparse
-from scipy.optimize import Bounds, LinearConstraint, milp
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
@@ -22,6 +20,10 @@ MOST_NODES = 2000
 
 def choose_options(values: Floats, slots: Integers, group: Integers, capacity: Integers) -> Integers:
     """Index of each trial's option, -1 for none; values (J, O), -inf forbids; slots and group (O,), capacity (G,)."""
+    # Importing them takes a third of a scheduler's start, and most schedulers have nodes of one kind.
+    from scipy import sparse
+    from scipy.optimize import Bounds, LinearConstraint, milp
+
     chosen = np.full(len(values), -1, dtype=np.int64)
     rows, columns = np.nonzero(np.isfinite(values) & (values > 0))
     if not len(rows):

@@ -40,7 +40,9 @@ class Changes:
         replicas: dict[str, list[Hashable]] = {}
         for replica in self._store.replicas():
             replicas.setdefault(replica.trial_id, []).append((replica.replica_id, replica.retry_join))
-        now = {
+        # A replica of a trial that is over may wait still, in a process that goes on: it hears that it is gone.
+        now: dict[str, Hashable] = {trial_id: tuple(rows) for trial_id, rows in replicas.items()}
+        now |= {
             trial.trial_id: (
                 trial.generation,
                 trial.members,

@@ -31,6 +31,8 @@ from trials.store.base import HistoryEntry
 from trials.terms import StudyTerms
 
 LONGEST_WAIT_SECONDS = 8.0
+RENEWED_SECONDS = 1.0
+"""A driver's lease is not written down more often, however often it polls."""
 LOG_BYTES = 1024 * 1024
 BRIEF = 500
 """Characters of an error in lists."""
@@ -65,6 +67,11 @@ class Detach(BaseModel):
     owner: str = Field(max_length=64)
 
 
+class Answer(BaseModel):
+    id: str
+    answer: dict[str, Any]
+
+
 class Waiting(BaseModel):
     owner: str = Field(max_length=64)
     trials: list[str] = Field(default_factory=list)
@@ -72,16 +79,13 @@ class Waiting(BaseModel):
     """What the driver last heard of each trial, as this API gave it; of others it hears nothing while they run."""
     known: list[str] = Field(default_factory=list)
     """Questions that the driver is working on."""
+    answers: list[Answer] = Field(default_factory=list)
+    """To questions that it has been told of."""
     heard: int | None = None
     """Number of the latest news in the last answer: at any other one there is more. None: what comes from now on."""
     wait: float = 20.0
     plans: PlansBody | None = None
     """What the driver is going to submit."""
-
-
-class Answer(BaseModel):
-    id: str
-    answer: dict[str, Any]
 
 
 class Cancel(BaseModel):
@@ -243,6 +247,8 @@ def client_routes(service: Service) -> APIRouter:
         if client.access is not Access.OWNER:
             await asyncio.to_thread(lambda: [trial_for(client, trial_id) for trial_id in {*body.trials, *body.seen}])
         await asyncio.to_thread(renew, name, body)
+        for each in body.answers:
+            service.mailbox.answer(name, each.id, each.answer)
         if body.plans is not None:
             service.loop.note_plans(name, Plans(body.plans.at_a_time, body.plans.left))
         deadline = service.clock() + min(body.wait, LONGEST_WAIT_SECONDS)
@@ -250,28 +256,30 @@ def client_routes(service: Service) -> APIRouter:
         heard = service.mailbox.news(name).number if body.heard is None else body.heard
         while True:
             changed, news = service.changed, service.mailbox.news(name)
-            if (await asyncio.to_thread(known_study, name)).owner != body.owner:
-                raise HTTPException(409, f"study {name!r} has been given to another driver, or let go")
-            finished = await asyncio.to_thread(_finished, body.trials)
+            found = await asyncio.to_thread(_look, name, body)
             questions = [each for each in service.mailbox.open_questions(name, body.trials) if each["id"] not in known]
-            live = await asyncio.to_thread(_news_of, body.seen)
             left = deadline - service.clock()
-            missing = await asyncio.to_thread(_missing_packages, body.trials)
-            if finished or questions or live or missing or news.number != heard or left <= 0:
-                return {
-                    "finished": finished,
-                    "questions": questions,
-                    "live": live,
-                    "missing_packages": missing,
-                    "heard": news.number,
-                }
+            if any(found.values()) or questions or news.number != heard or left <= 0:
+                return {**found, "questions": questions, "heard": news.number}
             waiting = {asyncio.ensure_future(event.wait()) for event in (news.more, changed)}
             _, pending = await asyncio.wait(waiting, timeout=left, return_when=asyncio.FIRST_COMPLETED)
             for task in pending:
                 task.cancel()
 
+    def _look(name: str, body: Waiting) -> dict[str, list[Any]]:
+        if known_study(name).owner != body.owner:
+            raise HTTPException(409, f"study {name!r} has been given to another driver, or let go")
+        return {
+            "finished": _finished(body.trials),
+            "live": _news_of(body.seen),
+            "missing_packages": _missing_packages(body.trials),
+        }
+
     def renew(name: str, body: Waiting) -> None:
-        if not store.touch_study(name, body.owner, service.clock()):
+        study = find_study(name)
+        seen_at = study.owner_seen_at if study is not None and study.owner == body.owner else None
+        noted = seen_at is not None and service.clock() - seen_at < RENEWED_SECONDS
+        if not noted and not store.touch_study(name, body.owner, service.clock()):
             known_study(name)
             raise HTTPException(409, f"study {name!r} has another driver now; this one's lease ran out")
         if any(record.hold is not None for record in map(store.trial, body.trials)):

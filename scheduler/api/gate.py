@@ -18,8 +18,9 @@ from typing import Any
 from scheduler.api.bodies import Message, Refused, counted, read_json, refuse, replayed
 from scheduler.api.connections import EXTENSION
 from scheduler.api.service import Service
-from scheduler.api.tokens import Access, Identity
+from scheduler.api.tokens import Access, Identity, OthersTokens
 from scheduler.packages import LARGEST_BYTES as LARGEST_PACKAGE
+from trials.errors import TrialsError
 
 SMALL_BYTES = 1024**2
 LARGE_BYTES = 32 * 1024**2
@@ -70,7 +71,7 @@ class Gate:
             return
         identity: Identity | None = None
         try:
-            identity = self._admit(scope)
+            identity = await self._admit(scope)
             scope.setdefault("state", {})["identity"] = identity
             if identity is not None and identity.access is Access.REPLICA:
                 delay = self._rates.delay(identity.subject, time.monotonic())
@@ -87,7 +88,7 @@ class Gate:
         except Refused as error:
             await refuse(send, error, close=identity is None or error.status == 413)
 
-    def _admit(self, scope: Message) -> Identity | None:
+    async def _admit(self, scope: Message) -> Identity | None:
         """Who calls; None for a question about health, which anybody may ask. Raises Refused."""
         headers = {name: value.decode("latin-1") for name, value in scope["headers"]}
         if scope["path"] == "/healthz":
@@ -100,6 +101,8 @@ class Gate:
         is_replica = scope["path"].startswith("/replica/")
         replica_id = headers.get(b"x-elastune-replica", "") if is_replica else ""
         identity = self._service.tokens.identify(token, replica_id)
+        if identity is None and replica_id and self._service.others_tokens is not None:
+            identity = await _of_others(self._service.others_tokens, token, replica_id)
         if identity is None and is_replica:
             raise Refused(403, f"this token is not that of replica {replica_id!r:.200}")
         if identity is None:
@@ -116,6 +119,18 @@ class Gate:
                 413, f"the request has {length:.20} bytes; {limit} is the most that {scope['path']:.100} takes"
             )
         return identity
+
+
+async def _of_others(tokens: OthersTokens, token: str, replica_id: str) -> Identity | None:
+    """Raises Refused when nobody can tell."""
+    identity = tokens.known(token, replica_id)
+    if identity is not None:
+        return identity
+    try:
+        return await asyncio.to_thread(tokens.ask, token, replica_id)
+    except TrialsError as error:
+        # The replica asks again.
+        raise Refused(503, "whose token this is cannot be told at the moment") from error
 
 
 def _limit(path: str) -> int:

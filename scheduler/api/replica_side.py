@@ -11,6 +11,7 @@ from fastapi import APIRouter, Depends, Header, HTTPException, Request
 from fastapi.responses import FileResponse
 from pydantic import BaseModel, Field
 
+from dist_core.channel import LARGEST_STEP
 from dist_core.goodput import Hints
 from scheduler.api.allowances import MOST_REPORTS_KEPT, MOST_WARNINGS, Allowance
 from scheduler.api.service import Service
@@ -25,7 +26,6 @@ MOST_KEYS = 4096
 LONGEST_VALUE = 65536
 CROWD = 256
 """With keys of more generations than that, those of trials that are over are looked for."""
-LARGEST_STEP = 2**62
 MOST_REPORTS = 1000
 
 
@@ -220,6 +220,13 @@ def replica_routes(service: Service) -> APIRouter:
     def reports(caller: Caller, body: ReportsBody) -> None:
         note(caller, body.reports)
 
+    def noted_trial(caller: ReplicaRecord, reports: Sequence[ReportBody]) -> TrialRecord:
+        trial = store.trial(caller.trial_id)
+        if trial.state.is_final:
+            raise HTTPException(410, f"trial {caller.trial_id} is {trial.state.value}; nobody answers for it any more")
+        note(caller, reports)
+        return trial
+
     def note(caller: ReplicaRecord, reports: Sequence[ReportBody]) -> None:
         for each in reports:
             report(caller, each)
@@ -282,11 +289,7 @@ def replica_routes(service: Service) -> APIRouter:
     @routes.post("/call")
     async def call(caller: Caller, body: Question) -> dict[str, Any]:
         """Ask the driver; ``answer`` is None while there is none, then ask again with the same id."""
-        trial = await asyncio.to_thread(store.trial, caller.trial_id)
-        if trial.state.is_final:
-            raise HTTPException(410, f"trial {caller.trial_id} is {trial.state.value}; nobody answers for it any more")
-        if body.reports:
-            await asyncio.to_thread(note, caller, body.reports)
+        trial = await asyncio.to_thread(noted_trial, caller, body.reports)
         # Replicas choose their ids; another trial's question is another one, whatever it is called.
         question_id = f"{caller.trial_id}:{body.id}"
         document = {**body.model_dump(exclude={"reports"}), "id": question_id, "trial_id": caller.trial_id}

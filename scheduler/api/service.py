@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from scheduler.api.announcements import Announcements, Changes
 from scheduler.api.joining import Joining
 from scheduler.api.mailbox import Mailbox
-from scheduler.api.tokens import Tokens
+from scheduler.api.tokens import OthersTokens, Tokens
 from scheduler.control_loop import ControlLoop
 from scheduler.packages import Packages
 from scheduler.snapshot import NodeView
@@ -44,6 +44,8 @@ class Service:
     """A sentence for every output where slots stand for devices that are not there."""
     namespaces: tuple[str, ...] = ()
     """Where, beside its own, studies may be on a cluster: their names begin with the namespace and a dot."""
+    others_tokens: OthersTokens | None = None
+    """Those that replicas show beside our own, where the cluster gives them out."""
     grows: bool = False
     """Whether the cluster may get more slots than it has now."""
 

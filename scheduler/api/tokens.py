@@ -20,6 +20,7 @@ import secrets
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from typing import Protocol
 
 from scheduler.errors import RequestRefused
 
@@ -57,6 +58,18 @@ class Secrets:
     @property
     def signing_key(self) -> bytes:
         return bytes.fromhex(self.key) or hashlib.sha256(f"key {self.owner}".encode()).digest()
+
+
+class OthersTokens(Protocol):
+    """Tokens of replicas that somebody else gives out."""
+
+    def known(self, token: str, replica_id: str) -> Identity | None:
+        """Without asking anybody."""
+        ...
+
+    def ask(self, token: str, replica_id: str) -> Identity | None:
+        """May take a while. Raises TrialsError when nobody can tell."""
+        ...
 
 
 class Tokens:

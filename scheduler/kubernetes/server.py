@@ -33,12 +33,13 @@ from scheduler.kubernetes.certificates import Certificate, shared_certificate, t
 from scheduler.kubernetes.housekeeping import Housekeeping
 from scheduler.kubernetes.leadership import Lease, lead_when_elected, resign
 from scheduler.kubernetes.placeholders import Placeholders
+from scheduler.kubernetes.pod_tokens import PodTokens
 from scheduler.packages import Packages
 from scheduler.policy import policy_by_name
 from scheduler.snapshot import NodeView
 from scheduler.steady_clock import SteadyClock
 from scheduler.watchdog import STUCK_SECONDS
-from trials.errors import ClusterRefused, ClusterUnreachable
+from trials.errors import ClusterRefused, ClusterUnreachable, UnknownTrial
 from trials.kubernetes.api import PODS, SERVICES, STUDIES, TRIALS, KubernetesApi
 from trials.kubernetes.launcher import KubernetesLauncher
 from trials.kubernetes.names import LEADER_LABEL
@@ -46,6 +47,7 @@ from trials.kubernetes.settings import ClusterSettings
 from trials.kubernetes.store import KubernetesTrialStore
 from trials.kubernetes.view import WatchedCluster
 from trials.kubernetes.watching import Watched
+from trials.store import TrialStore
 
 logger = logging.getLogger(__name__)
 
@@ -218,6 +220,7 @@ class Operator:
             ),
             clock=clock,
             packages=Packages(self._state / "packages"),
+            others_tokens=PodTokens(self._api, cluster.audience, _namespaces(store, cluster)),
             namespaces=cluster.namespaces,
             grows=True,
         )
@@ -342,6 +345,18 @@ class Operator:
             except (ClusterRefused, ClusterUnreachable) as error:
                 logger.warning("the webhook is not served yet error=%s", error)
                 time.sleep(2.0)
+
+
+def _namespaces(store: TrialStore, cluster: ClusterSettings) -> Callable[[str], str | None]:
+    def namespace_of(replica_id: str) -> str | None:
+        """Where the pod of a replica is; None where there is no such trial."""
+        try:
+            trial = store.trial(replica_id.rpartition("-")[0])
+        except UnknownTrial:
+            return None
+        return cluster.place_of(trial.spec.study)[0]
+
+    return namespace_of
 
 
 def patiently(call: Callable[[], T]) -> T:

@@ -10,7 +10,7 @@ from typing import Any
 import httpx2
 import pytest
 
-from dist_core import membership as membership_module
+from dist_core import replica_group
 from dist_core.membership import Membership
 from dist_core.replica_group import ReplicaGroup, lone_group
 from tests.support.channel import REPLICA, channel_to
@@ -94,7 +94,8 @@ def test_a_joiner_that_is_told_to_end_while_it_enters_has_the_others_go_on_witho
         asked.set()
         return httpx2.Response(204)
 
-    monkeypatch.setattr(membership_module, "build_group", lambda *_, **__: lone_group())
+    group = lone_group()
+    monkeypatch.setattr(replica_group, "build_group", lambda *_, **__: group)
     mine = membership(answer)
     mine._handle(generation(2, "t-a", "t-c"))
     (prepared,) = waits(mine)

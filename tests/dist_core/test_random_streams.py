@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from dist_core.random_streams import RandomStreams, derived_seed, seed_all, seeded
+from dist_core.random_streams import RandomStreams, seeded
+from dist_core.seeds import derived_seed, seed_all
 
 
 @pytest.fixture(autouse=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import httpx2
@@ -49,3 +50,13 @@ def test_a_file_is_not_written_from_what_a_gateway_says(tmp_path: Path) -> None:
     channel = channel_with([httpx2.Response(404, text="nothing here"), httpx2.Response(200, content=b"the package")])
     channel.download("/package", tmp_path / "package")
     assert (tmp_path / "package").read_bytes() == b"the package"
+
+
+def test_what_is_wrong_with_single_fields_is_told_in_words() -> None:
+    step = {"type": "less_than_equal", "loc": ["body", "step"], "msg": "Input should be at most 5", "input": 7}
+    whole = {"type": "json_invalid", "loc": ["body"], "msg": "not JSON"}
+    assert refusal(json.dumps({"detail": [step, whole]}).encode()) == (
+        "step: Input should be at most 5 (it is 7); the request: not JSON"
+    )
+    assert refusal(b'{"detail": [3]}') == "[3]"
+    assert refusal(b'{"detail": [{"loc": 5, "msg": "x"}]}') == "the request: x"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 from urllib.parse import quote
@@ -85,6 +86,20 @@ def test_one_driver_at_a_time(site: Site) -> None:
     assert site.call("PUT", "/studies/s", {"owner": "two"}).status_code == 200
     gone = site.call("POST", "/studies/s/news", {"owner": "one", "wait": 0})
     assert gone.status_code == 409
+
+
+def test_of_drivers_that_come_at_once_one_gets_the_study(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    look = site.store.studies
+
+    def slow_look() -> list[Study]:
+        found = look()
+        time.sleep(0.05)
+        return found
+
+    monkeypatch.setattr(site.store, "studies", slow_look)
+    with ThreadPoolExecutor(4) as drivers:
+        answers = list(drivers.map(lambda name: site.call("PUT", "/studies/s", {"owner": name}), "abcd"))
+    assert sorted(answer.status_code for answer in answers) == [200, 409, 409, 409]
 
 
 def test_what_is_asked_for_a_study_can_be_changed_and_is_checked(site: Site) -> None:

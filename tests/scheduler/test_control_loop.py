@@ -340,6 +340,7 @@ def test_what_was_learned_of_a_study_is_forgotten_and_learned_again(bench: Bench
     bench.submit(study="other")
     bench.tick()
     assert "s" not in learned
+    assert "s" not in bench.loop._observer._coming._studies
     later = bench.submit(1)
     bench.tick()
     assert learned["s"].fraction(trial_id) > 0.0

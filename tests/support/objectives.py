@@ -7,6 +7,7 @@ import signal
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import optuna
@@ -291,3 +292,32 @@ def _maybe_die(epoch: int) -> None:
         except FileExistsError:
             return
         os.kill(os.getpid(), signal.SIGKILL)
+
+
+def reports_at_a_step_that_nobody_counts_to(trial: optuna.Trial) -> float:
+    trial.report(1.0, 2**63)
+    return 1.0
+
+
+def reports_at_such_a_step_later(trial: optuna.Trial) -> float:
+    trial.report(1.0, 1)
+    trial.report(1.0, 2**63)
+    return 1.0
+
+
+def sets_more_than_the_scheduler_takes(trial: optuna.Trial) -> float:
+    trial.set_user_attr("words", "x" * 40_000_000)
+    return 1.0
+
+
+def sets_what_is_nested_too_deep(trial: optuna.Trial) -> float:
+    value: Any = 1
+    for _ in range(400):
+        value = [value]
+    trial.set_user_attr("value", value)
+    return 1.0
+
+
+def sets_large_integers(trial: optuna.Trial) -> float:
+    trial.set_user_attr("value", [2**63, {"a": -(2**70)}])
+    return float(2**63)

@@ -257,6 +257,9 @@ def test_an_import_that_hangs_delays_nobody_and_ends_with_the_launcher(branches:
     for _ in range(3):
         assert not branches.run(ELASTUNE_API="http://127.0.0.1:1")
     assert time.monotonic() - before < 10.0
-    (hanging,) = psutil.Process(branches.servers.pid).children()
+    # The one that imports, and perhaps a spare.
+    children = psutil.Process(branches.servers.pid).children()
+    assert 1 <= len(children) <= 2
     branches.launcher.close()
-    hanging.wait(timeout=10.0)
+    for child in children:
+        child.wait(timeout=10.0)

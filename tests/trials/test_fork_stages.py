@@ -45,7 +45,7 @@ class Staged:
 
     def go_on(self) -> None:
         (self.folder / "go").touch()
-        self.until(lambda: not self.servers._has_more_coming)
+        self.until(lambda: not any(server.is_on_its_way for server in self.servers._chain))
 
     def until(self, condition: Callable[[], bool]) -> None:
         deadline = time.monotonic() + 20.0
@@ -80,7 +80,7 @@ def test_a_process_of_the_chain_that_is_lost_is_replaced(staged: Staged) -> None
     os.kill(lost, signal.SIGKILL)
     staged.until(lambda: staged.servers._chain[1].gone)
     assert staged.has_in_memory() in (1, 3)
-    staged.until(lambda: not staged.servers._has_more_coming)
+    staged.until(lambda: not any(server.is_on_its_way for server in staged.servers._chain))
     assert staged.has_in_memory() == 3
     assert staged.servers._chain[1].pid != lost
 

@@ -228,6 +228,34 @@ def test_replicas_come_and_go(store: TrialStore) -> None:
     assert ended == [(0, None), (1, 9.0), (2, None)]
 
 
+def test_what_is_gone_stays_gone_and_a_joiner_that_aims_elsewhere_is_left_alone(store: TrialStore) -> None:
+    """Replicas and the control loop write the same fields; neither undoes what the other has written since."""
+    trial_id = store.submit(spec(), 1.0).trial_id
+    for index in range(2):
+        store.add_replica(
+            ReplicaRecord(
+                replica_id=f"r{index}", trial_id=trial_id, node="n", slot=index, launch_index=index, launched_at=1.0
+            )
+        )
+    store.update_replica("r0", state=ReplicaState.GONE, gone_at=9.0, exit_status=-9)
+    store.update_replica("r0", state=ReplicaState.READY, join_epoch=3, ready_at=9.5)
+    store.retry_join("r0", None)
+    store.update_replica("r1", state=ReplicaState.READY, join_epoch=3)
+    store.update_replica("r1", state=ReplicaState.READY, join_epoch=5)
+    store.retry_join("r1", 3)
+
+    def shown(replica_id: str) -> tuple[ReplicaState, int | None, bool, int | None]:
+        (row,) = [each for each in store.replicas(live_only=False) if each.replica_id == replica_id]
+        return row.state, row.join_epoch, row.retry_join, row.exit_status
+
+    assert shown("r0") == (ReplicaState.GONE, None, False, -9)
+    assert shown("r1") == (ReplicaState.READY, 5, False, None)
+    store.retry_join("r1", 5)
+    assert shown("r1") == (ReplicaState.LAUNCHED, None, True, None)
+    store.retry_join("r1", None)
+    assert [row.replica_id for row in store.replicas()] == ["r1"]
+
+
 def test_reports_keep_the_first_value_of_a_step(store: TrialStore) -> None:
     trial_id, silent = store.submit(spec(), 1.0).trial_id, store.submit(spec(1), 1.0).trial_id
     assert not store.has_reported(trial_id)

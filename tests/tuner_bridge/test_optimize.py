@@ -11,6 +11,7 @@ from typing import Any
 import optuna
 import pytest
 
+from dist_core.errors import InvalidTraining
 from dist_core.goodput import Observation, optim_seconds
 from dist_core.goodput.speed_profiles import speed_profile
 from dist_core.goodput.throughput import gradient_seconds
@@ -73,6 +74,28 @@ class TestAgainstPlainOptuna:
             made = study()
             optimize(made, objective, n_trials=1)
             assert [trial.state for trial in made.trials] == [FAIL]
+
+    @pytest.mark.parametrize(
+        ("objective", "words"),
+        [
+            (objectives.reports_at_a_step_that_nobody_counts_to, "step"),
+            (objectives.reports_at_such_a_step_later, "step"),
+            (objectives.sets_more_than_the_scheduler_takes, "33554432"),
+            (objectives.sets_what_is_nested_too_deep, "nested more than 60 deep"),
+        ],
+    )
+    def test_what_the_scheduler_does_not_take_is_an_error_where_it_was_given(self, objective: Any, words: str) -> None:
+        """And not a replica that is started again and again."""
+        made = study()
+        with pytest.raises((TypeError, ValueError, InvalidTraining), match=words) as caught:
+            optimize(made, objective, n_trials=1)
+        assert f"in {objective.__name__}" in caught.value.__notes__[0]
+
+    def test_integers_of_any_size_arrive_as_they_are(self) -> None:
+        made = study()
+        optimize(made, objectives.sets_large_integers, n_trials=1)
+        assert made.trials[0].user_attrs["value"] == [2**63, {"a": -(2**70)}]
+        assert made.trials[0].value == float(2**63)
 
     def test_a_bad_distribution_raises_optunas_error(self) -> None:
         with pytest.raises(ValueError, match="low"):

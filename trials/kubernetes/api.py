@@ -54,6 +54,7 @@ EVENTS = Collection("/api/v1", "events")
 LEASES = Collection("/apis/coordination.k8s.io/v1", "leases")
 TRIALS = Collection(f"/apis/{GROUP}/{VERSION}", "trials")
 STUDIES = Collection(f"/apis/{GROUP}/{VERSION}", "studies")
+TOKEN_REVIEWS = Collection("/apis/authentication.k8s.io/v1", "tokenreviews")
 WEBHOOKS = Collection("/apis/admissionregistration.k8s.io/v1", "validatingwebhookconfigurations")
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from trials.errors import ClusterRefused, ClusterUnreachable, LaunchFailed
-from trials.kubernetes.api import PODS, ClusterApi
+from trials.kubernetes.api import PODS, QUOTAS, ClusterApi
 from trials.kubernetes.names import PLACEHOLDER_LABEL, REPLICA_LABEL, Document, label_value
 from trials.kubernetes.nodes import is_ready, node_slots
 from trials.kubernetes.pods import (
@@ -43,6 +43,8 @@ UNSEEN_SECONDS = 30.0
 ORPHAN_SECONDS = 10.0
 """A pod that no replica's record names is deleted when it is so old: its scheduler died before it had noted it."""
 LOG_BYTES = 256 * 1024
+TOLD_SECONDS = 30.0
+"""By then the watches know it too, or the next pod is refused."""
 
 logger = logging.getLogger(__name__)
 
@@ -83,6 +85,8 @@ class KubernetesLauncher:
         self._clock = clock
         self._created: dict[str, tuple[float, Document]] = {}
         self._known: tuple[int, list[NodeSlots], dict[str, SlotQuota]] = (-1, [], {})
+        self._told_quotas: dict[str, tuple[float, list[Document]]] = {}
+        """Of namespaces where a pod was refused, as the API server listed them then, with the time."""
         self._lock = threading.Lock()
         self._orphans_since: dict[str, float] = {}
         self._alive: set[str] | None = None
@@ -107,9 +111,26 @@ class KubernetesLauncher:
             if version != self._view.version:
                 version, pods = self._view.version, self._all_pods()
                 nodes = node_slots(self._view.nodes(), pods, self._settings, self._alive)
-                quotas = namespace_quotas(self._view.quotas(), pods, self._settings)
+                quotas = namespace_quotas(self._quotas(), pods, self._settings)
                 self._known = version, nodes, quotas
             return nodes, quotas
+
+    def _quotas(self) -> list[Document]:
+        """What the watches know, or what was told since. The lock is held."""
+        known = {_name(quota): quota for quota in self._view.quotas()}
+        now = self._clock()
+        for told_at, quotas in self._told_quotas.values():
+            if now - told_at < TOLD_SECONDS:
+                known |= {_name(each): each for each in quotas if _is_newer(each, known.get(_name(each)))}
+        return list(known.values())
+
+    def _ask_for_quotas(self, namespace: str) -> None:
+        """A pod was refused: the watches do not know, or not yet, why there is no room for it."""
+        with contextlib.suppress(ClusterRefused, ClusterUnreachable):
+            quotas = self._api.list(QUOTAS, namespace).get("items") or []
+            with self._lock:
+                self._told_quotas[namespace] = self._clock(), quotas
+                self._known = (-1, [], {})
 
     def slot_environ(self, node: str, slot: int) -> Mapping[str, str]:
         threads = self._settings.slot.get("cpu")
@@ -138,6 +159,8 @@ class KubernetesLauncher:
         try:
             pod = self._create(owner, manifest)
         except (ClusterRefused, ClusterUnreachable) as error:
+            if isinstance(error, ClusterRefused) and error.status == 403:
+                self._ask_for_quotas(owner.namespace)
             # The same words for every attempt: a pod's name is new each time.
             words = str(error).replace(request.replica_id, "NAME")
             raise LaunchFailed(f"the cluster refuses a pod on {request.node}: {words}") from error
@@ -304,3 +327,15 @@ class KubernetesLauncher:
 
     def close(self) -> None:
         """Nothing is held: pods run on."""
+
+
+def _name(document: Document) -> tuple[str, str]:
+    return document["metadata"]["namespace"], document["metadata"]["name"]
+
+
+def _is_newer(document: Document, other: Document | None) -> bool:
+    """By what the API server counts, where both say so; else what was asked for last."""
+    if other is None:
+        return True
+    versions = [str(each["metadata"].get("resourceVersion", "")) for each in (document, other)]
+    return int(versions[0]) > int(versions[1]) if all(each.isdecimal() for each in versions) else True

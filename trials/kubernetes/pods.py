@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from dist_core.env import GRACE_SECONDS
+from dist_core.env import GRACE_SECONDS, TOKEN, TOKEN_FILE
 from trials.kubernetes.amounts import Amounts, requests_of
 from trials.kubernetes.names import (
     GROUP,
@@ -35,6 +35,9 @@ from trials.launch.base import NO_ROOM, LaunchRequest
 CONTAINER = "replica"
 OWN_VOLUMES = "elastune-"
 """How the names of volumes begin that are not for templates: the one with everybody's checkpoints is among them."""
+TOKEN_FOLDER = "/var/run/secrets/elastune"  # noqa: S105  # where it is, not what it is
+TOKEN_SECONDS = 3600
+"""For so long the kubelet's token of a replica is good; it is replaced in time, and ends with the pod."""
 NODE_TOLERATION_SECONDS = 5
 """How long a pod stays on a node that is not ready; the trial itself heals sooner."""
 HOPELESS = frozenset(
@@ -147,6 +150,9 @@ def _environ(request: LaunchRequest, given: Sequence[Mapping[str, Any]], image: 
         "image": image,
     }
     own = {**request.environ, "ELASTUNE_START": json.dumps(start), "ELASTUNE_GRACE_SECONDS": str(grace)}
+    # Whoever may look at pods sees this; the kubelet gives the pod a token that stands nowhere else.
+    own.pop(TOKEN, None)
+    own[TOKEN_FILE] = f"{TOKEN_FOLDER}/token"
     named = [dict(each) for each in given if each.get("name") not in own]
     address = {"name": "ELASTUNE_HOST", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}
     own.pop("ELASTUNE_HOST", None)
@@ -216,6 +222,9 @@ def _add_volumes(spec: Document, container: Document, request: LaunchRequest, se
     if settings.volume:
         # Other trials' checkpoints, packed code and logs are on the same volume.
         mount["subPath"] = os.path.relpath(folder, settings.state_dir)
+    token = {"audience": settings.audience, "expirationSeconds": TOKEN_SECONDS, "path": "token"}
+    volumes.append({"name": "elastune-token", "projected": {"sources": [{"serviceAccountToken": token}]}})
+    mounts.append({"name": "elastune-token", "mountPath": TOKEN_FOLDER, "readOnly": True})
     volumes.append({"name": "elastune-state", **(dict(settings.volume) or {"emptyDir": {}})})
     mounts.append(mount)
     if "/dev/shm" not in {mount.get("mountPath") for mount in mounts}:  # noqa: S108  # a device, not a file

@@ -29,6 +29,8 @@ from trials.store.base import HistoryEntry
 from trials.store.memory import InMemoryTrialStore
 
 FLUSH_SECONDS = 1.0
+MOST_WRITES = 25
+"""A second, of what may wait: the API server has others to serve. Of more trials each is written less often."""
 LONGEST_NOTE = 1000
 
 logger = logging.getLogger(__name__)
@@ -228,8 +230,12 @@ class Resources:
         with self.noting:
             dirty, self._dirty = self._dirty, set()
             events, self._events = self._events, []
+        crowd = len(dirty) > MOST_WRITES
         for trial_id in dirty:
             self._flush_trial(trial_id)
+            if crowd:
+                # What is noted meanwhile goes with it.
+                self._closed.wait(1.0 / MOST_WRITES)
         self._flush_leases()
         for trial_id, entry in events:
             self._tell_event(trial_id, entry)

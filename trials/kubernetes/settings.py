@@ -67,6 +67,11 @@ class ClusterSettings:
             raise InvalidClusterSettings(f"startDeadlineSeconds is {self.start_deadline_seconds!r}; it must be above 0")
 
     @property
+    def audience(self) -> str:
+        """Whom replicas' tokens are for: this scheduler, and no other of the cluster."""
+        return f"{self.instance}.{self.namespace}.elastune.dev"
+
+    @property
     def all_namespaces(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys((self.namespace, *self.namespaces)))
 

@@ -33,7 +33,7 @@ from trials.kubernetes.resources import KeptStudy, Resources
 from trials.kubernetes.settings import ClusterSettings
 from trials.record import Outcome, Reason, ReplicaRecord, ReplicaState, Report, Study, TrialRecord
 from trials.spec import TrialSpec
-from trials.store.base import HistoryEntry, SlotInterval
+from trials.store.base import AIM_AGAIN, HistoryEntry, SlotInterval
 from trials.store.memory import InMemoryTrialStore
 from trials.terms import StudyTerms
 
@@ -273,12 +273,22 @@ class KubernetesTrialStore:
     def update_replica(self, replica_id: str, **fields: Any) -> None:
         self._update_replicas([replica_id], fields)
 
-    def set_replica_state(self, replica_ids: Sequence[str], state: ReplicaState) -> None:
-        alive = [name for name in replica_ids if self._memory.replica_state(name) not in (None, ReplicaState.GONE)]
-        self._update_replicas(alive, {"state": state})
+    def retry_join(self, replica_id: str, aimed: int | None) -> None:
+        self._update_replicas([replica_id], AIM_AGAIN, meant=lambda name: self._memory.aims_at(name, aimed))
 
-    def _update_replicas(self, replica_ids: Sequence[str], fields: Mapping[str, Any]) -> None:
-        """All of one trial. Only what a successor could not find out again has to be written at once."""
+    def set_replica_state(self, replica_ids: Sequence[str], state: ReplicaState) -> None:
+        self._update_replicas(replica_ids, {"state": state})
+
+    def _update_replicas(
+        self,
+        replica_ids: Sequence[str],
+        fields: Mapping[str, Any],
+        meant: Callable[[str], bool] = lambda name: True,
+    ) -> None:
+        """All of one trial. Only what a successor could not find out again has to be written at once.
+
+        ``meant``: which of them, asked when nobody else can write any more.
+        """
         trial_id = next(filter(None, map(self._memory.trial_of, replica_ids)), None)
         kept = None if trial_id is None else self._resources.trials.get(trial_id)
         if trial_id is None or kept is None:
@@ -290,8 +300,12 @@ class KubernetesTrialStore:
                 self._update_in_memory(change, fields)
             return
         with kept.writing:
-            change = self._change_of(replica_ids, fields)
-            ended = self._oldest_ended(trial_id) if fields.get("state") is ReplicaState.GONE else {}
+            ends = fields.get("state") is ReplicaState.GONE
+            alive = [name for name in replica_ids if ends or self._memory.replica_state(name) is not ReplicaState.GONE]
+            change = self._change_of([name for name in alive if meant(name)], fields)
+            if not change:
+                return
+            ended = self._oldest_ended(trial_id) if ends else {}
             self._resources.send(trial_id, {"replicaRecords": {**change, **ended}})
             self._update_in_memory(change, fields)
 

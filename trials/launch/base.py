@@ -31,6 +31,7 @@ class LaunchRequest:
 
     replica_id: str
     trial_id: str
+    study: str = ""
     node: str
     slot: int
     entrypoint: str

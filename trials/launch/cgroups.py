@@ -116,6 +116,17 @@ def enter(files: list[str]) -> None:
             members.write("0")
 
 
+def leave(files: list[str]) -> bool:
+    """Take the calling process out of these groups, to those above them; whether it could."""
+    try:
+        for file in files:
+            with open(Path(file).parents[1] / "cgroup.procs", "w") as members:
+                members.write("0")
+    except OSError:
+        return False
+    return True
+
+
 def _own_groups(text: str) -> list[tuple[str, str]]:
     """(controller, path) of each hierarchy; version 2 has no name."""
     found = []

@@ -18,7 +18,8 @@ import subprocess
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from trials.launch.base import LaunchRequest
@@ -39,21 +40,29 @@ UNFIT_SECONDS = 60.0
 
 logger = logging.getLogger(__name__)
 
-OnLaunch = Callable[[int], None]
-OnExit = Callable[[int, int], None]
+OnExit = Callable[["Ended"], None]
 _Key = tuple[str, tuple[str, ...], tuple[str, ...], tuple[str | None, ...]]
 
 
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """A replica has ended."""
+
+    pid: int
+    status: int
+    replica_id: str | None
+    """None: of an earlier life of the fork server, which is known by its pid alone."""
+    kept: bool = False
+    """Its process is still there, and may become another replica."""
+
+
 class ForkServers:
-    """``on_launch``, ``on_exit``: told of each replica's start and end, in this order, from another thread.
+    """``on_exit``: told of each replica's end, from another thread.
 
     ``on_ready``: called from another thread when a server has become ready, or never will.
     """
 
-    def __init__(
-        self, on_launch: OnLaunch, on_exit: OnExit, on_ready: Callable[[], None], started: StartedForkServer
-    ) -> None:
-        self._on_launch = on_launch
+    def __init__(self, on_exit: OnExit, on_ready: Callable[[], None], started: StartedForkServer) -> None:
         self._on_exit = on_exit
         self._on_ready = on_ready
         self._branches: OrderedDict[_Key, _Server] = OrderedDict()
@@ -61,6 +70,10 @@ class ForkServers:
         self._unfit: dict[_Key, float] = {}
         self._begun: set[_Key] = set()
         """Codes of which a replica was forked while a process with more modules was on its way."""
+        self._with_torch: set[_Key] = set()
+        """Codes that import torch, and did not say so."""
+        self._asked: dict[str, _Key] = {}
+        """Codes of the replicas that run."""
         self._take_over(started)
 
     @property
@@ -84,11 +97,15 @@ class ForkServers:
     @property
     def _trunk(self) -> _Server:
         """Of the processes that fork replicas, the one with the most modules in memory that is ready."""
-        return next((server for server in reversed(self._chain) if server.ready), self._chain[0])
+        return _fullest(self._chain)
 
-    @property
-    def _has_more_coming(self) -> bool:
-        return any(server.is_on_its_way for server in self._chain)
+    def _fitting(self, request: LaunchRequest) -> list[_Server]:
+        """Processes of the chain to fork it from: those that have torch in memory, or those that do not."""
+        wants = self._wants_torch(request)
+        return [server for server in self._chain if server.has_torch == wants] or self._chain
+
+    def _wants_torch(self, request: LaunchRequest) -> bool:
+        return _key(request) in self._with_torch or any(name.partition(".")[0] == "torch" for name in request.preload)
 
     @property
     def _has_lost_one(self) -> bool:
@@ -96,7 +113,17 @@ class ForkServers:
         return self._trunk.gone or any(server.gone and server.has_been_ready for server in self._chain)
 
     def _served_by(self, connection: socket.socket) -> _Server:
-        return _Server(connection, self._on_launch, self._on_exit, self._on_ready)
+        return _Server(connection, self._note_exit, self._note_torch, self._on_ready)
+
+    def _note_exit(self, ended: Ended) -> None:
+        self._asked.pop(ended.replica_id or "", None)
+        self._on_exit(ended)
+
+    def _note_torch(self, replica_id: str) -> None:
+        """Its code has imported torch by itself: the next replica of it had better have it from its beginning."""
+        key = self._asked.get(replica_id)
+        if key is not None:
+            self._with_torch.add(key)
 
     def is_ready_for(self, request: LaunchRequest) -> bool:
         """Whether to fork now. Not while a server starts, or has another fork of it import the replica's code.
@@ -104,23 +131,30 @@ class ForkServers:
         The first replica of a code does without what is not there yet: it imports that by itself, at the same time.
         """
         key = _key(request)
-        if key in self._begun and self._has_more_coming:
+        fitting = self._fitting(request)
+        if key in self._begun and any(server.is_on_its_way for server in fitting):
             return False
         # Code that could not be shared once is hardly worth waiting for.
         branch = None if key in self._unfit else self._branches.get(key)
-        return not any(server is not None and server.is_on_its_way for server in (self._trunk, branch))
+        return not any(server is not None and server.is_on_its_way for server in (_fullest(fitting), branch))
 
     def fork(self, request: LaunchRequest, document: Mapping[str, Any]) -> int | None:
         """Pid of the new replica; None when no server can give one, and the replica has to start cold."""
         key = _key(request)
+        self._asked[request.replica_id] = key
         branch = self._branches.get(key)
+        if branch is not None and not branch.has_torch and self._wants_torch(request):
+            self._retire(key)
+            branch = None
         if branch is not None and branch.ready:
             self._branches.move_to_end(key)
             pid = branch.fork(request.replica_id, document)
             if pid is not None:
                 return pid
         pid = self._fork_from_trunk(request, document)
-        if pid is not None and self._has_more_coming:
+        if pid is None:
+            del self._asked[request.replica_id]
+        if pid is not None and any(server.is_on_its_way for server in self._fitting(request)):
             self._begun.add(key)
         elif pid is not None and request.user_code:
             self._prepare_branch(key, request)
@@ -131,14 +165,17 @@ class ForkServers:
             logger.warning("fork server gone: starting another one")
             self.kill()
             self._take_over(start_fork_server(self._stages))
-        known = self._chain[-1].modules.union(self._stages[-1])
-        self._stages[-1] += [name for name in request.preload if name not in known]
+        fitting = self._fitting(request)
+        wanted = [*request.preload, *(["torch"] if self._wants_torch(request) else [])]
+        stage = self._stages[self._chain.index(fitting[-1])]
+        known = fitting[-1].modules.union(stage)
+        stage += [name for name in wanted if name not in known]
         # Again where a process finds its code to be out of date and loads it anew.
         for _ in range(len(self._chain) + 1):
-            trunk = self._trunk
+            trunk = _fullest(fitting)
             if not trunk.wait_until_ready():
                 return None
-            new = [name for name in request.preload if name not in trunk.modules]
+            new = [name for name in wanted if name not in trunk.modules]
             if new:
                 trunk.send({"preload": new})
                 trunk.modules.update(new)
@@ -166,9 +203,11 @@ class ForkServers:
             "environ": _without_identity(request.environ),
             "entrypoint": request.entrypoint,
         }
+        trunk = _fullest(self._fitting(request))
         with theirs:
-            self._trunk.send({"branch": wanted}, theirs)
+            trunk.send({"branch": wanted}, theirs)
         self._branches[key] = self._served_by(ours)
+        self._branches[key].modules = set(trunk.modules)
         while len(self._branches) > MOST_BRANCHES:
             self._retire(next(iter(self._branches)))
 
@@ -202,7 +241,11 @@ class _Server:
     """One end of a socket pair; at the other, a process that forks replicas."""
 
     def __init__(
-        self, connection: socket.socket, on_launch: OnLaunch, on_exit: OnExit, on_ready: Callable[[], None]
+        self,
+        connection: socket.socket,
+        on_exit: OnExit,
+        on_torch: Callable[[str], None],
+        on_ready: Callable[[], None],
     ) -> None:
         self.ready = False
         self.has_been_ready = False
@@ -213,8 +256,8 @@ class _Server:
         """What a fork server has in memory, by the names it was told."""
         self._pid: int | None = None
         self._answers: dict[str, int | None] = {}
-        self._on_launch = on_launch
         self._on_exit = on_exit
+        self._on_torch = on_torch
         self._on_ready = on_ready
         self._began = time.monotonic()
         self._news = threading.Condition()
@@ -227,11 +270,12 @@ class _Server:
             for line in lines:
                 message = json.loads(line)
                 if "exited" in message:
-                    self._on_exit(message["exited"], message["status"])
+                    kept = message.get("kept", False)
+                    self._on_exit(Ended(message["exited"], message["status"], message["replica"], kept))
                     continue
-                if "launched" in message:
-                    # Before its end can be told, by this same thread.
-                    self._on_launch(message["pid"])
+                if "torch" in message:
+                    self._on_torch(message["torch"])
+                    continue
                 with self._news:
                     self._take(message)
                     self._news.notify_all()
@@ -264,6 +308,10 @@ class _Server:
     @property
     def pid(self) -> int | None:
         return self._pid
+
+    @property
+    def has_torch(self) -> bool:
+        return any(name.partition(".")[0] == "torch" for name in self.modules)
 
     @property
     def is_on_its_way(self) -> bool:
@@ -310,6 +358,11 @@ class _Server:
         with contextlib.suppress(OSError):
             self._connection.shutdown(socket.SHUT_RDWR)
         self._reader.join(timeout=5.0)
+
+
+def _fullest(servers: Sequence[_Server]) -> _Server:
+    """The one with the most modules in memory that is ready, of servers in the order of what they have."""
+    return next((server for server in reversed(servers) if server.ready), servers[0])
 
 
 def _key(request: LaunchRequest) -> _Key:

@@ -3,8 +3,12 @@
 One per machine, or a chain: given several stages (``fork_start``), it forks a process that goes on importing while it
 serves already itself. Each starts no thread, opens no process group and touches no GPU before a fork. It speaks JSON
 lines over a socket pair with its launcher: requests ``{"launch": ...}``, ``{"preload": [...]}``; answers
-``{"launched": id, "pid": ...}``, ``{"exited": pid, "status": ...}``. When the launcher's end closes, it ends; its
-replicas run on, and their leases end them if no scheduler adopts them.
+``{"launched": id, "pid": ...}``, ``{"exited": pid, "status": ..., "replica": id}``. When the launcher's end closes, it
+ends; its replicas run on, and their leases end them if no scheduler adopts them.
+
+A process whose replica has ended, and which may become another one (``keeping``), says so over a line of its own and
+waits there for a while; with the end of its replica the launcher hears that it is ``kept``. It says as well, for
+``{"torch": id}``, when torch came in that was not in memory before.
 
 When a file that it has loaded changes, it answers ``{"stale": id}`` instead of forking, and becomes a fresh
 interpreter in the same process, so that the replicas stay its children; it says ``{"ready": pid}`` when it has loaded
@@ -27,15 +31,48 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
+from trials.launch.cgroups import leave
+from trials.launch.keeping import Keeping
 from trials.launch.loaded_sources import LoadedSources
 from trials.launch.replica_start import confine, finish, redirect, reseed, run_replica
 from trials.launch.shared_import import SharedImport, UnfitToShare, import_for_sharing
+from trials.launch.user_code import LOADED_BY
 
 IDLE_SECONDS = 600.0
 """A branch that nobody has asked for anything for so long, and that has no replica, gives its memory back."""
+
+KEPT_SECONDS = 10.0
+"""A process that could become another replica, and does not for so long, ends."""
+SPARE_SECONDS = 60.0
+"""The same of one that has been none yet."""
+SPARE_AFTER_SECONDS = 0.05
+"""A spare is made when nobody has asked for anything for so long: a burst of launches goes first."""
+
+
+@dataclass(slots=True, eq=False)
+class _Child:
+    """A process that is a replica, or could become one again."""
+
+    replica_id: str | None
+    kind: object
+    """None: a spare, which can become any replica."""
+    line: socket.socket | None
+    kept_since: float | None = None
+    """Since when it waits to become another replica, if it does."""
+
+    @property
+    def is_spare(self) -> bool:
+        return self.kind is None and self.kept_since is not None
+
+    def hang_up(self) -> None:
+        """Speak to it no more; one that waits ends by that."""
+        if self.line is not None:
+            self.line.close()
+            self.line = None
 
 
 class _Server:
@@ -45,7 +82,9 @@ class _Server:
         self.connection = connection
         self.sources = sources
         self.shared = shared
-        self.children: set[int] = set()
+        self.children: dict[int, _Child] = {}
+        self.wants_spare = False
+        """Whether to fork a process beforehand: where one replica was started, another one follows."""
         self.received_sockets: list[int] = []
         self.hung_up = False
         self.asked = time.monotonic()
@@ -66,6 +105,9 @@ class _Server:
         self.connection.close()
         for descriptor in (*self.wakeup, *self.received_sockets):
             os.close(descriptor)
+        for child in self.children.values():
+            child.hang_up()
+        self.children.clear()
         os.setsid()
 
     def answer(self, message: dict[str, Any]) -> None:
@@ -78,11 +120,18 @@ class _Server:
         pending = b""
         while not self.over():
             watched: list[Any] = [self.wakeup[0]] if self.hung_up else [self.wakeup[0], self.connection]
-            ready, _, _ = select.select(watched, [], [], 1.0)
+            lines = {child.line: pid for pid, child in self.children.items() if child.line is not None}
+            patience = SPARE_AFTER_SECONDS if self.wants_spare else 1.0
+            ready, _, _ = select.select([*watched, *lines], [], [], patience)
+            if not ready and self.wants_spare and not self.over():
+                self.make_spare()
             if self.wakeup[0] in ready:
                 with contextlib.suppress(BlockingIOError):
                     os.read(self.wakeup[0], 4096)
+            for line in lines.keys() & set(ready):
+                self.hear(lines[line])
             self.reap()
+            self.let_idle_go()
             if self.connection not in ready:
                 continue
             received, sockets, _, _ = socket.recv_fds(self.connection, 65536, 8)
@@ -92,9 +141,9 @@ class _Server:
             self.received_sockets += sockets
             self.hung_up = not received
             self.asked = time.monotonic()
-            *lines, pending = (pending + received).split(b"\n")
-            for line in lines:
-                self.handle(json.loads(line))
+            *requests, pending = (pending + received).split(b"\n")
+            for request in requests:
+                self.handle(json.loads(request))
 
     def handle(self, message: dict[str, Any]) -> None:
         raise NotImplementedError
@@ -105,9 +154,73 @@ class _Server:
         return self.sources.changed()
 
     def launch(self, request: dict[str, Any]) -> None:
-        pid = self.fork(lambda: self._become_replica(request))
-        self.children.add(pid)
+        kind = _kind_of(request)
+        waiting = [(pid, child) for pid, child in self.children.items() if child.kept_since is not None]
+        # One that has been such a replica has more in memory than a spare.
+        for pid, child in sorted(waiting, key=lambda each: each[1].kind is None):
+            if child.kind in (kind, None) and _say(child.line, request):
+                self.wants_spare = self.wants_spare or child.kind is None
+                child.replica_id, child.kind, child.kept_since = request["replica_id"], kind, None
+                self.answer({"launched": request["replica_id"], "pid": pid})
+                return
+        pid = self._fork_replica(request)
+        self.children[pid].replica_id, self.children[pid].kind = request["replica_id"], kind
+        self.wants_spare = True
         self.answer({"launched": request["replica_id"], "pid": pid})
+
+    def make_spare(self) -> None:
+        self.wants_spare = False
+        if not any(child.is_spare for child in self.children.values()):
+            self.children[self._fork_replica(None)].kept_since = time.monotonic()
+
+    def drop_spares(self) -> None:
+        """They lack what this process has imported since."""
+        for child in self.children.values():
+            if child.is_spare:
+                child.hang_up()
+
+    def _fork_replica(self, request: dict[str, Any] | None) -> int:
+        """``request``: None where it will be told later."""
+        ours, theirs = socket.socketpair()
+
+        def become() -> None:
+            ours.close()
+            self._become_replica(request, theirs)
+
+        pid = self.fork(become)
+        theirs.close()
+        self.children[pid] = _Child(None, None, ours)
+        return pid
+
+    def hear(self, pid: int) -> None:
+        """What one of its processes says."""
+        child = self.children[pid]
+        assert child.line is not None
+        words = b""
+        # Reset: it was ended with a request unread.
+        with contextlib.suppress(ConnectionResetError):
+            words = child.line.recv(4096)
+        for word in words.split():
+            if word == b"torch":
+                self.answer({"torch": child.replica_id})
+            else:
+                child.kept_since = time.monotonic()
+                self.answer({"exited": pid, "status": 0, "replica": child.replica_id, "kept": True})
+        if not words:
+            child.hang_up()
+
+    def let_idle_go(self) -> None:
+        """A process that is kept ends when nobody can speak to it any more."""
+        for child in self.children.values():
+            if child.kept_since is None:
+                continue
+            longest = SPARE_SECONDS if child.is_spare else KEPT_SECONDS
+            if self.hung_up or time.monotonic() - child.kept_since > longest:
+                child.hang_up()
+
+    @property
+    def has_replicas(self) -> bool:
+        return any(child.kept_since is None for child in self.children.values())
 
     def fork(self, become: Callable[[], None]) -> int:
         self.pid = os.getpid()
@@ -119,15 +232,32 @@ class _Server:
                 os._exit(1)
         return pid
 
-    def _become_replica(self, request: dict[str, Any]) -> None:
+    def _become_replica(self, request: dict[str, Any] | None, line: socket.socket) -> None:
         self.let_go()
-        redirect(request["log"], self.shared.printed)
-        confine(request)
-        os.environ.clear()
-        os.environ.update(request["environ"])
-        sys.argv = [request["entrypoint"]]
-        reseed()
-        finish(run_replica(request))
+        request = request or _told(line)
+        keeping = Keeping()
+        had_torch = "torch" in sys.modules
+        while True:
+            keeping.begin()
+            redirect(request["log"], self.shared.printed)
+            confine(request)
+            os.environ.clear()
+            os.environ.update(request["environ"])
+            sys.argv = [request["entrypoint"]]
+            reseed()
+            status = run_replica(request)
+            if "torch" in sys.modules and not had_torch:
+                with contextlib.suppress(OSError):
+                    line.sendall(b"torch ")
+            if status != 0 or not keeping.may_go_on() or not leave(request["cgroups"]):
+                finish(status)
+            sys.stdout.flush()
+            sys.stderr.flush()
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
+            with contextlib.suppress(OSError):
+                line.sendall(b"kept ")
+            request = _told(line)
 
     def reap(self) -> None:
         while True:
@@ -137,8 +267,45 @@ class _Server:
                 return
             if pid == 0:
                 return
-            self.children.discard(pid)
-            self.answer({"exited": pid, "status": os.waitstatus_to_exitcode(status)})
+            # One that was started before this process began anew is not known by name.
+            child = self.children.pop(pid, None) or _Child(None, None, None)
+            child.hang_up()
+            if child.kept_since is None:
+                code = os.waitstatus_to_exitcode(status)
+                self.answer({"exited": pid, "status": code, "replica": child.replica_id})
+
+
+def _kind_of(request: Mapping[str, Any]) -> object:
+    """Processes that have been a replica of one kind may become another one of it."""
+    names = ("study", "entrypoint", "working_dir", "python_path", "user_code")
+    environ = request["environ"].items()
+    same = {name: value for name, value in environ if not name.startswith("ELASTUNE_") or name in LOADED_BY}
+    return [request[name] for name in names], same
+
+
+def _say(line: socket.socket | None, request: Mapping[str, Any]) -> bool:
+    """Whether somebody is there to hear."""
+    try:
+        if line is not None:
+            line.sendall(json.dumps(request).encode() + b"\n")
+    except OSError:
+        return False
+    return line is not None
+
+
+def _told(line: socket.socket) -> dict[str, Any]:
+    """In a process that waits: what it is to be. It ends when nobody wants it."""
+    received = b""
+    with contextlib.suppress(OSError):
+        while not received.endswith(b"\n"):
+            more = line.recv(1 << 20)
+            if not more:
+                break
+            received += more
+    if not received.endswith(b"\n"):
+        finish(0)
+    request: dict[str, Any] = json.loads(received)
+    return request
 
 
 class _ForkServer(_Server):
@@ -147,6 +314,7 @@ class _ForkServer(_Server):
         self.preloaded = list(preloaded)
 
     def preload(self, names: list[str]) -> None:
+        self.drop_spares()
         for name in names:
             with contextlib.suppress(Exception):
                 importlib.import_module(name)
@@ -203,7 +371,7 @@ class _Branch(_Server):
 
     def over(self) -> bool:
         idle = time.monotonic() - self.asked > IDLE_SECONDS
-        return not self.children and (self.hung_up or self.out_of_date or idle)
+        return not self.has_replicas and (self.hung_up or self.out_of_date or idle)
 
     def handle(self, message: dict[str, Any]) -> None:
         request = message["launch"]

@@ -26,7 +26,7 @@ import psutil
 from trials.errors import LaunchFailed
 from trials.launch.base import Exit, LaunchRequest, NodeSlots, ReplicaProcess
 from trials.launch.cgroups import Cgroups
-from trials.launch.fork_client import ForkServers
+from trials.launch.fork_client import Ended, ForkServers
 from trials.launch.fork_start import StartedForkServer, own_path, start_fork_server
 from trials.launch.gpus import GpuSource, NoGpus
 from trials.launch.pending_starts import PendingStarts
@@ -73,7 +73,10 @@ class LocalLauncher:
         self._leaving: set[str] = set()
         if memory_bytes is not None and (self._cgroups is None or self._cgroups.memory is None):
             logger.warning("this machine lets us limit no process's memory; replicas may use all of it")
-        self._statuses: dict[int, int] = {}
+        self._ended: dict[str, Ended] = {}
+        """Replicas that have ended, until somebody asks."""
+        self._present: dict[int, str] = {}
+        """Which replica a process that this launcher started is, or was last."""
         self._own: dict[int, float | None] = {}
         """Processes that this launcher started, with the time at which they were first seen to be gone."""
         self._lock = threading.Lock()
@@ -82,16 +85,13 @@ class LocalLauncher:
         self._starts = PendingStarts(self._start_warm, lambda: self.on_change())
         if fork_server:
             started = start_fork_server([preload]) if fork_server is True else fork_server
-            self._servers = ForkServers(self._note_launch, self._note_exit, lambda: self.on_change(), started)
+            self._servers = ForkServers(self._note_exit, lambda: self.on_change(), started)
 
-    def _note_launch(self, pid: int) -> None:
-        """Forget what an earlier process of this number may have left."""
+    def _note_exit(self, ended: Ended) -> None:
         with self._lock:
-            self._statuses.pop(pid, None)
-
-    def _note_exit(self, pid: int, status: int) -> None:
-        with self._lock:
-            self._statuses[pid] = status
+            replica_id = ended.replica_id or self._present.get(ended.pid)
+            if replica_id is not None:
+                self._ended[replica_id] = ended
         self.on_change()
 
     def nodes(self) -> Sequence[NodeSlots]:
@@ -165,7 +165,9 @@ class LocalLauncher:
                 pid = self._launch_cold(request, document)
         except OSError as error:
             raise LaunchFailed(f"a replica could not be started in {request.working_dir}: {error}") from error
-        self._own[pid] = None
+        with self._lock:
+            self._own[pid] = None
+            self._present[pid] = request.replica_id
         try:
             started = psutil.Process(pid).create_time()
         except psutil.NoSuchProcess:
@@ -192,12 +194,12 @@ class LocalLauncher:
         assert process.stdin is not None
         process.stdin.write(json.dumps(document).encode())
         process.stdin.close()
-        self._note_launch(process.pid)
-        threading.Thread(target=self._await_cold, args=(process,), name="cold-replica", daemon=True).start()
+        waiting = (process, request.replica_id)
+        threading.Thread(target=self._await_cold, args=waiting, name="cold-replica", daemon=True).start()
         return process.pid
 
-    def _await_cold(self, process: subprocess.Popen[bytes]) -> None:
-        self._note_exit(process.pid, process.wait())
+    def _await_cold(self, process: subprocess.Popen[bytes], replica_id: str) -> None:
+        self._note_exit(Ended(process.pid, process.wait(), replica_id))
 
     def exits(self, replicas: Sequence[ReplicaRecord]) -> list[Exit]:
         gone: list[Exit] = []
@@ -208,16 +210,21 @@ class LocalLauncher:
             if replica.pid is None:
                 continue
             with self._lock:
-                status = self._statuses.pop(replica.pid, None)
-            if status is None and (_is_running(replica) or self._status_may_come(replica.pid)):
+                ended = self._ended.pop(replica.replica_id, None)
+            if ended is None and (_is_running(replica) or self._status_may_come(replica.pid)):
                 continue
-            self._own.pop(replica.pid, None)
+            kept = ended is not None and ended.kept
+            with self._lock:
+                if not kept and self._present.get(replica.pid) == replica.replica_id:
+                    del self._present[replica.pid]
+                    self._own.pop(replica.pid, None)
             why = ""
             if self._cgroups is not None and self._cgroups.ran_out_of_memory(replica.replica_id):
                 limit = "" if self._memory_bytes is None else f" of {self._memory_bytes / 2**30:.3g} GiB for a slot"
                 why = f"the machine's memory{limit} was used up"
-            gone.append(Exit(replica.replica_id, status, why))
-            _end_children(replica.pid)
+            gone.append(Exit(replica.replica_id, None if ended is None else ended.status, why))
+            if not kept:
+                _end_children(replica.pid)
             self._let_go(replica.replica_id)
         return gone
 
@@ -233,6 +240,11 @@ class LocalLauncher:
     def stop(self, replica: ReplicaRecord, *, force: bool) -> None:
         if replica.pid is None or not _is_running(replica):
             return
+        with self._lock:
+            present = self._present.get(replica.pid, replica.replica_id)
+            if replica.replica_id in self._ended or present != replica.replica_id:
+                # Its process is kept, or another replica by now.
+                return
         with contextlib.suppress(ProcessLookupError, PermissionError):
             if force:
                 if self._cgroups is not None:

@@ -12,6 +12,8 @@ from trials.terms import StudyTerms
 
 RESIZE = " replicas"
 """How a history's entry ends that tells of another number of replicas."""
+AIM_AGAIN: Mapping[str, Any] = {"state": ReplicaState.LAUNCHED, "join_epoch": None, "retry_join": True}
+"""What becomes of a joiner's record that is to aim at a later epoch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,7 +112,13 @@ class TrialStore(Protocol):
 
     def replicas(self, *, trial_id: str | None = None, live_only: bool = True) -> list[ReplicaRecord]: ...
 
-    def update_replica(self, replica_id: str, **fields: Any) -> None: ...
+    def update_replica(self, replica_id: str, **fields: Any) -> None:
+        """What is gone stays gone: a fact that arrives later changes nothing of it."""
+        ...
+
+    def retry_join(self, replica_id: str, aimed: int | None) -> None:
+        """Have a joiner aim again that had aimed at this epoch; one that aims elsewhere by now is left alone."""
+        ...
 
     def set_replica_state(self, replica_ids: Sequence[str], state: ReplicaState) -> None: ...
 

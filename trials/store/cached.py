@@ -176,6 +176,11 @@ class CachedTrialStore:
             if fields.get("state") is ReplicaState.GONE:
                 memory.forget_replica(replica_id)
 
+    def retry_join(self, replica_id: str, aimed: int | None) -> None:
+        with self._writing() as memory:
+            self._sql.retry_join(replica_id, aimed)
+            memory.retry_join(replica_id, aimed)
+
     def set_replica_state(self, replica_ids: Sequence[str], state: ReplicaState) -> None:
         with self._writing() as memory:
             self._sql.set_replica_state(replica_ids, state)

@@ -10,7 +10,7 @@ from typing import Any
 from trials.errors import UnknownTrial
 from trials.record import Outcome, Reason, ReplicaRecord, ReplicaState, Report, Study, TrialRecord
 from trials.spec import TrialSpec
-from trials.store.base import HistoryEntry, SlotInterval
+from trials.store.base import AIM_AGAIN, HistoryEntry, SlotInterval
 from trials.store.report_book import ReportBook
 from trials.terms import StudyTerms
 
@@ -241,12 +241,21 @@ class InMemoryTrialStore:
     def update_replica(self, replica_id: str, **fields: Any) -> None:
         with self._lock:
             row = self._replicas.get(replica_id)
-            if row is None:
+            if row is None or (row.state is ReplicaState.GONE and fields.get("state") is not ReplicaState.GONE):
                 return
             self.writes += 1
             self._replicas[replica_id] = replace(row, **fields)
             if fields.get("state") is ReplicaState.GONE:
                 self._live_replicas.pop(replica_id, None)
+
+    def retry_join(self, replica_id: str, aimed: int | None) -> None:
+        with self._lock:
+            if self.aims_at(replica_id, aimed):
+                self.update_replica(replica_id, **AIM_AGAIN)
+
+    def aims_at(self, replica_id: str, epoch: int | None) -> bool:
+        row = self._replicas.get(replica_id)
+        return row is not None and row.join_epoch == epoch
 
     def replica_state(self, replica_id: str) -> ReplicaState | None:
         with self._lock:
@@ -262,9 +271,7 @@ class InMemoryTrialStore:
     def set_replica_state(self, replica_ids: Sequence[str], state: ReplicaState) -> None:
         with self._lock:
             for replica_id in replica_ids:
-                row = self._replicas.get(replica_id)
-                if row is not None and row.state is not ReplicaState.GONE:
-                    self.update_replica(replica_id, state=state)
+                self.update_replica(replica_id, state=state)
 
     # ------------------------------------------------------------------ hints, reports, history
 

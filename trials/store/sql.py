@@ -25,7 +25,7 @@ from trials.errors import StateFolderInUse, StoreUnavailable, UnknownTrial
 from trials.record import Outcome, Reason, ReplicaRecord, ReplicaState, Report, Study, TrialRecord
 from trials.spec import TrialSpec
 from trials.states import FINAL_STATES, TrialState
-from trials.store.base import RESIZE, HistoryEntry, SlotInterval
+from trials.store.base import AIM_AGAIN, RESIZE, HistoryEntry, SlotInterval
 from trials.store.claim import claim, whoami
 from trials.store.schema import bring_up_to_date
 from trials.store.tables import hints as _hints
@@ -38,6 +38,8 @@ from trials.terms import StudyTerms
 
 BUSY_SECONDS = 10
 """Longest wait for another writer, or for a connection, before a write is given up as impossible for now."""
+
+_alive = _replicas.c.state != ReplicaState.GONE.value
 
 
 class SqlTrialStore:
@@ -246,7 +248,7 @@ class SqlTrialStore:
     def replicas(self, *, trial_id: str | None = None, live_only: bool = True) -> list[ReplicaRecord]:
         query = select(_replicas).order_by(_replicas.c.launched_at, _replicas.c.launch_index)
         if live_only:
-            query = query.where(_replicas.c.state != ReplicaState.GONE.value)
+            query = query.where(_alive)
         if trial_id is not None:
             query = query.where(_replicas.c.trial_id == trial_id)
         with self._read() as connection:
@@ -258,13 +260,24 @@ class SqlTrialStore:
     def update_replica(self, replica_id: str, **fields: Any) -> None:
         if isinstance(fields.get("state"), ReplicaState):
             fields["state"] = fields["state"].value
+        meant = _replicas.c.replica_id == replica_id
+        if fields.get("state") != ReplicaState.GONE.value:
+            meant &= _alive
         with self._write() as connection:
-            connection.execute(_replicas.update().where(_replicas.c.replica_id == replica_id).values(**fields))
+            connection.execute(_replicas.update().where(meant).values(**fields))
+
+    def retry_join(self, replica_id: str, aimed: int | None) -> None:
+        # SQLAlchemy writes IS NULL for None.
+        meant = (_replicas.c.replica_id == replica_id) & (_replicas.c.join_epoch == aimed)
+        with self._write() as connection:
+            connection.execute(
+                _replicas.update().where(meant & _alive).values(**{**AIM_AGAIN, "state": AIM_AGAIN["state"].value})
+            )
 
     def set_replica_state(self, replica_ids: Sequence[str], state: ReplicaState) -> None:
-        alive = _replicas.c.replica_id.in_(list(replica_ids)) & (_replicas.c.state != ReplicaState.GONE.value)
+        meant = _replicas.c.replica_id.in_(list(replica_ids))
         with self._write() as connection:
-            connection.execute(_replicas.update().where(alive).values(state=state.value))
+            connection.execute(_replicas.update().where(meant & _alive).values(state=state.value))
 
     # ------------------------------------------------------------------ hints, reports, history
 

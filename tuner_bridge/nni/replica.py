@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
-from dist_core.core import TrainingCore
 from dist_core.env import ReplicaEnvironment
+from dist_core.plain_replica import Participant
 from tuner_bridge.command import run_process
 from tuner_bridge.replica import run_replica, tell_value
 from tuner_bridge.script import Script
@@ -22,7 +22,7 @@ def main() -> int:
     return run_replica(_prepare)
 
 
-def _prepare(core: TrainingCore, document: Mapping[str, Any]) -> Callable[[], Any]:
+def _prepare(core: Participant, document: Mapping[str, Any]) -> Callable[[], Any]:
     assert core.environment is not None
     os.environ.update(_nni_environ(document["payload"]["nni"], core.environment))
     _take_exits_for_ends(core)
@@ -43,7 +43,7 @@ def _flush_results() -> None:
         channel.flush()
 
 
-def _take_exits_for_ends(core: TrainingCore) -> None:
+def _take_exits_for_ends(core: Participant) -> None:
     """A script may end by ``os._exit(0)`` once it has told its final result; nothing behind it would tell its end."""
     leave, own = os._exit, os.getpid()
 

@@ -11,8 +11,10 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, TypedDict
 
-from dist_core.core import TrainingCore
 from dist_core.errors import ControlChannelError
+from dist_core.plain_replica import Participant
+from tuner_bridge.errors import InvalidValue
+from tuner_bridge.replica import naming_what_is_not_taken
 from tuner_bridge.wire import encode_value
 
 MOST_UNTOLD = 1000
@@ -32,7 +34,7 @@ class Result(TypedDict):
 
 
 class Teller:
-    def __init__(self, core: TrainingCore, question: Callable[[], str]) -> None:
+    def __init__(self, core: Participant, question: Callable[[], str]) -> None:
         """``question`` gives names for what is asked, each another."""
         self._core, self._question = core, question
         self._changed = threading.Condition()
@@ -94,7 +96,11 @@ class Teller:
         body = {"id": self._question(), "method": "metrics", "arguments": {"metrics": encode_value(metrics)}}
         answer: dict[str, Any] | None = None
         while answer is None:
-            answer = channel.request("POST", "/call", body)["answer"]
+            try:
+                with naming_what_is_not_taken("a result"):
+                    answer = channel.request("POST", "/call", body)["answer"]
+            except InvalidValue as error:
+                raise RuntimeError(str(error)) from error
         if "exception" in answer:
             raise RuntimeError(f"NNI did not take the result: {answer['exception']['message']}")
         reports = [each["report"] for each in results if each["report"] is not None]

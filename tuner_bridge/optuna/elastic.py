@@ -29,6 +29,7 @@ def elastic(
     state_dir: str | os.PathLike[str] | None = None,
     terms: StudyTerms | None = None,
     promise_metric: tuple[str, str] | None = None,
+    fresh_processes: bool = False,
 ) -> ElasticObjective:
     """The objective whose trials are elastic jobs: ``study.optimize(elastic(train), n_trials=64, n_jobs=8)``.
 
@@ -38,7 +39,7 @@ def elastic(
 
     Raises what ``optimize`` raises for what cannot be run.
     """
-    template = template_of(objective, min_replicas, max_replicas, promise_metric)
+    template = template_of(objective, min_replicas, max_replicas, promise_metric, fresh_processes)
     check_slots(slots, emulate)
     return ElasticObjective(template, max_replicas, slots, emulate, state_dir, terms, promise_metric)
 
@@ -90,7 +91,13 @@ class ElasticObjective:
         atexit.register(self.close)
         with contextlib.ExitStack() as starting:
             client, embedded = starting.enter_context(
-                scheduler_for(study.study_name, self._slots, self._state_dir, self._emulate)
+                scheduler_for(
+                    study.study_name,
+                    self._slots,
+                    self._state_dir,
+                    self._emulate,
+                    preload=self._template.preload,
+                )
             )
             driver = driver_of(study, self._template, client, embedded, self._promise_metric)
             driver.attach(None if self._terms is None else self._terms.to_json())

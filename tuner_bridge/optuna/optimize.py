@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -58,6 +58,7 @@ def optimize(
     terms: StudyTerms | None = None,
     promise_metric: tuple[str, str] | None = None,
     environ: Asked = None,
+    fresh_processes: bool = False,
     resume: bool = False,
     live: bool = False,
     timeline: str | os.PathLike[str] | None = None,
@@ -85,6 +86,9 @@ def optimize(
             machine trials have this process's environment anyway. A scheduler that ELASTUNE_URL names starts them
             with its machine's, and with the settings of well-known tools (``WANDB_``, ``HF_``, ``TORCH_`` and the
             like) that are set here, except for keys, tokens and passwords, which have to be named.
+        fresh_processes: start each replica as a process of its own. Else one whose objective has not imported torch
+            goes on with a further trial of the study, as with plain Optuna, if it has left nothing behind: no thread,
+            no process, no growing memory, no failure.
         resume: go on with a sweep whose driver died: trials it left running continue from their checkpoints, and
             ``n_trials`` counts what is finished already. Needs a study in a persistent storage.
         live: show the sweep in the terminal while it runs.
@@ -95,7 +99,7 @@ def optimize(
         SchedulerError: when ELASTUNE_URL does not lead to a scheduler.
         Exception: otherwise what ``study.optimize`` raises.
     """
-    template = template_of(objective, min_replicas, max_replicas, promise_metric)
+    template = template_of(objective, min_replicas, max_replicas, promise_metric, fresh_processes)
     asked_environ(environ)
     check_slots(slots, emulate)
     if n_jobs != -1 and n_jobs < 1:
@@ -105,7 +109,8 @@ def optimize(
             "resume=True needs a study that outlives its process, this one is in memory; create it with "
             "storage='sqlite:///sweep.db' (or any other storage) and load_if_exists=True"
         )
-    with scheduler_for(study.study_name, slots, state_dir, emulate) as (client, embedded):
+    with scheduler_for(study.study_name, slots, state_dir, emulate, preload=template.preload) as found:
+        client, embedded = found
         driver = driver_of(study, template, client, embedded, promise_metric)
         driver.attach(None if terms is None else terms.to_json(), patience_seconds=ADOPTION_SECONDS if resume else 0.0)
         try:
@@ -150,6 +155,7 @@ def template_of(
     min_replicas: int,
     max_replicas: int | None,
     promise_metric: tuple[str, str] | None = None,
+    fresh_processes: bool = False,
 ) -> TrialTemplate:
     """What the trials of a sweep will run; raises InvalidSweep and InvalidTrialSpec for what they cannot."""
     if "ELASTUNE_API" in os.environ:
@@ -162,11 +168,17 @@ def template_of(
     user_code: tuple[str, ...] = ()
     if isinstance(objective, Script):
         payload["script"] = objective.to_json()
-        preload = tuple(name for name in objective.imports() if name.partition(".")[0] != "tuner_bridge")
+        # What it imports from other files of its author is not known here.
+        imported = (name for name in objective.imports() if name.partition(".")[0] != "tuner_bridge")
+        preload = (*imported, "torch")
     else:
         shipped = ship(objective)
         payload["objective"] = shipped.to_json()
         preload = installed_modules_of(objective)
+        if "torch" in sys.modules:
+            # Its module, or what that imports, is what has brought it into this process.
+            preload = (*preload, "torch")
+        payload["keeps_process"] = not fresh_processes
         user_code = (shipped.loaded_as,)
     if promise_metric is not None:
         check_promise_metric(promise_metric)
@@ -226,9 +238,17 @@ def driver_of(
 
 @contextmanager
 def scheduler_for(
-    study_name: str, slots: int | None, state_dir: str | os.PathLike[str] | None, emulate: str | None = None
+    study_name: str,
+    slots: int | None,
+    state_dir: str | os.PathLike[str] | None,
+    emulate: str | None = None,
+    *,
+    preload: Sequence[str],
 ) -> Iterator[tuple[SchedulerClient, EmbeddedScheduler | None]]:
-    """The scheduler that ELASTUNE_URL names, or one of our own for the duration of the sweep."""
+    """The scheduler that ELASTUNE_URL names, or one of our own for the duration of the sweep.
+
+    ``preload``: modules that the latter has in memory for the replicas that it starts.
+    """
     named = SchedulerClient.from_environ()
     if named is not None:
         try:
@@ -242,7 +262,7 @@ def scheduler_for(
             named.close()
         return
     folder = Path(state_dir) if state_dir is not None else Path(".elastune") / file_name(study_name)
-    embedded = EmbeddedScheduler(folder, slots=slots, emulate=emulate)
+    embedded = EmbeddedScheduler(folder, slots=slots, emulate=emulate, preload=preload)
     client = embedded.start()
     try:
         yield client, embedded

@@ -8,8 +8,8 @@ from typing import Any
 
 import optuna
 
-from dist_core.core import TrainingCore
 from dist_core.errors import ControlChannelError, JoinAgain, PeerLost
+from dist_core.plain_replica import Participant
 from tuner_bridge.optuna.current import run_script, set_current_trial
 from tuner_bridge.optuna.trial import ElasticTrial
 from tuner_bridge.replica import run_replica
@@ -21,11 +21,11 @@ def main() -> int:
     return run_replica(prepare, (optuna.TrialPruned,))
 
 
-def prepare(core: TrainingCore, document: Mapping[str, Any]) -> Callable[[], Any]:
+def prepare(replica: Participant, document: Mapping[str, Any]) -> Callable[[], Any]:
     """The objective of the trial that the scheduler describes, with the trial that it is called with."""
     payload = document["payload"]
     trial = ElasticTrial(
-        core,
+        replica,
         document["number"],
         payload["storage_id"],
         promise_metric=payload.get("promise_metric"),
@@ -49,6 +49,8 @@ def _reporting_all(trial: ElasticTrial, run: Callable[[], Any]) -> Any:
     except Exception:
         with contextlib.suppress(Exception):
             trial.finish_reports()
+        trial.close()
         raise
     trial.finish_reports()
+    trial.close()
     return value

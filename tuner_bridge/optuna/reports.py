@@ -45,6 +45,7 @@ class PendingReports:
         self._travelling: list[Report] = []
         self._error: Exception | None = None
         self._thread: threading.Thread | None = None
+        self._closed = False
 
     @property
     def are_settled(self) -> bool:
@@ -81,6 +82,12 @@ class PendingReports:
             self._travelling = []
             self._changed.notify_all()
 
+    def close(self) -> None:
+        """Nothing is reported any more."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+
     def forget(self) -> None:
         """Another replica has told them."""
         with self._changed:
@@ -103,7 +110,11 @@ class PendingReports:
     def _run(self) -> None:
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: bool(self._pending) and not self._travelling and self._error is None)
+                self._changed.wait_for(
+                    lambda: self._closed or (bool(self._pending) and not self._travelling and self._error is None)
+                )
+                if self._closed:
+                    return
                 if self._changed.wait_for(lambda: not self._pending or bool(self._travelling), ALONE_AFTER_SECONDS):
                     continue
                 self._travelling = [*self._pending]

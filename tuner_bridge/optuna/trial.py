@@ -19,9 +19,9 @@ from optuna.distributions import BaseDistribution, json_to_distribution
 from optuna.study import StudyDirection
 
 import dist_core
-from dist_core.core import TrainingCore
+from dist_core.channel import LARGEST_STEP
+from dist_core.plain_replica import Participant
 from dist_core.registry import FunctionState
-from dist_core.replica_group import ReplicaGroup
 from tuner_bridge.optuna.reports import PendingReports, Report
 from tuner_bridge.replica import ask_driver
 from tuner_bridge.wire import decode_value, encode_value
@@ -38,7 +38,7 @@ class ElasticTrial(optuna.Trial):
 
     def __init__(
         self,
-        core: TrainingCore,
+        replica: Participant,
         number: int,
         storage_id: int = 0,
         *,
@@ -47,17 +47,24 @@ class ElasticTrial(optuna.Trial):
     ) -> None:
         """``prunes``: whether the study has a pruner that could ever say yes."""
         # Not Optuna's: that one would draw parameters.
-        self._core = core
+        self._replica = replica
         self._number = number
         self._trial_id = storage_id
         self._promise_metric = promise_metric
         self._calls = itertools.count()
         self._prunes = prunes
         self._has_reported = False
-        self._reports = PendingReports(self._tell_reports, lambda: self._core.reports, core.leave_if_asked)
+        self._reports = PendingReports(
+            self._tell_reports, lambda: self._core.reports, lambda: self._core.leave_if_asked()
+        )
         self._suggested: dict[str, Any] = {}
         self.study: Any = _StudyOfTrial(self)
         self.storage: Any = _StorageOfTrial(self)
+
+    @property
+    def _core(self) -> Participant:
+        """The training core, once the objective's code has use for one."""
+        return self._replica.present
 
     # ------------------------------------------------------------------ asking the driver
 
@@ -91,6 +98,10 @@ class ElasticTrial(optuna.Trial):
         if self._core.reports and not self._reports.are_settled:
             self._ask("reports")
 
+    def close(self) -> None:
+        """The objective is done with it."""
+        self._reports.close()
+
     def _stay_registered(self) -> None:
         """Also when the user's code runs again from its top."""
         if not self._core.registry.has(STATE):
@@ -110,11 +121,11 @@ class ElasticTrial(optuna.Trial):
         ``otherwise``: the result in a training step in which a replica is lost, and whose body runs again.
         """
         self._core.raise_postponed()
-        if not self._core.joined or self._core.group.world_size == 1:
+        if self._core.stands_alone:
             return act()
         acted: list[dict[str, Any]] = []
 
-        def tell(group: ReplicaGroup) -> Any:
+        def tell(group: Any) -> Any:
             if group.rank == 0 and not acted:
                 try:
                     acted.append({"value": encode_value(act(), lenient=True)})
@@ -188,7 +199,7 @@ class ElasticTrial(optuna.Trial):
 
         self._core.raise_postponed()
         self._stay_registered()
-        plain = _is_a(value, numbers.Real) and _is_a(step, numbers.Integral) and step >= 0
+        plain = _is_a(value, numbers.Real) and _is_a(step, numbers.Integral) and 0 <= step <= LARGEST_STEP
         report = Report(step=int(step), value=float(value), progress=self._core.progress) if plain else None
 
         def act() -> None:

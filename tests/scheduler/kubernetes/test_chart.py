@@ -88,6 +88,8 @@ def test_the_scheduler_may_do_what_it_does_and_nothing_else() -> None:
         assert "*" not in rule["verbs"] + rule["resources"] + rule["apiGroups"]
         if {"secrets", "services", "leases", "validatingwebhookconfigurations"}.intersection(rule["resources"]):
             assert rule["resourceNames"], rule
+        if "tokenreviews" in rule["resources"]:
+            assert rule["verbs"] == ["create"]
         if "nodes" in rule["resources"]:
             assert rule["verbs"] == ["list", "watch"]
 

@@ -73,6 +73,15 @@ def until(what: Callable[[], Any], seconds: float, words: str) -> Any:
     raise AssertionError(f"not within {seconds:.0f} s: {words}\n{state()}")
 
 
+def log_of(client: SchedulerClient, trial_id: str) -> str:
+    """What the only replica of a trial printed that is over.
+
+    The trial ends with its replica's word; its log is there when the kubelet has told that it has run.
+    """
+    (log,) = until(lambda: client.request("GET", f"/trials/{trial_id}/log"), 15.0, "its log is there")
+    return str(log["words"])
+
+
 def state() -> str:
     """What a person would look at first."""
     looks = [

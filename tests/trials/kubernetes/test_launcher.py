@@ -13,7 +13,7 @@ from tests.support.fake_cluster import FakeClusterApi
 from trials.errors import ClusterRefused, LaunchFailed
 from trials.kubernetes import launcher as module
 from trials.kubernetes.api import PODS
-from trials.kubernetes.launcher import KubernetesLauncher
+from trials.kubernetes.launcher import TOLD_SECONDS, KubernetesLauncher
 from trials.kubernetes.pods import Owner
 from trials.kubernetes.settings import ClusterSettings
 from trials.record import ReplicaRecord
@@ -160,6 +160,36 @@ def test_what_the_cluster_refuses_is_told_to_people(rig: Rig, monkeypatch: pytes
     monkeypatch.setattr(rig.api, "create", refuse)
     with pytest.raises(LaunchFailed, match="exceeded quota"):
         rig.launch()
+
+
+def test_a_quota_that_the_watches_have_not_told_of_is_asked_for_when_a_pod_is_refused(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    full = quota({"requests.nvidia.com/gpu": "0"}, {}, "default")
+    rig.api.objects["resourcequotas", "default", "limits"] = full
+    assert rig.launcher.quotas("t-0") == ()
+
+    def refuse(*_: Any) -> None:
+        raise ClusterRefused("exceeded quota: limits", status=403)
+
+    monkeypatch.setattr(rig.api, "create", refuse)
+    with pytest.raises(LaunchFailed):
+        rig.launch()
+    assert [each.slots for each in rig.launcher.quotas("t-0")] == [0]
+    # What the watches bring later counts, where it is later.
+    full["metadata"]["resourceVersion"] = "7"
+    with pytest.raises(LaunchFailed):
+        rig.launch()
+    wider = quota({"requests.nvidia.com/gpu": "2"}, {}, "default")
+    rig.view.limits = [{**wider, "metadata": {**wider["metadata"], "resourceVersion": "8"}}]
+    rig.view.catch_up()
+    assert [each.slots for each in rig.launcher.quotas("t-0")] == [2]
+    rig.view.limits = [{**wider, "metadata": {**wider["metadata"], "resourceVersion": "6"}}]
+    rig.view.catch_up()
+    assert [each.slots for each in rig.launcher.quotas("t-0")] == [0]
+    rig.now += TOLD_SECONDS + 1.0
+    rig.view.catch_up()
+    assert [each.slots for each in rig.launcher.quotas("t-0")] == [2]
 
 
 def test_the_slot_of_a_replica_that_has_ended_opens_when_its_pod_has_gone(rig: Rig) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -75,6 +76,23 @@ def test_a_replica_sees_its_own_trials_checkpoints_only() -> None:
     ):
         assert "the suite's own" in (touches_ours((template,)) or "")
     assert touches_ours(({"spec": {"volumes": [{"name": "data", "emptyDir": {}}]}}, {})) is None
+
+
+def test_no_token_stands_in_a_pod() -> None:
+    """Who may look at pods would have it; the kubelet gives the pod one of its own, for this scheduler alone."""
+    asked = replace(request(), environ={**request().environ, "ELASTUNE_REPLICA_TOKEN": "secret of this replica"})
+    manifest = pod_manifest(asked, OWNER, SETTINGS)
+    assert "secret of this replica" not in json.dumps(manifest)
+    assert "ELASTUNE_REPLICA_TOKEN" not in variables(manifest)
+    file = variables(manifest)["ELASTUNE_REPLICA_TOKEN_FILE"]
+    [mount] = [
+        each
+        for each in manifest["spec"]["containers"][0]["volumeMounts"]
+        if file == f"{each['mountPath']}/token" and each["readOnly"]
+    ]
+    [volume] = [each for each in manifest["spec"]["volumes"] if each["name"] == mount["name"]]
+    [source] = volume["projected"]["sources"]
+    assert source["serviceAccountToken"]["audience"] == "elastune.default.elastune.dev"
 
 
 def test_every_label_is_one_that_kubernetes_takes() -> None:

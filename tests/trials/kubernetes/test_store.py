@@ -16,6 +16,7 @@ from trials.kubernetes import following
 from trials.kubernetes import store as module
 from trials.kubernetes.api import STUDIES, TRIALS
 from trials.kubernetes.names import FINALIZER
+from trials.kubernetes.resources import MOST_WRITES
 from trials.kubernetes.settings import ClusterSettings
 from trials.kubernetes.store import KubernetesTrialStore
 from trials.record import Outcome, Reason, ReplicaRecord, ReplicaState, Report, Study, TrialRecord
@@ -80,6 +81,35 @@ def test_what_matters_is_written_before_the_call_returns(api: FakeClusterApi) ->
         successor = KubernetesTrialStore(api, SETTINGS)
         assert successor.trial(trial_id).outcome == Outcome(kind="value", value=0.5)
         successor.close()
+
+
+def test_of_many_trials_each_is_written_less_often_and_nothing_is_left_out(
+    api: FakeClusterApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The API server has others to serve; what is noted while a trial waits for its turn goes with it."""
+    with opened(api) as store:
+        ids = [store.submit(spec(number), 1.0).trial_id for number in range(MOST_WRITES + 5)]
+        store.flush()
+        rests: list[float] = []
+
+        def rest(seconds: float) -> bool:
+            rests.append(seconds)
+            if len(rests) == 1:
+                for trial_id in ids:
+                    store.add_report(Report(trial_id, 2, 0.5, 1.0))
+            return False
+
+        monkeypatch.setattr(store._resources._closed, "wait", rest)
+        for trial_id in ids:
+            store.add_report(Report(trial_id, 1, 0.5, 1.0))
+        before = len(api.calls)
+        store.flush()
+        monkeypatch.undo()
+        assert len(api.calls) - before == len(ids)
+        assert sum(rests) == pytest.approx(len(ids) / MOST_WRITES)
+        both = [{"1", "2"} == set(api.get(TRIALS, "home", trial_id)["status"]["reports"]) for trial_id in ids]
+        assert both.count(False) == 1, "the first one was written before the others had more to say"
+    assert all(len(api.get(TRIALS, "home", trial_id)["status"]["reports"]) == 2 for trial_id in ids)
 
 
 def test_hints_alone_are_written_twice_a_minute(api: FakeClusterApi) -> None:

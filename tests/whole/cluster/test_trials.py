@@ -17,6 +17,7 @@ from tests.support.cluster.rig import (
     delete,
     gpu_nodes,
     kubectl,
+    log_of,
     node_command,
     objects,
     printed,
@@ -48,9 +49,9 @@ def test_a_trial_of_a_few_lines_runs_and_kubectl_tells_about_it(cluster: Install
     )
     assert "elastune  starting: starts on 1 slot" in described
     with_client = cluster.client()
-    (log,) = with_client.request("GET", "/trials/hello/log")
+    words = log_of(with_client, "hello")
     with_client.close()
-    assert "hello from a pod" in log["words"]
+    assert "hello from a pod" in words
     kubectl("-n", NAMESPACE, "delete", "trial", "hello", "--timeout=30s")
 
 

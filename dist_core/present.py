@@ -1,0 +1,49 @@
+"""Who stands for this process in its trial: the training core, or what does without torch for as long as that lasts."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+from dist_core.env import ReplicaEnvironment
+from dist_core.plain_replica import Participant, begin, begun
+from dist_core.seeds import derived_seed, seed_torch
+from dist_core.when_imported import when_imported
+
+if TYPE_CHECKING:
+    from dist_core.core import TrainingCore
+
+
+def present_replica() -> Participant:
+    """Made on first use."""
+    replica = begun()
+    if replica is not None:
+        return replica.present
+    environment = ReplicaEnvironment.from_environ()
+    if environment is None or "torch" in sys.modules:
+        return training_core()
+    seed = trial_seed(environment)
+
+    def on_torch() -> None:
+        seed_torch(seed)
+        if "dist_core.core" not in sys.modules:
+            training_core()
+
+    # The core's own module may be what imports torch.
+    when_imported("dist_core.core", training_core)
+    return begin(environment, on_torch)
+
+
+def trial_seed(environment: ReplicaEnvironment) -> int:
+    """Code that seeds nothing splits its data alike on all replicas, and again alike when the trial goes on later.
+
+    Else samples that one of them validates on would be another's to train on. Trials differ all the same.
+    """
+    return derived_seed("trial", environment.trial_id)
+
+
+def training_core() -> TrainingCore:
+    """Made on first use, which imports torch."""
+    from dist_core.core import get_core
+
+    return get_core()

@@ -1,0 +1,31 @@
+"""Seeds that follow from what they are for, and all generators of the host set to one."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+import sys
+
+import numpy as np
+
+
+def derived_seed(*parts: object) -> int:
+    """A seed below 2^63 that follows from the parts and is unlike that of any others."""
+    digest = hashlib.blake2b("/".join(map(str, parts)).encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "big") >> 1
+
+
+def seed_all(seed: int) -> None:
+    """Python's generator, NumPy's, and torch's where that is in memory."""
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    seed_torch(seed)
+
+
+def seed_torch(seed: int) -> None:
+    torch = sys.modules.get("torch")
+    if torch is None:
+        return
+    torch.default_generator.manual_seed(seed)
+    if torch.cuda.is_available():
+        torch.cuda.manual_seed(seed)
