@@ -89,6 +89,8 @@ class Weeks:
         self.loop.tick()
         self.retention.look()
         self.seconds.append(time.thread_time() - began)
+        # A launcher with processes keeps no such list.
+        self.launcher.stopped.clear()
         self.now += seconds
 
     def follow(self) -> None:
