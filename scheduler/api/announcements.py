@@ -38,8 +38,12 @@ class Changes:
     def look(self) -> set[str]:
         """Raises StoreUnavailable; what was not told then is told at the next look."""
         replicas: dict[str, list[Hashable]] = {}
+        # Heard, aimed and told again between two looks, a joiner looks the same in both: it is told until it has heard.
+        unheard: set[str] = set()
         for replica in self._store.replicas():
-            replicas.setdefault(replica.trial_id, []).append((replica.replica_id, replica.retry_join))
+            replicas.setdefault(replica.trial_id, []).append(replica.replica_id)
+            if replica.retry_join:
+                unheard.add(replica.trial_id)
         # A replica of a trial that is over may wait still, in a process that goes on: it hears that it is gone.
         now: dict[str, Hashable] = {trial_id: tuple(rows) for trial_id, rows in replicas.items()}
         now |= {
@@ -53,4 +57,4 @@ class Changes:
             for trial in self._store.trials(live_only=True)
         }
         before, self._seen = self._seen, now
-        return {trial_id for trial_id in before.keys() | now.keys() if before.get(trial_id) != now.get(trial_id)}
+        return unheard | {name for name in before.keys() | now.keys() if before.get(name) != now.get(name)}

@@ -25,6 +25,12 @@ def test_a_look_finds_the_trials_whose_replicas_have_something_to_hear(site: Sit
     assert changes.look() == {mine}
     site.store.update_replica(second, retry_join=True)
     assert changes.look() == {other}
+    # It has heard and aimed, and is told to aim again, all since the last look: its row is as it was.
+    site.store.update_replica(second, retry_join=False)
+    site.store.update_replica(second, retry_join=True)
+    assert changes.look() == {other}
+    site.store.update_replica(second, retry_join=False)
+    assert changes.look() == set()
     site.store.update_replica(second, state=ReplicaState.GONE)
     assert changes.look() == {other}
     site.store.save_trial(replace(site.store.trial(other), state=TrialState.CANCELLED))
