@@ -18,7 +18,7 @@ import torch
 from torch.utils.data import TensorDataset
 
 from dist_core import AdaptiveDataLoader, AdaptiveDataParallel, remaining_epochs_until
-from dist_core.goodput import optim_seconds
+from dist_core.goodput import BatchBounds, GoodputModel, GradientStatistics, optim_seconds
 from dist_core.goodput.speed_profiles import speed_profile
 from scheduler.simulator.sweep import learning_curves
 
@@ -28,6 +28,9 @@ PROFILE = "resnet50-imagenet@3.5"
 CONFIGURATIONS = 64
 FEATURES = 64
 NOISE, LEARNING_RATE = 5.0, 0.0008
+BOUNDS = BatchBounds(init_batch=BATCH, max_batch=1024, min_atomic=16, max_atomic=128)
+FIRST_RATIO, LAST_RATIO = 5.0, 70.0
+"""Of the variance at the initial batch size to the mean's square, as measured in these trials."""
 
 
 @cache
@@ -37,6 +40,21 @@ def curves() -> Any:
 
 def step_seconds() -> float:
     return float(optim_seconds(speed_profile(PROFILE).params, 1, 1, BATCH))
+
+
+def epoch_seconds(node_slots: int, most_slots: int) -> list[list[float]]:
+    """Of each epoch by number of slots (from 1), at the best batch size: what who moves slots by itself is given."""
+    counts = np.arange(1, most_slots + 1)
+    found = []
+    for epoch in range(EPOCHS):
+        ratio = FIRST_RATIO * (LAST_RATIO / FIRST_RATIO) ** (epoch / (EPOCHS - 1))
+        model = GoodputModel(
+            throughput=speed_profile(PROFILE).params,
+            statistics=GradientStatistics(sqr=1.0, var=ratio),
+            bounds=BOUNDS,
+        )
+        found.append((STEPS * BATCH / model.goodput(-(-counts // node_slots), counts)).tolist())
+    return found
 
 
 def configuration(trial: optuna.Trial) -> int:
@@ -62,7 +80,7 @@ def trains(trial: optuna.Trial) -> float:
     model = torch.nn.Linear(FEATURES, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE)
     loader = AdaptiveDataLoader(TensorDataset(x, y), batch_size=BATCH, shuffle=True)
-    loader.autoscale_batch_size(1024, local_bsz_bounds=(16, 128))
+    loader.autoscale_batch_size(BOUNDS.max_batch, local_bsz_bounds=(BOUNDS.min_atomic, BOUNDS.max_atomic))
     wrapped = AdaptiveDataParallel(model, optimizer)
     value = float(np.nan)
     for epoch in remaining_epochs_until(EPOCHS):

@@ -2,7 +2,9 @@
 
 Successive halving over 64 configurations whose trials take 80 s on one slot. Real driver, scheduler, replicas and
 rescales; only the arithmetic of a step takes the time of other devices. Each sweep is simulated from its own record
-afterwards, which shows how far the simulator's promises can be believed.
+afterwards, which shows how far the simulator's promises can be believed. With ELASTUNE_RAY_PYTHON (an
+interpreter that has Ray Tune) the same sweep runs under its ASHA, one slot a trial, and under its
+ResourceChangingScheduler, whose trials are as fast with several slots as ours at the batch size that is best for them.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ from typing import Any
 
 import optuna
 
-from benchmarks.emulated_trial import CONFIGURATIONS, PROFILE, sleeps, trains
+from benchmarks.emulated_trial import CONFIGURATIONS, PROFILE, curves, epoch_seconds, sleeps, trains
 from benchmarks.frame import Measurement
 from scheduler.policy import policy_by_name
 from scheduler.simulator.cluster import SimulationSettings
@@ -32,11 +34,14 @@ from tuner_bridge import optimize
 SLOTS = 16
 ROOT = Path(__file__).resolve().parent.parent
 CONTENDERS = ("plain", "one replica", "default", "time_to_best")
+RAY = {"ray": [], "ray changing": ["changing"]}
+RAY_TARGETS = {"ray": {"makespan": 1 / 1.6, "time to best": 1 / 1.8}, "ray changing": {"makespan": 1 / 1.3}}
+KEEP_ONE_IN, MOST_SLOTS, NODE_SLOTS = 4, 8, 4
 
 
 def sweep(contender: str, n_jobs: int = SLOTS) -> dict[str, Any]:
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    pruner = optuna.pruners.SuccessiveHalvingPruner(min_resource=1, reduction_factor=4)
+    pruner = optuna.pruners.SuccessiveHalvingPruner(min_resource=1, reduction_factor=KEEP_ONE_IN)
     study = optuna.create_study(direction="maximize", pruner=pruner)
     for row in range(CONFIGURATIONS):
         study.enqueue_trial({"configuration": row})
@@ -52,7 +57,7 @@ def sweep(contender: str, n_jobs: int = SLOTS) -> dict[str, Any]:
                 trains,
                 n_trials=CONFIGURATIONS,
                 n_jobs=n_jobs,
-                max_replicas=1 if contender == "one replica" else 8,
+                max_replicas=1 if contender == "one replica" else MOST_SLOTS,
                 emulate=f"4x4:{PROFILE}",
                 terms=StudyTerms(goal="time_to_best") if contender == "time_to_best" else None,
                 state_dir=folder,
@@ -76,6 +81,25 @@ def sweep(contender: str, n_jobs: int = SLOTS) -> dict[str, Any]:
     }
 
 
+def ray_sweep(contender: str) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory() as folder:
+        described = {
+            "values": curves().tolist(),
+            "seconds": epoch_seconds(NODE_SLOTS, MOST_SLOTS),
+            "slots": SLOTS,
+            "keep_one_in": KEEP_ONE_IN,
+        }
+        (Path(folder) / "sweep.json").write_text(json.dumps(described))
+        script = ROOT / "benchmarks" / "peers" / "halving_ray.py"
+        done = subprocess.run(
+            [os.environ["ELASTUNE_RAY_PYTHON"], str(script), folder, *RAY[contender]],
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+    return {**json.loads(done.stdout.splitlines()[-1]), "load": os.getloadavg()[0]}
+
+
 def _simulated(state_dir: Path) -> dict[str, float]:
     """Recorded and simulated times of a sweep that has run on this folder, from its first submission."""
     recorded = read_recorded(state_dir)
@@ -96,16 +120,33 @@ def _simulated(state_dir: Path) -> dict[str, float]:
         "simulated makespan": max(ends.values()),
         "recorded time to best": best.finished_at,
         "simulated time to best": ends[best.submission.name],
+        "idle": recorded.ran.idle_share,
+        "undone": recorded.ran.undone / max(1, recorded.ran.rescales),
     }
 
 
 def measure() -> list[Measurement]:
     seeds = range(int(os.environ.get("SWEEP_SEEDS", "5")))
-    results: dict[str, list[dict[str, Any]]] = {contender: [] for contender in CONTENDERS}
+    peers = tuple(RAY) if "ELASTUNE_RAY_PYTHON" in os.environ else ()
+    if not peers:
+        print("ELASTUNE_RAY_PYTHON is not set: no rows for Ray Tune")
+    results: dict[str, list[dict[str, Any]]] = {contender: [] for contender in (*CONTENDERS, *peers)}
     for seed in seeds:
-        for contender in CONTENDERS:
+        for contender in results:
             results[contender].append(_in_a_process_of_its_own(contender, seed))
-    rows = []
+    rows = [
+        Measurement(
+            what=f"default: {what}",
+            ours=statistics.median([each[what] for each in results["default"]]),
+            peer=statistics.median([each[what] for each in results[name]]),
+            unit="s",
+            peer_name="Ray Tune's ASHA" if name == "ray" else "Ray Tune's ResourceChangingScheduler",
+            target=target,
+            details={"runs": results["default"], "peer": results[name]},
+        )
+        for name in peers
+        for what, target in RAY_TARGETS[name].items()
+    ]
     targets = {"makespan": 1 / 1.5, "time to best": 1 / 2.0}
     for contender in CONTENDERS[1:]:
         for what, target in targets.items():
@@ -149,4 +190,5 @@ def _in_a_process_of_its_own(contender: str, seed: int) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    print(json.dumps(sweep(sys.argv[1], *map(int, sys.argv[2:3]))))
+    chosen = sys.argv[1]
+    print(json.dumps(ray_sweep(chosen) if chosen in RAY else sweep(chosen, *map(int, sys.argv[2:3]))))

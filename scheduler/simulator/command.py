@@ -76,6 +76,7 @@ def run(
         submissions = found.submissions
         if found.skipped:
             console.print(f"{found.skipped} trials without measurements are left out")
+        console.print(found.ran.sentence, highlight=False)
         if live:
             pause = found.pause_seconds if rescale_seconds is None else rescale_seconds
             settings = replace(settings, timing=found.timing, rescale_seconds=pause)

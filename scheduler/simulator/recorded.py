@@ -17,6 +17,7 @@ from pathlib import Path
 from dist_core.goodput import Hints
 from scheduler.profile import noise_bin, pool
 from scheduler.simulator.application import ModelledApplication
+from scheduler.simulator.as_it_ran import AsItRan, RanTrial, as_it_ran
 from scheduler.simulator.errors import InvalidWorkload
 from scheduler.simulator.replicas import Timing
 from scheduler.simulator.workload import Submission
@@ -31,7 +32,10 @@ SUCCESSOR_SECONDS = 5.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordedTrial:
+    trial_id: str
     submission: Submission
+    application: ModelledApplication
+    """Its submission's."""
     study: str
     after_ends: int = 0
     """It is submitted when so many trials of its study have ended; 0: when it came."""
@@ -53,6 +57,8 @@ class Recorded:
     timing: Timing
     pause_seconds: float
     """Typical, of a change of size."""
+    ran: AsItRan
+    """What really happened on the scheduler's slots."""
 
     @property
     def submissions(self) -> list[Submission]:
@@ -120,13 +126,40 @@ def _read(store: TrialStore) -> Recorded | None:
         for _, hints in record.trials
         if hints.rescale_pause_seconds is not None
     ]
+    pause = statistics.median(pauses) if pauses else 0.0
     return Recorded(
         trials=tuple(found),
         studies={study.name: study for study in store.studies() if study.name in studies},
         skipped=len(trials) - len(found),
         timing=_timing(trials, replicas, found),
-        pause_seconds=statistics.median(pauses) if pauses else 0.0,
+        pause_seconds=pause,
+        ran=_ran(store, trials, replicas, found, pause),
     )
+
+
+def _ran(
+    store: TrialStore,
+    trials: Sequence[TrialRecord],
+    replicas: Sequence[ReplicaRecord],
+    found: Sequence[RecordedTrial],
+    pause_seconds: float,
+) -> AsItRan:
+    by_trial: dict[str, list[ReplicaRecord]] = {}
+    for replica in replicas:
+        by_trial.setdefault(replica.trial_id, []).append(replica)
+    records = {trial.trial_id: trial for trial in trials}
+    ends = [trial.finished_at for trial in trials if trial.finished_at is not None]
+    ran = [
+        RanTrial(
+            record=records[trial.trial_id],
+            application=trial.application,
+            history=store.history(trial.trial_id),
+            replicas=by_trial.get(trial.trial_id, ()),
+            pause_seconds=pause_seconds,
+        )
+        for trial in found
+    ]
+    return as_it_ran(ran, max(ends, default=0.0))
 
 
 def _timing(trials: Iterable[TrialRecord], replicas: Iterable[ReplicaRecord], found: Iterable[RecordedTrial]) -> Timing:
@@ -165,20 +198,23 @@ def _trials(study: str, record: _StudyRecord, first: float, opened: float) -> li
         part = 1.0 if not hints.target_progress else min(1.0, done / hints.target_progress)
         factor = factors.get(trial.trial_id, profile.typical_factor)
         after, gap = _predecessor(trial.submitted_at, ends)
+        application = ModelledApplication(
+            name=study,
+            bounds=hints.bounds,
+            params=profile.params.slower(factor),
+            epochs=epochs,
+            steps_per_epoch=steps / epochs,
+            first_noise=noise[0],
+            last_noise=noise[0] * (noise[1] / noise[0]) ** part,
+        )
         found.append(
             RecordedTrial(
+                trial_id=trial.trial_id,
+                application=application,
                 submission=Submission(
                     name=f"{study}/{trial.spec.number}",
                     at=max(trial.submitted_at, opened) - first,
-                    application=ModelledApplication(
-                        name=study,
-                        bounds=hints.bounds,
-                        params=profile.params.slower(factor),
-                        epochs=epochs,
-                        steps_per_epoch=steps / epochs,
-                        first_noise=noise[0],
-                        last_noise=noise[0] * (noise[1] / noise[0]) ** part,
-                    ),
+                    application=application,
                     num_replicas=trial.spec.min_replicas,
                     batch_size=hints.bounds.init_batch,
                     max_replicas=trial.spec.max_replicas,

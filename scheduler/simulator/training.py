@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Literal
 
 from dist_core.goodput import (
@@ -24,6 +24,7 @@ from dist_core.goodput import (
 )
 from dist_core.noise_scale import is_measured
 from scheduler.simulator.application import Shape
+from scheduler.simulator.changes import Change
 from scheduler.simulator.workload import Submission
 
 Request = Literal["elastic", "fixed_batch", "rigid"]
@@ -33,27 +34,6 @@ _CHOICE_SECONDS = 1.0
 """With ``exact``: between two choices of the batch size within an epoch; the adaptive core's longest."""
 _CLOSE = 1e-6
 """Seconds before an epoch's end at which it counts as reached: sums of times are not exact."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Change:
-    """Of the number of slots. ``goodput``: before it, in steps a second."""
-
-    at: float
-    before: int
-    after: int
-    goodput: float
-    pause_seconds: float
-
-    def is_undone_by(self, slots: int, goodput: float, now: float) -> bool:
-        """Whether a change to so many slots takes this one back before it has paid for its pause.
-
-        ``goodput``: after this change. What is gained with more slots, for this trial or by giving them to others,
-        makes up for what the pause has cost after pause * larger / (larger - smaller).
-        """
-        back = slots <= self.before if self.after > self.before else slots >= self.before
-        smaller, larger = sorted((self.goodput, goodput))
-        return back and (larger <= smaller or now - self.at < self.pause_seconds * larger / (larger - smaller))
 
 
 @functools.cache
@@ -95,7 +75,7 @@ class SimulatedTraining:
         self._params: ThroughputParams | None = None
         self._fitted = (0, 0)
         self._measured_goodput = 0.0
-        self._latest: _Change | None = None
+        self._latest: Change | None = None
 
     @property
     def bounds(self) -> BatchBounds:
@@ -130,7 +110,7 @@ class SimulatedTraining:
             goodput = self._measured_goodput if before else 0.0
             if self._latest is not None and self._latest.is_undone_by(after, goodput, now):
                 self.num_undone += 1
-            self._latest = _Change(now, before, after, goodput, pause_seconds)
+            self._latest = Change(now, before, after, goodput, pause_seconds)
         self.placement = dict(placement)
         self.shape = tuple(placement.values())
         if self.shape:
