@@ -79,6 +79,8 @@ class LoopSettings:
     """How long replicas of a trial that is over may take to end by themselves."""
     may_act: Callable[[], bool] = lambda: True
     """Whether this scheduler still is the one that decides; else it only answers."""
+    join_patience_seconds: float = 0.3
+    """Joiners wait so long for others of their trial whose slots are not free yet, and train without them then."""
     move_patience_seconds: float = 10.0
     """A trial that is to move to slots which others hold waits so long before it gives up its own."""
 
@@ -554,10 +556,17 @@ class ControlLoop:
         replicas = self._store.replicas(trial_id=trial.trial_id)
         near = self._observer.near_epoch(trial.trial_id)
         blocked = self._blocked_since.pop(trial.trial_id, None)
-        vacate = blocked is not None and now - blocked >= self._settings.move_patience_seconds
-        for action in plan(
-            trial, grant.placement, replicas, now, near_epoch=near, vacate=vacate, leaving=frozenset(self._leaving)
-        ):
+        actions = plan(
+            trial,
+            grant.placement,
+            replicas,
+            now,
+            near_epoch=near,
+            blocked=blocked is not None and now - blocked >= self._settings.join_patience_seconds,
+            vacate=blocked is not None and now - blocked >= self._settings.move_patience_seconds,
+            leaving=frozenset(self._leaving),
+        )
+        for action in actions:
             if isinstance(action, Launch):
                 if not self._launch(trial, grant, action.placement, now) and trial.members:
                     self._blocked_since[trial.trial_id] = now if blocked is None else blocked
@@ -599,11 +608,12 @@ class ControlLoop:
         trial = self._store.trial(trial.trial_id)
         if trial.state in (TrialState.PENDING, TrialState.PAUSED):
             self._move(trial, TrialEvent.LAUNCHED, grant.reason, now)
-        elif trial.state is TrialState.RUNNING:
-            after = len(trial.members) + started
-            if after > grant.slots:
-                # It moves: some of those that train now leave when these have joined.
-                self._moving.add(trial.trial_id)
+            return started
+        after = len(self._store.replicas(trial_id=trial.trial_id))
+        if trial.members and after > grant.slots:
+            # It moves: some of those that train now leave when these have joined.
+            self._moving.add(trial.trial_id)
+        if trial.state is TrialState.RUNNING:
             self._note_rescale(trial, grant, len(trial.members), min(after, grant.slots), now)
         return started
 

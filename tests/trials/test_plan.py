@@ -146,6 +146,16 @@ def test_a_trial_whose_new_slots_are_taken_leaves_first() -> None:
     assert plan_by_node(training("a"), {"n": 2}, [a], 0.0, vacate=True) == [Launch({"n": 1})]
 
 
+def test_joiners_train_while_others_of_their_trial_wait_for_slots() -> None:
+    a, b = replica("a"), replica("b", node="m", state=ReplicaState.READY, join_epoch=2, launch_index=1)
+    for wanted in ({"n": 1, "m": 2}, {"m": 2}):
+        assert plan_by_node(training("a"), wanted, [a, b], 0.0) == [Launch({"m": 1})]
+        assert plan_by_node(training("a"), wanted, [a, b], 0.0, blocked=True) == [Publish(("a", "b"), 2)]
+        on_its_way = replace(b, state=ReplicaState.LAUNCHED, join_epoch=None)
+        assert plan_by_node(training("a"), wanted, [a, on_its_way], 0.0, blocked=True) == [Launch({"m": 1})]
+    assert plan_by_node(training("a"), {"m": 2}, [a, b], 0.0, blocked=True, near_epoch=1) == [Launch({"m": 1})]
+
+
 class World:
     """Replicas on two nodes that do what they are told, in a random order, and sometimes die."""
 
@@ -229,7 +239,12 @@ def test_whatever_is_wanted_the_trial_gets_there(seed: int, wishes: list[dict[st
         for step in range(300):
             world.deaths = deaths and step < 100
             actions = plan_by_node(
-                world.trial, wanted, list(world.replicas.values()), world.now, vacate=world.blocked > 3
+                world.trial,
+                wanted,
+                list(world.replicas.values()),
+                world.now,
+                blocked=world.blocked > 0,
+                vacate=world.blocked > 3,
             )
             for action in actions:
                 world.act(action)
