@@ -18,7 +18,7 @@ folder = Path(sys.argv[1])
 SWEEP = json.loads((folder / "sweep.json").read_text())
 
 
-class Emulated(tune.Trainable):
+class Emulated(tune.Trainable):  # type: ignore[misc]  # Ray is installed elsewhere
     def setup(self, config: dict[str, int]) -> None:
         self.values = SWEEP["values"][config["configuration"]]
         self.epoch = 0

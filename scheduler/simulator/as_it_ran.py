@@ -87,6 +87,12 @@ def as_it_ran(trials: Sequence[RanTrial], now: float) -> AsItRan:
     )
 
 
+def entered(trial: RanTrial) -> list[tuple[float, float]]:
+    """When each of its replicas was ready, and when it was first seen to train; without those that never were."""
+    found = [(replica.ready_at, _trains_from(replica, trial.history)) for replica in trial.replicas]
+    return [(ready, since) for ready, since in found if ready is not None and since is not None]
+
+
 def _goodput(trial: RanTrial, node_slots: int) -> Floats:
     """By number of slots from 0 to the most that the trial may have, halfway through its length."""
     application = trial.application

@@ -17,7 +17,7 @@ from pathlib import Path
 from dist_core.goodput import Hints
 from scheduler.profile import noise_bin, pool
 from scheduler.simulator.application import ModelledApplication
-from scheduler.simulator.as_it_ran import AsItRan, RanTrial, as_it_ran
+from scheduler.simulator.as_it_ran import AsItRan, RanTrial, as_it_ran, entered
 from scheduler.simulator.errors import InvalidWorkload
 from scheduler.simulator.replicas import Timing
 from scheduler.simulator.workload import Submission
@@ -127,13 +127,14 @@ def _read(store: TrialStore) -> Recorded | None:
         if hints.rescale_pause_seconds is not None
     ]
     pause = statistics.median(pauses) if pauses else 0.0
+    ran = _ran(store, trials, replicas, found, pause)
     return Recorded(
         trials=tuple(found),
         studies={study.name: study for study in store.studies() if study.name in studies},
         skipped=len(trials) - len(found),
-        timing=_timing(trials, replicas, found),
+        timing=_timing(trials, replicas, found, ran),
         pause_seconds=pause,
-        ran=_ran(store, trials, replicas, found, pause),
+        ran=as_it_ran(ran, max((trial.finished_at or 0.0 for trial in trials), default=0.0)),
     )
 
 
@@ -143,13 +144,12 @@ def _ran(
     replicas: Sequence[ReplicaRecord],
     found: Sequence[RecordedTrial],
     pause_seconds: float,
-) -> AsItRan:
+) -> list[RanTrial]:
     by_trial: dict[str, list[ReplicaRecord]] = {}
     for replica in replicas:
         by_trial.setdefault(replica.trial_id, []).append(replica)
     records = {trial.trial_id: trial for trial in trials}
-    ends = [trial.finished_at for trial in trials if trial.finished_at is not None]
-    ran = [
+    return [
         RanTrial(
             record=records[trial.trial_id],
             application=trial.application,
@@ -159,10 +159,14 @@ def _ran(
         )
         for trial in found
     ]
-    return as_it_ran(ran, max(ends, default=0.0))
 
 
-def _timing(trials: Iterable[TrialRecord], replicas: Iterable[ReplicaRecord], found: Iterable[RecordedTrial]) -> Timing:
+def _timing(
+    trials: Iterable[TrialRecord],
+    replicas: Iterable[ReplicaRecord],
+    found: Iterable[RecordedTrial],
+    ran: Iterable[RanTrial],
+) -> Timing:
     ended = {trial.trial_id: trial.finished_at for trial in trials}
     starts, leaves = [], []
     for replica in replicas:
@@ -172,13 +176,9 @@ def _timing(trials: Iterable[TrialRecord], replicas: Iterable[ReplicaRecord], fo
         if replica.gone_at is not None and end is not None and replica.gone_at >= end:
             leaves.append(replica.gone_at - end)
     gaps = [trial.gap_seconds for trial in found if trial.after_ends]
-    return Timing(
-        **{
-            name: max(0.0, statistics.median(seconds))
-            for name, seconds in (("start", starts), ("leave", leaves), ("successor", gaps))
-            if seconds
-        }
-    )
+    enters = [since - ready for trial in ran for ready, since in entered(trial)]
+    seen = {"start": starts, "enter": enters, "leave": leaves, "successor": gaps}
+    return Timing(**{name: max(0.0, statistics.median(seconds)) for name, seconds in seen.items() if seconds})
 
 
 def _trials(study: str, record: _StudyRecord, first: float, opened: float) -> list[RecordedTrial]:

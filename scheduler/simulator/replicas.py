@@ -18,13 +18,15 @@ class Timing:
 
     start: float = 0.0
     """From a replica's launch until it can train."""
+    enter: float = 0.0
+    """From then until all of its generation have found each other and train."""
     leave: float = 0.0
     """From a replica's last step until its slot is free."""
     successor: float = 0.0
     """From a trial's end until the next one of its sweep is submitted."""
 
 
-LIVE = Timing(start=0.2, leave=0.05, successor=0.05)
+LIVE = Timing(start=0.2, enter=0.2, leave=0.05, successor=0.05)
 """Seen on two cores, with warm fork servers."""
 LIVE_PAUSE_SECONDS = 0.05
 
@@ -77,6 +79,8 @@ class SimulatedReplicas:
         known = self._enters.get(trial.trial_id)
         if known is None or known[0] != trial.published:
             wait = training.seconds_to_next_step if self._waits_for_step else 0.0
+            if set(trial.published_members) - set(trial.members):
+                wait = max(wait, self._timing.enter)
             known = self._enters[trial.trial_id] = trial.published, now + wait
         return known[1]
 
