@@ -79,10 +79,10 @@ class LoopSettings:
     """How long replicas of a trial that is over may take to end by themselves."""
     may_act: Callable[[], bool] = lambda: True
     """Whether this scheduler still is the one that decides; else it only answers."""
-    join_patience_seconds: float = 0.3
-    """Joiners wait so long for others of their trial whose slots are not free yet, and train without them then."""
+    step_patience_seconds: float = 1.0
+    """A trial that is to move to slots which others hold waits so long before it moves as far as it can."""
     move_patience_seconds: float = 10.0
-    """A trial that is to move to slots which others hold waits so long before it gives up its own."""
+    """And so long before it gives up its own without having others."""
 
 
 class ControlLoop:
@@ -562,7 +562,7 @@ class ControlLoop:
             replicas,
             now,
             near_epoch=near,
-            blocked=blocked is not None and now - blocked >= self._settings.join_patience_seconds,
+            blocked=blocked is not None and now - blocked >= self._settings.step_patience_seconds,
             vacate=blocked is not None and now - blocked >= self._settings.move_patience_seconds,
             leaving=frozenset(self._leaving),
         )

@@ -5,8 +5,8 @@ them on each node. Actions that are under way show in the observation (launched 
 calling twice does nothing twice.
 
 A trial moves to another node by growing there first and leaving the old one then, without a stop. Where the new slots
-are held by others, who may be waiting for this trial's, those that have come train meanwhile (``blocked``); in the end
-it leaves first (``vacate``), if need be by a pause.
+are held by others, who may be waiting for this trial's, it moves as far as it can (``blocked``), and in the end leaves
+first (``vacate``), by a pause.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def plan(
 
     ``near_epoch``: latest epoch that the trial will be in soon; joiners that stand in a later one are let in later, so
     that an offer is not open for hours. None when nothing is known. ``blocked``: slots that it wants are held by
-    others, so that joiners would wait for them in vain. ``vacate``: those to move to have been held for too long.
+    others, so that joiners would wait for them in vain. ``vacate``: they have been held for too long.
     ``leaving``: replicas that somebody outside is about to end.
     """
     if trial.state.is_final:
@@ -116,12 +116,15 @@ def plan(
     late = [joiner for joiner in joiners if _is_late(joiner, now)]
     if late:
         return [Stop(joiner.replica_id, force=True) for joiner in late]
-    if missing and leaves and vacate:
+    stand_ready = bool(joiners) and all(joiner.state is ReplicaState.READY for joiner in joiners)
+    if missing and leaves and blocked and stand_ready:
+        return _plan_join(members, joiners, near_epoch)
+    if missing and leaves and (vacate or (blocked and kept and not joiners)):
         given_up = [] if kept else [Stop(joiner.replica_id, force=True) for joiner in joiners]
         return [Publish(remaining, None), *given_up]
-    stand_ready = bool(joiners) and all(joiner.state is ReplicaState.READY for joiner in joiners)
-    join = _plan_join(members, joiners, near_epoch) if stand_ready and (blocked or not missing) else []
-    return [Launch(missing)] if missing and not join else join
+    if missing:
+        return [Launch(missing)]
+    return _plan_join(members, joiners, near_epoch) if stand_ready else []
 
 
 def _fitting(

@@ -146,14 +146,17 @@ def test_a_trial_whose_new_slots_are_taken_leaves_first() -> None:
     assert plan_by_node(training("a"), {"n": 2}, [a], 0.0, vacate=True) == [Launch({"n": 1})]
 
 
-def test_joiners_train_while_others_of_their_trial_wait_for_slots() -> None:
+def test_a_trial_whose_new_slots_are_taken_moves_as_far_as_it_can() -> None:
     a, b = replica("a"), replica("b", node="m", state=ReplicaState.READY, join_epoch=2, launch_index=1)
-    for wanted in ({"n": 1, "m": 2}, {"m": 2}):
-        assert plan_by_node(training("a"), wanted, [a, b], 0.0) == [Launch({"m": 1})]
-        assert plan_by_node(training("a"), wanted, [a, b], 0.0, blocked=True) == [Publish(("a", "b"), 2)]
-        on_its_way = replace(b, state=ReplicaState.LAUNCHED, join_epoch=None)
-        assert plan_by_node(training("a"), wanted, [a, on_its_way], 0.0, blocked=True) == [Launch({"m": 1})]
-    assert plan_by_node(training("a"), {"m": 2}, [a, b], 0.0, blocked=True, near_epoch=1) == [Launch({"m": 1})]
+    assert plan_by_node(training("a"), {"m": 2}, [a, b], 0.0) == [Launch({"m": 1})]
+    assert plan_by_node(training("a"), {"m": 2}, [a, b], 0.0, blocked=True) == [Publish(("a", "b"), 2)]
+    assert plan_by_node(training("a"), {"m": 2}, [a, b], 0.0, blocked=True, near_epoch=1) == []
+    both = training("a", "b")
+    b = replace(b, state=ReplicaState.ACTIVE)
+    assert plan_by_node(both, {"m": 2}, [a, b], 0.0, blocked=True) == [Publish(("b",), None)]
+    # One that only grows may be slower with a part of it, over one more node; one that has nowhere to go stays.
+    assert plan_by_node(both, {"n": 1, "m": 2}, [a, b], 0.0, blocked=True) == [Launch({"m": 1})]
+    assert plan_by_node(training("a"), {"m": 1}, [a], 0.0, blocked=True) == [Launch({"m": 1})]
 
 
 class World:
