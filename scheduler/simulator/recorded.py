@@ -134,8 +134,15 @@ def _read(store: TrialStore) -> Recorded | None:
         skipped=len(trials) - len(found),
         timing=_timing(trials, replicas, found, ran),
         pause_seconds=pause,
-        ran=as_it_ran(ran, max((trial.finished_at or 0.0 for trial in trials), default=0.0)),
+        ran=as_it_ran(ran, _last_seen(trials, replicas)),
     )
+
+
+def _last_seen(trials: Sequence[TrialRecord], replicas: Sequence[ReplicaRecord]) -> float:
+    """When something last happened: the end, if the scheduler does not run any more."""
+    moments = [trial.finished_at or trial.submitted_at for trial in trials]
+    moments += [replica.gone_at or replica.ready_at or replica.launched_at for replica in replicas]
+    return max(moments)
 
 
 def _ran(
