@@ -79,10 +79,8 @@ class LoopSettings:
     """How long replicas of a trial that is over may take to end by themselves."""
     may_act: Callable[[], bool] = lambda: True
     """Whether this scheduler still is the one that decides; else it only answers."""
-    step_patience_seconds: float = 1.0
-    """A trial that is to move to slots which others hold waits so long before it moves as far as it can."""
     move_patience_seconds: float = 10.0
-    """And so long before it gives up its own without having others."""
+    """A trial that is to move to slots which others hold waits so long before it gives up its own."""
 
 
 class ControlLoop:
@@ -556,17 +554,10 @@ class ControlLoop:
         replicas = self._store.replicas(trial_id=trial.trial_id)
         near = self._observer.near_epoch(trial.trial_id)
         blocked = self._blocked_since.pop(trial.trial_id, None)
-        actions = plan(
-            trial,
-            grant.placement,
-            replicas,
-            now,
-            near_epoch=near,
-            blocked=blocked is not None and now - blocked >= self._settings.step_patience_seconds,
-            vacate=blocked is not None and now - blocked >= self._settings.move_patience_seconds,
-            leaving=frozenset(self._leaving),
-        )
-        for action in actions:
+        vacate = blocked is not None and now - blocked >= self._settings.move_patience_seconds
+        for action in plan(
+            trial, grant.placement, replicas, now, near_epoch=near, vacate=vacate, leaving=frozenset(self._leaving)
+        ):
             if isinstance(action, Launch):
                 if not self._launch(trial, grant, action.placement, now) and trial.members:
                     self._blocked_since[trial.trial_id] = now if blocked is None else blocked

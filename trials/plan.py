@@ -5,8 +5,7 @@ them on each node. Actions that are under way show in the observation (launched 
 calling twice does nothing twice.
 
 A trial moves to another node by growing there first and leaving the old one then, without a stop. Where the new slots
-are held by others, who may be waiting for this trial's, it moves as far as it can (``blocked``), and in the end leaves
-first (``vacate``), by a pause.
+are held by others, who may be waiting for this trial's, it leaves first (``vacate``), if need be by a pause.
 """
 
 from __future__ import annotations
@@ -69,16 +68,14 @@ def plan(
     now: float,
     *,
     near_epoch: int | None = None,
-    blocked: bool = False,
     vacate: bool = False,
     leaving: Set[str] = frozenset(),
 ) -> list[Action]:
     """Actions for a trial that should have ``wanted`` replicas by node; ``replicas`` are those that are not gone.
 
     ``near_epoch``: latest epoch that the trial will be in soon; joiners that stand in a later one are let in later, so
-    that an offer is not open for hours. None when nothing is known. ``blocked``: slots that it wants are held by
-    others, so that joiners would wait for them in vain. ``vacate``: they have been held for too long.
-    ``leaving``: replicas that somebody outside is about to end.
+    that an offer is not open for hours. None when nothing is known. ``vacate``: the slots to move to have been held by
+    others for too long. ``leaving``: replicas that somebody outside is about to end.
     """
     if trial.state.is_final:
         # Nothing is left to save.
@@ -116,15 +113,14 @@ def plan(
     late = [joiner for joiner in joiners if _is_late(joiner, now)]
     if late:
         return [Stop(joiner.replica_id, force=True) for joiner in late]
-    stand_ready = bool(joiners) and all(joiner.state is ReplicaState.READY for joiner in joiners)
-    if missing and leaves and blocked and stand_ready:
-        return _plan_join(members, joiners, near_epoch)
-    if missing and leaves and (vacate or (blocked and kept and not joiners)):
+    if missing and leaves and vacate:
         given_up = [] if kept else [Stop(joiner.replica_id, force=True) for joiner in joiners]
         return [Publish(remaining, None), *given_up]
     if missing:
         return [Launch(missing)]
-    return _plan_join(members, joiners, near_epoch) if stand_ready else []
+    if joiners and all(joiner.state is ReplicaState.READY for joiner in joiners):
+        return _plan_join(members, joiners, near_epoch)
+    return []
 
 
 def _fitting(

@@ -146,19 +146,6 @@ def test_a_trial_whose_new_slots_are_taken_leaves_first() -> None:
     assert plan_by_node(training("a"), {"n": 2}, [a], 0.0, vacate=True) == [Launch({"n": 1})]
 
 
-def test_a_trial_whose_new_slots_are_taken_moves_as_far_as_it_can() -> None:
-    a, b = replica("a"), replica("b", node="m", state=ReplicaState.READY, join_epoch=2, launch_index=1)
-    assert plan_by_node(training("a"), {"m": 2}, [a, b], 0.0) == [Launch({"m": 1})]
-    assert plan_by_node(training("a"), {"m": 2}, [a, b], 0.0, blocked=True) == [Publish(("a", "b"), 2)]
-    assert plan_by_node(training("a"), {"m": 2}, [a, b], 0.0, blocked=True, near_epoch=1) == []
-    both = training("a", "b")
-    b = replace(b, state=ReplicaState.ACTIVE)
-    assert plan_by_node(both, {"m": 2}, [a, b], 0.0, blocked=True) == [Publish(("b",), None)]
-    # One that only grows may be slower with a part of it, over one more node; one that has nowhere to go stays.
-    assert plan_by_node(both, {"n": 1, "m": 2}, [a, b], 0.0, blocked=True) == [Launch({"m": 1})]
-    assert plan_by_node(training("a"), {"m": 1}, [a], 0.0, blocked=True) == [Launch({"m": 1})]
-
-
 class World:
     """Replicas on two nodes that do what they are told, in a random order, and sometimes die."""
 
@@ -242,12 +229,7 @@ def test_whatever_is_wanted_the_trial_gets_there(seed: int, wishes: list[dict[st
         for step in range(300):
             world.deaths = deaths and step < 100
             actions = plan_by_node(
-                world.trial,
-                wanted,
-                list(world.replicas.values()),
-                world.now,
-                blocked=world.blocked > 0,
-                vacate=world.blocked > 3,
+                world.trial, wanted, list(world.replicas.values()), world.now, vacate=world.blocked > 3
             )
             for action in actions:
                 world.act(action)
