@@ -124,9 +124,9 @@ class ControlLoop:
         self._observer = Observer(store, launcher)
         self._plans: dict[str, Plans] = {}
         self._leaving: set[str] = set()
+        """Replicas that somebody outside wants gone; a new scheduler hears of them when they have left."""
         self._starting: set[str] = set()
         """Replicas whose process is not known yet."""
-        """Replicas that somebody outside wants gone; a new scheduler hears of them when they have left."""
         self._hearing = Hearing(monotonic, settings.silence_seconds)
         self.last_tick_seconds = 0.0
         """How long the last pass took, what is done after it included."""
