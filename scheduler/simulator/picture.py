@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -12,6 +13,9 @@ from matplotlib.figure import Figure
 from scheduler.simulator.sweep import SweepResult
 from scheduler.simulator.world import SimulationResult
 
+UNITS = (("seconds", 1.0, 600.0), ("minutes", 60.0, 3 * 3600.0), ("hours", 3600.0, math.inf))
+"""Of time, their length in seconds, and how long what they are for takes at most."""
+
 
 def draw(results: Sequence[SimulationResult], path: Path) -> None:
     """One row a policy with its allocations by application, and the completion times of all below."""
@@ -21,19 +25,20 @@ def draw(results: Sequence[SimulationResult], path: Path) -> None:
     applications = sorted({job.application for result in results for job in result.jobs})
     colors = mpl.color_sequences["tab10"]
     palette = {name: colors[index % len(colors)] for index, name in enumerate(applications)}
-    longest = max(result.makespan_seconds for result in results) / 3600.0
+    longest = max(result.makespan_seconds for result in results)
+    unit, seconds = next((unit, seconds) for unit, seconds, most in UNITS if longest < most)
     for axis, result in zip(axes[:rows], results, strict=True):
         kind_of = {job.name: job.application for job in result.jobs}
-        hours = [at / 3600.0 for at, _ in result.allocations] + [result.makespan_seconds / 3600.0]
-        held = np.zeros((len(applications), len(hours)))
+        times = np.array([*(at for at, _ in result.allocations), result.makespan_seconds]) / seconds
+        held = np.zeros((len(applications), len(times)))
         for column, (_, allocation) in enumerate(result.allocations):
             for job, placement in allocation.items():
                 held[applications.index(kind_of[job]), column] += sum(placement.values())
-        axis.stackplot(hours, held, step="post", labels=applications, colors=[palette[name] for name in applications])
+        axis.stackplot(times, held, step="post", labels=applications, colors=[palette[name] for name in applications])
         axis.set_ylabel(f"{result.policy}\nslots")
-        axis.set_xlim(0, longest)
+        axis.set_xlim(0, longest / seconds)
     axes[0].legend(loc="upper right", ncols=len(applications), fontsize="small")
-    axes[rows - 1].set_xlabel("hours")
+    axes[rows - 1].set_xlabel(unit)
     for result in results:
         times = np.sort([job.completion_seconds for job in result.jobs])
         axes[rows].step(times, np.arange(1, len(times) + 1) / len(times), where="post", label=result.policy)
