@@ -280,7 +280,7 @@ def die_in_a_step(name: str) -> str | None:
 
 @pytest.mark.parametrize("name", SYNCHRONOUS)
 def test_a_lost_peer_breaks_the_step_and_leaves_the_weights(name: str) -> None:
-    results = run_ranks(die_in_a_step, 2, name, may_die=True)
+    results = run_ranks(die_in_a_step, 2, name, dies=1)
     assert results == ["unchanged", None]
 
 
@@ -398,7 +398,7 @@ def train_until_broken() -> str:
 
 
 def test_a_server_that_dies_is_noticed() -> None:
-    assert run_ranks(server_dies, 3, may_die=True) == [None, "noticed", "noticed"]
+    assert run_ranks(server_dies, 3, dies=0) == [None, "noticed", "noticed"]
 
 
 def lose_a_peer_that_others_wait_for(name: str) -> str:
@@ -426,7 +426,7 @@ def lose_a_peer_that_others_wait_for(name: str) -> str:
 
 @pytest.mark.parametrize("name", ["all_reduce", "round_robin", "sharded"])
 def test_all_learn_of_a_lost_peer(name: str) -> None:
-    results = run_ranks(lose_a_peer_that_others_wait_for, 3, name, may_die=True)
+    results = run_ranks(lose_a_peer_that_others_wait_for, 3, name, dies=1)
     assert results == ["noticed", None, "noticed"]
 
 

@@ -74,7 +74,7 @@ def has_data_that_nobody_reads() -> float:
 
 
 def test_a_connection_that_nobody_reads_is_closed_too() -> None:
-    [seconds, _] = run_ranks(has_data_that_nobody_reads, 2, may_die=True)
+    [seconds, _] = run_ranks(has_data_that_nobody_reads, 2, dies=1)
     assert seconds < 10.0
 
 
@@ -118,7 +118,7 @@ def loses_its_peer_within_a_message(kind: str) -> float:
 def test_a_message_of_which_a_part_has_come_does_not_keep_its_receiver(kind: str) -> None:
     """Nor, on its way out, whoever lets go of the group."""
     for _ in range(8):
-        [_, seconds] = run_ranks(functools.partial(loses_its_peer_within_a_message, kind), 2, may_die=True)
+        [_, seconds] = run_ranks(functools.partial(loses_its_peer_within_a_message, kind), 2, dies=0)
         assert seconds < 10.0
         if seconds > 1.0:
             return

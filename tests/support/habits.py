@@ -118,19 +118,19 @@ def as_trial(habit: Habit, replicas: int, passes: int = 1) -> list[Any]:
             with directing(script) as director:
                 return run_ranks(_on_replica, len(script[-1]), habit, passes, director.url, folder, "", len(script[0]))
         with directing([(0,), (0, 1, 2), (0, 2)]) as director:
-            return run_ranks(_on_replica, 3, habit, passes, director.url, folder, "in a step", 1, may_die=True)
+            return run_ranks(_on_replica, 3, habit, passes, director.url, folder, "in a step", 1, dies=1)
 
 
 def with_a_loss(habit: Habit, place: str) -> list[Any]:
     """What the habit returned on each of three replicas, of which the second is killed at that place of ``LOST``."""
     with tempfile.TemporaryDirectory() as folder, directing([(0, 1, 2), (0, 2)]) as director:
-        return run_ranks(_on_replica, 3, habit, 1, director.url, folder, place, 3, may_die=True)
+        return run_ranks(_on_replica, 3, habit, 1, director.url, folder, place, 3, dies=1)
 
 
 def told_by_one_replica(habit: Habit) -> list[str]:
     """The sentences for the trial's history of a replica that may end before the habit does."""
     with tempfile.TemporaryDirectory() as folder, directing([(0,)]) as director:
-        run_ranks(_on_replica, 1, habit, 1, director.url, folder, "", 1, may_die=True)
+        run_ranks(_on_replica, 1, habit, 1, director.url, folder, "", 1, dies=0)
         return list(director.warnings)
 
 

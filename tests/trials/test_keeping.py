@@ -154,8 +154,9 @@ def test_what_is_asked_of_a_replica_that_has_ended_does_not_reach_the_next_one(k
 def test_one_that_is_kept_hears_signals_as_a_fresh_one(kept: Kept) -> None:
     pid = kept.run("hears_sigterm")
     assert pid is not None
-    psutil.Process(pid).terminate()
-    psutil.Process(pid).wait(10.0)
+    process = psutil.Process(pid)
+    process.terminate()
+    process.wait(10.0)
     assert kept.run("plain") != pid
 
 
