@@ -39,6 +39,7 @@ from dist_core.errors import InvalidTraining, JoinAgain, PeerLost, ReplicaExit
 from dist_core.goodput import GradientStatistics, Hints
 from dist_core.hand_over import hand_over, pack, share_state, unpack
 from dist_core.hints_sender import HintsSender
+from dist_core.letting_go import let_go
 from dist_core.membership import Membership, Prepared
 from dist_core.memory_limit import is_out_of_memory, lower, read_limit, write_limit
 from dist_core.noise_scale import is_measured
@@ -86,8 +87,6 @@ HEAL_SECONDS = 60.0
 LEAVER_PATIENCE_SECONDS = 3.0
 LOSS_PATIENCE_SECONDS = 0.5
 """How long those that are left have to notice a loss by themselves; then what they wait in is broken off."""
-LINGER_SECONDS = 0.5
-"""A generation that was left keeps its connections that long, so that closing them delays nobody's next step."""
 MODEL_SLOTS = 3
 """For each model after the core's own slots: two norms, and the way to reduce that rank 0 has chosen, plus 1."""
 
@@ -559,8 +558,7 @@ class TrainingCore:
         assert prepared.group is not None and self.membership is not None
         self.took_over |= self._last_rank > 0 and prepared.group.rank == 0
         self._last_rank = prepared.group.rank
-        # Closing connections takes a while, and nobody has to wait for it.
-        threading.Thread(target=_let_go, args=([self.group],), name="elastune-close", daemon=True).start()
+        let_go(self.group.process_groups())
         self.group = prepared.group
         self.members = prepared.generation.members
         self.generation = prepared.generation.number
@@ -1263,9 +1261,3 @@ def reset_core() -> None:
             _core.world.remove()
     _core = None
     end()
-
-
-def _let_go(groups: list[ReplicaGroup]) -> None:
-    """Drop the last reference to a group that others have dropped by now."""
-    time.sleep(LINGER_SECONDS)
-    groups.clear()

@@ -24,6 +24,7 @@ import torch.distributed as dist
 from dist_core.env import gpu_share
 from dist_core.errors import InvalidTraining, PeerLost
 from dist_core.fuse import Fuse
+from dist_core.letting_go import let_go
 from dist_core.torch_private import (
     HashStore,
     PrefixStore,
@@ -104,11 +105,16 @@ class ReplicaGroup:
         """
         if self.world_size == 1:
             return
-        several = (self.control, self.data, *self.extra, *self.extra_on_host, self.within_node, self.between_nodes)
-        over_gloo = {id(group): group for group in several if group is not None and group.name() == "gloo"}.values()
+        over_gloo = [group for group in self.process_groups() if group.name() == "gloo"]
+        let_go(over_gloo)
         for group in over_gloo:
             close_connections(group)
         self.fuse.blow(over_gloo)
+
+    def process_groups(self) -> list[dist.ProcessGroup]:
+        """Each once."""
+        several = (self.control, self.data, *self.extra, *self.extra_on_host, self.within_node, self.between_nodes)
+        return list({id(group): group for group in several if group is not None}.values())
 
     def wait(self, work: dist.Work, over: dist.ProcessGroup) -> None:
         """For a collective over one of these groups. Raises RuntimeError when a replica is gone.

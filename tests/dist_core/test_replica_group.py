@@ -10,6 +10,7 @@ import time
 from datetime import timedelta
 from typing import Any
 
+import psutil
 import pytest
 import torch
 import torch.distributed as dist
@@ -45,6 +46,36 @@ def waits_for_one_who_does_not_come() -> float:
 def test_what_is_broken_off_fails_with_everybody() -> None:
     seconds = run_ranks(waits_for_one_who_does_not_come, 3)
     assert max(seconds) < 10.0
+
+
+def leaves_while_its_thread_tells_of_the_loss() -> bool:
+    """The last who knows of the group is then a thread of the group's own, which cannot wait for itself to end."""
+    group, store = connected()
+    if group.rank == 1:
+        store.get("waited for")
+        os._exit(0)
+    told = threading.Event()
+
+    def slowly(_: object) -> None:
+        told.set()
+        time.sleep(0.2)
+
+    settled = group.fuse.settled(group.control.allreduce([torch.zeros(4)]).get_future())
+    settled.add_done_callback(slowly)
+    store.set("waited for", "")
+    assert told.wait(30.0)
+    threads = set(psutil.Process().threads())
+    group.break_off()
+    del group, settled
+    deadline = time.monotonic() + 30.0
+    while len(psutil.Process().threads()) >= len(threads) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return len(psutil.Process().threads()) < len(threads)
+
+
+def test_a_group_is_not_let_go_by_a_thread_of_its_own() -> None:
+    [has_let_go, _] = run_ranks(leaves_while_its_thread_tells_of_the_loss, 2, dies=1)
+    assert has_let_go
 
 
 def has_data_that_nobody_reads() -> float:

@@ -9,6 +9,7 @@ fails or ends without a word.
 from __future__ import annotations
 
 import atexit
+import faulthandler
 import importlib
 import multiprocessing
 import os
@@ -96,6 +97,8 @@ class _Rank:
 def _become(job: _Job, rank: int, answer: Connection, words: int) -> None:
     os.dup2(words, 1)
     os.dup2(words, 2)
+    # Words of a signal that ends this process: where each of its threads was.
+    faulthandler.enable(words)
     os.environ.update(
         RANK=str(rank),
         WORLD_SIZE=str(job.world_size),
