@@ -63,6 +63,7 @@ class Accumulator(MutableMapping[str, Any]):
         self._behind: dict[str, Any] | None = None
         """The sums as they are, while earlier ones are shown."""
         get_core().adopt_accumulator(self)
+        self.mark()
 
     # ------------------------------------------------------------------ adding
 
@@ -134,12 +135,14 @@ class Accumulator(MutableMapping[str, Any]):
             yield from self._show_again(self._shown[self._passed - 1])
             return
         self.settle()
+        self.mark()
         self._shown.append(copy.deepcopy(self._results))
         self._inside_last = True
         try:
             yield from self._open()
         finally:
             self._inside_last = False
+            self.mark()
 
     def _open(self) -> Iterator[Accumulator]:
         self._synchronized = True
@@ -154,7 +157,7 @@ class Accumulator(MutableMapping[str, Any]):
         Unless it was resumed within the code here, which has its effect now.
         """
         is_the_last = self._passed == len(self._shown)
-        self._pending, self._mark = {}, None
+        self._pending = {}
         self._behind, self._results = self._results, copy.deepcopy(sums)
         try:
             yield from self._open()
@@ -163,6 +166,7 @@ class Accumulator(MutableMapping[str, Any]):
                 self._results = self._behind
             self._behind = None
             self._inside_last = self._inside_last and not is_the_last
+            self.mark()
 
     def begin_epoch(self) -> None:
         self._shown, self._passed, self._inside_last = [], 0, False
@@ -249,9 +253,12 @@ class Accumulator(MutableMapping[str, Any]):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from another replica's or an earlier run's sums; what it had not summed counts as summed."""
+        """Continue from another replica's or an earlier run's sums; what it had not summed counts as summed.
+
+        Unless that is this replica's own (``RunningSums.own``).
+        """
         self._results = dict(state["results"])
-        self._pending, self._sent = {}, {}
+        self._pending, self._sent = dict(state.get("own", {})), {}
         self._fold(state["pending"])
         self._shown, self._inside_last = copy.deepcopy(state["shown"]), state["inside_last"]
 

@@ -18,7 +18,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
@@ -35,7 +35,7 @@ from dist_core.env import (
     standalone_checkpoint_dir,
     standalone_world,
 )
-from dist_core.errors import InvalidTraining, JoinAgain, PeerLost, ReplicaExit
+from dist_core.errors import InvalidTraining, JoinAgain, PeerLost, ReplicaExit, RunAgain
 from dist_core.goodput import GradientStatistics, Hints
 from dist_core.hand_over import hand_over, pack, share_state, unpack
 from dist_core.hints_sender import HintsSender
@@ -44,10 +44,12 @@ from dist_core.membership import Membership, Prepared
 from dist_core.memory_limit import is_out_of_memory, lower, read_limit, write_limit
 from dist_core.noise_scale import is_measured
 from dist_core.plain_replica import PlainReplica, begun, end
+from dist_core.present import trial_seed
 from dist_core.random_streams import RandomStreams
 from dist_core.registry import FunctionState, StateRegistry
 from dist_core.replica_group import GroupNeeds, ReplicaGroup, lone_group, torchrun_group
 from dist_core.running_sums import NUM_SUM_SLOTS, RunningSums
+from dist_core.seeds import seed_all
 from dist_core.switch import (
     ACCUMULATION,
     ATOMIC_BATCH,
@@ -133,6 +135,16 @@ class TrainingCore:
         which count."""
         self._meetings = 0
         """What all replicas have done together since the last step."""
+        self.runs = 0
+        """How often the user's code has begun again from its top."""
+        self.has_evaluated = False
+        """Whether an evaluation has begun since the last training loop of the present epoch."""
+        self._back_behind_loop: Callable[[], None] | None = None
+        """The way back to where the code between two training loops began, which runs again from there."""
+        self._kept: dict[str, Any] | None = None
+        """The states that code which runs again goes on from, until it comes to its epochs."""
+        self._kept_batch: tuple[int, int] | None = None
+        """The batch that the replicas agree on already, where the code that runs again is to adopt it."""
         self._differing_metrics = False
         self.stream_workers: int | None = None
         """Of the first loader that divides its stream, on the replica that was rank 0 then."""
@@ -223,8 +235,15 @@ class TrainingCore:
         self.models.clear()
         self.loader = None
         self.adaptation = None
-        self.in_epoch_loop = self.in_training_loop = False
+        self.epoch = self.steps = 0
+        self.progress = self.progress_shift = self.schedule_position = 0.0
+        # The code that runs again builds its models anew: nothing of what the first run had made is settled.
+        self._own_steps = self.loops_begun = self.loops_done = 0
+        self.runs += 1
+        self.epoch_limit = self.loop_start = self._postponed = self._back_behind_loop = None
+        self.in_epoch_loop = self.in_training_loop = self.has_evaluated = False
         self.rounds.reset()
+        self._register_own_states()
 
     def lower_memory_limit(self, error: BaseException) -> bool:
         """A batch did not fit into memory: note the bound, and whether the user's code may run again from its top.
@@ -248,27 +267,41 @@ class TrainingCore:
         self.warn(f"out of memory with {atomic} examples a pass: from now on at most {limit} ({error})")
         if self.group.world_size > 1:
             raise PeerLost(f"out of memory with {atomic} examples a pass; leaving for a replica that uses {limit}")
-        if self._left_early is not None:
-            # By this very error: the loop goes on where it was.
-            self.loops_done = self._left_early
-        if self._left_loader is not None:
-            self._left_loader.cursor.left = False
-        tensors: list[torch.Tensor] = []
-        skeleton = pack(self.registry.capture(), tensors)
-        kept = unpack(skeleton, [tensor.to("cpu", copy=True) for tensor in tensors])
-        self._forget_user_code()
-        self._register_own_states()
-        # The code that runs again builds its models anew: nothing of what the first run had made is settled.
-        self._own_steps = self.loops_begun = 0
-        self.registry.restore(kept)
         return True
 
     def can_run_again(self, error: BaseException) -> bool:
         """Whether the user's code, which ended with this error, is to run again from its top; made ready for that."""
         if isinstance(error, JoinAgain):
             self.restart_user_code()
-            return True
-        return is_out_of_memory(error) and self.lower_memory_limit(error)
+        elif isinstance(error, RunAgain):
+            adaptation = self.adaptation
+            self._go_on_from_top(in_loop=error.in_loop)
+            self._kept_batch = None if adaptation is None else (adaptation.atomic_batch, adaptation.accumulation)
+        elif is_out_of_memory(error) and self.lower_memory_limit(error):
+            # It has left the loop by this very error.
+            self._go_on_from_top(in_loop=True)
+        else:
+            return False
+        if self.environment is not None:
+            seed_all(trial_seed(self.environment))
+        return True
+
+    def _go_on_from_top(self, *, in_loop: bool) -> None:
+        """The user's code runs again from its top and goes on where the trial stands; it builds all it has anew.
+
+        ``in_loop``: within the training loop that it has left.
+        """
+        if not self.in_training_loop:
+            self.go_back_behind_loop()
+        if in_loop and self._left_early is not None:
+            self.loops_done = self._left_early
+        if in_loop and self._left_loader is not None:
+            self._left_loader.cursor.left = False
+        tensors: list[torch.Tensor] = []
+        skeleton = pack(self.sums.own(self.registry.capture()), tensors)
+        self._kept = unpack(skeleton, [tensor.to("cpu", copy=True) for tensor in tensors])
+        self._forget_user_code()
+        self.joining = False
 
     def free_device_memory(self) -> None:
         if torch.cuda.is_available():
@@ -278,13 +311,8 @@ class TrainingCore:
         """The user's code runs again from its top: forget what its first run registered, keep the identity."""
         self._forget_user_code()
         self.joined = self._restored = False
-        self.epoch = self.steps = 0
-        self.progress = self.progress_shift = self.schedule_position = 0.0
-        self._own_steps = self.loops_begun = self.loops_done = 0
-        self.epoch_limit = None
         self.group = lone_group()
         self.broken = None
-        self._register_own_states()
 
     # ------------------------------------------------------------------ identity
 
@@ -372,7 +400,9 @@ class TrainingCore:
             raise InvalidTraining("remaining_epochs_until() is used inside itself; one epoch loop at a time")
         self.epoch_limit = limit
         self._adopt_schedules()
-        if not self.joined and not self._restored:
+        if self._kept is not None:
+            self._go_on_from_kept()
+        elif not self.joined and not self._restored:
             epoch = self._epoch_to_join()
             self.joining = epoch is not None
             if epoch is not None:
@@ -383,9 +413,10 @@ class TrainingCore:
             else:
                 self._restore_from_disk()
         self.in_epoch_loop = True
+        self.begin_between_loops()
 
     def _adopt_schedules(self) -> None:
-        if not self.joined:
+        if not self._own_steps:
             for model in self.models:
                 model.adopt_schedule()
 
@@ -402,12 +433,19 @@ class TrainingCore:
 
         Not of a joiner, which hears from the others when it comes to train.
         """
-        if not self.joined and not self._restored and self._epoch_to_join() is None:
+        if self._kept is not None:
+            self._go_on_from_kept()
+        elif not self.joined and not self._restored and self._epoch_to_join() is None:
             self._restore_from_disk()
+
+    def _go_on_from_kept(self) -> None:
+        assert self._kept is not None
+        self.registry.restore(self._kept)
+        self._kept = None
 
     def postpone(self, error: BaseException) -> None:
         """Keep what was raised where Python would swallow it (a generator being closed); raised at the next chance."""
-        self._postponed = error
+        self._postponed = self._postponed or error
 
     def raise_postponed(self) -> None:
         error, self._postponed = self._postponed, None
@@ -418,6 +456,10 @@ class TrainingCore:
         self.raise_postponed()
         if self.loader is not None:
             self.loader.complete_step(self)
+        if self.sums and self.joined:
+            # What was added to them in this epoch cannot be added again in the next one.
+            self._settle_sums()
+        if self.loader is not None:
             # A loop that the user left early does not make the next epochs longer.
             epoch_size = self.loader.epoch_size or 0
             self.progress_shift += max(0.0, (self.epoch + 1) * epoch_size - self.epoch_progress)
@@ -431,6 +473,7 @@ class TrainingCore:
         self.loop_start = self._left_early = self._left_loader = None
         self._note_epoch_time()
         self._maybe_checkpoint()
+        self.begin_between_loops()
 
     def leave_epochs(self) -> None:
         self.in_epoch_loop = False
@@ -456,6 +499,10 @@ class TrainingCore:
         self.loops_begun += 1
         self._left_early = self._left_loader = None
         self.in_training_loop = self.loops_begun > self.loops_done
+        if self.in_training_loop:
+            self._back_behind_loop, self.has_evaluated = None, False
+        else:
+            self.begin_between_loops()
         return self.in_training_loop
 
     def leave_training_loop(self) -> None:
@@ -474,6 +521,29 @@ class TrainingCore:
         else:
             self.in_training_loop = False
             self.loops_begun -= 1
+
+    # ------------------------------------------------------------------ code that runs again
+
+    @property
+    def stands_behind_next_loop(self) -> bool:
+        """Whether the trial was resumed within the training loop that this process comes to, or behind it."""
+        if not self.is_resumed or self.joining:
+            return False
+        begun = 0 if self.loop_start is None else self.loop_start[0]
+        return max(begun, self.loops_done) > self.loops_begun
+
+    def begin_between_loops(self) -> None:
+        """From here on code does all again where the trial leaves, or loses a replica, before its next loop."""
+        self.has_evaluated = False
+        self.sums.mark()
+        if (self.joined or self.is_resumed) and self.checkpoints.folder is not None:
+            self._back_behind_loop = self.remember(with_sums=False)
+
+    def go_back_behind_loop(self) -> None:
+        """Undo what code has done since the last training loop. Sums that it was shown stay as they are."""
+        if self._back_behind_loop is not None:
+            self._back_behind_loop()
+        self.sums.take_back()
 
     # ------------------------------------------------------------------ joining
 
@@ -500,7 +570,10 @@ class TrainingCore:
                 )
             if self.trains_in_turns:
                 self.adaptation.forbid_accumulation()
-            if self.joined:
+            if self._kept_batch is not None:
+                self.adaptation.use(*self._kept_batch)
+                self._kept_batch = None
+            elif self.joined:
                 self._agree_on_batch()
 
     def join(self) -> None:
@@ -870,14 +943,15 @@ class TrainingCore:
             return False
         return round(float(votes)) == self.group.world_size
 
-    def _heal(self) -> None:
+    def _heal(self, *, in_step: bool = True) -> None:
         """Another replica vanished: wait for the generation without it and go on from the furthest survivor.
 
         Possible at a step boundary of the epoch everybody is in; elsewhere PeerLost ends this replica and the trial
-        resumes from its checkpoint.
+        resumes from its checkpoint. Raises RunAgain where the lost one has taken a part of an evaluation with it.
         """
         reason = self.broken or "a collective failed"
-        self.sums.take_back()
+        if in_step:
+            self.sums.take_back()
         if self.membership is None or self.channel is None:
             raise PeerLost(f"another replica vanished: {reason}")
         started = time.perf_counter()
@@ -890,13 +964,19 @@ class TrainingCore:
                     break
                 try:
                     with self._meeting(prepared):
-                        self._rejoin(prepared)
+                        runs_again = self._rejoin(prepared)
                 except PeerLost:
                     # One of these is gone as well; the scheduler sees it and publishes again.
                     prepared.group.break_off()
                     self.membership.abandon(prepared.generation.number)
                     continue
                 self._note_pause(prepared, time.perf_counter() - started)
+                if runs_again:
+                    self.warn(
+                        "a replica was lost in an evaluation, and what it had seen of it: the training code runs again "
+                        "from its top and evaluates anew with the others"
+                    )
+                    raise RunAgain
                 return
             time.sleep(0.005)
         raise PeerLost(f"another replica vanished and the trial was not rebuilt around it: {reason}")
@@ -952,13 +1032,18 @@ class TrainingCore:
         if self.group.rank == 0:
             self._announce_switch(prepared)
 
-    def _rejoin(self, prepared: Prepared) -> None:
-        group, meetings = prepared.group, self._meetings
+    def _rejoin(self, prepared: Prepared) -> bool:
+        """Whether the epoch's code has to run again from behind its last training loop."""
+        group = prepared.group
         assert group is not None
-        standing = [
-            _Standing(*each)
-            for each in group.gather_json([self.steps, max(self._updates, self._updates_before), self.epoch, meetings])
-        ]
+        mine = _Standing(
+            steps=self.steps,
+            updates=max(self._updates, self._updates_before),
+            epoch=self.epoch,
+            meetings=self._meetings,
+            has_evaluated=self.has_evaluated and self.in_epoch_loop,
+        )
+        standing = [_Standing(**each) for each in group.gather_json(asdict(mine))]
         # The lost replica may have completed its last collective with some of us and not with others: those are one
         # step ahead, or one update, and that counts.
         furthest = max(range(group.world_size), key=lambda rank: (standing[rank].steps, standing[rank].updates, -rank))
@@ -969,6 +1054,10 @@ class TrainingCore:
             )
             self._flush_hints()
             raise ReplicaExit("survivors stand at different places", EXIT_PEER_LOST)
+        runs_again = any(each.has_evaluated for each in standing)
+        if runs_again and not self.in_training_loop:
+            self.go_back_behind_loop()
+            self._back_behind_loop = None
         received = hand_over(group, self.registry.capture() if group.rank == furthest else None, source=furthest)
         if group.rank != furthest:
             self.before_update()
@@ -980,6 +1069,7 @@ class TrainingCore:
             )
         self._updates_before, self._updates = standing[furthest].updates, 0
         self._enter(prepared)
+        return runs_again
 
     # ------------------------------------------------------------------ what replicas do together outside of steps
 
@@ -987,8 +1077,10 @@ class TrainingCore:
         """The result of what all replicas do at this place of their code; of those that are left if one is lost.
 
         Within a training loop a step is under way that does not count then: its body runs again, and here it goes on
-        with ``otherwise``. Raises PeerLost there if nothing is given.
+        with ``otherwise``. Raises PeerLost there if nothing is given, and RunAgain as `_heal` does.
         """
+        if not self.in_training_loop:
+            self.raise_postponed()
         while True:
             try:
                 if self.broken is not None:
@@ -1002,11 +1094,8 @@ class TrainingCore:
                 self.mark_broken(str(error))
             if self.in_training_loop and otherwise is not None:
                 return otherwise()
-            self._heal()
-            self.warn(
-                "a replica was lost outside of the training loop; the others go on without it. An Accumulator lacks "
-                "what that one has added since its last training step"
-            )
+            self._heal(in_step=False)
+            self.warn("a replica was lost outside of the training loop; the others go on without it")
 
     def note_stream_workers(self, number: int) -> None:
         """A stream is divided by its loader's workers, which may be more on one machine than on another."""
@@ -1067,6 +1156,8 @@ class TrainingCore:
             buffers = [buffer for model in self.models for buffer in model.module.buffers()]
             if buffers and all(buffer.device.type == "cpu" for buffer in buffers):
                 self.together(lambda group: group.broadcast_tensors(buffers))
+            self._settle_sums()
+        self.begin_between_loops()
 
     def _save(self) -> dict[str, Any]:
         return {
@@ -1099,12 +1190,14 @@ class TrainingCore:
         """The trial has trained before, and this process has made no step of it yet."""
         return self._own_steps == 0 and self.steps > 0
 
-    def remember(self) -> Callable[[], None]:
+    def remember(self, *, with_sums: bool = True) -> Callable[[], None]:
         """A way back to the present state from what code does whose optimizers make no step."""
         tensors: list[torch.Tensor] = []
-        skeleton = copy.deepcopy(pack(self.registry.capture(), tensors))
+        states = self.sums.own(self.registry.capture()) if with_sums else self.sums.left_out_of(self.registry.capture())
+        skeleton = copy.deepcopy(pack(states, tensors))
         stays = self._changed_by_optimizers()
-        kept = [tensor if stays(tensor) else tensor.clone() for tensor in tensors]
+        # In the host's memory: this may be where the device's has run out.
+        kept = [tensor if stays(tensor) else tensor.to("cpu", copy=True) for tensor in tensors]
         return lambda: self.registry.restore(unpack(skeleton, kept))
 
     def _restore_from_disk(self) -> None:
@@ -1134,6 +1227,8 @@ class TrainingCore:
 
     def _save_and_exit(self, reason: str, code: int) -> None:
         self._drain_control()
+        if not self.in_training_loop:
+            self.go_back_behind_loop()
         if self.group.rank == 0 and self.joined and not self._is_past_the_end:
             if self.membership is not None:
                 self.membership.saving = True
@@ -1161,8 +1256,7 @@ class TrainingCore:
 
     def leave_evaluation_if_asked(self) -> None:
         """Between two batches of an evaluation, which runs from its beginning when the trial goes on."""
-        if not self.in_training_loop and (self._must_leave or self._is_paused):
-            self.sums.take_back()
+        if not self.in_training_loop:
             self.leave_if_asked()
 
     def hints(self) -> Hints | None:
@@ -1220,7 +1314,7 @@ class TrainingCore:
             self.channel.close()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _Standing:
     """Where a replica stands when another one is lost."""
 
@@ -1228,6 +1322,7 @@ class _Standing:
     updates: int
     epoch: int
     meetings: int
+    has_evaluated: bool
 
     def can_go_on_from(self, furthest: _Standing) -> bool:
         """Whether this replica comes to where the furthest is by doing what is left of its step."""

@@ -22,7 +22,7 @@ from torch.utils.data import Dataset
 from dist_core.batch_source import batch_source
 from dist_core.core import TrainingCore, get_core
 from dist_core.division import Division, LoadedStep
-from dist_core.errors import InvalidTraining
+from dist_core.errors import InvalidTraining, RunAgain
 from dist_core.goodput import BatchBounds, Configuration, fixed_choice
 from dist_core.parted_source import PartedSource
 from dist_core.sampling import StepPlan
@@ -81,7 +81,8 @@ class AdaptiveDataLoader:
         self._division: Division | None = None
         self._open: StepPlan | None = None
         """The step whose last batch is with the user's code, until it is counted."""
-        self._handed_out = self._promised = 0
+        self._handed_out = self._promised = self._uncounted = 0
+        """Batches that the present loop's body was given, that ``len`` had said, and of steps that did not count."""
 
     def _note_workers(self, core: TrainingCore) -> None:
         """Before replicas meet, where that is possible: they have to divide streams alike."""
@@ -253,7 +254,6 @@ class AdaptiveDataLoader:
         """
         undo = core.remember()
         trained = False
-        core.sums.mark()
         for model in core.models:
             model.begin_probe()
         try:
@@ -267,21 +267,18 @@ class AdaptiveDataLoader:
                 model.end_probe(trained=trained)
         if trained:
             undo()
-            core.sums.take_back()
             yield from self._train(core)
 
     def _evaluate(self, core: TrainingCore, seen: tuple[int, int] | None = None) -> Iterator[Any]:
+        core.raise_postponed()
         core.evaluations += 1
-        if not core.in_training_loop:
-            core.sums.mark()
+        core.has_evaluated |= not core.in_training_loop
         try:
             for batch in self._share(core, seen):
                 core.leave_evaluation_if_asked()
                 yield batch
         finally:
             core.evaluations -= 1
-        if not core.in_training_loop:
-            core.sums.keep()
 
     def _share(self, core: TrainingCore, seen: tuple[int, int] | None) -> Iterator[Any]:
         """One pass without training: this replica's share of the samples, nothing shared with the others.
@@ -305,6 +302,9 @@ class AdaptiveDataLoader:
             core.registry.register(self._name, self.cursor)
         if not core.joined:
             yield from self._dry_steps(core)
+        if core.stands_behind_next_loop:
+            # And behind all that the code before it has just done once more.
+            core.go_back_behind_loop()
         started_passes = self._passes_before(core)
         if self._was_completed(core, started_passes):
             try:
@@ -314,6 +314,7 @@ class AdaptiveDataLoader:
                 if any(model.stepped for model in core.models):
                     core.loops_begun += 1
                     core.leave_training_loop()
+                    core.begin_between_loops()
                 raise
         if not core.joined:
             core.join()
@@ -325,7 +326,8 @@ class AdaptiveDataLoader:
             started_passes = self.cursor.passes
         core.loop_start = (core.loops_begun, started_passes)
         steps_before = core.steps
-        self._handed_out, self._promised = 0, len(self) if self.epoch_size is not None else 0
+        self._handed_out = self._uncounted = 0
+        self._promised = len(self) if self.epoch_size is not None else 0
         try:
             ran_out = yield from self._train_steps(core, started_passes, steps_before)
         finally:
@@ -335,6 +337,7 @@ class AdaptiveDataLoader:
 
     def _train_steps(self, core: TrainingCore, started_passes: int, steps_before: int) -> Generator[Any, None, bool]:
         """The loop's steps; False when the epoch ended in its middle, which an iterator that is still held allows."""
+        run = core.runs
         while not self._is_over(core, started_passes):
             for step in self._steps_under_present_plan(core, started_passes):
                 pass_began = time.perf_counter()
@@ -348,7 +351,9 @@ class AdaptiveDataLoader:
                     try:
                         yield batch
                     except GeneratorExit:
-                        self._leave_early(core, step.plan, core.steps > steps_before)
+                        # Held by what has ended, and let go of when the code runs again, it has nothing to say.
+                        if core.runs == run:
+                            self._leave_early(core, step.plan, core.steps > steps_before)
                         raise
                     micro_seconds.append(self._seconds_since(core, step.plan, index, pass_began))
                     pass_began = time.perf_counter()
@@ -357,7 +362,10 @@ class AdaptiveDataLoader:
                     return False
                 self._open = None
                 self._note_times(core, step.plan, micro_seconds, step.measures)
+                steps_so_far = core.steps
                 core.finish_step(self, step.plan.global_batch)
+                if core.steps == steps_so_far:
+                    self._uncounted += len(step.batches)
         return True
 
     def _seconds_since(self, core: TrainingCore, step: StepPlan, index: int, began: float) -> float:
@@ -377,7 +385,10 @@ class AdaptiveDataLoader:
         is_counted, self._open = self._open is None and len(step.micro_batches) == 1, None
         if is_counted:
             return
-        stepped = any(model.stepped for model in core.models)
+        # One that a replica was lost in has not stepped.
+        lost = core.broken is not None and any(model.passed_step for model in core.models)
+        stepped = lost or any(model.stepped for model in core.models)
+        steps_so_far = core.steps
         core.leave_training_loop_early(self, has_trained=has_trained or stepped)
         self.cursor.left = True
         try:
@@ -388,7 +399,15 @@ class AdaptiveDataLoader:
         finally:
             for model in core.models:
                 model.leave_step()
-        if self._handed_out == self._promised and self.cursor.left and self.cursor.position:
+        core.begin_between_loops()
+        if not (self._handed_out == self._promised and self.cursor.left and self.cursor.position):
+            return
+        if stepped and core.steps == steps_so_far:
+            self._uncounted += len(step.micro_batches)
+        if self._uncounted:
+            # Whoever counts batches leaves before all samples were trained.
+            core.postpone(RunAgain(in_loop=True))
+        else:
             core.warn(
                 f"the training loop was left after {self._handed_out} batches, as many as len(loader) said when it "
                 "began; with a batch size that adapts a pass takes another number. Code that counts batches should "

@@ -45,5 +45,16 @@ class ReplicaExit(SystemExit):
         self.reason = reason
 
 
+class RunAgain(BaseException):
+    """The user's code runs again from its top, and goes on where the trial stands. Raised where all survivors are.
+
+    ``in_loop``: within the training loop that it has left, of which a part was not trained.
+    """
+
+    def __init__(self, *, in_loop: bool = False) -> None:
+        super().__init__()
+        self.in_loop = in_loop
+
+
 class JoinAgain(BaseException):
     """The survivors passed the epoch this joiner had aimed at: run the user's code again from its top."""

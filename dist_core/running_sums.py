@@ -44,7 +44,18 @@ class RunningSums:
         for accumulator in self:
             accumulator.begin_epoch()
 
-    # ------------------------------------------------------------------ a body that may run again
+    def own(self, states: dict[str, Any]) -> dict[str, Any]:
+        """The trial's states for the very replica that they are of: what it has not summed it still has to."""
+        mine = {name: states[name] for name in self._accumulators if name in states}
+        return states | {name: {**state, "pending": {}, "own": state["pending"]} for name, state in mine.items()}
+
+    def left_out_of(self, states: dict[str, Any]) -> dict[str, Any]:
+        return {name: state for name, state in states.items() if name not in self._accumulators}
+
+    def __bool__(self) -> bool:
+        return bool(self._accumulators)
+
+    # ------------------------------------------------------------------ code that may run again
 
     def mark(self) -> None:
         """From here on what is added may have to be added anew."""

@@ -23,9 +23,11 @@ import dist_core
 import dist_core.core
 import dist_core.membership
 from dist_core import Accumulator
+from dist_core.registry import FunctionState
 from tests.support.habits import (
     FROZEN,
     FROZEN_SECONDS,
+    LATE_IN_AN_EVALUATION,
     PAIR,
     RESCALED,
     WORLDS,
@@ -723,9 +725,47 @@ def asks_in_the_loop(kit: Kit) -> list[float]:
     return weights_of(model)
 
 
+def sums_of_evaluations(kit: Kit) -> list[float]:
+    """Two evaluations an epoch, and what else code does between two training loops."""
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    schedule = lr.ExponentialLR(optimizer, 0.9)
+    loader, valid = kit.loader(examples()), kit.loader(examples(60), 7)
+    wrapped = kit.wrap(model, optimizer, schedule)
+    found: dict[str, list[float]] = {"sums": []}
+    if kit.elastic:
+        dist_core.register_state("found", FunctionState(lambda: {"sums": list(found["sums"])}, found.update))
+    for _ in kit.epochs(3):
+        totals = Accumulator() if kit.elastic else None
+        wrapped.train()
+        for x, y in loader:
+            optimizer.zero_grad()
+            mse(wrapped(x), y).backward()
+            optimizer.step()
+        schedule.step()
+        wrapped.eval()
+        for _part in range(2):
+            sums = torch.zeros(1)
+            with torch.no_grad():
+                for x, _y in valid:
+                    sums += len(x)
+                    if totals is not None:
+                        totals["count"] += len(x)
+            if kit.elastic:
+                dist.all_reduce(sums)
+            found["sums"].append(float(sums))
+        if totals is not None:
+            with totals.synchronized():
+                assert totals["count"] == 120.0
+    return [*weights_of(model), *found["sums"], optimizer.param_groups[0]["lr"]]
+
+
 @pytest.mark.parametrize(
     ("trains", "place"),
     [
+        (sums_of_evaluations, "in an evaluation"),
+        (sums_of_evaluations, LATE_IN_AN_EVALUATION),
+        (sums_of_evaluations, "at the end of a loop"),
         (asks_in_the_loop, "in the body"),
         (asks_in_the_loop, "in a step"),
         (schedules_in_the_loop, "in the body"),

@@ -12,7 +12,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import dist_core
-from tests.support.habits import GROWN, PAIR, Kit, as_trial, in_plain_pytorch, weights_of
+from tests.support.habits import EARLIER, GROWN, PAIR, Kit, as_trial, in_plain_pytorch, weights_of, with_a_loss
 
 
 def rows(count: int) -> TensorDataset:
@@ -157,3 +157,13 @@ def test_a_trainer_driven_by_hand_ends_as_on_one_process(trains: Any, replicas: 
         if weights is not None:
             assert weights == pytest.approx(expected, abs=1e-4)
     assert dist_core.current_epoch() is None
+
+
+@pytest.mark.parametrize("place", ["in a step", EARLIER])
+@pytest.mark.parametrize("trains", [lightning_trainer, hugging_face_trainer])
+def test_a_trainer_that_counts_its_steps_makes_all_of_them_after_a_loss(trains: Any, place: str) -> None:
+    """It counts the step that a replica was lost in, which did not count."""
+    expected = in_plain_pytorch(trains)
+    survivors = with_a_loss(trains, place)
+    for weights in (survivors[0], survivors[2]):
+        assert weights == pytest.approx(expected, abs=1e-4)

@@ -20,6 +20,7 @@ import dist_core
 from dist_core import Accumulator, AdaptiveDataLoader, AdaptiveDataParallel, remaining_epochs_until
 from dist_core.core import get_core, reset_core
 from dist_core.errors import InvalidTraining, ReplicaExit
+from dist_core.registry import FunctionState
 from dist_core.rerun import run_training
 
 
@@ -521,6 +522,59 @@ def test_a_trial_resumed_behind_a_loop_of_its_epoch_sees_the_sums_that_were_ther
     whole = [(epoch, *each) for epoch in range(3) for each in (("trained", trained), ("evaluated", evaluated))]
     assert before == whole[:3]
     assert seen == whole[2:]
+
+
+@pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step")
+@pytest.mark.parametrize("leaves_at", ["first evaluation", "training", "last evaluation"])
+def test_what_code_between_loops_did_counts_once_where_the_trial_left_behind_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, leaves_at: str
+) -> None:
+    """That code runs again: a schedule that it steps, a state that it changes, and two evaluations under one name."""
+    monkeypatch.setenv("ELASTUNE_CHECKPOINT_DIR", str(tmp_path))
+    leaves = [leaves_at]
+
+    def leave(place: str, epoch: int, number: int) -> None:
+        if leaves == [place] and (epoch, number) == (1, 1):
+            get_core()._asked_to_leave = bool(leaves.pop())
+
+    def train() -> list[tuple[float, Any, int]]:
+        reset_core()
+        seen = []
+        training, evaluation = AdaptiveDataLoader(Numbered(24), batch_size=8), AdaptiveDataLoader(Numbered(23), 5)
+        model = ConstantGradient()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+        wrapped = AdaptiveDataParallel(model, optimizer, schedule)
+        totals, epochs = Accumulator(), {"seen": 0}
+        dist_core.register_state("epochs", FunctionState(lambda: dict(epochs), epochs.update))
+
+        def evaluate(place: str, epoch: int) -> None:
+            wrapped.eval()
+            schedule.step()
+            epochs["seen"] += 1
+            with torch.no_grad():
+                for number, x in enumerate(evaluation):
+                    totals["count"] += len(x)
+                    leave(place, epoch, number)
+
+        for epoch in remaining_epochs_until(3):
+            evaluate("first evaluation", epoch)
+            wrapped.train()
+            for number, x in enumerate(training):
+                optimizer.zero_grad()
+                wrapped(x).mean().backward()
+                optimizer.step()
+                leave("training", epoch, number)
+            evaluate("another evaluation", epoch)
+            evaluate("last evaluation", epoch)
+            with totals.synchronized():
+                seen.append((totals["count"], schedule.get_last_lr()[0], epochs["seen"]))
+                totals.clear()
+        return seen
+
+    with pytest.raises(ReplicaExit):
+        train()
+    assert train() == [(69.0, 0.1 * 0.5**seen, seen) for seen in (6, 9)]
 
 
 def test_without_wrapped_models_the_loader_is_a_plain_one() -> None:

@@ -36,15 +36,21 @@ GROW_AT, KILL_AT = 3, 7
 RESCALED = 0
 """Instead of a number of replicas."""
 FROZEN = "frozen in a step"
+EARLIER = "in an epoch's second step"
+LATE_IN_AN_EVALUATION = "late in an evaluation"
 LOST = {
     FROZEN: lambda core: core.launch_control,
     "in a step": lambda core: core.launch_control,
+    EARLIER: lambda core: core.launch_control,
     "between two updates": lambda core: core.counts_update,
     "in the body": lambda core: core.together,
     "in an evaluation": lambda core: core.leave_evaluation_if_asked,
+    LATE_IN_AN_EVALUATION: lambda core: core.leave_evaluation_if_asked,
     "at the end of a loop": lambda core: core.end_training_loop,
 }
 """Where one of three replicas is killed, once it has come to step ``KILL_AT``: before it makes this call."""
+LATE_BATCH = 5
+"""Of its share of the epoch's evaluations."""
 FROZEN_SECONDS = 8.0
 """A frozen one keeps its connections for so long, and only the scheduler tells of its loss."""
 GROWN = -1
@@ -186,9 +192,14 @@ def _follow_the_script(core: TrainingCore, place: str) -> None:
         core.finish_step = scripted  # type: ignore[method-assign]  # this one replica's
         return
     call = LOST[place](core)
+    calls = 0
 
     def deadly(*arguments: Any, **options: Any) -> Any:
-        late = core.steps >= KILL_AT and (place != "between two updates" or core._updates == 1)
+        nonlocal calls
+        late = core.steps >= (KILL_AT - 2 if place == EARLIER else KILL_AT)
+        late = late and (place != "between two updates" or core._updates == 1)
+        calls += late
+        late = late and (place != LATE_IN_AN_EVALUATION or calls == LATE_BATCH)
         if core.joined and core.group.world_size == 3 and core.group.rank == 1 and late:
             if place == FROZEN:
                 assert core.channel is not None
