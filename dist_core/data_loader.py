@@ -82,7 +82,9 @@ class AdaptiveDataLoader:
         self._open: StepPlan | None = None
         """The step whose last batch is with the user's code, until it is counted."""
         self._handed_out = self._promised = self._uncounted = 0
-        """Batches that the present loop's body was given, that ``len`` had said, and of steps that did not count."""
+        """Batches that the present loop's body was given, that ``len`` says, and of steps that did not count."""
+        self._may_be_counted = False
+        """Whether anybody has asked how many batches there are."""
 
     def _note_workers(self, core: TrainingCore) -> None:
         """Before replicas meet, where that is possible: they have to divide streams alike."""
@@ -147,6 +149,10 @@ class AdaptiveDataLoader:
 
         For a joiner, more than it will be given, so that code which counts batches does not leave before the others.
         """
+        self._may_be_counted = True
+        return self._batches_of_pass()
+
+    def _batches_of_pass(self) -> int:
         if self.epoch_size is None:
             raise TypeError(f"{type(self.dataset).__name__} has no length; give AdaptiveDataLoader an epoch_size")
         whole, rest = divmod(self.epoch_size, self.current_batch_size)
@@ -327,7 +333,7 @@ class AdaptiveDataLoader:
         core.loop_start = (core.loops_begun, started_passes)
         steps_before = core.steps
         self._handed_out = self._uncounted = 0
-        self._promised = len(self) if self.epoch_size is not None else 0
+        self._promised = self._batches_of_pass() if self.epoch_size is not None else 0
         try:
             ran_out = yield from self._train_steps(core, started_passes, steps_before)
         finally:
@@ -400,14 +406,15 @@ class AdaptiveDataLoader:
             for model in core.models:
                 model.leave_step()
         core.begin_between_loops()
-        if not (self._handed_out == self._promised and self.cursor.left and self.cursor.position):
-            return
-        if stepped and core.steps == steps_so_far:
-            self._uncounted += len(step.micro_batches)
-        if self._uncounted:
+        uncounted = stepped and core.steps == steps_so_far
+        self._uncounted += uncounted * len(step.micro_batches)
+        left_by_count = self._handed_out == self._promised and self.cursor.left and bool(self.cursor.position)
+        if left_by_count and self._uncounted and self._may_be_counted:
             # Whoever counts batches leaves before all samples were trained.
             core.postpone(RunAgain(in_loop=True))
-        else:
+        elif uncounted:
+            core.warn("the training loop was left at a step in which a replica was lost: that step does not count")
+        elif left_by_count:
             core.warn(
                 f"the training loop was left after {self._handed_out} batches, as many as len(loader) said when it "
                 "began; with a batch size that adapts a pass takes another number. Code that counts batches should "
