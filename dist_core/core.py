@@ -8,7 +8,6 @@ say otherwise. User code never sees it; ``session`` holds the names it sees.
 from __future__ import annotations
 
 import contextlib
-import copy
 import logging
 import math
 import os
@@ -1194,7 +1193,7 @@ class TrainingCore:
         """A way back to the present state from what code does whose optimizers make no step."""
         tensors: list[torch.Tensor] = []
         states = self.sums.own(self.registry.capture()) if with_sums else self.sums.left_out_of(self.registry.capture())
-        skeleton = copy.deepcopy(pack(states, tensors))
+        skeleton = pack(states, tensors)
         stays = self._changed_by_optimizers()
         # In the host's memory: this may be where the device's has run out.
         kept = [tensor if stays(tensor) else tensor.to("cpu", copy=True) for tensor in tensors]

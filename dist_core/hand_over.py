@@ -11,6 +11,7 @@ for everybody.
 
 from __future__ import annotations
 
+import copy
 import io
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -25,7 +26,7 @@ _SLOT = "__tensor__"
 
 
 def pack(value: Any, tensors: list[torch.Tensor], path: tuple[object, ...] = ()) -> Any:
-    """The value with each tensor replaced by a numbered slot; the tensors are appended in order.
+    """A copy of the value with each tensor replaced by a numbered slot; the tensors are appended in order.
 
     NumPy arrays become tensors and NumPy scalars Python numbers: a reader with ``weights_only`` takes nothing else.
     Raises InvalidTraining, with the ``path`` to it, for a value that such a reader would refuse.
@@ -46,7 +47,7 @@ def pack(value: Any, tensors: list[torch.Tensor], path: tuple[object, ...] = ())
         return [pack(item, tensors, (*path, index)) for index, item in enumerate(value)]
     if isinstance(value, tuple) and not isinstance(value, torch.Size):
         return tuple(pack(item, tensors, (*path, index)) for index, item in enumerate(value))
-    return _restorable(value, path)
+    return copy.deepcopy(_restorable(value, path))
 
 
 _PLAIN = (type(None), bool, int, float, str)
