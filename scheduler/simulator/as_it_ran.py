@@ -31,6 +31,7 @@ LOSS_CODES = frozenset({"replica_lost", "replica_preempted"})
 class RanTrial:
     """A trial, with all that is kept of it."""
 
+    name: str
     record: TrialRecord
     application: ModelledApplication
     history: Sequence[HistoryEntry]
@@ -48,6 +49,10 @@ class AsItRan:
     """Rescales that were taken back before they had paid for their pause."""
     idle_share: float
     """Of the slot time that trials could have used."""
+    completion_seconds: Mapping[str, float]
+    """By trial, of those that have ended."""
+    trained: Sequence[tuple[float, Mapping[str, int]]]
+    """Slots that each trial trained on, from so many seconds after the first submission on; ascending."""
 
     @property
     def sentence(self) -> str:
@@ -66,6 +71,7 @@ def as_it_ran(trials: Sequence[RanTrial], now: float) -> AsItRan:
     changes: Counter[str] = Counter()
     usable: dict[float, int] = {}
     training: dict[float, int] = {}
+    by_trial: dict[str, dict[float, int]] = {}
     for trial in trials:
         curve = _goodput(trial, node_slots)
         changes.update(_changes(trial, curve))
@@ -75,6 +81,7 @@ def as_it_ran(trials: Sequence[RanTrial], now: float) -> AsItRan:
             since = _trains_from(replica, trial.history)
             if since is not None:
                 _add(training, since, min(replica.gone_at or ended, ended), 1)
+                _add(by_trial.setdefault(trial.name, {}), since, min(replica.gone_at or ended, ended), 1)
     first = min((trial.record.submitted_at for trial in trials), default=now)
     last = max((trial.record.finished_at or now for trial in trials), default=now)
     could, did = _integrals(usable, training, slots)
@@ -84,6 +91,12 @@ def as_it_ran(trials: Sequence[RanTrial], now: float) -> AsItRan:
         rescales=changes["rescales"],
         undone=changes["undone"],
         idle_share=1.0 - did / could if could else 0.0,
+        completion_seconds={
+            trial.name: trial.record.finished_at - trial.record.submitted_at
+            for trial in trials
+            if trial.record.finished_at is not None
+        },
+        trained=_levels(by_trial, first),
     )
 
 
@@ -134,6 +147,16 @@ def _add(steps: dict[float, int], since: float, until: float, amount: int) -> No
     if until > since:
         steps[since] = steps.get(since, 0) + amount
         steps[until] = steps.get(until, 0) - amount
+
+
+def _levels(by_trial: Mapping[str, Mapping[float, int]], first: float) -> list[tuple[float, Mapping[str, int]]]:
+    now: Counter[str] = Counter()
+    found: list[tuple[float, Mapping[str, int]]] = []
+    for moment in sorted({moment for steps in by_trial.values() for moment in steps}):
+        for name, steps in by_trial.items():
+            now[name] += steps.get(moment, 0)
+        found.append((moment - first, {name: slots for name, slots in now.items() if slots}))
+    return found
 
 
 def _integrals(usable: Mapping[float, int], training: Mapping[float, int], slots: int) -> tuple[float, float]:

@@ -13,6 +13,7 @@ from typing import cast, get_args
 from rich.console import Console
 
 from scheduler.policy import policy_by_name
+from scheduler.simulator.as_it_ran import AsItRan
 from scheduler.simulator.cluster import SimulationSettings
 from scheduler.simulator.compare import REQUESTS, Information, compare
 from scheduler.simulator.errors import InvalidWorkload
@@ -67,13 +68,14 @@ def run(
     if information not in get_args(Information):
         raise ValueError(f"information is {information!r}; choose one of {', '.join(get_args(Information))}")
     console = Console()
+    ran: AsItRan | None = None
     if recorded is not None and workload is not None:
         raise ValueError("a workload file and --recorded were given; leave one out")
     settings = _settings(nodes, slots_per_node, every, rescale_seconds, live=live)
     world: Callable[[Sequence[Submission], Policy, SimulationSettings], World] = World
     if recorded is not None:
         found = read_recorded(recorded)
-        submissions = found.submissions
+        submissions, ran = found.submissions, found.ran
         if found.skipped:
             console.print(f"{found.skipped} trials without measurements are left out")
         console.print(found.ran.sentence, highlight=False)
@@ -102,7 +104,7 @@ def run(
     if picture is not None:
         from scheduler.simulator.picture import draw
 
-        draw(results, picture)
+        draw(results, picture, ran)
 
 
 @_quiet_loop()

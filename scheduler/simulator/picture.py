@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import matplotlib as mpl
 import numpy as np
 from matplotlib.figure import Figure
 
+from scheduler.simulator.as_it_ran import AsItRan
 from scheduler.simulator.sweep import SweepResult
 from scheduler.simulator.world import SimulationResult
 
@@ -17,36 +19,78 @@ UNITS = (("seconds", 1.0, 600.0), ("minutes", 60.0, 3 * 3600.0), ("hours", 3600.
 """Of time, their length in seconds, and how long what they are for takes at most."""
 
 
-def draw(results: Sequence[SimulationResult], path: Path) -> None:
-    """One row a policy with its allocations by application, and the completion times of all below."""
-    rows = len(results)
-    figure = Figure(figsize=(10, 2.2 * rows + 3.2), layout="constrained")
-    axes = figure.subplots(rows + 1, 1, squeeze=False)[:, 0]
-    applications = sorted({job.application for result in results for job in result.jobs})
-    colors = mpl.color_sequences["tab10"]
-    palette = {name: colors[index % len(colors)] for index, name in enumerate(applications)}
-    longest = max(result.makespan_seconds for result in results)
+@dataclass(frozen=True, slots=True)
+class _Row:
+    name: str
+    allocations: Sequence[tuple[float, Mapping[str, int]]]
+    """Slots of each job, from so many seconds on."""
+    kind_of: Mapping[str, str]
+    """A job's application."""
+    completion_seconds: Sequence[float]
+    makespan_seconds: float
+
+
+def draw(results: Sequence[SimulationResult], path: Path, ran: AsItRan | None = None) -> None:
+    """One row a policy with who held its slots, and the completion times of all below; first of all, as it ``ran``.
+
+    A colour for each application, or for each job where there is one application.
+    """
+    rows = [_simulated(result) for result in results]
+    if ran is not None:
+        rows.insert(0, _as_it_ran(ran, rows))
+    figure = Figure(figsize=(10, 2.2 * len(rows) + 3.2), layout="constrained")
+    axes = figure.subplots(len(rows) + 1, 1, squeeze=False)[:, 0]
+    applications = sorted({kind for row in rows for kind in row.kind_of.values()})
+    by_job = len(applications) == 1
+    kinds = list(dict.fromkeys(job for row in rows for job in row.kind_of)) if by_job else applications
+    colors = mpl.color_sequences["tab20" if by_job else "tab10"]
+    longest = max(row.makespan_seconds for row in rows)
     unit, seconds = next((unit, seconds) for unit, seconds, most in UNITS if longest < most)
-    for axis, result in zip(axes[:rows], results, strict=True):
-        kind_of = {job.name: job.application for job in result.jobs}
-        times = np.array([*(at for at, _ in result.allocations), result.makespan_seconds]) / seconds
-        held = np.zeros((len(applications), len(times)))
-        for column, (_, allocation) in enumerate(result.allocations):
-            for job, placement in allocation.items():
-                held[applications.index(kind_of[job]), column] += sum(placement.values())
-        axis.stackplot(times, held, step="post", labels=applications, colors=[palette[name] for name in applications])
-        axis.set_ylabel(f"{result.policy}\nslots")
+    for axis, row in zip(axes, rows, strict=False):
+        times = np.array([*(at for at, _ in row.allocations), row.makespan_seconds]) / seconds
+        held = np.zeros((len(kinds), len(times)))
+        for column, (_, allocation) in enumerate(row.allocations):
+            for job, slots in allocation.items():
+                held[kinds.index(job if by_job else row.kind_of[job]), column] += slots
+        axis.stackplot(
+            times, held, step="post", labels=kinds, colors=[colors[index % len(colors)] for index in range(len(kinds))]
+        )
+        axis.set_ylabel(f"{row.name}\nslots")
         axis.set_xlim(0, longest / seconds)
-    axes[0].legend(loc="upper right", ncols=len(applications), fontsize="small")
-    axes[rows - 1].set_xlabel(unit)
-    for result in results:
-        times = np.sort([job.completion_seconds for job in result.jobs])
-        axes[rows].step(times, np.arange(1, len(times) + 1) / len(times), where="post", label=result.policy)
-    axes[rows].set_xscale("log")
-    axes[rows].set_xlabel("completion time, seconds")
-    axes[rows].set_ylabel("share of jobs")
-    axes[rows].legend()
+    if not by_job:
+        axes[0].legend(loc="upper right", ncols=len(applications), fontsize="small")
+    axes[len(rows) - 1].set_xlabel(unit)
+    for row in rows:
+        times = np.sort(row.completion_seconds)
+        axes[-1].step(times, np.arange(1, len(times) + 1) / max(1, len(times)), where="post", label=row.name)
+    axes[-1].set_xscale("log")
+    axes[-1].set_xlabel("completion time, seconds")
+    axes[-1].set_ylabel("share of jobs")
+    axes[-1].legend()
     figure.savefig(path, dpi=110)
+
+
+def _simulated(result: SimulationResult) -> _Row:
+    return _Row(
+        name=result.policy,
+        allocations=[
+            (at, {job: sum(placement.values()) for job, placement in allocation.items()})
+            for at, allocation in result.allocations
+        ],
+        kind_of={job.name: job.application for job in result.jobs},
+        completion_seconds=[job.completion_seconds for job in result.jobs],
+        makespan_seconds=result.makespan_seconds,
+    )
+
+
+def _as_it_ran(ran: AsItRan, simulated: Sequence[_Row]) -> _Row:
+    return _Row(
+        name="as it ran",
+        allocations=ran.trained,
+        kind_of={job: kind for row in simulated for job, kind in row.kind_of.items()},
+        completion_seconds=list(ran.completion_seconds.values()),
+        makespan_seconds=ran.makespan_seconds,
+    )
 
 
 def draw_sweeps(results: Sequence[SweepResult], path: Path) -> None:

@@ -158,6 +158,7 @@ def _ran(
     records = {trial.trial_id: trial for trial in trials}
     return [
         RanTrial(
+            name=trial.submission.name,
             record=records[trial.trial_id],
             application=trial.application,
             history=store.history(trial.trial_id),

@@ -28,6 +28,7 @@ def trial(
 ) -> RanTrial:
     """``sizes``: (time, what, reason's code) of its history; ``slots``: (slot, launched, ready, gone)."""
     return RanTrial(
+        name="s/0",
         record=TrialRecord(
             trial_id="a",
             spec=TrialSpec(study="s", number=0, entrypoint="m:f", max_replicas=4),
@@ -68,6 +69,8 @@ def test_slots_are_idle_while_nobody_trains_on_them_although_somebody_could() ->
     assert ran.idle_share == pytest.approx((2.0 + 3 * 10.0) / 80.0)
     assert (ran.slots, ran.makespan_seconds, ran.rescales, ran.undone) == (4, 20.0, 1, 0)
     assert "40.0% of the slot time idle" in ran.sentence
+    assert ran.trained == [(2.0, {"s/0": 1}), (10.0, {"s/0": 4}), (20.0, {})]
+    assert ran.completion_seconds == {"s/0": 20.0}
 
 
 def test_a_replica_that_never_came_to_train_was_idle() -> None:

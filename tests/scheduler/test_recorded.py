@@ -75,8 +75,10 @@ def test_more_nodes_would_have_been_faster(state: Path) -> None:
 
 
 def test_the_command_reads_it(state: Path, tmp_path: Path) -> None:
-    done = CliRunner().invoke(app, ["simulate", "--recorded", str(state), "--nodes", "1", "--policy", "goodput"])
+    arguments = ["simulate", "--recorded", str(state), "--nodes", "1", "--policy", "goodput"]
+    done = CliRunner().invoke(app, [*arguments, "--picture", str(tmp_path / "slots.png")])
     assert done.exit_code == 0, done.output
+    assert (tmp_path / "slots.png").read_bytes().startswith(b"\x89PNG")
     assert "1 trials without measurements are left out" in done.output
     assert "3 jobs" in done.output
 
