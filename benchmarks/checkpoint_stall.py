@@ -24,7 +24,7 @@ from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType, async_save
 
 from benchmarks.frame import Measurement
-from dist_core.checkpoint import CheckpointWriter, load_checkpoint, newest_checkpoint
+from dist_core.state.checkpoint import CheckpointWriter, load_checkpoint, newest_checkpoint
 
 ROUNDS = 7
 

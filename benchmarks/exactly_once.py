@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from benchmarks.frame import Measurement
-from dist_core.sampling import ElasticCursor
+from dist_core.data.order import ElasticCursor
 
 TRACES = 10_000
 

@@ -13,9 +13,9 @@ from torch.distributed import FileStore  # type: ignore[attr-defined]  # public,
 
 from benchmarks.frame import Measurement
 from benchmarks.ranks import run_ranks
-from dist_core.all_reduce import Bucket, reduction_strategy
-from dist_core.all_reduce.autotune import CLEARLY_FASTER
-from dist_core.replica_group import GroupNeeds, build_group
+from dist_core.generations.process_groups import GroupNeeds, build_group
+from dist_core.gradients.reduce import Bucket, reduction_strategy
+from dist_core.gradients.reduce.autotune import CLEARLY_FASTER
 from dist_core.torch_private import GradBucket
 
 NAMES = ("all_reduce", "round_robin", "sharded", "hierarchical", "bf16", "fp16")

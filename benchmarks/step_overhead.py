@@ -95,7 +95,7 @@ def _ours(
     name: str, optimizer_name: str, data: TensorDataset, local_batch: int, world_size: int, every: int
 ) -> Iterator[None]:
     from dist_core import AdaptiveDataLoader, AdaptiveDataParallel, remaining_epochs_until
-    from dist_core.core import reset_core
+    from dist_core.trial.core import reset_core
 
     reset_core()
     torch.manual_seed(0)

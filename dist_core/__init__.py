@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, Any
 from dist_core.version import __version__
 
 if TYPE_CHECKING:
-    from dist_core.accumulator import Accumulator
-    from dist_core.data_loader import AdaptiveDataLoader, current_dataloader
-    from dist_core.data_parallel import AdaptiveDataParallel
-    from dist_core.session import (
+    from dist_core.data.loader import AdaptiveDataLoader, current_dataloader
+    from dist_core.gradients.model import AdaptiveDataParallel
+    from dist_core.training_api import (
         current_epoch,
         init_process_group,
         progress_step,
@@ -22,21 +21,22 @@ if TYPE_CHECKING:
         set_checkpoint_interval,
         world_size,
     )
+    from dist_core.trial.accumulator import Accumulator
 
 _HOME = {
-    "Accumulator": "accumulator",
-    "AdaptiveDataLoader": "data_loader",
-    "AdaptiveDataParallel": "data_parallel",
-    "current_dataloader": "data_loader",
-    "current_epoch": "session",
-    "init_process_group": "session",
-    "progress_step": "session",
-    "rank": "session",
-    "register_state": "session",
-    "remaining_epochs_until": "session",
-    "report": "session",
-    "set_checkpoint_interval": "session",
-    "world_size": "session",
+    "Accumulator": "trial.accumulator",
+    "AdaptiveDataLoader": "data.loader",
+    "AdaptiveDataParallel": "gradients.model",
+    "current_dataloader": "data.loader",
+    "current_epoch": "training_api",
+    "init_process_group": "training_api",
+    "progress_step": "training_api",
+    "rank": "training_api",
+    "register_state": "training_api",
+    "remaining_epochs_until": "training_api",
+    "report": "training_api",
+    "set_checkpoint_interval": "training_api",
+    "world_size": "training_api",
 }
 
 __all__ = [

@@ -5,13 +5,13 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
-from dist_core.env import ReplicaEnvironment
-from dist_core.plain_replica import Participant, begin, begun
-from dist_core.seeds import derived_seed, seed_torch
+from dist_core.link.environment import ReplicaEnvironment
+from dist_core.state.seeds import derived_seed, seed_torch
+from dist_core.trial.plain_replica import Participant, begin, begun
 from dist_core.when_imported import when_imported
 
 if TYPE_CHECKING:
-    from dist_core.core import TrainingCore
+    from dist_core.trial.core import TrainingCore
 
 
 def present_replica() -> Participant:
@@ -26,11 +26,11 @@ def present_replica() -> Participant:
 
     def on_torch() -> None:
         seed_torch(seed)
-        if "dist_core.core" not in sys.modules:
+        if "dist_core.trial.core" not in sys.modules:
             training_core()
 
     # The core's own module may be what imports torch.
-    when_imported("dist_core.core", training_core)
+    when_imported("dist_core.trial.core", training_core)
     return begin(environment, on_torch)
 
 
@@ -44,6 +44,6 @@ def trial_seed(environment: ReplicaEnvironment) -> int:
 
 def training_core() -> TrainingCore:
     """Made on first use, which imports torch."""
-    from dist_core.core import get_core
+    from dist_core.trial.core import get_core
 
     return get_core()

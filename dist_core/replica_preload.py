@@ -11,10 +11,10 @@ import httpx2
 import torch
 import torch._dynamo
 
-import dist_core.accumulator
-import dist_core.data_loader
-import dist_core.data_parallel
-import dist_core.session  # noqa: F401
+import dist_core.data.loader
+import dist_core.gradients.model
+import dist_core.training_api
+import dist_core.trial.accumulator  # noqa: F401
 
 # The first client of a process loads the modules that it sends requests with.
 httpx2.Client(verify=False, trust_env=False).close()

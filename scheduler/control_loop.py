@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
-from dist_core.env import EXIT_PREEMPTED, ReplicaEnvironment
+from dist_core.link.environment import EXIT_PREEMPTED, ReplicaEnvironment
 from scheduler.coming import Plans
 from scheduler.cpu_budget import CpuBudget
 from scheduler.hearing import Hearing

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 
-from dist_core.env import GRACE_SECONDS
+from dist_core.link.environment import GRACE_SECONDS
 from trials.record import ReplicaRecord, ReplicaState, TrialRecord
 
 CONTACT_DEADLINE_SECONDS = 90.0

@@ -9,10 +9,10 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from dist_core.channel import ControlChannel
-from dist_core.env import EXIT_PEER_LOST, EXIT_PREEMPTED, ReplicaEnvironment
 from dist_core.errors import ControlChannelError
-from dist_core.plain_replica import Participant
+from dist_core.link.client import ControlChannel
+from dist_core.link.environment import EXIT_PEER_LOST, EXIT_PREEMPTED, ReplicaEnvironment
+from dist_core.trial.plain_replica import Participant
 from trials.launch.user_code import moved_path
 from tuner_bridge.errors import InvalidSweep
 from tuner_bridge.replica import run_replica

@@ -11,13 +11,13 @@ from contextlib import contextmanager
 from typing import Any
 from weakref import WeakSet
 
-from dist_core.channel import ControlChannel
-from dist_core.env import EXIT_PEER_LOST
 from dist_core.errors import ControlChannelError, PeerLost, ReplicaExit
-from dist_core.plain_replica import Participant
+from dist_core.link.client import ControlChannel
+from dist_core.link.environment import EXIT_PEER_LOST
 from dist_core.present import present_replica, trial_seed
-from dist_core.rerun import run_training
-from dist_core.seeds import seed_all
+from dist_core.state.seeds import seed_all
+from dist_core.trial.plain_replica import Participant
+from dist_core.trial.restart import run_training
 from trials.launch.keeping import keep_process
 from tuner_bridge.errors import InvalidValue
 from tuner_bridge.wire import NOT_A_NUMBER, encode_result, encode_value, is_nan

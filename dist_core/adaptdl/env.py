@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 
-from dist_core.core import TrainingCore, get_core
-from dist_core.env import standalone_world
+from dist_core.link.environment import standalone_world
+from dist_core.trial.core import TrainingCore, get_core
 
 
 def adopt_variables() -> None:

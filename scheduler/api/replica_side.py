@@ -11,8 +11,8 @@ from fastapi import APIRouter, Depends, Header, HTTPException, Request
 from fastapi.responses import FileResponse
 from pydantic import BaseModel, Field
 
-from dist_core.channel import LARGEST_STEP
 from dist_core.goodput import Hints
+from dist_core.link.client import LARGEST_STEP
 from scheduler.api.allowances import MOST_REPORTS_KEPT, MOST_WARNINGS, Allowance
 from scheduler.api.service import Service
 from scheduler.api.tokens import Access, Identity

@@ -22,7 +22,7 @@ from dist_core.goodput import (
     fit_throughput,
     gain,
 )
-from dist_core.noise_scale import is_measured
+from dist_core.gradients.noise.estimator import is_measured
 from scheduler.simulator.application import Shape
 from scheduler.simulator.changes import Change
 from scheduler.simulator.workload import Submission

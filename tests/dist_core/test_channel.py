@@ -8,9 +8,9 @@ from pathlib import Path
 import httpx2
 import pytest
 
-from dist_core import channel as channel_module
-from dist_core.channel import ControlChannel
-from dist_core.env import ReplicaEnvironment
+from dist_core.link import client as channel_module
+from dist_core.link.client import ControlChannel
+from dist_core.link.environment import ReplicaEnvironment
 from tests.support.channel import REPLICA
 
 
@@ -25,7 +25,7 @@ def test_a_token_in_a_file_is_read_again_when_it_may_have_been_replaced(
         shown.append(request.headers["authorization"])
         return httpx2.Response(200, json={})
 
-    monkeypatch.setattr("dist_core.channel.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("dist_core.link.client.time.monotonic", lambda: now[0])
     environment = replace(REPLICA, token="", token_file=file)
     assert ReplicaEnvironment.from_environ(environment.to_environ()) == environment
     line = ControlChannel(environment, transport=httpx2.MockTransport(answer))

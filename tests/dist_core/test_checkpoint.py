@@ -18,18 +18,18 @@ import numpy as np
 import pytest
 import torch
 
-from dist_core.checkpoint import (
+from dist_core.errors import InvalidTraining
+from dist_core.state.checkpoint import (
     ABANDONED_SECONDS,
     CheckpointWriter,
     load_checkpoint,
     newest_checkpoint,
     write_checkpoint,
 )
-from dist_core.checkpoint_schedule import checkpoint_interval, mean_time_to_failure
-from dist_core.errors import InvalidTraining
-from dist_core.hand_over import pack, unpack
-from dist_core.memory_limit import lower, read_limit, write_limit
-from dist_core.registry import FunctionState, StateRegistry
+from dist_core.state.interval import checkpoint_interval, mean_time_to_failure
+from dist_core.state.packing import pack, unpack
+from dist_core.state.states import FunctionState, StateRegistry
+from dist_core.trial.memory_limit import lower, read_limit, write_limit
 from tests.support.project import ROOT
 
 STATE = {"model": {"w": torch.arange(4.0), "n": 3}, "list": [1, (2.5, None)], "text": "x"}

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from dist_core.emulated_device import EmulatedDevice
 from dist_core.goodput import ThroughputParams, optim_seconds
 from dist_core.goodput.speed_profiles import PUBLISHED, SpeedProfile, speed_profile
+from dist_core.trial.emulated_device import EmulatedDevice
 
 PARAMS = ThroughputParams(0.1, 0.01, 0.4, 0.0, 0.2, 0.0, 1.0)
 

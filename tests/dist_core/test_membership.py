@@ -10,9 +10,9 @@ from typing import Any
 import httpx2
 import pytest
 
-from dist_core import replica_group
-from dist_core.membership import Membership
-from dist_core.replica_group import ReplicaGroup, lone_group
+from dist_core.generations import process_groups
+from dist_core.generations.process_groups import ReplicaGroup, lone_group
+from dist_core.generations.watch import Membership
 from tests.support.channel import REPLICA, channel_to
 from tests.support.director import until
 
@@ -95,7 +95,7 @@ def test_a_joiner_that_is_told_to_end_while_it_enters_has_the_others_go_on_witho
         return httpx2.Response(204)
 
     group = lone_group()
-    monkeypatch.setattr(replica_group, "build_group", lambda *_, **__: group)
+    monkeypatch.setattr(process_groups, "build_group", lambda *_, **__: group)
     mine = membership(answer)
     mine._handle(generation(2, "t-a", "t-c"))
     (prepared,) = waits(mine)

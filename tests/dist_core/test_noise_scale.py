@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from dist_core.noise_scale import NoiseScale, from_parts, is_measured
+from dist_core.gradients.noise.estimator import NoiseScale, from_parts, is_measured
 
 DIMENSION = 200
 TRUE_GRADIENT = np.full(DIMENSION, 0.1)

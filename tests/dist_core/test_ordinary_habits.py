@@ -20,10 +20,10 @@ from torch import nn
 from torch.optim import lr_scheduler as lr
 
 import dist_core
-import dist_core.core
-import dist_core.membership
+import dist_core.generations.watch
+import dist_core.trial.core
 from dist_core import Accumulator
-from dist_core.registry import FunctionState
+from dist_core.state.states import FunctionState
 from tests.support.habits import (
     FROZEN,
     FROZEN_SECONDS,
@@ -614,7 +614,7 @@ def with_a_state_that_cannot_come_back(kit: Kit) -> None:
 
     dist_core.register_state("mine", Kept())
     one_step(kit, lambda *_: None)
-    dist_core.core.get_core().checkpoint(leaving=False)
+    dist_core.trial.core.get_core().checkpoint(leaving=False)
 
 
 def with_torchs_own_wrapper(kit: Kit) -> None:
@@ -712,7 +712,7 @@ def asks_in_the_loop(kit: Kit) -> list[float]:
             optimizer.step()
             schedule.step()
             if totals is not None:
-                answer = dist_core.core.get_core().together(
+                answer = dist_core.trial.core.get_core().together(
                     lambda group: group.broadcast_json(7), otherwise=lambda: None
                 )
                 assert answer in (7, None)
@@ -898,8 +898,8 @@ def test_a_loss_that_no_connection_tells_of_is_heard_of_from_the_scheduler() -> 
 
 def a_step_longer_than_the_grace(kit: Kit) -> None:
     def step(model: Any, optimizer: Any, x: torch.Tensor, y: torch.Tensor) -> None:
-        dist_core.membership.GRACE_MARGIN_SECONDS = 59.7
-        core = dist_core.core.get_core()
+        dist_core.generations.watch.GRACE_MARGIN_SECONDS = 59.7
+        core = dist_core.trial.core.get_core()
         assert core.membership is not None
         core.membership.told_to_end()
         time.sleep(30.0)

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from dist_core.random_streams import RandomStreams, seeded
-from dist_core.seeds import derived_seed, seed_all
+from dist_core.state.random_streams import RandomStreams, seeded
+from dist_core.state.seeds import derived_seed, seed_all
 
 
 @pytest.fixture(autouse=True)

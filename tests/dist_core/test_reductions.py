@@ -18,11 +18,11 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.data import Dataset, TensorDataset
 
 from dist_core import AdaptiveDataLoader, AdaptiveDataParallel, remaining_epochs_until
-from dist_core.all_reduce import STRATEGIES, reduction_strategy
-from dist_core.all_reduce.autotune import ROUNDS, SKIPPED_STEPS, TIMED_STEPS, Tuner
-from dist_core.core import get_core, reset_core
+from dist_core.data.order import ElasticCursor
 from dist_core.errors import InvalidTraining, PeerLost
-from dist_core.sampling import ElasticCursor
+from dist_core.gradients.reduce import STRATEGIES, reduction_strategy
+from dist_core.gradients.reduce.autotune import ROUNDS, SKIPPED_STEPS, TIMED_STEPS, Tuner
+from dist_core.trial.core import get_core, reset_core
 from tests.support.ranks import run_ranks
 
 EXACT = [name for name in STRATEGIES if reduction_strategy(name).exact]

@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 
 from dist_core.errors import PeerLost
-from dist_core.replica_group import ReplicaGroup, build_group
+from dist_core.generations.process_groups import ReplicaGroup, build_group
 from tests.support.ranks import run_ranks
 
 LARGE = 50_000_000

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dist_core.data.order import ElasticCursor, evaluation_share
 from dist_core.errors import InvalidTraining
-from dist_core.sampling import ElasticCursor, evaluation_share
 
 
 @settings(max_examples=300, deadline=None)

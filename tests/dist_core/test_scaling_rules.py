@@ -5,7 +5,7 @@ import torch
 
 from dist_core.errors import InvalidTraining
 from dist_core.goodput import GradientStatistics
-from dist_core.scaling_rules import LEGW, is_known, scaling_rule
+from dist_core.gradients.learning_rate import LEGW, is_known, scaling_rule
 
 STATISTICS = GradientStatistics(sqr=1.0, var=3.0)
 

@@ -23,10 +23,10 @@ from torch import nn
 from torch.utils.data import IterableDataset, get_worker_info
 
 from dist_core import AdaptiveDataLoader, AdaptiveDataParallel, remaining_epochs_until
-from dist_core.core import get_core, reset_core
+from dist_core.data.order import StreamCursor
+from dist_core.data.stream_parts import PartedCursor
 from dist_core.errors import InvalidTraining
-from dist_core.sampling import StreamCursor
-from dist_core.stream_parts import PartedCursor
+from dist_core.trial.core import get_core, reset_core
 from tests.support.habits import GROWN, PAIR, RESCALED, Kit, as_trial
 from tests.support.ranks import run_ranks
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dist_core.switch import Decision, Generation, decide_switch
+from dist_core.generations.decision import Decision, Generation, decide_switch
 
 
 def generation(number: int = 2, join_epoch: int | None = None) -> Generation:

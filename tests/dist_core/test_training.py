@@ -18,10 +18,10 @@ from torch.utils.data.distributed import DistributedSampler
 
 import dist_core
 from dist_core import Accumulator, AdaptiveDataLoader, AdaptiveDataParallel, remaining_epochs_until
-from dist_core.core import get_core, reset_core
 from dist_core.errors import InvalidTraining, ReplicaExit
-from dist_core.registry import FunctionState
-from dist_core.rerun import run_training
+from dist_core.state.states import FunctionState
+from dist_core.trial.core import get_core, reset_core
+from dist_core.trial.restart import run_training
 
 
 @pytest.fixture(autouse=True)

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from dist_core.env import EXIT_PREEMPTED
+from dist_core.link.environment import EXIT_PREEMPTED
 from scheduler.control_loop import ControlLoop, LoopSettings
 from scheduler.snapshot import Grant, Snapshot
 from scheduler.steady_clock import SteadyClock

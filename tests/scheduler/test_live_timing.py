@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from dist_core.goodput import BatchBounds, ThroughputParams
-from dist_core.noise_scale import is_measured
+from dist_core.gradients.noise.estimator import is_measured
 from scheduler.cli import app
 from scheduler.policy import policy_by_name
 from scheduler.simulator.application import ModelledApplication

@@ -6,7 +6,7 @@ import signal
 
 import pytest
 
-from dist_core.env import EXIT_PEER_LOST
+from dist_core.link.environment import EXIT_PEER_LOST
 from scheduler.losses import LONGEST_BACKOFF_SECONDS, MOST_CRASHES, judge
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import httpx2
 
-from dist_core.channel import ControlChannel
-from dist_core.env import ReplicaEnvironment
+from dist_core.link.client import ControlChannel
+from dist_core.link.environment import ReplicaEnvironment
 
 REPLICA = ReplicaEnvironment(
     api_url="http://scheduler",

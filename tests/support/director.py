@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
-from dist_core.env import ReplicaEnvironment
+from dist_core.link.environment import ReplicaEnvironment
 
 LONGEST_WAIT_SECONDS = 5.0
 

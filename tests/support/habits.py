@@ -22,11 +22,11 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import dist_core
-import dist_core.adaptation
-import dist_core.data_loader
-from dist_core.core import TrainingCore, get_core
+import dist_core.data.loader
+import dist_core.trial.batch_size
 from dist_core.goodput import BatchBounds
-from dist_core.rerun import run_training
+from dist_core.trial.core import TrainingCore, get_core
+from dist_core.trial.restart import run_training
 from tests.support.director import directing, environment_of, until
 from tests.support.ranks import run_ranks
 
@@ -146,7 +146,7 @@ def _in_passes(passes: int) -> None:
     def choice(bounds: BatchBounds, num_replicas: int) -> tuple[int, int]:
         return -(-bounds.init_batch // (num_replicas * passes)), passes - 1
 
-    for module in (dist_core.adaptation, dist_core.data_loader):
+    for module in (dist_core.trial.batch_size, dist_core.data.loader):
         module.fixed_choice = choice  # type: ignore[attr-defined]  # where it is looked up
 
 

@@ -23,12 +23,13 @@ from torch import nn
 from torch.utils.data import Dataset
 
 import dist_core
-import dist_core.checkpoint
-import dist_core.core
-from dist_core.core import TrainingCore, get_core
+import dist_core.state.checkpoint
+import dist_core.trial.core
 from dist_core.errors import PeerLost, ReplicaExit
-from dist_core.hand_over import pack, share_state
-from dist_core.rerun import run_training
+from dist_core.generations.state_transfer import share_state
+from dist_core.state.packing import pack
+from dist_core.trial.core import TrainingCore, get_core
+from dist_core.trial.restart import run_training
 
 SAMPLES = 240
 EPOCHS = int(os.environ.get("EPOCHS", "8"))
@@ -125,9 +126,9 @@ def prepare_to_die(core: TrainingCore, model: nn.Sequential, ballast: nn.Paramet
         delay = float(os.environ["DIE_AFTER"])
         ballast.register_hook(lambda _: threading.Timer(delay, die).start())
     elif place == "checkpoint":
-        dist_core.checkpoint.os.fsync = dying(os.fsync)  # type: ignore[attr-defined]
+        dist_core.state.checkpoint.os.fsync = dying(os.fsync)  # type: ignore[attr-defined]
     elif place == "rescale":
-        dist_core.core.share_state = dying(share_state)  # type: ignore[attr-defined]  # where the core looks it up
+        dist_core.trial.core.share_state = dying(share_state)  # type: ignore[attr-defined]  # where the core looks it up
 
 
 def train() -> list[float]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dist_core.env import emulated_profile
+from dist_core.link.environment import emulated_profile
 from trials.launch import LocalLauncher
 from trials.launch.emulated import emulated_slots, emulation
 

@@ -13,8 +13,8 @@ from typing import Any
 import httpx2
 import pytest
 
-from dist_core.channel import ControlChannel
 from dist_core.errors import ControlChannelError
+from dist_core.link.client import ControlChannel
 from scheduler.packages import PackageRefused, Packages
 from tests.support.channel import channel_to
 from trials.launch import user_code

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from dist_core.seeds import derived_seed
+from dist_core.state.seeds import derived_seed
 
 ROOT = Path(__file__).parents[2]
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from dist_core.env import GRACE_SECONDS, TOKEN, TOKEN_FILE
+from dist_core.link.environment import GRACE_SECONDS, TOKEN, TOKEN_FILE
 from trials.kubernetes.amounts import Amounts, requests_of
 from trials.kubernetes.names import (
     GROUP,

@@ -12,7 +12,7 @@ import threading
 import time
 from dataclasses import dataclass
 
-from dist_core.env import WATCH_THREAD
+from dist_core.link.environment import WATCH_THREAD
 
 MOST_TRIALS = 1000
 GROWTH = 1.5

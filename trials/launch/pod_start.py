@@ -18,9 +18,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from dist_core.channel import ControlChannel
-from dist_core.env import EXIT_PEER_LOST, EXIT_PREEMPTED, ReplicaEnvironment
 from dist_core.errors import ControlChannelError
+from dist_core.link.client import ControlChannel
+from dist_core.link.environment import EXIT_PEER_LOST, EXIT_PREEMPTED, ReplicaEnvironment
 from trials.launch.replica_start import run_replica
 from trials.launch.user_code import MOVED, moved_path
 

@@ -21,8 +21,8 @@ import nni
 from nni.runtime.trial_command_channel import TrialCommandChannel
 
 import dist_core
-from dist_core.core import get_core
 from dist_core.errors import ControlChannelError
+from dist_core.trial.core import get_core
 from tuner_bridge.nni.plain_json import check_parameter
 from tuner_bridge.nni.teller import MOST_UNTOLD, Result, Teller
 from tuner_bridge.replica import ask_driver

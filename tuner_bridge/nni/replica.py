@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
-from dist_core.env import ReplicaEnvironment
-from dist_core.plain_replica import Participant
+from dist_core.link.environment import ReplicaEnvironment
+from dist_core.trial.plain_replica import Participant
 from tuner_bridge.command import run_process
 from tuner_bridge.replica import run_replica, tell_value
 from tuner_bridge.script import Script

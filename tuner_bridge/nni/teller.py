@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypedDict
 
 from dist_core.errors import ControlChannelError
-from dist_core.plain_replica import Participant
+from dist_core.trial.plain_replica import Participant
 from tuner_bridge.errors import InvalidValue
 from tuner_bridge.replica import naming_what_is_not_taken
 from tuner_bridge.wire import encode_value

@@ -9,7 +9,7 @@ from typing import Any
 import optuna
 
 from dist_core.errors import ControlChannelError, JoinAgain, PeerLost
-from dist_core.plain_replica import Participant
+from dist_core.trial.plain_replica import Participant
 from tuner_bridge.optuna.current import run_script, set_current_trial
 from tuner_bridge.optuna.trial import ElasticTrial
 from tuner_bridge.replica import run_replica

@@ -19,9 +19,9 @@ from optuna.distributions import BaseDistribution, json_to_distribution
 from optuna.study import StudyDirection
 
 import dist_core
-from dist_core.channel import LARGEST_STEP
-from dist_core.plain_replica import Participant
-from dist_core.registry import FunctionState
+from dist_core.link.client import LARGEST_STEP
+from dist_core.state.states import FunctionState
+from dist_core.trial.plain_replica import Participant
 from tuner_bridge.optuna.reports import PendingReports, Report
 from tuner_bridge.replica import ask_driver
 from tuner_bridge.wire import decode_value, encode_value

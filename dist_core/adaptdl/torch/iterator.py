@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch.utils.data import Dataset
 
-from dist_core.data_loader import AdaptiveDataLoader
+from dist_core.data.loader import AdaptiveDataLoader
 from dist_core.errors import InvalidTraining
 
 

@@ -1,0 +1,383 @@
+"""Where batches come from: a dataset with indices, or a stream. Both hand out planned steps and count what was used.
+
+Loading itself is torch's DataLoader. What was prefetched for one plan is dropped when the plan changes; the cursor
+knows what counted.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Sized
+from itertools import count, islice
+from typing import Any, Protocol, cast
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler, default_collate
+from torch.utils.data.distributed import DistributedSampler
+
+from dist_core.data.division import Division, LoadedStep
+from dist_core.data.order import ElasticCursor, Indices, StepPlan, StreamCursor, divide, evaluation_share
+from dist_core.data.stream import PartedSource
+from dist_core.data.stream_parts import PartedCursor
+from dist_core.errors import InvalidTraining
+from dist_core.generations.decision import short_checksum
+from dist_core.state.random_streams import seeded
+
+
+class BatchSource(Protocol):
+    num_samples: int | None
+    """Samples a pass; None for a stream whose length nobody knows."""
+
+    @property
+    def cursor(self) -> ElasticCursor | StreamCursor | PartedCursor: ...
+
+    @property
+    def order_fingerprint(self) -> int:
+        """16 bits of the order that a sampler of the user's drew for this pass; 0 where nothing can differ."""
+        ...
+
+    def begin_loop(self) -> None:
+        """A training loop begins; its steps may be asked for several times, as they change."""
+        ...
+
+    def end_loop(self) -> None:
+        """It is over. Its workers end now: left to the garbage collector, each would be waited for five seconds."""
+        ...
+
+    def steps(self, division: Division) -> Iterator[LoadedStep]:
+        """Steps from the cursor on, across passes; each is asked for when the one before has been committed.
+
+        They may end earlier, for the division to be made anew.
+        """
+        ...
+
+    def commit(self, taken: int, division: Division) -> None:
+        """A step over ``taken`` samples counts."""
+        ...
+
+    def evaluation(
+        self, *, rank: int, world_size: int, batch: int, workers: int, seen: tuple[int, int] | None = None
+    ) -> Iterator[Any]:
+        """Batches of this replica's share of one pass, from the beginning; the cursor stays.
+
+        ``workers``: parts that a stream has for each replica, where it is divided. ``seen``: first and number of the
+        samples to leave out, in the order of the present pass.
+        """
+        ...
+
+    def first_samples(self, number: int) -> Iterator[Any]:
+        """One batch of the first samples, for a pass that does not count."""
+        ...
+
+
+class _PlannedBatches:
+    """Batch sampler whose batches are planned while the loop runs."""
+
+    def __init__(self) -> None:
+        self.batches: Iterator[list[int]] = iter(())
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return self.batches
+
+
+class IndexedSource:
+    """A map-style dataset, in natural order, shuffled, or as a sampler of the user's draws."""
+
+    def __init__(
+        self, dataset: Dataset[Any], *, shuffle: bool, seed: int, sampler: Iterable[int] | None, options: dict[str, Any]
+    ) -> None:
+        if not hasattr(dataset, "__len__"):
+            raise InvalidTraining(
+                f"{type(dataset).__name__} has __getitem__ but no length; give it __len__, or make it an "
+                "IterableDataset"
+            )
+        if sampler is not None:
+            _refuse_sampler(sampler, shuffle=shuffle)
+        ordered = cast("Sized", dataset if sampler is None else sampler)
+        self.num_samples: int | None = len(ordered)
+        self._drawn: OrderedDict[int, tuple[Indices, int]] = OrderedDict()
+        """By pass: what the sampler drew, once, because it may not draw the same again; and its fingerprint."""
+        draw = None if sampler is None else lambda number: self._draw(sampler, seed, number)
+        self.cursor = ElasticCursor(len(ordered), shuffle=shuffle, seed=seed, draw=draw)
+        self._planned = _PlannedBatches()
+        self._loader: DataLoader[Any] = DataLoader(dataset, batch_sampler=cast("Any", self._planned), **options)
+        self._dataset, self._options = dataset, options
+        self._training_plan = _PlannedBatches()
+        self._training_loader: DataLoader[Any] | None = None
+
+    def begin_loop(self) -> None:
+        if self._training_loader is None or not self._options.get("persistent_workers"):
+            # Workers see the dataset as it is when they start. Within a loop they stay, whatever the batch size.
+            options = {**self._options, "persistent_workers": self._options.get("num_workers", 0) > 0}
+            self._training_loader = DataLoader(self._dataset, batch_sampler=cast("Any", self._training_plan), **options)
+
+    def end_loop(self) -> None:
+        if not self._options.get("persistent_workers"):
+            self._training_loader = None
+
+    def _draw(self, sampler: Iterable[int], seed: int, number: int) -> Indices:
+        if number not in self._drawn:
+            order = _drawn(sampler, seed=seed, number=number)
+            self._drawn[number] = order, short_checksum(order.tobytes())
+            while len(self._drawn) > _PASSES_KEPT:
+                self._drawn.popitem(last=False)
+        return self._drawn[number][0]
+
+    @property
+    def order_fingerprint(self) -> int:
+        drawn = self._drawn.get(self.cursor.passes)
+        return 0 if drawn is None else drawn[1]
+
+    def steps(self, division: Division) -> Iterator[LoadedStep]:
+        assert self._training_loader is not None
+        plans: list[StepPlan] = []
+        self._training_plan.batches = self._plan_ahead(division, plans)
+        batches = iter(self._training_loader)
+        number = 0
+        while True:
+            first = next(batches)
+            plan, plans[number] = plans[number], cast("Any", None)
+            rest = [next(batches) for _ in plan.micro_batches[1:]]
+            yield LoadedStep(plan, [first, *rest], division.measures(division.first_step + number))
+            number += 1
+
+    def _plan_ahead(self, division: Division, plans: list[StepPlan]) -> Iterator[list[int]]:
+        """Indices of this replica's coming micro-batches, on a copy of the cursor that runs ahead of the real one."""
+        ahead = self.cursor.ahead()
+        step = division.first_step
+        while True:
+            take = ahead.take(division.global_batch, avoid_small_rest=division.varies)
+            passes = division.passes(step)
+            plan = ahead.plan(take, rank=division.rank, world_size=division.world_size, accumulation=passes)
+            plans.append(plan)
+            for indices in plan.micro_batches:
+                yield indices.tolist()
+            _commit(ahead, take, division)
+            step += 1
+
+    def commit(self, taken: int, division: Division) -> None:
+        _commit(self.cursor, taken, division)
+
+    def evaluation(
+        self, *, rank: int, world_size: int, batch: int, workers: int, seen: tuple[int, int] | None = None
+    ) -> Iterator[Any]:
+        natural = self.cursor.shuffle and seen is None
+        indices = np.arange(self.num_samples or 0) if natural else self.cursor.ahead().order()
+        if seen is not None:
+            indices = np.delete(indices, slice(seen[0], seen[0] + seen[1]))
+        share = evaluation_share(len(indices), rank=rank, world_size=world_size, batch=batch)
+        mine = [int(indices[index]) for index in share]
+        self._planned.batches = iter(mine[start : start + batch] for start in range(0, len(mine), batch))
+        return iter(self._loader)
+
+    def first_samples(self, number: int) -> Iterator[Any]:
+        self._planned.batches = iter([self.cursor.ahead().order()[:number].tolist()])
+        return iter(self._loader)
+
+
+_PASSES_KEPT = 3
+"""The present pass, and those that are planned ahead."""
+
+
+def _commit(cursor: ElasticCursor, taken: int, division: Division) -> None:
+    ended = cursor.commit(taken)
+    if not ended and division.drop_last and cursor.remaining < division.global_batch:
+        cursor.end_pass()
+
+
+def _refuse_sampler(sampler: Iterable[int], *, shuffle: bool) -> None:
+    if shuffle:
+        raise InvalidTraining("AdaptiveDataLoader was given shuffle=True and a sampler; the sampler sets the order")
+    if isinstance(sampler, DistributedSampler):
+        raise InvalidTraining(
+            "AdaptiveDataLoader was given a DistributedSampler; it divides the samples over the replicas itself, "
+            "because their number changes. Use shuffle=True, or a sampler over the whole dataset"
+        )
+    if not hasattr(sampler, "__len__"):
+        raise InvalidTraining(
+            f"the sampler {type(sampler).__name__} has no length; a pass has to have an end that all replicas know"
+        )
+
+
+def _drawn(sampler: Iterable[int], *, seed: int, number: int) -> Indices:
+    """What the sampler draws for the pass of that number: the same on every replica and after every restart."""
+    if hasattr(sampler, "set_epoch"):
+        sampler.set_epoch(number)
+    key = int(np.random.Philox(key=[seed, number]).random_raw() >> np.uint64(1))
+    generator = getattr(sampler, "generator", None)
+    with seeded(key):
+        if isinstance(generator, torch.Generator):
+            generator.manual_seed(key)
+        drawn = list(sampler)
+    if not all(isinstance(index, (int, np.integer)) for index in drawn):
+        raise InvalidTraining(
+            f"the sampler {type(sampler).__name__} does not draw single indices; a sampler of batches fixes their "
+            "size, which is adapted here. Give one that draws integers"
+        )
+    return np.asarray(drawn, dtype=np.int64)
+
+
+_SKIPPED_AT_ONCE = 1024
+
+
+class _Stream:
+    """The user's iterable with a position: continues where it is, starts anew when it is asked to go back."""
+
+    def __init__(self, dataset: IterableDataset[Any]) -> None:
+        self._dataset = dataset
+        self._items: Iterator[Any] = iter(())
+        self._passes = -1
+        self._position = 0
+        self._next: list[Any] = []
+
+    def seek(self, passes: int, position: int) -> None:
+        if passes != self._passes or position < self._position:
+            if hasattr(self._dataset, "set_epoch"):
+                self._dataset.set_epoch(passes)
+            self._items, self._next = iter(self._dataset), []
+            self._passes, self._position = passes, 0
+        while self._position < position and self.read(min(_SKIPPED_AT_ONCE, position - self._position)):
+            pass
+
+    def read(self, count: int) -> list[Any]:
+        """The next items, fewer at the end of the pass."""
+        items = [*self._next[:count], *islice(self._items, max(0, count - len(self._next)))]
+        self._next = self._next[count:]
+        self._position += len(items)
+        return items
+
+    def has(self, count: int) -> bool:
+        """Whether so many items are left in this pass; reads them ahead to find out."""
+        self._next.extend(islice(self._items, max(0, count - len(self._next))))
+        return len(self._next) >= count
+
+
+class _StreamedSteps(IterableDataset[Any]):
+    """Plans and cuts the stream where it is read: in this process, or in the one worker."""
+
+    def __init__(self, stream: _Stream, collate: Callable[[list[Any]], Any]) -> None:
+        self.stream = stream
+        self.collate = collate
+        self.division: Division | None = None
+        self.passes = self.position = 0
+
+    def __iter__(self) -> Iterator[Any]:
+        """For each step its facts (samples, weight, sizes, whether the pass ends with it), then its batches."""
+        division = self.division
+        assert division is not None
+        passes, position, step = self.passes, self.position, division.first_step
+        self.stream.seek(passes, position)
+        empty = 0
+        while True:
+            items = self.stream.read(division.global_batch)
+            ends = not self.stream.has(division.global_batch if division.drop_last else 1)
+            if not items or (division.drop_last and len(items) < division.global_batch):
+                empty += 1
+                if empty > 1:
+                    raise InvalidTraining("the iterable dataset gave nothing for a whole pass; it needs a sample")
+                passes, position = passes + 1, 0
+                self.stream.seek(passes, 0)
+                continue
+            empty = 0
+            plan = divide(
+                np.arange(len(items)),
+                rank=division.rank,
+                world_size=division.world_size,
+                accumulation=division.passes(step),
+            )
+            yield plan, ends, passes
+            for indices in plan.micro_batches:
+                yield self.collate([items[index] for index in indices])
+            position += len(items)
+            if ends:
+                passes, position = passes + 1, 0
+                self.stream.seek(passes, 0)
+            step += 1
+
+
+class StreamSource:
+    """An IterableDataset that one worker reads, or none. Every replica reads the whole stream, in one order, and keeps
+    its own part of each batch: nothing says how it could be divided.
+
+    After a restart, and with a worker process after a change of plan, the stream is read again up to the cursor.
+    """
+
+    def __init__(self, dataset: IterableDataset[Any], *, workers: int, options: dict[str, Any]) -> None:
+        self.dataset = dataset
+        self.num_samples: int | None = len(cast("Sized", dataset)) if hasattr(dataset, "__len__") else None
+        self.cursor = StreamCursor()
+        collate = options.pop("collate_fn", None) or default_collate
+        for name in ("batch_size", "persistent_workers"):
+            options.pop(name, None)
+        self._collate = collate
+        self._steps = _StreamedSteps(_Stream(dataset), collate)
+        self._options = {**options, "num_workers": workers, "batch_size": None, "collate_fn": _as_it_is}
+        self.order_fingerprint = 0
+        self._ends = False
+        self._pass_of_step = 0
+
+    def begin_loop(self) -> None:
+        """Nothing to do: a stream is read anew wherever it is begun."""
+
+    def end_loop(self) -> None:
+        """Nothing to do here either."""
+
+    def steps(self, division: Division) -> Iterator[LoadedStep]:
+        self._steps.division = division
+        self._steps.passes, self._steps.position = self.cursor.passes, self.cursor.position
+        loaded = iter(DataLoader(self._steps, **self._options))
+        number = 0
+        while True:
+            plan, self._ends, self._pass_of_step = next(loaded)
+            batches = [next(loaded) for _ in plan.micro_batches]
+            yield LoadedStep(plan, batches, division.measures(division.first_step + number))
+            number += 1
+
+    def commit(self, taken: int, division: Division) -> None:
+        while self.cursor.passes < self._pass_of_step:
+            self.cursor.end_pass()
+        self.cursor.commit(taken)
+        if self._ends:
+            self.cursor.end_pass()
+
+    def evaluation(
+        self, *, rank: int, world_size: int, batch: int, workers: int, seen: tuple[int, int] | None = None
+    ) -> Iterator[Any]:
+        first, number = seen or (0, 0)
+        items = (item for index, item in enumerate(self.dataset) if not first <= index < first + number)
+        for number in count():
+            whole = list(islice(items, batch))
+            if not whole:
+                return
+            if number % world_size == rank:
+                yield self._collate(whole)
+
+    def first_samples(self, number: int) -> Iterator[Any]:
+        yield self._collate(list(islice(iter(self.dataset), number)))
+
+
+def _as_it_is(item: Any) -> Any:
+    return item
+
+
+def batch_source(
+    dataset: Any, *, shuffle: bool, seed: int, sampler: Iterable[int] | Sampler[int] | None, options: dict[str, Any]
+) -> BatchSource:
+    """The source for a dataset of either kind; raises InvalidTraining for what fits neither."""
+    if not isinstance(dataset, IterableDataset):
+        if not hasattr(dataset, "__getitem__"):
+            raise InvalidTraining(
+                f"{type(dataset).__name__} has neither __getitem__ nor is it an IterableDataset; "
+                "AdaptiveDataLoader needs one of the two kinds of torch.utils.data datasets"
+            )
+        return IndexedSource(dataset, shuffle=shuffle, seed=seed, sampler=sampler, options=options)
+    if shuffle or sampler is not None:
+        raise InvalidTraining(
+            f"{type(dataset).__name__} is an IterableDataset, whose order is its own; shuffle within it "
+            "(its set_epoch is called with the number of the pass, if it has one), and leave out shuffle= and sampler="
+        )
+    workers = options.pop("num_workers", 0)
+    if workers > 1:
+        return PartedSource(dataset, workers=workers, options=options)
+    return StreamSource(dataset, workers=workers, options=options)

@@ -1,0 +1,178 @@
+"""torch's default process group in a trial: always the replicas that train at present.
+
+A script's own ``torch.distributed.all_reduce(metric)``, ``get_rank()`` or SyncBatchNorm works on it as under torchrun.
+A replica that is lost meanwhile does not raise into the script: within a training loop the step does not count, and
+elsewhere the collective is made again by those that are left. A pass that does not count (a joiner's, a loop that runs
+once more for what comes after it) takes part in nothing. Before the replicas have met a collective is refused, for each
+of them would be alone in it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from dist_core.errors import InvalidTraining, PeerLost
+from dist_core.generations.process_groups import ReplicaGroup
+from dist_core.torch_private import replace_default_group, work_of
+from dist_core.trial.core import TrainingCore
+
+
+class ElasticWorld(dist.ProcessGroup):
+    """``expected``: how many replicas the trial was started with, until they have met."""
+
+    def __init__(self, core: TrainingCore, *, rank: int, expected: int) -> None:
+        super().__init__(rank, expected)  # type: ignore[call-arg]  # an overload the stubs leave out
+        self._core = core
+        self._rank, self._expected = rank, expected
+
+    def install(self) -> None:
+        """Become torch's default group; called whenever the set of replicas changes."""
+        replace_default_group(self, self.size())
+
+    def remove(self) -> None:
+        replace_default_group(None, 0)
+
+    def rank(self) -> int:
+        return self._core.group.rank if self._core.joined else self._rank
+
+    def size(self) -> int:
+        return self._core.group.world_size if self._core.joined else self._expected
+
+    def name(self) -> str:
+        return "elastune"
+
+    def getBackendName(self) -> str:  # noqa: N802  # torch's name
+        return "elastune"
+
+    # ------------------------------------------------------------------ collectives
+
+    def allreduce(self, tensors: Any, options: Any = None) -> dist.Work:  # type: ignore[override]  # as torch calls it
+        tensors = _listed(tensors)
+        return self._make(tensors, tensors, lambda group: group.data.allreduce(tensors, *_given(options)))
+
+    def broadcast(self, tensors: Any, options: Any = None) -> dist.Work:  # type: ignore[override]
+        tensors = _listed(tensors)
+        return self._make(tensors, tensors, lambda group: group.data.broadcast(tensors, *_given(options)))
+
+    def reduce(self, tensors: Any, options: Any = None) -> dist.Work:  # type: ignore[override]
+        tensors = _listed(tensors)
+        return self._make(tensors, tensors, lambda group: group.data.reduce(tensors, *_given(options)))
+
+    def allgather(self, outputs: Any, inputs: Any, options: Any = None) -> dist.Work:
+        def alone() -> None:
+            for into, each in zip(outputs, inputs, strict=True):
+                for place in into:
+                    place.copy_(each)
+
+        return self._make(inputs, [], lambda group: group.data.allgather(outputs, inputs, *_given(options)), alone)
+
+    def all_gather_single(self, output: Any, each: Any, options: Any = None) -> dist.Work:
+        # Gloo splits the first dimension among the ranks, whatever it is.
+        places, flat = output.view(-1), each.reshape(-1)
+
+        def alone() -> None:
+            places.view(self.size(), -1).copy_(flat)
+
+        return self._make([each], [], lambda group: group.data._allgather_base(places, flat, *_given(options)), alone)
+
+    def _allgather_base(self, output: Any, input: Any, opts: Any = None) -> dist.Work:  # noqa: A002  # torch's names
+        """As it was called before torch 2.13."""
+        return self.all_gather_single(output, input, opts)
+
+    def allreduce_coalesced(self, tensors: Any, options: Any = None) -> dist.Work:
+        tensors = _listed(tensors)
+        return self._make(tensors, tensors, lambda group: group.data.allreduce_coalesced(tensors, *_given(options)))
+
+    def barrier(self, *arguments: Any, **options: Any) -> dist.Work:
+        nothing = torch.zeros(1)
+        return self._make([nothing], [nothing], lambda group: group.control.allreduce([nothing]), on_host=True)
+
+    def _make(
+        self,
+        inputs: Sequence[torch.Tensor],
+        changed: Sequence[torch.Tensor],
+        collective: Callable[[ReplicaGroup], dist.Work],
+        alone: Callable[[], None] = lambda: None,
+        *,
+        on_host: bool = False,
+    ) -> dist.Work:
+        """``changed``: inputs that are worked on in place; ``alone``: what stands for it where nobody takes part."""
+        core = self._core
+        if core.passes_do_not_count:
+            alone()
+            return _done(inputs)
+        if not core.joined:
+            if self._expected > 1:
+                raise InvalidTraining(
+                    f"torch.distributed was asked for a collective before the {self._expected} replicas of this trial "
+                    "have met, which they do at the first training step. Move it into the training loop or behind it; "
+                    "in place of DistributedDataParallel, which asks for some when it is made, wrap the model with "
+                    "dist_core.AdaptiveDataParallel and read its data with dist_core.AdaptiveDataLoader"
+                )
+            alone()
+            return _done(inputs)
+        before = [tensor.clone() for tensor in changed] if not core.in_training_loop else []
+
+        def attempt(group: ReplicaGroup) -> None:
+            for tensor, kept in zip(changed, before, strict=False):
+                tensor.copy_(kept)
+            try:
+                group.wait(collective(group), group.control if on_host else group.data)
+            except RuntimeError as error:
+                raise PeerLost(f"a replica vanished in a collective of the script's own: {error}") from error
+
+        if not core.in_training_loop:
+            core.together(attempt)
+        elif core.broken is None:
+            try:
+                attempt(core.group)
+            except PeerLost as error:
+                core.mark_broken(str(error))
+        return _done(inputs)
+
+
+def _refused(name: str) -> Callable[..., dist.Work]:
+    def refuse(self: ElasticWorld, *arguments: Any, **options: Any) -> dist.Work:
+        raise InvalidTraining(
+            f"torch.distributed.{name} addresses single ranks, and the ranks of an elastic trial change while it "
+            "runs; use all_reduce, all_gather, broadcast or barrier, or dist_core.Accumulator"
+        )
+
+    return refuse
+
+
+for _name, _shown in {
+    "send": "send",
+    "recv": "recv",
+    "recv_anysource": "recv",
+    "gather": "gather",
+    "scatter": "scatter",
+    "reduce_scatter": "reduce_scatter",
+    "_reduce_scatter_base": "reduce_scatter_tensor",
+    "reduce_scatter_single": "reduce_scatter_single",
+    "alltoall": "all_to_all",
+    "alltoall_base": "all_to_all_single",
+    "all_to_all_single": "all_to_all_single",
+    "allgather_coalesced": "all_gather_coalesced",
+    "all_gather_single_coalesced": "all_gather in a coalescing manager",
+    "reduce_scatter_single_coalesced": "reduce_scatter in a coalescing manager",
+}.items():
+    setattr(ElasticWorld, _name, _refused(_shown))
+
+
+def _listed(tensors: Any) -> list[torch.Tensor]:
+    return list(tensors) if isinstance(tensors, (list, tuple)) else [tensors]
+
+
+def _given(options: Any) -> tuple[Any, ...]:
+    return () if options is None else (options,)
+
+
+def _done(tensors: Sequence[torch.Tensor]) -> dist.Work:
+    future: torch.futures.Future[Any] = torch.futures.Future()
+    future.set_result(list(tensors))
+    return work_of(future)

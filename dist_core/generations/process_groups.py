@@ -1,0 +1,290 @@
+"""The replicas of one generation as seen by one of them: rank, world size and the collectives between them.
+
+Gradients travel over ``data`` (NCCL between GPUs, Gloo between CPUs), flags and scalars over ``control`` (always Gloo,
+so that reading a flag never synchronises a GPU). On CPUs both are one group. Their collectives are issued by the
+training thread, in program order, which is the same on all ranks; whoever issues collectives from a thread of its own
+asks for groups of its own (``GroupNeeds``).
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import socket
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from dist_core.errors import InvalidTraining, PeerLost
+from dist_core.generations.fuse import Fuse
+from dist_core.generations.letting_go import let_go
+from dist_core.link.environment import gpu_share
+from dist_core.torch_private import (
+    HashStore,
+    PrefixStore,
+    Store,
+    build_gloo_group,
+    build_nccl_group,
+    close_connections,
+)
+
+TORCHRUN_SECONDS = 300.0
+"""Longest wait for the other processes that torchrun started."""
+
+# A data loader's worker is a fork of this process. Collecting a process group there, whose threads it does not have,
+# ends it with a segmentation fault; so what exists before a fork is left alone after it.
+os.register_at_fork(after_in_child=gc.freeze)
+
+
+@contextmanager
+def _naming_a_lost_peer(during: str = "state was handed over") -> Iterator[None]:
+    try:
+        yield
+    except RuntimeError as error:
+        raise PeerLost(f"a replica vanished while {during}: {error}") from error
+
+
+def _wait_for(works: Sequence[dist.Work]) -> None:
+    for work in works:
+        work.wait()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupNeeds:
+    """Process groups that a reduction strategy wants beside ``data`` and ``control``."""
+
+    extra: int = 0
+    """Over all replicas, on the gradients' backend."""
+    extra_on_host: bool = False
+    """One more over all replicas, between CPUs."""
+    by_node: bool = False
+    """One within each node, and one between the first replicas of the nodes."""
+
+    def __or__(self, other: GroupNeeds) -> GroupNeeds:
+        return GroupNeeds(
+            extra=max(self.extra, other.extra),
+            extra_on_host=self.extra_on_host or other.extra_on_host,
+            by_node=self.by_node or other.by_node,
+        )
+
+    def met_by(self, group: ReplicaGroup) -> bool:
+        by_node = group.within_node is not None or group.between_nodes is not None
+        return (
+            len(group.extra) >= self.extra
+            and (bool(group.extra_on_host) or not self.extra_on_host)
+            and (by_node or not self.by_node)
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplicaGroup:
+    rank: int
+    world_size: int
+    num_nodes: int
+    data: dist.ProcessGroup
+    control: dist.ProcessGroup
+    extra: tuple[dist.ProcessGroup, ...] = ()
+    extra_on_host: tuple[dist.ProcessGroup, ...] = ()
+    within_node: dist.ProcessGroup | None = None
+    """None for a replica that is alone on its node, or when nobody asked for it."""
+    between_nodes: dist.ProcessGroup | None = None
+    """None for all but the first replica of each node, and when there is one node."""
+    fuse: Fuse = field(default_factory=Fuse, compare=False)
+
+    def break_off(self) -> None:
+        """Let every collective that is under way fail, here and with the others: one of them is gone for good.
+
+        Some would wait for ever otherwise: for one who waits for them, or for data that is never read. Over NCCL
+        nothing is broken off, but the collectives between hosts are.
+        """
+        if self.world_size == 1:
+            return
+        over_gloo = [group for group in self.process_groups() if group.name() == "gloo"]
+        let_go(over_gloo)
+        for group in over_gloo:
+            close_connections(group)
+        self.fuse.blow(over_gloo)
+
+    def process_groups(self) -> list[dist.ProcessGroup]:
+        """Each once."""
+        several = (self.control, self.data, *self.extra, *self.extra_on_host, self.within_node, self.between_nodes)
+        return list({id(group): group for group in several if group is not None}.values())
+
+    def wait(self, work: dist.Work, over: dist.ProcessGroup) -> None:
+        """For a collective over one of these groups. Raises RuntimeError when a replica is gone.
+
+        Over NCCL only the device waits, and learns of no loss.
+        """
+        if over.name() == "gloo":
+            self.fuse.wait(work)
+        else:
+            work.wait()
+
+    def sum_later(self, vector: torch.Tensor) -> dist.Work | None:
+        """Start summing a small CPU vector in place over the replicas; None when there is nobody to sum with."""
+        if self.world_size == 1:
+            return None
+        return self.control.allreduce([vector])
+
+    def sum(self, vector: torch.Tensor, *, what: str) -> None:
+        """Sum a small CPU vector in place over the replicas. Raises PeerLost, which says ``what`` it held."""
+        with _naming_a_lost_peer(f"{what} were summed"):
+            work = self.sum_later(vector)
+            if work is not None:
+                self.fuse.wait(work)
+
+    def broadcast_tensors(self, tensors: list[torch.Tensor], *, source: int = 0) -> None:
+        """Send ``source``'s tensors into everybody's, all in flight at once. Raises PeerLost."""
+        options = dist.BroadcastOptions()
+        options.rootRank = source
+        options.rootTensor = 0
+        with _naming_a_lost_peer():
+            works = [self.control.broadcast([tensor], options) for tensor in tensors if tensor.numel()]
+            for work in works:
+                self.fuse.wait(work)
+
+    def send_tensors(self, tensors: list[torch.Tensor], *, targets: Sequence[int]) -> None:
+        """Send tensors to each of ``targets``, all in flight at once. Raises PeerLost."""
+        with _naming_a_lost_peer():
+            works = [
+                self.control.send([tensor], target, tag)
+                for target in targets
+                for tag, tensor in enumerate(tensors)
+                if tensor.numel()
+            ]
+            self.fuse.run(lambda: _wait_for(works))
+
+    def receive_tensors(self, tensors: list[torch.Tensor], *, source: int) -> None:
+        """Receive what ``source`` sends into these tensors. Raises PeerLost."""
+        with _naming_a_lost_peer():
+            works = [self.control.recv([tensor], source, tag) for tag, tensor in enumerate(tensors) if tensor.numel()]
+            self.fuse.run(lambda: _wait_for(works))
+
+    def broadcast_json(self, value: Any, *, source: int = 0) -> Any:
+        """One JSON value from ``source`` to everybody."""
+        return json.loads(
+            self.broadcast_bytes(json.dumps(value).encode() if self.rank == source else b"", source=source)
+        )
+
+    def broadcast_bytes(self, content: bytes, *, source: int = 0) -> bytes:
+        if self.world_size == 1:
+            return content
+        length = torch.tensor([len(content)], dtype=torch.int64)
+        self.broadcast_tensors([length], source=source)
+        payload = torch.empty(int(length), dtype=torch.uint8)
+        if self.rank == source:
+            payload.copy_(torch.frombuffer(bytearray(content), dtype=torch.uint8))
+        self.broadcast_tensors([payload], source=source)
+        return payload.numpy().tobytes()
+
+    def gather_json(self, value: Any) -> list[Any]:
+        """Everybody's JSON value, in rank order."""
+        return [self.broadcast_json(value, source=rank) for rank in range(self.world_size)]
+
+
+def build_group(
+    store: Store,
+    *,
+    name: str,
+    rank: int,
+    nodes: Sequence[str],
+    timeout: timedelta,
+    host: str = "127.0.0.1",
+    needs: GroupNeeds | None = None,
+) -> ReplicaGroup:
+    """Connect the members of a generation, one on each of ``nodes`` in rank order; blocks until all have come.
+
+    Raises RuntimeError when some did not within ``timeout``.
+    """
+    world_size = len(nodes)
+    needs = needs or GroupNeeds()
+
+    def gloo(kind: str, rank: int, size: int) -> dist.ProcessGroup:
+        prefixed = PrefixStore(f"{name}/{kind}", store)
+        return build_gloo_group(prefixed, rank=rank, world_size=size, timeout=timeout, name=f"{name}-{kind}", host=host)
+
+    def fast(kind: str, rank: int, size: int) -> dist.ProcessGroup:
+        if not on_gpus:
+            return gloo(kind, rank, size)
+        prefixed = PrefixStore(f"{name}/{kind}", store)
+        return build_nccl_group(prefixed, rank=rank, world_size=size, timeout=timeout, name=f"{name}-{kind}")
+
+    # NCCL takes one rank for each GPU; replicas that share one reduce over Gloo, which stages through the host.
+    on_gpus = torch.cuda.is_available() and dist.is_nccl_available() and gpu_share() == 1.0
+    control = gloo("control", rank, world_size)
+    local = [index for index, node in enumerate(nodes) if node == nodes[rank]]
+    leaders = sorted({nodes.index(node) for node in nodes})
+    within = between = None
+    if needs.by_node and len(local) > 1:
+        within = fast(f"within-{local[0]}", local.index(rank), len(local))
+    if needs.by_node and len(leaders) > 1 and rank in leaders:
+        between = fast("between", leaders.index(rank), len(leaders))
+    return ReplicaGroup(
+        rank=rank,
+        world_size=world_size,
+        num_nodes=len(leaders),
+        data=fast("data", rank, world_size) if on_gpus else control,
+        control=control,
+        extra=tuple(fast(f"extra-{index}", rank, world_size) for index in range(needs.extra)),
+        extra_on_host=(gloo("host", rank, world_size),) if needs.extra_on_host else (),
+        within_node=within,
+        between_nodes=between,
+    )
+
+
+def lone_group(needs: GroupNeeds | None = None) -> ReplicaGroup:
+    """A group of one: a standalone process, or a joiner that has not joined yet."""
+    return build_group(HashStore(), name="lone", rank=0, nodes=("here",), timeout=timedelta(seconds=30), needs=needs)
+
+
+def join_torchrun(rank: int, world_size: int) -> None:
+    """Form torch's default group, unless there is one. Raises InvalidTraining when nobody answers."""
+    if dist.is_initialized():
+        return
+    address = f"{os.environ.get('MASTER_ADDR', '(unset)')}:{os.environ.get('MASTER_PORT', '(unset)')}"
+    try:
+        dist.init_process_group(
+            "nccl" if torch.cuda.is_available() else "gloo", timeout=timedelta(seconds=TORCHRUN_SECONDS)
+        )
+    except (RuntimeError, ValueError) as error:
+        raise InvalidTraining(
+            f"rank {rank} of {world_size} found nobody at MASTER_ADDR:MASTER_PORT {address} within "
+            f"{TORCHRUN_SECONDS:.0f} s: {error}. Start all ranks with torchrun, or unset RANK and WORLD_SIZE to "
+            "train alone"
+        ) from error
+
+
+def torchrun_group(rank: int, world_size: int, needs: GroupNeeds) -> ReplicaGroup:
+    """The processes that torchrun started, which stay the same to the end. Raises InvalidTraining when none answers."""
+    join_torchrun(rank, world_size)
+    world = dist.group.WORLD
+    assert world is not None
+    on_gpus = torch.cuda.is_available()
+    control = dist.new_group(backend="gloo") if on_gpus else world
+    plain = ReplicaGroup(rank=rank, world_size=world_size, num_nodes=1, data=world, control=control)
+    nodes: list[str] = plain.gather_json(socket.gethostname())
+    local = [index for index, node in enumerate(nodes) if node == nodes[rank]]
+    leaders = sorted({nodes.index(node) for node in nodes})
+    within = between = None
+    if needs.by_node:
+        # Every process has to take part in making every group.
+        for leader in leaders:
+            members = [index for index, node in enumerate(nodes) if node == nodes[leader]]
+            made = dist.new_group(members)
+            within = made if leader == local[0] and len(members) > 1 else within
+        made = dist.new_group(leaders)
+        between = made if rank in leaders and len(leaders) > 1 else None
+    return replace(
+        plain,
+        num_nodes=len(leaders),
+        extra=tuple(dist.new_group() for _ in range(needs.extra)),
+        extra_on_host=(dist.new_group(backend="gloo"),) if needs.extra_on_host else (),
+        within_node=within,
+        between_nodes=between,
+    )

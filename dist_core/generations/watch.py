@@ -1,0 +1,315 @@
+"""Watches for the next generation and prepares it beside the running one.
+
+Concurrency: a watcher thread long-polls the scheduler; each answer that carries a new generation starts a short-lived
+builder thread that connects its process group while training goes on. The training thread alone switches: it asks
+``pending()`` once a step and calls ``commit`` or ``abandon`` at a step boundary. Fields shared between the threads are
+guarded by one lock and change by assignment only.
+
+The watcher also keeps the lease: when the scheduler has not answered for the lease time, or says so, the replica is
+asked to save and leave; a replica that does not get there in time is ended.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from dist_core.errors import ControlChannelError
+from dist_core.generations.decision import Generation
+from dist_core.link.client import ControlChannel
+from dist_core.link.environment import EXIT_PREEMPTED, WATCH_THREAD, ReplicaEnvironment
+
+if TYPE_CHECKING:
+    # They import torch, which a replica that does not train does without.
+    from dist_core.generations.address_store import RendezvousStore
+    from dist_core.generations.process_groups import GroupNeeds, ReplicaGroup
+
+logger = logging.getLogger(__name__)
+
+WATCH_SECONDS = 15.0
+BUILD_TIMEOUT = timedelta(seconds=60)
+"""For the members of a generation to find each other."""
+COLLECTIVE_TIMEOUT = timedelta(minutes=30)
+"""Replicas may be that far apart, while one evaluates, before a collective between them fails."""
+LEASE_SECONDS = 30.0
+GRACE_MARGIN_SECONDS = 5.0
+"""A replica that cannot leave says so, and ends itself that much before it is ended without a word."""
+TELL_SECONDS = 10.0
+"""A replica that must leave tries so long to tell the scheduler, which may be busy; else its whole trial restarts."""
+HAND_OVER_SECONDS = 20.0
+"""How long a replica that was told to end waits for the others to go on without it."""
+LONGEST_SAVE_SECONDS = 300.0
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A generation this replica is ready to enter, or to leave at (``group`` is None)."""
+
+    generation: Generation
+    group: ReplicaGroup | None
+
+
+class Membership:
+    def __init__(
+        self, channel: ControlChannel, environment: ReplicaEnvironment, *, end: Callable[[int], None] = os._exit
+    ) -> None:
+        self._channel = channel
+        self._environment = environment
+        self._end = end
+        self.group_needs: Callable[[], GroupNeeds] | None = None
+        """Asked when a generation is prepared; the same on all its members, since they run the same code."""
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
+        self._published: Generation | None = None
+        self._prepared: Prepared | None = None
+        self._store: RendezvousStore | None = None
+        self._entered = 0
+        self._size = 0
+        """Of the generation that this replica has entered, or is about to."""
+        self._is_member = False
+        self._leave: str | None = None
+        self._told_at: float | None = None
+        self.on_grace_over: Callable[[str], None] = logger.warning
+        """Told what is lost when this replica has to end without having come to a place where it may leave."""
+        self.on_loss: Callable[[Sequence[str]], None] = lambda lost: None
+        """Told which members of the generation that trains are gone, from the thread that hears the news."""
+        self._lost: tuple[str, ...] = ()
+        self._retry_join = False
+        self.saving = False
+        """Set by the training thread while it writes the checkpoint it leaves with."""
+        self._stopped = threading.Event()
+        self._begun = threading.Event()
+        self._begins_after = 0.0
+        self._thread = threading.Thread(target=self._watch, name=WATCH_THREAD, daemon=True)
+
+    def start(self, *, after: float = 0.0) -> None:
+        """Begin to watch, ``after`` so many seconds unless `hurry` or `stop` come before."""
+        self._begins_after = after
+        self._thread.start()
+
+    def hurry(self) -> None:
+        """Watch from now on."""
+        self._begun.set()
+
+    def stop(self) -> None:
+        self._stopped.set()
+        self._begun.set()
+
+    @property
+    def must_leave(self) -> str | None:
+        """``preempted`` or ``paused`` once this replica has been asked to save and go."""
+        with self._lock:
+            return self._leave
+
+    def ask_to_leave(self, reason: str) -> None:
+        """From a signal handler or the lease: leave at the next step boundary, or be ended after the grace."""
+        if self._leave is None:
+            self._leave = reason
+            threading.Thread(target=self._end_after_grace, name="elastune-grace", daemon=True).start()
+
+    def told_to_end(self) -> None:
+        """From a signal handler: whoever runs the machine wants this process gone.
+
+        The others of its generation need not stop for that: the scheduler is told, and offers a generation without
+        this replica. Alone, or when no such offer comes in time, it saves and leaves by itself.
+        """
+        self._told_at = self._told_at or time.monotonic()
+        threading.Thread(target=self._leave_others, name="elastune-leaving", daemon=True).start()
+
+    def _leave_others(self) -> None:
+        with self._lock:
+            # A joiner that was not let in yet holds up nobody. One that is being let in is one of several already.
+            is_alone = self._size <= 1
+            if is_alone:
+                self.ask_to_leave("preempted")
+        if not is_alone:
+            try:
+                self._channel.request("POST", "/leaving", give_up_after=TELL_SECONDS)
+                self._stopped.wait(HAND_OVER_SECONDS)
+            except ControlChannelError as error:
+                logger.warning("the scheduler does not know that this replica leaves error=%s", error)
+        if not is_alone and not self._stopped.is_set():
+            self.ask_to_leave("preempted")
+
+    def pending(self) -> Prepared | None:
+        with self._lock:
+            return self._prepared
+
+    def wait_for_first(self, *, poll_seconds: float = 0.5) -> Prepared | None:
+        """Block a joiner until it can enter a generation; None when it has to run its code again for a later epoch."""
+        with self._changed:
+            while True:
+                if self._retry_join:
+                    self._retry_join = False
+                    self._discard()
+                    return None
+                prepared = self._prepared
+                if self._leave is not None:
+                    # Not by way of entering: all that train would save and end with it.
+                    if prepared is not None and prepared.group is not None:
+                        prepared.group.break_off()
+                    self._discard()
+                    return Prepared(Generation(number=0, members=(), nodes=(), join_epoch=None), None)
+                if prepared is not None:
+                    self._size = len(prepared.generation.members)
+                    return prepared
+                self._changed.wait(poll_seconds)
+
+    def commit(self, prepared: Prepared) -> None:
+        """The training thread has entered this generation."""
+        with self._lock:
+            self._is_member = True
+            self._entered = prepared.generation.number
+            self._size = len(prepared.generation.members)
+            if self._prepared is prepared:
+                self._prepared = None
+
+    def abandon(self, number: int) -> None:
+        """The training thread gave this generation up; the group built for it is dropped."""
+        with self._lock:
+            if not self._is_member:
+                self._size = 0
+            self._entered = max(self._entered, number)
+            self._discard()
+
+    def _discard(self) -> None:
+        if self._store is not None:
+            self._store.cancel()
+        self._prepared = None
+
+    @property
+    def is_watching(self) -> bool:
+        return self._thread.is_alive()
+
+    def _watch(self) -> None:
+        try:
+            self._begun.wait(self._begins_after)
+            self._follow()
+        finally:
+            self._channel.let_go_if_closed()
+
+    def _follow(self) -> None:
+        while not self._stopped.is_set():
+            with self._lock:
+                after = max(self._entered, self._published.number if self._published else 0)
+            try:
+                answer = self._channel.request(
+                    "GET",
+                    "/watch",
+                    params={"after": after, "wait": WATCH_SECONDS, "known_lost": ",".join(self._lost)},
+                    give_up_after=1.0,
+                )
+            except ControlChannelError as error:
+                if self._stopped.is_set():
+                    return
+                if error.status in (401, 403, 404, 409, 410):
+                    self.ask_to_leave("preempted")
+                    return
+                if self._channel.lost_for > LEASE_SECONDS:
+                    logger.warning("scheduler lost seconds=%.0f: saving and leaving", self._channel.lost_for)
+                    self.ask_to_leave("preempted")
+                    return
+                time.sleep(0.2)
+                continue
+            try:
+                self._handle(answer)
+            except Exception:
+                # The lease depends on this thread: whatever was wrong with one answer must not end it.
+                logger.exception("news not understood")
+                time.sleep(1.0)
+
+    def _handle(self, answer: dict[str, Any]) -> None:
+        if answer.get("retry_join"):
+            with self._changed:
+                self._retry_join = True
+                self._changed.notify_all()
+        if "lost" in answer:
+            self._lost = tuple(answer["lost"])
+            if self._lost:
+                self.on_loss(self._lost)
+        document = answer.get("generation")
+        if document is None:
+            return
+        generation = Generation(
+            number=document["number"],
+            members=tuple(document["members"]),
+            nodes=tuple(document["nodes"]),
+            join_epoch=document["join_epoch"],
+        )
+        with self._changed:
+            if generation.number <= max(self._entered, self._published.number if self._published else 0):
+                return
+            self._published = generation
+            dropped = self._prepared
+            self._discard()
+        joins = not document.get("member", True)
+        if joins and dropped is not None and dropped.group is not None:
+            # The others may wait in it for this joiner already.
+            dropped.group.break_off()
+        rank = generation.rank_of(self._environment.replica_id)
+        if rank is None and joins and generation.members:
+            # They go on without this joiner, which waits on: where it is not wanted any more, it is ended.
+            return
+        if rank is None:
+            self._offer(Prepared(generation, None))
+            if not generation.members:
+                threading.Thread(target=self._end_after_grace, name="elastune-grace", daemon=True).start()
+        elif len(generation.members) == 1:
+            from dist_core.generations.process_groups import lone_group
+
+            self._offer(Prepared(generation, lone_group(self._needs())))
+        else:
+            threading.Thread(target=self._build, args=(generation, rank), name="elastune-build", daemon=True).start()
+
+    def _needs(self) -> GroupNeeds:
+        from dist_core.generations.process_groups import GroupNeeds
+
+        return GroupNeeds() if self.group_needs is None else self.group_needs()
+
+    def _build(self, generation: Generation, rank: int) -> None:
+        from dist_core.generations.address_store import RendezvousStore
+        from dist_core.generations.process_groups import build_group
+
+        store = RendezvousStore(self._channel, generation.number, BUILD_TIMEOUT)
+        with self._lock:
+            self._store = store
+        try:
+            group = build_group(
+                store,
+                name=f"g{generation.number}",
+                rank=rank,
+                nodes=generation.nodes,
+                timeout=COLLECTIVE_TIMEOUT,
+                host=self._environment.host,
+                needs=self._needs(),
+            )
+        except Exception as error:
+            # An attempt that fails costs nothing but the attempt: the scheduler sees no switch and publishes anew.
+            logger.warning("generation not built generation=%d error=%s", generation.number, error)
+            return
+        self._offer(Prepared(generation, group))
+
+    def _offer(self, prepared: Prepared) -> None:
+        with self._changed:
+            if self._published is prepared.generation:
+                self._prepared = prepared
+                self._changed.notify_all()
+
+    def _end_after_grace(self) -> None:
+        asked = self._told_at or time.monotonic()
+        grace = max(0.0, self._environment.grace_seconds - GRACE_MARGIN_SECONDS)
+        while time.monotonic() - asked < (LONGEST_SAVE_SECONDS if self.saving else grace):
+            if self._stopped.wait(0.1):
+                return
+        self.on_grace_over(
+            f"told to leave, this replica came to no place where it could within {grace:.0f} s: it ends, and what it "
+            "has done since the last checkpoint is lost. Shorten the step, or what runs between two epochs, or have "
+            "the machine wait longer"
+        )
+        self._end(EXIT_PREEMPTED)

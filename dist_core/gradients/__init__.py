@@ -1,0 +1,1 @@
+"""From the backward pass to the update."""

@@ -1,0 +1,175 @@
+"""The process group that DDP reduces gradients over: weighs, measures and reduces each bucket as it becomes ready.
+
+DDP divides gradients by the group's size while it copies them into a bucket, at no cost of its own, and then asks the
+group for an all-reduce. A communication hook would have to do that division in another pass over all gradients; so
+this is a group, not a hook. Where replicas' shares of a batch differ, the bucket is corrected before it travels, and
+the sum is the exact mean over all examples however they are split.
+
+On measured steps the squared norms for the noise scale are read here: the local gradient's before the reduction, and
+of the reduced one each replica reads its own slice (every replica has the same sum, and the control reduction adds the
+slices up). A collective that fails does not raise inside the user's backward pass: it is reported, and the step is
+not applied.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+import torch.distributed as dist
+
+from dist_core.generations.process_groups import ReplicaGroup
+from dist_core.gradients.noise.norms import Segment, squared_norm
+from dist_core.gradients.reduce import Bucket, ReducedBucket, ReductionStrategy, completed, reduction_strategy
+from dist_core.torch_private import GradBucket, work_of
+
+NormOf = Callable[[torch.Tensor, Sequence[Segment], int, int], torch.Tensor]
+"""Squared norm of a part of a flat buffer, preconditioned or not; see gradient_norms."""
+
+
+@dataclass(frozen=True, slots=True)
+class BucketLayout:
+    description: GradBucket | None
+    """Only for strategies that read it: it holds as much memory as the bucket."""
+    segments: tuple[Segment, ...]
+
+
+@dataclass(slots=True)
+class StepNorms:
+    """What this replica contributes to one step's measurement; sums over the replicas give the two statistics.
+
+    ``difference`` sums to L - T (weighted mean of the squared local norms less the squared norm of the mean) over all
+    backward passes of the step, ``total`` to T after the last one.
+    """
+
+    difference: list[torch.Tensor]
+    total: list[torch.Tensor]
+
+
+class GradientGroup(dist.ProcessGroup):
+    def __init__(
+        self,
+        group: ReplicaGroup,
+        strategy: ReductionStrategy,
+        *,
+        on_first_bucket: Callable[[], None],
+        on_error: Callable[[str], None],
+    ) -> None:
+        super().__init__(group.rank, group.world_size)  # type: ignore[call-arg]  # an overload the stubs leave out
+        self._group = group
+        self.strategy = strategy
+        self._exact = reduction_strategy("all_reduce")
+        self._exact.enter(group)
+        self._on_first_bucket = on_first_bucket
+        self._on_error = on_error
+        self._next_bucket = 0
+        self.layouts: list[BucketLayout] = []
+        """As DDP lays the buckets out now; only looked at by strategies and norms that need it."""
+        self.passive = False
+        """Answer with the buffers as they are: a pass that other replicas take no part in."""
+        self.weight = 1.0 / group.world_size
+        """This replica's share of the step's examples."""
+        self.correction = 1.0
+        """What the division by the group's size has to be multiplied with to give the weight."""
+        self.norms: StepNorms | None = None
+        """Where to put this step's norms; None on steps that do not measure."""
+        self.exactly = False
+        """Reduce this step without compression, whatever the strategy: its norms have to be those of the sum."""
+        self.measuring = False
+        """Off once the optimizer has stepped: what reaches the model later in a step is not that step's gradient."""
+        self.norm_of: NormOf | None = None
+        self.last_bucket_at = 0.0
+        self.reduced = False
+        """Whether gradients have come to the buckets since the present step began."""
+
+    def close(self) -> None:
+        """Let go of the connections, even if a reduction that never ends holds on to this object."""
+        self.passive = True
+        self._group = cast("ReplicaGroup", None)
+        self.strategy = self._exact = cast("ReductionStrategy", None)
+
+    def begin_backward(self) -> None:
+        self._next_bucket = 0
+        if self.norms is not None and self.measuring:
+            self.norms.total.clear()
+
+    # ------------------------------------------------------------------ what DDP calls
+
+    def getBackendName(self) -> str:  # noqa: N802  # torch's name
+        return "elastune"
+
+    def allreduce(self, tensors: Any, options: Any = None) -> dist.Work:  # type: ignore[override]  # as DDP calls it
+        [buffer] = tensors if isinstance(tensors, (list, tuple)) else [tensors]
+        if not buffer.is_floating_point():
+            # DDP's own bookkeeping: which parameters were used anywhere.
+            return self._or_broken(buffer, lambda: self._group.data.allreduce([buffer]))
+        index, self._next_bucket = self._next_bucket, self._next_bucket + 1
+        future = self._reduce(index, buffer)
+        return work_of(future.then(lambda done: [done.value()]))
+
+    def broadcast(self, tensors: Any, options: Any) -> dist.Work:  # type: ignore[override]  # as DDP calls it
+        return self._or_broken(tensors[0], lambda: self._group.data.broadcast(tensors, options))
+
+    def _or_broken(self, tensor: torch.Tensor, collective: Callable[[], dist.Work]) -> dist.Work:
+        """Of DDP's own. A loss is reported and not raised into the user's forward or backward pass."""
+        if not self.passive:
+            try:
+                self._group.wait(collective(), self._group.data)
+            except RuntimeError as error:
+                self._on_error(str(error))
+        return work_of(completed(tensor).then(lambda done: [done.value()]))
+
+    # ------------------------------------------------------------------ one bucket
+
+    def _reduce(self, index: int, buffer: torch.Tensor) -> ReducedBucket:
+        self.reduced = True
+        if self.passive:
+            return completed(buffer)
+        if self.correction != 1.0:
+            buffer.mul_(self.correction)
+        norms = self.norms if self.measuring and not buffer.is_sparse else None
+        if norms is not None and self.weight > 0.0:
+            # The buffer holds w_i g_i, and w_i |g_i|^2 is wanted.
+            norms.difference.append(self._norm(index, buffer, 0, buffer.numel()) / self.weight)
+        self.last_bucket_at = time.perf_counter()
+        if index == 0:
+            self._on_first_bucket()
+        try:
+            strategy = self._exact if self.exactly and not self.strategy.exact else self.strategy
+            future = strategy.reduce(Bucket(index, buffer, lambda: self._description(index)))
+        except RuntimeError as error:
+            self._on_error(str(error))
+            return completed(buffer)
+        if buffer.is_cpu and self._group.world_size > 1:
+            return self._group.fuse.settled(future).then(lambda _: self._reduced(future, index, buffer, norms))
+        return future.then(lambda done: self._reduced(done, index, buffer, norms))
+
+    def _reduced(self, done: ReducedBucket, index: int, buffer: torch.Tensor, norms: StepNorms | None) -> torch.Tensor:
+        if not done.done():
+            self._on_error("the replicas' connections were broken off")
+            return buffer
+        try:
+            reduced = done.value()
+        except RuntimeError as error:
+            self._on_error(str(error))
+            return buffer
+        if norms is not None and not self.passive:
+            size, rank = self._group.world_size, self._group.rank
+            start, stop = reduced.numel() * rank // size, reduced.numel() * (rank + 1) // size
+            slice_norm = self._norm(index, reduced, start, stop)
+            norms.total.append(slice_norm)
+            norms.difference.append(-slice_norm)
+        return reduced
+
+    def _description(self, index: int) -> GradBucket:
+        description = self.layouts[index].description
+        assert description is not None, "the strategy reads layouts, which are kept for those that do"
+        return description
+
+    def _norm(self, index: int, buffer: torch.Tensor, start: int, stop: int) -> torch.Tensor:
+        if self.norm_of is None:
+            return squared_norm(buffer[start:stop])
+        return self.norm_of(buffer, self.layouts[index].segments, start, stop)

@@ -1,0 +1,149 @@
+"""Lets calls of the user's optimizer, gradient scaler and learning rate scheduler pass through the wrapped model.
+
+Of optimizers and schedulers only the objects change, not their classes: what else uses them is left alone. A gradient
+scaler that nobody gave us is recognised when it works for an optimizer of ours, which only its class can tell.
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+from weakref import WeakSet
+
+import torch
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from dist_core.errors import InvalidTraining
+from dist_core.torch_private import forget_scaled_step
+
+if TYPE_CHECKING:
+    from dist_core.gradients.model import AdaptiveDataParallel
+
+
+def models_of(optimizer: Any) -> list[AdaptiveDataParallel]:
+    """Models wrapped with this optimizer, in order; the first one sees its steps. Empty for an unknown optimizer."""
+    return getattr(optimizer, "_elastune_models", [])
+
+
+def intercept_scaler(scaler: Any, model: AdaptiveDataParallel) -> None:
+    """A gradient scaler must not touch gradients that are being accumulated."""
+    scaler._elastune_model = model
+
+    def intercept(name: str) -> None:
+        original = getattr(scaler, name)
+
+        def adaptive(*args: Any, **kwargs: Any) -> Any:
+            if model.whole_step_is_there:
+                return original(*args, **kwargs)
+            if name == "update" and model.is_last_micro_batch:
+                forget_scaled_step(scaler)
+            return None
+
+        setattr(scaler, name, adaptive)
+
+    for name in ("unscale_", "step", "update"):
+        intercept(name)
+
+
+def intercept_optimizer(optimizer: torch.optim.Optimizer, model: AdaptiveDataParallel) -> None:
+    """It stays a bound method, as schedulers wrap it. Of several models with one optimizer the first sees calls."""
+    _watch_optimizers()
+    _watch_scalers()
+    _wrapped.add(model.module)
+    _harmless.clear()
+    models = models_of(optimizer)
+    models.append(model)
+    if len(models) > 1:
+        return
+    optimizer._elastune_models = models  # type: ignore[attr-defined]  # ours
+    step = optimizer.step
+
+    def adaptive_step(_: Any, *args: Any, **kwargs: Any) -> Any:
+        return model.optimizer_step(optimizer, step, *args, **kwargs)
+
+    if hasattr(step, "_wrapped_by_lr_sched"):
+        # A learning rate scheduler looks for its mark on the optimizer's step, and warns when it is missing.
+        adaptive_step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]  # torch's own mark
+    optimizer.step = types.MethodType(adaptive_step, optimizer)  # type: ignore[method-assign]  # this instance only
+
+
+def intercept_scheduler(scheduler: Any, model: AdaptiveDataParallel) -> None:
+    """Let calls of this scheduler's ``step`` pass through the model.
+
+    By a class of its own: a scheduler's state is its attributes, among which a method would end up in checkpoints.
+    """
+    before = type(scheduler)
+
+    def adaptive_step(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return model.scheduler_step(self, types.MethodType(before.step, self), *args, **kwargs)
+
+    scheduler.__class__ = type(before.__name__, (before,), {"step": adaptive_step, "__doc__": before.__doc__})
+
+
+# ---------------------------------------------------------------------- objects that nobody gave us
+
+_watching: set[str] = set()
+_harmless: WeakSet[torch.optim.Optimizer] = WeakSet()
+_wrapped: WeakSet[torch.nn.Module] = WeakSet()
+_updating = 0
+
+
+def _watch_optimizers() -> None:
+    if "optimizers" not in _watching:
+        _watching.add("optimizers")
+        register_optimizer_step_pre_hook(_refuse_unknown_optimizer)
+
+
+def _refuse_unknown_optimizer(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+    """One that steps a wrapped model's weights on its own would change them on broken steps, and be in no checkpoint.
+
+    Within a step of an optimizer that is known it may: some are built around another one.
+    """
+    if _updating or models_of(optimizer) or optimizer in _harmless:
+        return
+    wrapped = {id(each) for module in _wrapped for each in module.parameters()}
+    mine = [each for group in optimizer.param_groups for each in group["params"] if id(each) in wrapped]
+    if mine:
+        raise InvalidTraining(
+            f"{type(optimizer).__name__} steps {len(mine)} parameters of a model that was wrapped without it: its "
+            "state would be in no checkpoint, and its learning rate would not follow the batch size. Give all "
+            "optimizers of a model: AdaptiveDataParallel(model, [first, second])"
+        )
+    _harmless.add(optimizer)
+
+
+@contextmanager
+def updating() -> Iterator[None]:
+    """While a known optimizer makes its update."""
+    global _updating
+    _updating += 1
+    try:
+        yield
+    finally:
+        _updating -= 1
+
+
+def _watch_scalers() -> None:
+    """A scaler that works for an optimizer of ours without having been given becomes its model's."""
+    if "scalers" in _watching:
+        return
+    _watching.add("scalers")
+
+    def watch(name: str) -> None:
+        original: Callable[..., Any] = getattr(torch.amp.GradScaler, name)
+
+        def watched(self: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+            models = models_of(optimizer)
+            if models and not hasattr(self, "_elastune_model"):
+                models[0].adopt_scaler(self)
+                if hasattr(self, "_elastune_model"):
+                    return getattr(self, name)(optimizer, *args, **kwargs)
+            return original(self, optimizer, *args, **kwargs)
+
+        watched.__doc__, watched.__name__ = original.__doc__, name
+        setattr(torch.amp.GradScaler, name, watched)
+
+    for name in ("unscale_", "step"):
+        watch(name)

@@ -1,0 +1,50 @@
+"""Gradient reduction strategies by name, one file each; ``contract`` says what a strategy is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from dist_core.errors import InvalidTraining
+from dist_core.gradients.reduce.contract import Bucket, ReducedBucket, ReductionStrategy, completed
+from dist_core.gradients.reduce.half_precision import bf16, fp16
+from dist_core.gradients.reduce.hierarchical import Hierarchical
+from dist_core.gradients.reduce.parameter_server import ParameterServer
+from dist_core.gradients.reduce.plain import PlainAllReduce
+from dist_core.gradients.reduce.power_sgd import PowerSGD
+from dist_core.gradients.reduce.round_robin import RoundRobin
+from dist_core.gradients.reduce.sharded import Sharded
+
+STRATEGIES: dict[str, Callable[..., ReductionStrategy]] = {
+    "all_reduce": PlainAllReduce,
+    "bf16": bf16,
+    "fp16": fp16,
+    "hierarchical": Hierarchical,
+    "parameter_server": ParameterServer,
+    "power_sgd": PowerSGD,
+    "round_robin": RoundRobin,
+    "sharded": Sharded,
+}
+
+
+def reduction_strategy(name: str | ReductionStrategy, **options: Any) -> ReductionStrategy:
+    """The strategy of that name; raises InvalidTraining for one that does not exist or options it does not have."""
+    if not isinstance(name, str):
+        return name
+    if name not in STRATEGIES:
+        raise InvalidTraining(f"reduction {name!r} is not known; choose one of {', '.join(sorted(STRATEGIES))}")
+    try:
+        return STRATEGIES[name](**options)
+    except TypeError as error:
+        raise InvalidTraining(f"reduction {name!r} was given options it does not have: {error}") from error
+
+
+__all__ = [
+    "STRATEGIES",
+    "Bucket",
+    "ParameterServer",
+    "ReducedBucket",
+    "ReductionStrategy",
+    "completed",
+    "reduction_strategy",
+]

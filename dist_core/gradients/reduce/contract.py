@@ -1,0 +1,69 @@
+"""What a reduction strategy is: it sums one bucket of gradients over the replicas, beside the backward pass.
+
+Buckets arrive in the same order on every replica. A strategy that issues more than one collective a bucket does so on
+groups of its own (``GroupNeeds``) from one thread of its own, because the order of collectives within a group must be
+the same everywhere too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from dist_core.generations.process_groups import GroupNeeds, ReplicaGroup
+from dist_core.torch_private import GradBucket
+
+ReducedBucket = torch.futures.Future[torch.Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class Bucket:
+    """A flat buffer of gradients, already multiplied by this replica's weight."""
+
+    index: int
+    buffer: torch.Tensor
+    layout: Callable[[], GradBucket]
+    """torch's description of the bucket (parameters, shapes), for compression that works on matrices."""
+
+
+class ReductionStrategy(Protocol):
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def exact(self) -> bool:
+        """Whether the sum is the sum, up to rounding in the gradients' own precision (compression is not)."""
+        ...
+
+    @property
+    def comparable(self) -> bool:
+        """Whether a few steps tell its speed: not so for asynchronous ones, nor after a warm-up without compression."""
+        ...
+
+    @property
+    def reads_layout(self) -> bool:
+        """Whether ``Bucket.layout`` is used; it costs a look at the reducer each time that buckets change."""
+        ...
+
+    @property
+    def needs(self) -> GroupNeeds: ...
+
+    def enter(self, group: ReplicaGroup) -> None:
+        """From now on reduce over this generation, and let go of the one before. Called between steps, on all replicas.
+
+        A replica that is alone reduces nothing, and its group may lack what the strategy needs.
+        """
+        ...
+
+    def reduce(self, bucket: Bucket) -> ReducedBucket:
+        """The sum over the replicas; may be the buffer itself, changed in place. Errors come with the future."""
+        ...
+
+
+def completed(buffer: torch.Tensor) -> ReducedBucket:
+    future: ReducedBucket = torch.futures.Future()
+    future.set_result(buffer)
+    return future

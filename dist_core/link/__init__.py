@@ -1,0 +1,1 @@
+"""What a replica and its scheduler say to each other."""

@@ -1,0 +1,149 @@
+"""The replica's line to the scheduler: JSON over HTTP with the replica's own token.
+
+Every request can be repeated: the scheduler may be restarted at any moment, perhaps on another port (then the server
+file names the new address). ``lost_for`` tells how long it has not answered; the lease is judged by that.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import threading
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import httpx2
+
+from dist_core.errors import ControlChannelError
+from dist_core.gradients.refusals import refusal
+from dist_core.link.environment import ReplicaEnvironment
+
+LARGEST_STEP = 2**62
+"""That the scheduler keeps; its databases count no further."""
+RETRY_PAUSE_SECONDS = 0.25
+CALL_WAIT_SECONDS = 20.0
+TOKEN_SECONDS = 30.0
+"""A token in a file is replaced minutes before it runs out."""
+
+
+class ControlChannel:
+    """Thread-safe; one connection pool for all threads of the replica."""
+
+    def __init__(self, environment: ReplicaEnvironment, *, transport: httpx2.BaseTransport | None = None) -> None:
+        self._environment = environment
+        self._base = environment.api_url
+        self._token_read, self._token_read_at = "", float("-inf")
+        self._transport = transport
+        self._client = self._connect()
+        self._last_answer = time.monotonic()
+        self._closed = threading.Event()
+
+    def _connect(self) -> httpx2.Client:
+        return httpx2.Client(
+            base_url=self._base,
+            headers={"X-Elastune-Replica": self._environment.replica_id},
+            auth=self._authorized,
+            timeout=httpx2.Timeout(CALL_WAIT_SECONDS + 10.0, connect=2.0),
+            trust_env=False,
+            # Nothing to verify without TLS, and reading all certificates takes longer than starting a replica may.
+            verify=self._base.startswith("https:"),
+            transport=self._transport,
+        )
+
+    def _authorized(self, request: httpx2.Request) -> httpx2.Request:
+        request.headers["Authorization"] = f"Bearer {self._token()}"
+        return request
+
+    def _token(self) -> str:
+        path = self._environment.token_file
+        if path is None:
+            return self._environment.token
+        if time.monotonic() - self._token_read_at > TOKEN_SECONDS:
+            # Where it cannot be read, the one before may do; the scheduler says if it does not.
+            with contextlib.suppress(OSError):
+                self._token_read, self._token_read_at = path.read_text().strip(), time.monotonic()
+        return self._token_read
+
+    @property
+    def lost_for(self) -> float:
+        """Seconds since the scheduler last answered."""
+        return time.monotonic() - self._last_answer
+
+    def close(self) -> None:
+        """Nothing more is sent; what is under way goes on."""
+        self._closed.set()
+
+    def let_go_if_closed(self) -> None:
+        """Of its connections, when nobody waits for an answer any more: a process may go on with other lines."""
+        if self._closed.is_set():
+            self._client.close()
+
+    def request(
+        self,
+        method: str,
+        path: str,
+        body: Mapping[str, Any] | None = None,
+        *,
+        give_up_after: float = 30.0,
+        params: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """Send until answered; raises ControlChannelError when refused, or unreachable for ``give_up_after`` s."""
+        response = self._until_answered(
+            lambda: self._client.request(method, f"/replica{path}", json=body, params=params),
+            f"{method} {path}",
+            give_up_after,
+        )
+        return response.json() if response.content else None
+
+    def download(self, path: str, target: Path, *, give_up_after: float = 120.0) -> None:
+        """Write a large answer into a file; raises ControlChannelError like `request`, OSError for the file."""
+
+        def fetch() -> httpx2.Response:
+            with self._client.stream("GET", f"/replica{path}") as response:
+                if response.status_code < 400:
+                    with open(target, "wb") as file:
+                        file.writelines(response.iter_bytes())
+                else:
+                    response.read()
+                return response
+
+        self._until_answered(fetch, f"GET {path}", give_up_after)
+
+    def _until_answered(
+        self, attempt: Callable[[], httpx2.Response], what: str, give_up_after: float
+    ) -> httpx2.Response:
+        deadline = time.monotonic() + give_up_after
+        while True:
+            try:
+                response = attempt()
+                refused = refusal(response.content) if 400 <= response.status_code < 500 else None
+                if response.status_code < 400 or refused is not None:
+                    self._last_answer = time.monotonic()
+                    break
+                trouble: object = f"HTTP status {response.status_code}"
+            except httpx2.TransportError as error:
+                trouble = error
+            if self._closed.is_set() or time.monotonic() > deadline:
+                raise ControlChannelError(
+                    f"the scheduler at {self._base} did not answer for {give_up_after:.0f} s: {trouble}"
+                )
+            time.sleep(RETRY_PAUSE_SECONDS)
+            self._follow_server()
+        if refused is not None:
+            raise ControlChannelError(f"the scheduler refused {what}: {refused}", status=response.status_code)
+        return response
+
+    def _follow_server(self) -> None:
+        """Pick up the address of a restarted scheduler."""
+        path = self._environment.server_file
+        if path is None:
+            return
+        try:
+            url = json.loads(path.read_text())["url"]
+        except (OSError, ValueError, KeyError):
+            return
+        if url != self._base:
+            self._base = url
+            self._client = self._connect()

@@ -1,0 +1,243 @@
+"""Checkpoints on disk: written beside training, complete or absent, never half.
+
+A checkpoint is a folder ``checkpoint-<sequence>`` with the state and, written last, a manifest with the state's
+checksum. It is written under another name, flushed to disk, renamed, and the parent flushed; a crash at any byte
+leaves the previous one in place. Loading walks from the newest to the oldest and skips what does not verify.
+
+Concurrency: one writer thread copies the state and writes it. What only an optimizer's step changes is copied while the
+next step computes its gradients; the training thread waits for the copy before it applies them (``settle``). The rest
+is copied at once. While the writer writes, a newer copy replaces one that waits.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import logging
+import os
+import shutil
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from dist_core.errors import InvalidCheckpoint
+from dist_core.state.packing import pack, unpack
+
+logger = logging.getLogger(__name__)
+
+FORMAT_VERSION = 2
+KEPT = 2
+ABANDONED_SECONDS = 600.0
+"""A checkpoint to which nothing was written for so long is nobody's any more."""
+_STATE, _MANIFEST, _PREFIX = "state.pt", "manifest.json", "checkpoint-"
+
+
+def write_checkpoint(folder: Path, sequence: int, state: dict[str, Any], summary: dict[str, Any]) -> Path:
+    """Write and flush one checkpoint, then remove all but the newest ``KEPT``. Raises OSError (a full disk)."""
+    folder.mkdir(parents=True, exist_ok=True)
+    partial = folder / f"partial-{sequence}-{os.getpid()}"
+    final = folder / f"{_PREFIX}{sequence:08d}"
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir()
+    try:
+        with open(partial / _STATE, "wb") as file:
+            torch.save(state, file)
+            file.flush()
+            os.fsync(file.fileno())
+        manifest = {
+            "format": FORMAT_VERSION,
+            "sequence": sequence,
+            "sha256": _sha256(partial / _STATE),
+            "summary": summary,
+        }
+        with open(partial / _MANIFEST, "w") as file:
+            json.dump(manifest, file)
+            file.flush()
+            os.fsync(file.fileno())
+        _flush_folder(partial)
+        shutil.rmtree(final, ignore_errors=True)
+        os.rename(partial, final)
+        _flush_folder(folder)
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
+    for old in (*(path for _, path in _sequences(folder)[KEPT:]), *_abandoned(folder)):
+        shutil.rmtree(old, ignore_errors=True)
+    return final
+
+
+def _abandoned(folder: Path) -> list[Path]:
+    """What a writer that was killed has left. Another replica may be writing at this moment."""
+    found = []
+    for partial in folder.glob("partial-*"):
+        with contextlib.suppress(OSError):
+            touched = max(path.stat().st_mtime for path in (partial, *partial.iterdir()))
+            if time.time() - touched > ABANDONED_SECONDS:
+                found.append(partial)
+    return found
+
+
+def read_manifest(path: Path) -> dict[str, Any]:
+    """The verified manifest of one checkpoint folder; raises InvalidCheckpoint."""
+    try:
+        manifest: dict[str, Any] = json.loads((path / _MANIFEST).read_text())
+        digest = _sha256(path / _STATE)
+    except (OSError, ValueError) as error:
+        raise InvalidCheckpoint(f"checkpoint {path} cannot be read: {error}") from error
+    if manifest.get("format") != FORMAT_VERSION:
+        raise InvalidCheckpoint(
+            f"checkpoint {path} has format {manifest.get('format')}; this version reads {FORMAT_VERSION}"
+        )
+    if manifest.get("sha256") != digest:
+        raise InvalidCheckpoint(f"checkpoint {path} does not match its checksum; it was damaged after it was written")
+    return manifest
+
+
+def newest_checkpoint(folder: Path) -> tuple[Path, dict[str, Any]] | None:
+    """Newest checkpoint that verifies, with its manifest; damaged ones are skipped with a warning."""
+    for _, path in _sequences(folder):
+        try:
+            return path, read_manifest(path)
+        except InvalidCheckpoint as error:
+            logger.warning("checkpoint skipped path=%s reason=%s", path, error)
+    return None
+
+
+def load_checkpoint(path: Path) -> dict[str, Any]:
+    state: dict[str, Any] = torch.load(path / _STATE, weights_only=True, map_location="cpu")
+    return state
+
+
+class CheckpointWriter:
+    """Writes copies of the state in the background, newest first; ``on_error`` hears of failures (a full disk)."""
+
+    def __init__(self, folder: Path, *, on_error: Callable[[str], None]) -> None:
+        self.folder = folder
+        self._on_error = on_error
+        self._condition = threading.Condition()
+        self._waiting: tuple[dict[str, Any], dict[str, Any]] | None = None
+        self._busy = False
+        self._kept: list[torch.Tensor] = []
+        self._to_copy: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self._copied = threading.Event()
+        self._copied.set()
+        self._thread: threading.Thread | None = None
+        self.write_seconds = 0.0
+        """Processor time the last write took."""
+
+    def save(
+        self,
+        state: dict[str, Any],
+        summary: dict[str, Any],
+        *,
+        wait: bool = False,
+        keeps: Callable[[torch.Tensor], bool] = lambda tensor: False,
+    ) -> None:
+        """Write the state as it is now; with ``wait``, return when it is on disk (or has failed).
+
+        Tensors that ``keeps`` names must not change before ``settle``; the others are copied here.
+        """
+        tensors: list[torch.Tensor] = []
+        skeleton = pack(state, tensors)
+        with self._condition:
+            if self._unfinished:
+                # The memory of the last copy is being written from: this one gets memory of its own.
+                targets = [torch.empty(tensor.shape, dtype=tensor.dtype) for tensor in tensors]
+                later = []
+            else:
+                targets = self._memory_for(tensors)
+                later = [index for index, tensor in enumerate(tensors) if keeps(tensor)]
+            at_once = set(range(len(tensors))) - set(later)
+            for index in at_once:
+                targets[index].copy_(tensors[index])
+            if later:
+                self._copied.clear()
+            self._to_copy = [(targets[index], tensors[index]) for index in later]
+            self._waiting = (unpack(skeleton, targets), summary)
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._write_all, name="elastune-checkpoint", daemon=True)
+                self._thread.start()
+            self._condition.notify_all()
+            if wait:
+                self._condition.wait_for(lambda: not self._unfinished)
+
+    def settle(self) -> None:
+        """Wait until everything has been copied: from then on all tensors may change."""
+        self._copied.wait()
+
+    def _memory_for(self, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+        """Kept from the last time: fresh memory takes longer to get than to fill."""
+        fits = len(self._kept) == len(tensors) and all(
+            kept.shape == tensor.shape and kept.dtype == tensor.dtype
+            for kept, tensor in zip(self._kept, tensors, strict=True)
+        )
+        if not fits:
+            self._kept = [torch.empty(tensor.shape, dtype=tensor.dtype) for tensor in tensors]
+        return list(self._kept)
+
+    @property
+    def busy(self) -> bool:
+        with self._condition:
+            return self._unfinished
+
+    @property
+    def _unfinished(self) -> bool:
+        return self._busy or self._waiting is not None
+
+    def _write_all(self) -> None:
+        while True:
+            with self._condition:
+                while self._waiting is None:
+                    self._condition.wait()
+                state, summary = self._waiting
+                to_copy, self._to_copy = self._to_copy, []
+                self._waiting, self._busy = None, True
+            try:
+                try:
+                    for target, tensor in to_copy:
+                        target.copy_(tensor)
+                finally:
+                    self._copied.set()
+                # Numbered by what is on disk now: another replica may have been rank 0, and written, in between.
+                existing = _sequences(self.folder)
+                began = time.thread_time()
+                write_checkpoint(self.folder, existing[0][0] + 1 if existing else 1, state, summary)
+                self.write_seconds = time.thread_time() - began
+            except Exception as error:
+                message = f"no checkpoint was written to {self.folder}: {error}; the previous one is kept"
+                logger.warning(message)
+                self._on_error(message)
+            finally:
+                with self._condition:
+                    self._busy = False
+                    self._condition.notify_all()
+
+
+def _sequences(folder: Path) -> list[tuple[int, Path]]:
+    """(sequence, path) of the checkpoint folders, newest first."""
+    if not folder.is_dir():
+        return []
+    found = [
+        (int(path.name.removeprefix(_PREFIX)), path)
+        for path in folder.iterdir()
+        if path.name.startswith(_PREFIX) and path.name.removeprefix(_PREFIX).isdigit()
+    ]
+    return sorted(found, reverse=True)
+
+
+def _sha256(path: Path) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _flush_folder(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,110 @@
+"""A trial's checkpoints as its core uses them: find the newest, write one when it is due, know what that costs."""
+
+from __future__ import annotations
+
+import logging
+import os
+import statistics
+import time
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from dist_core.state.checkpoint import CheckpointWriter, load_checkpoint, newest_checkpoint
+from dist_core.state.interval import checkpoint_interval
+
+logger = logging.getLogger(__name__)
+
+
+FIRST_SECONDS = 0.25
+"""The first checkpoint of a run is written once it has trained that long."""
+
+
+class TrialCheckpoints:
+    """Nothing is written, and nothing found, where ``folder`` is None."""
+
+    def __init__(self, folder: Path | None, *, on_error: Callable[[str], None]) -> None:
+        self.folder = folder
+        self.interval_seconds: float | None = None
+        """Time between two of them as the user sets it; None to weigh their cost against failures."""
+        self._writer = None if folder is None else CheckpointWriter(folder, on_error=on_error)
+        self._last: float | None = None
+        self._costs: deque[float] = deque(maxlen=9)
+        self._failures = self._came_from_failure = 0
+        self._trained_before = 0.0
+        self._trains_since: float | None = None
+
+    def training_begins(self) -> None:
+        if self._trains_since is None:
+            self._trains_since = time.monotonic()
+
+    @property
+    def trained_seconds(self) -> float:
+        """Time that this trial has trained, in all its runs."""
+        running = 0.0 if self._trains_since is None else time.monotonic() - self._trains_since
+        return self._trained_before + running
+
+    def load_newest(self) -> dict[str, Any] | None:
+        """The state of the newest one that verifies; coming from one that was not its run's last is a failure."""
+        found = newest_checkpoint(self.folder) if self.folder is not None else None
+        if found is None:
+            return None
+        path, manifest = found
+        if not manifest["summary"].get("left", False):
+            self._came_from_failure = 1
+        logger.info("resumed checkpoint=%s epoch=%d", path.name, manifest["summary"]["epoch"])
+        return load_checkpoint(path)
+
+    @property
+    def is_due(self) -> bool:
+        if self._writer is None or self._writer.busy:
+            return False
+        if self._last is None:
+            # A trial that is killed early would begin at its beginning.
+            return self.trained_seconds - self._trained_before >= FIRST_SECONDS
+        return time.monotonic() - self._last >= self._interval(self._writer)
+
+    def _interval(self, writer: CheckpointWriter) -> float:
+        if self.interval_seconds is not None:
+            return self.interval_seconds
+        stopped = statistics.median(self._costs) if self._costs else 0.0
+        return checkpoint_interval(
+            cost_seconds=stopped + writer.write_seconds / max(1, os.cpu_count() or 1),
+            failures=self._failures,
+            trained_seconds=self.trained_seconds,
+        )
+
+    def save(
+        self,
+        state: dict[str, Any],
+        summary: dict[str, Any],
+        *,
+        leaving: bool,
+        wait: bool,
+        keeps: Callable[[torch.Tensor], bool],
+    ) -> None:
+        """Write the state, in the background unless this is the last thing done or ``wait`` says otherwise."""
+        if self._writer is None:
+            return
+        began = time.perf_counter()
+        self._writer.save(state, {**summary, "left": leaving}, wait=leaving or wait, keeps=keeps)
+        if not leaving and not wait:
+            self._costs.append(time.perf_counter() - began)
+        self._last = time.monotonic()
+
+    def settle(self) -> None:
+        """Weights are about to change: wait until they have been copied."""
+        if self._writer is not None:
+            self._writer.settle()
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"failures": self._failures, "trained_seconds": self.trained_seconds}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._failures = state["failures"] + self._came_from_failure
+        self._came_from_failure = 0
+        self._trained_before = state["trained_seconds"]
+        self._trains_since = None if self._trains_since is None else time.monotonic()

@@ -1,0 +1,97 @@
+"""What training code sees of its trial. Every function also works in a plain script without a scheduler."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+from dist_core.errors import ControlChannelError, InvalidTraining
+from dist_core.present import present_replica, training_core
+from dist_core.state.states import Stateful
+
+
+def init_process_group(backend: str | None = None, *_: Any, **__: Any) -> None:
+    """Kept for scripts written for AdaptDL; the group forms by itself at the first training step.
+
+    ``backend`` is ignored: NCCL is used between GPUs, Gloo between CPUs.
+    """
+    training_core()
+
+
+def remaining_epochs_until(num_epochs: int) -> Iterator[int]:
+    """Epochs still to train, ``num_epochs`` in all: from 0 in a new trial, else from where the trial stands.
+
+    Code before the loop runs again in every replica that starts, so it has to be repeatable.
+    """
+    if num_epochs < 0:
+        raise InvalidTraining(f"num_epochs is {num_epochs}; it must be at least 0")
+    core = training_core()
+    core.start_epochs(num_epochs)
+    try:
+        while core.epoch < num_epochs:
+            yield core.epoch
+            core.end_epoch()
+    finally:
+        core.leave_epochs()
+
+
+def current_epoch() -> int | None:
+    """The epoch being trained, None outside of ``remaining_epochs_until``."""
+    core = training_core()
+    return core.epoch if core.in_epoch_loop else None
+
+
+def finished_epochs() -> int:
+    """How many epochs the trial has completed."""
+    return training_core().epoch
+
+
+def register_state(name: str, state: Stateful) -> None:
+    """Have ``state`` (anything with state_dict and load_state_dict) checkpointed and handed to joining replicas."""
+    training_core().registry.register(f"user-{name}", state)
+
+
+def report(value: float, step: int) -> None:
+    """Tell the scheduler a value of the objective; ``step`` has to mean the same in all trials, such as an epoch."""
+    replica = present_replica()
+    replica.raise_postponed()
+    if replica.channel is not None and replica.reports and not replica.passes_do_not_count:
+        body = {"step": step, "value": value if math.isfinite(value) else None, "progress": replica.progress}
+        try:
+            replica.channel.request("POST", "/report", body)
+        except ControlChannelError as error:
+            if error.status not in (413, 422):
+                raise
+            raise InvalidTraining(f"the report of {value!r} at step {step!r} is not taken: {error}") from error
+
+
+def progress_step(unit: float) -> int:
+    """Whole units of training progress so far: a step to report at that means the same in all trials.
+
+    ``unit``: samples at the initial batch size, so that ``len(dataset)`` counts epochs. A sample of a larger batch
+    counts for less than one, as it teaches less (statistical efficiency; Pollux, section 3). Report whenever the
+    number has grown.
+    """
+    if not unit > 0:
+        raise InvalidTraining(f"the unit of progress is {unit} samples; it must be above 0")
+    return int(training_core().progress / unit)
+
+
+def set_checkpoint_interval(seconds: float | None) -> None:
+    """Write checkpoints this often; None lets their measured cost and the trial's failures decide (Young, Daly)."""
+    if seconds is not None and not seconds > 0:
+        raise InvalidTraining(f"the checkpoint interval is {seconds} s; it must be above 0, or None")
+    training_core().checkpoints.interval_seconds = seconds
+
+
+def rank() -> int:
+    """This replica's; before the first training step, its place among those that the trial was started with."""
+    core = training_core()
+    return core.group.rank if core.joined or core.world is None else core.world.rank()
+
+
+def world_size() -> int:
+    """How many replicas train; before the first training step, how many are going to."""
+    core = training_core()
+    return core.group.world_size if core.joined or core.world is None else core.world.size()

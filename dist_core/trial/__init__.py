@@ -1,0 +1,1 @@
+"""What a replica does for its trial, put together."""

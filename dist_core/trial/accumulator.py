@@ -1,0 +1,274 @@
+"""Accumulator: sums over all replicas of what each adds up on its own, as in training and evaluation loops."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping, MutableMapping
+from contextlib import contextmanager
+from typing import Any, Self
+
+import torch
+
+from dist_core.errors import InvalidTraining
+from dist_core.generations.process_groups import ReplicaGroup
+from dist_core.trial.core import get_core
+
+
+class _Addend:
+    """What reading a key answers while values are only added: good for ``+=`` and ``-=``, and nothing else."""
+
+    __slots__ = ("key", "owner", "value")
+
+    def __init__(self, owner: Accumulator, key: str, value: float) -> None:
+        self.owner, self.key, self.value = owner, key, value
+
+    def __add__(self, other: float) -> _Addend:
+        return _Addend(self.owner, self.key, self.value + _number(self.key, other))
+
+    def __sub__(self, other: float) -> _Addend:
+        return _Addend(self.owner, self.key, self.value - _number(self.key, other))
+
+
+class Accumulator(MutableMapping[str, Any]):
+    """Add numbers under string keys; inside ``synchronized()`` the keys hold the sums over all replicas.
+
+    ::
+
+        totals = Accumulator()
+        totals["correct"] += 3
+        with totals.synchronized():
+            print(totals["correct"])
+
+    Outside, a replica knows only its own part: reading is refused there, and the mapping looks empty. Sums go on
+    growing from one ``synchronized()`` to the next until ``clear()`` inside of one. What is written inside has to be
+    the same on all replicas. Sums are part of the trial's state: they survive rescales and restarts. Where a trial is
+    resumed within an epoch, code between its loops runs again: a ``synchronized()`` that was passed then shows what it
+    showed, and changes nothing.
+    """
+
+    def __init__(self, *arguments: Any, **initial: float) -> None:
+        self._results: dict[str, Any] = dict(*arguments, **initial)
+        self._pending: dict[str, float] = {}
+        self._sent: dict[str, float] = {}
+        """What is in the round of the present step: summed when that is complete, still this replica's if it is not."""
+        self._taken_back: dict[str, float] | None = None
+        self._synchronized = False
+        self._mark: tuple[dict[str, Any], dict[str, float]] | None = None
+        self._shown: list[dict[str, Any]] = []
+        """The sums at each ``synchronized()`` between this epoch's loops, those of earlier runs too."""
+        self._passed = 0
+        """How many of them this process has come by."""
+        self._inside_last = False
+        """Whether the code within the last of them has not ended."""
+        self._behind: dict[str, Any] | None = None
+        """The sums as they are, while earlier ones are shown."""
+        get_core().adopt_accumulator(self)
+        self.mark()
+
+    # ------------------------------------------------------------------ adding
+
+    def __getitem__(self, key: str) -> Any:
+        if self._synchronized:
+            return self._results[key]
+        return _Addend(self, key, 0.0)
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        if self._synchronized:
+            self._results[key] = value
+        elif not isinstance(value, _Addend) or value.owner is not self or value.key != key:
+            raise InvalidTraining(
+                f"Accumulator[{key!r}] was set to {value!r} outside of synchronized(); values are only added there: "
+                f"accumulator[{key!r}] += value"
+            )
+        else:
+            self._pending[key] = self._pending.get(key, 0.0) + value.value
+
+    def __iadd__(self, other: Any) -> Self:
+        self.update(other)
+        return self
+
+    def __isub__(self, other: Any) -> Self:
+        self.subtract(other)
+        return self
+
+    def update(self, *arguments: Any, **values: float) -> None:
+        """Add each value to its key."""
+        for key, value in dict(*arguments, **values).items():
+            self[key] += value
+
+    def subtract(self, *arguments: Any, **values: float) -> None:
+        """Subtract each value from its key."""
+        for key, value in dict(*arguments, **values).items():
+            self[key] -= value
+
+    # ------------------------------------------------------------------ reading
+
+    def __delitem__(self, key: str) -> None:
+        if not self._synchronized:
+            raise KeyError(key)
+        del self._results[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._results if self._synchronized else ())
+
+    def __len__(self) -> int:
+        return len(self._results) if self._synchronized else 0
+
+    def __contains__(self, key: object) -> bool:
+        return self._synchronized and key in self._results
+
+    def __repr__(self) -> str:
+        return repr(self._results if self._synchronized else {})
+
+    @contextmanager
+    def synchronized(self) -> Iterator[Accumulator]:
+        """Collective: sum over the replicas what was added since the last time; inside, read and write the sums."""
+        if self._synchronized:
+            yield self
+            return
+        if not get_core().is_between_loops:
+            self.settle()
+            yield from self._open()
+            return
+        self._passed += 1
+        if self._passed <= len(self._shown):
+            yield from self._show_again(self._shown[self._passed - 1])
+            return
+        self.settle()
+        self.mark()
+        self._shown.append(copy.deepcopy(self._results))
+        self._inside_last = True
+        try:
+            yield from self._open()
+        finally:
+            self._inside_last = False
+            self.mark()
+
+    def _open(self) -> Iterator[Accumulator]:
+        self._synchronized = True
+        try:
+            yield self
+        finally:
+            self._synchronized = False
+
+    def _show_again(self, sums: dict[str, Any]) -> Iterator[Accumulator]:
+        """The trial was resumed behind this place: the code here, and what led to it, had its effect then.
+
+        Unless it was resumed within the code here, which has its effect now.
+        """
+        is_the_last = self._passed == len(self._shown)
+        self._pending = {}
+        self._behind, self._results = self._results, copy.deepcopy(sums)
+        try:
+            yield from self._open()
+        finally:
+            if not (is_the_last and self._inside_last):
+                self._results = self._behind
+            self._behind = None
+            self._inside_last = self._inside_last and not is_the_last
+            self.mark()
+
+    def begin_epoch(self) -> None:
+        self._shown, self._passed, self._inside_last = [], 0, False
+
+    def settle(self) -> bool:
+        """Collective: move what every replica has added into the sums.
+
+        False if a replica was lost within a training loop: its body runs again, until then the sums are as they were.
+        """
+        self._pending, self._sent = self._not_summed(), {}
+        pending = get_core().together(self._sums_over, otherwise=lambda: None)
+        if pending is None:
+            return False
+        self._pending = {}
+        self._fold(pending)
+        return True
+
+    def _sums_over(self, group: ReplicaGroup) -> dict[str, float] | None:
+        if group.world_size == 1:
+            return self._pending
+        keys = sorted({key for keys in group.gather_json(sorted(self._pending)) for key in keys})
+        values = torch.tensor([self._pending.get(key, 0.0) for key in keys], dtype=torch.float64)
+        group.sum(values, what=str(keys))
+        return dict(zip(keys, values.tolist(), strict=True))
+
+    def mark(self) -> None:
+        """What is added from here on may have to be taken back."""
+        self._mark = dict(self._results), dict(self._pending)
+
+    def forget_mark(self) -> None:
+        self._mark = None
+
+    def back_to_mark(self) -> None:
+        """The code that added since the mark runs again: what it added does not count."""
+        if self._mark is not None:
+            self._taken_back = self._pending
+            self._results, self._pending = self._mark
+            self._mark, self._sent = None, {}
+
+    def catch_up(self, state: dict[str, Any]) -> None:
+        """What was taken back counts after all, and of it what was sent is in another replica's sums."""
+        self._results = dict(state["results"])
+        self._pending, self._taken_back = self._taken_back or {}, None
+
+    # ------------------------------------------------------------------ one step's round
+
+    @property
+    def summed_keys(self) -> list[str]:
+        """Keys of numbers that all replicas have a sum of."""
+        return sorted(key for key, value in self._results.items() if isinstance(value, (int, float)))
+
+    def count_new_keys(self) -> int:
+        return len(self._pending.keys() - set(self.summed_keys))
+
+    def send(self, key: str) -> float:
+        """What was added under this key since the last step's round."""
+        value = self._sent[key] = self._pending.pop(key, 0.0)
+        return value
+
+    def receive(self, key: str, total: float | None) -> None:
+        """The sum over all replicas of what they sent; None if nothing came of it. Not if it was settled meanwhile."""
+        if key not in self._sent:
+            return
+        mine = self._sent.pop(key)
+        if total is None:
+            self._pending[key] = self._pending.get(key, 0.0) + mine
+        else:
+            self._fold({key: total})
+
+    def _not_summed(self) -> dict[str, float]:
+        keys = {**self._pending, **self._sent}
+        return {key: self._pending.get(key, 0.0) + self._sent.get(key, 0.0) for key in keys}
+
+    def _fold(self, pending: Mapping[str, float]) -> None:
+        for key, value in pending.items():
+            self._results[key] = self._results.get(key, 0.0) + value
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "results": dict(self._results if self._behind is None else self._behind),
+            "pending": self._not_summed(),
+            "shown": copy.deepcopy(self._shown),
+            "inside_last": self._inside_last,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from another replica's or an earlier run's sums; what it had not summed counts as summed.
+
+        Unless that is this replica's own (``RunningSums.own``).
+        """
+        self._results = dict(state["results"])
+        self._pending, self._sent = dict(state.get("own", {})), {}
+        self._fold(state["pending"])
+        self._shown, self._inside_last = copy.deepcopy(state["shown"]), state["inside_last"]
+
+
+def _number(key: str, value: Any) -> float:
+    if isinstance(value, torch.Tensor) and value.numel() == 1:
+        value = value.item()
+    try:
+        if isinstance(value, (bool, _Addend)):
+            raise TypeError
+        return float(value)
+    except (TypeError, ValueError):
+        raise InvalidTraining(f"Accumulator[{key!r}] was given {value!r}; only numbers can be summed") from None

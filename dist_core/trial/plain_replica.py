@@ -1,0 +1,153 @@
+"""A replica whose code has not come to train, and may never: what it needs of its trial, without importing torch.
+
+Most of what people tune trains with torch, but not all of it; and a process is up in a tenth of the time without. When
+torch comes, the training core takes this one's place, with its line to the scheduler and what has been registered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NoReturn, Protocol
+
+from dist_core.errors import ReplicaExit
+from dist_core.generations.watch import Membership
+from dist_core.link.client import ControlChannel
+from dist_core.link.environment import EXIT_PREEMPTED, ReplicaEnvironment
+from dist_core.link.hints_sender import HintsSender
+from dist_core.state.states import StateRegistry
+from dist_core.when_imported import when_imported
+
+UNWATCHED_SECONDS = 0.3
+"""Code that is over by then has needed nobody who watches for what happens to its trial."""
+
+
+class Participant(Protocol):
+    """What an objective's trial asks of the process that it runs in."""
+
+    environment: ReplicaEnvironment | None
+    channel: ControlChannel | None
+    membership: Membership | None
+    registry: StateRegistry
+    joined: bool
+    joining: bool
+    replaying: bool
+    broken: str | None
+    progress: float
+
+    @property
+    def present(self) -> Participant:
+        """Who has this one's place by now."""
+        ...
+
+    @property
+    def reports(self) -> bool:
+        """Whether this replica speaks for the trial."""
+        ...
+
+    @property
+    def stands_alone(self) -> bool:
+        """Whether there is nobody to do things together with, so far."""
+        ...
+
+    @property
+    def passes_do_not_count(self) -> bool: ...
+
+    def together(self, action: Callable[[Any], Any], *, otherwise: Callable[[], Any] | None = None) -> Any: ...
+
+    def raise_postponed(self) -> None: ...
+
+    def leave_if_asked(self) -> None: ...
+
+    def can_run_again(self, error: BaseException) -> bool:
+        """Whether the user's code, which ended with this error, is to run again from its top; made ready for that."""
+        ...
+
+    def free_device_memory(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class PlainReplica:
+    joined = joining = replaying = passes_do_not_count = False
+    stands_alone = True
+    broken: str | None = None
+    progress = 0.0
+
+    def __init__(self, environment: ReplicaEnvironment) -> None:
+        self.environment: ReplicaEnvironment | None = environment
+        self.registry = StateRegistry()
+        self._line = ControlChannel(environment)
+        self.channel: ControlChannel | None = self._line
+        self.hints = HintsSender(self._line)
+        self._members = Membership(self._line, environment)
+        self.membership: Membership | None = self._members
+        self._members.on_grace_over = self._say_what_is_lost
+        self._members.start(after=UNWATCHED_SECONDS)
+        self._reports = environment.launch_index == 0
+        self.successor: Participant | None = None
+
+    @property
+    def present(self) -> Participant:
+        return self if self.successor is None else self.successor
+
+    @property
+    def reports(self) -> bool:
+        return self._reports
+
+    def together(self, action: Callable[[Any], Any], *, otherwise: Callable[[], Any] | None = None) -> NoReturn:
+        raise AssertionError("a replica that stands alone does nothing together with others")
+
+    def raise_postponed(self) -> None:
+        """Nothing is postponed outside of training."""
+
+    def leave_if_asked(self) -> None:
+        """Raises ReplicaExit; there is no state to save."""
+        pending = self._members.pending()
+        if self._members.must_leave is not None:
+            self.hints.flush()
+            raise ReplicaExit("preempted", EXIT_PREEMPTED)
+        if pending is not None and not pending.generation.members:
+            raise ReplicaExit("paused", 0)
+
+    def can_run_again(self, error: BaseException) -> bool:
+        return False
+
+    def free_device_memory(self) -> None:
+        """None is in use."""
+
+    def _say_what_is_lost(self, message: str) -> None:
+        self.hints.warn(message)
+        self.hints.flush()
+
+    def close(self) -> None:
+        if self.successor is not None:
+            self.successor.close()
+            return
+        self.hints.close()
+        self._members.stop()
+        self._line.close()
+        if not self._members.is_watching:
+            self._line.let_go_if_closed()
+        end()
+
+
+_begun: PlainReplica | None = None
+
+
+def begun() -> PlainReplica | None:
+    """This process's, if it has begun without torch."""
+    return _begun
+
+
+def begin(environment: ReplicaEnvironment, on_torch: Callable[[], None]) -> PlainReplica:
+    """Of this process from now on. ``on_torch``: called as soon as torch has been imported."""
+    global _begun
+    when_imported("torch", on_torch)
+    _begun = PlainReplica(environment)
+    return _begun
+
+
+def end() -> None:
+    """This process is nobody's replica any more; it may become another one."""
+    global _begun
+    _begun = None

@@ -1,0 +1,31 @@
+"""Runs the user's training code, again from its top where that is how it goes on.
+
+Three things end a run without ending the training: the survivors passed the epoch a joiner had aimed at, a batch did
+not fit into memory, and a replica was lost with what it had added to an evaluation. The state of the latter two is
+kept, at the last complete step or the end of the last training loop.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+from typing import TypeVar
+
+from dist_core.errors import JoinAgain, RunAgain
+from dist_core.trial.plain_replica import Participant
+
+T = TypeVar("T")
+
+
+def run_training(replica: Participant, code: Callable[[], T]) -> T:
+    """The result of ``code``. Raises what it raises, except for what can be gone on from."""
+    while True:
+        try:
+            return code()
+        except (JoinAgain, RunAgain, RuntimeError, MemoryError) as error:
+            # RuntimeError is the base of torch's out-of-memory errors.
+            if not replica.present.can_run_again(error):
+                raise
+        # The failed run's tensors go before the next one allocates its own.
+        gc.collect()
+        replica.present.free_device_memory()

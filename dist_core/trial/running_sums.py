@@ -1,0 +1,118 @@
+"""RunningSums: the accumulators of a trial, and what of them rides in each step's control round.
+
+What a replica has added since the last ``synchronized()`` is its own, and would be gone with it. So every step's
+reduction, which starts in the backward pass, sums what was added before it under the keys that all replicas know; a
+key that is new is made known at the step's end. A replica that is lost takes along what it added after the last
+backward pass that it made with the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from dist_core.generations.decision import all_equal, short_checksum
+
+if TYPE_CHECKING:
+    from dist_core.trial.accumulator import Accumulator
+
+NUM_SUM_SLOTS = 36
+"""Checksum of the keys and its square, how many keys are not in the round, and a number for each that is."""
+_KEYS_SUM, _KEYS_SQUARES, _LEFT_OUT, _FIRST = range(4)
+_MOST_KEYS = NUM_SUM_SLOTS - _FIRST
+
+
+class RunningSums:
+    def __init__(self) -> None:
+        self._accumulators: dict[str, Accumulator] = {}
+        self._sent: list[tuple[Accumulator, str]] = []
+
+    def __iter__(self) -> Iterator[Accumulator]:
+        return iter(self._accumulators.values())
+
+    def adopt(self, name: str, accumulator: Accumulator) -> None:
+        self._accumulators[name] = accumulator
+
+    def clear(self) -> None:
+        self._accumulators.clear()
+        self._sent = []
+
+    def end_epoch(self, prefix: str) -> None:
+        """Accumulators whose name begins so were made within the epoch that ends."""
+        self._accumulators = {name: each for name, each in self._accumulators.items() if not name.startswith(prefix)}
+        self._sent = []
+        for accumulator in self:
+            accumulator.begin_epoch()
+
+    def own(self, states: dict[str, Any]) -> dict[str, Any]:
+        """The trial's states for the very replica that they are of: what it has not summed it still has to."""
+        mine = {name: states[name] for name in self._accumulators if name in states}
+        return states | {name: {**state, "pending": {}, "own": state["pending"]} for name, state in mine.items()}
+
+    def left_out_of(self, states: dict[str, Any]) -> dict[str, Any]:
+        return {name: state for name, state in states.items() if name not in self._accumulators}
+
+    def __bool__(self) -> bool:
+        return bool(self._accumulators)
+
+    # ------------------------------------------------------------------ code that may run again
+
+    def mark(self) -> None:
+        """From here on what is added may have to be added anew."""
+        for accumulator in self:
+            accumulator.mark()
+
+    def keep(self) -> None:
+        """What was added since the mark counts."""
+        for accumulator in self:
+            accumulator.forget_mark()
+
+    def take_back(self) -> None:
+        self._sent = []
+        for accumulator in self:
+            accumulator.back_to_mark()
+
+    def catch_up(self, states: dict[str, Any]) -> None:
+        """The step that was taken back here counts: another replica has its sums, with what was sent from here."""
+        for name, accumulator in self._accumulators.items():
+            if name in states:
+                accumulator.catch_up(states[name])
+
+    # ------------------------------------------------------------------ the control round
+
+    def send(self) -> list[float]:
+        """The present step's slots. What is in them counts when the round is complete."""
+        slots = [0.0] * NUM_SUM_SLOTS
+        if not self._accumulators:
+            return slots
+        known: list[tuple[str, Accumulator, str]] = []
+        for name, accumulator in sorted(self._accumulators.items()):
+            keys = accumulator.summed_keys
+            known += [(name, accumulator, key) for key in keys]
+            slots[_LEFT_OUT] += accumulator.count_new_keys()
+        slots[_LEFT_OUT] += max(0, len(known) - _MOST_KEYS)
+        known = known[:_MOST_KEYS]
+        checksum = float(short_checksum(repr([(name, key) for name, _, key in known]).encode()))
+        slots[_KEYS_SUM], slots[_KEYS_SQUARES] = checksum, checksum**2
+        self._sent = [(accumulator, key) for _, accumulator, key in known]
+        for slot, (accumulator, key) in enumerate(self._sent, _FIRST):
+            slots[slot] = accumulator.send(key)
+        return slots
+
+    def receive(self, slots: Sequence[float], world_size: int) -> bool:
+        """The step counts, and these are the sums over all replicas; whether some keys were not among them."""
+        sent, self._sent = self._sent, []
+        agreed = all_equal(slots[_KEYS_SUM], slots[_KEYS_SQUARES], world_size)
+        for slot, (accumulator, key) in enumerate(sent, _FIRST):
+            accumulator.receive(key, slots[slot] if agreed else None)
+        return slots[_LEFT_OUT] > 0 or not agreed
+
+    def settle(self, met: Callable[[], None]) -> None:
+        """Collective: all that was added is summed. Calls ``met`` after each accumulator; ends if a replica is lost.
+
+        Survivors of which some have a sum and others do not have met in different numbers, and cannot go on together.
+        """
+        for accumulator in self:
+            if not accumulator.settle():
+                return
+            met()
