@@ -6,7 +6,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from dist_core.link.environment import ReplicaEnvironment
-from dist_core.state.seeds import derived_seed, seed_torch
+from dist_core.state.seeds import seed_torch, trial_seed
 from dist_core.trial.plain_replica import Participant, begin, begun
 from dist_core.when_imported import when_imported
 
@@ -22,7 +22,7 @@ def present_replica() -> Participant:
     environment = ReplicaEnvironment.from_environ()
     if environment is None or "torch" in sys.modules:
         return training_core()
-    seed = trial_seed(environment)
+    seed = trial_seed(environment.trial_id)
 
     def on_torch() -> None:
         seed_torch(seed)
@@ -32,14 +32,6 @@ def present_replica() -> Participant:
     # The core's own module may be what imports torch.
     when_imported("dist_core.trial.core", training_core)
     return begin(environment, on_torch)
-
-
-def trial_seed(environment: ReplicaEnvironment) -> int:
-    """Code that seeds nothing splits its data alike on all replicas, and again alike when the trial goes on later.
-
-    Else samples that one of them validates on would be another's to train on. Trials differ all the same.
-    """
-    return derived_seed("trial", environment.trial_id)
 
 
 def training_core() -> TrainingCore:

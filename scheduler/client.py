@@ -10,7 +10,7 @@ from typing import Any
 import httpx2
 import platformdirs
 
-from dist_core.gradients.refusals import refusal
+from dist_core.link.refusals import refusal
 from scheduler.errors import NotAuthorized, RequestRefused, SchedulerUnreachable
 from scheduler.state_folder import read_server_file
 

@@ -14,8 +14,8 @@ from weakref import WeakSet
 from dist_core.errors import ControlChannelError, PeerLost, ReplicaExit
 from dist_core.link.client import ControlChannel
 from dist_core.link.environment import EXIT_PEER_LOST
-from dist_core.present import present_replica, trial_seed
-from dist_core.state.seeds import seed_all
+from dist_core.present import present_replica
+from dist_core.state.seeds import seed_all, trial_seed
 from dist_core.trial.plain_replica import Participant
 from dist_core.trial.restart import run_training
 from trials.launch.keeping import keep_process
@@ -35,7 +35,7 @@ def run_replica(prepare: Prepare, pruned: tuple[type[BaseException], ...] = ()) 
     membership = replica.membership
     assert membership is not None and replica.environment is not None
     signal.signal(signal.SIGTERM, lambda *_: membership.told_to_end())
-    seed_all(trial_seed(replica.environment))
+    seed_all(trial_seed(replica.environment.trial_id))
     try:
         return run_in(replica, prepare, pruned)
     finally:

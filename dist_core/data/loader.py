@@ -26,9 +26,9 @@ from dist_core.data.stream import PartedSource
 from dist_core.errors import InvalidTraining, RunAgain
 from dist_core.generations.decision import fingerprint
 from dist_core.goodput import BatchBounds, Configuration, fixed_choice
+from dist_core.tensorboard import write_scalars
 from dist_core.torch_private import compiled_graphs
 from dist_core.trial.core import TrainingCore, get_core
-from dist_core.trial.tensorboard import write_scalars
 
 _MOST_DRY_BATCHES = 64
 """A joiner that has taken no gradient by then takes none in this loop."""

@@ -43,6 +43,7 @@ from dist_core.gradients.schedules import has_ended, schedules_unknown, takes_me
 from dist_core.gradients.synchronized_norms import SynchronizedNorms
 from dist_core.link.environment import gpu_share
 from dist_core.state.states import FunctionState
+from dist_core.tensorboard import write_scalars
 from dist_core.torch_private import (
     gradient_buckets,
     leave_uncompiled,
@@ -51,7 +52,6 @@ from dist_core.torch_private import (
     set_bucket_cap,
 )
 from dist_core.trial.core import get_core
-from dist_core.trial.tensorboard import write_scalars
 
 logger = logging.getLogger(__name__)
 

@@ -17,8 +17,8 @@ from typing import Any
 import httpx2
 
 from dist_core.errors import ControlChannelError
-from dist_core.gradients.refusals import refusal
 from dist_core.link.environment import ReplicaEnvironment
+from dist_core.link.refusals import refusal
 
 LARGEST_STEP = 2**62
 """That the scheduler keeps; its databases count no further."""

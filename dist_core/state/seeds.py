@@ -15,6 +15,14 @@ def derived_seed(*parts: object) -> int:
     return int.from_bytes(digest, "big") >> 1
 
 
+def trial_seed(trial_id: str) -> int:
+    """Code that seeds nothing splits its data alike on all replicas, and again alike when the trial goes on later.
+
+    Else samples that one of them validates on would be another's to train on. Trials differ all the same.
+    """
+    return derived_seed("trial", trial_id)
+
+
 def seed_all(seed: int) -> None:
     """Python's generator, NumPy's, and torch's where that is in memory."""
     random.seed(seed)

@@ -59,10 +59,9 @@ from dist_core.link.environment import (
     standalone_world,
 )
 from dist_core.link.hints_sender import HintsSender
-from dist_core.present import trial_seed
 from dist_core.state.packing import pack, unpack
 from dist_core.state.random_streams import RandomStreams
-from dist_core.state.seeds import seed_all
+from dist_core.state.seeds import seed_all, trial_seed
 from dist_core.state.states import FunctionState, StateRegistry
 from dist_core.state.trial_checkpoints import TrialCheckpoints
 from dist_core.trial.batch_size import Adaptation
@@ -73,9 +72,9 @@ from dist_core.trial.running_sums import NUM_SUM_SLOTS, RunningSums
 
 if TYPE_CHECKING:
     from dist_core.data.loader import AdaptiveDataLoader
-    from dist_core.generations.elastic_world import ElasticWorld
     from dist_core.gradients.model import AdaptiveDataParallel
     from dist_core.trial.accumulator import Accumulator
+    from dist_core.trial.elastic_world import ElasticWorld
 
 logger = logging.getLogger(__name__)
 
@@ -191,7 +190,7 @@ class TrainingCore:
     def offer_world(self) -> None:
         """Let ``torch.distributed`` work on this trial's replicas, unless the script has set it up for itself."""
         if self.environment is not None and not torch.distributed.is_initialized():
-            from dist_core.generations.elastic_world import ElasticWorld
+            from dist_core.trial.elastic_world import ElasticWorld
 
             self.world = ElasticWorld(self, rank=self.environment.launch_index, expected=self.environment.replicas)
             self.world.install()
@@ -283,7 +282,7 @@ class TrainingCore:
         else:
             return False
         if self.environment is not None:
-            seed_all(trial_seed(self.environment))
+            seed_all(trial_seed(self.environment.trial_id))
         return True
 
     def _go_on_from_top(self, *, in_loop: bool) -> None:

@@ -111,8 +111,8 @@ def test_ncf(world_size: int) -> None:
 def test_transformer(world_size: int) -> None:
     results = run_ranks(run_transformer, world_size)
     assert all(result == results[0] for result in results)
-    first, last = results[0]
-    assert last < first < 3.0
+    # Guessing costs 2.4. How far three epochs come depends on the batch sizes, and these on how fast the machine is.
+    assert max(results[0]) < 1.0
 
 
 def test_every_token_is_predicted_once() -> None:

@@ -9,8 +9,8 @@ import httpx2
 import pytest
 
 from dist_core.errors import ControlChannelError
-from dist_core.gradients.refusals import refusal
 from dist_core.link.client import ControlChannel
+from dist_core.link.refusals import refusal
 from tests.support.channel import channel_to
 
 
