@@ -42,7 +42,7 @@ def train() -> None:
                         "generation": core.generation,
                         "world_size": core.group.world_size,
                         "rank": core.group.rank,
-                        "pauses": list(core.pauses),
+                        "pauses": list(core.news.pauses),
                     }
                     trace.write(json.dumps(row) + "\n")
 

@@ -12,10 +12,8 @@ import logging
 import math
 import os
 import signal
-import statistics
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -58,7 +56,6 @@ from dist_core.link.environment import (
     standalone_checkpoint_dir,
     standalone_world,
 )
-from dist_core.link.hints_sender import HintsSender
 from dist_core.state.packing import pack, unpack
 from dist_core.state.random_streams import RandomStreams
 from dist_core.state.seeds import seed_all, trial_seed
@@ -67,6 +64,7 @@ from dist_core.state.trial_checkpoints import TrialCheckpoints
 from dist_core.trial.batch_size import Adaptation
 from dist_core.trial.emulated_device import EmulatedDevice
 from dist_core.trial.memory_limit import is_out_of_memory, lower, read_limit, write_limit
+from dist_core.trial.news import News
 from dist_core.trial.plain_replica import PlainReplica, begun, end
 from dist_core.trial.running_sums import NUM_SUM_SLOTS, RunningSums
 
@@ -160,9 +158,8 @@ class TrainingCore:
         self._asked_to_leave = False
         self._next_batch: tuple[ReplicaGroup, tuple[int, int]] | None = None
         self.sums = RunningSums()
-        self._pauses: deque[float] = deque(maxlen=9)
-        self._epoch_seconds: deque[float] = deque(maxlen=5)
-        self._epoch_started: float | None = None
+        replica = None if environment is None else before or PlainReplica(environment)
+        self.news = News(None if replica is None else replica.hints)
         folder = standalone_checkpoint_dir() if environment is None else environment.checkpoint_dir
         self.checkpoints = TrialCheckpoints(folder, on_error=self.warn)
         self._memory_limit = read_limit(folder)
@@ -171,12 +168,10 @@ class TrainingCore:
         self._lost: Sequence[str] = ()
         """Members of this generation and the next one of which the scheduler has told that they are gone."""
         self._entering: Prepared | None = None
-        self._hints: HintsSender | None = None
         profile = emulated_profile()
         self.emulated_device = None if profile is None else EmulatedDevice(profile.params, self.warn)
-        if environment is not None:
-            replica = before or PlainReplica(environment)
-            self.channel, self.membership, self._hints = replica.channel, replica.membership, replica.hints
+        if replica is not None:
+            self.channel, self.membership = replica.channel, replica.membership
             assert self.membership is not None
             self.membership.group_needs = self.group_needs
             self.membership.on_grace_over = self._say_what_is_lost
@@ -222,7 +217,7 @@ class TrainingCore:
 
     def _say_what_is_lost(self, message: str) -> None:
         self.warn(message)
-        self._flush_hints()
+        self.news.flush()
 
     @property
     def _must_leave(self) -> bool:
@@ -339,11 +334,6 @@ class TrainingCore:
         return needs
 
     @property
-    def pauses(self) -> tuple[float, ...]:
-        """Seconds that this replica stopped at its latest switches, oldest first."""
-        return tuple(self._pauses)
-
-    @property
     def buckets_settled(self) -> bool:
         """Whether the models' gradient buckets are in the order of a joiner's, or nobody will ever join."""
         return self.environment is None or self._own_steps >= DRY_STEPS
@@ -376,9 +366,7 @@ class TrainingCore:
 
     def warn(self, message: str) -> None:
         """A sentence for whoever reads this trial's history and its log."""
-        logger.warning(message)
-        if self._hints is not None:
-            self._hints.warn(message)
+        self.news.warn(message)
 
     # ------------------------------------------------------------------ epochs
 
@@ -470,18 +458,12 @@ class TrainingCore:
         self.in_training_loop = False
         self.loops_begun = self.loops_done = 0
         self.loop_start = self._left_early = self._left_loader = None
-        self._note_epoch_time()
+        self.news.epoch_ends()
         self._maybe_checkpoint()
         self.begin_between_loops()
 
     def leave_epochs(self) -> None:
         self.in_epoch_loop = False
-
-    def _note_epoch_time(self) -> None:
-        now = time.monotonic()
-        if self._epoch_started is not None:
-            self._epoch_seconds.append(now - self._epoch_started)
-        self._epoch_started = now
 
     @property
     def is_first_loop(self) -> bool:
@@ -611,7 +593,7 @@ class TrainingCore:
         # A joiner's batch size came with the state.
         self._enter(prepared, agree=not self.joining)
         if prepared.group.rank == 0:
-            self._announce_switch(prepared)
+            self.news.announce("/switched", {"generation": prepared.generation.number})
 
     def _join_standalone(self) -> None:
         self._adopt_schedules()
@@ -641,7 +623,7 @@ class TrainingCore:
             self.emulated_device.begin_anew()
         if self.world is not None:
             self.world.install()
-        self._epoch_started = self._epoch_started or time.monotonic()
+        self.news.training_goes_on()
         self.checkpoints.training_begins()
         self.membership.commit(prepared)
         self._use_group(agree=agree)
@@ -785,7 +767,8 @@ class TrainingCore:
         if agreed is not None and agreed.prepared is not None:
             self._maybe_switch(agreed.prepared, values)
         self._maybe_checkpoint()
-        self._send_hints()
+        if self.group.rank == 0:
+            self.news.hint(self.hints, self.generation)
 
     def _refuse_what_differs(self, vector: torch.Tensor) -> None:
         """Replicas that train on other samples or at other rates than the rest train another model, without a word."""
@@ -890,7 +873,7 @@ class TrainingCore:
         self.membership.abandon(prepared.generation.number)
         self._next_batch = None
         if self.group.rank == 0:
-            self._post("/abandoned", {"generation": prepared.generation.number})
+            self.news.announce("/abandoned", {"generation": prepared.generation.number})
 
     def _switch(self, prepared: Prepared, batch: tuple[int, int]) -> None:
         started = time.perf_counter()
@@ -900,7 +883,7 @@ class TrainingCore:
             if not prepared.generation.members:
                 self._save_and_exit("paused", 0)
             self._make_way()
-            self._flush_hints()
+            self.news.flush()
             raise ReplicaExit("left")
         if self.adaptation is not None and batch[0]:
             # Before the state is handed over: it goes to the joiners with it.
@@ -955,7 +938,7 @@ class TrainingCore:
             raise PeerLost(f"another replica vanished: {reason}")
         started = time.perf_counter()
         self._drop_group()
-        self._post("/broken", {"generation": self.generation})
+        self.news.announce("/broken", {"generation": self.generation})
         while time.perf_counter() - started < HEAL_SECONDS and self.membership.must_leave is None:
             prepared = self.membership.pending()
             if prepared is not None and self._may_heal_with(prepared, time.perf_counter() - started):
@@ -1027,9 +1010,9 @@ class TrainingCore:
         return set(prepared.generation.members) <= set(self.members)
 
     def _note_pause(self, prepared: Prepared, seconds: float) -> None:
-        self._pauses.append(seconds)
+        self.news.note_pause(seconds)
         if self.group.rank == 0:
-            self._announce_switch(prepared)
+            self.news.announce("/switched", {"generation": prepared.generation.number})
 
     def _rejoin(self, prepared: Prepared) -> bool:
         """Whether the epoch's code has to run again from behind its last training loop."""
@@ -1051,7 +1034,7 @@ class TrainingCore:
                 "a replica was lost while the others stood at different places outside of a training step; the trial "
                 "goes on from its last checkpoint"
             )
-            self._flush_hints()
+            self.news.flush()
             raise ReplicaExit("survivors stand at different places", EXIT_PEER_LOST)
         runs_again = any(each.has_evaluated for each in standing)
         if runs_again and not self.in_training_loop:
@@ -1232,7 +1215,7 @@ class TrainingCore:
             if self.membership is not None:
                 self.membership.saving = True
             self.checkpoint(leaving=True)
-        self._flush_hints()
+        self.news.flush()
         raise ReplicaExit(reason, code)
 
     @property
@@ -1272,41 +1255,15 @@ class TrainingCore:
             target_progress=target,
             epoch=self.epoch,
             epoch_fraction=fraction,
-            epoch_seconds=self._typical_epoch_seconds(fraction),
+            epoch_seconds=self.news.typical_epoch_seconds(fraction),
             global_batch=self.adaptation.global_batch(self.group.world_size),
             goodput=self.adaptation.measured_goodput,
-            rescale_pause_seconds=statistics.median(self._pauses) if self._pauses else None,
+            rescale_pause_seconds=self.news.typical_pause,
         )
-
-    def _typical_epoch_seconds(self, fraction: float) -> float | None:
-        """Median of the latest epochs; in the first one, from how far it has come."""
-        if self._epoch_seconds:
-            return statistics.median(self._epoch_seconds)
-        if self._epoch_started is None or fraction < 0.05:
-            return None
-        return (time.monotonic() - self._epoch_started) / fraction
-
-    def _send_hints(self) -> None:
-        if self._hints is not None and self.group.rank == 0 and self._hints.due:
-            hints = self.hints()
-            if hints is not None:
-                self._hints.post_later({"generation": self.generation, "hints": hints.to_json()})
-
-    def _flush_hints(self) -> None:
-        if self._hints is not None:
-            self._hints.flush()
-
-    def _announce_switch(self, prepared: Prepared) -> None:
-        self._post("/switched", {"generation": prepared.generation.number})
-
-    def _post(self, path: str, body: dict[str, Any]) -> None:
-        """Tell the scheduler; it finds out by itself if this fails, only later."""
-        if self._hints is not None:
-            self._hints.post_in_order(path, body)
 
     def close(self) -> None:
         """The user's code is done: send what is queued and stop the threads. A last checkpoint may be in flight."""
-        self._flush_hints()
+        self.news.flush()
         if self.membership is not None:
             self.membership.stop()
         if self.channel is not None:
