@@ -1,0 +1,87 @@
+"""What a replica tells of its trial, and the times that its hints hold."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import pytest
+
+from dist_core.goodput import Hints
+from dist_core.link.hints_sender import HintsSender
+from dist_core.trial import news as news_module
+from dist_core.trial.news import News
+
+
+class Listener:
+    """In place of a sender: keeps what it was given."""
+
+    def __init__(self) -> None:
+        self.due = True
+        self.sent: list[tuple[str, Any]] = []
+
+    def warn(self, message: str) -> None:
+        self.sent.append(("warning", message))
+
+    def post_in_order(self, path: str, body: dict[str, Any]) -> None:
+        self.sent.append((path, body))
+
+    def post_later(self, body: dict[str, Any]) -> None:
+        self.sent.append(("hints", body))
+
+
+class SomeHints:
+    def to_json(self) -> dict[str, Any]:
+        return {"progress": 7.0}
+
+
+def test_what_is_told_comes_in_order_and_hints_when_they_are_due() -> None:
+    listener = Listener()
+    news = News(cast("HintsSender", listener))
+    hints = cast("Hints", SomeHints())
+    news.warn("slow")
+    news.announce("/switched", {"generation": 2})
+    news.hint(lambda: None, 2)
+    news.hint(lambda: hints, 2)
+    listener.due = False
+    news.hint(lambda: pytest.fail("composing them costs a little"), 2)
+    assert listener.sent == [
+        ("warning", "slow"),
+        ("/switched", {"generation": 2}),
+        ("hints", {"generation": 2, "hints": {"progress": 7.0}}),
+    ]
+
+
+def test_where_nobody_listens_warnings_are_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    news = News(None)
+    news.warn("slow")
+    news.announce("/switched", {"generation": 2})
+    news.hint(lambda: pytest.fail("nobody asks for them"), 2)
+    news.flush()
+    assert caplog.messages == ["slow"]
+
+
+def test_an_epoch_takes_as_long_as_the_latest_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 100.0
+    monkeypatch.setattr(news_module.time, "monotonic", lambda: now)
+    news = News(None)
+    assert news.typical_epoch_seconds(0.5) is None
+    news.training_goes_on()
+    now = 110.0
+    news.training_goes_on()
+    assert news.typical_epoch_seconds(0.01) is None
+    assert news.typical_epoch_seconds(0.5) == 20.0
+    for seconds in (30.0, 50.0, 40.0):
+        news.epoch_ends()
+        now += seconds
+    news.epoch_ends()
+    # The first one began at 100 and ended at 110.
+    assert news.typical_epoch_seconds(0.0) == 35.0
+
+
+def test_the_typical_pause_is_that_of_the_latest_switches() -> None:
+    news = News(None)
+    assert news.typical_pause is None
+    for seconds in (9.0, *(0.1 * number for number in range(1, 10))):
+        news.note_pause(seconds)
+    assert news.pauses[0] == 0.1
+    assert news.typical_pause == 0.5
