@@ -33,7 +33,7 @@ def record() -> tuple[list[float], list[float], list[int]]:
             optimizer.step()
             statistics = wrapped.statistics
             if statistics is not None and wrapped.stepped:
-                progress.append(core.progress / len(dataset))
+                progress.append(core.position.progress / len(dataset))
                 scale.append(INIT_BATCH * statistics.var / statistics.sqr)
                 batch.append(loader.current_batch_size)
     return progress, scale, batch

@@ -38,7 +38,7 @@ def train() -> None:
                 if core.joined:
                     row = {
                         "at": time.time(),
-                        "step": core.steps,
+                        "step": core.position.steps,
                         "generation": core.generation,
                         "world_size": core.group.world_size,
                         "rank": core.group.rank,

@@ -28,23 +28,25 @@ def remaining_epochs_until(num_epochs: int) -> Iterator[int]:
         raise InvalidTraining(f"num_epochs is {num_epochs}; it must be at least 0")
     core = training_core()
     core.start_epochs(num_epochs)
+    run = core.runs
     try:
-        while core.epoch < num_epochs:
-            yield core.epoch
+        while core.position.epoch < num_epochs:
+            yield core.position.epoch
             core.end_epoch()
     finally:
-        core.leave_epochs()
+        if core.runs == run:
+            core.leave_epochs()
 
 
 def current_epoch() -> int | None:
     """The epoch being trained, None outside of ``remaining_epochs_until``."""
     core = training_core()
-    return core.epoch if core.in_epoch_loop else None
+    return core.position.epoch if core.position.in_epoch_loop else None
 
 
 def finished_epochs() -> int:
     """How many epochs the trial has completed."""
-    return training_core().epoch
+    return training_core().position.epoch
 
 
 def register_state(name: str, state: Stateful) -> None:
@@ -75,7 +77,7 @@ def progress_step(unit: float) -> int:
     """
     if not unit > 0:
         raise InvalidTraining(f"the unit of progress is {unit} samples; it must be above 0")
-    return int(training_core().progress / unit)
+    return int(training_core().position.progress / unit)
 
 
 def set_checkpoint_interval(seconds: float | None) -> None:

@@ -81,6 +81,8 @@ class AdaptiveDataLoader:
         self._division: Division | None = None
         self._open: StepPlan | None = None
         """The step whose last batch is with the user's code, until it is counted."""
+        self._completed: StepPlan | None = None
+        """The step that was counted while its iterator was still held."""
         self._handed_out = self._promised = self._uncounted = 0
         """Batches that the present loop's body was given, that ``len`` says, and of steps that did not count."""
         self._may_be_counted = False
@@ -104,7 +106,7 @@ class AdaptiveDataLoader:
     def order_fingerprint(self) -> int:
         """16 bits of where this loader stands, and of the order it goes through."""
         cursor = self.cursor
-        return fingerprint([self._source.order_fingerprint, cursor.passes, cursor.position, get_core().epoch])
+        return fingerprint([self._source.order_fingerprint, cursor.passes, cursor.position, get_core().position.epoch])
 
     @property
     def epoch_size(self) -> int | None:
@@ -224,7 +226,7 @@ class AdaptiveDataLoader:
         return self._train(core)
 
     def _refuse_outside_of_epochs(self, core: TrainingCore) -> None:
-        if not core.in_epoch_loop and core.environment is not None:
+        if not core.position.in_epoch_loop and core.environment is not None:
             raise InvalidTraining(
                 "a training loop over AdaptiveDataLoader runs outside remaining_epochs_until(); write "
                 "`for epoch in remaining_epochs_until(num_epochs):` around it so that the trial can be rescaled"
@@ -235,7 +237,7 @@ class AdaptiveDataLoader:
 
         If nobody trained on the first batch, it was the first of an evaluation, which goes on with the other samples.
         """
-        if not core.in_epoch_loop and core.environment is not None:
+        if not core.position.in_epoch_loop and core.environment is not None:
             yield from self._evaluate_unless_it_trains(core)
             return
         steps = self._train(core)
@@ -276,15 +278,16 @@ class AdaptiveDataLoader:
             yield from self._train(core)
 
     def _evaluate(self, core: TrainingCore, seen: tuple[int, int] | None = None) -> Iterator[Any]:
-        core.raise_postponed()
+        core.go_on_behind_loop()
+        run = core.runs
         core.evaluations += 1
-        core.has_evaluated |= not core.in_training_loop
+        core.position.has_evaluated |= not core.position.in_training_loop
         try:
             for batch in self._share(core, seen):
                 core.leave_evaluation_if_asked()
                 yield batch
         finally:
-            core.evaluations -= 1
+            core.evaluations -= core.runs == run
 
     def _share(self, core: TrainingCore, seen: tuple[int, int] | None) -> Iterator[Any]:
         """One pass without training: this replica's share of the samples, nothing shared with the others.
@@ -318,8 +321,8 @@ class AdaptiveDataLoader:
             except GeneratorExit:
                 # The user left the body, as it may have done when the loop ran: it is over all the same.
                 if any(model.stepped for model in core.models):
-                    core.loops_begun += 1
-                    core.leave_training_loop()
+                    core.position.loops_begun += 1
+                    core.position.leave_loop()
                     core.begin_between_loops()
                 raise
         if not core.joined:
@@ -330,8 +333,8 @@ class AdaptiveDataLoader:
         self._source.begin_loop()
         if started_passes is None:
             started_passes = self.cursor.passes
-        core.loop_start = (core.loops_begun, started_passes)
-        steps_before = core.steps
+        core.position.loop_start = (core.position.loops_begun, started_passes)
+        steps_before = core.position.steps
         self._handed_out = self._uncounted = 0
         self._promised = self._batches_of_pass() if self.epoch_size is not None else 0
         try:
@@ -359,7 +362,7 @@ class AdaptiveDataLoader:
                     except GeneratorExit:
                         # Held by what has ended, and let go of when the code runs again, it has nothing to say.
                         if core.runs == run:
-                            self._leave_early(core, step.plan, core.steps > steps_before)
+                            self._leave_early(core, step.plan, core.position.steps > steps_before)
                         raise
                     micro_seconds.append(self._seconds_since(core, step.plan, index, pass_began))
                     pass_began = time.perf_counter()
@@ -368,9 +371,9 @@ class AdaptiveDataLoader:
                     return False
                 self._open = None
                 self._note_times(core, step.plan, micro_seconds, step.measures)
-                steps_so_far = core.steps
+                steps_so_far = core.position.steps
                 core.finish_step(self, step.plan.global_batch)
-                if core.steps == steps_so_far:
+                if core.position.steps == steps_so_far:
                     self._uncounted += len(step.batches)
         return True
 
@@ -388,28 +391,30 @@ class AdaptiveDataLoader:
 
         The next loop begins a new pass, as it does with torch's loader.
         """
-        is_counted, self._open = self._open is None and len(step.micro_batches) == 1, None
-        if is_counted:
+        self._open = None
+        if step is self._completed:
             return
         # One that a replica was lost in has not stepped.
         lost = core.broken is not None and any(model.passed_step for model in core.models)
         stepped = lost or any(model.stepped for model in core.models)
-        steps_so_far = core.steps
+        steps_so_far = core.position.steps
         core.leave_training_loop_early(self, has_trained=has_trained or stepped)
-        self.cursor.left = True
+        self.cursor.left |= has_trained or stepped
         try:
             if stepped:
                 core.finish_step(self, step.global_batch)
+            core.begin_between_loops()
         except BaseException as error:
             core.postpone(error)
         finally:
             for model in core.models:
                 model.leave_step()
-        core.begin_between_loops()
-        uncounted = stepped and core.steps == steps_so_far
+        uncounted = stepped and core.position.steps == steps_so_far
         self._uncounted += uncounted * len(step.micro_batches)
-        left_by_count = self._handed_out == self._promised and self.cursor.left and bool(self.cursor.position)
-        if left_by_count and self._uncounted and self._may_be_counted:
+        start = core.position.loop_start
+        is_left = bool(self.cursor.position) or (start is not None and self.cursor.passes == start[1])
+        left_by_count = self._handed_out == self._promised and self.cursor.left and is_left
+        if left_by_count and self._uncounted and self._may_be_counted and not core.staleness:
             # Whoever counts batches leaves before all samples were trained.
             core.postpone(RunAgain(in_loop=True))
         elif uncounted:
@@ -426,6 +431,7 @@ class AdaptiveDataLoader:
         step = self._open
         if step is not None:
             self._leave_early(core, step, has_trained=True)
+            self._completed = step
             core.raise_postponed()
 
     def _dry_steps(self, core: TrainingCore) -> Iterator[Any]:
@@ -447,39 +453,40 @@ class AdaptiveDataLoader:
 
     def _passes_before(self, core: TrainingCore) -> int | None:
         """Passes over the data before the loop that begins, where the trial was resumed within that very loop."""
-        if core.is_resumed and not core.joining and core.loop_start is not None:
-            number, passes = core.loop_start
-            if number == core.loops_begun + 1:
+        if core.position.is_resumed and not core.joining and core.position.loop_start is not None:
+            number, passes = core.position.loop_start
+            if number == core.position.loops_begun + 1:
                 return passes
         return None
 
     def _was_completed(self, core: TrainingCore, started_passes: int | None) -> bool:
         """Whether the loop that begins has nothing left: the trial was resumed behind it, in the same epoch."""
-        if not core.is_resumed or core.joining:
+        if not core.position.is_resumed or core.joining:
             return False
-        if core.loops_begun < core.loops_done:
+        if core.position.loops_begun < core.position.loops_done:
             return True
-        if self._ends_by_progress and core.loops_begun == 0:
+        if self._ends_by_progress and core.position.loops_begun == 0:
             return self._has_progressed(core)
         return started_passes is not None and bool(self.cursor.passes > started_passes)
 
     def _once_more(self, core: TrainingCore) -> Iterator[Any]:
         """The body of a loop that was completed before, for what the code after it needs; it changes nothing."""
-        undo = core.remember()
+        undo, run = core.remember(), core.runs
         core.dry_steps_left, core.replaying = 1, True
         for model in core.models:
             model.begin_dry_step()
         try:
             yield from self._source.first_samples(self._dry_samples(core))
         finally:
-            core.dry_steps_left, core.replaying = 0, False
-            for model in core.models:
-                model.end_dry_steps()
-            undo()
+            if core.runs == run:
+                core.dry_steps_left, core.replaying = 0, False
+                for model in core.models:
+                    model.end_dry_steps()
+                undo()
 
     def _is_over(self, core: TrainingCore, started_passes: int) -> bool:
         """Whether this loop ends here: an epoch's progress is made by the first loop of the first loader."""
-        if not (self._ends_by_progress and core.in_epoch_loop and core.is_first_loop):
+        if not (self._ends_by_progress and core.position.in_epoch_loop and core.position.is_first_loop):
             return bool(self.cursor.passes > started_passes)
         return self._has_progressed(core)
 
@@ -490,8 +497,8 @@ class AdaptiveDataLoader:
 
     def _has_progressed(self, core: TrainingCore) -> bool:
         assert self.epoch_size is not None
-        target = (core.epoch + 1) * self.epoch_size
-        return core.epoch_progress >= target * (1 - _PROGRESS_TOLERANCE)
+        target = (core.position.epoch + 1) * self.epoch_size
+        return core.position.epoch_progress >= target * (1 - _PROGRESS_TOLERANCE)
 
     def _dry_samples(self, core: TrainingCore) -> int:
         return max(2, min(self.batch_size, 32, core.memory_limit or 32))
@@ -529,7 +536,7 @@ class AdaptiveDataLoader:
             world_size=core.group.world_size,
             global_batch=self.current_batch_size,
             accumulation=core.adaptation.accumulation if self._paces else 0,
-            first_step=core.steps,
+            first_step=core.position.steps,
             measures=core.measures,
             splits_measured=core.group.world_size == 1 and adaptive and not core.trains_in_turns,
             splits_first=fixed_choice(self.bounds, core.group.world_size)[1] > 0,

@@ -501,7 +501,7 @@ class AdaptiveDataParallel(DistributedDataParallel):
             _Measured(
                 values=values,
                 arrived=arrived,
-                step=self._core.steps,
+                step=self._core.position.steps,
                 num_parts=self._num_parts if norms is not None else len(step.micro_batches),
                 global_batch=step.global_batch,
             )
@@ -515,7 +515,7 @@ class AdaptiveDataParallel(DistributedDataParallel):
         """What this replica adds to the control reduction that is being launched."""
         # On a GPU norms arrive while the next step is computed; one step more, and nobody waits for them.
         age = 1 if not self._waiting or self._waiting[0].arrived is None else 2
-        if not self._waiting or self._core.steps - self._waiting[0].step < age:
+        if not self._waiting or self._core.position.steps - self._waiting[0].step < age:
             return 0.0, 0.0
         measured = self._waiting.popleft()
         if measured.arrived is not None:
@@ -705,7 +705,7 @@ class AdaptiveDataParallel(DistributedDataParallel):
     def _factor_of(self, optimizer: torch.optim.Optimizer) -> float:
         if self._core.adaptation is None or not self._core.adaptation.bounds.adaptive:
             return 1.0
-        progress_steps = self._core.progress / self._init_batch
+        progress_steps = self._core.position.progress / self._init_batch
         rule = self._rules[next(index for index, each in enumerate(self._optimizers) if each is optimizer)]
         return rule.factor(self._scale, self.statistics, progress_steps=progress_steps)
 
@@ -721,23 +721,23 @@ class AdaptiveDataParallel(DistributedDataParallel):
         Outside, after an epoch say, and with arguments (a metric, an epoch number) it is the scheduler's own.
         """
         core = self._core
-        if self._dry or (core.in_training_loop and (not self.is_last_micro_batch or core.broken is not None)):
+        if self._dry or (core.position.in_training_loop and (not self.is_last_micro_batch or core.broken is not None)):
             return None
-        if core.in_training_loop and core.has_made_next_update:
+        if core.position.in_training_loop and core.has_made_next_update:
             core.counts_update()
             return None
         if takes_metric(schedule):
             args = _with_metric(core.mean_over_replicas, args, kwargs)
-            if core.in_training_loop and core.broken is not None:
+            if core.position.in_training_loop and core.broken is not None:
                 return None
-        if core.in_training_loop:
+        if core.position.in_training_loop:
             core.counts_update()
         if takes_metric(schedule):
             return original(*args, **kwargs)
-        if args and core.in_training_loop and self._batches_vary and takes_position(schedule):
+        if args and core.position.in_training_loop and self._batches_vary and takes_position(schedule):
             # The loop's own count of batches says little when their size changes.
             return original(core.epoch_position)
-        if args or kwargs or not core.in_training_loop or core.adaptation is None:
+        if args or kwargs or not core.position.in_training_loop or core.adaptation is None:
             return original(*args, **kwargs)
         if not self._batches_vary:
             return original()

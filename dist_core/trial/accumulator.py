@@ -9,7 +9,7 @@ from typing import Any, Self
 
 import torch
 
-from dist_core.errors import InvalidTraining
+from dist_core.errors import InvalidTraining, RunAgain
 from dist_core.generations.process_groups import ReplicaGroup
 from dist_core.trial.core import get_core
 
@@ -139,9 +139,8 @@ class Accumulator(MutableMapping[str, Any]):
         self._shown.append(copy.deepcopy(self._results))
         self._inside_last = True
         try:
-            yield from self._open()
+            yield from self._inside_of_last()
         finally:
-            self._inside_last = False
             self.mark()
 
     def _open(self) -> Iterator[Accumulator]:
@@ -159,14 +158,25 @@ class Accumulator(MutableMapping[str, Any]):
         is_the_last = self._passed == len(self._shown)
         self._pending = {}
         self._behind, self._results = self._results, copy.deepcopy(sums)
+        was_inside = self._inside_last
         try:
-            yield from self._open()
+            yield from self._inside_of_last() if is_the_last else self._open()
         finally:
-            if not (is_the_last and self._inside_last):
+            if not (is_the_last and was_inside):
                 self._results = self._behind
             self._behind = None
-            self._inside_last = self._inside_last and not is_the_last
             self.mark()
+
+    def _inside_of_last(self) -> Iterator[Accumulator]:
+        """The code within has its effect now, unless it is undone and runs again."""
+        try:
+            yield from self._open()
+        except RunAgain:
+            raise
+        except BaseException:
+            self._inside_last = False
+            raise
+        self._inside_last = False
 
     def begin_epoch(self) -> None:
         self._shown, self._passed, self._inside_last = [], 0, False

@@ -66,6 +66,7 @@ from dist_core.trial.emulated_device import EmulatedDevice
 from dist_core.trial.memory_limit import is_out_of_memory, lower, read_limit, write_limit
 from dist_core.trial.news import News
 from dist_core.trial.plain_replica import PlainReplica, begun, end
+from dist_core.trial.position import Position
 from dist_core.trial.running_sums import NUM_SUM_SLOTS, RunningSums
 
 if TYPE_CHECKING:
@@ -86,6 +87,8 @@ HEAL_SECONDS = 60.0
 LEAVER_PATIENCE_SECONDS = 3.0
 LOSS_PATIENCE_SECONDS = 0.5
 """How long those that are left have to notice a loss by themselves; then what they wait in is broken off."""
+NOT_OF_USER_CODE = ("adaptation", "checkpoints")
+"""States that go on whatever becomes of what code did."""
 MODEL_SLOTS = 3
 """For each model after the core's own slots: two norms, and the way to reduce that rank 0 has chosen, plus 1."""
 
@@ -108,20 +111,8 @@ class TrainingCore:
         """This process has become the one that reports while the trial trained; whoever cares clears it."""
         self._last_rank = 0
         self._asked_at = 0.0
-        self.loop_start: tuple[int, int] | None = None
-        """Number of the training loop that runs, and the passes over its data before it."""
         self.broken: str | None = None
-        self.epoch = 0
-        self.epoch_limit: int | None = None
-        self.steps = 0
-        self.progress = 0.0
-        self.progress_shift = 0.0
-        self.in_epoch_loop = False
-        self.in_training_loop = False
-        self.loops_begun = self.loops_done = 0
-        """Training loops of the present epoch that this process has entered, and that the trial has completed."""
-        self._left_early: int | None = None
-        """Loops that were completed before the one that was left before its end, until another begins."""
+        self.position = Position()
         self._left_loader: AdaptiveDataLoader | None = None
         self.evaluations = 0
         """Evaluation loops that are running."""
@@ -134,10 +125,9 @@ class TrainingCore:
         """What all replicas have done together since the last step."""
         self.runs = 0
         """How often the user's code has begun again from its top."""
-        self.has_evaluated = False
-        """Whether an evaluation has begun since the last training loop of the present epoch."""
-        self._back_behind_loop: Callable[[], None] | None = None
-        """The way back to where the code between two training loops began, which runs again from there."""
+        self._back_behind_loop: tuple[Callable[[], None], tuple[float, int]] | None = None
+        """The way back to where the code between two training loops began, which runs again from there; the weights'
+        norm and number then."""
         self._kept: dict[str, Any] | None = None
         """The states that code which runs again goes on from, until it comes to its epochs."""
         self._kept_batch: tuple[int, int] | None = None
@@ -145,13 +135,10 @@ class TrainingCore:
         self._differing_metrics = False
         self.stream_workers: int | None = None
         """Of the first loader that divides its stream, on the replica that was rank 0 then."""
-        self.schedule_position = 0.0
-        """Learning rate steps so far: gains of the steps that counted."""
         self.models: list[AdaptiveDataParallel] = []
         self.loader: AdaptiveDataLoader | None = None
         self.adaptation: Adaptation | None = None
         self.rounds = ControlRounds()
-        self._own_steps = 0
         self._postponed: BaseException | None = None
         self._restored = False
         """Whether this process has looked for a checkpoint of its trial."""
@@ -229,13 +216,11 @@ class TrainingCore:
         self.models.clear()
         self.loader = None
         self.adaptation = None
-        self.epoch = self.steps = 0
-        self.progress = self.progress_shift = self.schedule_position = 0.0
         # The code that runs again builds its models anew: nothing of what the first run had made is settled.
-        self._own_steps = self.loops_begun = self.loops_done = 0
+        self.position.forget()
+        self.evaluations, self.replaying = 0, False
         self.runs += 1
-        self.epoch_limit = self.loop_start = self._postponed = self._back_behind_loop = None
-        self.in_epoch_loop = self.in_training_loop = self.has_evaluated = False
+        self._postponed = self._back_behind_loop = None
         self.rounds.reset()
         self._register_own_states()
 
@@ -285,10 +270,10 @@ class TrainingCore:
 
         ``in_loop``: within the training loop that it has left.
         """
-        if not self.in_training_loop:
+        if not self.position.in_training_loop:
             self.go_back_behind_loop()
-        if in_loop and self._left_early is not None:
-            self.loops_done = self._left_early
+        if in_loop:
+            self.position.go_back_into_loop()
         if in_loop and self._left_loader is not None:
             self._left_loader.cursor.left = False
         tensors: list[torch.Tensor] = []
@@ -336,7 +321,7 @@ class TrainingCore:
     @property
     def buckets_settled(self) -> bool:
         """Whether the models' gradient buckets are in the order of a joiner's, or nobody will ever join."""
-        return self.environment is None or self._own_steps >= DRY_STEPS
+        return self.environment is None or self.position.own_steps >= DRY_STEPS
 
     @property
     def statistics(self) -> GradientStatistics | None:
@@ -362,7 +347,7 @@ class TrainingCore:
     @property
     def is_between_loops(self) -> bool:
         """Whether the code that runs is that of an epoch, which runs again where the trial is resumed within it."""
-        return not (self.in_training_loop or self.evaluations or self.replaying)
+        return not (self.position.in_training_loop or self.evaluations or self.replaying)
 
     def warn(self, message: str) -> None:
         """A sentence for whoever reads this trial's history and its log."""
@@ -371,21 +356,23 @@ class TrainingCore:
     # ------------------------------------------------------------------ epochs
 
     @property
-    def epoch_position(self) -> float:
-        """Where training stands, in epochs and parts of the present one."""
-        size = None if self.loader is None else self.loader.epoch_size
-        return float(self.epoch) if size is None else max(float(self.epoch), self.epoch_progress / size)
+    def progress(self) -> float:
+        return self.position.progress
 
     @property
-    def epoch_progress(self) -> float:
-        """Progress as if every epoch so far had been trained to its end."""
-        return self.progress + self.progress_shift
+    def epoch_position(self) -> float:
+        """Where training stands, in epochs and parts of the present one."""
+        return self.position.in_epochs(self._epoch_size)
+
+    @property
+    def _epoch_size(self) -> int | None:
+        return None if self.loader is None else self.loader.epoch_size
 
     def start_epochs(self, limit: int) -> None:
         """Entering the epoch loop: find out where the trial stands. Raises ReplicaExit when it is about over."""
-        if self.in_epoch_loop:
+        if self.position.in_epoch_loop:
             raise InvalidTraining("remaining_epochs_until() is used inside itself; one epoch loop at a time")
-        self.epoch_limit = limit
+        self.position.limit = limit
         self._adopt_schedules()
         if self._kept is not None:
             self._go_on_from_kept()
@@ -394,16 +381,16 @@ class TrainingCore:
             self.joining = epoch is not None
             if epoch is not None:
                 self.dry_steps_left = DRY_STEPS
-                self.epoch = epoch
-                if self.epoch >= limit:
+                self.position.epoch = epoch
+                if self.position.epoch >= limit:
                     raise ReplicaExit("left")
             else:
                 self._restore_from_disk()
-        self.in_epoch_loop = True
+        self.position.in_epoch_loop = True
         self.begin_between_loops()
 
     def _adopt_schedules(self) -> None:
-        if not self._own_steps:
+        if not self.position.own_steps:
             for model in self.models:
                 model.adopt_schedule()
 
@@ -421,7 +408,10 @@ class TrainingCore:
         Not of a joiner, which hears from the others when it comes to train.
         """
         if self._kept is not None:
+            # Code that draws before its epochs draws alike on all replicas.
+            drawn = {"random": self._kept.pop("random")} if "random" in self._kept else {}
             self._go_on_from_kept()
+            self._kept = drawn
         elif not self.joined and not self._restored and self._epoch_to_join() is None:
             self._restore_from_disk()
 
@@ -446,84 +436,77 @@ class TrainingCore:
         if self.sums and self.joined:
             # What was added to them in this epoch cannot be added again in the next one.
             self._settle_sums()
-        if self.loader is not None:
-            # A loop that the user left early does not make the next epochs longer.
-            epoch_size = self.loader.epoch_size or 0
-            self.progress_shift += max(0.0, (self.epoch + 1) * epoch_size - self.epoch_progress)
-        of_this_epoch = f"{ACCUMULATOR_PREFIX}{self.epoch}-"
+        of_this_epoch = f"{ACCUMULATOR_PREFIX}{self.position.epoch}-"
         self.registry.forget(of_this_epoch)
         self.sums.end_epoch(of_this_epoch)
-        self.epoch += 1
+        self.position.end_epoch(self._epoch_size)
         self._meetings = 0
-        self.in_training_loop = False
-        self.loops_begun = self.loops_done = 0
-        self.loop_start = self._left_early = self._left_loader = None
+        self._left_loader = None
         self.news.epoch_ends()
         self._maybe_checkpoint()
         self.begin_between_loops()
 
     def leave_epochs(self) -> None:
-        self.in_epoch_loop = False
-
-    @property
-    def is_first_loop(self) -> bool:
-        """Whether the training loop that runs is the first one of its epoch."""
-        return self.loops_begun == 1
+        self.position.in_epoch_loop = False
 
     def begin_training_loop(self) -> bool:
         """A training loop starts; False for one that the trial has completed in this epoch before it was resumed."""
-        if self.in_training_loop:
+        if self.position.in_training_loop:
             raise InvalidTraining(
                 "a training loop over an AdaptiveDataLoader starts while another one runs; iterate them one after "
                 "another, or join their datasets (torch.utils.data.StackDataset gives pairs of samples)"
             )
-        self.loops_begun += 1
-        self._left_early = self._left_loader = None
-        self.in_training_loop = self.loops_begun > self.loops_done
-        if self.in_training_loop:
-            self._back_behind_loop, self.has_evaluated = None, False
+        self._left_loader = None
+        begins = self.position.begin_loop()
+        if begins:
+            self._back_behind_loop = None
         else:
             self.begin_between_loops()
-        return self.in_training_loop
-
-    def leave_training_loop(self) -> None:
-        """The loop is over on this replica, because its samples are or because the user left it."""
-        self.in_training_loop = False
-        self.loops_done = max(self.loops_done, self.loops_begun)
+        return begins
 
     def leave_training_loop_early(self, loader: AdaptiveDataLoader, *, has_trained: bool) -> None:
-        """The user left the loop, or an exception did: only whoever handles the exception can tell.
-
-        A loop in which nothing was trained was a look at the data, and none of the epoch's loops.
-        """
-        self._left_early, self._left_loader = self.loops_done, loader
-        if has_trained:
-            self.leave_training_loop()
-        else:
-            self.in_training_loop = False
-            self.loops_begun -= 1
+        self._left_loader = loader
+        self.position.leave_loop_early(has_trained=has_trained)
 
     # ------------------------------------------------------------------ code that runs again
 
     @property
     def stands_behind_next_loop(self) -> bool:
         """Whether the trial was resumed within the training loop that this process comes to, or behind it."""
-        if not self.is_resumed or self.joining:
-            return False
-        begun = 0 if self.loop_start is None else self.loop_start[0]
-        return max(begun, self.loops_done) > self.loops_begun
+        return not self.joining and self.position.is_behind_next_loop
 
     def begin_between_loops(self) -> None:
         """From here on code does all again where the trial leaves, or loses a replica, before its next loop."""
-        self.has_evaluated = False
+        self.position.has_evaluated = False
         self.sums.mark()
-        if (self.joined or self.is_resumed) and self.checkpoints.folder is not None:
-            self._back_behind_loop = self.remember(with_sums=False)
+        if (self.joined or self.position.is_resumed) and self.checkpoints.folder is not None:
+            weights = self._fingerprint_of_weights()
+            undo = self.remember(leave_out=(*NOT_OF_USER_CODE, ACCUMULATOR_PREFIX))
+            self._back_behind_loop = undo, weights
+
+    def go_on_behind_loop(self) -> None:
+        """Code has left a loop, and goes on. Raises what it could not hear of then."""
+        self.raise_postponed()
+        if not self.position.in_training_loop:
+            self.position.stay_out_of_loop()
+            self._left_loader = None
+
+    @property
+    def _can_go_back(self) -> bool:
+        """Whether what code has done since the last training loop can be undone: weights are not kept twice.
+
+        Who swaps them for an evaluation (averages, the best so far, optimizers that move them) says so elsewhere too.
+        """
+        return self._back_behind_loop is None or _same(self._back_behind_loop[1], self._fingerprint_of_weights())
+
+    def _fingerprint_of_weights(self) -> tuple[float, int]:
+        trained = [each.detach() for model in self.models for each in model.module.parameters() if each.requires_grad]
+        return (float(torch.nn.utils.get_total_norm(trained)) if trained else 0.0, len(trained))
 
     def go_back_behind_loop(self) -> None:
         """Undo what code has done since the last training loop. Sums that it was shown stay as they are."""
-        if self._back_behind_loop is not None:
-            self._back_behind_loop()
+        if self._back_behind_loop is not None and self._can_go_back:
+            self._back_behind_loop[0]()
         self.sums.take_back()
 
     # ------------------------------------------------------------------ joining
@@ -533,7 +516,12 @@ class TrainingCore:
 
         One that is made anew each epoch takes its predecessor's place.
         """
-        if self.loader is not None and self.loader is not loader and self.in_epoch_loop and self.loops_begun == 0:
+        if (
+            self.loader is not None
+            and self.loader is not loader
+            and self.position.in_epoch_loop
+            and self.position.loops_begun == 0
+        ):
             loader.take_over(self.loader)
             self.loader = loader
         elif self.loader is None:
@@ -552,6 +540,8 @@ class TrainingCore:
             if self.trains_in_turns:
                 self.adaptation.forbid_accumulation()
             if self._kept_batch is not None:
+                if self.memory_limit is not None:
+                    self.adaptation.limit(self.memory_limit)
                 self.adaptation.use(*self._kept_batch)
                 self._kept_batch = None
             elif self.joined:
@@ -564,14 +554,16 @@ class TrainingCore:
             return
         assert self.channel is not None and self.membership is not None
         came_in = time.monotonic() - self._asked_at if self.joining else None
-        self.channel.request("POST", "/ready", {"join_epoch": self.epoch if self.joining else None, "seconds": came_in})
+        self.channel.request(
+            "POST", "/ready", {"join_epoch": self.position.epoch if self.joining else None, "seconds": came_in}
+        )
         while True:
             prepared = self.membership.wait_for_first()
             if prepared is None:
                 raise JoinAgain
             if prepared.group is None:
                 raise ReplicaExit("left")
-            if not self.joining or prepared.generation.join_epoch == self.epoch:
+            if not self.joining or prepared.generation.join_epoch == self.position.epoch:
                 break
             # Offered for an epoch this joiner no longer stands in: not entering makes the survivors stay as they are.
             self.membership.abandon(prepared.generation.number)
@@ -586,10 +578,10 @@ class TrainingCore:
             self.membership.abandon(prepared.generation.number)
             raise JoinAgain from error
         if prepared.group.rank != 0:
-            epoch = self.epoch
+            epoch = self.position.epoch
             self.registry.restore(received)
-            if self.epoch != epoch:
-                raise PeerLost(f"joined in epoch {self.epoch} while standing in epoch {epoch}")
+            if self.position.epoch != epoch:
+                raise PeerLost(f"joined in epoch {self.position.epoch} while standing in epoch {epoch}")
         # A joiner's batch size came with the state.
         self._enter(prepared, agree=not self.joining)
         if prepared.group.rank == 0:
@@ -650,7 +642,9 @@ class TrainingCore:
 
     def adopt_accumulator(self, accumulator: Accumulator) -> None:
         """Its sums are part of the trial's state; one made within an epoch is so until the epoch ends."""
-        name = f"{ACCUMULATOR_PREFIX}{self.epoch}" if self.in_epoch_loop else f"{ACCUMULATOR_PREFIX}all"
+        name = (
+            f"{ACCUMULATOR_PREFIX}{self.position.epoch}" if self.position.in_epoch_loop else f"{ACCUMULATOR_PREFIX}all"
+        )
         name = self.registry.unique_name(name)
         self.registry.register(name, accumulator)
         self.sums.adopt(name, accumulator)
@@ -717,7 +711,7 @@ class TrainingCore:
         """A joiner's gradient buckets are as after two passes; ours must be too before it is let in."""
         joiners = set(prepared.generation.members) - set(self.members)
         # A joiner stands in its epoch's first loop.
-        return not joiners or (self._own_steps >= DRY_STEPS and self.is_first_loop)
+        return not joiners or (self.position.own_steps >= DRY_STEPS and self.position.is_first_loop)
 
     def mark_broken(self, reason: str) -> None:
         """A collective failed: this step does not count. Safe from any thread."""
@@ -745,10 +739,10 @@ class TrainingCore:
                 agreed.vector[self._first_sum_slot :].tolist(), self.group.world_size
             ):
                 self._settle_sums()
-        self.schedule_position += self._step_gain()
-        if loader is self.loader and (self.is_first_loop or not self.in_epoch_loop):
+        self.position.schedule_position += self._step_gain()
+        if loader is self.loader and (self.position.is_first_loop or not self.position.in_epoch_loop):
             # An epoch that passes over its data twice is not two.
-            self.progress += self.adaptation.progress_of(global_batch)
+            self.position.progress += self.adaptation.progress_of(global_batch)
         values = [0.0] * self._first_sum_slot
         if agreed is not None:
             values = agreed.vector.tolist()
@@ -756,8 +750,8 @@ class TrainingCore:
             model.end_step()
             model.take_norms(values[slot], values[slot + 1])
             model.tune(round(values[slot + 2]) - 1 if values[slot + 2] else None)
-        self.steps += 1
-        self._own_steps += 1
+        self.position.steps += 1
+        self.position.own_steps += 1
         loader.commit(global_batch)
         if values[ATOMIC_BATCH] > 0:
             self.adaptation.use(int(values[ATOMIC_BATCH]), int(values[ACCUMULATION]))
@@ -792,7 +786,8 @@ class TrainingCore:
 
     def scheduler_steps_due(self) -> int:
         """How often a learning rate scheduler moves on in the present step: as often as small steps would have."""
-        return math.floor(self.schedule_position + self._step_gain() + 1e-9) - math.floor(self.schedule_position + 1e-9)
+        before = self.position.schedule_position + 1e-9
+        return math.floor(before + self._step_gain()) - math.floor(before)
 
     def note_user_accumulation(self) -> None:
         """The user's loop sums gradients over batches itself: ours must be one pass each."""
@@ -857,7 +852,7 @@ class TrainingCore:
             squares=values[PREPARED_SQUARES],
             world_size=self.group.world_size,
             pending=prepared.generation,
-            epoch=self.epoch,
+            epoch=self.position.epoch,
         )
         if decision is Decision.STAY:
             return
@@ -1019,11 +1014,15 @@ class TrainingCore:
         group = prepared.group
         assert group is not None
         mine = _Standing(
-            steps=self.steps,
+            steps=self.position.steps,
             updates=max(self._updates, self._updates_before),
-            epoch=self.epoch,
+            epoch=self.position.epoch,
             meetings=self._meetings,
-            has_evaluated=self.has_evaluated and self.in_epoch_loop,
+            # A server of parameters would begin again with those of the code's own beginning.
+            has_evaluated=self.position.has_evaluated
+            and self.position.in_epoch_loop
+            and self._can_go_back
+            and not self.staleness,
         )
         standing = [_Standing(**each) for each in group.gather_json(asdict(mine))]
         # The lost replica may have completed its last collective with some of us and not with others: those are one
@@ -1037,9 +1036,11 @@ class TrainingCore:
             self.news.flush()
             raise ReplicaExit("survivors stand at different places", EXIT_PEER_LOST)
         runs_again = any(each.has_evaluated for each in standing)
-        if runs_again and not self.in_training_loop:
+        if runs_again and not self.position.in_training_loop:
             self.go_back_behind_loop()
             self._back_behind_loop = None
+            # Also where this group loses one before it trains.
+            self.position.has_evaluated = True
         received = hand_over(group, self.registry.capture() if group.rank == furthest else None, source=furthest)
         if group.rank != furthest:
             self.before_update()
@@ -1061,23 +1062,28 @@ class TrainingCore:
         Within a training loop a step is under way that does not count then: its body runs again, and here it goes on
         with ``otherwise``. Raises PeerLost there if nothing is given, and RunAgain as `_heal` does.
         """
-        if not self.in_training_loop:
+        if not self.position.in_training_loop:
             self.raise_postponed()
         while True:
             try:
                 if self.broken is not None:
                     raise PeerLost(self.broken)
                 result = action(self.group)
-                self._meetings += not self.in_training_loop
+                self._meetings += not self.position.in_training_loop
                 return result
             except PeerLost as error:
-                if not self.joined or (self.in_training_loop and otherwise is None):
+                if not self.joined or (self.position.in_training_loop and otherwise is None):
                     raise
                 self.mark_broken(str(error))
-            if self.in_training_loop and otherwise is not None:
+            if self.position.in_training_loop and otherwise is not None:
                 return otherwise()
             self._heal(in_step=False)
-            self.warn("a replica was lost outside of the training loop; the others go on without it")
+            self.warn(
+                "a replica was lost outside of the training loop; the others go on without it. Sums of an evaluation "
+                "lack what that one had seen"
+                if self.position.has_evaluated
+                else "a replica was lost outside of the training loop; the others go on without it"
+            )
 
     def note_stream_workers(self, number: int) -> None:
         """A stream is divided by its loader's workers, which may be more on one machine than on another."""
@@ -1127,7 +1133,7 @@ class TrainingCore:
 
     def end_training_loop(self) -> None:
         """A pass of the training loader is over: buffers (running statistics) become rank 0's everywhere."""
-        self.leave_training_loop()
+        self.position.leave_loop()
         self._drain_control()
         for model in self.models:
             model.end_training_loop()
@@ -1143,40 +1149,29 @@ class TrainingCore:
 
     def _save(self) -> dict[str, Any]:
         return {
-            "epoch": self.epoch,
-            "steps": self.steps,
-            "progress": self.progress,
-            "progress_shift": self.progress_shift,
-            "schedule_position": self.schedule_position,
-            "loops_done": self.loops_done,
+            **self.position.state_dict(),
             "trains_in_turns": self.trains_in_turns,
             "stream_workers": self.stream_workers,
-            "loop_start": None if self.loop_start is None else list(self.loop_start),
         }
 
     def _load(self, state: dict[str, Any]) -> None:
-        self.epoch, self.steps, self.progress = state["epoch"], state["steps"], state["progress"]
-        self.progress_shift, self.schedule_position = state["progress_shift"], state["schedule_position"]
-        self.loops_done, self.trains_in_turns = state["loops_done"], state["trains_in_turns"]
+        self.position.load_state_dict(state)
+        self.trains_in_turns = state["trains_in_turns"]
         self.stream_workers = state.get("stream_workers") or self.stream_workers
-        start = state.get("loop_start")
-        self.loop_start = None if start is None else (start[0], start[1])
 
     @property
     def memory_limit(self) -> int | None:
         """Most examples of a pass, once a larger one has run out of memory."""
         return read_limit(self.checkpoints.folder) or self._memory_limit
 
-    @property
-    def is_resumed(self) -> bool:
-        """The trial has trained before, and this process has made no step of it yet."""
-        return self._own_steps == 0 and self.steps > 0
+    def remember(self, *, leave_out: tuple[str, ...] = ()) -> Callable[[], None]:
+        """A way back to the present state from what code does whose optimizers make no step.
 
-    def remember(self, *, with_sums: bool = True) -> Callable[[], None]:
-        """A way back to the present state from what code does whose optimizers make no step."""
+        ``leave_out``: how the names of states begin that stay as they will be then.
+        """
         tensors: list[torch.Tensor] = []
-        states = self.sums.own(self.registry.capture()) if with_sums else self.sums.left_out_of(self.registry.capture())
-        skeleton = pack(states, tensors)
+        states = self.sums.own(self.registry.capture())
+        skeleton = pack({name: state for name, state in states.items() if not name.startswith(leave_out)}, tensors)
         stays = self._changed_by_optimizers()
         # In the host's memory: this may be where the device's has run out.
         kept = [tensor if stays(tensor) else tensor.to("cpu", copy=True) for tensor in tensors]
@@ -1189,14 +1184,19 @@ class TrainingCore:
             self.registry.restore(state)
 
     def _maybe_checkpoint(self) -> None:
-        if self.group.rank == 0 and self.joined and not self._is_past_the_end and self.checkpoints.is_due:
+        if self.group.rank == 0 and self.joined and not self.position.is_past_the_end and self.checkpoints.is_due:
             self.checkpoint(leaving=False)
 
     def checkpoint(self, *, leaving: bool, wait: bool = False) -> None:
         """Write all registered states; rank 0 only."""
         self.checkpoints.save(
             self.registry.capture(),
-            {"epoch": self.epoch, "steps": self.steps, "progress": self.progress, "generation": self.generation},
+            {
+                "epoch": self.position.epoch,
+                "steps": self.position.steps,
+                "progress": self.position.progress,
+                "generation": self.generation,
+            },
             leaving=leaving,
             wait=wait,
             keeps=self._changed_by_optimizers(),
@@ -1209,19 +1209,14 @@ class TrainingCore:
 
     def _save_and_exit(self, reason: str, code: int) -> None:
         self._drain_control()
-        if not self.in_training_loop:
+        if not self.position.in_training_loop:
             self.go_back_behind_loop()
-        if self.group.rank == 0 and self.joined and not self._is_past_the_end:
+        if self.group.rank == 0 and self.joined and not self.position.is_past_the_end:
             if self.membership is not None:
                 self.membership.saving = True
             self.checkpoint(leaving=True)
         self.news.flush()
         raise ReplicaExit(reason, code)
-
-    @property
-    def _is_past_the_end(self) -> bool:
-        """Resuming after the last epoch would return without having evaluated anything."""
-        return self.epoch_limit is not None and self.epoch >= self.epoch_limit
 
     def leave_if_asked(self) -> None:
         """Outside the step loop (while waiting for an answer): leave with a checkpoint when asked to."""
@@ -1238,22 +1233,22 @@ class TrainingCore:
 
     def leave_evaluation_if_asked(self) -> None:
         """Between two batches of an evaluation, which runs from its beginning when the trial goes on."""
-        if not self.in_training_loop:
+        if not self.position.in_training_loop:
             self.leave_if_asked()
 
     def hints(self) -> Hints | None:
         if self.adaptation is None or self.loader is None:
             return None
-        per_epoch = self.loader.epoch_size
-        fraction = 0.0 if per_epoch is None else min(1.0, max(0.0, self.epoch_progress / per_epoch - self.epoch))
-        target = None if self.epoch_limit is None or per_epoch is None else float(self.epoch_limit * per_epoch)
+        per_epoch = self._epoch_size
+        fraction = self.position.fraction_of_epoch(per_epoch)
+        target = None if self.position.limit is None or per_epoch is None else float(self.position.limit * per_epoch)
         return Hints(
             bounds=self.adaptation.bounds,
             observations=tuple(self.adaptation.profile.observations()),
             statistics=self.statistics,
-            progress=self.progress,
+            progress=self.position.progress,
             target_progress=target,
-            epoch=self.epoch,
+            epoch=self.position.epoch,
             epoch_fraction=fraction,
             epoch_seconds=self.news.typical_epoch_seconds(fraction),
             global_batch=self.adaptation.global_batch(self.group.world_size),
@@ -1268,6 +1263,10 @@ class TrainingCore:
             self.membership.stop()
         if self.channel is not None:
             self.channel.close()
+
+
+def _same(before: tuple[float, int], now: tuple[float, int]) -> bool:
+    return before[1] == now[1] and (before[0] == now[0] or (math.isnan(before[0]) and math.isnan(now[0])))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

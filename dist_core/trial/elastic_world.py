@@ -115,7 +115,7 @@ class ElasticWorld(dist.ProcessGroup):
                 )
             alone()
             return _done(inputs)
-        before = [tensor.clone() for tensor in changed] if not core.in_training_loop else []
+        before = [tensor.clone() for tensor in changed] if not core.position.in_training_loop else []
 
         def attempt(group: ReplicaGroup) -> None:
             for tensor, kept in zip(changed, before, strict=False):
@@ -125,7 +125,7 @@ class ElasticWorld(dist.ProcessGroup):
             except RuntimeError as error:
                 raise PeerLost(f"a replica vanished in a collective of the script's own: {error}") from error
 
-        if not core.in_training_loop:
+        if not core.position.in_training_loop:
             core.together(attempt)
         elif core.broken is None:
             try:

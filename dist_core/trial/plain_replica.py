@@ -32,7 +32,9 @@ class Participant(Protocol):
     joining: bool
     replaying: bool
     broken: str | None
-    progress: float
+
+    @property
+    def progress(self) -> float: ...
 
     @property
     def present(self) -> Participant:

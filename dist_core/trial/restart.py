@@ -21,7 +21,9 @@ def run_training(replica: Participant, code: Callable[[], T]) -> T:
     """The result of ``code``. Raises what it raises, except for what can be gone on from."""
     while True:
         try:
-            return code()
+            value = code()
+            replica.present.raise_postponed()
+            return value
         except (JoinAgain, RunAgain, RuntimeError, MemoryError) as error:
             # RuntimeError is the base of torch's out-of-memory errors.
             if not replica.present.can_run_again(error):

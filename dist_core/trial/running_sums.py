@@ -49,9 +49,6 @@ class RunningSums:
         mine = {name: states[name] for name in self._accumulators if name in states}
         return states | {name: {**state, "pending": {}, "own": state["pending"]} for name, state in mine.items()}
 
-    def left_out_of(self, states: dict[str, Any]) -> dict[str, Any]:
-        return {name: state for name, state in states.items() if name not in self._accumulators}
-
     def __bool__(self) -> bool:
         return bool(self._accumulators)
 

@@ -83,7 +83,7 @@ def measured(adam: bool, batch: int, steps: int, reduction: str = "all_reduce") 
             core.adaptation.proposal = lambda *_: None  # type: ignore[method-assign]
             if adam:
                 for parameter, moment in ((model.first, 4.0), (model.second, 9.0)):
-                    correction = 1.0 - 0.999 ** (1000 + core.steps)
+                    correction = 1.0 - 0.999 ** (1000 + core.position.steps)
                     optimizer.state[parameter]["exp_avg_sq"].fill_(moment * correction)
             optimizer.zero_grad()
             wrapped(x).mean().backward()
@@ -178,11 +178,11 @@ def both(adam: bool) -> list[tuple[float, float, float, float]]:
     reference: list[tuple[float, float]] = []
     for _ in remaining_epochs_until(2):
         for x, y in loader:
-            if core.steps < 5 or not adam:
+            if core.position.steps < 5 or not adam:
                 preconditioners = [torch.ones_like(parameter) for parameter in parameters]
-            if adam and core.steps >= 5:
+            if adam and core.position.steps >= 5:
                 preconditioners = [
-                    (optimizer.state[p]["exp_avg_sq"].sqrt() / math.sqrt(1 - 0.999**core.steps)).add_(1e-8)
+                    (optimizer.state[p]["exp_avg_sq"].sqrt() / math.sqrt(1 - 0.999**core.position.steps)).add_(1e-8)
                     for p in parameters
                 ]
             optimizer.zero_grad()
@@ -232,7 +232,7 @@ def not_a_number(where: int) -> tuple[int, float]:
         for x in loader:
             optimizer.zero_grad()
             loss = wrapped(x).mean()
-            (loss * float("nan") if core.steps == where else loss).backward()
+            (loss * float("nan") if core.position.steps == where else loss).backward()
             optimizer.step()
     assert len(warnings) == 1
     assert f"the gradient was not finite in step {where}" in warnings[0]

@@ -222,7 +222,7 @@ def accumulate(passes: int, clear: str) -> list[tuple[float, list[int]]]:
     for _ in remaining_epochs_until(2):
         for (x,) in loader:
             assert core.adaptation is not None
-            core.adaptation.proposal = lambda *_: (5 + core.steps % 3, core.steps // 3 % 3)  # type: ignore[method-assign]
+            core.adaptation.proposal = lambda *_: (5 + core.position.steps % 3, core.position.steps // 3 % 3)  # type: ignore[method-assign]
             samples.extend(x.tolist())
             before = model.weight.item()
             if clear == "first":
@@ -266,7 +266,7 @@ def die_in_a_step(name: str) -> str | None:
     core = get_core()
     for _ in remaining_epochs_until(1):
         for x, y in loader:
-            if core.steps == 3 and core.group.rank == 1:
+            if core.position.steps == 3 and core.group.rank == 1:
                 os.kill(os.getpid(), signal.SIGKILL)
             optimizer.zero_grad()
             before = [parameter.detach().clone() for parameter in model.parameters()]
@@ -387,7 +387,7 @@ def train_until_broken() -> str:
     core = get_core()
     for _ in remaining_epochs_until(100):
         for x, y in loader:
-            if core.steps == 7 and core.group.rank == 0:
+            if core.position.steps == 7 and core.group.rank == 0:
                 os.kill(os.getpid(), signal.SIGKILL)
             optimizer.zero_grad()
             nn.functional.cross_entropy(wrapped(x), y).backward()
@@ -413,7 +413,7 @@ def lose_a_peer_that_others_wait_for(name: str) -> str:
         for (x,) in loader:
             optimizer.zero_grad()
             loss = wrapped(x).square().mean()
-            if core.steps == 5 and core.group.rank == 1:
+            if core.position.steps == 5 and core.group.rank == 1:
                 threading.Timer(0.003, os.kill, (os.getpid(), signal.SIGKILL)).start()
             loss.backward()
             optimizer.step()

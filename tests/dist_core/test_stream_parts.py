@@ -178,7 +178,7 @@ def test_what_was_read_is_not_read_again_when_the_batch_size_changes(tmp_path: P
     for _ in remaining_epochs_until(1):
         for x in loader:
             assert core.adaptation is not None
-            core.adaptation.proposal = lambda *_: (4 + core.steps % 3, core.steps // 7 % 2)  # type: ignore[method-assign]
+            core.adaptation.proposal = lambda *_: (4 + core.position.steps % 3, core.position.steps // 7 % 2)  # type: ignore[method-assign]
             seen.extend(x.tolist())
             optimizer.zero_grad()
             wrapped(x).mean().backward()

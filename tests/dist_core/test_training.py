@@ -84,7 +84,7 @@ def test_a_fixed_batch_trains_as_plain_pytorch_does() -> None:
             plain.step()
     for mine, theirs in zip(model.parameters(), reference.parameters(), strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-6, atol=1e-7)
-    assert get_core().steps == 3 * 7
+    assert get_core().position.steps == 3 * 7
 
 
 def zero_first(model: Any, optimizer: Any, backward: Callable[[], None]) -> None:
@@ -124,7 +124,7 @@ def test_measured_and_accumulated_steps_apply_the_mean_gradient_once(style: Any)
         for x in loader:
             style(wrapped, optimizer, lambda x=x: wrapped(x).mean().backward())
             seen.append(round(-model.weight.item(), 5))
-    assert seen[-1] == get_core().steps
+    assert seen[-1] == get_core().position.steps
     assert set(seen) == set(range(int(seen[-1]) + 1)) - ({0} if seen[0] else set())
 
 
@@ -297,15 +297,15 @@ def test_a_schedule_stepped_within_the_loop_follows_progress(adaptive: bool) -> 
                 by_hand.optimizer.step()
                 by_hand.step()
                 steps += 1
-    assert by_hand.last_epoch == steps == core.steps
+    assert by_hand.last_epoch == steps == core.position.steps
     if adaptive:
         assert 2.0 < wrapped.gain <= (8 + 1) / (8 / 4 + 1)
-        assert schedule.last_epoch == pytest.approx(core.progress / 8, abs=3)
+        assert schedule.last_epoch == pytest.approx(core.position.progress / 8, abs=3)
         assert schedule.last_epoch > 1.5 * steps
     else:
         assert schedule.last_epoch == steps == 50
     schedule.step()
-    assert schedule.last_epoch == pytest.approx(core.progress / 8 + 1, abs=3)
+    assert schedule.last_epoch == pytest.approx(core.position.progress / 8 + 1, abs=3)
 
 
 def test_two_models_with_one_optimizer_scale_its_rate_once() -> None:
@@ -460,7 +460,7 @@ def test_evaluation_loops_see_everything_and_change_nothing() -> None:
                 totals["count"] += len(x)
         with totals.synchronized():
             assert totals["count"] == 23
-    assert get_core().progress == 46.0
+    assert get_core().position.progress == 46.0
     assert dist_core.current_dataloader() is training
 
 
@@ -628,7 +628,7 @@ def run_out_of_memory(above: int, **bounds: Any) -> tuple[list[int], list[float]
             for x in loader:
                 adaptation = core.adaptation
                 assert adaptation is not None
-                proposal = (min(core.steps + 8, adaptation.bounds.largest_atomic), 0)
+                proposal = (min(core.position.steps + 8, adaptation.bounds.largest_atomic), 0)
                 adaptation.proposal = lambda *_, proposal=proposal: proposal  # type: ignore[method-assign]
                 if len(x) > above:
                     raise torch.OutOfMemoryError("tried to allocate too much")
@@ -648,10 +648,10 @@ def test_running_out_of_memory_lowers_the_bound_and_loses_nothing() -> None:
     assert 13 <= max(batches) <= 20
     # Each step that counted moved the weight by one: none was lost, none counted twice.
     assert weights == [-float(number + 1) for number in range(len(weights))]
-    assert get_core().epoch == 2
+    assert get_core().position.epoch == 2
     assert sum(batches) >= 1200
     # The epoch in which it happened was trained to its end.
-    assert get_core().progress_shift < 16
+    assert get_core().position.progress_shift < 16
 
 
 def test_running_out_of_memory_at_the_smallest_batch_is_refused_in_words() -> None:
@@ -708,7 +708,7 @@ def test_a_stream_is_read_once_although_plans_change() -> None:
     for _ in remaining_epochs_until(1):
         for x in loader:
             assert core.adaptation is not None
-            core.adaptation.proposal = lambda *_: (10 + core.steps % 3, core.steps // 7 % 2)  # type: ignore[method-assign]
+            core.adaptation.proposal = lambda *_: (10 + core.position.steps % 3, core.position.steps // 7 % 2)  # type: ignore[method-assign]
             seen.extend(x.tolist())
             optimizer.zero_grad()
             wrapped(x).mean().backward()
@@ -759,7 +759,7 @@ def test_two_loaders_train_one_after_another_and_the_first_sets_the_pace() -> No
                 optimizer.step()
                 seen[-1].extend(x.tolist())
     assert [sorted(samples) for samples in seen] == [list(range(20)), list(range(9)), list(range(9))] * 2
-    assert get_core().progress == 40.0
+    assert get_core().position.progress == 40.0
 
 
 def test_code_after_a_completed_loop_finds_its_variables_after_a_restart() -> None:

@@ -180,9 +180,9 @@ def _follow_the_script(core: TrainingCore, place: str) -> None:
     def scripted(loader: Any, global_batch: int) -> None:
         nonlocal told
         assert core.channel is not None and core.membership is not None
-        if core.joined and core.group.world_size == 1 and core.steps >= GROW_AT and core.generation == 1:
+        if core.joined and core.group.world_size == 1 and core.position.steps >= GROW_AT and core.generation == 1:
             if not told:
-                core.channel.request("POST", "/epoch", {"epoch": core.epoch})
+                core.channel.request("POST", "/epoch", {"epoch": core.position.epoch})
                 told = True
             with contextlib.suppress(TimeoutError):
                 until(lambda: core.membership.pending() is not None)
@@ -196,7 +196,7 @@ def _follow_the_script(core: TrainingCore, place: str) -> None:
 
     def deadly(*arguments: Any, **options: Any) -> Any:
         nonlocal calls
-        late = core.steps >= (KILL_AT - 2 if place == EARLIER else KILL_AT)
+        late = core.position.steps >= (KILL_AT - 2 if place == EARLIER else KILL_AT)
         late = late and (place != "between two updates" or core._updates == 1)
         calls += late
         late = late and (place != LATE_IN_AN_EVALUATION or calls == LATE_BATCH)

@@ -98,7 +98,7 @@ def prepare_to_die(core: TrainingCore, model: nn.Sequential, ballast: nn.Paramet
     step = int(os.environ.get("DIE_STEP", "15"))
 
     def die(after_seconds: float = 0.0) -> None:
-        if core.joined and core.group.rank == rank and core.steps >= step:
+        if core.joined and core.group.rank == rank and core.position.steps >= step:
             try:
                 os.close(os.open(Path(os.environ["TRACE_DIR"]) / "died", os.O_CREAT | os.O_EXCL))
             except FileExistsError:
@@ -163,7 +163,7 @@ def train() -> list[float]:
                 if core.joined:
                     line = {
                         "generation": core.generation,
-                        "step": core.steps,
+                        "step": core.position.steps,
                         "epoch": epoch,
                         "samples": numbers.tolist(),
                         "pid": os.getpid(),
@@ -174,7 +174,10 @@ def train() -> list[float]:
                     generation = core.generation
                     trace.write(json.dumps(line) + "\n")
                 scaler.scale(losses.mean()).backward()
-                if os.environ.get("RAISE_AT_STEP") == str(core.steps) and core.group.rank == core.group.world_size - 1:
+                if (
+                    os.environ.get("RAISE_AT_STEP") == str(core.position.steps)
+                    and core.group.rank == core.group.world_size - 1
+                ):
                     raise RuntimeError("on purpose, on the last rank")
                 scaler.step(optimizer)
                 scaler.update()

@@ -1,0 +1,132 @@
+"""Where training stands: epochs and their loops, steps, and the progress that they have made."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class Position:
+    """Of the trial, as this process sees it: the trial's part is in its checkpoints, and goes to joiners."""
+
+    def __init__(self) -> None:
+        self.limit: int | None = None
+        """Epochs in all, once the code has said so."""
+        self.forget()
+
+    def forget(self) -> None:
+        """The code begins again from its top."""
+        self.epoch = self.steps = 0
+        self.progress = self.progress_shift = self.schedule_position = 0.0
+        self.limit = None
+        self.own_steps = 0
+        """Made by this process since its code began."""
+        self.loops_begun = self.loops_done = 0
+        """Training loops of the present epoch that this process has entered, and that the trial has completed."""
+        self.loop_start: tuple[int, int] | None = None
+        """Number of the latest training loop of the epoch, and the passes over its data before it."""
+        self.done_before_leaving: int | None = None
+        """Loops that were completed before the one that was left before its end, until another begins."""
+        self.in_epoch_loop = self.in_training_loop = False
+        self.has_evaluated = False
+        """Whether an evaluation has begun since the last training loop of the present epoch."""
+
+    # ------------------------------------------------------------------ what follows from it
+
+    @property
+    def epoch_progress(self) -> float:
+        """Progress as if every epoch so far had been trained to its end."""
+        return self.progress + self.progress_shift
+
+    def in_epochs(self, epoch_size: int | None) -> float:
+        """Epochs and parts of the present one; ``epoch_size``: progress that makes one, None if nobody knows."""
+        return float(self.epoch) if epoch_size is None else max(float(self.epoch), self.epoch_progress / epoch_size)
+
+    def fraction_of_epoch(self, epoch_size: int | None) -> float:
+        return 0.0 if epoch_size is None else min(1.0, max(0.0, self.epoch_progress / epoch_size - self.epoch))
+
+    @property
+    def is_past_the_end(self) -> bool:
+        """Resuming after the last epoch would return without having evaluated anything."""
+        return self.limit is not None and self.epoch >= self.limit
+
+    @property
+    def is_resumed(self) -> bool:
+        """The trial has trained before, and this process has made no step of it yet."""
+        return self.own_steps == 0 and self.steps > 0
+
+    @property
+    def is_first_loop(self) -> bool:
+        """Whether the training loop that runs is the first one of its epoch."""
+        return self.loops_begun == 1
+
+    @property
+    def is_behind_next_loop(self) -> bool:
+        """Whether the trial was resumed within the training loop that this process comes to, or behind it."""
+        begun = 0 if self.loop_start is None else self.loop_start[0]
+        return self.is_resumed and max(begun, self.loops_done) > self.loops_begun
+
+    # ------------------------------------------------------------------ what moves it
+
+    def begin_loop(self) -> bool:
+        """A training loop starts; False for one that the trial has completed in this epoch before it was resumed."""
+        self.loops_begun += 1
+        self.done_before_leaving = None
+        self.in_training_loop = self.loops_begun > self.loops_done
+        if self.in_training_loop:
+            self.has_evaluated = False
+        return self.in_training_loop
+
+    def leave_loop(self) -> None:
+        """The loop is over on this replica, because its samples are or because the user left it."""
+        self.in_training_loop = False
+        self.loops_done = max(self.loops_done, self.loops_begun)
+
+    def leave_loop_early(self, *, has_trained: bool) -> None:
+        """The user left the loop, or an exception did: only whoever handles the exception can tell.
+
+        A loop in which nothing was trained was a look at the data, and none of the epoch's loops.
+        """
+        self.done_before_leaving = self.loops_done
+        if has_trained:
+            self.leave_loop()
+        else:
+            self.in_training_loop = False
+            self.loops_begun -= 1
+
+    def stay_out_of_loop(self) -> None:
+        """Code goes on behind a loop that was left: it meant to leave."""
+        self.done_before_leaving = None
+
+    def go_back_into_loop(self) -> None:
+        """The loop that was left is not over."""
+        if self.done_before_leaving is not None:
+            self.loops_done = self.done_before_leaving
+
+    def end_epoch(self, epoch_size: int | None) -> None:
+        """``epoch_size``: as for ``in_epochs``."""
+        # A loop that the user left early does not make the next epochs longer.
+        self.progress_shift += max(0.0, (self.epoch + 1) * (epoch_size or 0) - self.epoch_progress)
+        self.epoch += 1
+        self.in_training_loop = False
+        self.loops_begun = self.loops_done = 0
+        self.loop_start = self.done_before_leaving = None
+
+    # ------------------------------------------------------------------ the trial's part
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "epoch": self.epoch,
+            "steps": self.steps,
+            "progress": self.progress,
+            "progress_shift": self.progress_shift,
+            "schedule_position": self.schedule_position,
+            "loops_done": self.loops_done,
+            "loop_start": None if self.loop_start is None else list(self.loop_start),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.epoch, self.steps, self.progress = state["epoch"], state["steps"], state["progress"]
+        self.progress_shift, self.schedule_position = state["progress_shift"], state["schedule_position"]
+        self.loops_done = state["loops_done"]
+        start = state.get("loop_start")
+        self.loop_start = None if start is None else (start[0], start[1])
