@@ -20,9 +20,9 @@ import torch
 from torch.utils.data import Dataset
 
 from dist_core.data.division import Division, LoadedStep
-from dist_core.data.indexed import batch_source
 from dist_core.data.order import StepPlan
-from dist_core.data.stream import PartedSource
+from dist_core.data.parted_source import PartedSource
+from dist_core.data.source import batch_source
 from dist_core.errors import InvalidTraining, RunAgain
 from dist_core.generations.decision import fingerprint
 from dist_core.goodput import BatchBounds, Configuration, fixed_choice

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import io
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -74,6 +74,18 @@ def unpack(skeleton: Any, tensors: list[torch.Tensor]) -> Any:
     if isinstance(skeleton, tuple):
         return tuple(unpack(item, tensors) for item in skeleton)
     return skeleton
+
+
+def pack_copy(
+    value: Any, stays: Callable[[torch.Tensor], bool] = lambda tensor: False
+) -> tuple[Any, list[torch.Tensor]]:
+    """What ``unpack`` takes, of a value that goes on changing: its tensors copied, but those that ``stays`` says.
+
+    Into the host's memory: this may be where the device's has run out.
+    """
+    tensors: list[torch.Tensor] = []
+    skeleton = pack(value, tensors)
+    return skeleton, [tensor if stays(tensor) else tensor.to("cpu", copy=True) for tensor in tensors]
 
 
 def tensor_slots(skeleton: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], int]]:

@@ -56,7 +56,7 @@ from dist_core.link.environment import (
     standalone_checkpoint_dir,
     standalone_world,
 )
-from dist_core.state.packing import pack, unpack
+from dist_core.state.packing import pack_copy, unpack
 from dist_core.state.random_streams import RandomStreams
 from dist_core.state.seeds import seed_all, trial_seed
 from dist_core.state.states import FunctionState, StateRegistry
@@ -125,9 +125,8 @@ class TrainingCore:
         """What all replicas have done together since the last step."""
         self.runs = 0
         """How often the user's code has begun again from its top."""
-        self._back_behind_loop: tuple[Callable[[], None], tuple[float, int]] | None = None
-        """The way back to where the code between two training loops began, which runs again from there; the weights'
-        norm and number then."""
+        self._back_behind_loop: _WayBack | None = None
+        """To where the code between two training loops began, which runs again from there."""
         self._kept: dict[str, Any] | None = None
         """The states that code which runs again goes on from, until it comes to its epochs."""
         self._kept_batch: tuple[int, int] | None = None
@@ -276,9 +275,7 @@ class TrainingCore:
             self.position.go_back_into_loop()
         if in_loop and self._left_loader is not None:
             self._left_loader.cursor.left = False
-        tensors: list[torch.Tensor] = []
-        skeleton = pack(self.sums.own(self.registry.capture()), tensors)
-        self._kept = unpack(skeleton, [tensor.to("cpu", copy=True) for tensor in tensors])
+        self._kept = unpack(*pack_copy(self.sums.own(self.registry.capture())))
         self._forget_user_code()
         self.joining = False
 
@@ -480,9 +477,10 @@ class TrainingCore:
         self.position.has_evaluated = False
         self.sums.mark()
         if (self.joined or self.position.is_resumed) and self.checkpoints.folder is not None:
-            weights = self._fingerprint_of_weights()
-            undo = self.remember(leave_out=(*NOT_OF_USER_CODE, ACCUMULATOR_PREFIX))
-            self._back_behind_loop = undo, weights
+            self._back_behind_loop = _WayBack(
+                undo=self.remember(leave_out=(*NOT_OF_USER_CODE, ACCUMULATOR_PREFIX)),
+                weights=self._fingerprint_of_weights(),
+            )
 
     def go_on_behind_loop(self) -> None:
         """Code has left a loop, and goes on. Raises what it could not hear of then."""
@@ -497,16 +495,17 @@ class TrainingCore:
 
         Who swaps them for an evaluation (averages, the best so far, optimizers that move them) says so elsewhere too.
         """
-        return self._back_behind_loop is None or _same(self._back_behind_loop[1], self._fingerprint_of_weights())
+        return self._back_behind_loop is None or self._back_behind_loop.weights == self._fingerprint_of_weights()
 
-    def _fingerprint_of_weights(self) -> tuple[float, int]:
+    def _fingerprint_of_weights(self) -> str:
+        """Of their number and norm; as text, in which a norm that is no number equals itself."""
         trained = [each.detach() for model in self.models for each in model.module.parameters() if each.requires_grad]
-        return (float(torch.nn.utils.get_total_norm(trained)) if trained else 0.0, len(trained))
+        return f"{len(trained)} {float(torch.nn.utils.get_total_norm(trained)) if trained else 0.0!r}"
 
     def go_back_behind_loop(self) -> None:
         """Undo what code has done since the last training loop. Sums that it was shown stay as they are."""
         if self._back_behind_loop is not None and self._can_go_back:
-            self._back_behind_loop[0]()
+            self._back_behind_loop.undo()
         self.sums.take_back()
 
     # ------------------------------------------------------------------ joining
@@ -1078,12 +1077,8 @@ class TrainingCore:
             if self.position.in_training_loop and otherwise is not None:
                 return otherwise()
             self._heal(in_step=False)
-            self.warn(
-                "a replica was lost outside of the training loop; the others go on without it. Sums of an evaluation "
-                "lack what that one had seen"
-                if self.position.has_evaluated
-                else "a replica was lost outside of the training loop; the others go on without it"
-            )
+            lacks = ". Sums of an evaluation lack what that one had seen" if self.position.has_evaluated else ""
+            self.warn(f"a replica was lost outside of the training loop; the others go on without it{lacks}")
 
     def note_stream_workers(self, number: int) -> None:
         """A stream is divided by its loader's workers, which may be more on one machine than on another."""
@@ -1169,12 +1164,9 @@ class TrainingCore:
 
         ``leave_out``: how the names of states begin that stay as they will be then.
         """
-        tensors: list[torch.Tensor] = []
         states = self.sums.own(self.registry.capture())
-        skeleton = pack({name: state for name, state in states.items() if not name.startswith(leave_out)}, tensors)
-        stays = self._changed_by_optimizers()
-        # In the host's memory: this may be where the device's has run out.
-        kept = [tensor if stays(tensor) else tensor.to("cpu", copy=True) for tensor in tensors]
+        remembered = {name: state for name, state in states.items() if not name.startswith(leave_out)}
+        skeleton, kept = pack_copy(remembered, self._changed_by_optimizers())
         return lambda: self.registry.restore(unpack(skeleton, kept))
 
     def _restore_from_disk(self) -> None:
@@ -1265,8 +1257,11 @@ class TrainingCore:
             self.channel.close()
 
 
-def _same(before: tuple[float, int], now: tuple[float, int]) -> bool:
-    return before[1] == now[1] and (before[0] == now[0] or (math.isnan(before[0]) and math.isnan(now[0])))
+@dataclass(frozen=True, slots=True)
+class _WayBack:
+    undo: Callable[[], None]
+    weights: str
+    """A fingerprint of those that are trained, as they were."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

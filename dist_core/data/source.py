@@ -18,7 +18,7 @@ from torch.utils.data.distributed import DistributedSampler
 
 from dist_core.data.division import Division, LoadedStep
 from dist_core.data.order import ElasticCursor, Indices, StepPlan, StreamCursor, divide, evaluation_share
-from dist_core.data.stream import PartedSource
+from dist_core.data.parted_source import PartedSource
 from dist_core.data.stream_parts import PartedCursor
 from dist_core.errors import InvalidTraining
 from dist_core.generations.decision import short_checksum
