@@ -20,6 +20,7 @@ from benchmarks import (
     half_hour,
     import_time,
     launches,
+    live_sweeps,
     many_trials,
     pollux_workloads,
     power_mean,
@@ -28,6 +29,7 @@ from benchmarks import (
     step_overhead,
     sweep_against_optuna,
     sweeps,
+    sweeps_in_a_row,
     tuning_experiment,
 )
 from benchmarks.frame import Benchmark, run
@@ -57,6 +59,8 @@ BENCHMARKS: dict[str, Benchmark] = {
         pollux_workloads,
         power_mean,
         sweeps,
+        live_sweeps,
+        sweeps_in_a_row,
         tuning_experiment,
         autoscaling,
     )
