@@ -39,9 +39,9 @@ def train() -> None:
                     row = {
                         "at": time.time(),
                         "step": core.position.steps,
-                        "generation": core.generation,
-                        "world_size": core.group.world_size,
-                        "rank": core.group.rank,
+                        "generation": core.generation.number,
+                        "world_size": core.generation.group.world_size,
+                        "rank": core.generation.group.rank,
                         "pauses": list(core.news.pauses),
                     }
                     trace.write(json.dumps(row) + "\n")

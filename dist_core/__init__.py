@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any
 from dist_core.version import __version__
 
 if TYPE_CHECKING:
-    from dist_core.data.loader import AdaptiveDataLoader, current_dataloader
-    from dist_core.gradients.model import AdaptiveDataParallel
-    from dist_core.training_api import (
+    from dist_core.training.accumulator import Accumulator
+    from dist_core.training.api import (
         current_epoch,
         init_process_group,
         progress_step,
@@ -21,22 +20,23 @@ if TYPE_CHECKING:
         set_checkpoint_interval,
         world_size,
     )
-    from dist_core.trial.accumulator import Accumulator
+    from dist_core.training.loader import AdaptiveDataLoader, current_dataloader
+    from dist_core.training.model import AdaptiveDataParallel
 
 _HOME = {
-    "Accumulator": "trial.accumulator",
-    "AdaptiveDataLoader": "data.loader",
-    "AdaptiveDataParallel": "gradients.model",
-    "current_dataloader": "data.loader",
-    "current_epoch": "training_api",
-    "init_process_group": "training_api",
-    "progress_step": "training_api",
-    "rank": "training_api",
-    "register_state": "training_api",
-    "remaining_epochs_until": "training_api",
-    "report": "training_api",
-    "set_checkpoint_interval": "training_api",
-    "world_size": "training_api",
+    "Accumulator": "training.accumulator",
+    "AdaptiveDataLoader": "training.loader",
+    "AdaptiveDataParallel": "training.model",
+    "current_dataloader": "training.loader",
+    "current_epoch": "training.api",
+    "init_process_group": "training.api",
+    "progress_step": "training.api",
+    "rank": "training.api",
+    "register_state": "training.api",
+    "remaining_epochs_until": "training.api",
+    "report": "training.api",
+    "set_checkpoint_interval": "training.api",
+    "world_size": "training.api",
 }
 
 __all__ = [

@@ -11,11 +11,6 @@ import httpx2
 import torch
 import torch._dynamo
 
-import dist_core.data.loader
-import dist_core.gradients.model
-import dist_core.training_api
-import dist_core.trial.accumulator  # noqa: F401
-
 # The first client of a process loads the modules that it sends requests with.
 httpx2.Client(verify=False, trust_env=False).close()
 torch.set_num_threads(1)

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 STAGES = (
-    ("numpy", "httpx2", "dist_core.trial.plain_replica", "dist_core.present", "dist_core.training_api"),
-    ("torch", "torch.distributed", "torch.utils.data", "dist_core.gradients.model", "dist_core.data.loader"),
+    ("numpy", "httpx2", "dist_core.trial.plain_replica", "dist_core.present", "dist_core.training.api"),
+    ("torch", "torch.distributed", "torch.utils.data", "dist_core.training.model", "dist_core.training.loader"),
     ("torch._dynamo", "dist_core.replica_preload"),
 )
 

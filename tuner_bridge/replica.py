@@ -80,13 +80,13 @@ def _run(
                 f"a worker process of the data loader (pid {killed[0]}) was killed, perhaps for want of memory: this "
                 f"replica ends and is replaced. What Python said: {error}"
             ) from error
-        if present.joining and not present.joined:
+        if present.is_outside:
             # The trial trains on without this joiner; its log tells why it did not come.
             traceback.print_exc()
             return 1
         return _failed(replica, error)
     present = replica.present
-    if present.reports and not (present.joining and not present.joined):
+    if present.reports and not (present.is_outside):
         try:
             with naming_what_is_not_taken("what the objective returned"):
                 tell_value(replica, value)

@@ -58,4 +58,4 @@ def save_all_states() -> None:
     """Write a checkpoint now, and wait until it is on disk."""
     core = core_of_job()
     if replica_rank() == 0:
-        core.checkpoint(leaving=False, wait=True)
+        core.saving.save(leaving=False, wait=True)

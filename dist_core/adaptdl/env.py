@@ -33,7 +33,7 @@ def _core() -> TrainingCore:
 def core_of_job() -> TrainingCore:
     """The core, with the states of an earlier run at hand: here they are back as soon as they are registered."""
     core = _core()
-    core.restore_early()
+    core.loops.restore_early()
     return core
 
 
@@ -41,20 +41,20 @@ def replica_rank() -> int:
     """This replica's rank; before the first training step, the one that it was started with."""
     core = _core()
     if core.joined or core.environment is None:
-        return core.group.rank if core.joined else standalone_world()[0]
+        return core.generation.group.rank if core.joined else standalone_world()[0]
     return core.environment.launch_index
 
 
 def num_replicas() -> int:
     core = _core()
     if core.joined or core.environment is None:
-        return core.group.world_size if core.joined else standalone_world()[1]
+        return core.generation.group.world_size if core.joined else standalone_world()[1]
     return core.environment.replicas
 
 
 def num_nodes() -> int:
     core = _core()
-    return core.group.num_nodes if core.joined else int(os.environ.get("ADAPTDL_NUM_NODES", "1"))
+    return core.generation.group.num_nodes if core.joined else int(os.environ.get("ADAPTDL_NUM_NODES", "1"))
 
 
 def num_restarts() -> int:
@@ -62,7 +62,7 @@ def num_restarts() -> int:
     core = _core()
     if core.environment is None:
         return int(os.environ.get("ADAPTDL_NUM_RESTARTS", "0"))
-    return max(0, core.generation - 1)
+    return max(0, core.generation.number - 1)
 
 
 def job_id() -> str:
@@ -76,7 +76,7 @@ def share_path() -> str:
 
 
 def checkpoint_path() -> str | None:
-    folder = _core().checkpoints.folder
+    folder = _core().states.checkpoints.folder
     return None if folder is None else str(folder)
 
 

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+from dist_core.data.size_costs import SizeCosts
 from dist_core.goodput import (
     BatchBounds,
     Configuration,
@@ -27,7 +28,6 @@ from dist_core.goodput import (
     throughput,
 )
 from dist_core.goodput.observations import Observation
-from dist_core.trial.size_costs import SizeCosts
 
 SHORTEST_DECISION_SECONDS = 0.1
 LONGEST_DECISION_SECONDS = 1.0

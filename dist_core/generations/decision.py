@@ -14,15 +14,6 @@ import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-PREPARED_COUNT, PREPARED_SUM, PREPARED_SQUARES, PREEMPT_COUNT = range(4)
-ATOMIC_BATCH, ACCUMULATION = 4, 5
-"""Rank 0's new batch for the present generation, or zeros."""
-NEXT_ATOMIC_BATCH, NEXT_ACCUMULATION = 6, 7
-"""Rank 0's batch for the generation it has prepared, so that a switch needs no round of its own to agree on it."""
-ORDER_SUM, ORDER_SQUARES, RATES_SUM, RATES_SQUARES = range(8, 12)
-"""Fingerprints of the order of the samples and of the learning rates, which have to be the same everywhere."""
-NUM_CONTROL_SLOTS = 12
-
 
 def short_checksum(content: bytes) -> int:
     """16 bits, few enough for exact sums of squares over a thousand replicas."""
@@ -37,6 +28,11 @@ def fingerprint(numbers: Sequence[float]) -> int:
 def all_equal(total: float, squares: float, world_size: int) -> bool:
     """Whether the numbers of all replicas are one and the same, from their sum and the sum of their squares."""
     return world_size * squares == total**2
+
+
+def vote_for(number: int | None) -> tuple[float, float, float]:
+    """What a replica adds to the sums of a step: the generation that it has prepared, if it has."""
+    return (0.0, 0.0, 0.0) if number is None else (1.0, float(number), float(number) ** 2)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

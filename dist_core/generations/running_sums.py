@@ -9,12 +9,10 @@ backward pass that it made with the others.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from dist_core.generations.decision import all_equal, short_checksum
-
-if TYPE_CHECKING:
-    from dist_core.trial.accumulator import Accumulator
+from dist_core.state.states import Stateful
 
 NUM_SUM_SLOTS = 36
 """Checksum of the keys and its square, how many keys are not in the round, and a number for each that is."""
@@ -22,15 +20,53 @@ _KEYS_SUM, _KEYS_SQUARES, _LEFT_OUT, _FIRST = range(4)
 _MOST_KEYS = NUM_SUM_SLOTS - _FIRST
 
 
-class RunningSums:
-    def __init__(self) -> None:
-        self._accumulators: dict[str, Accumulator] = {}
-        self._sent: list[tuple[Accumulator, str]] = []
+class Summed(Stateful, Protocol):
+    """Numbers under keys, added up on each replica and summed over all of them: an accumulator."""
 
-    def __iter__(self) -> Iterator[Accumulator]:
+    @property
+    def summed_keys(self) -> list[str]:
+        """Keys of numbers that all replicas have a sum of."""
+        ...
+
+    def count_new_keys(self) -> int: ...
+
+    def send(self, key: str) -> float:
+        """What was added under this key since the last step's round."""
+        ...
+
+    def receive(self, key: str, total: float | None) -> None: ...
+
+    def settle(self) -> bool:
+        """Collective: sum what every replica has added; False if one was lost meanwhile."""
+        ...
+
+    def begin_epoch(self) -> None: ...
+
+    def mark(self) -> None:
+        """What is added from here on may have to be taken back."""
+        ...
+
+    def forget_mark(self) -> None: ...
+
+    def back_to_mark(self) -> None: ...
+
+    def catch_up(self, state: dict[str, Any]) -> None:
+        """What was taken back counts after all; the state is another replica's."""
+        ...
+
+
+class RunningSums:
+    """``met``: called after each accumulator that all replicas have summed."""
+
+    def __init__(self, met: Callable[[], None]) -> None:
+        self._met = met
+        self._accumulators: dict[str, Summed] = {}
+        self._sent: list[tuple[Summed, str]] = []
+
+    def __iter__(self) -> Iterator[Summed]:
         return iter(self._accumulators.values())
 
-    def adopt(self, name: str, accumulator: Accumulator) -> None:
+    def adopt(self, name: str, accumulator: Summed) -> None:
         self._accumulators[name] = accumulator
 
     def clear(self) -> None:
@@ -78,11 +114,11 @@ class RunningSums:
     # ------------------------------------------------------------------ the control round
 
     def send(self) -> list[float]:
-        """The present step's slots. What is in them counts when the round is complete."""
+        """What goes into the present step's round; it counts when the round is complete."""
         slots = [0.0] * NUM_SUM_SLOTS
         if not self._accumulators:
             return slots
-        known: list[tuple[str, Accumulator, str]] = []
+        known: list[tuple[str, Summed, str]] = []
         for name, accumulator in sorted(self._accumulators.items()):
             keys = accumulator.summed_keys
             known += [(name, accumulator, key) for key in keys]
@@ -104,12 +140,12 @@ class RunningSums:
             accumulator.receive(key, slots[slot] if agreed else None)
         return slots[_LEFT_OUT] > 0 or not agreed
 
-    def settle(self, met: Callable[[], None]) -> None:
-        """Collective: all that was added is summed. Calls ``met`` after each accumulator; ends if a replica is lost.
+    def settle(self) -> None:
+        """Collective: all that was added is summed. Ends if a replica is lost.
 
         Survivors of which some have a sum and others do not have met in different numbers, and cannot go on together.
         """
         for accumulator in self:
             if not accumulator.settle():
                 return
-            met()
+            self._met()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import types
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 from weakref import WeakSet
 
 import torch
@@ -18,16 +18,38 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from dist_core.errors import InvalidTraining
 from dist_core.torch_private import forget_scaled_step
 
-if TYPE_CHECKING:
-    from dist_core.gradients.model import AdaptiveDataParallel
+
+class Wrapper(Protocol):
+    """A wrapped model, as the calls that pass through it see it."""
+
+    module: torch.nn.Module
+
+    @property
+    def schedules(self) -> list[Any]: ...
+
+    @property
+    def is_last_micro_batch(self) -> bool: ...
+
+    @property
+    def whole_step_is_there(self) -> bool:
+        """Whether the gradients are those of a whole step: of its last micro-batch, with no replica lost in it."""
+        ...
+
+    def optimizer_step(self, optimizer: torch.optim.Optimizer, original: Any, *args: Any, **kwargs: Any) -> Any: ...
+
+    def scheduler_step(self, schedule: Any, original: Any, *args: Any, **kwargs: Any) -> Any: ...
+
+    def adopt_scaler(self, scaler: Any) -> None:
+        """A gradient scaler that was not given has begun to work for one of the optimizers."""
+        ...
 
 
-def models_of(optimizer: Any) -> list[AdaptiveDataParallel]:
+def models_of(optimizer: Any) -> list[Wrapper]:
     """Models wrapped with this optimizer, in order; the first one sees its steps. Empty for an unknown optimizer."""
     return getattr(optimizer, "_elastune_models", [])
 
 
-def intercept_scaler(scaler: Any, model: AdaptiveDataParallel) -> None:
+def intercept_scaler(scaler: Any, model: Wrapper) -> None:
     """A gradient scaler must not touch gradients that are being accumulated."""
     scaler._elastune_model = model
 
@@ -47,7 +69,7 @@ def intercept_scaler(scaler: Any, model: AdaptiveDataParallel) -> None:
         intercept(name)
 
 
-def intercept_optimizer(optimizer: torch.optim.Optimizer, model: AdaptiveDataParallel) -> None:
+def intercept_optimizer(optimizer: torch.optim.Optimizer, model: Wrapper) -> None:
     """It stays a bound method, as schedulers wrap it. Of several models with one optimizer the first sees calls."""
     _watch_optimizers()
     _watch_scalers()
@@ -69,7 +91,7 @@ def intercept_optimizer(optimizer: torch.optim.Optimizer, model: AdaptiveDataPar
     optimizer.step = types.MethodType(adaptive_step, optimizer)  # type: ignore[method-assign]  # this instance only
 
 
-def intercept_scheduler(scheduler: Any, model: AdaptiveDataParallel) -> None:
+def intercept_scheduler(scheduler: Any, model: Wrapper) -> None:
     """Let calls of this scheduler's ``step`` pass through the model.
 
     By a class of its own: a scheduler's state is its attributes, among which a method would end up in checkpoints.

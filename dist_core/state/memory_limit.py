@@ -16,6 +16,27 @@ SHRINK = 0.75
 _FILE = "memory-limit.json"
 
 
+class MemoryLimit:
+    """Of a trial whose checkpoints are in ``folder``; None for one that has none."""
+
+    def __init__(self, folder: Path | None) -> None:
+        self._folder = folder
+        self._known = _read(folder)
+
+    @property
+    def most_examples(self) -> int | None:
+        """Of a pass, once a larger one has run out of memory; on any of the trial's replicas."""
+        return _read(self._folder) or self._known
+
+    def lower(self, atomic_batch: int, smallest: int) -> int | None:
+        """The bound after ``atomic_batch`` examples did not fit; None when there is nothing left to give up."""
+        if atomic_batch <= smallest:
+            return None
+        self._known = max(smallest, min(atomic_batch - 1, int(atomic_batch * SHRINK)))
+        _write(self._folder, self._known)
+        return self._known
+
+
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether an allocation failed, on a GPU or on the host."""
     if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
@@ -23,14 +44,7 @@ def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
 
 
-def lower(atomic_batch: int, smallest: int) -> int | None:
-    """The bound after ``atomic_batch`` examples did not fit; None when there is nothing left to give up."""
-    if atomic_batch <= smallest:
-        return None
-    return max(smallest, min(atomic_batch - 1, int(atomic_batch * SHRINK)))
-
-
-def read_limit(folder: Path | None) -> int | None:
+def _read(folder: Path | None) -> int | None:
     """The bound as this trial knows it; None when it never ran out, or the note cannot be read."""
     if folder is None:
         return None
@@ -41,7 +55,7 @@ def read_limit(folder: Path | None) -> int | None:
     return limit if isinstance(limit, int) and limit >= 1 else None
 
 
-def write_limit(folder: Path | None, max_atomic: int) -> None:
+def _write(folder: Path | None, max_atomic: int) -> None:
     """Note a bound; replaced as a whole, so a reader sees the old one or the new one."""
     if folder is None:
         return

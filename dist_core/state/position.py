@@ -11,10 +11,13 @@ class Position:
     def __init__(self) -> None:
         self.limit: int | None = None
         """Epochs in all, once the code has said so."""
-        self.forget()
+        self.runs = -1
+        """How often the user's code has begun again from its top."""
+        self.begin_run()
 
-    def forget(self) -> None:
-        """The code begins again from its top."""
+    def begin_run(self) -> None:
+        """The code begins from its top; nothing of what an earlier run has made is settled."""
+        self.runs += 1
         self.epoch = self.steps = 0
         self.progress = self.progress_shift = self.schedule_position = 0.0
         self.limit = None

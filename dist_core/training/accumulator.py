@@ -62,7 +62,7 @@ class Accumulator(MutableMapping[str, Any]):
         """Whether the code within the last of them has not ended."""
         self._behind: dict[str, Any] | None = None
         """The sums as they are, while earlier ones are shown."""
-        get_core().adopt_accumulator(self)
+        get_core().loops.adopt_accumulator(self)
         self.mark()
 
     # ------------------------------------------------------------------ adding
@@ -126,7 +126,7 @@ class Accumulator(MutableMapping[str, Any]):
         if self._synchronized:
             yield self
             return
-        if not get_core().is_between_loops:
+        if not get_core().loops.are_between:
             self.settle()
             yield from self._open()
             return

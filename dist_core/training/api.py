@@ -27,15 +27,15 @@ def remaining_epochs_until(num_epochs: int) -> Iterator[int]:
     if num_epochs < 0:
         raise InvalidTraining(f"num_epochs is {num_epochs}; it must be at least 0")
     core = training_core()
-    core.start_epochs(num_epochs)
-    run = core.runs
+    core.loops.start_epochs(num_epochs)
+    run = core.position.runs
     try:
         while core.position.epoch < num_epochs:
             yield core.position.epoch
-            core.end_epoch()
+            core.loops.end_epoch()
     finally:
-        if core.runs == run:
-            core.leave_epochs()
+        if core.position.runs == run:
+            core.loops.leave_epochs()
 
 
 def current_epoch() -> int | None:
@@ -84,16 +84,16 @@ def set_checkpoint_interval(seconds: float | None) -> None:
     """Write checkpoints this often; None lets their measured cost and the trial's failures decide (Young, Daly)."""
     if seconds is not None and not seconds > 0:
         raise InvalidTraining(f"the checkpoint interval is {seconds} s; it must be above 0, or None")
-    training_core().checkpoints.interval_seconds = seconds
+    training_core().states.checkpoints.interval_seconds = seconds
 
 
 def rank() -> int:
     """This replica's; before the first training step, its place among those that the trial was started with."""
     core = training_core()
-    return core.group.rank if core.joined or core.world is None else core.world.rank()
+    return core.generation.group.rank if core.joined or core.world is None else core.world.rank()
 
 
 def world_size() -> int:
     """How many replicas train; before the first training step, how many are going to."""
     core = training_core()
-    return core.group.world_size if core.joined or core.world is None else core.world.size()
+    return core.generation.group.world_size if core.joined or core.world is None else core.world.size()

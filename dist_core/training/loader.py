@@ -11,6 +11,7 @@ less progress per example, so an epoch takes somewhat more than a pass, and epoc
 
 from __future__ import annotations
 
+import functools
 import operator
 import time
 from collections.abc import Generator, Iterable, Iterator
@@ -91,7 +92,7 @@ class AdaptiveDataLoader:
     def _note_workers(self, core: TrainingCore) -> None:
         """Before replicas meet, where that is possible: they have to divide streams alike."""
         if isinstance(self._source, PartedSource):
-            core.note_stream_workers(self._source.workers)
+            core.habits.note_stream_workers(self._source.workers)
 
     @property
     def batch_size(self) -> int:
@@ -159,7 +160,7 @@ class AdaptiveDataLoader:
             raise TypeError(f"{type(self.dataset).__name__} has no length; give AdaptiveDataLoader an epoch_size")
         whole, rest = divmod(self.epoch_size, self.current_batch_size)
         core = get_core()
-        dry = _MOST_DRY_BATCHES if core.joining and not core.joined else 0
+        dry = _MOST_DRY_BATCHES if core.generation.is_outside else 0
         return whole + (rest > 0 and not self.drop_last) + dry
 
     @property
@@ -172,7 +173,7 @@ class AdaptiveDataLoader:
         """Global batch size of the next step."""
         core = get_core()
         if self._paces and core.adaptation is not None:
-            return core.adaptation.global_batch(core.group.world_size)
+            return core.adaptation.global_batch(core.generation.group.world_size)
         return self.batch_size
 
     @property
@@ -181,7 +182,7 @@ class AdaptiveDataLoader:
         core = get_core()
         if self._paces and core.adaptation is not None and core.adaptation.bounds.adaptive:
             return core.adaptation.atomic_batch
-        return fixed_choice(self.bounds, core.group.world_size)[0]
+        return fixed_choice(self.bounds, core.generation.group.world_size)[0]
 
     @property
     def accumulation_steps(self) -> int:
@@ -260,7 +261,7 @@ class AdaptiveDataLoader:
 
         What tells is an optimizer that steps. What ran until then is undone, and the loop begins as one that trains.
         """
-        undo = core.remember()
+        undo = core.way_back.remember()
         trained = False
         for model in core.models:
             model.begin_probe()
@@ -278,42 +279,42 @@ class AdaptiveDataLoader:
             yield from self._train(core)
 
     def _evaluate(self, core: TrainingCore, seen: tuple[int, int] | None = None) -> Iterator[Any]:
-        core.go_on_behind_loop()
-        run = core.runs
-        core.evaluations += 1
+        core.loops.go_on_behind()
+        run = core.position.runs
+        core.loops.evaluations += 1
         core.position.has_evaluated |= not core.position.in_training_loop
         try:
             for batch in self._share(core, seen):
-                core.leave_evaluation_if_asked()
+                core.saving.leave_evaluation_if_asked()
                 yield batch
         finally:
-            core.evaluations -= core.runs == run
+            core.loops.evaluations -= core.position.runs == run
 
     def _share(self, core: TrainingCore, seen: tuple[int, int] | None) -> Iterator[Any]:
         """One pass without training: this replica's share of the samples, nothing shared with the others.
 
         ``seen``: first and number of those, in the order of training, that the replicas have had already.
         """
-        rank, world_size = core.group.rank, core.group.world_size
+        rank, world_size = core.generation.group.rank, core.generation.group.world_size
         samples = self._source.num_samples
         batch = self.batch_size
         if samples is not None and -(-samples // batch) < world_size:
             batch = -(-batch // world_size)
-        workers = core.stream_workers or 1
+        workers = core.habits.stream_workers or 1
         return self._source.evaluation(rank=rank, world_size=world_size, batch=batch, workers=workers, seen=seen)
 
     def _train(self, core: TrainingCore) -> Iterator[Any]:
         self._refuse_outside_of_epochs(core)
         core.raise_postponed()
-        core.adopt_loader(self)
+        core.pacing.adopt(self)
         if self._name is None:
             self._name = core.registry.unique_name("loader")
             core.registry.register(self._name, self.cursor)
         if not core.joined:
             yield from self._dry_steps(core)
-        if core.stands_behind_next_loop:
+        if core.loops.stands_behind_next:
             # And behind all that the code before it has just done once more.
-            core.go_back_behind_loop()
+            core.way_back.go_back_behind_loop()
         started_passes = self._passes_before(core)
         if self._was_completed(core, started_passes):
             try:
@@ -323,11 +324,11 @@ class AdaptiveDataLoader:
                 if any(model.stepped for model in core.models):
                     core.position.loops_begun += 1
                     core.position.leave_loop()
-                    core.begin_between_loops()
+                    core.way_back.begin_between_loops()
                 raise
         if not core.joined:
-            core.join()
-        if not core.begin_training_loop():
+            core.changes.come_in()
+        if not core.loops.begin():
             return
         self.cursor.begin_loop()
         self._source.begin_loop()
@@ -342,11 +343,11 @@ class AdaptiveDataLoader:
         finally:
             self._source.end_loop()
         if ran_out:
-            core.end_training_loop()
+            core.loops.end()
 
     def _train_steps(self, core: TrainingCore, started_passes: int, steps_before: int) -> Generator[Any, None, bool]:
         """The loop's steps; False when the epoch ended in its middle, which an iterator that is still held allows."""
-        run = core.runs
+        run = core.position.runs
         while not self._is_over(core, started_passes):
             for step in self._steps_under_present_plan(core, started_passes):
                 pass_began = time.perf_counter()
@@ -361,7 +362,7 @@ class AdaptiveDataLoader:
                         yield batch
                     except GeneratorExit:
                         # Held by what has ended, and let go of when the code runs again, it has nothing to say.
-                        if core.runs == run:
+                        if core.position.runs == run:
                             self._leave_early(core, step.plan, core.position.steps > steps_before)
                         raise
                     micro_seconds.append(self._seconds_since(core, step.plan, index, pass_began))
@@ -372,7 +373,7 @@ class AdaptiveDataLoader:
                 self._open = None
                 self._note_times(core, step.plan, micro_seconds, step.measures)
                 steps_so_far = core.position.steps
-                core.finish_step(self, step.plan.global_batch)
+                core.steps.finish(self, step.plan.global_batch)
                 if core.position.steps == steps_so_far:
                     self._uncounted += len(step.batches)
         return True
@@ -383,7 +384,7 @@ class AdaptiveDataLoader:
         if device is None:
             return time.perf_counter() - began
         reduces = index == len(step.micro_batches) - 1
-        group, size = core.group, len(step.micro_batches[index])
+        group, size = core.generation.group, len(step.micro_batches[index])
         return device.hold(began, device.pass_seconds(group.num_nodes, group.world_size, size, reduces=reduces))
 
     def _leave_early(self, core: TrainingCore, step: StepPlan, has_trained: bool) -> None:
@@ -398,14 +399,14 @@ class AdaptiveDataLoader:
         lost = core.broken is not None and any(model.passed_step for model in core.models)
         stepped = lost or any(model.stepped for model in core.models)
         steps_so_far = core.position.steps
-        core.leave_training_loop_early(self, has_trained=has_trained or stepped)
+        core.loops.leave_early(self, has_trained=has_trained or stepped)
         self.cursor.left |= has_trained or stepped
         try:
             if stepped:
-                core.finish_step(self, step.global_batch)
-            core.begin_between_loops()
+                core.steps.finish(self, step.global_batch)
+            core.way_back.begin_between_loops()
         except BaseException as error:
-            core.postpone(error)
+            core.leaving.postpone(error)
         finally:
             for model in core.models:
                 model.leave_step()
@@ -414,9 +415,9 @@ class AdaptiveDataLoader:
         start = core.position.loop_start
         is_left = bool(self.cursor.position) or (start is not None and self.cursor.passes == start[1])
         left_by_count = self._handed_out == self._promised and self.cursor.left and is_left
-        if left_by_count and self._uncounted and self._may_be_counted and not core.staleness:
+        if left_by_count and self._uncounted and self._may_be_counted and not core.models.staleness:
             # Whoever counts batches leaves before all samples were trained.
-            core.postpone(RunAgain(in_loop=True))
+            core.leaving.postpone(RunAgain(in_loop=True))
         elif uncounted:
             core.warn("the training loop was left at a step in which a replica was lost: that step does not count")
         elif left_by_count:
@@ -426,8 +427,9 @@ class AdaptiveDataLoader:
                 "let the loop run to its end"
             )
 
-    def complete_step(self, core: TrainingCore) -> None:
+    def complete_step(self) -> None:
         """The epoch ends while an iterator over this loader is still held: its last step counts now."""
+        core = get_core()
         step = self._open
         if step is not None:
             self._leave_early(core, step, has_trained=True)
@@ -437,23 +439,23 @@ class AdaptiveDataLoader:
     def _dry_steps(self, core: TrainingCore) -> Iterator[Any]:
         """Passes of a joiner that is still alone; what they change is overwritten when it joins."""
         for _ in range(_MOST_DRY_BATCHES):
-            if not core.dry_steps_left:
+            if not core.generation.dry_steps_left:
                 break
-            core.dry_steps_left -= 1
+            core.generation.dry_steps_left -= 1
             for model in core.models:
                 model.begin_dry_step()
             try:
                 yield from self._source.first_samples(self._dry_samples(core))
             finally:
                 # A batch that was only looked at built no bucket, nor did one whose gradient is summed up for later.
-                core.dry_steps_left += not any(model.took_gradients for model in core.models)
-        core.dry_steps_left = 0
+                core.generation.dry_steps_left += not any(model.took_gradients for model in core.models)
+        core.generation.dry_steps_left = 0
         for model in core.models:
             model.end_dry_steps()
 
     def _passes_before(self, core: TrainingCore) -> int | None:
         """Passes over the data before the loop that begins, where the trial was resumed within that very loop."""
-        if core.position.is_resumed and not core.joining and core.position.loop_start is not None:
+        if core.position.is_resumed and not core.generation.joining and core.position.loop_start is not None:
             number, passes = core.position.loop_start
             if number == core.position.loops_begun + 1:
                 return passes
@@ -461,7 +463,7 @@ class AdaptiveDataLoader:
 
     def _was_completed(self, core: TrainingCore, started_passes: int | None) -> bool:
         """Whether the loop that begins has nothing left: the trial was resumed behind it, in the same epoch."""
-        if not core.position.is_resumed or core.joining:
+        if not core.position.is_resumed or core.generation.joining:
             return False
         if core.position.loops_begun < core.position.loops_done:
             return True
@@ -471,15 +473,15 @@ class AdaptiveDataLoader:
 
     def _once_more(self, core: TrainingCore) -> Iterator[Any]:
         """The body of a loop that was completed before, for what the code after it needs; it changes nothing."""
-        undo, run = core.remember(), core.runs
-        core.dry_steps_left, core.replaying = 1, True
+        undo, run = core.way_back.remember(), core.position.runs
+        core.generation.dry_steps_left, core.loops.replaying = 1, True
         for model in core.models:
             model.begin_dry_step()
         try:
             yield from self._source.first_samples(self._dry_samples(core))
         finally:
-            if core.runs == run:
-                core.dry_steps_left, core.replaying = 0, False
+            if core.position.runs == run:
+                core.generation.dry_steps_left, core.loops.replaying = 0, False
                 for model in core.models:
                     model.end_dry_steps()
                 undo()
@@ -501,7 +503,7 @@ class AdaptiveDataLoader:
         return core.position.epoch_progress >= target * (1 - _PROGRESS_TOLERANCE)
 
     def _dry_samples(self, core: TrainingCore) -> int:
-        return max(2, min(self.batch_size, 32, core.memory_limit or 32))
+        return max(2, min(self.batch_size, 32, core.memory_limit.most_examples or 32))
 
     def _steps_under_present_plan(self, core: TrainingCore, started_passes: int) -> Iterator[LoadedStep]:
         """Load steps ahead until something changes: generation, batch size, end of the epoch."""
@@ -521,45 +523,45 @@ class AdaptiveDataLoader:
         assert core.adaptation is not None
         adaptation = core.adaptation
         return (
-            core.generation,
-            core.group.world_size,
+            core.generation.number,
+            core.generation.group.world_size,
             adaptation.atomic_batch,
             adaptation.accumulation,
-            int(core.trains_in_turns),
+            int(core.habits.trains_in_turns),
         )
 
     def _present_division(self, core: TrainingCore) -> Division:
         assert core.adaptation is not None
         adaptive = self._paces and self.bounds.adaptive
         return Division(
-            rank=core.group.rank,
-            world_size=core.group.world_size,
+            rank=core.generation.group.rank,
+            world_size=core.generation.group.world_size,
             global_batch=self.current_batch_size,
             accumulation=core.adaptation.accumulation if self._paces else 0,
             first_step=core.position.steps,
-            measures=core.measures,
-            splits_measured=core.group.world_size == 1 and adaptive and not core.trains_in_turns,
-            splits_first=fixed_choice(self.bounds, core.group.world_size)[1] > 0,
+            measures=functools.partial(core.models.measures, num_replicas=core.generation.group.world_size),
+            splits_measured=core.generation.group.world_size == 1 and adaptive and not core.habits.trains_in_turns,
+            splits_first=fixed_choice(self.bounds, core.generation.group.world_size)[1] > 0,
             varies=adaptive,
             drop_last=self.drop_last and not adaptive,
-            stream_workers=core.stream_workers or 1,
-            note_round=core.note_meeting,
-            agree=core.sum_between_steps,
+            stream_workers=core.habits.stream_workers or 1,
+            note_round=core.record.note_meeting,
+            agree=core.meeting.sum_between_steps,
         )
 
     def _note_times(self, core: TrainingCore, step: StepPlan, seconds: list[float], measures: bool) -> None:
         """Feed the throughput model: the last pass is the one that reduces, the ones before only compute."""
         assert core.adaptation is not None
-        world_size = core.group.world_size
+        world_size = core.generation.group.world_size
         if not self._paces:
             return
         atomic = len(step.micro_batches[-1])
         core.adaptation.size_costs.note(
-            atomic, max(seconds), time.monotonic(), generation=core.generation, compiles=compiled_graphs() > 0
+            atomic, max(seconds), time.monotonic(), generation=core.generation.number, compiles=compiled_graphs() > 0
         )
         if measures and world_size == 1:
             return
-        configuration = Configuration(core.group.num_nodes, world_size, atomic, core.adaptation.node_kind)
+        configuration = Configuration(core.generation.group.num_nodes, world_size, atomic, core.adaptation.node_kind)
         sync = max((model.sync_seconds for model in core.models), default=0.0)
         optim = seconds[-1]
         gradient = sum(seconds[:-1]) / len(seconds[:-1]) if len(seconds) > 1 else max(optim - sync, 0.1 * optim)
@@ -571,4 +573,6 @@ class AdaptiveDataLoader:
 
 def current_dataloader() -> AdaptiveDataLoader | None:
     """The loader that drives training, once one does."""
-    return get_core().loader
+    loader = get_core().loader
+    assert loader is None or isinstance(loader, AdaptiveDataLoader)
+    return loader

@@ -16,17 +16,34 @@ import torch
 import torch.distributed as dist
 
 from dist_core.errors import InvalidTraining, PeerLost
+from dist_core.generations.present import PresentGeneration
 from dist_core.generations.process_groups import ReplicaGroup
+from dist_core.state.position import Position
 from dist_core.torch_private import replace_default_group, work_of
-from dist_core.trial.core import TrainingCore
+from dist_core.trial.together import Together
 
 
 class ElasticWorld(dist.ProcessGroup):
-    """``expected``: how many replicas the trial was started with, until they have met."""
+    """``rank``, ``expected``: this replica's, and how many the trial was started with, until they have met.
 
-    def __init__(self, core: TrainingCore, *, rank: int, expected: int) -> None:
+    ``takes_part``: whether what the code does now has an effect on the trial.
+    """
+
+    def __init__(
+        self,
+        present: PresentGeneration,
+        position: Position,
+        together: Together,
+        *,
+        rank: int,
+        expected: int,
+        takes_part: Callable[[], bool],
+    ) -> None:
         super().__init__(rank, expected)  # type: ignore[call-arg]  # an overload the stubs leave out
-        self._core = core
+        self._present = present
+        self._position = position
+        self._together = together
+        self._takes_part = takes_part
         self._rank, self._expected = rank, expected
 
     def install(self) -> None:
@@ -37,10 +54,10 @@ class ElasticWorld(dist.ProcessGroup):
         replace_default_group(None, 0)
 
     def rank(self) -> int:
-        return self._core.group.rank if self._core.joined else self._rank
+        return self._present.group.rank if self._present.joined else self._rank
 
     def size(self) -> int:
-        return self._core.group.world_size if self._core.joined else self._expected
+        return self._present.group.world_size if self._present.joined else self._expected
 
     def name(self) -> str:
         return "elastune"
@@ -101,11 +118,11 @@ class ElasticWorld(dist.ProcessGroup):
         on_host: bool = False,
     ) -> dist.Work:
         """``changed``: inputs that are worked on in place; ``alone``: what stands for it where nobody takes part."""
-        core = self._core
-        if core.passes_do_not_count:
+        present, position = self._present, self._position
+        if not self._takes_part():
             alone()
             return _done(inputs)
-        if not core.joined:
+        if not present.joined:
             if self._expected > 1:
                 raise InvalidTraining(
                     f"torch.distributed was asked for a collective before the {self._expected} replicas of this trial "
@@ -115,7 +132,7 @@ class ElasticWorld(dist.ProcessGroup):
                 )
             alone()
             return _done(inputs)
-        before = [tensor.clone() for tensor in changed] if not core.position.in_training_loop else []
+        before = [tensor.clone() for tensor in changed] if not position.in_training_loop else []
 
         def attempt(group: ReplicaGroup) -> None:
             for tensor, kept in zip(changed, before, strict=False):
@@ -125,13 +142,13 @@ class ElasticWorld(dist.ProcessGroup):
             except RuntimeError as error:
                 raise PeerLost(f"a replica vanished in a collective of the script's own: {error}") from error
 
-        if not core.position.in_training_loop:
-            core.together(attempt)
-        elif core.broken is None:
+        if not position.in_training_loop:
+            self._together.do(attempt)
+        elif present.broken is None:
             try:
-                attempt(core.group)
+                attempt(present.group)
             except PeerLost as error:
-                core.mark_broken(str(error))
+                present.mark_broken(str(error))
         return _done(inputs)
 
 

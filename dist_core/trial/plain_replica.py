@@ -28,10 +28,19 @@ class Participant(Protocol):
     channel: ControlChannel | None
     membership: Membership | None
     registry: StateRegistry
-    joined: bool
-    joining: bool
-    replaying: bool
-    broken: str | None
+
+    @property
+    def joined(self) -> bool: ...
+
+    @property
+    def broken(self) -> str | None:
+        """Why what replicas do at present does not count, once one is lost."""
+        ...
+
+    @property
+    def is_outside(self) -> bool:
+        """Whether this replica comes to a trial that trains, and has not been let in."""
+        ...
 
     @property
     def progress(self) -> float: ...
@@ -70,7 +79,7 @@ class Participant(Protocol):
 
 
 class PlainReplica:
-    joined = joining = replaying = passes_do_not_count = False
+    joined = is_outside = passes_do_not_count = False
     stands_alone = True
     broken: str | None = None
     progress = 0.0

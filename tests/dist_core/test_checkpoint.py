@@ -27,9 +27,9 @@ from dist_core.state.checkpoint import (
     write_checkpoint,
 )
 from dist_core.state.interval import checkpoint_interval, mean_time_to_failure
+from dist_core.state.memory_limit import MemoryLimit
 from dist_core.state.packing import pack, unpack
 from dist_core.state.states import FunctionState, StateRegistry
-from dist_core.trial.memory_limit import lower, read_limit, write_limit
 from tests.support.project import ROOT
 
 STATE = {"model": {"w": torch.arange(4.0), "n": 3}, "list": [1, (2.5, None)], "text": "x"}
@@ -296,13 +296,14 @@ def test_a_plain_script_saves_when_it_is_told_to_end_and_goes_on_when_started_ag
 
 
 def test_a_memory_limit_is_found_again_and_never_half_written(tmp_path: Path) -> None:
-    assert read_limit(None) is None
-    assert read_limit(tmp_path) is None
-    write_limit(tmp_path / "trial", 48)
-    assert read_limit(tmp_path / "trial") == 48
+    assert MemoryLimit(None).most_examples is None
+    limit, another = MemoryLimit(tmp_path / "trial"), MemoryLimit(tmp_path / "trial")
+    assert limit.lower(64, 1) == 48
+    later = MemoryLimit(tmp_path / "trial")
+    assert [each.most_examples for each in (limit, another, later)] == [48] * 3
     (tmp_path / "trial" / "memory-limit.json").write_text("{")
-    assert read_limit(tmp_path / "trial") is None
-    assert [lower(64, 1), lower(2, 1), lower(10, 9), lower(9, 9)] == [48, 1, 9, None]
+    assert [each.most_examples for each in (limit, another)] == [48, None]
+    assert [MemoryLimit(None).lower(*bounds) for bounds in ((64, 1), (2, 1), (10, 9), (9, 9))] == [48, 1, 9, None]
 
 
 def test_packing_is_undone_by_unpacking() -> None:

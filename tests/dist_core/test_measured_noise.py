@@ -190,8 +190,8 @@ def both(adam: bool) -> list[tuple[float, float, float, float]]:
             mine = [p.grad.detach().clone() / c for p, c in zip(parameters, preconditioners, strict=True)]  # type: ignore[union-attr]
             optimizer.zero_grad()
             local = sum(float(gradient.double().square().sum()) for gradient in mine)
-            gathered = core.group.gather_json([local, [gradient.flatten().tolist() for gradient in mine]])
-            count = core.group.world_size
+            gathered = core.generation.group.gather_json([local, [gradient.flatten().tolist() for gradient in mine]])
+            count = core.generation.group.world_size
             mean = [
                 torch.tensor([rows[1][index] for rows in gathered], dtype=torch.float64).mean(dim=0)
                 for index in range(len(mine))
@@ -227,7 +227,7 @@ def not_a_number(where: int) -> tuple[int, float]:
     wrapped = AdaptiveDataParallel(model, optimizer, noise_every=1)
     warnings: list[str] = []
     core = get_core()
-    core.warn = lambda message: warnings.append(message)  # type: ignore[method-assign]
+    core.news.warn = lambda message: warnings.append(message)  # type: ignore[method-assign]
     for _ in remaining_epochs_until(1):
         for x in loader:
             optimizer.zero_grad()

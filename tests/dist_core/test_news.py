@@ -8,7 +8,7 @@ import pytest
 
 from dist_core.goodput import Hints
 from dist_core.link.hints_sender import HintsSender
-from dist_core.trial.news import News
+from dist_core.link.news import News
 
 
 class Listener:
@@ -61,7 +61,7 @@ def test_where_nobody_listens_warnings_are_in_the_log(caplog: pytest.LogCaptureF
 
 def test_an_epoch_takes_as_long_as_the_latest_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 100.0
-    monkeypatch.setattr("dist_core.trial.news.time.monotonic", lambda: now)
+    monkeypatch.setattr("dist_core.link.news.time.monotonic", lambda: now)
     news = News(None)
     assert news.typical_epoch_seconds(0.5) is None
     news.training_goes_on()

@@ -614,7 +614,7 @@ def with_a_state_that_cannot_come_back(kit: Kit) -> None:
 
     dist_core.register_state("mine", Kept())
     one_step(kit, lambda *_: None)
-    dist_core.trial.core.get_core().checkpoint(leaving=False)
+    dist_core.trial.core.get_core().saving.save(leaving=False)
 
 
 def with_torchs_own_wrapper(kit: Kit) -> None:

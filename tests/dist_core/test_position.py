@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dist_core.trial.position import Position
+from dist_core.state.position import Position
 
 
 def resumed(position: Position) -> Position:
@@ -115,5 +115,5 @@ def test_after_the_last_epoch_there_is_nothing_to_save() -> None:
 def test_code_that_begins_again_knows_nothing() -> None:
     position = with_limit(3, 2)
     stepped(position)
-    position.forget()
+    position.begin_run()
     assert (position.epoch, position.limit, position.steps) == (0, None, 0)

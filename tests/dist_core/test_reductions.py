@@ -171,7 +171,7 @@ def test_options_of_strategies(name: str, options: dict[str, Any], alone: Any) -
 
 def tuned(batch: int) -> tuple[list[float], dict[str, int]]:
     weights = train("perceptron", ["all_reduce", "round_robin", "sharded"], batch, bucket_cap_mb="auto")
-    return weights, get_core().models[0]._tuner.state_dict()
+    return weights, get_core().registry.capture()["model-0"]["tuned"]
 
 
 def test_tuning_tries_all_on_all_replicas_and_changes_no_result(alone: Any) -> None:
@@ -184,7 +184,7 @@ def test_tuning_tries_all_on_all_replicas_and_changes_no_result(alone: Any) -> N
 
 def settled() -> tuple[list[float], dict[str, int]]:
     weights = train("perceptron", ["all_reduce", "round_robin"], 1)
-    return weights, get_core().models[0]._tuner.state_dict()
+    return weights, get_core().registry.capture()["model-0"]["tuned"]
 
 
 def test_replicas_settle_on_what_rank_0_found() -> None:
@@ -266,7 +266,7 @@ def die_in_a_step(name: str) -> str | None:
     core = get_core()
     for _ in remaining_epochs_until(1):
         for x, y in loader:
-            if core.position.steps == 3 and core.group.rank == 1:
+            if core.position.steps == 3 and core.generation.group.rank == 1:
                 os.kill(os.getpid(), signal.SIGKILL)
             optimizer.zero_grad()
             before = [parameter.detach().clone() for parameter in model.parameters()]
@@ -342,12 +342,12 @@ def asynchronous(slow: bool, momentum: float) -> tuple[list[float], float, int]:
     ahead = 0
     for _ in remaining_epochs_until(40):
         for x, y in loader:
-            if slow and core.group.rank == 1:
+            if slow and core.generation.group.rank == 1:
                 time.sleep(0.004)
             optimizer.zero_grad()
             nn.functional.cross_entropy(wrapped(x), y).backward()
             optimizer.step()
-            ahead = max(ahead, core.rounds.steps_ahead)
+            ahead = max(ahead, core.vote.steps_ahead)
     assert core.broken is None
     data = Points()
     with torch.no_grad():
@@ -387,7 +387,7 @@ def train_until_broken() -> str:
     core = get_core()
     for _ in remaining_epochs_until(100):
         for x, y in loader:
-            if core.position.steps == 7 and core.group.rank == 0:
+            if core.position.steps == 7 and core.generation.group.rank == 0:
                 os.kill(os.getpid(), signal.SIGKILL)
             optimizer.zero_grad()
             nn.functional.cross_entropy(wrapped(x), y).backward()
@@ -413,13 +413,13 @@ def lose_a_peer_that_others_wait_for(name: str) -> str:
         for (x,) in loader:
             optimizer.zero_grad()
             loss = wrapped(x).square().mean()
-            if core.position.steps == 5 and core.group.rank == 1:
+            if core.position.steps == 5 and core.generation.group.rank == 1:
                 threading.Timer(0.003, os.kill, (os.getpid(), signal.SIGKILL)).start()
             loss.backward()
             optimizer.step()
             if core.broken is not None:
                 # As in a switch to the generation without the lost one; torchrun's own groups stay with torch.
-                core._drop_group()
+                core.changes._drop_group()
                 return "noticed"
     return "not noticed"
 

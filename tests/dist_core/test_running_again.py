@@ -11,8 +11,8 @@ import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 
-import dist_core.data.loader
-import dist_core.trial.batch_size
+import dist_core.data.batch_size
+import dist_core.training.loader
 from dist_core import Accumulator, AdaptiveDataLoader, AdaptiveDataParallel, remaining_epochs_until
 from dist_core.errors import ReplicaExit, RunAgain
 from dist_core.goodput import BatchBounds
@@ -59,13 +59,13 @@ class Trial:
             for number, (x,) in enumerate(self.evaluation):
                 totals["count"] += len(x)
                 if leaves and number == 1:
-                    get_core()._asked_to_leave = True
+                    get_core().leaving._asked = True
 
 
 def as_after_a_loss() -> None:
     """What a survivor does once the others have agreed that the evaluation is to run again."""
-    get_core().go_back_behind_loop()
-    get_core()._back_behind_loop = None
+    get_core().way_back.go_back_behind_loop()
+    get_core().way_back._behind_loop = None
     raise RunAgain
 
 
@@ -80,7 +80,7 @@ def test_an_accumulator_made_between_two_loops_counts_once_however_often_the_tri
             with totals.synchronized():
                 seen.append(totals["count"])
             if (leaves, epoch) == ("behind it", 1):
-                get_core()._asked_to_leave = True
+                get_core().leaving._asked = True
                 get_core().leave_if_asked()
         return seen
 
@@ -168,7 +168,7 @@ def test_a_look_at_the_data_ends_no_pass_that_the_trial_resumes_in() -> None:
                 trial.step(x)
                 seen.extend(x.flatten().int().tolist())
                 if leaves and (epoch, number) == (0, 2):
-                    get_core()._asked_to_leave = True
+                    get_core().leaving._asked = True
 
     with pytest.raises(ReplicaExit):
         code(leaves=True)
@@ -183,7 +183,7 @@ def test_a_step_counts_once_whose_iterator_is_held_over_the_end_of_its_epoch(
     def choice(bounds: BatchBounds, num_replicas: int) -> tuple[int, int]:
         return bounds.init_batch // (num_replicas * passes), passes - 1
 
-    for module in (dist_core.trial.batch_size, dist_core.data.loader):
+    for module in (dist_core.data.batch_size, dist_core.training.loader):
         monkeypatch.setattr(module, "fixed_choice", choice)
     trial, seen = Trial(batch=4), []
     for _ in remaining_epochs_until(3):
@@ -206,7 +206,7 @@ def test_what_could_not_be_raised_then_is_raised_before_the_code_returns() -> No
         nonlocal runs
         runs += 1
         if runs == 1:
-            get_core().postpone(RunAgain(in_loop=True))
+            get_core().leaving.postpone(RunAgain(in_loop=True))
         return runs
 
     assert run_training(get_core(), code) == 2

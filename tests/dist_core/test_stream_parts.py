@@ -106,7 +106,7 @@ def test_each_worker_reads_its_part_and_every_sample_is_trained_once_a_pass(tmp_
 
 def reads_a_share(log: Path, batch: int) -> tuple[int, list[list[int]], list[float]]:
     seen = trained_on(AdaptiveDataLoader(Shards(log=log), batch_size=batch, num_workers=2))
-    return os.getpid(), seen, [float(each) for each in get_core().models[0].parameters()]
+    return os.getpid(), seen, [float(each) for each in get_core().models.trained()]
 
 
 @pytest.mark.parametrize("batch", [1, 12])

@@ -22,8 +22,8 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import dist_core
-import dist_core.data.loader
-import dist_core.trial.batch_size
+import dist_core.data.batch_size
+import dist_core.training.loader
 from dist_core.goodput import BatchBounds
 from dist_core.trial.core import TrainingCore, get_core
 from dist_core.trial.restart import run_training
@@ -39,14 +39,14 @@ FROZEN = "frozen in a step"
 EARLIER = "in an epoch's second step"
 LATE_IN_AN_EVALUATION = "late in an evaluation"
 LOST = {
-    FROZEN: lambda core: core.launch_control,
-    "in a step": lambda core: core.launch_control,
-    EARLIER: lambda core: core.launch_control,
-    "between two updates": lambda core: core.counts_update,
-    "in the body": lambda core: core.together,
-    "in an evaluation": lambda core: core.leave_evaluation_if_asked,
-    LATE_IN_AN_EVALUATION: lambda core: core.leave_evaluation_if_asked,
-    "at the end of a loop": lambda core: core.end_training_loop,
+    FROZEN: lambda core: core.steps.launch_vote,
+    "in a step": lambda core: core.steps.launch_vote,
+    EARLIER: lambda core: core.steps.launch_vote,
+    "between two updates": lambda core: core.record.counts_update,
+    "in the body": lambda core: core.meeting.do,
+    "in an evaluation": lambda core: core.saving.leave_evaluation_if_asked,
+    LATE_IN_AN_EVALUATION: lambda core: core.saving.leave_evaluation_if_asked,
+    "at the end of a loop": lambda core: core.loops.end,
 }
 """Where one of three replicas is killed, once it has come to step ``KILL_AT``: before it makes this call."""
 LATE_BATCH = 5
@@ -146,7 +146,7 @@ def _in_passes(passes: int) -> None:
     def choice(bounds: BatchBounds, num_replicas: int) -> tuple[int, int]:
         return -(-bounds.init_batch // (num_replicas * passes)), passes - 1
 
-    for module in (dist_core.trial.batch_size, dist_core.data.loader):
+    for module in (dist_core.data.batch_size, dist_core.training.loader):
         module.fixed_choice = choice  # type: ignore[attr-defined]  # where it is looked up
 
 
@@ -175,12 +175,14 @@ def _on_replica(habit: Habit, passes: int, url: str, folder: str, place: str, fi
 
 def _follow_the_script(core: TrainingCore, place: str) -> None:
     """Wait at one step until the joiners are there, and die at another."""
-    finish_step, told = core.finish_step, False
+    finish_step, told = core.steps.finish, False
 
     def scripted(loader: Any, global_batch: int) -> None:
         nonlocal told
         assert core.channel is not None and core.membership is not None
-        if core.joined and core.group.world_size == 1 and core.position.steps >= GROW_AT and core.generation == 1:
+        generation = core.generation
+        is_alone = generation.joined and generation.group.world_size == 1 and generation.number == 1
+        if is_alone and core.position.steps >= GROW_AT:
             if not told:
                 core.channel.request("POST", "/epoch", {"epoch": core.position.epoch})
                 told = True
@@ -189,7 +191,7 @@ def _follow_the_script(core: TrainingCore, place: str) -> None:
         finish_step(loader, global_batch)
 
     if not place:
-        core.finish_step = scripted  # type: ignore[method-assign]  # this one replica's
+        core.steps.finish = scripted  # type: ignore[method-assign]  # this one replica's
         return
     call = LOST[place](core)
     calls = 0
@@ -197,10 +199,11 @@ def _follow_the_script(core: TrainingCore, place: str) -> None:
     def deadly(*arguments: Any, **options: Any) -> Any:
         nonlocal calls
         late = core.position.steps >= (KILL_AT - 2 if place == EARLIER else KILL_AT)
-        late = late and (place != "between two updates" or core._updates == 1)
+        late = late and (place != "between two updates" or core.record._updates == 1)
         calls += late
         late = late and (place != LATE_IN_AN_EVALUATION or calls == LATE_BATCH)
-        if core.joined and core.group.world_size == 3 and core.group.rank == 1 and late:
+        group = core.generation.group
+        if core.joined and group.world_size == 3 and group.rank == 1 and late:
             if place == FROZEN:
                 assert core.channel is not None
                 core.channel.request("POST", "/frozen", {})
@@ -208,5 +211,5 @@ def _follow_the_script(core: TrainingCore, place: str) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
         return call(*arguments, **options)
 
-    core.finish_step = scripted  # type: ignore[method-assign]  # this one replica's
-    setattr(core, call.__name__, deadly)
+    core.steps.finish = scripted  # type: ignore[method-assign]  # this one replica's
+    setattr(call.__self__, call.__name__, deadly)

@@ -279,14 +279,14 @@ def _note(trial: optuna.Trial, rate: float, momentum: float) -> None:
     folder = os.environ.get("NOTES")
     if folder:
         core = get_core()
-        line = f"{trial.number} {core.group.world_size} {rate!r} {momentum!r}\n"
+        line = f"{trial.number} {core.generation.group.world_size} {rate!r} {momentum!r}\n"
         with open(Path(folder) / f"{os.getpid()}.txt", "a") as file:
             file.write(line)
 
 
 def _maybe_die(epoch: int) -> None:
     marker = os.environ.get("KILL_ONCE")
-    if marker and epoch == 3 and get_core().group.rank == 0:
+    if marker and epoch == 3 and get_core().generation.group.rank == 0:
         try:
             os.close(os.open(marker, os.O_CREAT | os.O_EXCL))
         except FileExistsError:

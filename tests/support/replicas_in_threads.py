@@ -1,6 +1,6 @@
 """A launcher whose replicas are threads of this process: everything of a trial but the process.
 
-The code of a replica and its requests are the real ones. One at a time, because a process has one training core.
+The code of a replica and its requests are the real ones.
 """
 
 from __future__ import annotations
@@ -8,9 +8,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 
-import dist_core.trial.core
 from dist_core.link.environment import ReplicaEnvironment
-from dist_core.trial.core import TrainingCore
+from dist_core.trial.core import TrainingCore, presenting
 from trials.launch import InMemoryLauncher, LaunchRequest
 from trials.launch.base import Exit, ReplicaProcess
 from trials.record import ReplicaRecord
@@ -43,14 +42,12 @@ class ThreadLauncher(InMemoryLauncher):
         assert core.membership is not None
         # A replica that does not leave in time is ended; this one is not alone in its process.
         core.membership._end = lambda status: None
-        dist_core.trial.core._core = core
         status = 1
         try:
-            status = self._run(core)
+            with presenting(core):
+                status = self._run(core)
             core.close()
         finally:
-            if dist_core.trial.core._core is core:
-                dist_core.trial.core._core = None
             with self._ending:
                 self.end(request.replica_id, status)
             self.on_change()

@@ -23,6 +23,8 @@ from torch import nn
 from torch.utils.data import Dataset
 
 import dist_core
+import dist_core.generations.join
+import dist_core.generations.switch
 import dist_core.state.checkpoint
 import dist_core.trial.core
 from dist_core.errors import PeerLost, ReplicaExit
@@ -98,7 +100,7 @@ def prepare_to_die(core: TrainingCore, model: nn.Sequential, ballast: nn.Paramet
     step = int(os.environ.get("DIE_STEP", "15"))
 
     def die(after_seconds: float = 0.0) -> None:
-        if core.joined and core.group.rank == rank and core.position.steps >= step:
+        if core.joined and core.generation.group.rank == rank and core.position.steps >= step:
             try:
                 os.close(os.open(Path(os.environ["TRACE_DIR"]) / "died", os.O_CREAT | os.O_EXCL))
             except FileExistsError:
@@ -128,7 +130,8 @@ def prepare_to_die(core: TrainingCore, model: nn.Sequential, ballast: nn.Paramet
     elif place == "checkpoint":
         dist_core.state.checkpoint.os.fsync = dying(os.fsync)  # type: ignore[attr-defined]
     elif place == "rescale":
-        dist_core.trial.core.share_state = dying(share_state)  # type: ignore[attr-defined]  # where the core looks it up
+        for module in (dist_core.generations.join, dist_core.generations.switch):
+            module.share_state = dying(share_state)  # type: ignore[attr-defined]  # where they look it up
 
 
 def train() -> list[float]:
@@ -162,27 +165,27 @@ def train() -> list[float]:
                 losses = nn.functional.mse_loss(wrapped(x).squeeze(1), y, reduction="none")
                 if core.joined:
                     line = {
-                        "generation": core.generation,
+                        "generation": core.generation.number,
                         "step": core.position.steps,
                         "epoch": epoch,
                         "samples": numbers.tolist(),
                         "pid": os.getpid(),
-                        "world_size": core.group.world_size,
+                        "world_size": core.generation.group.world_size,
                         "loss": float(losses.detach().double().sum()),
-                        "state": shared_state() if core.generation != generation else None,
+                        "state": shared_state() if core.generation.number != generation else None,
                     }
-                    generation = core.generation
+                    generation = core.generation.number
                     trace.write(json.dumps(line) + "\n")
                 scaler.scale(losses.mean()).backward()
                 if (
                     os.environ.get("RAISE_AT_STEP") == str(core.position.steps)
-                    and core.group.rank == core.group.world_size - 1
+                    and core.generation.group.rank == core.generation.group.world_size - 1
                 ):
                     raise RuntimeError("on purpose, on the last rank")
                 scaler.step(optimizer)
                 scaler.update()
                 # On a busy machine replicas take long to come, and would come to a trial that is over.
-                wanted = 1 if core.group.world_size >= wanted else wanted
+                wanted = 1 if core.generation.group.world_size >= wanted else wanted
                 time.sleep(pause if wanted == 1 else max(pause, 0.2))
             schedule.step()
             dist_core.report(float(epoch), epoch)
@@ -195,7 +198,7 @@ def main() -> int:
         weights = run_training(core, train)
         if core.environment is None:
             (Path(os.environ["TRACE_DIR"]) / "weights.json").write_text(json.dumps(weights))
-        elif core.group.rank == 0:
+        elif core.generation.group.rank == 0:
             assert core.channel is not None
             core.channel.request("POST", "/outcome", {"kind": "value", "value": weights})
         return 0

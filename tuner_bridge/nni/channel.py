@@ -52,7 +52,7 @@ class _Count:
         self.value, self.finals = max(0, state["value"]), state["finals"]
         self._channel.take_up(state["untold"])
         if state["value"] == UNKNOWN:
-            get_core().took_over = True
+            get_core().generation.took_over = True
 
 
 _present: ElasticChannel | None = None
@@ -100,7 +100,7 @@ class ElasticChannel(TrialCommandChannel):  # type: ignore[misc]  # NNI has no t
         if self._core.passes_do_not_count:
             # What it would report has been reported, or will be by others.
             return
-        if self._core.took_over and self._core.reports:
+        if self._core.generation.took_over and self._core.reports:
             self._take_over(self._ask("taken", {}))
         if type == "PERIODICAL":
             sequence = self._count.value
@@ -138,7 +138,7 @@ class ElasticChannel(TrialCommandChannel):  # type: ignore[misc]  # NNI has no t
 
     def knows_count(self) -> bool:
         """Whether the count is the trial's. Asked when a checkpoint is taken, perhaps because nobody answers."""
-        if not self._core.took_over:
+        if not self._core.generation.took_over:
             return True
         body = {"id": self._question(), "method": "taken", "arguments": {}}
         try:
@@ -152,7 +152,7 @@ class ElasticChannel(TrialCommandChannel):  # type: ignore[misc]  # NNI has no t
         return True
 
     def _take_over(self, taken: int) -> None:
-        self._core.took_over = False
+        self._core.generation.took_over = False
         for sequence, result in self._untold:
             if sequence >= taken:
                 self._tell(result, wait=False)

@@ -141,14 +141,13 @@ class ElasticTrial(optuna.Trial):
     @property
     def _stands_outside(self) -> bool:
         """What this replica would report has been reported, or will be by others."""
-        if self._core.replaying:
-            return True
-        return not self._core.joined and (self._core.joining or not self._core.reports)
+        core = self._core
+        return core.passes_do_not_count or not (core.joined or core.reports)
 
     @property
     def speaks(self) -> bool:
         """Whether this replica tells the trial's value."""
-        return self._core.reports and not (self._core.joining and not self._core.joined)
+        return self._core.reports and not self._core.is_outside
 
     def last_report(self) -> float | None:
         """The value at the trial's last step, whichever replica reported it; None without any."""

@@ -15,12 +15,12 @@ from dist_core.adaptdl.torch import _metrics, iterator, scaling_rules
 from dist_core.adaptdl.torch.accumulator import Accumulator
 from dist_core.adaptdl.torch.data import ElasticSampler
 from dist_core.adaptdl.torch.epoch import current_epoch, finished_epochs, remaining_epochs_until
-from dist_core.data.loader import AdaptiveDataLoader, current_dataloader
 from dist_core.generations.process_groups import join_torchrun
 from dist_core.gradients.learning_rate import ScalingRule
-from dist_core.gradients.model import AdaptiveDataParallel as _AdaptiveDataParallel
 from dist_core.link.environment import standalone_world
 from dist_core.torch_private import HashStore
+from dist_core.training.loader import AdaptiveDataLoader, current_dataloader
+from dist_core.training.model import AdaptiveDataParallel as _AdaptiveDataParallel
 from dist_core.trial.core import get_core
 
 __all__ = [

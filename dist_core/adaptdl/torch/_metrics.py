@@ -8,6 +8,6 @@ from dist_core.trial.core import get_core
 
 
 def _metrics_state() -> SimpleNamespace:
-    statistics = get_core().statistics
+    statistics = get_core().models.statistics
     parts = (0.0, 0.0) if statistics is None else (statistics.sqr, statistics.var)
     return SimpleNamespace(grad_params=parts, progress=get_core().position.progress)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import dist_core.trial.accumulator
+import dist_core.training.accumulator
 from dist_core.adaptdl.env import core_of_job
 
 
-class Accumulator(dist_core.trial.accumulator.Accumulator):
+class Accumulator(dist_core.training.accumulator.Accumulator):
     def __init__(self, *arguments: Any, **initial: float) -> None:
         core_of_job()
         super().__init__(*arguments, **initial)

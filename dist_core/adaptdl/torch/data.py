@@ -8,7 +8,7 @@ import numpy as np
 from torch.utils.data import Sampler
 
 from dist_core.adaptdl.env import num_replicas, replica_rank
-from dist_core.data.loader import AdaptiveDataLoader, current_dataloader
+from dist_core.training.loader import AdaptiveDataLoader, current_dataloader
 
 __all__ = ["AdaptiveDataLoader", "ElasticSampler", "current_dataloader"]
 

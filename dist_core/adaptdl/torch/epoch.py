@@ -4,22 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from dist_core import training_api
 from dist_core.adaptdl.env import core_of_job
+from dist_core.training import api
 
 
 def remaining_epochs_until(num_epochs: int) -> Iterator[int]:
     core_of_job()
-    return training_api.remaining_epochs_until(num_epochs)
+    return api.remaining_epochs_until(num_epochs)
 
 
 def current_epoch() -> int | None:
     """The epoch being trained, None outside of ``remaining_epochs_until``."""
     core_of_job()
-    return training_api.current_epoch()
+    return api.current_epoch()
 
 
 def finished_epochs() -> int:
     """How many epochs the job has completed, in its earlier runs too."""
     core_of_job()
-    return training_api.finished_epochs()
+    return api.finished_epochs()

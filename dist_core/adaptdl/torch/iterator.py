@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch.utils.data import Dataset
 
-from dist_core.data.loader import AdaptiveDataLoader
 from dist_core.errors import InvalidTraining
+from dist_core.training.loader import AdaptiveDataLoader
 
 
 class TextWindows(Dataset[torch.Tensor]):

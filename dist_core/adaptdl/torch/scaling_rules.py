@@ -12,5 +12,5 @@ __all__ = ["AdaScale", "AdamScale", "LEGWScale", "LinearScale", "ScalingRule", "
 def LEGWScale(base_warmup_epochs: float, data_size: int) -> LEGW:  # noqa: N802  # AdaptDL's name
     """LEGW with its warm-up in epochs over ``data_size`` samples at the initial batch size."""
     loader = get_core().loader
-    init_batch = loader.batch_size if loader is not None else 1
+    init_batch = loader.bounds.init_batch if loader is not None else 1
     return LEGW(base_warmup_steps=base_warmup_epochs * data_size / init_batch)

@@ -1,0 +1,111 @@
+"""Heal: what survivors do when a replica is lost, to go on from the furthest of them without it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any, Protocol
+
+from dist_core.errors import PeerLost, ReplicaExit
+from dist_core.generations.losses import Losses
+from dist_core.generations.present import PresentGeneration
+from dist_core.generations.process_groups import ReplicaGroup
+from dist_core.generations.state_transfer import hand_over
+from dist_core.generations.step_record import Standing
+from dist_core.generations.watch import Membership, Prepared
+from dist_core.link.environment import EXIT_PEER_LOST
+from dist_core.link.news import News
+
+HEAL_SECONDS = 60.0
+"""Longest wait for a generation without the lost replica; then the trial resumes from its checkpoint."""
+LEAVER_PATIENCE_SECONDS = 3.0
+
+
+class Survivor(Protocol):
+    """This replica's training, as far as a loss concerns it."""
+
+    def standing(self) -> Standing: ...
+
+    def go_back_behind_loop(self) -> None:
+        """Its code is going to run again from behind the epoch's last training loop."""
+        ...
+
+    def states(self) -> dict[str, Any]: ...
+
+    def take(self, states: dict[str, Any], *, is_a_step_behind: bool) -> None:
+        """Go on from the furthest survivor's states."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Healed:
+    """How a trial goes on after a loss."""
+
+    prepared: Prepared
+    """The generation to enter."""
+    furthest: Standing
+    """Where it goes on."""
+    runs_again: bool
+    """Whether the epoch's code has to run again from behind its last training loop."""
+
+
+class Heal:
+    def __init__(self, present: PresentGeneration, losses: Losses, membership: Membership, news: News) -> None:
+        self._present = present
+        self._losses = losses
+        self._membership = membership
+        self._news = news
+
+    def wait_and_meet(self, survivor: Survivor, *, reason: str, enter: Callable[[Healed], None]) -> Healed:
+        """Wait for the generation without the lost replica, go on from the furthest survivor and enter.
+
+        Possible at a step boundary of the epoch everybody is in; elsewhere PeerLost ends this replica and the trial
+        resumes from its checkpoint.
+        """
+        started = time.perf_counter()
+        self._news.announce("/broken", {"generation": self._present.number})
+        while time.perf_counter() - started < HEAL_SECONDS and self._membership.must_leave is None:
+            prepared = self._membership.pending()
+            if prepared is not None and self._may_go_on_with(prepared, time.perf_counter() - started):
+                if prepared.group is None:
+                    break
+                try:
+                    with self._losses.meeting(prepared) as group:
+                        healed = self._meet(prepared, group, survivor)
+                        enter(healed)
+                except PeerLost:
+                    # One of these is gone as well; the scheduler sees it and publishes again.
+                    prepared.group.break_off()
+                    self._membership.abandon(prepared.generation.number)
+                    continue
+                return healed
+            time.sleep(0.005)
+        raise PeerLost(f"another replica vanished and the trial was not rebuilt around it: {reason}")
+
+    def _may_go_on_with(self, prepared: Prepared, waited_seconds: float) -> bool:
+        if prepared.group is None:
+            # Told to leave by a generation that may hold the lost replica: give the one that replaces it a moment.
+            return not prepared.generation.members or waited_seconds > LEAVER_PATIENCE_SECONDS
+        return set(prepared.generation.members) <= set(self._present.members)
+
+    def _meet(self, prepared: Prepared, group: ReplicaGroup, survivor: Survivor) -> Healed:
+        standing = [Standing(**each) for each in group.gather_json(asdict(survivor.standing()))]
+        # The lost replica may have completed its last collective with some of us and not with others: those are one
+        # step ahead, or one update, and that counts.
+        first = max(range(group.world_size), key=lambda rank: (standing[rank].steps, standing[rank].updates, -rank))
+        furthest = standing[first]
+        if not all(each.can_go_on_from(furthest) for each in standing):
+            self._news.warn(
+                "a replica was lost while the others stood at different places outside of a training step; the trial "
+                "goes on from its last checkpoint"
+            )
+            self._news.flush()
+            raise ReplicaExit("survivors stand at different places", EXIT_PEER_LOST)
+        runs_again = any(each.has_evaluated for each in standing)
+        if runs_again:
+            survivor.go_back_behind_loop()
+        received = hand_over(group, survivor.states() if group.rank == first else None, source=first)
+        if group.rank != first:
+            survivor.take(received, is_a_step_behind=standing[group.rank].steps < furthest.steps)
+        return Healed(prepared=prepared, furthest=furthest, runs_again=runs_again)

@@ -1,0 +1,77 @@
+"""Join: how a replica comes into its first generation, of a trial that begins or of one that trains."""
+
+from __future__ import annotations
+
+import time
+
+from dist_core.errors import JoinAgain, PeerLost, ReplicaExit
+from dist_core.generations.losses import Losses
+from dist_core.generations.present import PresentGeneration
+from dist_core.generations.state_transfer import hand_over, share_state
+from dist_core.generations.watch import Membership, Prepared
+from dist_core.link.client import ControlChannel
+from dist_core.state.persistence import Persistence
+from dist_core.state.position import Position
+
+
+class Join:
+    def __init__(
+        self,
+        present: PresentGeneration,
+        losses: Losses,
+        membership: Membership,
+        channel: ControlChannel,
+        position: Position,
+        states: Persistence,
+    ) -> None:
+        self._present = present
+        self._losses = losses
+        self._membership = membership
+        self._channel = channel
+        self._position = position
+        self._states = states
+        self._asked_at = 0.0
+
+    def epoch_to_join(self) -> int | None:
+        """Where a replica of a trial that trains is to come in; None for one that starts its trial."""
+        self._asked_at = time.monotonic()
+        epoch = self._channel.request("GET", "/position")["epoch"]
+        return None if epoch is None else int(epoch)
+
+    def meet(self) -> Prepared:
+        """The generation to enter, with equal state on all its replicas. Raises JoinAgain, ReplicaExit."""
+        joining = self._present.joining
+        came_in = time.monotonic() - self._asked_at if joining else None
+        self._channel.request(
+            "POST", "/ready", {"join_epoch": self._position.epoch if joining else None, "seconds": came_in}
+        )
+        prepared = self._wait_for_generation()
+        states = self._states
+        try:
+            with self._losses.meeting(prepared) as group:
+                if joining:
+                    received = share_state(group, states.capture(), is_replicated=states.is_replicated())
+                else:
+                    received = hand_over(group, states.capture() if group.rank == 0 else None)
+        except PeerLost as error:
+            self._membership.abandon(prepared.generation.number)
+            raise JoinAgain from error
+        if group.rank != 0:
+            epoch = self._position.epoch
+            states.restore(received)
+            if self._position.epoch != epoch:
+                raise PeerLost(f"joined in epoch {self._position.epoch} while standing in epoch {epoch}")
+        return prepared
+
+    def _wait_for_generation(self) -> Prepared:
+        while True:
+            prepared = self._membership.wait_for_first()
+            if prepared is None:
+                raise JoinAgain
+            if prepared.group is None:
+                raise ReplicaExit("left")
+            if not self._present.joining or prepared.generation.join_epoch == self._position.epoch:
+                return prepared
+            # Offered for an epoch this joiner no longer stands in: not entering makes the survivors stay as they are.
+            self._membership.abandon(prepared.generation.number)
+            prepared.group.break_off()

@@ -1,0 +1,97 @@
+"""PresentGeneration: the replicas that train together now, and this one's place among them."""
+
+from __future__ import annotations
+
+import torch
+
+from dist_core.errors import PeerLost
+from dist_core.generations.letting_go import let_go
+from dist_core.generations.process_groups import GroupNeeds, ReplicaGroup, lone_group
+from dist_core.generations.watch import Prepared
+
+DRY_STEPS = 2
+"""Passes a joiner makes alone: they build its gradient buckets in the order that the survivors' have."""
+
+
+class PresentGeneration:
+    """Its group is changed by the training thread alone, at step boundaries."""
+
+    def __init__(self) -> None:
+        self.number = 0
+        self.members: tuple[str, ...] = ()
+        """By rank; empty where no scheduler named them."""
+        self.group: ReplicaGroup = lone_group()
+        self.joined = False
+        """Whether this replica trains with the others, which are none in a process of its own."""
+        self.joining = False
+        """Whether it comes, or came, to a trial that was training."""
+        self.dry_steps_left = 0
+        self.broken: str | None = None
+        """Why the present step does not count, once a replica is lost."""
+        self.took_over = False
+        """This process has become the one that reports while the trial trained; whoever cares clears it."""
+        self._last_rank = 0
+
+    # ------------------------------------------------------------------ what follows from it
+
+    @property
+    def stands_alone(self) -> bool:
+        """Whether there is nobody to do things together with, so far."""
+        return not self.joined or self.group.world_size == 1
+
+    @property
+    def is_outside(self) -> bool:
+        """Whether this replica comes to a trial that trains, and has not been let in."""
+        return self.joining and not self.joined
+
+    def is_new(self, replica_id: str) -> bool:
+        return replica_id not in self.members
+
+    # ------------------------------------------------------------------ what changes it
+
+    def come_to_train(self) -> None:
+        """The trial trains already; this replica builds what the others have before it is let in."""
+        self.joining = True
+        self.dry_steps_left = DRY_STEPS
+
+    def enter(self, prepared: Prepared) -> None:
+        assert prepared.group is not None
+        self.took_over |= self._last_rank > 0 and prepared.group.rank == 0
+        self._last_rank = prepared.group.rank
+        let_go(self.group.process_groups())
+        self.group = prepared.group
+        self.members = prepared.generation.members
+        self.number = prepared.generation.number
+        self.joined = True
+        self.broken = None
+
+    def enter_without_scheduler(self, group: ReplicaGroup | None) -> None:
+        """With those that were started with this process; None for one that is alone."""
+        self.group = group or self.group
+        self.joined = True
+
+    def drop(self, needs: GroupNeeds) -> None:
+        """Close this replica's connections: others that still wait for it in a collective learn of the loss by that."""
+        self.group.break_off()
+        self.group = lone_group(needs)
+
+    def begin_anew(self) -> None:
+        """The code of a joiner runs again from its top, for a later epoch."""
+        self.joined = False
+        self.group = lone_group()
+        self.broken = None
+
+    def mark_broken(self, reason: str) -> None:
+        """A collective failed: this step does not count. Safe from any thread."""
+        if self.broken is None:
+            self.broken = reason
+
+    def succeeded_everywhere(self, succeeded: bool) -> bool:
+        """Collective: whether something succeeded on every replica."""
+        votes = torch.tensor([float(succeeded)], dtype=torch.float64)
+        try:
+            self.group.sum(votes, what="votes")
+        except PeerLost as error:
+            self.mark_broken(str(error))
+            return False
+        return round(float(votes)) == self.group.world_size

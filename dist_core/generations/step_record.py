@@ -1,0 +1,64 @@
+"""StepRecord: what a replica has done since the last step that counted; where survivors of a loss stand."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Standing:
+    """Where a replica stands when another one is lost."""
+
+    steps: int
+    updates: int
+    epoch: int
+    meetings: int
+    has_evaluated: bool
+    """Whether its code has to run again from behind the epoch's last training loop."""
+
+    def can_go_on_from(self, furthest: Standing) -> bool:
+        """Whether this replica comes to where the furthest is by doing what is left of its step."""
+        behind = self.steps < furthest.steps
+        return self.epoch == furthest.epoch and (
+            furthest.meetings == 0 if behind else self.meetings == furthest.meetings
+        )
+
+
+class StepRecord:
+    def __init__(self) -> None:
+        self._updates = self._updates_before = 0
+        """Updates of the present step, by optimizers and schedules; and those it had before a replica was lost in it,
+        which count."""
+        self.meetings = 0
+        """What all replicas have done together since the last step."""
+
+    @property
+    def updates(self) -> int:
+        """Updates of the present step that this replica has made."""
+        return max(self._updates, self._updates_before)
+
+    def counts_update(self) -> bool:
+        """Whether the update by an optimizer or a schedule that is about to be made is still to be made.
+
+        A replica may be lost between two of them in one step. Then the body runs again, and the updates that were made
+        on all survivors are not made a second time.
+        """
+        self._updates += 1
+        return self._updates > self._updates_before
+
+    @property
+    def has_made_next_update(self) -> bool:
+        return self._updates < self._updates_before
+
+    def note_meeting(self) -> None:
+        self.meetings += 1
+
+    def step_counts(self) -> None:
+        self._updates = self._updates_before = self.meetings = 0
+
+    def epoch_ends(self) -> None:
+        self.meetings = 0
+
+    def go_on_from(self, furthest: Standing) -> None:
+        """The body of the step runs again, here and there."""
+        self._updates_before, self._updates = furthest.updates, 0

@@ -1,0 +1,92 @@
+"""Switch: from the present generation to the next one, at a step boundary that all replicas agree on."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+from dist_core.errors import PeerLost
+from dist_core.generations.decision import Decision, decide_switch, vote_for
+from dist_core.generations.losses import Losses
+from dist_core.generations.present import DRY_STEPS, PresentGeneration
+from dist_core.generations.state_transfer import share_state
+from dist_core.generations.watch import Membership, Prepared
+from dist_core.link.news import News
+from dist_core.state.persistence import Persistence
+from dist_core.state.position import Position
+
+logger = logging.getLogger(__name__)
+
+
+class Switch:
+    def __init__(
+        self,
+        present: PresentGeneration,
+        losses: Losses,
+        membership: Membership,
+        position: Position,
+        states: Persistence,
+        news: News,
+    ) -> None:
+        self._present = present
+        self._losses = losses
+        self._membership = membership
+        self._position = position
+        self._states = states
+        self._news = news
+
+    def vote(self, prepared: Prepared | None) -> Sequence[float]:
+        """What this replica adds to a step's round."""
+        if prepared is None or not self._may_be_entered(prepared):
+            return vote_for(None)
+        return vote_for(prepared.generation.number)
+
+    def _may_be_entered(self, prepared: Prepared) -> bool:
+        """A joiner's gradient buckets are as after two passes; ours must be too before it is let in."""
+        joiners = set(prepared.generation.members) - set(self._present.members)
+        # A joiner stands in its epoch's first loop.
+        return not joiners or (self._position.own_steps >= DRY_STEPS and self._position.is_first_loop)
+
+    def decide(self, prepared: Prepared, votes: Sequence[float]) -> Decision:
+        """The same on all replicas, from the sums of what they have voted."""
+        count, total, squares = votes
+        return decide_switch(
+            count=count,
+            total=total,
+            squares=squares,
+            world_size=self._present.group.world_size,
+            pending=prepared.generation,
+            epoch=self._position.epoch,
+        )
+
+    def hand_over(self, prepared: Prepared) -> bool:
+        """Give the joiners the trial's state; False if the switch is given up, because one of them is gone.
+
+        The group that trains is whole then: all stay in it.
+        """
+        members = prepared.generation.members
+        joiners = [rank for rank, name in enumerate(members) if name not in self._present.members]
+        if not joiners:
+            return True
+        received: dict[str, Any] | None = None
+        try:
+            with self._losses.meeting(prepared) as group:
+                received = share_state(
+                    group, self._states.capture(), joiners=joiners, is_replicated=self._states.is_replicated()
+                )
+        except PeerLost as error:
+            logger.warning("switch given up generation=%d error=%s", prepared.generation.number, error)
+        if not self._present.succeeded_everywhere(received is not None):
+            self.abandon(prepared)
+            return False
+        if group.rank != 0 and received is not None:
+            self._states.before_update()
+            self._states.restore(received)
+        return True
+
+    def abandon(self, prepared: Prepared) -> None:
+        """Stay in the present generation; dropping the other group tells its joiners."""
+        self._membership.abandon(prepared.generation.number)
+        if self._present.group.rank == 0:
+            self._news.announce("/abandoned", {"generation": prepared.generation.number})

@@ -1,0 +1,80 @@
+"""What cannot be trained as it was given, said before it is trained wrongly."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from dist_core.errors import InvalidTraining
+from dist_core.gradients.optimizers import asks_its_closure_again, parameters_of
+from dist_core.gradients.patched_calls import models_of
+from dist_core.gradients.schedules import schedules_unknown
+
+
+def refuse_what_cannot_be_trained(
+    model: torch.nn.Module, optimizers: Sequence[torch.optim.Optimizer], options: Mapping[str, Any]
+) -> None:
+    """When a model is wrapped. ``options``: what is for torch's own wrapper."""
+    if not optimizers:
+        raise InvalidTraining(f"{type(model).__name__} was wrapped without an optimizer; give at least one")
+    for optimizer in optimizers:
+        if asks_its_closure_again(optimizer):
+            raise InvalidTraining(
+                f"{type(optimizer).__name__} evaluates its closure several times within one step, and between them all "
+                "replicas would have to agree on where to look; it is not supported. Choose an optimizer that takes "
+                "one gradient a step"
+            )
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        raise InvalidTraining(
+            f"{type(model).__name__} has no parameter that requires a gradient; there is nothing to train"
+        )
+    for name in ("process_group", "init_sync", "forward_sync_buffers", "broadcast_buffers"):
+        if name in options:
+            raise InvalidTraining(
+                f"AdaptiveDataParallel was given {name}=; it forms groups and hands over weights and buffers itself, "
+                "because the set of replicas changes. Leave it out"
+            )
+
+
+def refuse_what_is_missing(
+    model: torch.nn.Module, optimizers: Sequence[torch.optim.Optimizer], warn: Callable[[str], None]
+) -> None:
+    """When all is made: what an optimizer trains is in one of its models, and its schedules are known."""
+    for optimizer in optimizers:
+        wrapped = {id(each) for other in models_of(optimizer) for each in other.module.parameters()}
+        strange = [each for each in parameters_of(optimizer) if each.requires_grad and id(each) not in wrapped]
+        if strange:
+            raise InvalidTraining(
+                f"{type(optimizer).__name__} trains {len(strange)} parameters that are in no wrapped model, the "
+                f"first of shape {tuple(strange[0].shape)}: their gradients would not be reduced, nor would they "
+                "be in checkpoints. Put them into the model, or wrap their module with the same optimizer too"
+            )
+        given = [each for other in models_of(optimizer) for each in other.schedules]
+        for schedule in schedules_unknown(optimizer, given):
+            raise InvalidTraining(
+                f"{type(schedule).__name__} sets the learning rate of {type(optimizer).__name__} and was not given "
+                "to the model's wrapper: it would begin anew when the trial is resumed or a replica joins, and "
+                "move on in every pass of a step. Give all there are: AdaptiveDataParallel(model, optimizer, "
+                "[first, second])"
+            )
+    trained = {id(each) for optimizer in optimizers for each in parameters_of(optimizer)}
+    idle = [name for name, each in model.named_parameters() if each.requires_grad and id(each) not in trained]
+    if idle:
+        warn(
+            f"{len(idle)} parameters of {type(model).__name__} require a gradient but are in none of its optimizers, "
+            f"{idle[0]!r} first: they stay as they are. Give all optimizers as a list, or set requires_grad to False"
+        )
+
+
+def refuse_unreduced(model: torch.nn.Module, world_size: int) -> None:
+    """An update from gradients of this replica alone would make the replicas' weights differ from now on."""
+    trained = (each for each in model.parameters() if each.requires_grad)
+    if any(each.grad is not None and bool(each.grad.any()) for each in trained):
+        raise InvalidTraining(
+            f"an optimizer of {type(model).__name__} steps on gradients that were not reduced over the {world_size} "
+            "replicas: the forward pass went around AdaptiveDataParallel, or was made in evaluation mode outside of a "
+            "training loop. Call the wrapped model, not the one inside, and take gradients within a loop over an "
+            "AdaptiveDataLoader"
+        )

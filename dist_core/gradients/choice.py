@@ -1,0 +1,128 @@
+"""ReductionChoice: which of the ways to reduce a model's gradients is in use, and which wins."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from torch.nn.parallel import DistributedDataParallel
+
+from dist_core.errors import InvalidTraining
+from dist_core.generations.process_groups import GroupNeeds, ReplicaGroup
+from dist_core.gradients.bucket_reducer import BucketLayout, GradientGroup
+from dist_core.gradients.noise.norms import segments_of
+from dist_core.gradients.reduce import ParameterServer, ReductionStrategy
+from dist_core.gradients.reduce.autotune import Candidate, Tuner
+from dist_core.torch_private import gradient_buckets, set_bucket_cap
+
+
+class ReductionChoice:
+    """Raises InvalidTraining for strategies that cannot be timed against each other."""
+
+    def __init__(self, strategies: Sequence[ReductionStrategy], caps_mb: Sequence[float | None]) -> None:
+        self._candidates = [Candidate(strategy, cap) for strategy in strategies for cap in caps_mb]
+        _refuse_what_cannot_be_timed(self._candidates)
+        self._tuner = Tuner(len(self._candidates))
+        self._in_use = 0
+        self._cap_in_use: float | None = None
+        self._layouts_settled = False
+        self._stepped_at = 0.0
+
+    @property
+    def server(self) -> ParameterServer | None:
+        """The strategy that keeps weights in one place, where that is among them."""
+        strategies = (candidate.strategy for candidate in self._candidates)
+        return next((each for each in strategies if isinstance(each, ParameterServer)), None)
+
+    @property
+    def strategy(self) -> ReductionStrategy:
+        return self._candidates[self._in_use].strategy
+
+    @property
+    def group_needs(self) -> GroupNeeds:
+        needs = GroupNeeds()
+        for candidate in self._candidates:
+            needs |= candidate.strategy.needs
+        return needs
+
+    # ------------------------------------------------------------------ another group
+
+    def refuse(self, group: ReplicaGroup) -> None:
+        """Raises InvalidTraining when the group lacks what the strategies need."""
+        if group.world_size > 1 and not self.group_needs.met_by(group):
+            raise InvalidTraining(
+                f"{self._candidates[0].strategy.name} needs process groups that this generation was built without; "
+                "wrap models in AdaptiveDataParallel before the first training step"
+            )
+
+    def enter(self, group: ReplicaGroup, model: DistributedDataParallel, reducer: GradientGroup) -> None:
+        for each in self._candidates:
+            # All of them: whoever kept the old group would keep its connections open, by which others learn of a loss.
+            each.strategy.enter(group)
+        self._tuner.enter(group.world_size, group.num_nodes)
+        self._use(self._tuner.candidate, model, reducer, fresh=group.world_size > 1)
+
+    def _use(self, index: int, model: DistributedDataParallel, reducer: GradientGroup, *, fresh: bool) -> None:
+        """Reduce as this candidate says. ``fresh``: new buckets even if the size is the same, as joiners have them."""
+        self._in_use = index
+        candidate = self._candidates[index]
+        reducer.strategy = candidate.strategy
+        if candidate.cap_mb is not None and (fresh or candidate.cap_mb != self._cap_in_use):
+            set_bucket_cap(model, candidate.cap_mb)
+            self._cap_in_use = candidate.cap_mb
+        self._layouts_settled = False
+        reducer.layouts.clear()
+
+    # ------------------------------------------------------------------ how buckets lie
+
+    def read_layouts(self, model: DistributedDataParallel, reducer: GradientGroup, *, are_rebuilt: bool) -> None:
+        """Which parameters lie where. Buckets are laid out anew once, after the first step of a group."""
+        layouts = reducer.layouts
+        if layouts and self._layouts_settled:
+            return
+        layouts.clear()
+        for bucket in gradient_buckets(model):
+            description = bucket if self.strategy.reads_layout else None
+            layouts.append(BucketLayout(description, segments_of(bucket.parameters())))
+        self._layouts_settled = are_rebuilt
+
+    # ------------------------------------------------------------------ which one wins
+
+    def time_step(self, *, world_size: int) -> None:
+        """An update was made."""
+        now, before = time.perf_counter(), self._stepped_at
+        self._stepped_at = now
+        if world_size > 1 and not self._tuner.settled:
+            self._tuner.timed(now - before)
+
+    @property
+    def proposal(self) -> int | None:
+        """On rank 0, the candidate to keep once all have been timed; None before, and after it was announced."""
+        return self._tuner.proposal
+
+    def tune(self, announced: int | None, model: DistributedDataParallel, reducer: GradientGroup) -> None:
+        """At a step boundary, on all replicas: go to the next candidate, or to the one that rank 0 announced."""
+        if self._tuner.settled:
+            return
+        if announced is not None:
+            self._tuner.settle(announced)
+        else:
+            self._tuner.advance()
+        if self._tuner.candidate != self._in_use:
+            self._use(self._tuner.candidate, model, reducer, fresh=False)
+
+    def state_dict(self) -> dict[str, Any]:
+        return self._tuner.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._tuner.load_state_dict(state)
+
+
+def _refuse_what_cannot_be_timed(candidates: Sequence[Candidate]) -> None:
+    for strategy in (candidate.strategy for candidate in candidates if len(candidates) > 1):
+        if not strategy.comparable:
+            raise InvalidTraining(
+                f"{strategy.name} cannot be timed against other reductions or bucket sizes, because a few "
+                "early steps do not tell its speed; name it alone, and leave bucket_cap_mb to torch or give a size"
+            )

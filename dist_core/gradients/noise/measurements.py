@@ -1,0 +1,152 @@
+"""Measurements: the norms of one model's gradients, from a step's backward passes to the noise scale.
+
+What a step has measured is summed over the replicas by a later step's round, so that nothing waits for it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from dist_core.goodput import GradientStatistics
+from dist_core.gradients.bucket_reducer import StepNorms
+from dist_core.gradients.noise.estimator import NoiseScale, from_parts
+from dist_core.gradients.noise.norms import AdamPreconditioner, squared_norm_of_all
+
+
+@dataclass(slots=True)
+class _Measured:
+    """One step's norms on their way to a round."""
+
+    values: torch.Tensor
+    """(difference, total), float64: what this replica adds to the sums."""
+    arrived: Any
+    """CUDA event after which ``values`` are in host memory; None on CPUs."""
+    step: int
+    num_parts: int
+    """Replicas, or one replica's micro-batches, whose gradients are compared with their mean."""
+    global_batch: int
+
+
+class Measurements:
+    """``preconditioner``: measures gradients as the optimizer sees them; None to take them as they are."""
+
+    def __init__(
+        self, module: torch.nn.Module, preconditioner: AdamPreconditioner | None, warn: Callable[[str], None]
+    ) -> None:
+        self._module = module
+        self._warn = warn
+        self.preconditioner = preconditioner
+        self.noise = NoiseScale()
+        self.loss_scale: torch.Tensor | None = None
+        """What gradients of the present step are multiplied with, in mixed precision."""
+        self._part_norms: list[torch.Tensor] = []
+        """Of one replica's micro-batches: their shares of the batch times their gradients' squared norms."""
+        self._whole_norm: torch.Tensor | None = None
+        self._waiting: deque[_Measured] = deque()
+        self._travelling: _Measured | None = None
+        self._warned_of_numbers = False
+
+    @property
+    def are_possible(self) -> bool:
+        return self.preconditioner is None or self.preconditioner.ready
+
+    def statistics_at(self, init_batch: int) -> GradientStatistics | None:
+        """Squared norm of the gradient and its variance at the initial batch size, once measured."""
+        return self.noise.statistics_at(init_batch)
+
+    # ------------------------------------------------------------------ in a step
+
+    def begin_step(self) -> None:
+        self._part_norms.clear()
+        self._whole_norm = self.loss_scale = None
+
+    def measure_part(self, share: float) -> None:
+        """One micro-batch is through its backward pass, with this share of the batch's examples."""
+        self._part_norms.append(self._norm_of_all() * share)
+
+    def measure_whole(self) -> None:
+        self._whole_norm = self._norm_of_all()
+
+    def _norm_of_all(self) -> torch.Tensor:
+        """Squared norm of the present gradients."""
+        pairs = ((parameter, parameter.grad) for parameter in self._module.parameters())
+        gradients = [(parameter, gradient) for parameter, gradient in pairs if gradient is not None]
+        if self.preconditioner is not None:
+            return self.preconditioner.squared_norm_of_all(gradients)
+        return squared_norm_of_all(gradients)
+
+    def end_step(
+        self, over_replicas: StepNorms | None, *, step: int, num_parts: int, num_micro_batches: int, global_batch: int
+    ) -> bool:
+        """What this step has measured waits for a round; False if it has not, or in several passes a micro-batch.
+
+        ``num_parts``: replicas that have examples of the step.
+        """
+        if over_replicas is not None and over_replicas.total:
+            values = torch.stack([_sum_of(over_replicas.difference), _sum_of(over_replicas.total)])
+        elif self._whole_norm is not None and len(self._part_norms) == num_micro_batches:
+            values = torch.stack([_sum_of(self._part_norms) - self._whole_norm, self._whole_norm])
+        else:
+            return False
+        if self.loss_scale is not None:
+            # Gradients in mixed precision are multiplied by the loss scale; their squared norms by its square.
+            values = values / self.loss_scale.to(values.device).double() ** 2
+        arrived = None
+        if values.is_cuda:
+            in_host_memory = torch.empty(2, dtype=torch.float64, pin_memory=True)
+            values = in_host_memory.copy_(values, non_blocking=True)
+            arrived = torch.cuda.current_stream().record_event()
+        parts = num_parts if over_replicas is not None else num_micro_batches
+        self._waiting.append(
+            _Measured(values=values, arrived=arrived, step=step, num_parts=parts, global_batch=global_batch)
+        )
+        return True
+
+    # ------------------------------------------------------------------ in a later step's round
+
+    def to_sum(self, step: int) -> tuple[float, float]:
+        """What this replica adds to the round of this step."""
+        # On a GPU norms arrive while the next step is computed; one step more, and nobody waits for them.
+        age = 1 if not self._waiting or self._waiting[0].arrived is None else 2
+        if not self._waiting or step - self._waiting[0].step < age:
+            return 0.0, 0.0
+        measured = self._waiting.popleft()
+        if measured.arrived is not None:
+            measured.arrived.synchronize()
+        self._travelling = measured
+        return float(measured.values[0]), float(measured.values[1])
+
+    def take(self, sums: Sequence[float], *, init_batch: int, may_overflow: bool) -> None:
+        """The sums over the replicas, the same on all of them. ``may_overflow``: a scaler skips such steps."""
+        measured, self._travelling = self._travelling, None
+        if measured is None:
+            return
+        first, second = sums
+        sqr, trace = from_parts(
+            second + first, second, num_parts=measured.num_parts, global_batch=measured.global_batch
+        )
+        work = max(1.0, measured.global_batch / init_batch)
+        if not self.noise.update(sqr, trace, work=work) and not may_overflow and not self._warned_of_numbers:
+            self._warned_of_numbers = True
+            self._warn(
+                f"the gradient was not finite in step {measured.step}: it does not count for the noise scale. Weights "
+                "trained with such gradients become NaN; lower the learning rate, clip gradients, or use a GradScaler"
+            )
+
+    def forget_waiting(self) -> None:
+        """Other replicas make the rounds from now on."""
+        self._waiting.clear()
+        self._travelling = None
+
+
+def _sum_of(parts: list[torch.Tensor]) -> torch.Tensor:
+    if parts[0].is_cuda:
+        # Read on this stream, made on the reductions' streams, whose memory must not be used anew before.
+        for part in parts:
+            part.record_stream(torch.cuda.current_stream())
+    return torch.stack(parts).sum()

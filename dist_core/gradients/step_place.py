@@ -1,0 +1,62 @@
+"""StepPlace: where in a step the training loop stands, as the loader announces it to one model."""
+
+from __future__ import annotations
+
+from dist_core.data.order import StepPlan
+
+
+class StepPlace:
+    def __init__(self) -> None:
+        self.step: StepPlan | None = None
+        """None outside of the loader's steps."""
+        self.index = 0
+        """Of the present micro-batch."""
+        self.last_batch = 0
+        """Examples of the present step, or the last one; 0 before the first."""
+        self.measures = False
+        self.is_dry = False
+        """A pass that changes nothing that lasts: a joiner's on its own, or of a loop that runs once more."""
+        self.probing = False
+        """An evaluation loop runs with gradients on; nothing lasts if it turns out to train."""
+        self.stepped = False
+        """Whether the optimizer has stepped since the present batch was handed out."""
+        self.passed_step = False
+        """Whether the present micro-batch has come to the step of one of the optimizers."""
+
+    @property
+    def is_last_micro_batch(self) -> bool:
+        return self.step is None or self.index == len(self.step.micro_batches) - 1
+
+    @property
+    def has_several_passes(self) -> bool:
+        return self.step is not None and len(self.step.micro_batches) > 1
+
+    @property
+    def share(self) -> float:
+        """Of the batch's examples, in the present micro-batch."""
+        assert self.step is not None
+        return len(self.step.micro_batches[self.index]) / self.step.global_batch
+
+    @property
+    def weight_of_earlier(self) -> float:
+        """Of the present micro-batch's mean gradient, where the last one's is 1."""
+        assert self.step is not None
+        return len(self.step.micro_batches[self.index]) / len(self.step.micro_batches[-1])
+
+    def begin_micro_batch(self, step: StepPlan, index: int, *, measures: bool) -> None:
+        self.is_dry = self.stepped = self.passed_step = False
+        self.step, self.index, self.measures = step, index, measures
+        self.last_batch = step.global_batch
+
+    def begin_dry_step(self) -> None:
+        self.is_dry, self.stepped = True, False
+        self.step = None
+
+    def begin_probe(self) -> None:
+        self.probing, self.stepped = True, False
+
+    def end_probe(self) -> None:
+        self.probing = self.stepped = False
+
+    def leave(self) -> None:
+        self.step = None

@@ -1,0 +1,120 @@
+"""WrappedState: what a checkpoint holds of one wrapped model, its optimizers, schedules and scaler."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+
+from dist_core.errors import InvalidTraining
+from dist_core.gradients.optimizers import load_optimizer
+
+
+class WrappedState:
+    def __init__(
+        self,
+        module: torch.nn.Module,
+        optimizers: Sequence[torch.optim.Optimizer],
+        schedules: Sequence[Any],
+        scaler: Any,
+    ) -> None:
+        self._module = module
+        self._optimizers = optimizers
+        self.schedules = list(schedules)
+        self._kept_schedules: list[dict[str, Any]] = []
+        """What the trial knows of schedules that are made after their model is wrapped, and have not been yet."""
+        self.scaler = scaler
+        self._kept_scaler: dict[str, Any] | None = None
+        """What the trial knows of a scaler that this process has not seen at work yet."""
+
+    # ------------------------------------------------------------------ what comes later
+
+    def adopt_schedule(self, schedule: Any) -> None:
+        """One that was made after the model was wrapped, as if it had been given."""
+        self.schedules.append(schedule)
+        if self._kept_schedules:
+            schedule.load_state_dict(self._kept_schedules.pop(0))
+
+    def adopt_scaler(self, scaler: Any) -> None:
+        self.scaler = scaler
+        self._load_scaler()
+
+    # ------------------------------------------------------------------ saving and loading
+
+    def tensors_of_optimizers(self) -> Iterator[torch.Tensor]:
+        for state in (state for each in self._optimizers for state in each.state.values()):
+            yield from (value for value in state.values() if isinstance(value, torch.Tensor) and value.numel())
+
+    def state_dict(self) -> dict[str, Any]:
+        state = {
+            "module": self._module.state_dict(),
+            "optimizers": [each.state_dict() for each in self._optimizers],
+            "parameters": self._signature(),
+            "lr_schedulers": [*(each.state_dict() for each in self.schedules), *self._kept_schedules],
+        }
+        if self.scaler is not None:
+            state["mp_scaler"] = self.scaler.state_dict()
+        return state
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Raises InvalidTraining where the trial's model or schedules are others than this replica's."""
+        self._refuse_another_model(state["parameters"])
+        self._load_module(state["module"])
+        for mine, theirs in zip(self._optimizers, state["optimizers"], strict=True):
+            load_optimizer(mine, theirs)
+        kept = state["lr_schedulers"]
+        if len(kept) < len(self.schedules):
+            raise InvalidTraining(
+                f"the trial was saved with {len(kept)} learning rate schedules and goes on with "
+                f"{len(self.schedules)}; give the same ones, or begin a new trial"
+            )
+        for schedule, each in zip(self.schedules, kept, strict=False):
+            schedule.load_state_dict(each)
+        self._kept_schedules = kept[len(self.schedules) :]
+        self._kept_scaler = state.get("mp_scaler")
+        self._load_scaler()
+
+    def _signature(self) -> list[str]:
+        """The trainable parameters in order: replicas reduce them by position."""
+        return [
+            f"{name} {tuple(parameter.shape)}"
+            for name, parameter in self._module.named_parameters()
+            if parameter.requires_grad
+        ]
+
+    def _refuse_another_model(self, theirs: list[str]) -> None:
+        mine = self._signature()
+        if mine == theirs:
+            return
+        index = next((i for i, pair in enumerate(zip(mine, theirs, strict=False)) if pair[0] != pair[1]), None)
+        difference = (
+            f"this replica has {len(mine)} of them, the trial has {len(theirs)}"
+            if index is None
+            else f"parameter {index} is {mine[index]!r} here and {theirs[index]!r} in the trial"
+        )
+        raise InvalidTraining(
+            f"the model's parameters differ from the trial's: {difference}. Every replica has to build the same "
+            "model in the same order; look for sets, file listings or random choices in the code that builds it"
+        )
+
+    def _load_module(self, state: dict[str, torch.Tensor]) -> None:
+        """Copy what is not in place already: a joiner receives weights where they belong, a survivor keeps its own."""
+        present = self._module.state_dict()
+        elsewhere = {
+            name: value
+            for name, value in state.items()
+            if name not in present
+            or not isinstance(value, torch.Tensor)
+            or value.data_ptr() != present[name].data_ptr()
+            or value.numel() == 0
+        }
+        if len(elsewhere) == len(state):
+            self._module.load_state_dict(state)
+        else:
+            self._module.load_state_dict(elsewhere, strict=False)
+
+    def _load_scaler(self) -> None:
+        if self.scaler is not None and self._kept_scaler is not None:
+            self.scaler.load_state_dict(self._kept_scaler)
+            self._kept_scaler = None

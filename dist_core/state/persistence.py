@@ -1,0 +1,92 @@
+"""Persistence: the trial's named states, as they are, as they were, and on disk."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from dist_core.state.packing import pack_copy, unpack
+from dist_core.state.states import StateRegistry
+from dist_core.state.trial_checkpoints import TrialCheckpoints
+
+
+class Persistence:
+    """``replicated``: tensors that only optimizers change, the same on all replicas between two steps."""
+
+    def __init__(
+        self,
+        folder: Path | None,
+        registry: StateRegistry,
+        *,
+        replicated: Callable[[], Iterator[torch.Tensor]],
+        on_error: Callable[[str], None],
+    ) -> None:
+        self.registry = registry
+        self.checkpoints = TrialCheckpoints(folder, on_error=on_error)
+        self.has_looked = False
+        """Whether this process has looked for a checkpoint of its trial."""
+        self._replicated = replicated
+        self._kept: dict[str, Any] | None = None
+        """What code that runs again goes on from, until it comes to its epochs."""
+
+    @property
+    def folder(self) -> Path | None:
+        return self.checkpoints.folder
+
+    def capture(self) -> dict[str, Any]:
+        """All states by name, tensors not copied."""
+        return self.registry.capture()
+
+    def restore(self, states: dict[str, Any]) -> None:
+        self.registry.restore(states)
+
+    def way_back(self, states: dict[str, Any]) -> Callable[[], None]:
+        """Copies these states, and returns what goes back to them after optimizers have made no step."""
+        skeleton, kept = pack_copy(states, self.is_replicated())
+        return lambda: self.restore(unpack(skeleton, kept))
+
+    def is_replicated(self) -> Callable[[torch.Tensor], bool]:
+        """Whether a tensor is one that only optimizers change."""
+        addresses = {tensor.data_ptr() for tensor in self._replicated()}
+        return lambda tensor: tensor.data_ptr() in addresses
+
+    # ------------------------------------------------------------------ for code that runs again
+
+    def keep(self, states: dict[str, Any]) -> None:
+        """Copies these states, to go on from when the code has registered them anew."""
+        self._kept = unpack(*pack_copy(states))
+
+    @property
+    def keeps_some(self) -> bool:
+        return self._kept is not None
+
+    def go_on_from_kept(self) -> None:
+        assert self._kept is not None
+        self.restore(self._kept)
+        self._kept = None
+
+    def go_on_early(self) -> None:
+        """Before the epochs; those find the random streams as they were, because code that draws draws alike then."""
+        assert self._kept is not None
+        drawn = {"random": self._kept.pop("random")} if "random" in self._kept else {}
+        self.go_on_from_kept()
+        self._kept = drawn
+
+    # ------------------------------------------------------------------ on disk
+
+    def restore_newest(self) -> None:
+        self.has_looked = True
+        states = self.checkpoints.load_newest()
+        if states is not None:
+            self.restore(states)
+
+    def save(self, summary: dict[str, Any], *, leaving: bool, wait: bool = False) -> None:
+        """Write all states; rank 0 only."""
+        self.checkpoints.save(self.capture(), summary, leaving=leaving, wait=wait, keeps=self.is_replicated())
+
+    def before_update(self) -> None:
+        """Weights are about to change: a checkpoint of them has to be copied by then."""
+        self.checkpoints.settle()

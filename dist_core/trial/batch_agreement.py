@@ -1,0 +1,139 @@
+"""BatchAgreement: rank 0 chooses the batch, and all replicas change to it at the same step boundary."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from dist_core.data.batch_size import Adaptation
+from dist_core.errors import InvalidTraining, PeerLost
+from dist_core.generations.present import PresentGeneration
+from dist_core.generations.process_groups import ReplicaGroup
+from dist_core.generations.watch import Prepared
+from dist_core.goodput import BatchBounds, GradientStatistics
+from dist_core.state.memory_limit import MemoryLimit
+from dist_core.state.states import StateRegistry
+
+_NOTHING = (0.0, 0.0)
+
+
+class BatchAgreement:
+    """``statistics``: of the gradients as known now, the same on all replicas."""
+
+    def __init__(
+        self,
+        present: PresentGeneration,
+        registry: StateRegistry,
+        memory_limit: MemoryLimit,
+        statistics: Callable[[], GradientStatistics | None],
+        *,
+        node_kind: str,
+    ) -> None:
+        self._present = present
+        self._registry = registry
+        self._memory_limit = memory_limit
+        self._statistics = statistics
+        self._node_kind = node_kind
+        self.adaptation: Adaptation | None = None
+        """None until a loader trains."""
+        self._next: tuple[ReplicaGroup, tuple[int, int]] | None = None
+        """For a generation that is prepared."""
+        self._kept: tuple[int, int] | None = None
+        """What the replicas agree on already, where code that runs again is to adopt it."""
+
+    # ------------------------------------------------------------------ whose batch it is
+
+    def adopt(self, bounds: BatchBounds) -> Adaptation:
+        """A loader begins to train within these bounds."""
+        self.adaptation = Adaptation(bounds, self._statistics, node_kind=self._node_kind)
+        self._registry.register("adaptation", self.adaptation)
+        return self.adaptation
+
+    def begin(self) -> None:
+        """The adopted batch is to be the one that all replicas have."""
+        assert self.adaptation is not None
+        if self._kept is not None:
+            self._heed_memory()
+            self.adaptation.use(*self._kept)
+            self._kept = None
+        elif self._present.joined:
+            self.agree()
+
+    def keep(self) -> None:
+        """The user's code is going to run again, with the batch that is agreed on."""
+        self._kept = None if self.adaptation is None else (self.adaptation.atomic_batch, self.adaptation.accumulation)
+
+    def forget(self) -> None:
+        """The user's code runs again from its top."""
+        self.adaptation = None
+
+    # ------------------------------------------------------------------ how it is agreed on
+
+    def agree(self) -> None:
+        """Collective: as rank 0 chooses for the group that has just come together."""
+        if self.adaptation is None:
+            return
+        self._heed_memory()
+        mine = self._chosen_for(self._present.group)
+        try:
+            atomic, accumulation = self._present.group.broadcast_json(list(mine))
+        except PeerLost as error:
+            self._present.mark_broken(str(error))
+            return
+        self.adaptation.use(atomic, accumulation)
+
+    def vote(self, prepared: Prepared | None) -> Sequence[float]:
+        """What this replica adds to a step's round: batches for the present generation, and for the prepared one.
+
+        So that a switch needs no round of its own to agree on it.
+        """
+        group = self._present.group
+        if group.rank != 0 or self.adaptation is None:
+            return (*_NOTHING, *_NOTHING)
+        proposal = self.adaptation.proposal(group.num_nodes, group.world_size)
+        now = _NOTHING if proposal is None else proposal
+        later = _NOTHING if prepared is None or prepared.group is None else self._for_prepared(prepared.group)
+        return (*map(float, now), *map(float, later))
+
+    def _for_prepared(self, group: ReplicaGroup) -> tuple[int, int]:
+        """Worked out once, because it is asked for at every step."""
+        if self._next is None or self._next[0] is not group:
+            self._next = (group, self._chosen_for(group))
+        return self._next[1]
+
+    def use(self, atomic: float, accumulation: float) -> None:
+        """What a round has brought, if it has."""
+        if self.adaptation is not None and atomic > 0:
+            self.adaptation.use(int(atomic), int(accumulation))
+
+    def forget_next(self) -> None:
+        """The prepared generation is entered, or given up."""
+        self._next = None
+
+    def _chosen_for(self, group: ReplicaGroup) -> tuple[int, int]:
+        assert self.adaptation is not None
+        return self.adaptation.choose(group.num_nodes, group.world_size, switching=True)
+
+    # ------------------------------------------------------------------ what limits it
+
+    def forbid_accumulation(self) -> None:
+        """Steps are one pass each from now on."""
+        if self.adaptation is not None:
+            self.adaptation.forbid_accumulation()
+
+    def _heed_memory(self) -> None:
+        limit = self._memory_limit.most_examples
+        if limit is not None and self.adaptation is not None:
+            self.adaptation.limit(limit)
+
+    def shrink(self, error: BaseException) -> str:
+        """A batch did not fit into memory: note the bound; says which. Raises InvalidTraining if none smaller goes."""
+        assert self.adaptation is not None
+        bounds, atomic = self.adaptation.bounds, self.adaptation.atomic_batch
+        limit = self._memory_limit.lower(atomic, bounds.min_atomic) if bounds.adaptive else None
+        if limit is None:
+            raise InvalidTraining(
+                f"out of memory with {atomic} examples a pass, and no smaller batch is allowed: {error}. Lower "
+                "batch_size, or let it adapt with gradient accumulation: "
+                "autoscale_batch_size(..., local_bsz_bounds=(lower, upper), gradient_accumulation=True)"
+            ) from error
+        return f"out of memory with {atomic} examples a pass: from now on at most {limit}"

@@ -1,0 +1,54 @@
+"""Hinting: what rank 0 tells the scheduler of how training goes."""
+
+from __future__ import annotations
+
+from dist_core.generations.present import PresentGeneration
+from dist_core.goodput import Hints
+from dist_core.link.news import News
+from dist_core.state.position import Position
+from dist_core.trial.batch_agreement import BatchAgreement
+from dist_core.trial.models import Models
+from dist_core.trial.pacing import Pacing
+
+
+class Hinting:
+    def __init__(
+        self,
+        present: PresentGeneration,
+        position: Position,
+        models: Models,
+        pacing: Pacing,
+        batch: BatchAgreement,
+        news: News,
+    ) -> None:
+        self._present = present
+        self._position = position
+        self._models = models
+        self._pacing = pacing
+        self._batch = batch
+        self._news = news
+
+    def tell_if_due(self) -> None:
+        if self._present.group.rank == 0:
+            self._news.hint(self.compose, self._present.number)
+
+    def compose(self) -> Hints | None:
+        """None before a loader trains."""
+        adaptation = self._batch.adaptation
+        if adaptation is None or self._pacing.loader is None:
+            return None
+        per_epoch, limit = self._pacing.epoch_size, self._position.limit
+        fraction = self._position.fraction_of_epoch(per_epoch)
+        return Hints(
+            bounds=adaptation.bounds,
+            observations=tuple(adaptation.profile.observations()),
+            statistics=self._models.statistics,
+            progress=self._position.progress,
+            target_progress=None if limit is None or per_epoch is None else float(limit * per_epoch),
+            epoch=self._position.epoch,
+            epoch_fraction=fraction,
+            epoch_seconds=self._news.typical_epoch_seconds(fraction),
+            global_batch=adaptation.global_batch(self._present.group.world_size),
+            goodput=adaptation.measured_goodput,
+            rescale_pause_seconds=self._news.typical_pause,
+        )

@@ -1,0 +1,69 @@
+"""Leaving: whether this replica is to save and go, and what was raised where nobody could hear of it."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from typing import Any
+
+from dist_core.generations.watch import Membership
+
+
+class Leaving:
+    """``membership``: None for a process without a scheduler, which hears of signals alone."""
+
+    def __init__(self, membership: Membership | None) -> None:
+        self._membership = membership
+        self._asked = False
+        self._postponed: BaseException | None = None
+
+    # ------------------------------------------------------------------ who asks
+
+    def heed_signals(self) -> None:
+        """SIGTERM, and the first SIGINT where there is no scheduler, save and leave.
+
+        Not from threads, which may not ask for signals, nor where somebody handles them already.
+        """
+        if threading.current_thread() is not threading.main_thread():
+            return
+        membership = self._membership
+        if membership is not None:
+            if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+                signal.signal(signal.SIGTERM, lambda *_: membership.told_to_end())
+            return
+
+        def leave(*_: Any) -> None:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+            self.ask()
+
+        signal.signal(signal.SIGTERM, leave)
+        signal.signal(signal.SIGINT, leave)
+
+    def ask(self) -> None:
+        """Save and leave at the next place where that is possible."""
+        self._asked = True
+
+    @property
+    def must_leave(self) -> bool:
+        return self._asked or (self._membership is not None and self._membership.must_leave is not None)
+
+    @property
+    def is_paused(self) -> bool:
+        """Whether the next generation has no members."""
+        pending = None if self._membership is None else self._membership.pending()
+        return pending is not None and not pending.generation.members
+
+    # ------------------------------------------------------------------ errors that have to wait
+
+    def postpone(self, error: BaseException) -> None:
+        """Keep what was raised where Python would swallow it (a generator being closed); raised at the next chance."""
+        self._postponed = self._postponed or error
+
+    def raise_postponed(self) -> None:
+        error, self._postponed = self._postponed, None
+        if error is not None:
+            raise error
+
+    def forget(self) -> None:
+        """The code that raised it is over."""
+        self._postponed = None

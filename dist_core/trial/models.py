@@ -1,0 +1,131 @@
+"""Models: the wrapped models of a trial, as one; the first of them decides on the batch size."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import torch
+
+from dist_core.generations.process_groups import GroupNeeds, ReplicaGroup
+from dist_core.generations.step_vote import Ballot, Round
+from dist_core.goodput import GradientStatistics
+from dist_core.gradients.noise.estimator import is_measured
+from dist_core.trial.participants import TrainedModel
+
+
+class Models:
+    def __init__(self) -> None:
+        self._models: list[TrainedModel] = []
+
+    def __iter__(self) -> Iterator[TrainedModel]:
+        return iter(self._models)
+
+    def __len__(self) -> int:
+        return len(self._models)
+
+    def __getitem__(self, index: int) -> TrainedModel:
+        return self._models[index]
+
+    def append(self, model: TrainedModel) -> None:
+        self._models.append(model)
+
+    def clear(self) -> None:
+        self._models.clear()
+
+    # ------------------------------------------------------------------ what is said of all
+
+    @property
+    def group_needs(self) -> GroupNeeds:
+        """Process groups that the models' reductions want in every generation."""
+        needs = GroupNeeds()
+        for model in self:
+            needs |= model.group_needs
+        return needs
+
+    @property
+    def staleness(self) -> int:
+        """How many steps replicas may be apart; 0 where they are synchronous."""
+        return max((model.staleness for model in self), default=0)
+
+    @property
+    def statistics(self) -> GradientStatistics | None:
+        return self._models[0].statistics if self._models else None
+
+    @property
+    def gain(self) -> float:
+        """Steps at the initial batch size that the present step is worth."""
+        return self._models[0].gain if self._models else 1.0
+
+    @property
+    def rates(self) -> list[float]:
+        return [rate for model in self for rate in model.rates()]
+
+    def measures(self, step: int, *, num_replicas: int) -> bool:
+        """Whether the step of that number measures the noise scale; the same on all replicas."""
+        if not self._models or self._models[0].user_accumulates:
+            return False
+        return is_measured(step, num_replicas=num_replicas, every=self._models[0].noise_every)
+
+    @property
+    def compute_after_an_update(self) -> bool:
+        """Whether a pass that begins now lies behind the step of an optimizer in the same batch."""
+        return any(model.passed_step for model in self)
+
+    @property
+    def are_in_a_part(self) -> bool:
+        """Whether the present step takes several passes."""
+        return any(model.is_in_a_part for model in self)
+
+    # ------------------------------------------------------------------ what they hold
+
+    def trained(self) -> Iterator[torch.nn.Parameter]:
+        for model in self:
+            yield from (each for each in model.module.parameters() if each.requires_grad)
+
+    def replicated(self) -> Iterator[torch.Tensor]:
+        """The same on all replicas between two steps."""
+        for model in self:
+            yield from model.replicated_tensors()
+
+    def buffers(self) -> list[torch.Tensor]:
+        return [buffer for model in self for buffer in model.module.buffers()]
+
+    # ------------------------------------------------------------------ what is done with all
+
+    def use_group(self, group: ReplicaGroup) -> None:
+        for model in self:
+            model.use_group(group)
+
+    def drop_gradients(self) -> None:
+        for model in self:
+            model.drop_gradients()
+
+    def adopt_schedules(self) -> None:
+        for model in self:
+            model.adopt_schedule()
+
+    def end_training_loop(self) -> None:
+        for model in self:
+            model.end_training_loop()
+
+    # ------------------------------------------------------------------ a step's round
+
+    def ballot(self, *, is_first: bool) -> Ballot:
+        """For each model two norms, and on the first replica the way to reduce that it has chosen, plus 1."""
+        parts: dict[str, Sequence[float]] = {}
+        for index, model in enumerate(self):
+            proposal = model.tuning_proposal if is_first else None
+            parts[_name(index)] = (*model.norms_to_sum(), 0.0 if proposal is None else proposal + 1.0)
+        return parts
+
+    def end_step(self, agreed: Mapping[str, Sequence[float]] | Round) -> None:
+        """A step counts, and this is what came of the replicas' ballots."""
+        for index, model in enumerate(self):
+            first, second, chosen = agreed[_name(index)]
+            model.end_step()
+            model.take_norms(first, second)
+            model.tune(round(chosen) - 1 if chosen else None)
+
+
+def _name(index: int) -> str:
+    return f"model {index}"

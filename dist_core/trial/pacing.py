@@ -1,0 +1,59 @@
+"""Pacing: which loader drives a trial's batch size and progress."""
+
+from __future__ import annotations
+
+from dist_core.errors import InvalidTraining
+from dist_core.state.position import Position
+from dist_core.trial.batch_agreement import BatchAgreement
+from dist_core.trial.loop_habits import LoopHabits
+from dist_core.trial.models import Models
+from dist_core.trial.participants import PacingLoader
+
+
+class Pacing:
+    def __init__(self, position: Position, models: Models, batch: BatchAgreement, habits: LoopHabits) -> None:
+        self._position = position
+        self._models = models
+        self._batch = batch
+        self._habits = habits
+        self.loader: PacingLoader | None = None
+        """None until one trains."""
+
+    def forget(self) -> None:
+        """The user's code begins again from its top."""
+        self.loader = None
+
+    @property
+    def epoch_size(self) -> int | None:
+        return None if self.loader is None else self.loader.epoch_size
+
+    @property
+    def order_fingerprint(self) -> int:
+        return 0 if self.loader is None else self.loader.order_fingerprint
+
+    def adopt(self, loader: PacingLoader) -> None:
+        """The first loader that trains drives batch size and progress.
+
+        One that is made anew each epoch takes its predecessor's place.
+        """
+        if self.loader is None:
+            self._begin_with(loader)
+        elif self.loader is not loader and self._position.in_epoch_loop and self._position.loops_begun == 0:
+            loader.take_over(self.loader)
+            self.loader = loader
+
+    def _begin_with(self, loader: PacingLoader) -> None:
+        self.loader = loader
+        adaptation = self._batch.adopt(loader.bounds)
+        if loader.bounds.adaptive and self._models.staleness:
+            raise InvalidTraining(
+                "parameter_server trains with a fixed batch size, because statistics of gradients assume "
+                "synchronous steps; leave out autoscale_batch_size, or choose another reduction"
+            )
+        if self._habits.trains_in_turns:
+            adaptation.forbid_accumulation()
+        self._batch.begin()
+
+    def paces(self, loader: PacingLoader) -> bool:
+        """Whether a step of this loader's is progress: an epoch that passes over its data twice is not two."""
+        return loader is self.loader and (self._position.is_first_loop or not self._position.in_epoch_loop)

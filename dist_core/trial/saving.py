@@ -1,0 +1,90 @@
+"""Saving: when a trial's state is written, and what a replica does last."""
+
+from __future__ import annotations
+
+from typing import NoReturn
+
+from dist_core.errors import ReplicaExit
+from dist_core.generations.present import PresentGeneration
+from dist_core.generations.step_vote import StepVote
+from dist_core.generations.watch import Membership
+from dist_core.link.environment import EXIT_PREEMPTED
+from dist_core.link.news import News
+from dist_core.state.persistence import Persistence
+from dist_core.state.position import Position
+from dist_core.trial.leaving import Leaving
+from dist_core.trial.way_back import WayBack
+
+
+class Saving:
+    def __init__(
+        self,
+        present: PresentGeneration,
+        position: Position,
+        states: Persistence,
+        vote: StepVote,
+        leaving: Leaving,
+        way_back: WayBack,
+        news: News,
+        membership: Membership | None,
+    ) -> None:
+        self._present = present
+        self._position = position
+        self._states = states
+        self._vote = vote
+        self._leaving = leaving
+        self._way_back = way_back
+        self._news = news
+        self._membership = membership
+
+    # ------------------------------------------------------------------ while it trains
+
+    def save_if_due(self) -> None:
+        if self._is_ours and self._states.checkpoints.is_due:
+            self.save(leaving=False)
+
+    @property
+    def _is_ours(self) -> bool:
+        """Whether this replica writes for the trial, and something that can be gone on from."""
+        return self._present.group.rank == 0 and self._present.joined and not self._position.is_past_the_end
+
+    def save(self, *, leaving: bool, wait: bool = False) -> None:
+        """Write all registered states; rank 0 only."""
+        summary = {
+            "epoch": self._position.epoch,
+            "steps": self._position.steps,
+            "progress": self._position.progress,
+            "generation": self._present.number,
+        }
+        self._states.save(summary, leaving=leaving, wait=wait)
+
+    # ------------------------------------------------------------------ where it ends
+
+    def leave_if_asked(self) -> None:
+        """Outside the step loop (while waiting for an answer): leave with a checkpoint when asked to."""
+        if self._leaving.must_leave:
+            self.leave_preempted()
+        if self._leaving.is_paused:
+            self.leave_paused()
+
+    def leave_evaluation_if_asked(self) -> None:
+        """Between two batches of an evaluation, which runs from its beginning when the trial goes on."""
+        if not self._position.in_training_loop:
+            self.leave_if_asked()
+
+    def leave_preempted(self) -> NoReturn:
+        self._leave("preempted", EXIT_PREEMPTED)
+
+    def leave_paused(self) -> NoReturn:
+        self._leave("paused", 0)
+
+    def _leave(self, reason: str, code: int) -> NoReturn:
+        self._vote.drain()
+        if not self._position.in_training_loop:
+            self._way_back.go_back_behind_loop()
+        if self._is_ours:
+            if self._membership is not None:
+                self._membership.saving = True
+            self.save(leaving=True)
+        self._news.flush()
+        raise ReplicaExit(reason, code)

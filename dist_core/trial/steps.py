@@ -1,0 +1,167 @@
+"""Steps: what happens between two optimizer steps, from the first reduced gradient to the next batch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from dist_core.errors import InvalidTraining
+from dist_core.generations.decision import all_equal, fingerprint
+from dist_core.generations.present import PresentGeneration
+from dist_core.generations.running_sums import RunningSums
+from dist_core.generations.step_record import StepRecord
+from dist_core.generations.step_vote import Ballot, StepVote
+from dist_core.generations.watch import Membership, Prepared
+from dist_core.state.position import Position
+from dist_core.trial.batch_agreement import BatchAgreement
+from dist_core.trial.changes import Changes
+from dist_core.trial.hinting import Hinting
+from dist_core.trial.leaving import Leaving
+from dist_core.trial.loop_habits import LoopHabits
+from dist_core.trial.models import Models
+from dist_core.trial.pacing import Pacing
+from dist_core.trial.participants import PacingLoader
+from dist_core.trial.saving import Saving
+
+
+class Steps:
+    def __init__(
+        self,
+        present: PresentGeneration,
+        position: Position,
+        models: Models,
+        pacing: Pacing,
+        batch: BatchAgreement,
+        habits: LoopHabits,
+        vote: StepVote,
+        record: StepRecord,
+        sums: RunningSums,
+        leaving: Leaving,
+        saving: Saving,
+        changes: Changes,
+        hinting: Hinting,
+        membership: Membership | None,
+    ) -> None:
+        self._present = present
+        self._position = position
+        self._models = models
+        self._pacing = pacing
+        self._batch = batch
+        self._habits = habits
+        self._vote = vote
+        self._record = record
+        self._sums = sums
+        self._leaving = leaving
+        self._saving = saving
+        self._changes = changes
+        self._hinting = hinting
+        self._membership = membership
+
+    # ------------------------------------------------------------------ the step's round
+
+    def launch_vote(self) -> None:
+        """Start the step's round; called when its first gradients are reduced."""
+        self._vote.launch(self._compose)
+
+    def await_vote(self) -> bool:
+        """Wait for the round of this step; False when the step is broken and must not be applied.
+
+        The optimizer waits here before it steps: a step counts on all replicas, or on none.
+        """
+        if self._present.broken is None:
+            self._vote.wait()
+        return self._present.broken is None
+
+    def _compose(self) -> tuple[Ballot, Prepared | None]:
+        prepared = None if self._membership is None else self._membership.pending()
+        order = float(self._pacing.order_fingerprint)
+        rates = float(fingerprint(self._models.rates))
+        ballot: dict[str, Sequence[float]] = {
+            "generation": self._changes.votes(prepared),
+            "leave": (float(self._leaving.must_leave),),
+            "batch": self._batch.vote(prepared),
+            "order": (order, order**2),
+            "rates": (rates, rates**2),
+            **self._models.ballot(is_first=self._present.group.rank == 0),
+        }
+        if self._sums_ride:
+            ballot["sums"] = self._sums.send()
+        return ballot, prepared
+
+    @property
+    def _sums_ride(self) -> bool:
+        return self._present.group.world_size > 1 and not self._models.staleness
+
+    # ------------------------------------------------------------------ the step's end
+
+    def finish(self, loader: PacingLoader, global_batch: int) -> None:
+        """The body of the loop has run for the last micro-batch of a step: count it, then act on what was agreed."""
+        adaptation = self._batch.adaptation
+        assert adaptation is not None
+        self.launch_vote()
+        world_size = self._present.group.world_size
+        lag = self._models.staleness if world_size > 1 else 0
+        agreed = self._vote.finish(lag)
+        if agreed is None:
+            self._changes.heal(in_step=True)
+            return
+        self._record.step_counts()
+        self._sums.keep()
+        if not lag:
+            self._refuse_what_differs(agreed["order"], agreed["rates"])
+            if world_size > 1 and self._sums.receive(agreed["sums"], world_size):
+                self._sums.settle()
+        self._position.schedule_position += self._models.gain
+        if self._pacing.paces(loader):
+            self._position.progress += adaptation.progress_of(global_batch)
+        self._models.end_step(agreed)
+        self._position.steps += 1
+        self._position.own_steps += 1
+        loader.commit(global_batch)
+        now, later = agreed["batch"][:2], agreed["batch"][2:]
+        self._batch.use(*now)
+        if agreed["leave"][0] > 0:
+            self._sums.settle()
+            self._saving.leave_preempted()
+        if agreed.prepared is not None:
+            self._changes.follow(agreed.prepared, agreed["generation"], later)
+        self._saving.save_if_due()
+        self._hinting.tell_if_due()
+
+    def _refuse_what_differs(self, order: list[float], rates: list[float]) -> None:
+        """Replicas that train on other samples or at other rates than the rest train another model, without a word."""
+        size = self._present.group.world_size
+        if not all_equal(order[0], order[1], size):
+            raise InvalidTraining(
+                "the replicas stand at different places of the data, so that samples would be trained twice or never. "
+                "Either the sampler draws another order on each: let it draw from torch's, NumPy's or Python's global "
+                "generator, or from a torch.Generator in its attribute `generator`, which are seeded alike. Or one of "
+                "them has left its training loop by a count or a condition of its own: let the loop run to its end"
+            )
+        if not all_equal(rates[0], rates[1], size):
+            raise InvalidTraining(
+                "the learning rates differ between the replicas. Something sets them from what only one replica "
+                "knows, such as its own part of a metric: sum it with an Accumulator first, or use a schedule of "
+                "torch's, whose metric is agreed on"
+            )
+
+    # ------------------------------------------------------------------ what the loop's body does in it
+
+    def scheduler_steps_due(self) -> int:
+        """How often a learning rate scheduler moves on in the present step: as often as small steps would have."""
+        before = self._position.schedule_position + 1e-9
+        return math.floor(before + self._models.gain) - math.floor(before)
+
+    def note_forward(self) -> None:
+        """A model computes within a step. Raises InvalidTraining where that step cannot be what it should be."""
+        if self._habits.trains_in_turns or not self._models.compute_after_an_update:
+            return
+        if self._models.are_in_a_part:
+            raise InvalidTraining(
+                "the training loop computes with a model after an optimizer has stepped, as for a GAN, but this step "
+                "takes several passes, of which only the last one applies updates: what comes after them would see "
+                "the old weights. Allow a whole batch at once: leave out gradient_accumulation, and raise the upper "
+                "bound of local_bsz_bounds to batch_size"
+            )
+        self._habits.trains_in_turns = True
+        self._batch.forbid_accumulation()

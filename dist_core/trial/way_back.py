@@ -1,0 +1,84 @@
+"""WayBack: undoes what the user's code does outside of steps where that code is going to run again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+
+from dist_core.generations.present import PresentGeneration
+from dist_core.generations.running_sums import RunningSums
+from dist_core.state.persistence import Persistence
+from dist_core.state.position import Position
+
+ACCUMULATOR_PREFIX = "accumulator-"
+_NOT_OF_USER_CODE = ("adaptation", "checkpoints")
+"""States that go on whatever becomes of what code did."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Mark:
+    undo: Callable[[], None]
+    weights: str
+    """A fingerprint of those that are trained, as they were."""
+
+
+class WayBack:
+    """``trained``: the parameters that optimizers change."""
+
+    def __init__(
+        self,
+        present: PresentGeneration,
+        position: Position,
+        states: Persistence,
+        sums: RunningSums,
+        trained: Callable[[], Iterator[torch.nn.Parameter]],
+    ) -> None:
+        self._present = present
+        self._position = position
+        self._states = states
+        self._sums = sums
+        self._trained = trained
+        self._behind_loop: _Mark | None = None
+        """Where the code between two training loops began, which runs again from there."""
+
+    def forget(self) -> None:
+        self._behind_loop = None
+
+    def remember(self, *, leave_out: tuple[str, ...] = ()) -> Callable[[], None]:
+        """A way back to the present state from what code does whose optimizers make no step.
+
+        ``leave_out``: how the names of states begin that stay as they will be then.
+        """
+        states = self._sums.own(self._states.capture())
+        return self._states.way_back({name: state for name, state in states.items() if not name.startswith(leave_out)})
+
+    def begin_between_loops(self) -> None:
+        """From here on code does all again where the trial leaves, or loses a replica, before its next loop."""
+        self._position.has_evaluated = False
+        self._sums.mark()
+        if (self._present.joined or self._position.is_resumed) and self._states.folder is not None:
+            self._behind_loop = _Mark(
+                undo=self.remember(leave_out=(*_NOT_OF_USER_CODE, ACCUMULATOR_PREFIX)),
+                weights=self._fingerprint_of_weights(),
+            )
+
+    @property
+    def is_open(self) -> bool:
+        """Whether what code has done since the last training loop can be undone: weights are not kept twice.
+
+        Who swaps them for an evaluation (averages, the best so far, optimizers that move them) says so elsewhere too.
+        """
+        return self._behind_loop is None or self._behind_loop.weights == self._fingerprint_of_weights()
+
+    def go_back_behind_loop(self) -> None:
+        """Undo what code has done since the last training loop. Sums that it was shown stay as they are."""
+        if self._behind_loop is not None and self.is_open:
+            self._behind_loop.undo()
+        self._sums.take_back()
+
+    def _fingerprint_of_weights(self) -> str:
+        """Of their number and norm; as text, in which a norm that is no number equals itself."""
+        trained = [each.detach() for each in self._trained()]
+        return f"{len(trained)} {float(torch.nn.utils.get_total_norm(trained)) if trained else 0.0!r}"
