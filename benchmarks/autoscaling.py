@@ -16,7 +16,7 @@ from unittest.mock import patch
 
 from benchmarks.frame import Measurement
 from dist_core.goodput import GradientStatistics, Hints
-from scheduler.autoscale import AutoscaleSettings, NodeOffer
+from scheduler.allocation.autoscale import AutoscaleSettings, NodeOffer
 from scheduler.policy import policy_by_name
 from scheduler.simulator import world
 from scheduler.simulator.application import measured_application

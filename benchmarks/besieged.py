@@ -17,7 +17,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from benchmarks.frame import Measurement
-from scheduler.embedded import EmbeddedScheduler
+from scheduler.host.embedded import EmbeddedScheduler
 
 HALF_OPEN, SLOW, POLLING = 200, 150, 150
 REQUESTS = 600

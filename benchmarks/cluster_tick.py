@@ -31,9 +31,10 @@ def main() -> None:
     import psutil
 
     from dist_core.goodput import BatchBounds, Configuration, GradientStatistics, Hints, Observation
-    from scheduler.control_loop import ControlLoop, LoopSettings
     from scheduler.kubernetes.housekeeping import Housekeeping
     from scheduler.kubernetes.placeholders import Placeholders
+    from scheduler.loop.control_loop import ControlLoop
+    from scheduler.loop.settings import LoopSettings
     from scheduler.policy import policy_by_name
     from tests.support.cluster_objects import node
     from tests.support.fake_cluster import FakeClusterApi

@@ -13,8 +13,8 @@ import time
 
 from benchmarks.frame import Measurement
 from dist_core.goodput import BatchBounds, ThroughputParams
-from scheduler.policy import policy_by_name
-from scheduler.profile import StudyProfile, TrialModel
+from scheduler.knowledge.profile import StudyProfile, TrialModel
+from scheduler.simulator.rivals import compared_policy
 from scheduler.snapshot import NodeView, Snapshot, TrialView
 
 CASES = ((160, 16, 4, 0.010), (1000, 500, 8, 0.100), (10_000, 4000, 8, 2.0))
@@ -73,7 +73,7 @@ def snapshot(trials: int, nodes: int, slots: int, *, seed: int = 0) -> Snapshot:
 
 def measure() -> list[Measurement]:
     rows = []
-    ours, pollux = policy_by_name("goodput"), policy_by_name("pollux")
+    ours, pollux = compared_policy("goodput"), compared_policy("pollux")
     for trials, nodes, slots, limit in CASES:
         seen = snapshot(trials, nodes, slots)
         began = time.perf_counter()

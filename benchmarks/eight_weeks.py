@@ -20,9 +20,10 @@ from pathlib import Path
 import psutil
 
 from benchmarks.frame import Measurement
-from scheduler.control_loop import ControlLoop, LoopSettings
+from scheduler.host.retention import Retention
+from scheduler.loop.control_loop import ControlLoop
+from scheduler.loop.settings import LoopSettings
 from scheduler.policy import policy_by_name
-from scheduler.retention import Retention
 from trials.launch import InMemoryLauncher
 from trials.record import Outcome, ReplicaState, Report, Study
 from trials.spec import TrialSpec

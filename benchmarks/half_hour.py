@@ -16,8 +16,8 @@ from pathlib import Path
 import psutil
 
 from benchmarks.frame import Measurement
-from scheduler.client import SchedulerClient
-from scheduler.embedded import EmbeddedScheduler
+from scheduler.api.client import SchedulerClient
+from scheduler.host.embedded import EmbeddedScheduler
 from trials.spec import TrialSpec
 
 ENDED, LIVE, REPLICAS = 1000, 200, 64

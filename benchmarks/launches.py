@@ -19,8 +19,8 @@ import optuna
 
 from benchmarks import trivial
 from benchmarks.frame import Measurement
-from scheduler.client import SchedulerClient
-from scheduler.embedded import EmbeddedScheduler
+from scheduler.api.client import SchedulerClient
+from scheduler.host.embedded import EmbeddedScheduler
 from tests.support.rig import Rig
 from trials.spec import TrialSpec
 from tuner_bridge import optimize

@@ -15,8 +15,8 @@ from pathlib import Path
 import psutil
 
 from benchmarks.frame import Measurement
-from scheduler.client import SchedulerClient
-from scheduler.embedded import EmbeddedScheduler
+from scheduler.api.client import SchedulerClient
+from scheduler.host.embedded import EmbeddedScheduler
 from trials.spec import TrialSpec
 
 TRIALS = 1000

@@ -22,9 +22,9 @@ from scheduler.allocation.grid import count_grid
 from scheduler.allocation.options import choose_options
 from scheduler.allocation.placement import held_by, packed
 from scheduler.allocation.power_mean import SMALLEST_SHARE, harmonic_values
-from scheduler.policy.pollux import PolluxPolicy
-from scheduler.policy.pollux_search import PolluxSearchPolicy
-from scheduler.profile import TrialModel
+from scheduler.knowledge.profile import TrialModel
+from scheduler.simulator.rivals.pollux import PolluxPolicy
+from scheduler.simulator.rivals.pollux_search import PolluxSearchPolicy
 from scheduler.snapshot import Placement, Snapshot
 
 CASES = ((16, 8), (60, 16), (160, 40), (500, 125))

@@ -21,9 +21,9 @@ from typing import Any
 import numpy as np
 
 from benchmarks.frame import RESULTS, Measurement
-from scheduler.policy import policy_by_name
 from scheduler.simulator.application import measured_application
 from scheduler.simulator.cluster import SimulationSettings
+from scheduler.simulator.rivals import compared_policy
 from scheduler.simulator.sweep import SweepResult, SweepSettings, SweepWorld, learning_curves
 
 SEEDS = 30
@@ -73,7 +73,7 @@ def sweeps_of(seed: int, *, configurations: int, names: tuple[str, ...]) -> dict
 
     def run(policy: str, **options: Any) -> SweepResult:
         sweep = SweepSettings(**options)
-        return SweepWorld(values, application, policy_by_name(policy), settings, sweep).sweep()
+        return SweepWorld(values, application, compared_policy(policy), settings, sweep).sweep()
 
     found: dict[str, Any] = {name: run(CONTENDERS[name][0], **CONTENDERS[name][1]) for name in names}
     scores = {}

@@ -19,9 +19,9 @@ import numpy as np
 import optuna
 
 from benchmarks.frame import Measurement
-from scheduler.policy import policy_by_name
 from scheduler.simulator.application import Application, measured_application
 from scheduler.simulator.cluster import SimulationSettings
+from scheduler.simulator.rivals import compared_policy
 from scheduler.simulator.workload import Submission
 from scheduler.simulator.world import World
 from scheduler.snapshot import Policy
@@ -99,7 +99,7 @@ def measure() -> list[Measurement]:
             settings = SimulationSettings(nodes=4, slots_per_node=4, decide_every_seconds=15.0, request=request)  # type: ignore[arg-type]  # one of its words
             world = TunedWorld(
                 application,
-                policy_by_name(policy),
+                compared_policy(policy),
                 settings,
                 at_a_time=at_a_time,
                 batch_size=batch_size,

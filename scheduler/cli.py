@@ -15,7 +15,7 @@ from urllib.parse import quote
 import typer
 
 from dist_core.version import __version__
-from scheduler.client import SchedulerClient, default_state_dir
+from scheduler.api.client import SchedulerClient, default_state_dir
 from scheduler.errors import SchedulerError, SchedulerUnreachable
 from scheduler.state_folder import read_server_file
 from trials.errors import TrialsError
@@ -124,7 +124,7 @@ def up(
     preload: Annotated[str, typer.Option(hidden=True)] = "torch",
 ) -> None:
     """Run a scheduler that owns this machine's slots, until Ctrl-C."""
-    from scheduler.replica_modules import stages_for
+    from scheduler.host.replica_modules import stages_for
     from trials.launch.emulated import emulation
     from trials.launch.fork_start import start_fork_server
     from trials.launch.node_environ import node_environ
@@ -133,9 +133,9 @@ def up(
     # It imports what replicas need while this process imports what a scheduler needs.
     inherited = None if embedded else node_environ(os.environ)
     started = start_fork_server(stages_for(preload.split(",")), inherited) if fork_server else None
-    from scheduler.hosts import is_loopback, open_host_warning
+    from scheduler.host.hosts import is_loopback, open_host_warning
+    from scheduler.host.server import ServerSettings, serve
     from scheduler.log_lines import log_to_stderr
-    from scheduler.server import ServerSettings, serve
 
     log_to_stderr()
 

@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from scheduler.client import SchedulerClient
+from scheduler.api.client import SchedulerClient
 from scheduler.errors import RequestRefused, SchedulerError, SchedulerUnreachable
 from scheduler.runtime import differences, runtime
 from trials.checks import LONGEST_NAME

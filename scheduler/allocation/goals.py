@@ -25,8 +25,8 @@ from statistics import NormalDist
 import numpy as np
 from numpy.typing import NDArray
 
+from scheduler.knowledge.survival import rank_correlation
 from scheduler.snapshot import TrialView
-from scheduler.survival import rank_correlation
 from trials.terms import Goal
 
 Floats = NDArray[np.float64]
@@ -58,7 +58,7 @@ COMPETITORS = 20
 def chance_to_be_best(view: TrialView, competitors: int) -> float:
     """That the trial ends first among so many, from its rank and how much of its length is done.
 
-    Ranks now and at the end are jointly normal as in ``scheduler.survival``.
+    Ranks now and at the end are jointly normal as in ``scheduler.knowledge.survival``.
     """
     first = 1.0 / max(2, competitors)
     done = _fraction(view)

@@ -14,7 +14,7 @@ from scheduler.api.client_side import client_routes
 from scheduler.api.gate import Gate
 from scheduler.api.replica_side import replica_routes
 from scheduler.api.service import Service
-from scheduler.watchdog import STUCK_SECONDS
+from scheduler.loop.watchdog import STUCK_SECONDS
 from trials.errors import InvalidTrialSpec, StoreUnavailable, UnknownTrial
 
 

@@ -13,13 +13,13 @@ from pydantic import BaseModel, Field
 from dist_core.goodput import Hints
 from scheduler.api.callers import Client, allow, calling_client
 from scheduler.api.metrics import metrics_text
+from scheduler.api.packages import LARGEST_BYTES, PackageRefused
 from scheduler.api.service import Service
 from scheduler.api.tokens import Access, Identity
-from scheduler.coming import Plans
-from scheduler.control_loop import OWNER_LEASE_SECONDS
 from scheduler.errors import RequestRefused
-from scheduler.packages import LARGEST_BYTES, PackageRefused
-from scheduler.priorities import effective_priorities, unknown_names
+from scheduler.knowledge.coming import Plans
+from scheduler.knowledge.priorities import effective_priorities, unknown_names
+from scheduler.loop.happenings import OWNER_LEASE_SECONDS
 from scheduler.runtime import runtime
 from trials.checks import LONGEST_NAME, check_name
 from trials.errors import InvalidStudyTerms, UnknownTrial

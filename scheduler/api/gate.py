@@ -17,9 +17,9 @@ from typing import Any
 
 from scheduler.api.bodies import Message, Refused, counted, read_json, refuse, replayed
 from scheduler.api.connections import EXTENSION
+from scheduler.api.packages import LARGEST_BYTES as LARGEST_PACKAGE
 from scheduler.api.service import Service
 from scheduler.api.tokens import Access, Identity, OthersTokens
-from scheduler.packages import LARGEST_BYTES as LARGEST_PACKAGE
 from trials.errors import TrialsError
 
 SMALL_BYTES = 1024**2

@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from scheduler.api.announcements import Announcements, Changes
 from scheduler.api.joining import Joining
 from scheduler.api.mailbox import Mailbox
+from scheduler.api.packages import Packages
 from scheduler.api.tokens import OthersTokens, Tokens
-from scheduler.control_loop import ControlLoop
-from scheduler.packages import Packages
+from scheduler.loop.control_loop import ControlLoop
 from scheduler.snapshot import NodeView
 from trials.errors import StoreUnavailable
 from trials.store import TrialStore

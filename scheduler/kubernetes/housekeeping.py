@@ -11,8 +11,8 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from scheduler.control_loop import ControlLoop
 from scheduler.kubernetes.placeholders import Placeholders
+from scheduler.loop.control_loop import ControlLoop
 from scheduler.snapshot import TrialView
 from trials.errors import ClusterRefused, StoreUnavailable
 from trials.kubernetes.settings import ClusterSettings

@@ -1,8 +1,8 @@
 """Asking for nodes: pods that wait for room, which an autoscaler of nodes (Cluster Autoscaler, Karpenter) then makes.
 
-How many nodes there should be is `scheduler.autoscale`'s answer. One placeholder stands for the slots of one node that
-is wanted and not there, and fits on none of those that are. When that node has come, or is not wanted any more, its
-placeholder goes.
+How many nodes there should be is `scheduler.allocation.autoscale`'s answer. One placeholder stands for the slots of one
+node that is wanted and not there, and fits on none of those that are. When that node has come, or is not wanted any
+more, its placeholder goes.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 from kubernetes.utils import parse_quantity
 
-from scheduler.autoscale import Autoscaler, AutoscaleSettings, NodeOffer
+from scheduler.allocation.autoscale import Autoscaler, AutoscaleSettings, NodeOffer
 from scheduler.snapshot import Snapshot
 from trials.errors import InvalidClusterSettings
 from trials.kubernetes.api import PODS, ClusterApi

@@ -24,21 +24,22 @@ from fastapi import FastAPI, Response
 from fastapi.responses import JSONResponse
 
 from scheduler.api.bodies import BodyLimit
+from scheduler.api.packages import Packages
 from scheduler.api.service import Service
 from scheduler.api.serving import api_config
 from scheduler.api.tokens import Tokens
-from scheduler.control_loop import ControlLoop, LoopSettings
 from scheduler.kubernetes.admission import review
 from scheduler.kubernetes.certificates import Certificate, shared_certificate, trust
 from scheduler.kubernetes.housekeeping import Housekeeping
 from scheduler.kubernetes.leadership import Lease, lead_when_elected, resign
 from scheduler.kubernetes.placeholders import Placeholders
 from scheduler.kubernetes.pod_tokens import PodTokens
-from scheduler.packages import Packages
+from scheduler.loop.control_loop import ControlLoop
+from scheduler.loop.settings import LoopSettings
+from scheduler.loop.steady_clock import SteadyClock
+from scheduler.loop.watchdog import STUCK_SECONDS
 from scheduler.policy import policy_by_name
 from scheduler.snapshot import NodeView
-from scheduler.steady_clock import SteadyClock
-from scheduler.watchdog import STUCK_SECONDS
 from trials.errors import ClusterRefused, ClusterUnreachable, UnknownTrial
 from trials.kubernetes.api import PODS, SERVICES, STUDIES, TRIALS, KubernetesApi
 from trials.kubernetes.launcher import KubernetesLauncher

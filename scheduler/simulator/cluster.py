@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from scheduler.autoscale import Autoscaler, AutoscaleSettings
+from scheduler.allocation.autoscale import Autoscaler, AutoscaleSettings
 from scheduler.simulator.replicas import Timing
 from scheduler.simulator.training import Request
 from scheduler.snapshot import Snapshot

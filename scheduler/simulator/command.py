@@ -12,7 +12,6 @@ from typing import cast, get_args
 
 from rich.console import Console
 
-from scheduler.policy import policy_by_name
 from scheduler.simulator.as_it_ran import AsItRan
 from scheduler.simulator.cluster import SimulationSettings
 from scheduler.simulator.compare import REQUESTS, Information, compare
@@ -20,6 +19,7 @@ from scheduler.simulator.errors import InvalidWorkload
 from scheduler.simulator.recorded import read_recorded
 from scheduler.simulator.replay import RecordedWorld
 from scheduler.simulator.replicas import LIVE, LIVE_PAUSE_SECONDS
+from scheduler.simulator.rivals import compared_policy
 from scheduler.simulator.summary import summarize, sweep_table, table, to_json
 from scheduler.simulator.sweep import SweepResult, SweepSettings, SweepWorld, learning_curves
 from scheduler.simulator.synthetic import SMALL, synthetic_workload
@@ -36,7 +36,7 @@ DEADLINE_SECONDS = 3600.0
 @contextmanager
 def _quiet_loop() -> Iterator[None]:
     """What it says about each of thousands of trials is of no interest here."""
-    loop = logging.getLogger("scheduler.control_loop")
+    loop = logging.getLogger("scheduler.loop")
     before = loop.level
     loop.setLevel(logging.CRITICAL)
     try:
@@ -129,7 +129,7 @@ def run_sweep(
     console = Console()
     results = []
     with console.status("simulating") as status:
-        for policy in [policy_by_name(name) for name in policies]:
+        for policy in [compared_policy(name) for name in policies]:
             status.update(f"{policy.name} runs")
             static = policy.name in REQUESTS
             sweep = SweepSettings(

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Literal
 
-from scheduler.policy import policy_by_name
 from scheduler.simulator.cluster import SimulationSettings
+from scheduler.simulator.rivals import compared_policy
 from scheduler.simulator.training import Request
 from scheduler.simulator.workload import Submission
 from scheduler.simulator.world import SimulationResult, World
@@ -45,7 +45,7 @@ def compare(
     on_done: Callable[[SimulationResult], None] = lambda result: None,
 ) -> list[SimulationResult]:
     """One result a policy, in order; raises ValueError for a name that does not exist."""
-    chosen = [(name, policy_by_name(name)) for name in policies]
+    chosen = [(name, compared_policy(name)) for name in policies]
     results = []
     for name, policy in chosen:
         results.append(world(submissions, policy, settings_for(name, settings, information)).run())

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from dist_core.goodput import Hints
-from scheduler.profile import noise_bin, pool
+from scheduler.knowledge.profile import noise_bin, pool
 from scheduler.simulator.application import ModelledApplication
 from scheduler.simulator.as_it_ran import AsItRan, RanTrial, as_it_ran, entered
 from scheduler.simulator.errors import InvalidWorkload

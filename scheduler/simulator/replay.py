@@ -6,7 +6,7 @@ import math
 from bisect import insort
 from dataclasses import replace
 
-from scheduler.coming import Plans
+from scheduler.knowledge.coming import Plans
 from scheduler.simulator.cluster import SimulationSettings
 from scheduler.simulator.recorded import Recorded, RecordedTrial
 from scheduler.simulator.workload import Submission

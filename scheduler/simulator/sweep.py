@@ -15,7 +15,7 @@ from heapq import heappop, heappush
 import numpy as np
 from numpy.typing import NDArray
 
-from scheduler.coming import Plans
+from scheduler.knowledge.coming import Plans
 from scheduler.simulator.application import Application
 from scheduler.simulator.cluster import SimulationSettings
 from scheduler.simulator.training import SimulatedTraining

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from scheduler.autoscale import Autoscaler, AutoscaleSettings, NodeOffer, desired_nodes
+from scheduler.allocation.autoscale import Autoscaler, AutoscaleSettings, NodeOffer, desired_nodes
 from scheduler.policy import policy_by_name
 from scheduler.simulator.cluster import SimulationSettings
 from scheduler.simulator.synthetic import LARGE, SMALL

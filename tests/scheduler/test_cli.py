@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 import dist_core
+from scheduler.api.client import SchedulerClient
 from scheduler.cli import main
-from scheduler.client import SchedulerClient
-from scheduler.embedded import EmbeddedScheduler
+from scheduler.host.embedded import EmbeddedScheduler
 
 
 @pytest.fixture(scope="module")

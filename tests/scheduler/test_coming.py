@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from scheduler.coming import FIRST_GAP_SECONDS, ComingTrials, Plans
+from scheduler.knowledge.coming import FIRST_GAP_SECONDS, ComingTrials, Plans
 from trials.record import Reason, TrialRecord
 from trials.spec import TrialSpec
 

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from dist_core.goodput import ThroughputParams
 from scheduler.allocation.admission import AGING_SECONDS, not_admitted
 from scheduler.allocation.groups import may_use, node_groups
-from scheduler.policy import POLICIES, policy_by_name
-from scheduler.priorities import effective_priorities, unknown_names
-from scheduler.profile import StudyProfile
+from scheduler.knowledge.priorities import effective_priorities, unknown_names
+from scheduler.knowledge.profile import StudyProfile
+from scheduler.simulator.rivals import COMPARED, compared_policy
 from scheduler.snapshot import Grant, NodeView, Snapshot, TrialView, check_grants
 from tests.support.views import model, running, views, waiting
 from trials.errors import InvalidStudyTerms
@@ -23,7 +23,7 @@ from trials.quota import SlotQuota
 from trials.record import Study
 from trials.terms import StudyTerms
 
-ELASTIC = sorted(set(POLICIES) - {"fifo", "asha_static", "tiresias"})
+ELASTIC = sorted(set(COMPARED) - {"fifo", "asha_static", "tiresias"})
 
 
 def nodes(**kinds: int) -> tuple[NodeView, ...]:
@@ -46,7 +46,7 @@ SHARED = SlotQuota("namespace n", 5, "the quota of namespace n is used")
 
 
 def decided(name: str, snapshot: Snapshot) -> dict[str, Grant]:
-    grants = policy_by_name(name).allocate(snapshot)
+    grants = compared_policy(name).allocate(snapshot)
     assert set(grants) == {view.trial_id for view in snapshot.trials}
     check_grants(snapshot, grants)
     return grants
@@ -83,7 +83,7 @@ def that_fit(trials: list[TrialView]) -> list[TrialView]:
     return kept
 
 
-@pytest.mark.parametrize("name", sorted(POLICIES))
+@pytest.mark.parametrize("name", COMPARED)
 @settings(max_examples=40, deadline=None)
 @given(trials=st.lists(constrained, max_size=7, unique_by=lambda view: view.trial_id), order=st.randoms())
 def test_invariants(name: str, trials: list[TrialView], order: Any) -> None:
@@ -143,7 +143,7 @@ def test_trials_beyond_the_quota_wait_and_are_told_so() -> None:
     assert grants["t3"].reason.sentence == "its study's quota of slots is used"
 
 
-@pytest.mark.parametrize("name", sorted(POLICIES))
+@pytest.mark.parametrize("name", COMPARED)
 def test_a_higher_priority_comes_first_and_preempts(name: str) -> None:
     low = [running(f"l{index}", 1, study="low", placement={"x0": 1}, submitted_at=9e3) for index in range(4)]
     high = [waiting(f"h{index}", study="high", study_priority=5, submitted_at=9.9e3) for index in range(3)]
@@ -182,7 +182,7 @@ def test_who_came_first_by_waiting_stays_until_its_end(name: str) -> None:
             )
             for trial, count in held.items()
         ]
-        grants = policy_by_name(name).allocate(replace(seen(*trials, on=nodes(x=1)), now=now))
+        grants = compared_policy(name).allocate(replace(seen(*trials, on=nodes(x=1)), now=now))
         for trial in held:
             if grants[trial].slots != held[trial]:
                 changes.append((now, trial))
@@ -193,14 +193,14 @@ def test_who_came_first_by_waiting_stays_until_its_end(name: str) -> None:
     assert changes[4][0] <= 2.1 * AGING_SECONDS
 
 
-@pytest.mark.parametrize("name", sorted(POLICIES))
+@pytest.mark.parametrize("name", COMPARED)
 def test_a_kept_trial_whose_node_became_smaller_spoils_nothing(name: str) -> None:
     kept = running("kept", 4, max_replicas=4, preemptible=False, placement={"x0": 4})
     small = (NodeView(name="x0", slots=2, kind="x"),)
     decided(name, seen(kept, waiting("w"), on=small))
 
 
-@pytest.mark.parametrize("name", sorted(POLICIES))
+@pytest.mark.parametrize("name", COMPARED)
 def test_trials_wait_while_all_slots_are_kept(name: str) -> None:
     kept = running("kept", 4, max_replicas=4, preemptible=False, placement={"x0": 4})
     grants = decided(name, seen(kept, waiting("w", only_on=("x0",)), waiting("v"), on=nodes(x=1)))
@@ -208,7 +208,7 @@ def test_trials_wait_while_all_slots_are_kept(name: str) -> None:
     assert grants["w"].reason.sentence == "all slots are held by trials that may not be preempted"
 
 
-@pytest.mark.parametrize("name", sorted(POLICIES))
+@pytest.mark.parametrize("name", COMPARED)
 def test_a_node_that_others_use_wholly_is_no_node(name: str) -> None:
     busy = (NodeView(name="x0", slots=0, kind="x"), NodeView(name="x1", slots=1, kind="x"))
     assert decided(name, seen(waiting("w"), on=busy))["w"].placement == {"x1": 1}
@@ -224,7 +224,7 @@ def test_who_may_go_anywhere_leaves_room_for_those_who_may_not() -> None:
     assert refused == {}
 
 
-@pytest.mark.parametrize("name", sorted(POLICIES))
+@pytest.mark.parametrize("name", COMPARED)
 def test_what_is_kept_counts_against_the_quota(name: str) -> None:
     kept = running("kept", 3, max_replicas=4, preemptible=False, placement={"x0": 3}, quotas=(quota_of("s", 4),))
     others = [waiting(f"w{index}", quotas=(quota_of("s", 4),), max_replicas=1) for index in range(3)]
@@ -232,7 +232,7 @@ def test_what_is_kept_counts_against_the_quota(name: str) -> None:
     assert sum(grant.slots for grant in grants.values()) == 4
 
 
-@pytest.mark.parametrize("name", sorted(POLICIES))
+@pytest.mark.parametrize("name", COMPARED)
 def test_what_cannot_be_resized_now_counts_against_the_quota(name: str) -> None:
     """A quota was lowered to 3 while the study holds 4 slots, 3 of them by a trial in the middle of a rescale."""
     quotas = (quota_of("s", 3),)
@@ -242,7 +242,7 @@ def test_what_cannot_be_resized_now_counts_against_the_quota(name: str) -> None:
     assert sum(grant.slots for grant in grants.values()) <= 3
 
 
-@pytest.mark.parametrize("name", sorted(POLICIES))
+@pytest.mark.parametrize("name", COMPARED)
 def test_slots_that_a_higher_priority_cannot_use_go_to_others(name: str) -> None:
     high = [waiting(f"h{index}", study="high", study_priority=5, only_on=("x0",), max_replicas=1) for index in range(8)]
     low = [waiting(f"l{index}", study="low", max_replicas=1) for index in range(4)]

@@ -8,8 +8,12 @@ from typing import Any
 
 import pytest
 
-from scheduler.control_loop import FAILED_JOIN_SECONDS, OWNER_LEASE_SECONDS, ControlLoop, LoopSettings
-from scheduler.observer import IDLE_SECONDS
+from scheduler.knowledge.observer import IDLE_SECONDS
+from scheduler.loop.backoff import FAILED_JOIN_SECONDS
+from scheduler.loop.control_loop import ControlLoop
+from scheduler.loop.hands import Hands
+from scheduler.loop.happenings import OWNER_LEASE_SECONDS
+from scheduler.loop.settings import LoopSettings
 from scheduler.policy import GoodputPolicy
 from scheduler.snapshot import Grant, Snapshot
 from trials.launch import InMemoryLauncher, NodeSlots
@@ -196,7 +200,7 @@ def test_joiners_that_are_not_wanted_any_more_leave_no_warning_and_no_wait(
     bench.tick(20)
     assert {row.replica_id for row in joiners} <= asked
     assert "warning" not in [entry.what for entry in bench.store.history(trial_id)]
-    assert trial_id not in bench.loop._launch_not_before
+    assert trial_id not in bench.loop._backoff._until
 
 
 def test_a_change_under_way_is_not_decided_anew(bench: Bench) -> None:
@@ -461,14 +465,14 @@ def test_one_trial_that_cannot_be_handled_leaves_the_others_alone(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     broken, healthy = bench.submit(0), bench.submit(1)
-    act_on = ControlLoop._act_on
+    act_on = Hands.act_on
 
-    def act(loop: ControlLoop, trial: TrialRecord, *rest: Any) -> None:
+    def act(hands: Hands, trial: TrialRecord, *rest: Any) -> None:
         if trial.trial_id == broken:
             raise OverflowError("on purpose")
-        act_on(loop, trial, *rest)
+        act_on(hands, trial, *rest)
 
-    monkeypatch.setattr(ControlLoop, "_act_on", act)
+    monkeypatch.setattr(Hands, "act_on", act)
     bench.tick(3)
     assert bench.trial(healthy).state is TrialState.STARTING
     assert bench.trial(broken).state is TrialState.PENDING

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from scheduler.embedded import EmbeddedScheduler
 from scheduler.errors import SchedulerDidNotStart
+from scheduler.host.embedded import EmbeddedScheduler
 
 
 def test_one_that_is_killed_while_it_starts_is_started_again(tmp_path: Path) -> None:

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from dist_core.goodput import BatchBounds
 from dist_core.goodput.speed_profiles import speed_profile
+from scheduler.knowledge.profile import StudyProfile
 from scheduler.policy import GoodputPolicy, policy_by_name
-from scheduler.profile import StudyProfile
 from scheduler.snapshot import NodeView, Snapshot, TrialView
 from tests.support.views import ONE_SLOT, model, running, snapshot, views, waiting
 
@@ -170,9 +170,7 @@ def test_a_node_that_appears_twice_is_refused() -> None:
 
 
 def test_unknown_policies_are_named() -> None:
-    with pytest.raises(
-        ValueError, match="policy 'x' is not known; choose one of asha_static, fair_share, fifo, goodput"
-    ):
+    with pytest.raises(ValueError, match="policy 'x' is not known; choose one of fair_share, fifo, goodput, top_job"):
         policy_by_name("x")
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from scheduler.hearing import Hearing
+from scheduler.loop.hearing import Hearing
 from trials.record import ReplicaRecord
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from scheduler.hosts import is_loopback, open_host_warning, reachable
+from scheduler.host.hosts import is_loopback, open_host_warning, reachable
 
 
 @pytest.mark.parametrize(

@@ -14,9 +14,10 @@ from typing import Any
 import pytest
 
 from dist_core.link.environment import EXIT_PREEMPTED
-from scheduler.control_loop import ControlLoop, LoopSettings
+from scheduler.loop.control_loop import ControlLoop
+from scheduler.loop.settings import LoopSettings
+from scheduler.loop.steady_clock import SteadyClock
 from scheduler.snapshot import Grant, Snapshot
-from scheduler.steady_clock import SteadyClock
 from trials.launch import InMemoryLauncher
 from trials.record import Outcome, Reason, ReplicaState
 from trials.spec import TrialSpec

@@ -7,7 +7,7 @@ import signal
 import pytest
 
 from dist_core.link.environment import EXIT_PEER_LOST
-from scheduler.losses import LONGEST_BACKOFF_SECONDS, MOST_CRASHES, judge
+from scheduler.loop.losses import LONGEST_BACKOFF_SECONDS, MOST_CRASHES, judge
 
 
 @pytest.mark.parametrize("status", [-signal.SIGKILL, -signal.SIGTERM, None, 0, EXIT_PEER_LOST])

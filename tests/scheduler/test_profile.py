@@ -15,8 +15,8 @@ from dist_core.goodput import (
     optim_seconds,
 )
 from dist_core.goodput.throughput import gradient_seconds
-from scheduler.profile import StudyProfile, TrialModel, noise_at, noise_bin, pool
-from scheduler.study_history import StudyHistory
+from scheduler.knowledge.profile import StudyProfile, TrialModel, noise_at, noise_bin, pool
+from scheduler.knowledge.study_history import StudyHistory
 
 TRUE = ThroughputParams(0.02, 0.001, 0.05, 0.003, 0.02, 0.002, 1.6)
 BOUNDS = BatchBounds(init_batch=64, max_batch=2048, min_atomic=8, max_atomic=256)

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduler.promise import Promise, Standings, best_so_far
+from scheduler.knowledge.promise import Promise, Standings, best_so_far
 from trials.record import Report
 
 

@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 
-from scheduler.control_loop import ControlLoop, LoopSettings
+from scheduler.host.retention import MOST_AT_ONCE, SWEEP_SECONDS, Retention, abandoned, expired
+from scheduler.loop.control_loop import ControlLoop
+from scheduler.loop.settings import LoopSettings
 from scheduler.policy import policy_by_name
-from scheduler.retention import MOST_AT_ONCE, SWEEP_SECONDS, Retention, abandoned, expired
 from trials.errors import StoreUnavailable, UnknownTrial
 from trials.launch import InMemoryLauncher
 from trials.record import Reason, ReplicaRecord, ReplicaState, Report, Study, TrialRecord

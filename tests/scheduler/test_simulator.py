@@ -14,13 +14,13 @@ import pytest
 from typer.testing import CliRunner
 
 from scheduler.cli import app
-from scheduler.control_loop import ControlLoop
-from scheduler.policy import POLICIES, policy_by_name
+from scheduler.loop.control_loop import ControlLoop
 from scheduler.simulator.application import measured_application
 from scheduler.simulator.cluster import SimulationSettings
 from scheduler.simulator.compare import compare
 from scheduler.simulator.errors import InvalidWorkload
 from scheduler.simulator.replicas import LIVE, Timing
+from scheduler.simulator.rivals import COMPARED, compared_policy
 from scheduler.simulator.sweep import SuccessiveHalving, SweepSettings, SweepWorld, learning_curves
 from scheduler.simulator.synthetic import SMALL, synthetic_workload
 from scheduler.simulator.training import SimulatedTraining
@@ -34,7 +34,7 @@ def job(number: int = 0, at: float = 0.0, replicas: int = 2) -> Submission:
     return Submission(name=f"j{number}", at=at, application=SMALL, num_replicas=replicas, batch_size=512)
 
 
-@pytest.mark.parametrize("policy", sorted(POLICIES))
+@pytest.mark.parametrize("policy", COMPARED)
 def test_every_policy_finishes_a_workload_the_same_way_twice(policy: str) -> None:
     jobs = synthetic_workload(8, seed=3, mean_seconds_between=60.0)
     first, again = (compare(jobs, [policy], SETTINGS)[0] for _ in range(2))
@@ -198,7 +198,7 @@ def test_a_sweep_stops_at_rungs_and_says_when_its_best_was_done() -> None:
     results = {}
     for name, least in (("goodput", 1), ("asha_static", 1), ("fair_share", 1)):
         bounds = replace(sweep, min_replicas=least, max_replicas=1 if name == "asha_static" else 4)
-        results[name] = SweepWorld(curves, SMALL, policy_by_name(name), settings, bounds).sweep()
+        results[name] = SweepWorld(curves, SMALL, compared_policy(name), settings, bounds).sweep()
     for result in results.values():
         assert 1 <= result.finished < 18
         assert result.best_finished_seconds <= result.makespan_seconds
@@ -232,7 +232,7 @@ def test_the_result_does_not_depend_on_how_fast_the_machine_is(
     settings = SimulationSettings(nodes=2, slots_per_node=2, timing=timing, decide_every_seconds=every)
 
     def simulated() -> list[tuple[str, float, int]]:
-        result = World(submissions, policy_by_name("goodput"), settings).run()
+        result = World(submissions, compared_policy("goodput"), settings).run()
         return [(job.name, job.finished_at, job.num_rescales) for job in result.jobs]
 
     expected = simulated()

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduler.survival import Survival, rank_correlation
+from scheduler.knowledge.survival import Survival, rank_correlation
 
 HALVED = Survival.of(stopped=[0.1] * 20, watched=[1.0] * 10 + [0.05] * 5)
 

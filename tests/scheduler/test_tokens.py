@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from scheduler.api.tokens import Access, Identity, Secrets, Tokens
 from scheduler.errors import RequestRefused
-from scheduler.secret_files import keep_private, save_in_folder, secrets_in_folder
+from scheduler.host.secret_files import keep_private, save_in_folder, secrets_in_folder
 from tests.support.site import TOKENS, Site
 
 KEPT = Secrets(owner="a token of the owner", key="ab" * 32)

@@ -12,16 +12,16 @@ from typing import IO
 import httpx2
 import pytest
 
-from scheduler.server import EXIT_STUCK
-from scheduler.watchdog import LOOK_SECONDS, STUCK_SECONDS, Watchdog
+from scheduler.host.server import EXIT_STUCK
+from scheduler.loop.watchdog import LOOK_SECONDS, STUCK_SECONDS, Watchdog
 from tests.support.site import TOKENS, Site
 
 STUCK_SCHEDULER = """
 import os, sys, threading, time
-import scheduler.watchdog, scheduler.control_loop
-scheduler.watchdog.STUCK_SECONDS, scheduler.watchdog.LOOK_SECONDS = 1.0, 0.2
+import scheduler.loop.watchdog, scheduler.loop.control_loop
+scheduler.loop.watchdog.STUCK_SECONDS, scheduler.loop.watchdog.LOOK_SECONDS = 1.0, 0.2
 if os.environ.pop("STUCK", None):
-    scheduler.control_loop.ControlLoop.tick = lambda self: threading.Event().wait()
+    scheduler.loop.control_loop.ControlLoop.tick = lambda self: threading.Event().wait()
 from scheduler.cli import main
 sys.exit(main())
 """

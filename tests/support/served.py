@@ -11,11 +11,12 @@ from typing import Any
 
 import uvicorn
 
+from scheduler.api.client import SchedulerClient
 from scheduler.api.service import Service
 from scheduler.api.serving import api_config
 from scheduler.api.tokens import Tokens
-from scheduler.client import SchedulerClient
-from scheduler.control_loop import ControlLoop, LoopSettings
+from scheduler.loop.control_loop import ControlLoop
+from scheduler.loop.settings import LoopSettings
 from scheduler.snapshot import NodeView, Policy
 from trials.launch import Launcher
 from trials.store import TrialStore

@@ -10,7 +10,8 @@ from fastapi.testclient import TestClient
 from scheduler.api.app import create_app
 from scheduler.api.service import Service
 from scheduler.api.tokens import Tokens
-from scheduler.control_loop import ControlLoop, LoopSettings
+from scheduler.loop.control_loop import ControlLoop
+from scheduler.loop.settings import LoopSettings
 from scheduler.policy import GoodputPolicy
 from scheduler.snapshot import NodeView
 from trials.launch import InMemoryLauncher

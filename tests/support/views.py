@@ -8,7 +8,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 from dist_core.goodput import BatchBounds, ThroughputParams
-from scheduler.profile import StudyProfile, TrialModel
+from scheduler.knowledge.profile import StudyProfile, TrialModel
 from scheduler.snapshot import NodeView, Snapshot, TrialView
 
 

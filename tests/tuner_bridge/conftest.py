@@ -7,8 +7,8 @@ from contextlib import contextmanager
 import optuna
 import pytest
 
-from scheduler.client import SchedulerClient
-from scheduler.embedded import EmbeddedScheduler
+from scheduler.api.client import SchedulerClient
+from scheduler.host.embedded import EmbeddedScheduler
 from scheduler.policy import policy_by_name
 from tests.support.replicas_in_threads import ThreadLauncher
 from tests.support.served import ServedLoop

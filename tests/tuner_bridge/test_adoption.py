@@ -10,7 +10,7 @@ import optuna
 import pytest
 from optuna.storages.journal import JournalFileBackend
 
-from scheduler.client import SchedulerClient
+from scheduler.api.client import SchedulerClient
 from scheduler.errors import RequestRefused, SchedulerUnreachable
 from tuner_bridge.errors import SweepInterrupted
 from tuner_bridge.optuna.driver import TRIAL_ATTRIBUTE, OptunaDriver

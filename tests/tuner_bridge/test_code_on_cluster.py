@@ -15,7 +15,7 @@ import pytest
 
 from dist_core.errors import ControlChannelError
 from dist_core.link.client import ControlChannel
-from scheduler.packages import PackageRefused, Packages
+from scheduler.api.packages import PackageRefused, Packages
 from tests.support.channel import channel_to
 from trials.launch import user_code
 from trials.launch.pod_start import python_path, unpack

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from scheduler.client import SchedulerClient
+from scheduler.api.client import SchedulerClient
 from scheduler.errors import RequestRefused
 from tuner_bridge.driver import StudyDriver
 

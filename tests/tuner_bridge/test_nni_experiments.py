@@ -16,8 +16,8 @@ import psutil
 import pytest
 import yaml
 
-from scheduler.client import SchedulerClient
-from scheduler.embedded import EmbeddedScheduler
+from scheduler.api.client import SchedulerClient
+from scheduler.host.embedded import EmbeddedScheduler
 from tests.support import objectives
 from tests.support.nni_experiment import NniExperiment
 from tuner_bridge import optimize

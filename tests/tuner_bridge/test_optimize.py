@@ -15,8 +15,8 @@ from dist_core.errors import InvalidTraining
 from dist_core.goodput import Observation, optim_seconds
 from dist_core.goodput.speed_profiles import speed_profile
 from dist_core.goodput.throughput import gradient_seconds
-from scheduler.embedded import EmbeddedScheduler
 from scheduler.errors import NotAuthorized, SchedulerUnreachable
+from scheduler.host.embedded import EmbeddedScheduler
 from tests.support import objectives
 from trials.errors import InvalidTrialSpec
 from tuner_bridge import StudyTerms, elastic, optimize

@@ -23,9 +23,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
-from scheduler.client import SchedulerClient
-from scheduler.embedded import EmbeddedScheduler
+from scheduler.api.client import SchedulerClient
 from scheduler.errors import SchedulerError, SchedulerUnreachable
+from scheduler.host.embedded import EmbeddedScheduler
 from trials.errors import TrialsError
 from tuner_bridge.driver import StudyDriver, file_name
 from tuner_bridge.errors import BridgeError, SweepInterrupted

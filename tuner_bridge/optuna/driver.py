@@ -13,7 +13,7 @@ import optuna
 from optuna.distributions import distribution_to_json
 from optuna.storages._heartbeat import is_heartbeat_enabled
 
-from scheduler.client import SchedulerClient
+from scheduler.api.client import SchedulerClient
 from tuner_bridge.driver import StudyDriver, file_name
 from tuner_bridge.errors import TrialLost
 from tuner_bridge.template import TrialTemplate

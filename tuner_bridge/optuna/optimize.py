@@ -16,9 +16,9 @@ from typing import Any
 import optuna
 from optuna.trial import FrozenTrial
 
-from scheduler.client import SchedulerClient
-from scheduler.embedded import EmbeddedScheduler
+from scheduler.api.client import SchedulerClient
 from scheduler.errors import SchedulerError
+from scheduler.host.embedded import EmbeddedScheduler
 from trials.spec import check_replica_bounds
 from trials.terms import StudyTerms
 from tuner_bridge.driver import file_name

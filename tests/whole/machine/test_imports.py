@@ -9,7 +9,7 @@ import pytest
 
 
 @pytest.mark.parametrize(
-    "module", ["dist_core", "dist_core.goodput", "trials.store", "scheduler.server", "tuner_bridge"]
+    "module", ["dist_core", "dist_core.goodput", "trials.store", "scheduler.host.server", "tuner_bridge"]
 )
 def test_scheduler_side_never_loads_torch(module: str) -> None:
     code = f"import sys, {module}; sys.exit('torch' in sys.modules)"

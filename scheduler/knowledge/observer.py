@@ -16,12 +16,12 @@ from types import MappingProxyType
 from typing import Any
 
 from dist_core.goodput import Hints
-from scheduler.coming import ComingTrials, Plans
-from scheduler.priorities import effective_priorities
-from scheduler.promise import Promise, Standings
+from scheduler.knowledge.coming import ComingTrials, Plans
+from scheduler.knowledge.priorities import effective_priorities
+from scheduler.knowledge.promise import Promise, Standings
+from scheduler.knowledge.study_history import StudyHistory
+from scheduler.knowledge.survival import Survival
 from scheduler.snapshot import Grant, NodeView, Placement, Snapshot, TrialView
-from scheduler.study_history import StudyHistory
-from scheduler.survival import Survival
 from trials.errors import InvalidStudyTerms, UnknownTrial
 from trials.launch.base import NO_ROOM, Launcher
 from trials.quota import SlotQuota

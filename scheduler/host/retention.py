@@ -9,7 +9,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 
-from scheduler.control_loop import ControlLoop
+from scheduler.loop.control_loop import ControlLoop
 from trials.errors import StoreUnavailable
 from trials.record import Study, TrialRecord
 from trials.store import CachedTrialStore

@@ -5,8 +5,8 @@ from __future__ import annotations
 import statistics
 
 from dist_core.goodput import BatchBounds, Configuration, Hints, Observation
-from scheduler.profile import StudyProfile, TrialModel, noise_at, noise_bin, pool
-from scheduler.survival import Survival
+from scheduler.knowledge.profile import StudyProfile, TrialModel, noise_at, noise_bin, pool
+from scheduler.knowledge.survival import Survival
 
 REFIT_SECONDS = 2.0
 """Least time between two fits of one study."""

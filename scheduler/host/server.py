@@ -22,16 +22,17 @@ import uvicorn
 from scheduler.api.service import Service
 from scheduler.api.serving import api_config
 from scheduler.api.tokens import Tokens
-from scheduler.control_loop import ControlLoop, LoopSettings
-from scheduler.devices import numa_nodes, usable_cores
-from scheduler.hosts import reachable
+from scheduler.host.devices import numa_nodes, usable_cores
+from scheduler.host.hosts import reachable
+from scheduler.host.retention import Retention
+from scheduler.host.secret_files import keep_private, save_in_folder, secrets_in_folder
+from scheduler.loop.control_loop import ControlLoop
+from scheduler.loop.settings import LoopSettings
+from scheduler.loop.steady_clock import SteadyClock
+from scheduler.loop.watchdog import Watchdog
 from scheduler.policy import policy_by_name
-from scheduler.retention import Retention
-from scheduler.secret_files import keep_private, save_in_folder, secrets_in_folder
 from scheduler.snapshot import NodeView
 from scheduler.state_folder import StateFolder, read_server_file
-from scheduler.steady_clock import SteadyClock
-from scheduler.watchdog import Watchdog
 from trials.errors import StoreUnavailable
 from trials.launch import LocalLauncher
 from trials.launch.emulated import Emulation, emulated_slots

@@ -15,7 +15,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from scheduler.client import SchedulerClient
+from scheduler.api.client import SchedulerClient
 from scheduler.errors import SchedulerDidNotStart
 
 STARTS = 3

@@ -1,0 +1,1 @@
+"""What was measured of trials, and what it promises."""

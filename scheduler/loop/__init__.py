@@ -1,0 +1,1 @@
+"""The one thread that changes trials: it observes, allocates, plans and acts, again and again."""

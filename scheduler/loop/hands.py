@@ -1,0 +1,179 @@
+"""Hands: does what the plan of a trial says; each action is safe to repeat."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from scheduler.knowledge.observer import Observer
+from scheduler.loop.backoff import Backoff
+from scheduler.loop.happenings import Happenings
+from scheduler.loop.journal import Journal
+from scheduler.loop.settings import LoopSettings
+from scheduler.loop.starts import Starts
+from scheduler.loop.trial_files import TrialFiles
+from scheduler.snapshot import Grant
+from trials.launch.base import Launcher
+from trials.plan import Launch, Publish, RetryJoin, Stop, plan
+from trials.record import Reason, ReplicaRecord, TrialRecord
+from trials.states import TrialEvent, TrialState
+from trials.store import TrialStore
+
+logger = logging.getLogger(__name__)
+
+
+class Hands:
+    def __init__(
+        self,
+        store: TrialStore,
+        launcher: Launcher,
+        journal: Journal,
+        backoff: Backoff,
+        files: TrialFiles,
+        starts: Starts,
+        happenings: Happenings,
+        observer: Observer,
+        settings: LoopSettings,
+    ) -> None:
+        self._store = store
+        self._launcher = launcher
+        self._journal = journal
+        self._backoff = backoff
+        self._files = files
+        self._starts = starts
+        self._happenings = happenings
+        self._observer = observer
+        self._settings = settings
+        self._moving: set[str] = set()
+        """Trials of which some replicas leave when others have joined elsewhere; told as one change."""
+        self._blocked_since: dict[str, float] = {}
+
+    def act_on(self, trial: TrialRecord, grant: Grant, now: float) -> None:
+        self._journal.note_waiting(trial, grant, now)
+        replicas = self._store.replicas(trial_id=trial.trial_id)
+        near = self._observer.near_epoch(trial.trial_id)
+        blocked = self._blocked_since.pop(trial.trial_id, None)
+        vacate = blocked is not None and now - blocked >= self._settings.move_patience_seconds
+        leaving = frozenset(self._happenings.leaving)
+        for action in plan(trial, grant.placement, replicas, now, near_epoch=near, vacate=vacate, leaving=leaving):
+            if isinstance(action, Launch):
+                if not self._launch(trial, grant, action.placement, now) and trial.members:
+                    self._blocked_since[trial.trial_id] = now if blocked is None else blocked
+            elif isinstance(action, Publish):
+                self._publish(trial, grant, action, now)
+            elif isinstance(action, Stop):
+                self._stop(action, replicas, now)
+            elif isinstance(action, RetryJoin):
+                for joiner in replicas:
+                    if joiner.replica_id in action.replica_ids:
+                        self._store.retry_join(joiner.replica_id, joiner.join_epoch)
+
+    def forget(self, trial_id: str) -> None:
+        """The trial is over."""
+        self._moving.discard(trial_id)
+        self._blocked_since.pop(trial_id, None)
+
+    # ------------------------------------------------------------------ launching
+
+    def _launch(self, trial: TrialRecord, grant: Grant, wanted: Mapping[str, int], now: float) -> int:
+        """Start replicas where slots are free; returns how many could be started."""
+        if self._backoff.holds(trial.trial_id, now):
+            # The decision that is being carried out is older than what happened to the trial.
+            return 0
+        started = self._start_on_free_slots(trial, grant, wanted, now)
+        if not started:
+            return 0
+        trial = self._store.trial(trial.trial_id)
+        if trial.state in (TrialState.PENDING, TrialState.PAUSED):
+            self._journal.move(trial, TrialEvent.LAUNCHED, grant.reason, now)
+            return started
+        after = len(self._store.replicas(trial_id=trial.trial_id))
+        if trial.members and after > grant.slots:
+            # It moves: some of those that train now leave when these have joined.
+            self._moving.add(trial.trial_id)
+        if trial.state is TrialState.RUNNING:
+            self._journal.note_rescale(trial, grant.reason, len(trial.members), min(after, grant.slots), now)
+        return started
+
+    def _start_on_free_slots(self, trial: TrialRecord, grant: Grant, wanted: Mapping[str, int], now: float) -> int:
+        taken = {(replica.node, replica.slot) for replica in self._store.replicas()}
+        nodes = {node.node: node for node in self._launcher.nodes()}
+        started = 0
+        index = self._next_launch_index(trial)
+        for node, count in wanted.items():
+            if node not in nodes:
+                continue
+            closed = nodes[node].in_use
+            free = [slot for slot in range(nodes[node].slots) if (node, slot) not in taken and slot not in closed]
+            started += sum(
+                self._starts.start(trial, nodes[node], slot, index + started + offset, grant.slots, now)
+                for offset, slot in enumerate(free[:count])
+            )
+        return started
+
+    def _next_launch_index(self, trial: TrialRecord) -> int:
+        """0 for the first of a new set: until ranks are given out, that one speaks for the trial."""
+        indices = [replica.launch_index for replica in self._store.replicas(trial_id=trial.trial_id)]
+        return max(indices, default=-1) + 1
+
+    # ------------------------------------------------------------------ publishing
+
+    def _publish(self, trial: TrialRecord, grant: Grant, action: Publish, now: float) -> None:
+        trial = self._store.trial(trial.trial_id)
+        number = max(trial.generation, trial.published) + 1
+        self._store.save_trial(
+            replace(
+                trial,
+                published=number,
+                published_members=action.members,
+                published_at=now,
+                join_epoch=action.join_epoch,
+            )
+        )
+        if trial.members and len(action.members) < len(trial.members):
+            self._note_shrinking(trial, grant, len(action.members), now)
+        logger.info(
+            "generation published trial=%s generation=%d members=%d", trial.trial_id, number, len(action.members)
+        )
+
+    def _note_shrinking(self, trial: TrialRecord, grant: Grant, after: int, now: float) -> None:
+        """Because it was decided so, or because some of its replicas are lost or told to leave."""
+        before = len(trial.members)
+        live = {replica.replica_id for replica in self._store.replicas(trial_id=trial.trial_id)}
+        lost = before - len(live.intersection(trial.members))
+        leaving = len(self._happenings.leaving & set(trial.members))
+        reason = grant.reason
+        if lost:
+            reason = Reason(code="replica_lost", sentence=f"{lost} of {before} replicas was lost; the others go on")
+        elif leaving:
+            sentence = f"{leaving} of {before} replicas was told to leave its node; the others go on"
+            reason = Reason(code="replica_preempted", sentence=sentence)
+        if lost or leaving or trial.trial_id not in self._moving:
+            self._journal.note_rescale(self._store.trial(trial.trial_id), reason, before, after, now)
+        self._moving.discard(trial.trial_id)
+
+    # ------------------------------------------------------------------ stopping
+
+    def _stop(self, action: Stop, replicas: Sequence[ReplicaRecord], now: float) -> None:
+        for replica in replicas:
+            if replica.replica_id == action.replica_id:
+                self._store.update_replica(replica.replica_id, stop_requested_at=now)
+                if action.force:
+                    self._files.collect_log(replica)
+                self._launcher.stop(replica, force=action.force)
+
+    def stop_leftovers(self, now: float) -> None:
+        """Replicas of trials that are over; they get a moment to end by themselves."""
+        replicas = self._store.replicas()
+        if not replicas:
+            return
+        live = {trial.trial_id for trial in self._store.trials(live_only=True)}
+        for trial_id in {replica.trial_id for replica in replicas} - live:
+            trial = self._store.trial(trial_id)
+            mine = [replica for replica in replicas if replica.trial_id == trial_id]
+            if trial.outcome is not None and now - (trial.finished_at or now) < self._settings.leaving_seconds:
+                continue
+            for action in plan(trial, {}, mine, now):
+                if isinstance(action, Stop):
+                    self._stop(action, mine, now)

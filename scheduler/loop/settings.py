@@ -1,0 +1,31 @@
+"""What a control loop is told of the scheduler that it runs in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoopSettings:
+    state_dir: Path
+    api_url: Callable[[], str]
+    """Where replicas reach the scheduler; known once the server listens."""
+    replica_token: Callable[[str], str]
+    """A replica's own, by its id."""
+    base_environ: Mapping[str, str]
+    """Environment that replicas inherit."""
+    server_file: Path | None = None
+    decide_every_seconds: float = 0.0
+    """Least time between two decisions of the policy; in between, the last one is carried out. 0: at every tick."""
+    silence_seconds: float = 45.0
+    """A replica that has been heard of and then says nothing for so long hangs: it is ended, and its trial heals."""
+    decide_on_loss_or_end: bool = False
+    """Do not wait for that time when a replica is gone or a trial over."""
+    leaving_seconds: float = 1.0
+    """How long replicas of a trial that is over may take to end by themselves."""
+    may_act: Callable[[], bool] = lambda: True
+    """Whether this scheduler still is the one that decides; else it only answers."""
+    move_patience_seconds: float = 10.0
+    """A trial that is to move to slots which others hold waits so long before it gives up its own."""
