@@ -1,0 +1,328 @@
+"""The pieces of a trial's replica alone, where whole trainings do not show what each of them promises."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import pytest
+import torch
+
+from dist_core.errors import InvalidTraining, PeerLost, ReplicaExit
+from dist_core.generations.decision import Generation
+from dist_core.generations.present import DRY_STEPS, PresentGeneration
+from dist_core.generations.process_groups import GroupNeeds, lone_group
+from dist_core.generations.step_record import Standing, StepRecord
+from dist_core.generations.step_vote import StepVote
+from dist_core.generations.watch import Membership, Prepared
+from dist_core.goodput import BatchBounds
+from dist_core.link.environment import EXIT_PREEMPTED
+from dist_core.link.news import News
+from dist_core.state.memory_limit import MemoryLimit
+from dist_core.state.persistence import Persistence
+from dist_core.state.position import Position
+from dist_core.state.states import FunctionState, StateRegistry
+from dist_core.trial.batch_agreement import BatchAgreement
+from dist_core.trial.core import TrainingCore, get_core, presenting, reset_core
+from dist_core.trial.leaving import Leaving
+from dist_core.trial.loop_habits import LoopHabits
+from dist_core.trial.saving import Saving
+
+
+def generation(number: int, *members: str, nodes: tuple[str, ...] | None = None) -> Generation:
+    return Generation(number=number, members=members, nodes=nodes or ("n",) * len(members), join_epoch=None)
+
+
+# --------------------------------------------------------------------- the present generation
+
+
+def test_a_replica_is_outside_from_its_coming_until_it_enters() -> None:
+    present = PresentGeneration()
+    assert (present.is_outside, present.stands_alone) == (False, True)
+    present.come_to_train()
+    assert (present.is_outside, present.dry_steps_left) == (True, DRY_STEPS)
+    present.mark_broken("the first reason")
+    present.mark_broken("another one")
+    assert present.broken == "the first reason"
+    group = lone_group()
+    present.enter(Prepared(generation(3, "a"), group))
+    entered = [present.is_outside, present.joined, present.number, present.members, present.broken, present.took_over]
+    assert entered == [False, True, 3, ("a",), None, False]
+    assert present.group is group
+
+
+def test_what_all_do_alone_succeeds_as_it_did() -> None:
+    present = PresentGeneration()
+    assert [present.succeeded_everywhere(each) for each in (True, False)] == [True, False]
+
+
+def test_dropping_a_group_leaves_one_that_meets_the_needs() -> None:
+    present = PresentGeneration()
+    present.drop(GroupNeeds(extra=2))
+    assert present.group.world_size == 1
+    assert len(present.group.extra) == 2
+
+
+# --------------------------------------------------------------------- a step's round
+
+
+def test_each_part_reads_what_it_has_put_in() -> None:
+    present = PresentGeneration()
+    vote = StepVote(present)
+    vote.launch(lambda: ({"leave": (1.0,), "norms": (2.0, 3.0), "nothing": ()}, None))
+    vote.launch(lambda: pytest.fail("a step has one round"))
+    vote.wait()
+    agreed = vote.finish(0)
+    assert agreed is not None
+    assert (agreed["leave"], agreed["norms"], agreed["nothing"]) == ([1.0], [2.0, 3.0], [])
+    with pytest.raises(KeyError):
+        agreed["sums"]
+
+
+def test_late_rounds_come_in_their_order_after_rounds_of_nobody() -> None:
+    vote = StepVote(PresentGeneration())
+    seen = []
+    for step in range(5):
+        vote.launch(lambda step=step: ({"step": (step + 1.0,)}, None))  # type: ignore[misc]  # the present one
+        agreed = vote.finish(2)
+        assert agreed is not None
+        seen.append(agreed["step"][0])
+    assert seen == [0.0, 0.0, 1.0, 2.0, 3.0]
+    assert vote.steps_ahead == 2
+    vote.drain()
+    assert vote.steps_ahead == 0
+
+
+def test_a_round_that_fails_breaks_the_generation_and_raises_nothing() -> None:
+    present = PresentGeneration()
+    vote = StepVote(present)
+
+    def compose() -> Any:
+        raise RuntimeError("connection closed")
+
+    vote.launch(compose)
+    assert present.broken == "connection closed"
+    assert vote.finish(0) is None
+
+
+# --------------------------------------------------------------------- where survivors stand
+
+
+def standing(**changes: Any) -> Standing:
+    return Standing(**{"steps": 7, "updates": 0, "epoch": 1, "meetings": 0, "has_evaluated": False, **changes})
+
+
+@pytest.mark.parametrize(
+    ("mine", "furthest", "possible"),
+    [
+        ({}, {}, True),
+        ({}, {"steps": 8}, True),
+        ({}, {"steps": 8, "meetings": 1}, False),
+        ({"meetings": 1}, {"meetings": 1}, True),
+        ({"meetings": 1}, {"meetings": 2}, False),
+        ({}, {"epoch": 2}, False),
+    ],
+)
+def test_survivors_go_on_together_if_what_is_left_of_a_step_is_all_that_parts_them(
+    mine: dict[str, Any], furthest: dict[str, Any], possible: bool
+) -> None:
+    assert standing(**mine).can_go_on_from(standing(**furthest)) is possible
+
+
+def test_updates_that_count_are_not_made_again_when_the_body_runs_again() -> None:
+    record = StepRecord()
+    assert [record.counts_update() for _ in range(2)] == [True, True]
+    record.go_on_from(standing(updates=record.updates))
+    made = [(record.has_made_next_update, record.counts_update()) for _ in range(3)]
+    assert made == [(True, False), (True, False), (False, True)]
+    record.step_counts()
+    assert (record.updates, record.counts_update()) == (0, True)
+
+
+# --------------------------------------------------------------------- leaving
+
+
+class Watched:
+    """In place of a membership: what it has heard."""
+
+    def __init__(self) -> None:
+        self.must_leave: str | None = None
+        self.prepared: Prepared | None = None
+        self.saving = False
+
+    def pending(self) -> Prepared | None:
+        return self.prepared
+
+
+def test_who_is_asked_by_anybody_leaves_and_who_is_in_no_generation_pauses() -> None:
+    watched = Watched()
+    leaving = Leaving(cast("Membership", watched))
+    assert (leaving.must_leave, leaving.is_paused) == (False, False)
+    watched.must_leave = "preempted"
+    asked = [leaving.must_leave]
+    watched.must_leave = None
+    asked.append(leaving.must_leave)
+    leaving.ask()
+    asked.append(leaving.must_leave)
+    assert asked == [True, False, True]
+    paused = [Leaving(None).is_paused]
+    for members in (("a",), ()):
+        watched.prepared = Prepared(generation(2, *members), None)
+        paused.append(leaving.is_paused)
+    assert paused == [False, False, True]
+
+
+def test_the_first_postponed_error_is_raised_once() -> None:
+    leaving = Leaving(None)
+    leaving.postpone(KeyError("first"))
+    leaving.postpone(ValueError("second"))
+    with pytest.raises(KeyError, match="first"):
+        leaving.raise_postponed()
+    leaving.raise_postponed()
+    leaving.postpone(KeyError("of code that runs again"))
+    leaving.forget()
+    leaving.raise_postponed()
+
+
+def test_who_leaves_saves_once_unless_the_trial_is_past_its_end(tmp_path: Any) -> None:
+    present, position = PresentGeneration(), Position()
+    present.enter_without_scheduler(None)
+    registry = StateRegistry()
+    registry.register("position", FunctionState(position.state_dict, position.load_state_dict))
+    states = Persistence(tmp_path, registry, replicated=lambda: iter(()), on_error=pytest.fail)
+    watched = Watched()
+    leaving = Leaving(cast("Membership", watched))
+
+    class Way:
+        def __init__(self) -> None:
+            self.back = 0
+
+        def go_back_behind_loop(self) -> None:
+            self.back += 1
+
+    way = Way()
+    saving = Saving(
+        present,
+        position,
+        states,
+        StepVote(present),
+        leaving,
+        cast("Any", way),
+        News(None),
+        cast("Membership", watched),
+    )
+    saving.leave_if_asked()
+    leaving.ask()
+    position.in_training_loop = True
+    saving.leave_evaluation_if_asked()
+    position.steps = 5
+    with pytest.raises(ReplicaExit, match=str(EXIT_PREEMPTED)):
+        saving.leave_if_asked()
+    assert (way.back, watched.saving) == (0, True)
+    position.in_training_loop, position.steps = False, 6
+    with pytest.raises(ReplicaExit, match=str(EXIT_PREEMPTED)):
+        saving.leave_evaluation_if_asked()
+    assert way.back == 1
+    states.restore_newest()
+    assert position.steps == 6
+    position.limit, position.epoch, position.steps = 3, 3, 9
+    with pytest.raises(ReplicaExit):
+        saving.leave_if_asked()
+    states.restore_newest()
+    assert position.steps == 6
+
+
+# --------------------------------------------------------------------- states that code which runs again goes on from
+
+
+def test_kept_states_are_copies_and_the_random_streams_wait_for_the_epochs() -> None:
+    content = {"weight": torch.ones(2)}
+    drawn = {"at": 3}
+    registry = StateRegistry()
+    states = Persistence(None, registry, replicated=lambda: iter(()), on_error=pytest.fail)
+    registry.register("model", FunctionState(lambda: content, content.update))
+    registry.register("random", FunctionState(lambda: drawn, drawn.update))
+    states.keep(states.capture())
+    content["weight"].zero_()
+    drawn["at"] = 8
+    registry.clear()
+    fresh: dict[str, Any] = {}
+    states.go_on_early()
+    registry.register("model", FunctionState(lambda: fresh, fresh.update))
+    registry.register("random", FunctionState(lambda: drawn, drawn.update))
+    assert fresh["weight"].tolist() == [1.0, 1.0]
+    assert (drawn["at"], states.keeps_some) == (8, True)
+    states.go_on_from_kept()
+    assert (drawn["at"], states.keeps_some) == (3, False)
+
+
+# --------------------------------------------------------------------- the batch
+
+
+def agreement() -> BatchAgreement:
+    return BatchAgreement(PresentGeneration(), StateRegistry(), MemoryLimit(None), lambda: None, node_kind="")
+
+
+def test_the_batch_for_the_next_generation_rides_along() -> None:
+    batch = agreement()
+    assert list(batch.vote(None)) == [0.0] * 4
+    batch.adopt(BatchBounds(init_batch=24, max_batch=24)).proposal = lambda *_: (12, 1)  # type: ignore[method-assign]
+    prepared = Prepared(generation(2, "a"), lone_group())
+    assert list(batch.vote(prepared)) == [12.0, 1.0, 24.0, 0.0]
+    assert batch.adaptation is not None
+    batch.use(0.0, 0.0)
+    assert batch.adaptation.atomic_batch == 24
+    batch.use(12.0, 1.0)
+    assert (batch.adaptation.atomic_batch, batch.adaptation.accumulation) == (12, 1)
+
+
+def test_code_that_runs_again_keeps_the_batch_within_what_memory_holds() -> None:
+    batch = agreement()
+    batch.adopt(BatchBounds(init_batch=32, max_batch=512, min_atomic=8, max_atomic=128)).use(64, 2)
+    batch.keep()
+    batch.forget()
+    batch._registry.clear()
+    adaptation = batch.adopt(BatchBounds(init_batch=32, max_batch=512, min_atomic=8, max_atomic=128))
+    batch.begin()
+    assert (adaptation.atomic_batch, adaptation.accumulation) == (64, 2)
+    assert "from now on at most 48" in batch.shrink(RuntimeError("no room"))
+    adaptation.use(8, 0)
+    with pytest.raises(InvalidTraining, match="no smaller batch is allowed: no room"):
+        batch.shrink(RuntimeError("no room"))
+
+
+def test_habits_are_the_trials_and_a_stream_keeps_its_first_division() -> None:
+    habits, resumed = LoopHabits(), LoopHabits()
+    habits.note_stream_workers(4)
+    habits.note_stream_workers(2)
+    habits.trains_in_turns = True
+    resumed.note_stream_workers(1)
+    resumed.load_state_dict(habits.state_dict())
+    assert (resumed.stream_workers, resumed.trains_in_turns) == (4, True)
+    resumed.load_state_dict({"trains_in_turns": False})
+    assert (resumed.stream_workers, resumed.trains_in_turns) == (4, False)
+
+
+# --------------------------------------------------------------------- who is present
+
+
+def test_one_process_may_hold_several_trials() -> None:
+    reset_core()
+    first, second = TrainingCore(None), TrainingCore(None)
+    try:
+        with presenting(first):
+            with presenting(second):
+                assert get_core() is second
+            assert get_core() is first
+        assert get_core() not in (first, second)
+    finally:
+        for core in (first, second):
+            core.close()
+        reset_core()
+
+
+def test_a_loss_without_a_scheduler_ends_the_replica() -> None:
+    core = TrainingCore(None)
+    core.generation.mark_broken("rank 1 is gone")
+    with pytest.raises(PeerLost, match="rank 1 is gone"):
+        core.changes.heal(in_step=True)
+    core.close()
