@@ -13,6 +13,7 @@ from torch.utils.data import TensorDataset
 
 import dist_core.data.batch_size
 import dist_core.training.loader
+import dist_core.training.training_loop
 from dist_core import Accumulator, AdaptiveDataLoader, AdaptiveDataParallel, remaining_epochs_until
 from dist_core.errors import ReplicaExit, RunAgain
 from dist_core.goodput import BatchBounds
@@ -183,7 +184,7 @@ def test_a_step_counts_once_whose_iterator_is_held_over_the_end_of_its_epoch(
     def choice(bounds: BatchBounds, num_replicas: int) -> tuple[int, int]:
         return bounds.init_batch // (num_replicas * passes), passes - 1
 
-    for module in (dist_core.data.batch_size, dist_core.training.loader):
+    for module in (dist_core.data.batch_size, dist_core.training.loader, dist_core.training.training_loop):
         monkeypatch.setattr(module, "fixed_choice", choice)
     trial, seen = Trial(batch=4), []
     for _ in remaining_epochs_until(3):

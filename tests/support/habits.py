@@ -24,6 +24,7 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 import dist_core
 import dist_core.data.batch_size
 import dist_core.training.loader
+import dist_core.training.training_loop
 from dist_core.goodput import BatchBounds
 from dist_core.trial.core import TrainingCore, get_core
 from dist_core.trial.restart import run_training
@@ -146,7 +147,7 @@ def _in_passes(passes: int) -> None:
     def choice(bounds: BatchBounds, num_replicas: int) -> tuple[int, int]:
         return -(-bounds.init_batch // (num_replicas * passes)), passes - 1
 
-    for module in (dist_core.data.batch_size, dist_core.training.loader):
+    for module in (dist_core.data.batch_size, dist_core.training.loader, dist_core.training.training_loop):
         module.fixed_choice = choice  # type: ignore[attr-defined]  # where it is looked up
 
 

@@ -1,0 +1,28 @@
+"""Looped: what the loops over a loader ask of it."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from dist_core.trial.participants import PacingLoader
+
+
+class Looped(PacingLoader, Protocol):
+    source: Any
+    """Where its samples come from, in their order."""
+    drop_last: bool
+    autoscaled: bool
+    name: str | None
+    """Of its cursor among the trial's states, once it has trained."""
+
+    @property
+    def batch_size(self) -> int: ...
+
+    @property
+    def current_batch_size(self) -> int:
+        """Global batch size of the next step."""
+        ...
+
+    def batches_of_pass(self) -> int:
+        """Batches a pass takes at the present batch size. Raises TypeError when nobody knows."""
+        ...

@@ -1,0 +1,303 @@
+"""TrainingLoop: one loader's training loops, from their first batch to the last step that counts."""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Generator, Iterator
+from typing import Any
+
+from dist_core.data.division import Division, LoadedStep
+from dist_core.data.order import StepPlan
+from dist_core.errors import InvalidTraining, RunAgain
+from dist_core.goodput import fixed_choice
+from dist_core.training.looped import Looped
+from dist_core.training.step_times import note_times, seconds_since
+from dist_core.trial.core import TrainingCore
+
+MOST_DRY_BATCHES = 64
+"""A joiner that has taken no gradient by then takes none in this loop."""
+_PROGRESS_TOLERANCE = 1e-9
+
+
+class LoopMarks:
+    """Where a loader's loops stand, from one to the next."""
+
+    def __init__(self) -> None:
+        self.division: Division | None = None
+        """How the present steps are divided among the replicas."""
+        self.open: StepPlan | None = None
+        """The step whose last batch is with the user's code, until it is counted."""
+        self.completed: StepPlan | None = None
+        """The step that was counted while its iterator was still held."""
+        self.handed_out = self.promised = self.uncounted = 0
+        """Batches that the present loop's body was given, that ``len`` says, and of steps that did not count."""
+        self.may_be_counted = False
+        """Whether anybody has asked how many batches there are."""
+
+
+class TrainingLoop:
+    """Lives as long as somebody iterates; ``marks`` are the loader's."""
+
+    def __init__(self, loader: Looped, marks: LoopMarks) -> None:
+        self._loader = loader
+        self._marks = marks
+
+    @property
+    def seen(self) -> tuple[int, int] | None:
+        """First and number of the samples of the step whose last batch is with the user's code."""
+        step = self._marks.open
+        return None if step is None else (self._loader.cursor.position, step.global_batch)
+
+    def train(self, core: TrainingCore) -> Iterator[Any]:
+        _refuse_outside_of_epochs(core)
+        core.raise_postponed()
+        core.pacing.adopt(self._loader)
+        if self._loader.name is None:
+            self._loader.name = core.registry.unique_name("loader")
+            core.registry.register(self._loader.name, self._loader.cursor)
+        if not core.joined:
+            yield from self._dry_steps(core)
+        if core.loops.stands_behind_next:
+            # And behind all that the code before it has just done once more.
+            core.way_back.go_back_behind_loop()
+        started_passes = self._passes_before(core)
+        if self._was_completed(core, started_passes):
+            try:
+                yield from self._once_more(core)
+            except GeneratorExit:
+                # The user left the body, as it may have done when the loop ran: it is over all the same.
+                if any(model.stepped for model in core.models):
+                    core.position.loops_begun += 1
+                    core.position.leave_loop()
+                    core.way_back.begin_between_loops()
+                raise
+        if not core.joined:
+            core.changes.come_in()
+        if not core.loops.begin():
+            return
+        self._loader.cursor.begin_loop()
+        self._loader.source.begin_loop()
+        if started_passes is None:
+            started_passes = self._loader.cursor.passes
+        core.position.loop_start = (core.position.loops_begun, started_passes)
+        steps_before = core.position.steps
+        self._marks.handed_out = self._marks.uncounted = 0
+        self._marks.promised = self._loader.batches_of_pass() if self._loader.epoch_size is not None else 0
+        try:
+            ran_out = yield from self._train_steps(core, started_passes, steps_before)
+        finally:
+            self._loader.source.end_loop()
+        if ran_out:
+            core.loops.end()
+
+    def _train_steps(self, core: TrainingCore, started_passes: int, steps_before: int) -> Generator[Any, None, bool]:
+        """The loop's steps; False when the epoch ended in its middle, which an iterator that is still held allows."""
+        run = core.position.runs
+        while not self._is_over(core, started_passes):
+            for step in self._steps_under_present_plan(core, started_passes):
+                pass_began = time.perf_counter()
+                micro_seconds: list[float] = []
+                core.sums.mark()
+                for index, batch in enumerate(step.batches):
+                    for model in core.models:
+                        model.begin_micro_batch(step.plan, index, measures=step.measures)
+                    self._marks.handed_out += 1
+                    self._marks.open = step.plan if index == len(step.batches) - 1 else None
+                    try:
+                        yield batch
+                    except GeneratorExit:
+                        # Held by what has ended, and let go of when the code runs again, it has nothing to say.
+                        if core.position.runs == run:
+                            self._leave_early(core, step.plan, core.position.steps > steps_before)
+                        raise
+                    micro_seconds.append(seconds_since(core, step.plan, index, pass_began))
+                    pass_began = time.perf_counter()
+                if self._marks.open is None:
+                    # It has counted the step.
+                    return False
+                self._marks.open = None
+                if core.pacing.loader is self._loader:
+                    note_times(core, step.plan, micro_seconds, measures=step.measures)
+                steps_so_far = core.position.steps
+                core.steps.finish(self._loader, step.plan.global_batch)
+                if core.position.steps == steps_so_far:
+                    self._marks.uncounted += len(step.batches)
+        return True
+
+    def _leave_early(self, core: TrainingCore, step: StepPlan, has_trained: bool) -> None:
+        """The user broke out of the loop: a step that was applied counts, a batch that was only looked at does not.
+
+        The next loop begins a new pass, as it does with torch's loader.
+        """
+        self._marks.open = None
+        if step is self._marks.completed:
+            return
+        # One that a replica was lost in has not stepped.
+        lost = core.broken is not None and any(model.passed_step for model in core.models)
+        stepped = lost or any(model.stepped for model in core.models)
+        steps_so_far = core.position.steps
+        core.loops.leave_early(self._loader, has_trained=has_trained or stepped)
+        self._loader.cursor.left |= has_trained or stepped
+        try:
+            if stepped:
+                core.steps.finish(self._loader, step.global_batch)
+            core.way_back.begin_between_loops()
+        except BaseException as error:
+            core.leaving.postpone(error)
+        finally:
+            for model in core.models:
+                model.leave_step()
+        marks = self._marks
+        uncounted = stepped and core.position.steps == steps_so_far
+        marks.uncounted += uncounted * len(step.micro_batches)
+        start = core.position.loop_start
+        is_left = bool(self._loader.cursor.position) or (start is not None and self._loader.cursor.passes == start[1])
+        left_by_count = marks.handed_out == marks.promised and self._loader.cursor.left and is_left
+        if left_by_count and marks.uncounted and marks.may_be_counted and not core.models.staleness:
+            # Whoever counts batches leaves before all samples were trained.
+            core.leaving.postpone(RunAgain(in_loop=True))
+        elif uncounted:
+            core.warn("the training loop was left at a step in which a replica was lost: that step does not count")
+        elif left_by_count:
+            core.warn(
+                f"the training loop was left after {marks.handed_out} batches, as many as len(loader) said when it "
+                "began; with a batch size that adapts a pass takes another number. Code that counts batches should "
+                "let the loop run to its end"
+            )
+
+    def complete_step(self, core: TrainingCore) -> None:
+        """The epoch ends while an iterator over this loader is still held: its last step counts now."""
+        step = self._marks.open
+        if step is not None:
+            self._leave_early(core, step, has_trained=True)
+            self._marks.completed = step
+            core.raise_postponed()
+
+    def _steps_under_present_plan(self, core: TrainingCore, started_passes: int) -> Iterator[LoadedStep]:
+        """Load steps ahead until something changes: generation, batch size, end of the epoch."""
+        key = self._plan_key(core)
+        self._marks.division = self._present_division(core)
+        steps = self._loader.source.steps(self._marks.division)
+        while self._plan_key(core) == key and not self._is_over(core, started_passes):
+            began = self._loader.cursor.passes
+            step = next(steps, None)
+            if step is None:
+                return
+            yield step
+            if self._loader.cursor.passes != began and not self._loader.bounds.adaptive:
+                return
+
+    def _plan_key(self, core: TrainingCore) -> tuple[int, ...]:
+        assert core.adaptation is not None
+        adaptation = core.adaptation
+        return (
+            core.generation.number,
+            core.generation.group.world_size,
+            adaptation.atomic_batch,
+            adaptation.accumulation,
+            int(core.habits.trains_in_turns),
+        )
+
+    def _present_division(self, core: TrainingCore) -> Division:
+        assert core.adaptation is not None
+        adaptive = core.pacing.loader is self._loader and self._loader.bounds.adaptive
+        return Division(
+            rank=core.generation.group.rank,
+            world_size=core.generation.group.world_size,
+            global_batch=self._loader.current_batch_size,
+            accumulation=core.adaptation.accumulation if core.pacing.loader is self._loader else 0,
+            first_step=core.position.steps,
+            measures=functools.partial(core.models.measures, num_replicas=core.generation.group.world_size),
+            splits_measured=core.generation.group.world_size == 1 and adaptive and not core.habits.trains_in_turns,
+            splits_first=fixed_choice(self._loader.bounds, core.generation.group.world_size)[1] > 0,
+            varies=adaptive,
+            drop_last=self._loader.drop_last and not adaptive,
+            stream_workers=core.habits.stream_workers or 1,
+            note_round=core.record.note_meeting,
+            agree=core.meeting.sum_between_steps,
+        )
+
+    # ------------------------------------------------------------------ where it ends
+
+    def _is_over(self, core: TrainingCore, started_passes: int) -> bool:
+        """Whether this loop ends here: an epoch's progress is made by the first loop of the first loader."""
+        if not (self._ends_by_progress(core) and core.position.in_epoch_loop and core.position.is_first_loop):
+            return bool(self._loader.cursor.passes > started_passes)
+        return self._has_progressed(core)
+
+    def _ends_by_progress(self, core: TrainingCore) -> bool:
+        """Whether this loader's first loop of an epoch ends with the epoch's progress, and not with a pass."""
+        return (
+            core.pacing.loader is self._loader
+            and self._loader.epoch_size is not None
+            and (self._loader.bounds.adaptive or not self._loader.drop_last)
+        )
+
+    def _has_progressed(self, core: TrainingCore) -> bool:
+        assert self._loader.epoch_size is not None
+        target = (core.position.epoch + 1) * self._loader.epoch_size
+        return core.position.epoch_progress >= target * (1 - _PROGRESS_TOLERANCE)
+
+    # ------------------------------------------------------------------ passes that do not count
+
+    def _dry_steps(self, core: TrainingCore) -> Iterator[Any]:
+        """Passes of a joiner that is still alone; what they change is overwritten when it joins."""
+        for _ in range(MOST_DRY_BATCHES):
+            if not core.generation.dry_steps_left:
+                break
+            core.generation.dry_steps_left -= 1
+            for model in core.models:
+                model.begin_dry_step()
+            try:
+                yield from self._loader.source.first_samples(self._dry_samples(core))
+            finally:
+                # A batch that was only looked at built no bucket, nor did one whose gradient is summed up for later.
+                core.generation.dry_steps_left += not any(model.took_gradients for model in core.models)
+        core.generation.dry_steps_left = 0
+        for model in core.models:
+            model.end_dry_steps()
+
+    def _once_more(self, core: TrainingCore) -> Iterator[Any]:
+        """The body of a loop that was completed before, for what the code after it needs; it changes nothing."""
+        undo, run = core.way_back.remember(), core.position.runs
+        core.generation.dry_steps_left, core.loops.replaying = 1, True
+        for model in core.models:
+            model.begin_dry_step()
+        try:
+            yield from self._loader.source.first_samples(self._dry_samples(core))
+        finally:
+            if core.position.runs == run:
+                core.generation.dry_steps_left, core.loops.replaying = 0, False
+                for model in core.models:
+                    model.end_dry_steps()
+                undo()
+
+    def _dry_samples(self, core: TrainingCore) -> int:
+        return max(2, min(self._loader.batch_size, 32, core.memory_limit.most_examples or 32))
+
+    def _passes_before(self, core: TrainingCore) -> int | None:
+        """Passes over the data before the loop that begins, where the trial was resumed within that very loop."""
+        if core.position.is_resumed and not core.generation.joining and core.position.loop_start is not None:
+            number, passes = core.position.loop_start
+            if number == core.position.loops_begun + 1:
+                return passes
+        return None
+
+    def _was_completed(self, core: TrainingCore, started_passes: int | None) -> bool:
+        """Whether the loop that begins has nothing left: the trial was resumed behind it, in the same epoch."""
+        if not core.position.is_resumed or core.generation.joining:
+            return False
+        if core.position.loops_begun < core.position.loops_done:
+            return True
+        if self._ends_by_progress(core) and core.position.loops_begun == 0:
+            return self._has_progressed(core)
+        return started_passes is not None and bool(self._loader.cursor.passes > started_passes)
+
+
+def _refuse_outside_of_epochs(core: TrainingCore) -> None:
+    if not core.position.in_epoch_loop and core.environment is not None:
+        raise InvalidTraining(
+            "a training loop over AdaptiveDataLoader runs outside remaining_epochs_until(); write "
+            "`for epoch in remaining_epochs_until(num_epochs):` around it so that the trial can be rescaled"
+        )
