@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import httpx2
 import psutil
@@ -19,6 +19,8 @@ import yaml
 
 from tests.support.ports import ReservedPort
 from tests.support.project import ROOT
+
+Started = TypeVar("Started")
 
 STARTS = 3
 """NNI gives its web server 4 s and its tuner 10 s to start, which a busy machine may miss."""
@@ -106,19 +108,45 @@ class NniExperiment:
         return self.run("-m", "nni.tools.nnictl.nnictl", *arguments)
 
     def create(self) -> None:
+        def started() -> None:
+            self.nnictl(*self._creation())
+            self.id = self._newest()
+            self.until_started()
+
+        self._in_some_attempt(started)
+
+    def create_in_foreground(self) -> subprocess.Popen[bytes]:
+        """The `nnictl` that stays until it is interrupted; what it says is part of the story."""
+
+        def started() -> subprocess.Popen[bytes]:
+            command = [sys.executable, "-m", "nni.tools.nnictl.nnictl", *self._creation(), "--foreground"]
+            with open(self._said, "wb") as words:
+                process = subprocess.Popen(command, env=self.environ, stdout=words, stderr=words)
+
+            def reached() -> bool:
+                assert process.poll() is None, f"NNI did not start\n{self.story()}"
+                return self.status() not in ("unreachable", "INITIALIZED")
+
+            self.until(reached, "NNI to have taken the experiment", 60.0)
+            self.id = self._newest()
+            self.until_started()
+            return process
+
+        return self._in_some_attempt(started)
+
+    def _creation(self) -> list[str]:
         path = self.folder / "config.yml"
         path.write_text(yaml.safe_dump(self.config))
-        for attempt in range(STARTS):
-            self.reserve_port()
+        self.reserve_port()
+        return ["create", "--config", str(path), "--port", str(self.port)]
+
+    def _in_some_attempt(self, start: Callable[[], Started]) -> Started:
+        for _ in range(STARTS - 1):
             try:
-                self.nnictl("create", "--config", str(path), "--port", str(self.port))
-                self.id = self._newest()
-                self.until_started()
-                return
+                return start()
             except AssertionError:
-                if attempt == STARTS - 1:
-                    raise
                 self.close()
+        return start()
 
     def again(self, how: str = "resume") -> None:
         """``resume`` or ``view`` it on another port."""
@@ -204,8 +232,12 @@ class NniExperiment:
         _, left = psutil.wait_procs(tuners, timeout=10.0)
         assert not left, "the driver ends the tuner of a manager that was killed"
 
+    @property
+    def _said(self) -> Path:
+        return self.folder / "foreground.txt"
+
     def story(self) -> str:
-        own = [self.root / "log" / "elastune.log", self.root / "log" / "nnimanager.log"]
+        own = [self._said, self.root / "log" / "elastune.log", self.root / "log" / "nnimanager.log"]
         logs = [*own, *sorted((self.root / "elastune").glob("logs/*/*.log"))]
         return "\n".join(f"{log.name}:\n{log.read_text()[-2000:]}" for log in logs if log.exists())
 

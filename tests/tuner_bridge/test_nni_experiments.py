@@ -331,16 +331,9 @@ def test_failures_say_why_and_other_commands_run_as_they_are(experiment: Callabl
 
 def test_in_the_foreground_an_interrupt_ends_everything(experiment: Callable[..., NniExperiment]) -> None:
     made = experiment(DICTIONARIES, maxTrialNumber=2)
-    path = made.folder / "config.yml"
-    path.write_text(yaml.safe_dump(made.config))
-    made.reserve_port()
-    command = ["-m", "nni.tools.nnictl.nnictl", "create", "--config", str(path), "--port", str(made.port)]
-    with open(made.folder / "foreground.txt", "w") as words:
-        process = subprocess.Popen(
-            [sys.executable, *command, "--foreground"], env=made.environ, stdout=words, stderr=words
-        )
+    process = made.create_in_foreground()
     try:
-        made.until(lambda: made.status() == "DONE", "the experiment to be done", 90.0)
+        made.until_done(90.0)
         for trial in made.trials():
             x = x_of(trial)
             assert made.results(trial["trialJobId"]) == [
