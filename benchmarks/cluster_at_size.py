@@ -31,7 +31,7 @@ from scheduler.api.client import SchedulerClient
 from scheduler.api.connections import raise_descriptor_limit
 from scheduler.api.tokens import Tokens
 from trials.errors import ClusterRefused
-from trials.kubernetes.api import NODES, PODS, Collection, KubernetesApi
+from trials.kubernetes.client.api import NODES, PODS, Collection, KubernetesApi
 from trials.kubernetes.settings import ClusterSettings
 from trials.spec import TrialSpec
 

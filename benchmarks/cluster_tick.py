@@ -38,9 +38,9 @@ def main() -> None:
     from scheduler.policy import policy_by_name
     from tests.support.cluster_objects import node
     from tests.support.fake_cluster import FakeClusterApi
-    from trials.kubernetes.launcher import KubernetesLauncher
+    from trials.kubernetes.pods.launcher import KubernetesLauncher
+    from trials.kubernetes.resources.store import KubernetesTrialStore
     from trials.kubernetes.settings import ClusterSettings
-    from trials.kubernetes.store import KubernetesTrialStore
     from trials.record import ReplicaState, Study
     from trials.spec import TrialSpec
 

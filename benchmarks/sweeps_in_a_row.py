@@ -88,7 +88,7 @@ def _kill_one(chance: random.Random, killed: list[int], over: threading.Event) -
         running = [
             process
             for process in psutil.Process().children(recursive=True)
-            if "fork_server" in " ".join(_words(process)) and os.getsid(process.pid) == process.pid
+            if "trials.launch.fork.server" in " ".join(_words(process)) and os.getsid(process.pid) == process.pid
         ]
         if len(running) > 3:
             victim = chance.choice(running[2:])

@@ -126,7 +126,7 @@ def up(
     """Run a scheduler that owns this machine's slots, until Ctrl-C."""
     from scheduler.host.replica_modules import stages_for
     from trials.launch.emulated import emulation
-    from trials.launch.fork_start import start_fork_server
+    from trials.launch.fork.start import start_fork_server
     from trials.launch.node_environ import node_environ
 
     devices = None if emulate is None else emulation(emulate, slots=slots)

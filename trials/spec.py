@@ -39,7 +39,7 @@ class TrialSpec:
     preload: tuple[str, ...] = ()
     """Installed modules the code needs; a fork server may import them beforehand."""
     user_code: tuple[str, ...] = ()
-    """Modules, and absolute paths of scripts, that the entrypoint loads with `trials.launch.user_code.load`."""
+    """Modules, and absolute paths of scripts, that the entrypoint loads with `trials.inside.user_code.load`."""
     environ: Mapping[str, str] = field(default_factory=dict)
     max_losses: int = 5
     """Times in a row that the trial is restarted when its replicas were lost and it made no progress in between."""

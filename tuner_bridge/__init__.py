@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from dist_core.version import __version__
 from trials.terms import StudyTerms
-from tuner_bridge.script import script
+from tuner_bridge.in_replica.scripts import script
 
 if TYPE_CHECKING:
     from tuner_bridge.optuna import elastic, optimize

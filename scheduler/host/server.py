@@ -36,7 +36,7 @@ from scheduler.state_folder import StateFolder, read_server_file
 from trials.errors import StoreUnavailable
 from trials.launch import LocalLauncher
 from trials.launch.emulated import Emulation, emulated_slots
-from trials.launch.fork_start import StartedForkServer
+from trials.launch.fork.start import StartedForkServer
 from trials.launch.gpus import Nvml
 from trials.launch.node_environ import node_environ
 from trials.launch.slots import Slot, divide

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from trials.errors import InvalidStudyTerms, InvalidTrialSpec
-from trials.kubernetes.documents import CHANGEABLE, spec_from, study_from
 from trials.kubernetes.names import LONGEST_TRIAL_NAME, camel, is_name
-from trials.kubernetes.pods import beyond_slot, touches_ours
+from trials.kubernetes.pods.manifest import beyond_slot, touches_ours
+from trials.kubernetes.resources.documents import CHANGEABLE, spec_from, study_from
 from trials.kubernetes.settings import ClusterSettings
 from trials.spec import TrialSpec
 

@@ -14,7 +14,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from scheduler.kubernetes.shared_secret import shared_secret
-from trials.kubernetes.api import WEBHOOKS, ClusterApi
+from trials.kubernetes.client.api import WEBHOOKS, ClusterApi
 
 LIFETIME = datetime.timedelta(days=3650)
 

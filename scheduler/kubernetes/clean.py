@@ -15,7 +15,7 @@ from pathlib import Path
 
 from scheduler.log_lines import log_to_stderr
 from trials.errors import ClusterRefused
-from trials.kubernetes.api import STUDIES, TRIALS, ClusterApi, Collection, KubernetesApi
+from trials.kubernetes.client.api import STUDIES, TRIALS, ClusterApi, Collection, KubernetesApi
 from trials.kubernetes.names import Document
 from trials.kubernetes.settings import read_settings
 

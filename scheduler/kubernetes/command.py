@@ -17,7 +17,7 @@ from scheduler.errors import SchedulerError
 from scheduler.kubernetes.server import Operator, OperatorSettings, patiently
 from scheduler.kubernetes.shared_secret import shared_secret
 from scheduler.log_lines import log_to_stderr
-from trials.kubernetes.api import SECRETS, ClusterApi, KubernetesApi
+from trials.kubernetes.client.api import SECRETS, ClusterApi, KubernetesApi
 from trials.kubernetes.settings import read_settings
 
 

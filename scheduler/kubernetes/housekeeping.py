@@ -15,8 +15,8 @@ from scheduler.kubernetes.placeholders import Placeholders
 from scheduler.loop.control_loop import ControlLoop
 from scheduler.snapshot import TrialView
 from trials.errors import ClusterRefused, StoreUnavailable
+from trials.kubernetes.resources.store import KubernetesTrialStore
 from trials.kubernetes.settings import ClusterSettings
-from trials.kubernetes.store import KubernetesTrialStore
 from trials.record import Report, TrialRecord
 
 SHOW_SECONDS = 5.0

@@ -16,7 +16,7 @@ from kubernetes.leaderelection.resourcelock.leaselock import LeaseLock
 from urllib3.exceptions import HTTPError
 
 from trials.errors import ClusterRefused, ClusterUnreachable
-from trials.kubernetes.api import LEASES, KubernetesApi
+from trials.kubernetes.client.api import LEASES, KubernetesApi
 
 LEASE_SECONDS = 15
 RENEW_SECONDS = 10

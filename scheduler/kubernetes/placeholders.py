@@ -17,9 +17,9 @@ from kubernetes.utils import parse_quantity
 from scheduler.allocation.autoscale import Autoscaler, AutoscaleSettings, NodeOffer
 from scheduler.snapshot import Snapshot
 from trials.errors import InvalidClusterSettings
-from trials.kubernetes.api import PODS, ClusterApi
+from trials.kubernetes.client.api import PODS, ClusterApi
 from trials.kubernetes.names import INSTANCE_LABEL, PLACEHOLDER_LABEL, Document, camel, label_value, snake
-from trials.kubernetes.pods import belongs_to, merge_templates
+from trials.kubernetes.pods.manifest import belongs_to, merge_templates
 from trials.kubernetes.settings import ClusterSettings
 
 KNOWN = {"most_nodes", "least_nodes", "slots_per_node", "price_per_hour", "worth_of_an_hour", "image", "template"}

@@ -18,7 +18,7 @@ from typing import Any
 
 from scheduler.api.tokens import Access, Identity
 from trials.errors import ClusterRefused, TrialsError
-from trials.kubernetes.api import TOKEN_REVIEWS, ClusterApi
+from trials.kubernetes.client.api import TOKEN_REVIEWS, ClusterApi
 
 logger = logging.getLogger(__name__)
 

@@ -41,13 +41,13 @@ from scheduler.loop.watchdog import STUCK_SECONDS
 from scheduler.policy import policy_by_name
 from scheduler.snapshot import NodeView
 from trials.errors import ClusterRefused, ClusterUnreachable, UnknownTrial
-from trials.kubernetes.api import PODS, SERVICES, STUDIES, TRIALS, KubernetesApi
-from trials.kubernetes.launcher import KubernetesLauncher
+from trials.kubernetes.client.api import PODS, SERVICES, STUDIES, TRIALS, KubernetesApi
+from trials.kubernetes.client.watching import Watched
 from trials.kubernetes.names import LEADER_LABEL
+from trials.kubernetes.pods.launcher import KubernetesLauncher
+from trials.kubernetes.pods.view import WatchedCluster
+from trials.kubernetes.resources.store import KubernetesTrialStore
 from trials.kubernetes.settings import ClusterSettings
-from trials.kubernetes.store import KubernetesTrialStore
-from trials.kubernetes.view import WatchedCluster
-from trials.kubernetes.watching import Watched
 from trials.store import TrialStore
 
 logger = logging.getLogger(__name__)

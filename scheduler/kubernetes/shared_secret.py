@@ -6,7 +6,7 @@ import base64
 from collections.abc import Callable, Mapping, Sequence
 
 from trials.errors import ClusterRefused
-from trials.kubernetes.api import SECRETS, ClusterApi
+from trials.kubernetes.client.api import SECRETS, ClusterApi
 
 
 def shared_secret(

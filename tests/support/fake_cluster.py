@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from trials.errors import ClusterRefused, ClusterUnreachable
-from trials.kubernetes.api import Collection
+from trials.kubernetes.client.api import Collection
 from trials.kubernetes.names import Document
 
 

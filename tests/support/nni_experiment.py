@@ -219,12 +219,12 @@ class NniExperiment:
         return psutil.Process(manifest[self.id]["pid"])
 
     def driver(self) -> psutil.Process:
-        [found] = [each for each in self.manager().children() if "tuner_bridge.nni.driver" in each.cmdline()]
+        [found] = [each for each in self.manager().children() if "tuner_bridge.nni.experiment_driver" in each.cmdline()]
         return found
 
     def kill_manager(self) -> None:
         manager = self.manager()
-        tuners = [child for child in manager.children() if "tuner_bridge.nni.driver" not in child.cmdline()]
+        tuners = [child for child in manager.children() if "tuner_bridge.nni.experiment_driver" not in child.cmdline()]
         assert tuners
         manager.kill()
         manager.wait(timeout=10.0)

@@ -11,8 +11,9 @@ import psutil
 import pytest
 
 from tests.trials.test_launchers import request_for, started, wait_for_exit
-from trials.launch import LocalLauncher, fork_client
-from trials.launch.fork_client import ForkServers
+from trials.launch import LocalLauncher
+from trials.launch.fork import client as fork_client
+from trials.launch.fork.client import ForkServers
 from trials.record import ReplicaRecord
 
 PREAMBLE = "import os\nIMPORTED_BY = os.getpid()\n"
@@ -115,7 +116,7 @@ def test_nobody_waits_for_an_import_for_ever(branches: Branches, monkeypatch: py
 def test_a_script_is_run_under_the_name_that_spares_its_main_part(branches: Branches) -> None:
     script = branches.folder / "sweep.py"
     script.write_text(f"{PREAMBLE}{MAIN}if __name__ == '__main__':\n    raise SystemExit('ran as a script')\n")
-    branches.write(f"from trials.launch.user_code import load\nload({str(script)!r})\n", "from __main__ import main\n")
+    branches.write(f"from trials.inside.user_code import load\nload({str(script)!r})\n", "from __main__ import main\n")
     assert not branches.run()
     branches.until_settled()
     assert branches.run()
@@ -214,7 +215,7 @@ def test_what_the_code_sees_of_its_process_is_what_each_replica_would_see(branch
 def test_a_process_that_the_import_left_behind_holds_up_nothing(
     branches: Branches, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("trials.launch.fork_client.FORK_SECONDS", 16.0)
+    monkeypatch.setattr("trials.launch.fork.client.FORK_SECONDS", 16.0)
     branches.write("os.system('sleep 20 > /dev/null 2>&1 &')")
     branches.run()
     branches.until_settled()
@@ -237,7 +238,7 @@ def test_a_killed_branch_is_replaced(branches: Branches) -> None:
 
 
 def test_only_so_many_codes_stay_in_memory(branches: Branches, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trials.launch.fork_client.MOST_BRANCHES", 1)
+    monkeypatch.setattr("trials.launch.fork.client.MOST_BRANCHES", 1)
     branches.write("")
     branches.run()
     branches.until_settled()

@@ -12,8 +12,8 @@ import pytest
 
 from tests.trials.test_launchers import request_for, started, wait_for_exit
 from trials.launch import LocalLauncher
-from trials.launch.fork_client import ForkServers
-from trials.launch.fork_start import start_fork_server
+from trials.launch.fork.client import ForkServers
+from trials.launch.fork.start import start_fork_server
 
 SCRIPT = """
 import sys

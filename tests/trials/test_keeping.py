@@ -13,13 +13,14 @@ import pytest
 
 from tests.support.director import until
 from tests.trials.test_launchers import record_of, request_for, until_started, wait_for_exit
-from trials.launch import LaunchRequest, LocalLauncher, fork_server
-from trials.launch.fork_start import start_fork_server
+from trials.launch import LaunchRequest, LocalLauncher
+from trials.launch.fork import server as fork_server
+from trials.launch.fork.start import start_fork_server
 from trials.record import ReplicaRecord
 
 CODE = """
 import os, sys, time
-from trials.launch.keeping import keep_process
+from trials.inside.keeping import keep_process
 
 HELD = []
 

@@ -14,9 +14,10 @@ import psutil
 import pytest
 
 from trials.errors import LaunchFailed
-from trials.launch import InMemoryLauncher, Launcher, LaunchRequest, LocalLauncher, fork_client, pending_starts
+from trials.inside.cgroups import Cgroups
+from trials.launch import InMemoryLauncher, Launcher, LaunchRequest, LocalLauncher, pending_starts
 from trials.launch.base import Exit, ReplicaProcess
-from trials.launch.cgroups import Cgroups
+from trials.launch.fork import client as fork_client
 from trials.launch.gpus import Gpu, NoGpus
 from trials.launch.slots import Slot, divide
 from trials.record import ReplicaRecord
@@ -217,7 +218,7 @@ def test_groups_whose_replica_was_never_started_are_taken_away(monkeypatch: pyte
     groups.make("forgotten")
     groups._remove_forgotten()
     assert groups._unified("forgotten").exists()
-    monkeypatch.setattr("trials.launch.cgroups.FORGOTTEN_SECONDS", -1.0)
+    monkeypatch.setattr("trials.inside.cgroups.FORGOTTEN_SECONDS", -1.0)
     groups._remove_forgotten()
     assert not groups._unified("forgotten").exists()
     groups.unified.rmdir()

@@ -17,9 +17,9 @@ from tests.support.fake_cluster import FakeClusterApi
 from tests.support.postgres import postgres_server
 from tests.support.project import ROOT
 from trials.errors import StateFolderInUse, StoreUnavailable, UnknownTrial
-from trials.kubernetes.api import STUDIES, TRIALS, KubernetesApi
+from trials.kubernetes.client.api import STUDIES, TRIALS, KubernetesApi
+from trials.kubernetes.resources.store import KubernetesTrialStore
 from trials.kubernetes.settings import ClusterSettings
-from trials.kubernetes.store import KubernetesTrialStore
 from trials.record import FACTS, Outcome, Reason, ReplicaRecord, ReplicaState, Report, Study, TrialRecord
 from trials.spec import TrialSpec
 from trials.states import TrialState

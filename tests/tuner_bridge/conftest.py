@@ -13,8 +13,8 @@ from scheduler.policy import policy_by_name
 from tests.support.replicas_in_threads import ThreadLauncher
 from tests.support.served import ServedLoop
 from trials.store import InMemoryTrialStore
+from tuner_bridge.in_replica.run import run_in
 from tuner_bridge.optuna.replica import prepare
-from tuner_bridge.replica import run_in
 
 
 @pytest.fixture(scope="session")

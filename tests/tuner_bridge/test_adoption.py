@@ -12,9 +12,9 @@ from optuna.storages.journal import JournalFileBackend
 
 from scheduler.api.client import SchedulerClient
 from scheduler.errors import RequestRefused, SchedulerUnreachable
+from tuner_bridge.driving.template import TrialTemplate
 from tuner_bridge.errors import SweepInterrupted
-from tuner_bridge.optuna.driver import TRIAL_ATTRIBUTE, OptunaDriver
-from tuner_bridge.template import TrialTemplate
+from tuner_bridge.optuna.trial_driver import TRIAL_ATTRIBUTE, OptunaDriver
 
 optuna.logging.set_verbosity(optuna.logging.ERROR)
 

@@ -17,13 +17,13 @@ from dist_core.errors import ControlChannelError
 from dist_core.link.client import ControlChannel
 from scheduler.api.packages import PackageRefused, Packages
 from tests.support.channel import channel_to
-from trials.launch import user_code
-from trials.launch.pod_start import python_path, unpack
+from trials.inside import user_code
+from trials.inside.pod_start import python_path, unpack
 from trials.spec import TrialSpec
-from tuner_bridge import packing
-from tuner_bridge.code_on_cluster import CodeOnCluster
+from tuner_bridge.driving import packing
+from tuner_bridge.driving.code_on_cluster import CodeOnCluster
+from tuner_bridge.driving.packing import pack
 from tuner_bridge.errors import InvalidSweep
-from tuner_bridge.packing import pack
 
 
 @pytest.fixture

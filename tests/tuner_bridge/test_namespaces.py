@@ -8,7 +8,7 @@ import pytest
 
 from scheduler.api.client import SchedulerClient
 from scheduler.errors import RequestRefused
-from tuner_bridge.driver import StudyDriver
+from tuner_bridge.driving.study_driver import StudyDriver
 
 
 def asked_for(monkeypatch: pytest.MonkeyPatch, namespace: str) -> tuple[str, dict[str, Any]]:

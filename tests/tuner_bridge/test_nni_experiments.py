@@ -351,7 +351,7 @@ def test_in_the_foreground_an_interrupt_ends_everything(experiment: Callable[...
 
 
 def _is_ours(process: psutil.Process) -> bool:
-    return "tuner_bridge.nni.driver" in process.cmdline() or "scheduler.cli" in process.cmdline()
+    return "tuner_bridge.nni.experiment_driver" in process.cmdline() or "scheduler.cli" in process.cmdline()
 
 
 def test_a_configuration_that_cannot_work_is_refused(experiment: Callable[..., NniExperiment]) -> None:

@@ -18,10 +18,10 @@ import pytest
 from scheduler.errors import SchedulerError
 from trials.spec import TrialSpec
 from tuner_bridge.errors import BridgeError, SweepInterrupted
-from tuner_bridge.nni import command
-from tuner_bridge.nni.command_line import as_script
-from tuner_bridge.nni.driver import ExperimentDriver
-from tuner_bridge.script import Script
+from tuner_bridge.in_replica.scripts import Script
+from tuner_bridge.nni import registration as command
+from tuner_bridge.nni.experiment_driver import ExperimentDriver
+from tuner_bridge.nni.trial_command import as_script
 
 PYTHON_FOLDER = str(Path(sys.executable).parent)
 
@@ -413,7 +413,7 @@ def test_the_configuration_is_checked_in_words(tmp_path: Path) -> None:
 
 def test_front_ends_do_not_import_each_other() -> None:
     code = (
-        "import sys, tuner_bridge, tuner_bridge.driver\n"
+        "import sys, tuner_bridge, tuner_bridge.driving.study_driver\n"
         "print([name for name in ('nni', 'optuna', 'torch') if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from dist_core.errors import ControlChannelError, ReplicaExit
+from tuner_bridge.in_replica.wire import decode_value
 from tuner_bridge.nni import teller as teller_file
 from tuner_bridge.nni.teller import Result, Teller
-from tuner_bridge.wire import decode_value
 
 
 class Channel:

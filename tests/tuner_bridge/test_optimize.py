@@ -239,7 +239,7 @@ def test_an_address_without_a_scheduler_is_named(monkeypatch: pytest.MonkeyPatch
 def test_a_scheduler_that_is_lost_ends_the_sweep_and_burns_no_trials(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
-    monkeypatch.setattr("tuner_bridge.driver.UNREACHABLE_SECONDS", 1.0)
+    monkeypatch.setattr("tuner_bridge.driving.study_driver.UNREACHABLE_SECONDS", 1.0)
     embedded = EmbeddedScheduler(tmp_path / "state", slots=1, fork_server=False)
     client = embedded.start()
     monkeypatch.setenv("ELASTUNE_URL", client.url)

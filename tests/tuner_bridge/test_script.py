@@ -14,8 +14,8 @@ import pytest
 from tests.support.project import ROOT
 from tuner_bridge import optimize, script
 from tuner_bridge.errors import InvalidSweep
+from tuner_bridge.in_replica.scripts import Script
 from tuner_bridge.optuna import current
-from tuner_bridge.script import Script
 
 optuna.logging.set_verbosity(optuna.logging.ERROR)
 

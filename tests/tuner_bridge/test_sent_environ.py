@@ -14,8 +14,8 @@ import pytest
 from scheduler.runtime import differences, runtime
 from trials.launch.node_environ import node_environ
 from tuner_bridge import optimize
+from tuner_bridge.driving.sent_environ import asked_environ, sent_environ, withheld
 from tuner_bridge.errors import InvalidSweep
-from tuner_bridge.sent_environ import asked_environ, sent_environ, withheld
 
 HERE = {
     "WANDB_PROJECT": "p",

@@ -11,7 +11,7 @@ import pytest
 
 from tests.support.project import ROOT
 from tuner_bridge.errors import InvalidSweep
-from tuner_bridge.shipping import ShippedFunction, installed_modules_of, receive, ship
+from tuner_bridge.in_replica.shipping import ShippedFunction, installed_modules_of, receive, ship
 
 
 def objective(trial: Any) -> float:
@@ -58,7 +58,7 @@ def test_a_function_that_its_name_no_longer_stands_for_is_refused(monkeypatch: p
 
 SCRIPT = """
 import json, sys
-from tuner_bridge.shipping import ship
+from tuner_bridge.in_replica.shipping import ship
 def objective(trial):
     return 41 + trial
 class OwnError(Exception):
@@ -76,7 +76,7 @@ def test_a_scripts_function_is_found_by_running_it_under_another_name(tmp_path: 
         [sys.executable, str(script)], env={"PYTHONPATH": root}, capture_output=True, text=True, check=True
     ).stdout
     code = (
-        "import json, sys\nfrom tuner_bridge.shipping import *\n"
+        "import json, sys\nfrom tuner_bridge.in_replica.shipping import *\n"
         f"function = receive(ShippedFunction.from_json(json.loads({printed!r})))\n"
         "assert function(1) == 42\nassert sys.modules['__main__'].OwnError.__module__ == '__mp_main__'\n"
     )

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tuner_bridge.errors import InvalidValue
-from tuner_bridge.wire import decode_value, encode_result, encode_value, is_nan
+from tuner_bridge.in_replica.wire import decode_value, encode_result, encode_value, is_nan
 
 keys = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text() | st.binary()
 values = st.recursive(

@@ -24,10 +24,10 @@ from typing import Any
 import psutil
 
 from trials.errors import LaunchFailed
+from trials.inside.cgroups import Cgroups
 from trials.launch.base import Exit, LaunchRequest, NodeSlots, ReplicaProcess
-from trials.launch.cgroups import Cgroups
-from trials.launch.fork_client import Ended, ForkServers
-from trials.launch.fork_start import StartedForkServer, own_path, start_fork_server
+from trials.launch.fork.client import Ended, ForkServers
+from trials.launch.fork.start import StartedForkServer, own_path, start_fork_server
 from trials.launch.gpus import GpuSource, NoGpus
 from trials.launch.pending_starts import PendingStarts
 from trials.launch.slots import Slot, by_node
@@ -185,7 +185,7 @@ class LocalLauncher:
 
     def _launch_cold(self, request: LaunchRequest, document: Mapping[str, Any]) -> int:
         process = subprocess.Popen(
-            [sys.executable, "-m", "trials.launch.replica_start"],
+            [sys.executable, "-m", "trials.inside.replica_start"],
             stdin=subprocess.PIPE,
             cwd=request.working_dir,
             env={**request.environ, "PYTHONPATH": os.pathsep.join([*request.python_path, *own_path()])},

@@ -6,7 +6,7 @@
  * not know waiting trials and cannot carry results, so this service replaces the methods of the RouterTrainingService
  * above it, which is NNI's own interface of a training service. NNI's last release is 3.0, which these lines are for.
  *
- * All knowledge is in a Python process beside the manager (tuner_bridge.nni.driver), spoken to in JSON lines.
+ * All knowledge is in a Python process beside the manager (tuner_bridge.nni.experiment_driver), spoken to in JSON lines.
  */
 const childProcess = require('child_process');
 const fs = require('fs');
@@ -87,7 +87,7 @@ class ElastuneTrainingService {
         const root = path.dirname(path.dirname(__dirname));
         const environ = { ...process.env, PYTHONPATH: [root, process.env.PYTHONPATH].filter(Boolean).join(path.delimiter) };
         const words = fs.openSync(this.words, 'a', 0o600);
-        this.driver = childProcess.spawn(this.config.python, ['-m', 'tuner_bridge.nni.driver'],
+        this.driver = childProcess.spawn(this.config.python, ['-m', 'tuner_bridge.nni.experiment_driver'],
             { stdio: ['pipe', 'pipe', words], env: environ, detached: true });
         fs.closeSync(words);
         this.driver.stdin.on('error', () => { /* its end is told by 'exit' */ });

@@ -10,9 +10,9 @@ from typing import Any, NoReturn
 
 from dist_core.link.environment import ReplicaEnvironment
 from dist_core.trial.plain_replica import Participant
-from tuner_bridge.command import run_process
-from tuner_bridge.replica import run_replica, tell_value
-from tuner_bridge.script import Script
+from tuner_bridge.in_replica.commands import run_process
+from tuner_bridge.in_replica.run import run_replica, tell_value
+from tuner_bridge.in_replica.scripts import Script
 
 _CHANNEL_MODULE = "tuner_bridge.nni.channel"
 CHANNEL = f"import://{_CHANNEL_MODULE}.ElasticChannel"

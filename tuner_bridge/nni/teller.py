@@ -14,8 +14,8 @@ from typing import Any, TypedDict
 from dist_core.errors import ControlChannelError
 from dist_core.trial.plain_replica import Participant
 from tuner_bridge.errors import InvalidValue
-from tuner_bridge.replica import naming_what_is_not_taken
-from tuner_bridge.wire import encode_value
+from tuner_bridge.in_replica.run import naming_what_is_not_taken
+from tuner_bridge.in_replica.wire import encode_value
 
 MOST_UNTOLD = 1000
 """A trial that reports faster than NNI writes down waits at so many."""

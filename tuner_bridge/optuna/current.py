@@ -16,8 +16,8 @@ import optuna
 from optuna.trial import BaseTrial
 
 from tuner_bridge.errors import InvalidSweep
+from tuner_bridge.in_replica.scripts import Script
 from tuner_bridge.optuna.trial import ElasticTrial
-from tuner_bridge.script import Script
 
 _NOTHING = object()
 

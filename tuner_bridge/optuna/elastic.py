@@ -14,9 +14,9 @@ import optuna
 
 from trials.terms import StudyTerms
 from tuner_bridge.errors import InvalidSweep, SweepInterrupted
-from tuner_bridge.optuna.driver import OptunaDriver
+from tuner_bridge.in_replica.scripts import Script
 from tuner_bridge.optuna.optimize import bounded, check_slots, driver_of, scheduler_for, template_of
-from tuner_bridge.script import Script
+from tuner_bridge.optuna.trial_driver import OptunaDriver
 
 
 def elastic(

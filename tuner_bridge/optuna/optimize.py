@@ -21,13 +21,13 @@ from scheduler.errors import SchedulerError
 from scheduler.host.embedded import EmbeddedScheduler
 from trials.spec import check_replica_bounds
 from trials.terms import StudyTerms
-from tuner_bridge.driver import file_name
+from tuner_bridge.driving.sent_environ import Asked, asked_environ, sent_environ, withheld
+from tuner_bridge.driving.study_driver import file_name
+from tuner_bridge.driving.template import TrialTemplate, own_python_path
 from tuner_bridge.errors import InvalidSweep, SweepInterrupted
-from tuner_bridge.optuna.driver import OptunaDriver
-from tuner_bridge.script import Script
-from tuner_bridge.sent_environ import Asked, asked_environ, sent_environ, withheld
-from tuner_bridge.shipping import installed_modules_of, ship
-from tuner_bridge.template import TrialTemplate, own_python_path
+from tuner_bridge.in_replica.scripts import Script
+from tuner_bridge.in_replica.shipping import installed_modules_of, ship
+from tuner_bridge.optuna.trial_driver import OptunaDriver
 
 logger = logging.getLogger(__name__)
 
@@ -67,7 +67,7 @@ def optimize(
 
     The arguments up to ``show_progress_bar`` are ``study.optimize``'s own and mean the same; ``n_jobs`` is how many
     trials run at a time (-1: as many as the slots allow). The objective runs on every replica of its trial; it is a
-    function of a module or script, or a ``tuner_bridge.script(...)``.
+    function of a module or script, or a ``tuner_bridge.in_replica.scripts(...)``.
 
     Args:
         max_replicas: at most this many replicas a trial; default: all slots.

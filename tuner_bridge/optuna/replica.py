@@ -10,11 +10,11 @@ import optuna
 
 from dist_core.errors import ControlChannelError, JoinAgain, PeerLost
 from dist_core.trial.plain_replica import Participant
+from tuner_bridge.in_replica.run import run_replica
+from tuner_bridge.in_replica.scripts import Script
+from tuner_bridge.in_replica.shipping import ShippedFunction, receive
 from tuner_bridge.optuna.current import run_script, set_current_trial
 from tuner_bridge.optuna.trial import ElasticTrial
-from tuner_bridge.replica import run_replica
-from tuner_bridge.script import Script
-from tuner_bridge.shipping import ShippedFunction, receive
 
 
 def main() -> int:

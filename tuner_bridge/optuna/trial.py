@@ -22,10 +22,10 @@ import dist_core
 from dist_core.link.client import LARGEST_STEP
 from dist_core.state.states import FunctionState
 from dist_core.trial.plain_replica import Participant
+from tuner_bridge.in_replica.run import ask_driver
+from tuner_bridge.in_replica.wire import decode_value, encode_value
+from tuner_bridge.in_replica.wired_errors import decode_exception, encode_exception
 from tuner_bridge.optuna.reports import PendingReports, Report
-from tuner_bridge.replica import ask_driver
-from tuner_bridge.wire import decode_value, encode_value
-from tuner_bridge.wired_errors import decode_exception, encode_exception
 
 STATE = "optuna-reports"
 

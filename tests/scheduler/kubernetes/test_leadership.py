@@ -11,7 +11,7 @@ from urllib3.exceptions import HTTPError
 
 from scheduler.kubernetes.leadership import RENEW_SECONDS, Lease, resign
 from tests.support.fake_cluster import FakeClusterApi
-from trials.kubernetes.api import LEASES
+from trials.kubernetes.client.api import LEASES
 
 NOW = "2026-01-01 00:00:00"
 

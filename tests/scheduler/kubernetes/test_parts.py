@@ -19,7 +19,7 @@ from scheduler.kubernetes.placeholders import Placeholders, autoscaler_from, dif
 from scheduler.snapshot import NodeView, Snapshot, TrialView
 from tests.support.fake_cluster import FakeClusterApi
 from trials.errors import InvalidClusterSettings
-from trials.kubernetes.api import SECRETS, STUDIES, TRIALS, WEBHOOKS
+from trials.kubernetes.client.api import SECRETS, STUDIES, TRIALS, WEBHOOKS
 from trials.kubernetes.names import FINALIZER
 from trials.kubernetes.settings import ClusterSettings, read_settings, settings_from
 

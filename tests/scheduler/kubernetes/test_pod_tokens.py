@@ -13,7 +13,7 @@ from scheduler.api.tokens import Access, Identity
 from scheduler.kubernetes.pod_tokens import REFUSED_SECONDS, PodTokens
 from tests.support.fake_cluster import FakeClusterApi
 from trials.errors import ClusterRefused, ClusterUnreachable
-from trials.kubernetes.api import Collection
+from trials.kubernetes.client.api import Collection
 from trials.kubernetes.names import Document
 
 AUDIENCE = "elastune.default.elastune.dev"

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from tests.support.fake_cluster import merge_patch
 from trials.errors import InvalidStudyTerms, InvalidTrialSpec
-from trials.kubernetes import documents
 from trials.kubernetes.names import is_name, object_name, trial_object_name
+from trials.kubernetes.resources import documents
 from trials.record import Outcome, Reason, ReplicaRecord, ReplicaState, Report, Study, TrialRecord
 from trials.spec import TrialSpec
 from trials.states import TrialState

@@ -11,10 +11,10 @@ import pytest
 from tests.support.cluster_objects import node, quota, request
 from tests.support.fake_cluster import FakeClusterApi
 from trials.errors import ClusterRefused, LaunchFailed
-from trials.kubernetes import launcher as module
-from trials.kubernetes.api import PODS
-from trials.kubernetes.launcher import TOLD_SECONDS, KubernetesLauncher
-from trials.kubernetes.pods import Owner
+from trials.kubernetes.client.api import PODS
+from trials.kubernetes.owner import Owner
+from trials.kubernetes.pods import launcher as module
+from trials.kubernetes.pods.launcher import TOLD_SECONDS, KubernetesLauncher
 from trials.kubernetes.settings import ClusterSettings
 from trials.record import ReplicaRecord
 

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from tests.support.cluster_objects import pod, request
-from trials.kubernetes.pods import Owner, is_stuck, merge_templates, pod_manifest, read_end, touches_ours
+from trials.kubernetes.owner import Owner
+from trials.kubernetes.pods.manifest import is_stuck, merge_templates, pod_manifest, read_end, touches_ours
 from trials.kubernetes.settings import ClusterSettings
 
 OWNER = Owner(trial_id="t-0", name="t-0", namespace="team", uid="u", study="my study!")

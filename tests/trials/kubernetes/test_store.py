@@ -12,13 +12,13 @@ import pytest
 
 from tests.support.fake_cluster import FakeClusterApi
 from trials.errors import ClusterRefused, ClusterUnreachable, InvalidTrialSpec, StoreUnavailable, UnknownTrial
-from trials.kubernetes import following
-from trials.kubernetes import store as module
-from trials.kubernetes.api import STUDIES, TRIALS
+from trials.kubernetes.client.api import STUDIES, TRIALS
 from trials.kubernetes.names import FINALIZER
-from trials.kubernetes.resources import MOST_WRITES
+from trials.kubernetes.resources import following
+from trials.kubernetes.resources import store as module
+from trials.kubernetes.resources.store import KubernetesTrialStore
+from trials.kubernetes.resources.writes import MOST_WRITES
 from trials.kubernetes.settings import ClusterSettings
-from trials.kubernetes.store import KubernetesTrialStore
 from trials.record import Outcome, Reason, ReplicaRecord, ReplicaState, Report, Study, TrialRecord
 from trials.spec import TrialSpec
 from trials.states import TrialState

@@ -7,8 +7,8 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
-from trials.kubernetes.api import PODS
-from trials.kubernetes.watching import Watched
+from trials.kubernetes.client.api import PODS
+from trials.kubernetes.client.watching import Watched
 
 
 def pod(name: str, version: str) -> dict[str, Any]:

@@ -105,7 +105,7 @@ def _scheduler(sweep: Sweep) -> int | None:
 def _fork_servers(scheduler: int) -> list[int]:
     with contextlib.suppress(psutil.Error):
         children = psutil.Process(scheduler).children()
-        return [child.pid for child in children if "trials.launch.fork_server" in " ".join(child.cmdline())]
+        return [child.pid for child in children if "trials.launch.fork.server" in " ".join(child.cmdline())]
     return []
 
 

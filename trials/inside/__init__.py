@@ -1,0 +1,1 @@
+"""The first code of a replica, before the user's."""

@@ -1,0 +1,1 @@
+"""The API server: requests, and lists that stay up to date."""

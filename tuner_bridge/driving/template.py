@@ -1,0 +1,48 @@
+"""What all trials of a sweep have in common: which code they run, where, and on how many replicas."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from trials.inside.user_code import COMMAND_LINE
+from trials.spec import TrialSpec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrialTemplate:
+    entrypoint: str
+    payload: Mapping[str, Any]
+    """The same for all trials; what a trial has of its own is added."""
+    min_replicas: int
+    max_replicas: int
+    working_dir: str
+    python_path: tuple[str, ...] = ()
+    preload: tuple[str, ...] = ()
+    user_code: tuple[str, ...] = ()
+    environ: Mapping[str, str] = field(default_factory=dict)
+    """What trials get of the sweep's environment, beside what their machine has."""
+
+    def trial(self, study: str, number: int, **own: Any) -> TrialSpec:
+        return TrialSpec(
+            study=study,
+            number=number,
+            entrypoint=self.entrypoint,
+            payload={**self.payload, **own},
+            min_replicas=self.min_replicas,
+            max_replicas=self.max_replicas,
+            working_dir=self.working_dir,
+            python_path=self.python_path,
+            preload=self.preload,
+            user_code=self.user_code,
+            environ={**self.environ, COMMAND_LINE: json.dumps(sys.argv)},
+        )
+
+
+def own_python_path() -> tuple[str, ...]:
+    """Folders this process imports from, for replicas that have to find the same modules."""
+    return tuple(path for path in (os.path.abspath(entry) for entry in sys.path) if os.path.isdir(path))

@@ -1,0 +1,108 @@
+"""A command as what a trial runs: a Python script in the replica itself, anything else as a process of its own."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from dist_core.errors import ControlChannelError
+from dist_core.link.client import ControlChannel
+from dist_core.link.environment import EXIT_PEER_LOST, EXIT_PREEMPTED, ReplicaEnvironment
+from dist_core.trial.plain_replica import Participant
+from trials.inside.user_code import moved_path
+from tuner_bridge.errors import InvalidSweep
+from tuner_bridge.in_replica.run import run_replica
+from tuner_bridge.in_replica.scripts import script
+
+Payload = Mapping[str, Any]
+
+
+def run() -> int:
+    """Entry of the replicas of a trial that names a command."""
+    environment = ReplicaEnvironment.from_environ()
+    assert environment is not None
+    channel = ControlChannel(environment)
+    try:
+        command = channel.request("GET", "/trial")["payload"]["command"]
+    except ControlChannelError as error:
+        print(f"replica ends: {error}", file=sys.stderr)
+        return EXIT_PEER_LOST
+    finally:
+        channel.close()
+    if _is_python(_here(command)):
+        return run_replica(_prepare)
+    return run_process(lambda payload: (_here(payload["command"]), {}))
+
+
+def _here(command: Sequence[str]) -> list[str]:
+    """With the paths of a folder that is found elsewhere on this machine."""
+    return [moved_path(word) for word in command]
+
+
+def _is_python(command: Sequence[str]) -> bool:
+    """Whether it is a script or module; ``python -c`` and other options need a process."""
+    if not os.path.basename(command[0]).startswith("python"):
+        return False
+    try:
+        script(command)
+    except InvalidSweep:
+        return False
+    return True
+
+
+def _prepare(replica: Participant, document: Payload) -> Callable[[], Any]:
+    return script(_here(document["payload"]["command"])).run
+
+
+def run_process(of_payload: Callable[[Payload], tuple[Sequence[str], Mapping[str, str]]]) -> int:
+    """Run a command and tell how it ended; the command itself calls the scheduler, if it uses the suite.
+
+    ``of_payload``: from the trial's payload to the command and the variables that it finds.
+    """
+    environment = ReplicaEnvironment.from_environ()
+    assert environment is not None
+    channel = ControlChannel(environment)
+    try:
+        words, variables = of_payload(channel.request("GET", "/trial")["payload"])
+        process = subprocess.Popen(words, env={**os.environ, **variables})
+        # A shell passes no signal on; the replica's processes are a session of their own.
+        told: list[int] = []
+
+        def pass_on(number: int, _: Any) -> None:
+            told.append(number)
+            _tell_all(process.pid)
+
+        signal.signal(signal.SIGTERM, pass_on)
+        status = process.wait()
+        if told:
+            # However it took that: it was interrupted, and goes on elsewhere.
+            return EXIT_PREEMPTED
+        if status in (EXIT_PREEMPTED, EXIT_PEER_LOST) or status < 0:
+            return status if status > 0 else 128 - status
+        if status == 0:
+            outcome: dict[str, Any] = {"kind": "value", "value": None}
+        else:
+            message = f"the trial command ended with status {status}"
+            outcome = {"kind": "error", "error_type": "CommandFailed", "message": message}
+        channel.request("POST", "/outcome", outcome, give_up_after=60.0)
+        return min(status, 1)
+    except OSError as error:
+        message = f"the trial command cannot be run: {error}"
+        outcome = {"kind": "error", "error_type": type(error).__name__, "message": message}
+        channel.request("POST", "/outcome", outcome, give_up_after=60.0)
+        return 1
+    except ControlChannelError as error:
+        print(f"replica ends: {error}", file=sys.stderr)
+        return EXIT_PEER_LOST
+    finally:
+        channel.close()
+
+
+def _tell_all(child: int) -> None:
+    """Ask every process of this session but this one to end."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    os.killpg(os.getpgid(child), signal.SIGTERM)

@@ -1,0 +1,106 @@
+"""A training script, with its arguments, as what the trials of a sweep run."""
+
+from __future__ import annotations
+
+import ast
+import os
+import runpy
+import shlex
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from dist_core.errors import ReplicaExit
+from trials.inside.user_code import moved_path
+from tuner_bridge.errors import InvalidSweep
+from tuner_bridge.in_replica.shipping import lies_among_installed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Script:
+    """``path`` of a file, or the name of a ``module``, that each replica runs as its main program."""
+
+    path: str | None
+    module: str | None
+    arguments: tuple[str, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        return {"path": self.path, "module": self.module, "arguments": list(self.arguments)}
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any]) -> Script:
+        return cls(path=document["path"], module=document["module"], arguments=tuple(document["arguments"]))
+
+    def run(self) -> None:
+        """As Python would run it. Raises what it raises; RuntimeError where it ends with a status other than 0."""
+        try:
+            self._run()
+        except ReplicaExit:
+            raise
+        except SystemExit as leaving:
+            if leaving.code not in (None, 0):
+                raise RuntimeError(f"the script ended with status {leaving.code}") from leaving
+
+    def _run(self) -> None:
+        if self.path is not None:
+            path = moved_path(self.path)
+            sys.argv = [path, *self.arguments]
+            sys.path.insert(0, os.path.dirname(path))
+            runpy.run_path(path, run_name="__main__")
+        else:
+            assert self.module is not None
+            sys.argv = [self.module, *self.arguments]
+            runpy.run_module(self.module, run_name="__main__", alter_sys=True)
+
+    def imports(self) -> tuple[str, ...]:
+        """Installed packages that the file imports at its top level: a fork server may have them in memory beforehand.
+
+        Not the user's own modules: a script may be started from another folder than its own, and its modules may ask
+        for the trial while they are imported.
+        """
+        if self.path is None:
+            return ()
+        try:
+            tree = ast.parse(Path(self.path).read_bytes())
+        except (OSError, SyntaxError, ValueError):
+            return ()
+        names: dict[str, None] = {}
+        for node in tree.body:
+            if isinstance(node, ast.Import):
+                names |= dict.fromkeys(alias.name for alias in node.names)
+            elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+                names[node.module] = None
+        return tuple(name for name in names if _is_installed(name.partition(".")[0]))
+
+
+def _is_installed(package: str) -> bool:
+    try:
+        found = find_spec(package)
+    except (ImportError, ValueError):
+        return False
+    places = [] if found is None else [found.origin or "", *(found.submodule_search_locations or ())]
+    return any(lies_among_installed(place) for place in places)
+
+
+def script(command: str | Sequence[str]) -> Script:
+    """A script and its arguments for ``optimize``: ``script("train.py --epochs 50")``.
+
+    ``command``: one text, split as a shell would, or a list of texts; a leading ``python`` is left out, ``-m module``
+    works. The script calls ``tuner_bridge.current_trial()``. Raises InvalidSweep for a file that is not there.
+    """
+    words = shlex.split(command) if isinstance(command, str) else [str(word) for word in command]
+    if words and os.path.basename(words[0]).startswith("python"):
+        words = words[1:]
+    if words[:1] == ["-m"] and len(words) > 1:
+        return Script(path=None, module=words[1], arguments=tuple(words[2:]))
+    if not words or words[0].startswith("-"):
+        raise InvalidSweep(
+            f"the script is {command!r}; it must name a Python file and its arguments, such as 'train.py --epochs 50'"
+        )
+    path = os.path.abspath(words[0])
+    if not os.path.isfile(path):
+        raise InvalidSweep(f"the script {words[0]!r} is not there (looked for {path}); name a file, or use '-m module'")
+    return Script(path=path, module=None, arguments=tuple(words[1:]))

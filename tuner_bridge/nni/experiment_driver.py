@@ -1,0 +1,347 @@
+"""The driver of an NNI experiment: a process beside NNI's manager, which starts it and talks to it in JSON lines.
+
+In, on standard input: first the experiment, then ``{"submit": trial}``, ``{"cancel": trial, "why": ...}``,
+``{"log": trial, "id": ...}`` and ``{"taken": number}``. Out, on standard output: ``{"ready": true}``, ``{"trial": ...,
+"status": ...}``, ``{"trial": ..., "metric": ..., "order": ..., "number": ...}`` and ``{"id": ..., "log": ...}``.
+
+A result is answered to its replica when NNI has written it down, so that none is lost and none comes out of order;
+one that comes twice is known by its kind and order. When standard input ends, trials save their state and leave:
+the experiment resumes with the same trials. When this process ends, the manager starts another, which adopts them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import logging
+import os
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TextIO
+
+from scheduler.api.client import SchedulerClient
+from scheduler.errors import SchedulerError, SchedulerUnreachable
+from scheduler.host.embedded import EmbeddedScheduler
+from trials.errors import TrialsError
+from tuner_bridge.driving.sent_environ import sent_environ
+from tuner_bridge.driving.study_driver import StudyDriver, file_name
+from tuner_bridge.driving.template import TrialTemplate, own_python_path
+from tuner_bridge.errors import BridgeError, SweepInterrupted
+from tuner_bridge.nni.manager import Manager
+from tuner_bridge.nni.plain_json import check_metric
+from tuner_bridge.nni.trial_command import as_script
+
+ADOPTION_SECONDS = 25.0
+"""A manager that was killed keeps its study for the length of its lease; its successor waits for that."""
+
+EXIT_UNREACHABLE = 75
+"""The scheduler is lost (EX_TEMPFAIL); its trials go on, and are adopted by the next driver."""
+
+PRELOAD = ("scipy.stats", "pandas", "json_tricks", "typeguard", "yaml", "requests")
+"""What NNI's package imports; itself it reads the environment when it is imported."""
+
+OWN_IMPORT = ("nni", "tuner_bridge", "dist_core")
+"""Packages that look at their process while they are imported, or are in memory already."""
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class _Trial:
+    """A trial as NNI knows it."""
+
+    trial_id: str | None = None
+    """The scheduler's name for it."""
+    cancelled: str | None = None
+    results_taken: int = 0
+    """Intermediate results that NNI has: one more than the highest sequence."""
+
+
+class ExperimentDriver:
+    """``send`` gives a message to NNI's manager; from any thread."""
+
+    def __init__(
+        self, experiment: Mapping[str, Any], driver: StudyDriver, send: Callable[[Mapping[str, Any]], None]
+    ) -> None:
+        self._experiment = experiment
+        self._driver = driver
+        self._send = send
+        self._trials: dict[str, _Trial] = {}
+        self._results = itertools.count()
+        self._untaken: dict[int, threading.Event] = {}
+        self._numbers: dict[str, int] = {}
+        self._earlier: dict[str, str] = {}
+        """Trials that an earlier driver has submitted, by NNI's name."""
+        self._lock = threading.Lock()
+        self._threads: list[threading.Thread] = []
+        self._last_submitted = threading.Event()
+        """Set when the trial that came last has reached the scheduler, or has failed to."""
+        self._last_submitted.set()
+        self.template = self._make_template()
+
+    def _make_template(self) -> TrialTemplate:
+        folder = self._experiment["code_dir"]
+        script = as_script(self._experiment["command"], folder)
+        most = self._experiment.get("max_replicas") or self._driver.slots
+        payload: dict[str, Any] = {"command": self._experiment["command"]}
+        if script is not None:
+            payload["script"] = script.to_json()
+        elif self._experiment["min_replicas"] > 1:
+            raise BridgeError(
+                f"minReplicas is {self._experiment['min_replicas']}, but the trial command "
+                f"{self._experiment['command']!r} is none that starts a Python script with {sys.executable}, so it "
+                "runs on one replica. Make it 'python script.py ...'"
+            )
+        modules = () if script is None else script.imports()
+        module = "tuner_bridge.nni.replica"
+        return TrialTemplate(
+            entrypoint=f"{module}:{'run_command' if script is None else 'main'}",
+            payload=payload,
+            min_replicas=self._experiment["min_replicas"],
+            max_replicas=1 if script is None else max(self._experiment["min_replicas"], min(most, self._driver.slots)),
+            working_dir=folder,
+            environ=sent_environ(None),
+            python_path=tuple(dict.fromkeys((folder, *own_python_path()))),
+            preload=(*PRELOAD, *(name for name in modules if name.partition(".")[0] not in OWN_IMPORT), module),
+        )
+
+    def know_earlier_trials(self) -> None:
+        """The numbers that the experiment's trials have in the scheduler; NNI's own may come twice after a resume."""
+        for summary in self._driver.client.request("GET", "/trials"):
+            if summary["study"] == self._driver.study_key:
+                spec = self._driver.client.request("GET", f"/trials/{summary['trial_id']}")["spec"]
+                name = spec["payload"]["nni"]["trial"]
+                self._numbers[name] = summary["number"]
+                self._earlier[name] = summary["trial_id"]
+
+    def handle(self, message: Mapping[str, Any]) -> None:
+        if "submit" in message:
+            self._submit(message["submit"])
+        elif "cancel" in message:
+            self._cancel(message["cancel"], message["why"])
+        elif "taken" in message:
+            with self._lock:
+                taken = self._untaken.pop(message["taken"], None)
+            if taken is not None:
+                taken.set()
+        elif "log" in message:
+            self._send({"id": message["id"], "log": self._log_of(message["log"])})
+
+    def close(self) -> None:
+        """Let the trials be: they save their state, and resume with the experiment."""
+        self._driver.interrupt()
+        with self._lock:
+            untaken = list(self._untaken.values())
+        for taken in untaken:
+            taken.set()
+        for thread in self._threads:
+            thread.join(timeout=10.0)
+
+    # ------------------------------------------------------------------ one trial
+
+    def _submit(self, trial: Mapping[str, Any]) -> None:
+        name = trial["trial"]
+        with self._lock:
+            if name in self._trials:
+                return
+            self._trials[name] = _Trial(results_taken=trial.get("taken", 0))
+            if name not in self._numbers:
+                taken = set(self._numbers.values())
+                self._numbers[name] = (
+                    trial["sequence"] if trial["sequence"] not in taken else max(taken, default=-1) + 1
+                )
+        before, self._last_submitted = self._last_submitted, threading.Event()
+        thread = threading.Thread(
+            target=self._run, args=(trial, before, self._last_submitted), name=f"trial-{name}", daemon=True
+        )
+        self._threads = [each for each in self._threads if each.is_alive()] + [thread]
+        thread.start()
+
+    def _run(self, trial: Mapping[str, Any], before: threading.Event, is_submitted: threading.Event) -> None:
+        """Trials reach the scheduler in NNI's order, so that those that have to wait are the later ones."""
+        name = trial["trial"]
+        known = self._trials[name]
+        nni = {
+            "experiment": self._experiment["experiment"],
+            "trial": name,
+            "sequence": trial["sequence"],
+            "parameter": trial["parameter"],
+            "folder": os.path.join(self._experiment["trials_dir"], name),
+        }
+        spec = self.template.trial(self._driver.study_key, self._numbers[name], nni=nni)
+
+        def submitted(trial_id: str) -> None:
+            is_submitted.set()
+            with self._lock:
+                known.trial_id = trial_id
+            if known.cancelled is not None:
+                self._cancel_soon(trial_id, known.cancelled)
+
+        def watch(live: Mapping[str, Any]) -> None:
+            self._tell_status(name, live)
+
+        before.wait()
+        try:
+            ended = self._driver.run_trial(spec, self._answer(name), watch, submitted)
+        except SweepInterrupted:
+            return
+        except Exception as error:
+            logger.exception("trial %s", name)
+            self._send({"trial": name, "status": "FAILED", "message": str(error)})
+            return
+        finally:
+            is_submitted.set()
+        self._tell_end(name, ended)
+
+    def _answer(self, name: str) -> Callable[[str, dict[str, Any]], Any]:
+        known = self._trials[name]
+
+        def answer(method: str, arguments: dict[str, Any]) -> Any:
+            if method == "taken":
+                return known.results_taken
+            if method not in ("metric", "metrics"):
+                raise ValueError(f"an NNI trial has no question {method!r}")
+            results = arguments["metrics"] if method == "metrics" else [arguments]
+            for result in results:
+                check_metric(result["metric"])
+            # The manager writes them down one after the other, in this order.
+            for taken in [self._pass_on(name, result) for result in results]:
+                taken.wait()
+            if self._driver.interrupted:
+                # Perhaps not written down: the trial tells it again when the experiment resumes.
+                raise SweepInterrupted
+            for metric in (json.loads(result["metric"]) for result in results):
+                if metric["type"] == "PERIODICAL":
+                    known.results_taken = max(known.results_taken, metric["sequence"] + 1)
+            return None
+
+        return answer
+
+    def _pass_on(self, name: str, result: Mapping[str, Any]) -> threading.Event:
+        """Set when the manager has written the result down."""
+        taken = threading.Event()
+        with self._lock:
+            number = next(self._results)
+            self._untaken[number] = taken
+        self._send({"trial": name, "metric": result["metric"], "order": result["order"], "number": number})
+        return taken
+
+    def _tell_status(self, name: str, live: Mapping[str, Any]) -> None:
+        runs = live["state"] not in ("pending", "paused")
+        message = f"{live['reason']['sentence']}" if not runs else f"{live['slots']} replicas"
+        self._send({"trial": name, "status": "RUNNING" if runs else "WAITING", "message": message})
+
+    def _tell_end(self, name: str, ended: Mapping[str, Any]) -> None:
+        outcome = ended["outcome"]
+        status = {"succeeded": "SUCCEEDED", "cancelled": "SYS_CANCELED"}.get(ended["state"], "FAILED")
+        sentence = ended["reason"]["sentence"]
+        if status == "FAILED" and outcome is not None:
+            sentence = f"{outcome['error_type']}: {outcome['message']}"
+        self._send({"trial": name, "status": status, "message": sentence})
+
+    def _cancel(self, name: str, why: str) -> None:
+        with self._lock:
+            known = self._trials.get(name)
+            if known is not None:
+                known.cancelled = why
+            trial_id = self._earlier.get(name) if known is None else known.trial_id
+        if trial_id is not None:
+            self._cancel_soon(trial_id, why)
+
+    def _cancel_soon(self, trial_id: str, why: str) -> None:
+        """Also when the scheduler is away; meanwhile this thread listens to the manager."""
+        threading.Thread(target=self._driver.cancel_for_sure, args=(trial_id, why), daemon=True).start()
+
+    def _log_of(self, name: str) -> str:
+        known = self._trials.get(name)
+        if known is None or known.trial_id is None:
+            return "this trial has not been started yet\n"
+        try:
+            answer = self._driver.client.request("GET", f"/trials/{known.trial_id}/log")
+        except SchedulerError as error:
+            return f"the log cannot be had now: {error}\n"
+        return "".join(f"==> {each['replica_id']} <==\n{each['words']}\n" for each in answer)
+
+
+def main() -> int:
+    """Serve one experiment until standard input ends."""
+    out = _take_standard_output()
+    lock = threading.Lock()
+
+    def send(message: Mapping[str, Any]) -> None:
+        with lock, contextlib.suppress(BrokenPipeError):
+            out.write(json.dumps(message) + "\n")
+            out.flush()
+
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s: %(message)s")
+    logging.getLogger("httpx2").setLevel(logging.WARNING)
+    experiment = json.loads(sys.stdin.readline())
+    try:
+        _serve(experiment, send)
+    except SchedulerUnreachable as error:
+        # The manager starts another driver, which may find it again.
+        logger.error("%s", error)
+        return EXIT_UNREACHABLE
+    except (SchedulerError, BridgeError, TrialsError) as error:
+        send({"refused": str(error)})
+        return 1
+    return 0
+
+
+def _serve(experiment: Mapping[str, Any], send: Callable[[Mapping[str, Any]], None]) -> None:
+    with contextlib.ExitStack() as held:
+        if experiment.get("scheduler_url"):
+            os.environ["ELASTUNE_URL"] = experiment["scheduler_url"]
+        client = SchedulerClient.from_environ()
+        reconnect: Callable[[SchedulerClient], SchedulerClient] = lambda client: client  # noqa: E731
+        if client is None:
+            embedded = EmbeddedScheduler(
+                Path(experiment["state_dir"]),
+                slots=experiment.get("slots"),
+                slots_per_gpu=experiment.get("slots_per_gpu"),
+                memory_per_slot=experiment.get("memory_per_slot"),
+                fork_server=experiment.get("warm_start", True),
+            )
+            held.callback(embedded.stop)
+            client = embedded.start()
+            reconnect = embedded.ensure
+        driver = StudyDriver(
+            f"nni-{file_name(experiment['experiment'])}",
+            experiment["direction"],
+            client,
+            reconnect=reconnect,
+            title=experiment.get("name") or "",
+        )
+        driver.attach(experiment["terms"], patience_seconds=ADOPTION_SECONDS)
+        held.callback(driver.detach)
+        if experiment["min_replicas"] > driver.slots:
+            raise BridgeError(
+                f"minReplicas is {experiment['min_replicas']} but there are {driver.slots} slots; no trial could ever "
+                "start. Lower minReplicas, or add slots"
+            )
+        served = ExperimentDriver(experiment, driver, send)
+        served.know_earlier_trials()
+        held.callback(served.close)
+        # Standard input would keep this thread waiting.
+        driver.on_fatal = lambda: os._exit(EXIT_UNREACHABLE)
+        send({"ready": True, "scheduler": driver.client.url, "study": driver.study_key, "slots": driver.slots})
+        manager = Manager(os.getppid())
+        for line in sys.stdin:
+            manager.note_children()
+            served.handle(json.loads(line))
+        manager.end_orphans()
+
+
+def _take_standard_output() -> TextIO:
+    """The line to the manager; what anything else prints goes to standard error."""
+    out = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
+    return out
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,221 @@
+"""Optuna's driver: owns the real ``optuna.Trial`` objects, on which the replicas' calls are made."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+import uuid
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import optuna
+from optuna.distributions import distribution_to_json
+from optuna.storages._heartbeat import is_heartbeat_enabled
+
+from scheduler.api.client import SchedulerClient
+from tuner_bridge.driving.study_driver import StudyDriver, file_name
+from tuner_bridge.driving.template import TrialTemplate
+from tuner_bridge.errors import TrialLost
+from tuner_bridge.in_replica.wire import NOT_A_NUMBER, decode_value
+from tuner_bridge.in_replica.wired_errors import decode_exception
+
+logger = logging.getLogger(__name__)
+
+TRIAL_ATTRIBUTE = "elastune:trial"
+STUDY_ATTRIBUTE = "elastune:study"
+SHOW_SECONDS = 5.0
+"""Between two notes of one trial's goodput for Optuna's dashboard; another number of replicas is noted at once."""
+
+
+class OptunaDriver(StudyDriver):
+    """``promise_direction``: of the metric that the scheduler judges trials by; None: the study's first objective."""
+
+    def __init__(
+        self,
+        study: optuna.Study,
+        client: SchedulerClient,
+        template: TrialTemplate,
+        *,
+        reconnect: Callable[[SchedulerClient], SchedulerClient],
+        promise_direction: str | None = None,
+    ) -> None:
+        direction = promise_direction or study.directions[0].name.lower()
+        super().__init__(_study_key(study), direction, client, reconnect=reconnect, title=study.study_name)
+        self.study = study
+        self.template = template
+        self._sampler_lock = threading.Lock()
+
+    def adopt_interrupted(self) -> int:
+        """Queue again the trials that a dead driver of this study left running; returns how many.
+
+        Optuna's own loop then takes them up as it does enqueued trials: same number, same parameters.
+        """
+        interrupted = self.interrupted_trials()
+        storage = self.study._storage
+        for trial in interrupted:
+            if is_heartbeat_enabled(storage):
+                # Else Optuna would fail it as stale before it is taken up.
+                storage.record_heartbeat(trial._trial_id)  # type: ignore[attr-defined]  # only storages with heartbeat
+            storage.set_trial_state_values(trial._trial_id, optuna.trial.TrialState.WAITING)
+        return len(interrupted)
+
+    def interrupted_trials(self) -> list[optuna.trial.FrozenTrial]:
+        """Trials of this study's sweeps that Optuna holds to be running; before ours begins nobody runs them."""
+        running = self.study.get_trials(deepcopy=False, states=(optuna.trial.TrialState.RUNNING,))
+        return [trial for trial in running if TRIAL_ATTRIBUTE in trial.user_attrs]
+
+    def mark_next_trial(self) -> None:
+        """Mark the trial that ``study.ask`` is about to give out, making one where none waits.
+
+        The mark is there before the trial runs: whatever happens from then on, a resumed sweep knows it for its own.
+        """
+        waiting = self.study.get_trials(deepcopy=False, states=(optuna.trial.TrialState.WAITING,))
+        if not waiting:
+            mark = {TRIAL_ATTRIBUTE: self.study_key}
+            self.study.add_trial(optuna.trial.create_trial(state=optuna.trial.TrialState.WAITING, user_attrs=mark))
+        elif TRIAL_ATTRIBUTE not in waiting[0].user_attrs:
+            self.study._storage.set_trial_user_attr(waiting[0]._trial_id, TRIAL_ATTRIBUTE, self.study_key)
+
+    def run(self, trial: optuna.Trial) -> Any:
+        """The objective as Optuna calls it: returns the value, raises TrialPruned or the objective's exception."""
+        prunes = not isinstance(self.study.pruner, optuna.pruners.NopPruner)
+        spec = self.template.trial(self.study_key, trial.number, storage_id=trial._trial_id, prunes=prunes)
+        reported = _reported_steps(self.study, trial)
+
+        def ask(method: str, arguments: dict[str, Any]) -> Any:
+            # Samplers are not written for several threads; one suggestion at a time.
+            with self._sampler_lock:
+                return _call(trial, method, arguments, reported)
+
+        display = _Display(trial)
+        ended = self.run_trial(spec, ask, display)
+        display.close()
+        return _conclude(ended)
+
+
+class _Display:
+    """Notes of a running trial, as user attributes that Optuna's dashboard shows."""
+
+    def __init__(self, trial: optuna.Trial) -> None:
+        self._trial = trial
+        self._replicas: int | None = None
+        self._later: Mapping[str, Any] | None = None
+        self._noted_at = float("-inf")
+
+    def __call__(self, live: Mapping[str, Any]) -> None:
+        try:
+            self._note(live)
+        except Exception as error:
+            # A storage that is away shows at the next question; a display is not worth a trial.
+            logger.debug("not noted: %s", error)
+
+    def close(self) -> None:
+        """Note what was put off, before Optuna closes the trial."""
+        if self._later is not None:
+            self._noted_at = float("-inf")
+            self(self._later)
+
+    def _note(self, live: Mapping[str, Any]) -> None:
+        if live["replicas"] != self._replicas:
+            self._replicas = live["replicas"]
+            self._trial.set_user_attr("elastune:replicas", self._replicas)
+            self._noted_at = float("-inf")
+        if not live.get("goodput"):
+            return
+        self._later = live
+        if time.monotonic() - self._noted_at > SHOW_SECONDS:
+            self._noted_at, self._later = time.monotonic(), None
+            self._trial.set_user_attr("elastune:goodput", live["goodput"])
+            self._trial.set_user_attr("elastune:batch", live["batch"])
+
+
+def _call(trial: optuna.Trial, method: str, arguments: dict[str, Any], reported: set[int]) -> Any:
+    """One question put to the real trial, after the reports that came with it.
+
+    A trial that resumed from its checkpoint reports again what it had reported since; the first value stays.
+    """
+    for step, value in arguments.pop("reports", ()):
+        _report(trial, value, step, reported)
+    if method in ("suggest_float", "suggest_int"):
+        return getattr(trial, method)(**arguments)
+    if method == "suggest_categorical":
+        choices = arguments["choices"]
+        value = trial.suggest_categorical(arguments["name"], choices)
+        return next(i for i, choice in enumerate(choices) if choice == value and type(choice) is type(value))
+    if method == "report":
+        return _report(trial, arguments["value"], arguments["step"], reported)
+    if method == "reports":
+        return None
+    if method == "last_report":
+        values = trial.study._storage.get_trial(trial._trial_id).intermediate_values
+        return values[max(values)] if values else None
+    if method == "should_prune":
+        return trial.should_prune()
+    if method in ("set_user_attr", "set_constraint"):
+        return getattr(trial, method)(arguments["key"], arguments["value"])
+    if method == "set_system_attr":
+        # Optuna's own notes: artifacts, scores of a cross-validation.
+        return trial.study._storage.set_trial_system_attr(trial._trial_id, arguments["key"], arguments["value"])
+    if method == "distributions":
+        return {name: distribution_to_json(value) for name, value in trial.distributions.items()}
+    if method in ("user_attrs", "system_attrs", "constraints"):
+        return getattr(trial, method)
+    if method == "datetime_start":
+        return trial.datetime_start.isoformat() if trial.datetime_start is not None else None
+    if method == "study":
+        return _of_study(trial.study, arguments["name"])
+    if method == "stop_study":
+        return trial.study.stop()
+    if method == "set_study_user_attr":
+        return trial.study.set_user_attr(arguments["key"], arguments["value"])
+    raise ValueError(f"an elastic trial has no method {method!r}")
+
+
+def _report(trial: optuna.Trial, value: Any, step: Any, reported: set[int]) -> None:
+    if step not in reported:
+        trial.report(value, step)
+        reported.add(int(step))
+
+
+def _of_study(study: optuna.Study, name: str) -> Any:
+    if name == "direction":
+        return study.direction.name
+    if name == "directions":
+        return [direction.name for direction in study.directions]
+    if name in ("study_name", "user_attrs", "best_value", "best_params", "metric_names"):
+        return getattr(study, name)
+    raise ValueError(f"a replica does not see {name!r} of the study")
+
+
+def _conclude(summary: Mapping[str, Any]) -> Any:
+    """What Optuna gets to hear of a trial that is over."""
+    outcome = summary["outcome"]
+    if summary["state"] == "cancelled":
+        raise optuna.TrialPruned(summary["reason"]["sentence"])
+    if outcome is None:
+        raise TrialLost(f"trial {summary['number']} was given up: {summary['reason']['sentence']}")
+    if outcome["kind"] == "value":
+        return decode_value(outcome["value"])
+    if outcome["kind"] == "pruned":
+        raise optuna.TrialPruned(outcome["message"])
+    if outcome["error_type"] == NOT_A_NUMBER:
+        # Optuna itself says that this is a failure, and goes on.
+        return float("nan")
+    error = decode_exception(outcome["value"])
+    error.add_note("raised in a replica:\n" + outcome["traceback"])
+    raise error
+
+
+def _reported_steps(study: optuna.Study, trial: optuna.Trial) -> set[int]:
+    return set(study._storage.get_trial(trial._trial_id).intermediate_values)
+
+
+def _study_key(study: optuna.Study) -> str:
+    """The study's name among all studies of a scheduler: two databases may hold studies of one name."""
+    attributes = study.user_attrs
+    if STUDY_ATTRIBUTE not in attributes:
+        study.set_user_attr(STUDY_ATTRIBUTE, uuid.uuid4().hex[:8])
+        attributes = study.user_attrs
+    readable = file_name(study.study_name)[:80]
+    return f"{readable}-{attributes[STUDY_ATTRIBUTE]}"
