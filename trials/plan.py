@@ -24,6 +24,10 @@ SWITCH_DEADLINE_SECONDS = 60.0
 """A published generation that nobody entered by then is replaced by one of those who train now."""
 PAUSE_DEADLINE_SECONDS = 310.0
 """Longest time that replicas take to save and leave; those that are not saving end themselves long before."""
+LEFT_DEADLINE_SECONDS = 5.0
+"""A replica that the trial goes on without ends by itself: others may still need its part of the last step with it."""
+BROKEN_PATIENCE_SECONDS = 1.0
+"""Why a collective failed shows within that time, as a replica that is gone; else the same replicas meet anew."""
 STOP_GRACE_SECONDS = GRACE_SECONDS
 """Between a polite and a forcible end; longer than what a replica itself allows for its last checkpoint."""
 
@@ -70,16 +74,44 @@ def plan(
     near_epoch: int | None = None,
     vacate: bool = False,
     leaving: Set[str] = frozenset(),
+    broken_since: float | None = None,
 ) -> list[Action]:
     """Actions for a trial that should have ``wanted`` replicas by node; ``replicas`` are those that are not gone.
 
     ``near_epoch``: latest epoch that the trial will be in soon; joiners that stand in a later one are let in later, so
     that an offer is not open for hours. None when nothing is known. ``vacate``: the slots to move to have been held by
-    others for too long. ``leaving``: replicas that somebody outside is about to end.
+    others for too long. ``leaving``: replicas that somebody outside is about to end. ``broken_since``: when one of them
+    said that a collective failed, if they have not gone on since.
     """
     if trial.state.is_final:
         # Nothing is left to save.
         return [_stop(replica, force=True) for replica in replicas if _may_stop(replica, now)]
+    if trial.members:
+        left = [replica for replica in replicas if _has_left(replica, trial)]
+        if left:
+            stays = [replica for replica in replicas if replica not in left]
+            more = _plan_live(trial, wanted, stays, now, near_epoch, vacate, leaving, broken_since)
+            overdue = now - (trial.rescaled_at or 0.0) > LEFT_DEADLINE_SECONDS
+            return [*(_stop(each, force=True) for each in left if overdue and _may_stop(each, now)), *more]
+    return _plan_live(trial, wanted, replicas, now, near_epoch, vacate, leaving, broken_since)
+
+
+def _has_left(replica: ReplicaRecord, trial: TrialRecord) -> bool:
+    """It was a member of a generation that trained, and is none of the present one."""
+    return replica.state is ReplicaState.ACTIVE and replica.replica_id not in trial.members
+
+
+def _plan_live(
+    trial: TrialRecord,
+    wanted: Mapping[str, int],
+    replicas: Sequence[ReplicaRecord],
+    now: float,
+    near_epoch: int | None,
+    vacate: bool,
+    leaving: Set[str],
+    broken_since: float | None,
+) -> list[Action]:
+    """Without the replicas that have left."""
     alive = {replica.replica_id: replica for replica in replicas}
     members = [replica_id for replica_id in trial.members if replica_id in alive]
     if not trial.members or not members:
@@ -95,7 +127,7 @@ def plan(
     if trial.switching:
         return _plan_switch(trial, members, joiners, now)
     staying = tuple(replica_id for replica_id in members if replica_id not in leaving)
-    if len(staying) < len(members):
+    if len(staying) < len(members) or (broken_since is not None and now - broken_since > BROKEN_PATIENCE_SECONDS):
         return [Publish(staying, None)]
     if not any(wanted.values()):
         return [Publish((), None), *(Stop(joiner.replica_id, force=True) for joiner in joiners)]

@@ -1,4 +1,9 @@
-"""Heal: what survivors do when a replica is lost, to go on from the furthest of them without it."""
+"""Heal: what survivors do when a replica is lost, to go on from the furthest of them without it.
+
+The last collective of a generation may be complete on some replicas and fail on others, because one that was to leave
+behind it is gone too early. The former enter the next generation, and the latter, who cannot know of it, come to heal
+there. So whoever comes into a generation without joiners first says which of the two it does; if one heals, all do.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +11,8 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol
+
+import torch
 
 from dist_core.errors import PeerLost, ReplicaExit
 from dist_core.generations.losses import Losses
@@ -72,6 +79,7 @@ class Heal:
                     break
                 try:
                     with self._losses.meeting(prepared) as group:
+                        _say_who_heals(group, heals=True)
                         healed = self._meet(prepared, group, survivor)
                         enter(healed)
                 except PeerLost:
@@ -80,8 +88,26 @@ class Heal:
                     self._membership.abandon(prepared.generation.number)
                     continue
                 return healed
+            if prepared is not None and prepared.group is not None and not self._may_go_on_with(prepared, 0.0):
+                # Others may wait in it for this replica, to give its joiners the trial's state.
+                prepared.group.break_off()
+                self._membership.abandon(prepared.generation.number)
             time.sleep(0.005)
         raise PeerLost(f"another replica vanished and the trial was not rebuilt around it: {reason}")
+
+    def meet_if_awaited(
+        self, prepared: Prepared, survivor: Survivor, *, enter: Callable[[Healed], None]
+    ) -> Healed | None:
+        """Collective, for a replica that is about to enter a generation without joiners: None if nobody heals in it.
+
+        Otherwise this one has entered with those that do. Raises PeerLost when one of its members is gone.
+        """
+        with self._losses.meeting(prepared) as group:
+            if not _say_who_heals(group, heals=False):
+                return None
+            healed = self._meet(prepared, group, survivor)
+            enter(healed)
+            return healed
 
     def _may_go_on_with(self, prepared: Prepared, waited_seconds: float) -> bool:
         if prepared.group is None:
@@ -109,3 +135,10 @@ class Heal:
         if group.rank != first:
             survivor.take(received, is_a_step_behind=standing[group.rank].steps < furthest.steps)
         return Healed(prepared=prepared, furthest=furthest, runs_again=runs_again)
+
+
+def _say_who_heals(group: ReplicaGroup, *, heals: bool) -> bool:
+    """Collective, the first one of a generation without joiners: whether any of its replicas heals."""
+    healing = torch.tensor([float(heals)], dtype=torch.float64)
+    group.sum(healing, what="votes")
+    return bool(healing)

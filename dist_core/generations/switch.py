@@ -44,9 +44,12 @@ class Switch:
 
     def _may_be_entered(self, prepared: Prepared) -> bool:
         """A joiner's gradient buckets are as after two passes; ours must be too before it is let in."""
-        joiners = set(prepared.generation.members) - set(self._present.members)
         # A joiner stands in its epoch's first loop.
-        return not joiners or (self._position.own_steps >= DRY_STEPS and self._position.is_first_loop)
+        settled = self._position.own_steps >= DRY_STEPS and self._position.is_first_loop
+        return settled or not self.has_joiners(prepared)
+
+    def has_joiners(self, prepared: Prepared) -> bool:
+        return not set(prepared.generation.members) <= set(self._present.members)
 
     def decide(self, prepared: Prepared, votes: Sequence[float]) -> Decision:
         """The same on all replicas, from the sums of what they have voted."""
@@ -67,8 +70,6 @@ class Switch:
         """
         members = prepared.generation.members
         joiners = [rank for rank, name in enumerate(members) if name not in self._present.members]
-        if not joiners:
-            return True
         received: dict[str, Any] | None = None
         try:
             with self._losses.meeting(prepared) as group:

@@ -158,12 +158,31 @@ class Changes:
             raise ReplicaExit("left")
         # Before the state is handed over: it goes to the joiners with it.
         self._batch.use(*batch)
-        if not switch.hand_over(prepared):
-            self._batch.agree()
-            return
-        self._enter(prepared, agree=False)
+        if switch.has_joiners(prepared):
+            if not switch.hand_over(prepared):
+                self._batch.agree()
+                return
+            self._enter(prepared, agree=False)
+        else:
+            self._enter_smaller(prepared)
         self._news.note_pause(time.perf_counter() - started)
         self._say_that_we_switched()
+
+    def _enter_smaller(self, prepared: Prepared) -> None:
+        """Some leave and nobody joins: all that stay have the trial's state, up to the last step of who leaves."""
+        assert self._heal is not None
+        lost = healed = None
+        try:
+            healed = self._heal.meet_if_awaited(prepared, self, enter=self._go_on_healed)
+        except PeerLost as error:
+            # Others may have entered already: this replica heals with them from there.
+            lost = str(error)
+        if healed is not None:
+            self._run_again_if_needed(healed)
+            return
+        self._enter(prepared, agree=False)
+        if lost is not None:
+            self._present.mark_broken(lost)
 
     def _make_way(self) -> None:
         """What is left to do here is to end; survivors may want this core at once."""
@@ -188,6 +207,9 @@ class Changes:
         healed = self._heal.wait_and_meet(self, reason=reason, enter=self._go_on_healed)
         self._news.note_pause(time.perf_counter() - started)
         self._say_that_we_switched()
+        self._run_again_if_needed(healed)
+
+    def _run_again_if_needed(self, healed: Healed) -> None:
         if healed.runs_again:
             self._news.warn(
                 "a replica was lost in an evaluation, and what it had seen of it: the training code runs again from "

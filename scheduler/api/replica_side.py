@@ -169,6 +169,7 @@ def replica_routes(service: Service) -> APIRouter:
     @routes.post("/switched")
     def switched(caller: Caller, body: Number) -> None:
         store.note_entered(caller.trial_id, body.generation)
+        service.loop.note_whole(caller.trial_id)
         service.loop.wake()
 
     @routes.post("/abandoned")
@@ -194,6 +195,8 @@ def replica_routes(service: Service) -> APIRouter:
     @routes.post("/broken")
     def broken(caller: Caller, body: Number) -> None:
         """A collective failed: look at the processes now instead of at the next tick."""
+        if caller.replica_id in store.trial(caller.trial_id).members:
+            service.loop.note_broken(caller.trial_id)
         service.loop.wake()
 
     @routes.post("/hints")

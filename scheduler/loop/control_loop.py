@@ -246,6 +246,14 @@ class ControlLoop:
         """The replica was told to end by whoever runs its machine."""
         self._happenings.note_leaving(replica_id)
 
+    def note_broken(self, trial_id: str) -> None:
+        """A replica of this trial waits for the others that are left, because a collective failed."""
+        self._happenings.note_broken(trial_id, self._clock())
+
+    def note_whole(self, trial_id: str) -> None:
+        """The trial's replicas train together."""
+        self._happenings.note_whole(trial_id)
+
     def note_plans(self, study: str, plans: Plans) -> None:
         """Its driver says what it is going to submit."""
         self._plans[study] = plans

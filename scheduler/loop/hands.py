@@ -56,7 +56,17 @@ class Hands:
         blocked = self._blocked_since.pop(trial.trial_id, None)
         vacate = blocked is not None and now - blocked >= self._settings.move_patience_seconds
         leaving = frozenset(self._happenings.leaving)
-        for action in plan(trial, grant.placement, replicas, now, near_epoch=near, vacate=vacate, leaving=leaving):
+        broken = self._happenings.broken_since(trial.trial_id)
+        for action in plan(
+            trial,
+            grant.placement,
+            replicas,
+            now,
+            near_epoch=near,
+            vacate=vacate,
+            leaving=leaving,
+            broken_since=broken,
+        ):
             if isinstance(action, Launch):
                 if not self._launch(trial, grant, action.placement, now) and trial.members:
                     self._blocked_since[trial.trial_id] = now if blocked is None else blocked
@@ -121,6 +131,7 @@ class Hands:
 
     def _publish(self, trial: TrialRecord, grant: Grant, action: Publish, now: float) -> None:
         trial = self._store.trial(trial.trial_id)
+        self._happenings.note_whole(trial.trial_id)
         number = max(trial.generation, trial.published) + 1
         self._store.save_trial(
             replace(

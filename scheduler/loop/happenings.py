@@ -52,12 +52,25 @@ class Happenings:
         """What the launcher knew of the end of replicas, until their trial has been judged."""
         self._leaving: set[str] = set()
         """Replicas that somebody outside wants gone; a new scheduler hears of them when they have left."""
+        self._broken: dict[str, float] = {}
+        """Since when a trial's replicas wait for one another: a collective of theirs has failed."""
 
     # ------------------------------------------------------------------ what is said from outside
 
     def note_leaving(self, replica_id: str) -> None:
         """The replica was told to end by whoever runs its machine; from API handlers."""
         self._leaving.add(replica_id)
+
+    def note_broken(self, trial_id: str, now: float) -> None:
+        """One of the trial's replicas waits to go on with the others that are left; from API handlers."""
+        self._broken.setdefault(trial_id, now)
+
+    def note_whole(self, trial_id: str) -> None:
+        """Its replicas train together, in a generation that is offered to them from now on, or in one that was."""
+        self._broken.pop(trial_id, None)
+
+    def broken_since(self, trial_id: str) -> float | None:
+        return self._broken.get(trial_id)
 
     @property
     def leaving(self) -> Set[str]:
@@ -113,13 +126,14 @@ class Happenings:
             self._journal.warn(replica.trial_id, gone.code, sentence, now)
         trial = self._store.trial(replica.trial_id)
         may_have_joined = replica.join_epoch is not None or replica.launch_index > 0
-        failed = gone.status in (1, None) and replica.replica_id not in trial.members
+        joined = replica.state is ReplicaState.ACTIVE
+        failed = gone.status in (1, None) and replica.replica_id not in trial.members and not joined
         if may_have_joined and failed and trial.members:
             # A joiner that ended by itself would end so again: the next one is not started at once.
             self._backoff.begin(trial.trial_id, now, FAILED_JOIN_SECONDS)
             sentence = f"replica {replica.replica_id} ended before it could join; its log tells why"
             self._journal.warn(trial.trial_id, "join_failed", sentence, now)
-        if gone.status == 0 and replica.state is not ReplicaState.ACTIVE and trial.members:
+        if gone.status == 0 and not joined and trial.members:
             # It came when the trial was about over, and so would the next one.
             self._backoff.begin(trial.trial_id, now, FAILED_JOIN_SECONDS)
 
@@ -149,5 +163,6 @@ class Happenings:
 
     def forget(self, trial_id: str) -> None:
         """The trial is over."""
+        self._broken.pop(trial_id, None)
         for replica_id in [name for name in self._why_gone if name.startswith(trial_id)]:
             del self._why_gone[replica_id]

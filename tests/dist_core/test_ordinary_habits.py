@@ -40,6 +40,7 @@ from tests.support.habits import (
     network,
     told_by_one_replica,
     weights_of,
+    with_a_leaver,
     with_a_loss,
 )
 
@@ -905,6 +906,16 @@ def a_step_longer_than_the_grace(kit: Kit) -> None:
         time.sleep(30.0)
 
     one_step(kit, step)
+
+
+@pytest.mark.parametrize("missed", ["before its update", "after its update"])
+def test_who_misses_the_last_step_with_one_that_leaves_is_met_in_the_next_generation(missed: str) -> None:
+    """As if the leaver's process had ended before its part of that step came through; the others cannot know."""
+    left, *stayed = with_a_leaver(the_textbook, missed)
+    assert left is None
+    plain = in_plain_pytorch(the_textbook)
+    for weights in stayed:
+        assert weights == pytest.approx(plain, rel=1e-5, abs=1e-6)
 
 
 def test_a_replica_that_comes_to_no_place_to_leave_at_says_what_is_lost() -> None:

@@ -25,6 +25,7 @@ import dist_core
 import dist_core.data.batch_size
 import dist_core.training.loader
 import dist_core.training.training_loop
+from dist_core.errors import ReplicaExit
 from dist_core.goodput import BatchBounds
 from dist_core.trial.core import TrainingCore, get_core
 from dist_core.trial.restart import run_training
@@ -134,6 +135,16 @@ def with_a_loss(habit: Habit, place: str) -> list[Any]:
         return run_ranks(_on_replica, 3, habit, 1, director.url, folder, place, 3, dies=1)
 
 
+def with_a_leaver(habit: Habit, missed: str) -> list[Any]:
+    """What the habit returned on each of three replicas, of which the first is told to leave: it returns None.
+
+    The third misses the end of the last step with it, ``missed`` "before its update" or "after" it: the others have
+    entered the next generation by the time that it comes to heal.
+    """
+    with tempfile.TemporaryDirectory() as folder, directing([(0, 1, 2), (1, 2)]) as director:
+        return run_ranks(_next_to_a_leaver, 3, habit, missed, director.url, folder)
+
+
 def told_by_one_replica(habit: Habit) -> list[str]:
     """The sentences for the trial's history of a replica that may end before the habit does."""
     with tempfile.TemporaryDirectory() as folder, directing([(0,)]) as director:
@@ -172,6 +183,66 @@ def _on_replica(habit: Habit, passes: int, url: str, folder: str, place: str, fi
         return run_training(core, lambda: habit(Kit(elastic=True)))
     finally:
         core.close()
+
+
+def _next_to_a_leaver(habit: Habit, missed: str, url: str, folder: str) -> Any:
+    torch.set_num_threads(1)
+    index = int(os.environ.pop("RANK"))
+    for name in ("WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+        os.environ.pop(name, None)
+    os.environ.update(environment_of(url, index, Path(folder), replicas=3).to_environ())
+    core = get_core()
+    if index == 0:
+        _ask_to_leave(core)
+    if index == 2:
+        _miss_the_last_round(core, missed)
+    try:
+        return run_training(core, lambda: habit(Kit(elastic=True)))
+    except ReplicaExit:
+        return None
+    finally:
+        core.close()
+
+
+def _ask_to_leave(core: TrainingCore) -> None:
+    finish_step = core.steps.finish
+
+    def asking(loader: Any, global_batch: int) -> None:
+        assert core.channel is not None and core.membership is not None
+        if core.position.steps == KILL_AT:
+            core.channel.request("POST", "/leaving", {})
+            until(lambda: core.membership.pending() is not None)
+        finish_step(loader, global_batch)
+
+    core.steps.finish = asking  # type: ignore[method-assign]  # this one replica's
+
+
+def _miss_the_last_round(core: TrainingCore, missed: str) -> None:
+    wait, finish = core.vote.wait, core.vote.finish
+
+    def is_last() -> bool:
+        going_on = core.vote._present
+        return core.joined and core.generation.number == 1 and going_on is not None and going_on["generation"][0] == 3.0
+
+    def miss() -> None:
+        time.sleep(0.3)
+        core.generation.mark_broken("as if the one that leaves had gone too early")
+
+    def missing_wait() -> None:
+        wait()
+        if missed == "before its update" and is_last():
+            miss()
+
+    def missing_finish(lag: int) -> Any:
+        core.vote.wait()
+        last = is_last()
+        agreed = finish(lag)
+        if last and core.generation.broken is None:
+            miss()
+        return agreed if core.generation.broken is None else None
+
+    core.vote.wait = missing_wait  # type: ignore[method-assign]  # this one replica's
+    core.vote.finish = missing_finish  # type: ignore[method-assign]
 
 
 def _follow_the_script(core: TrainingCore, place: str) -> None:

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from trials.plan import (
     CONTACT_DEADLINE_SECONDS,
+    LEFT_DEADLINE_SECONDS,
     SWITCH_DEADLINE_SECONDS,
     Action,
     Launch,
@@ -55,6 +56,25 @@ def test_a_new_trial_is_launched_and_let_in_when_all_are_ready() -> None:
     assert plan(trial(), 2, [a, b], 0.0) == []
     ready = [a, replace(b, state=ReplicaState.READY)]
     assert plan(trial(), 2, ready, 0.0) == [Publish(("a", "b"), None)]
+
+
+def test_who_was_left_behind_ends_by_itself_and_is_ended_only_after_a_while() -> None:
+    """Its part of the last step with it may still be on its way to the others."""
+    a, left = replica("a"), replica("b")
+    smaller = replace(training("a"), rescaled_at=100.0)
+    assert plan(smaller, 1, [a, left], 100.1) == []
+    assert plan(smaller, 2, [a, left], 100.1) == [Launch({"n": 1})]
+    late = 100.0 + LEFT_DEADLINE_SECONDS + 1
+    assert plan(smaller, 1, [a, left], late) == [Stop("b", force=True)]
+    assert plan(smaller, 1, [a, replace(left, stop_requested_at=late - 0.1)], late) == []
+
+
+def test_replicas_that_wait_for_one_another_although_none_is_gone_meet_anew() -> None:
+    a, b = replica("a"), replica("b")
+    assert plan(training("a", "b"), 2, [a, b], 10.0, broken_since=9.5) == []
+    assert plan(training("a", "b"), 2, [a, b], 12.0, broken_since=9.5) == [Publish(("a", "b"), None)]
+    assert plan(training("a", "b"), 2, [a], 9.6, broken_since=9.5) == [Publish(("a",), None)]
+    assert plan(training("a", "b"), 2, [a, b], 12.0, broken_since=9.5, leaving={"b"}) == [Publish(("a",), None)]
 
 
 def test_those_that_somebody_else_ends_are_left_out_of_the_next_generation_at_once() -> None:
