@@ -171,12 +171,13 @@ class Membership:
                 self._prepared = None
 
     def abandon(self, number: int) -> None:
-        """The training thread gave this generation up; the group built for it is dropped."""
+        """The training thread gave this generation up; the group built for it is dropped. A later one stays."""
         with self._lock:
             if not self._is_member:
                 self._size = 0
             self._entered = max(self._entered, number)
-            self._discard()
+            if self._published is None or self._published.number <= number:
+                self._discard()
 
     def _discard(self) -> None:
         if self._store is not None:
@@ -249,8 +250,12 @@ class Membership:
             dropped = self._prepared
             self._discard()
         joins = not document.get("member", True)
-        if joins and dropped is not None and dropped.group is not None:
-            # The others may wait in it for this joiner already.
+        if (
+            dropped is not None
+            and dropped.group is not None
+            and (joins or _lost_a_joiner(dropped.generation, generation))
+        ):
+            # Others may wait in it for this joiner already, or this replica for a joiner that has left it alone.
             dropped.group.break_off()
         rank = generation.rank_of(self._environment.replica_id)
         if rank is None and joins and generation.members:
@@ -313,3 +318,8 @@ class Membership:
             "the machine wait longer"
         )
         self._end(EXIT_PREEMPTED)
+
+
+def _lost_a_joiner(offered: Generation, instead: Generation) -> bool:
+    """Whether one that was to join in the generation on offer has no part in the one that is offered now."""
+    return offered.join_epoch is not None and not set(offered.members) <= set(instead.members)

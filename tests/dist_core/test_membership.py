@@ -61,6 +61,38 @@ def test_an_offer_that_a_joiner_prepared_is_broken_off_with_the_next_one(monkeyp
     assert broken == [prepared.group]
 
 
+def test_a_member_waits_for_no_joiner_that_the_next_offer_leaves_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The joiner may have left the group by itself, for a later epoch: no loss is ever told of that."""
+    broken: list[ReplicaGroup] = []
+    monkeypatch.setattr(ReplicaGroup, "break_off", lambda group: broken.append(group))
+    mine, joining = membership(), generation(2, "t-c", "t-d", member=True)
+    joining["generation"]["join_epoch"] = 4
+    group = lone_group()
+    monkeypatch.setattr(process_groups, "build_group", lambda *_, **__: group)
+    mine._handle(joining)
+    until(lambda: mine.pending() is not None)
+    handing_over = mine.pending()
+    mine._handle(generation(3, "t-c", member=True))
+    assert broken == [group]
+    assert handing_over is not None
+    mine.abandon(handing_over.generation.number)
+    later = mine.pending()
+    assert later is not None and later.generation.number == 3, "what is offered instead is still there"
+
+
+def test_an_offer_without_joiners_stays_whole_until_it_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Others may have entered it."""
+    broken: list[ReplicaGroup] = []
+    monkeypatch.setattr(ReplicaGroup, "break_off", lambda group: broken.append(group))
+    group = lone_group()
+    monkeypatch.setattr(process_groups, "build_group", lambda *_, **__: group)
+    mine = membership()
+    mine._handle(generation(2, "t-c", "t-d", member=True))
+    until(lambda: mine.pending() is not None)
+    mine._handle(generation(3, "t-c", member=True))
+    assert broken == []
+
+
 def test_a_member_leaves_when_the_others_go_on_without_it() -> None:
     mine = membership()
     mine._handle(generation(1, "t-c"))
