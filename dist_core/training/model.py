@@ -1,15 +1,13 @@
 """AdaptiveDataParallel: torch's DistributedDataParallel whose group can change, and which watches the gradients.
 
 The loader says where in a step the training loop stands; the model arranges its reductions accordingly
-(``GradientGroup``), keeps earlier micro-batches' gradients out of sight (``HiddenGradients``), measures them
-(``Measurements``) and scales the learning rate around the optimizer's step (``ScaledRates``).
+(``GradientGroup``), keeps earlier micro-batches' gradients out of sight and measures them (``StepPasses``), and scales
+the learning rate around the optimizer's step (``OptimizerSteps``).
 """
 
 from __future__ import annotations
 
 import logging
-import math
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal, cast
@@ -18,13 +16,12 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from dist_core.data.order import StepPlan
-from dist_core.errors import InvalidTraining, PeerLost
+from dist_core.errors import InvalidTraining
 from dist_core.generations.process_groups import GroupNeeds, ReplicaGroup
-from dist_core.goodput import GradientStatistics, gain
-from dist_core.gradients.bucket_reducer import GradientGroup, StepNorms
-from dist_core.gradients.checks import refuse_unreduced, refuse_what_cannot_be_trained, refuse_what_is_missing
+from dist_core.goodput import GradientStatistics
+from dist_core.gradients.bucket_reducer import GradientGroup
+from dist_core.gradients.checks import refuse_what_cannot_be_trained
 from dist_core.gradients.choice import ReductionChoice
-from dist_core.gradients.earlier_passes import HiddenGradients, around_backward
 from dist_core.gradients.learning_rate import ScalingRule
 from dist_core.gradients.noise.estimator import NoiseScale
 from dist_core.gradients.noise.measurements import Measurements
@@ -34,20 +31,21 @@ from dist_core.gradients.patched_calls import (
     intercept_scaler,
     intercept_scheduler,
     models_of,
-    updating,
 )
 from dist_core.gradients.reduce import ReductionStrategy, reduction_strategy
 from dist_core.gradients.scaled_rates import ScaledRates
 from dist_core.gradients.schedules import schedules_unknown
 from dist_core.gradients.served_weights import ServedWeights
 from dist_core.gradients.step_place import StepPlace
-from dist_core.gradients.synchronized_norms import SynchronizedNorms
 from dist_core.gradients.wrapped_state import WrappedState
 from dist_core.link.environment import gpu_share
 from dist_core.state.states import FunctionState
 from dist_core.tensorboard import write_scalars
-from dist_core.torch_private import leave_uncompiled, loss_scale_of, replace_process_group
+from dist_core.torch_private import leave_uncompiled, replace_process_group
+from dist_core.training.batch_scale import BatchScale
+from dist_core.training.optimizer_steps import OptimizerSteps
 from dist_core.training.schedule_steps import ScheduleSteps
+from dist_core.training.step_passes import StepPasses
 from dist_core.trial.core import get_core
 
 logger = logging.getLogger(__name__)
@@ -109,19 +107,25 @@ class AdaptiveDataParallel(DistributedDataParallel):
         self._measurements = Measurements(model, preconditioner, core.warn)
         self.noise_every = noise_every
         self._served = _served_by(self._choice, optimizers)
-        self._hidden = HiddenGradients(model.parameters())
-        self._synchronized_norms = SynchronizedNorms(model)
         schedules = [each for each in _as_list(lr_scheduler) if hasattr(each, "step")]
         self._wrapped_state = WrappedState(model, optimizers, schedules, mp_scaler)
         self._place = StepPlace()
+        serves = self._served is not None
+        self._passes = StepPasses(core, model, self._place, self._measurements, self._wrapped_state, serves=serves)
         self._schedule_steps = ScheduleSteps(core, self._place)
-        self._num_parts = 1
-        """Replicas that have examples of the present step."""
+        self._scale = BatchScale(core, self._place, self._measurements, self._rates)
+        self._steps = OptimizerSteps(
+            core,
+            model,
+            optimizers,
+            self._place,
+            self._measurements,
+            self._choice,
+            self._rates,
+            self._scale,
+            self._served,
+        )
         self._no_sync = False
-        self.user_accumulates = False
-        """Whether the user's code sums gradients over several batches of the loader on its own."""
-        self.sync_seconds = 0.0
-        self._checked_optimizers = False
         self._is_primary = not core.models
         core.models.append(self)
         for each in optimizers:
@@ -141,26 +145,7 @@ class AdaptiveDataParallel(DistributedDataParallel):
     # ------------------------------------------------------------------ the step as the loader announces it
 
     def begin_micro_batch(self, step: StepPlan, index: int, *, measures: bool) -> None:
-        self._place.begin_micro_batch(step, index, measures=measures)
-        world_size = self._core.generation.group.world_size
-        even = step.global_batch / (world_size * len(step.micro_batches))
-        self._synchronized_norms.share = len(step.micro_batches[index]) / even if step.weight else 1.0
-        if index > 0:
-            return
-        # What an earlier step left behind that was given up in its middle.
-        self._hidden.drop()
-        self._measurements.begin_step()
-        group = self._gradient_group
-        group.reduced = False
-        group.passive = world_size == 1 or self._served is not None
-        group.weight = step.weight
-        # DDP divides by the number of replicas; the last micro-batch stands for the others, which were made relative.
-        exact = world_size * len(step.micro_batches[-1]) / step.global_batch if step.weight else 0.0
-        group.correction = 1.0 if math.isclose(exact, 1.0, rel_tol=1e-12) else exact
-        self._num_parts = step.num_parts
-        measures = measures and not group.passive and not self.user_accumulates and self._measurements.are_possible
-        group.measuring = group.exactly = measures and self._num_parts > 1
-        group.norms = StepNorms([], []) if group.measuring else None
+        self._passes.begin(step, index, measures=measures)
 
     def begin_probe(self) -> None:
         """A loop over evaluation batches begins; should an optimizer step in it, nothing of it counts."""
@@ -173,22 +158,15 @@ class AdaptiveDataParallel(DistributedDataParallel):
 
     def begin_dry_step(self) -> None:
         """A joiner's pass on its own: builds the buckets, changes nothing that lasts."""
-        self._place.begin_dry_step()
-        self._gradient_group.reduced = False
-        self._gradient_group.passive = True
-        self._gradient_group.measuring = False
+        self._passes.begin_dry()
 
     def end_dry_steps(self) -> None:
         """What comes next is not alone any more; no gradient of the dry steps stays."""
-        self._place.is_dry = False
-        self._gradient_group.passive = False
-        self.drop_gradients()
+        self._passes.end_dry()
 
     def leave_step(self) -> None:
         """What comes next is not a step of the loader; of one that was left in its middle nothing stays behind."""
-        self._place.leave()
-        self._hidden.drop()
-        self._gradient_group.measuring = False
+        self._passes.leave()
 
     def end_training_loop(self) -> None:
         self.leave_step()
@@ -196,9 +174,12 @@ class AdaptiveDataParallel(DistributedDataParallel):
             self._served.pull()
 
     def drop_gradients(self) -> None:
-        self._hidden.drop()
-        for parameter in self.module.parameters():
-            parameter.grad = None
+        self._passes.drop_gradients()
+
+    @property
+    def user_accumulates(self) -> bool:
+        """Whether the user's code sums gradients over several batches of the loader on its own."""
+        return self._passes.user_accumulates
 
     @property
     def took_gradients(self) -> bool:
@@ -256,6 +237,8 @@ class AdaptiveDataParallel(DistributedDataParallel):
             on_error=self._core.generation.mark_broken,
         )
         self._gradient_group.passive = group.world_size == 1
+        self._steps.use_group(self._gradient_group)
+        self._passes.use_group(self._gradient_group)
         if self._measurements.preconditioner is not None:
             self._gradient_group.norm_of = self._measurements.preconditioner.squared_norm
         replace_process_group(self, self._gradient_group)
@@ -285,13 +268,7 @@ class AdaptiveDataParallel(DistributedDataParallel):
             output = self.module(*inputs, **kwargs)
         else:
             output = self._forward_through_reducer(inputs, kwargs)
-        if self._place.has_several_passes and not self.user_accumulates:
-            last = self.is_last_micro_batch
-            around_backward(
-                output,
-                begin=self._give_back_gradients if last else None,
-                end=self._whole_gradient_is_there if last else self._hide_gradients,
-            )
+        self._passes.watch(output)
         return output
 
     @property
@@ -325,90 +302,25 @@ class AdaptiveDataParallel(DistributedDataParallel):
         return (measures or self._choice.strategy.reads_layout) and not self._is_alone
 
     def _begin_reduction(self) -> None:
-        self._note_loss_scale()
+        self._passes.note_loss_scale()
         if self._is_primary and self._place.step is not None:
             self._core.steps.launch_vote()
-
-    def _note_loss_scale(self) -> None:
-        """As it is during backward: the scaler changes it before the step is over."""
-        if self._place.measures and self._wrapped_state.scaler is not None:
-            self._measurements.loss_scale = loss_scale_of(self._wrapped_state.scaler)
-
-    def _hide_gradients(self) -> None:
-        """A micro-batch that is not the last is through its backward pass."""
-        if self._place.step is None or self._place.passed_step:
-            # Behind the optimizer's step gradients are another model's, which has this one in its loss.
-            return
-        self._note_loss_scale()
-        self._measure_part()
-        self._hidden.take(self._place.weight_of_earlier)
-
-    def _give_back_gradients(self) -> None:
-        several = self._hidden.set_aside(keep_views=not self._is_alone)
-        if self._is_alone:
-            return
-        # What DDP reduces is the whole step's gradient.
-        self._hidden.give_back()
-        if several:
-            # Norms of this pass alone say nothing about the sum over several.
-            self._gradient_group.measuring = False
-            self._gradient_group.norms = None
-
-    def _whole_gradient_is_there(self) -> None:
-        """The last micro-batch is through a backward pass. Several replicas have corrected their buckets already."""
-        if self._place.step is not None:
-            self._measure_part()
-        self._hidden.join(self._gradient_group.correction if self._is_alone else 1.0)
-        if self._splits_to_measure:
-            self._measurements.measure_whole()
-
-    @property
-    def _splits_to_measure(self) -> bool:
-        return self._place.measures and self._is_alone and self._measurements.are_possible
-
-    def _measure_part(self) -> None:
-        if self._splits_to_measure:
-            self._measurements.measure_part(self._place.share)
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
         """Gradients of passes within are only summed up locally, to be reduced with the next pass outside."""
-        self._accumulate_for_user()
+        self._passes.accumulate_for_user()
         before, self._no_sync = self._no_sync, True
         try:
             yield
         finally:
             self._no_sync = before
 
-    def _accumulate_for_user(self) -> None:
-        if not self.user_accumulates:
-            self.user_accumulates = True
-            self._gradient_group.measuring = False
-            self._core.batch.forbid_accumulation()
-            logger.info("gradients are accumulated by the training loop: its steps do not measure the noise scale")
-
     # ------------------------------------------------------------------ a step's end, and its round
 
     def end_step(self) -> None:
         """A step is over on this replica, applied or skipped: what was measured waits for a round."""
-        step, group = self._place.step, self._gradient_group
-        group.measuring = False
-        if step is None:
-            return
-        if not self.stepped and self._wrapped_state.scaler is None and not self._core.broken:
-            self._note_unapplied_gradients()
-        if not self.user_accumulates and self._measurements.end_step(
-            group.norms,
-            step=self._core.position.steps,
-            num_parts=self._num_parts,
-            num_micro_batches=len(step.micro_batches),
-            global_batch=step.global_batch,
-        ):
-            group.norms = None
-
-    def _note_unapplied_gradients(self) -> None:
-        if any(parameter.grad is not None for parameter in self.module.parameters()):
-            self._accumulate_for_user()
+        self._passes.end_step()
 
     def norms_to_sum(self) -> tuple[float, float]:
         """What this replica adds to the round that is being launched."""
@@ -417,110 +329,27 @@ class AdaptiveDataParallel(DistributedDataParallel):
     def take_norms(self, first: float, second: float) -> None:
         """The sums over the replicas, the same on all of them."""
         may_overflow = self._wrapped_state.scaler is not None
-        self._measurements.take((first, second), init_batch=self._init_batch, may_overflow=may_overflow)
+        self._measurements.take((first, second), init_batch=self._scale.init_batch, may_overflow=may_overflow)
 
     @property
     def noise(self) -> NoiseScale:
         return self._measurements.noise
 
     @property
-    def _init_batch(self) -> int:
-        return self._core.adaptation.bounds.init_batch if self._core.adaptation is not None else 1
-
-    @property
     def statistics(self) -> GradientStatistics | None:
         """Squared norm of this model's gradient and its variance at the initial batch size, once measured."""
-        return self._measurements.statistics_at(self._init_batch)
+        return self._scale.statistics
 
     # ------------------------------------------------------------------ the optimizer, as the user calls it
 
     def optimizer_step(self, optimizer: torch.optim.Optimizer, original: Any, *args: Any, **kwargs: Any) -> Any:
-        """Runs in place of ``optimizer.step``: only once a full step is there, with the scaled learning rate.
+        """Runs in place of ``optimizer.step``: only once a full step is there, with the scaled learning rate."""
+        sharing = [model._steps for model in cast("list[AdaptiveDataParallel]", models_of(optimizer))]
+        return self._steps.step(sharing, optimizer, original, args, kwargs)
 
-        A closure runs in every pass, because its gradients are part of the step; the update waits for all replicas.
-        """
-        closure, args, kwargs = _without_closure(args, kwargs)
-        result = None
-        if closure is not None:
-            with torch.enable_grad():
-                result = closure()
-        models = cast("list[AdaptiveDataParallel]", models_of(optimizer))
-        for model in models:
-            model._check_optimizers()
-            model._place.passed_step = True
-        if self._is_applied(models):
-            answer = self._update(models, optimizer, original, args, kwargs)
-            result = answer if closure is None else result
-        return result
-
-    def _check_optimizers(self) -> None:
-        if not self._checked_optimizers:
-            self._checked_optimizers = True
-            refuse_what_is_missing(self.module, self._optimizers, self._core.warn)
-
-    def _is_applied(self, models: Sequence[AdaptiveDataParallel]) -> bool:
-        """Whether an update of now changes the weights: the step is whole, and all replicas have come to it."""
-        place = self._place
-        if place.probing or place.is_dry:
-            place.stepped = True
-            # A joiner's last pass: the optimizer makes its state, into which the trial's is received.
-            return place.is_dry and self._core.generation.dry_steps_left == 0
-        if place.step is None:
-            return True
-        if not place.is_last_micro_batch:
-            return False
-        group = self._gradient_group
-        self.sync_seconds = 0.0 if group.passive else max(0.0, time.perf_counter() - group.last_bucket_at)
-        if not self._core.steps.await_vote():
-            return False
-        for model in models:
-            model._place.stepped = True
-        return self._core.record.counts_update()
-
-    def _update(
-        self,
-        models: Sequence[AdaptiveDataParallel],
-        optimizer: torch.optim.Optimizer,
-        original: Any,
-        args: Any,
-        kwargs: Any,
-    ) -> Any:
-        if self._place.is_dry:
-            with updating():
-                return original(*args, **kwargs)
-        for model in models:
-            model._place.stepped = True
-            model._refuse_unreduced()
-        if self._place.step is None:
-            for model in models:
-                model._gradient_group.reduced = False
-            with updating():
-                return original(*args, **kwargs)
-        self._core.states.before_update()
-        if self._served is not None and not self._is_alone:
-            self._push(self._served)
-            return None
-        try:
-            with self._rates.multiplied(optimizer, self._factor_of(optimizer)), updating():
-                return original(*args, **kwargs)
-        finally:
-            if self._measurements.preconditioner is not None:
-                self._measurements.preconditioner.stepped(optimizer)
-            # Gradients that reach a model later in the step (through a GAN's other half) are not its own step's.
-            for model in models:
-                model._gradient_group.measuring = False
-            if optimizer is self._optimizers[0]:
-                self._choice.time_step(world_size=self._core.generation.group.world_size)
-
-    def _refuse_unreduced(self) -> None:
-        if not self._is_alone and self._served is None and not self._gradient_group.reduced:
-            refuse_unreduced(self.module, self._core.generation.group.world_size)
-
-    def _push(self, served: ServedWeights) -> None:
-        try:
-            served.push(self._gradient_group.correction)
-        except PeerLost as error:
-            self._core.generation.mark_broken(str(error))
+    @property
+    def sync_seconds(self) -> float:
+        return self._steps.sync_seconds
 
     # ------------------------------------------------------------------ learning rates and schedules
 
@@ -529,30 +358,14 @@ class AdaptiveDataParallel(DistributedDataParallel):
         return self._rates.as_set()
 
     @property
-    def _adapts(self) -> bool:
-        return self._core.adaptation is not None and self._core.adaptation.bounds.adaptive
-
-    @property
-    def _scale(self) -> float:
-        """Batch size of the present step, or the last one, in units of the initial one; at least 1."""
-        return max(1.0, self._place.last_batch / self._init_batch) if self._adapts else 1.0
-
-    @property
     def learning_rate_factor(self) -> float:
         """What the user's learning rate is multiplied with in this step; the first optimizer's."""
-        return self._factor_of(self._optimizers[0])
-
-    def _factor_of(self, optimizer: torch.optim.Optimizer) -> float:
-        if not self._adapts:
-            return 1.0
-        progress_steps = self._core.position.progress / self._init_batch
-        return self._rates.factor(optimizer, self._scale, self.statistics, progress_steps=progress_steps)
+        return self._scale.factor_of(self._optimizers[0])
 
     @property
     def gain(self) -> float:
         """Steps at the initial batch size that the present step is worth."""
-        statistics = self.statistics
-        return 1.0 if statistics is None else float(gain(statistics, self._scale))
+        return self._scale.gain
 
     def scheduler_step(self, schedule: Any, original: Any, *args: Any, **kwargs: Any) -> Any:
         """Runs in place of ``lr_scheduler.step``."""
@@ -638,10 +451,3 @@ def _served_by(choice: ReductionChoice, optimizers: Sequence[torch.optim.Optimiz
             f"parameter_server keeps one optimizer and was given {len(optimizers)}; choose another reduction"
         )
     return ServedWeights(choice.server, optimizers[0])
-
-
-def _without_closure(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
-    """The closure that ``optimizer.step`` was called with, and its other arguments."""
-    if args and (args[0] is None or callable(args[0])):
-        return args[0], args[1:], kwargs
-    return kwargs.get("closure"), args, {name: value for name, value in kwargs.items() if name != "closure"}

@@ -50,11 +50,17 @@ class TrainedModel(Protocol):
 
     training: bool
     module: torch.nn.Module
-    user_accumulates: bool
-    """Whether the user's code sums gradients over several batches of the loader on its own."""
     noise_every: int | None
-    sync_seconds: float
-    """How long the present step's reduction went on behind the backward pass."""
+
+    @property
+    def user_accumulates(self) -> bool:
+        """Whether the user's code sums gradients over several batches of the loader on its own."""
+        ...
+
+    @property
+    def sync_seconds(self) -> float:
+        """How long the last step's reduction went on behind the backward pass."""
+        ...
 
     # ------------------------------------------------------------------ the step as the loader announces it
 

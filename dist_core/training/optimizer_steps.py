@@ -1,0 +1,173 @@
+"""OptimizerSteps: what ``optimizer.step`` does in a trial, as the user calls it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from dist_core.errors import PeerLost
+from dist_core.gradients.bucket_reducer import GradientGroup
+from dist_core.gradients.checks import refuse_unreduced, refuse_what_is_missing
+from dist_core.gradients.choice import ReductionChoice
+from dist_core.gradients.noise.measurements import Measurements
+from dist_core.gradients.patched_calls import updating
+from dist_core.gradients.scaled_rates import ScaledRates
+from dist_core.gradients.served_weights import ServedWeights
+from dist_core.gradients.step_place import StepPlace
+from dist_core.training.batch_scale import BatchScale
+from dist_core.trial.core import TrainingCore
+
+
+class OptimizerSteps:
+    """Of one model; several models may have one optimizer. Updates wait until a whole step is there on all replicas.
+
+    ``served``: the weights' server, where one makes the updates.
+    """
+
+    def __init__(
+        self,
+        core: TrainingCore,
+        module: torch.nn.Module,
+        optimizers: Sequence[torch.optim.Optimizer],
+        place: StepPlace,
+        measurements: Measurements,
+        choice: ReductionChoice,
+        rates: ScaledRates,
+        scale: BatchScale,
+        served: ServedWeights | None,
+    ) -> None:
+        self._core = core
+        self._module = module
+        self._optimizers = optimizers
+        self._place = place
+        self._measurements = measurements
+        self._choice = choice
+        self._rates = rates
+        self._scale = scale
+        self._served = served
+        self._group: GradientGroup | None = None
+        self._checked = False
+        self.sync_seconds = 0.0
+        """How long the last step's reduction went on behind the backward pass."""
+
+    def use_group(self, group: GradientGroup) -> None:
+        """The buckets' group from the next step on."""
+        self._group = group
+
+    def step(
+        self,
+        sharing: Sequence[OptimizerSteps],
+        optimizer: torch.optim.Optimizer,
+        original: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
+        """Runs in place of its ``step``; ``sharing`` are those of all models that it updates, this one first.
+
+        A closure runs in every pass, because its gradients are part of the step; the update waits for all replicas.
+        """
+        closure, args, kwargs = _without_closure(args, kwargs)
+        result = None
+        if closure is not None:
+            with torch.enable_grad():
+                result = closure()
+        for each in sharing:
+            each._check_once()
+            each._place.passed_step = True
+        if self._is_applied(sharing):
+            answer = self._update(sharing, optimizer, original, args, kwargs)
+            result = answer if closure is None else result
+        return result
+
+    def _check_once(self) -> None:
+        if not self._checked:
+            self._checked = True
+            refuse_what_is_missing(self._module, self._optimizers, self._core.warn)
+
+    def _is_applied(self, sharing: Sequence[OptimizerSteps]) -> bool:
+        """Whether an update of now changes the weights: the step is whole, and all replicas have come to it."""
+        place, group = self._place, self._group
+        if place.probing or place.is_dry:
+            place.stepped = True
+            # A joiner's last pass: the optimizer makes its state, into which the trial's is received.
+            return place.is_dry and self._core.generation.dry_steps_left == 0
+        if place.step is None:
+            return True
+        if not place.is_last_micro_batch:
+            return False
+        assert group is not None
+        self.sync_seconds = 0.0 if group.passive else max(0.0, time.perf_counter() - group.last_bucket_at)
+        if not self._core.steps.await_vote():
+            return False
+        for each in sharing:
+            each._place.stepped = True
+        return self._core.record.counts_update()
+
+    def _update(
+        self,
+        sharing: Sequence[OptimizerSteps],
+        optimizer: torch.optim.Optimizer,
+        original: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
+        if self._place.is_dry:
+            with updating():
+                return original(*args, **kwargs)
+        for each in sharing:
+            each._place.stepped = True
+            each._refuse_unreduced()
+        if self._place.step is None:
+            for each in sharing:
+                each._reduces_anew()
+            with updating():
+                return original(*args, **kwargs)
+        self._core.states.before_update()
+        if self._served is not None and not self._is_alone:
+            self._push(self._served)
+            return None
+        try:
+            with self._rates.multiplied(optimizer, self._scale.factor_of(optimizer)), updating():
+                return original(*args, **kwargs)
+        finally:
+            if self._measurements.preconditioner is not None:
+                self._measurements.preconditioner.stepped(optimizer)
+            # Gradients that reach a model later in the step (through a GAN's other half) are not its own step's.
+            for each in sharing:
+                each._measures_no_more()
+            if optimizer is self._optimizers[0]:
+                self._choice.time_step(world_size=self._core.generation.group.world_size)
+
+    @property
+    def _is_alone(self) -> bool:
+        return self._core.generation.group.world_size == 1
+
+    def _refuse_unreduced(self) -> None:
+        assert self._group is not None
+        if not self._is_alone and self._served is None and not self._group.reduced:
+            refuse_unreduced(self._module, self._core.generation.group.world_size)
+
+    def _reduces_anew(self) -> None:
+        assert self._group is not None
+        self._group.reduced = False
+
+    def _measures_no_more(self) -> None:
+        assert self._group is not None
+        self._group.measuring = False
+
+    def _push(self, served: ServedWeights) -> None:
+        assert self._group is not None
+        try:
+            served.push(self._group.correction)
+        except PeerLost as error:
+            self._core.generation.mark_broken(str(error))
+
+
+def _without_closure(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
+    """The closure that ``optimizer.step`` was called with, and its other arguments."""
+    if args and (args[0] is None or callable(args[0])):
+        return args[0], args[1:], kwargs
+    return kwargs.get("closure"), args, {name: value for name, value in kwargs.items() if name != "closure"}

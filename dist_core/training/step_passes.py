@@ -1,0 +1,199 @@
+"""StepPasses: forward and backward passes of one model's steps, and what of their gradients is reduced and measured.
+
+The loader announces each pass. Gradients of all but the last are kept out of sight; the last one's reduction carries
+the whole step.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from typing import Any
+
+import torch
+
+from dist_core.data.order import StepPlan
+from dist_core.gradients.bucket_reducer import GradientGroup, StepNorms
+from dist_core.gradients.earlier_passes import HiddenGradients, around_backward
+from dist_core.gradients.noise.measurements import Measurements
+from dist_core.gradients.step_place import StepPlace
+from dist_core.gradients.synchronized_norms import SynchronizedNorms
+from dist_core.gradients.wrapped_state import WrappedState
+from dist_core.torch_private import loss_scale_of
+from dist_core.trial.core import TrainingCore
+
+logger = logging.getLogger(__name__)
+
+
+class StepPasses:
+    """``serves``: whether a server makes the updates, so that buckets are never reduced."""
+
+    def __init__(
+        self,
+        core: TrainingCore,
+        module: torch.nn.Module,
+        place: StepPlace,
+        measurements: Measurements,
+        wrapped: WrappedState,
+        *,
+        serves: bool,
+    ) -> None:
+        self._core = core
+        self._module = module
+        self._place = place
+        self._measurements = measurements
+        self._wrapped = wrapped
+        self._serves = serves
+        self._hidden = HiddenGradients(module.parameters())
+        self._synchronized_norms = SynchronizedNorms(module)
+        self._num_parts = 1
+        """Replicas that have examples of the present step."""
+        self._group: GradientGroup | None = None
+        self.user_accumulates = False
+        """Whether the user's code sums gradients over several batches of the loader on its own."""
+
+    def use_group(self, group: GradientGroup) -> None:
+        """The buckets' group from the next step on."""
+        self._group = group
+
+    @property
+    def group(self) -> GradientGroup:
+        assert self._group is not None
+        return self._group
+
+    @property
+    def _is_alone(self) -> bool:
+        return self._core.generation.group.world_size == 1
+
+    # ------------------------------------------------------------------ as the loader announces them
+
+    def begin(self, step: StepPlan, index: int, *, measures: bool) -> None:
+        """A pass of a micro-batch."""
+        self._place.begin_micro_batch(step, index, measures=measures)
+        world_size = self._core.generation.group.world_size
+        even = step.global_batch / (world_size * len(step.micro_batches))
+        self._synchronized_norms.share = len(step.micro_batches[index]) / even if step.weight else 1.0
+        if index > 0:
+            return
+        # What an earlier step left behind that was given up in its middle.
+        self._hidden.drop()
+        self._measurements.begin_step()
+        group = self.group
+        group.reduced = False
+        group.passive = world_size == 1 or self._serves
+        group.weight = step.weight
+        # DDP divides by the number of replicas; the last micro-batch stands for the others, which were made relative.
+        exact = world_size * len(step.micro_batches[-1]) / step.global_batch if step.weight else 0.0
+        group.correction = 1.0 if math.isclose(exact, 1.0, rel_tol=1e-12) else exact
+        self._num_parts = step.num_parts
+        measures = measures and not group.passive and not self.user_accumulates and self._measurements.are_possible
+        group.measuring = group.exactly = measures and self._num_parts > 1
+        group.norms = StepNorms([], []) if group.measuring else None
+
+    def begin_dry(self) -> None:
+        """A joiner's pass on its own: builds the buckets, changes nothing that lasts."""
+        self._place.begin_dry_step()
+        self.group.reduced = False
+        self.group.passive = True
+        self.group.measuring = False
+
+    def end_dry(self) -> None:
+        """What comes next is not alone any more; no gradient of the dry steps stays."""
+        self._place.is_dry = False
+        self.group.passive = False
+        self.drop_gradients()
+
+    def leave(self) -> None:
+        """What comes next is not a step of the loader; of one that was left in its middle nothing stays behind."""
+        self._place.leave()
+        self._hidden.drop()
+        self.group.measuring = False
+
+    def drop_gradients(self) -> None:
+        self._hidden.drop()
+        for parameter in self._module.parameters():
+            parameter.grad = None
+
+    def accumulate_for_user(self) -> None:
+        """The user's code sums up gradients by itself from now on."""
+        if not self.user_accumulates:
+            self.user_accumulates = True
+            self.group.measuring = False
+            self._core.batch.forbid_accumulation()
+            logger.info("gradients are accumulated by the training loop: its steps do not measure the noise scale")
+
+    # ------------------------------------------------------------------ around a backward pass
+
+    def watch(self, output: Any) -> None:
+        """The forward pass gave ``output``; its backward pass is one of several of a step."""
+        if self._place.has_several_passes and not self.user_accumulates:
+            last = self._place.is_last_micro_batch
+            around_backward(
+                output,
+                begin=self._give_back_gradients if last else None,
+                end=self._whole_gradient_is_there if last else self._hide_gradients,
+            )
+
+    def note_loss_scale(self) -> None:
+        """As it is during backward: the scaler changes it before the step is over."""
+        if self._place.measures and self._wrapped.scaler is not None:
+            self._measurements.loss_scale = loss_scale_of(self._wrapped.scaler)
+
+    def _hide_gradients(self) -> None:
+        """A micro-batch that is not the last is through its backward pass."""
+        if self._place.step is None or self._place.passed_step:
+            # Behind the optimizer's step gradients are another model's, which has this one in its loss.
+            return
+        self.note_loss_scale()
+        self._measure_part()
+        self._hidden.take(self._place.weight_of_earlier)
+
+    def _give_back_gradients(self) -> None:
+        several = self._hidden.set_aside(keep_views=not self._is_alone)
+        if self._is_alone:
+            return
+        # What DDP reduces is the whole step's gradient.
+        self._hidden.give_back()
+        if several:
+            # Norms of this pass alone say nothing about the sum over several.
+            self.group.measuring = False
+            self.group.norms = None
+
+    def _whole_gradient_is_there(self) -> None:
+        """The last micro-batch is through a backward pass. Several replicas have corrected their buckets already."""
+        if self._place.step is not None:
+            self._measure_part()
+        self._hidden.join(self.group.correction if self._is_alone else 1.0)
+        if self._splits_to_measure:
+            self._measurements.measure_whole()
+
+    @property
+    def _splits_to_measure(self) -> bool:
+        return self._place.measures and self._is_alone and self._measurements.are_possible
+
+    def _measure_part(self) -> None:
+        if self._splits_to_measure:
+            self._measurements.measure_part(self._place.share)
+
+    # ------------------------------------------------------------------ a step's end
+
+    def end_step(self) -> None:
+        """A step is over on this replica, applied or skipped: what was measured waits for a round."""
+        step, group = self._place.step, self.group
+        group.measuring = False
+        if step is None:
+            return
+        if not self._place.stepped and self._wrapped.scaler is None and not self._core.broken:
+            self._note_unapplied_gradients()
+        if not self.user_accumulates and self._measurements.end_step(
+            group.norms,
+            step=self._core.position.steps,
+            num_parts=self._num_parts,
+            num_micro_batches=len(step.micro_batches),
+            global_batch=step.global_batch,
+        ):
+            group.norms = None
+
+    def _note_unapplied_gradients(self) -> None:
+        if any(parameter.grad is not None for parameter in self._module.parameters()):
+            self.accumulate_for_user()
