@@ -2,7 +2,7 @@
 
 Concurrency: each trial is served by the thread that runs it, so that what the front end holds for it is used by one
 thread only. One poll thread fetches questions and news for all trials of the study and puts them into the threads'
-queues.
+inboxes.
 """
 
 from __future__ import annotations
@@ -14,9 +14,7 @@ import sys
 import threading
 import time
 import uuid
-from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 from scheduler.api.client import SchedulerClient
@@ -25,12 +23,12 @@ from scheduler.runtime import differences, runtime
 from trials.checks import LONGEST_NAME
 from trials.plain_words import one_line
 from trials.spec import TrialSpec
+from tuner_bridge.driving.answers import Answers, Ask, Told
 from tuner_bridge.driving.code_on_cluster import CodeOnCluster
 from tuner_bridge.driving.first_words import FirstWords
-from tuner_bridge.driving.packing import Package
+from tuner_bridge.driving.inboxes import Inboxes, Message
+from tuner_bridge.driving.sent_code import SentCode
 from tuner_bridge.errors import BridgeError, SweepInterrupted
-from tuner_bridge.in_replica.wire import decode_value, encode_value
-from tuner_bridge.in_replica.wired_errors import encode_exception
 
 logger = logging.getLogger(__name__)
 
@@ -39,25 +37,9 @@ UNREACHABLE_SECONDS = 120.0
 REACHABLE_SECONDS = 15.0
 """A scheduler that dies just when the sweep begins is waited for, or started again, for so long."""
 POLL_SECONDS = 5.0
-ANSWERS_KEPT = 4096
-ANSWERED_SECONDS = 0.005
-"""Answers that are there so soon travel with the next poll, which saves a request for each; others go alone."""
-
-Ask = Callable[[str, dict[str, Any]], Any]
-"""A question of a replica, as method and arguments; what it returns or raises goes back to the replica."""
 
 Watch = Callable[[Mapping[str, Any]], None]
 """What the scheduler knows of a trial that runs, whenever that has changed."""
-
-
-@dataclass(slots=True)
-class _Served:
-    """A trial whose replicas are being served by one thread."""
-
-    inbox: queue.SimpleQueue[dict[str, Any]] = field(default_factory=queue.SimpleQueue)
-    queued: set[str] = field(default_factory=set)
-    seen: str = ""
-    """What the scheduler's last news of it was, so that it is told only when there is other news."""
 
 
 class StudyDriver:
@@ -80,14 +62,9 @@ class StudyDriver:
         self._title = one_line(self._within(title))[:LONGEST_NAME] if title else ""
         self._direction = direction
         self._reconnect = reconnect
-        self._served: dict[str, _Served] = {}
-        self._answers: OrderedDict[str, dict[str, Any]] = OrderedDict()
+        self._inboxes = Inboxes()
+        self._answers = Answers()
         self._lock = threading.Lock()
-        self._outgoing: list[dict[str, Any]] = []
-        """Answers for the next poll."""
-        self._collects = False
-        """Whether the next poll waits for answers."""
-        self._answered = threading.Condition()
         self._interrupted = threading.Event()
         self._closed = threading.Event()
         self.fatal: Exception | None = None
@@ -98,9 +75,7 @@ class StudyDriver:
         """Whether a trial was submitted."""
         self._left: list[str] = []
         self._heard = -1
-        self._code: CodeOnCluster | None = None
-        self._packing = threading.Lock()
-        self._sent: set[str] = set()
+        self._code: SentCode | None = None
         self._poller = threading.Thread(target=self._poll, name="elastune-driver", daemon=True)
         self.slots = 0
         self.at_a_time: int | None = None
@@ -146,7 +121,7 @@ class StudyDriver:
         self.slots = answer["slots"]
         self.emulated = answer.get("emulated", "")
         if answer.get("runs_elsewhere"):
-            self._code = CodeOnCluster.from_environ()
+            self._code = SentCode(CodeOnCluster.from_environ())
         self._runtime = answer.get("runtime") or {}
         self._poller.start()
 
@@ -222,20 +197,20 @@ class StudyDriver:
         """
         if self._interrupted.is_set() or self.fatal is not None:
             raise SweepInterrupted
-        served = _Served()
         is_first, self._has_begun = not self._has_begun, True
-        spec = self._placed(spec)
+        if self._code is not None:
+            code = self._code
+            spec = self._patiently(lambda: code.place(spec, self.client))
         with self._lock:
             self.left = None if self.left is None else max(0, self.left - 1)
         summary = self._patiently(lambda: self.client.request("POST", "/trials", spec.to_json()))
         trial_id = summary["trial_id"]
         submitted(trial_id)
-        with self._lock:
-            self._served[trial_id] = served
+        inbox = self._inboxes.open(trial_id)
         # The poll under way does not ask for this trial yet.
         self._patiently(lambda: self.client.request("POST", f"/studies/{self.study_key}/poke"))
         try:
-            return self._serve(served, ask, watch, self._first_words(trial_id) if is_first else None)
+            return self._serve(trial_id, inbox, ask, watch, self._first_words(trial_id) if is_first else None)
         except SweepInterrupted:
             self._left.append(trial_id)
             raise
@@ -244,27 +219,7 @@ class StudyDriver:
             self.cancel(trial_id, "its sweep ended with an error")
             raise
         finally:
-            with self._lock:
-                del self._served[trial_id]
-
-    def _placed(self, spec: TrialSpec) -> TrialSpec:
-        """Where its replicas find the code, on a cluster."""
-        if self._code is None:
-            return spec
-        with self._packing:
-            placed = self._code.place(spec)
-            if self._code.package is not None and self._code.package.digest not in self._sent:
-                self._send_package(self._code.package)
-        return placed
-
-    def _send_package(self, package: Package) -> None:
-        def send() -> None:
-            if not self.client.request("GET", f"/packages/{package.digest}")["here"]:
-                print(f"elastune: the working folder goes to {self.client.url}: {package}", file=sys.stderr)
-                self.client.send(f"/packages/{package.digest}", package.content)
-
-        self._patiently(send)
-        self._sent.add(package.digest)
+            self._inboxes.close(trial_id)
 
     def _first_words(self, trial_id: str) -> FirstWords:
         def reason() -> str:
@@ -279,14 +234,19 @@ class StudyDriver:
         return FirstWords(reason, lambda words: print(words, file=sys.stderr))
 
     def _serve(
-        self, served: _Served, ask: Ask, watch: Watch, first_words: FirstWords | None = None
+        self,
+        trial_id: str,
+        inbox: queue.SimpleQueue[Message],
+        ask: Ask,
+        watch: Watch,
+        first_words: FirstWords | None = None,
     ) -> Mapping[str, Any]:
         """Answer the trial's questions until it is over; returns how it ended."""
         while True:
             if self._interrupted.is_set() or self.fatal is not None:
                 raise SweepInterrupted
             try:
-                message = served.inbox.get(timeout=0.2)
+                message = inbox.get(timeout=0.2)
             except queue.Empty:
                 if first_words is not None:
                     first_words.look()
@@ -302,32 +262,15 @@ class StudyDriver:
             if "refused" in message:
                 raise message["refused"]
             question = message["question"]
-            answer = self._answers.get(question["id"])
-            if answer is None:
-                answer = _answer(ask, question)
-                self._remember(question["id"], answer)
-            self._send_answer(question["id"], answer)
-            with self._lock:
-                served.queued.discard(question["id"])
+            self._send_answer(self._answers.to(question, ask))
+            self._inboxes.is_answered(trial_id, question["id"])
 
-    def _send_answer(self, question_id: str, answer: dict[str, Any]) -> None:
-        body = {"id": question_id, "answer": answer}
-        with self._answered:
-            if self._collects:
-                self._outgoing.append(body)
-                self._answered.notify()
-                return
-        self._patiently(lambda: self._post_answer(body))
+    def _send_answer(self, answer: Told) -> None:
+        if not self._answers.leave(answer):
+            self._patiently(lambda: self._post_answer(answer))
 
     def _post_answer(self, body: Mapping[str, Any]) -> None:
         self.client.request("POST", f"/studies/{self.study_key}/answers", body)
-
-    def _remember(self, question_id: str, answer: dict[str, Any]) -> None:
-        """A question that is asked again, because its answer got lost, gets the same answer."""
-        with self._lock:
-            self._answers[question_id] = answer
-            while len(self._answers) > ANSWERS_KEPT:
-                self._answers.popitem(last=False)
 
     # ------------------------------------------------------------------ the poll thread
 
@@ -340,33 +283,19 @@ class StudyDriver:
         if self.fatal is not None:
             self.on_fatal()
 
-    def _collect_answers(self, questions: int) -> list[dict[str, Any]]:
-        """What the serving threads answer at once to so many questions that they have just been given."""
-        with self._answered:
-            self._collects = True
-            self._answered.wait_for(lambda: len(self._outgoing) >= questions, ANSWERED_SECONDS)
-            self._collects = False
-            answers, self._outgoing = self._outgoing, []
-        return answers
-
     def _post_each(self, answers: Sequence[Mapping[str, Any]]) -> None:
         """One of them is not taken: its trial is told, and the others get theirs."""
         for body in answers:
             try:
                 self._post_answer(body)
             except SchedulerError as error:
-                with self._lock:
-                    served = self._served.get(str(body["id"]).partition(":")[0])
-                if served is not None:
-                    served.inbox.put({"refused": error})
+                self._inboxes.refuse(str(body["id"]).partition(":")[0], error)
 
     def _follow_news(self) -> None:
         unreachable_since: float | None = None
-        answers: list[dict[str, Any]] = []
+        answers: list[Told] = []
         while not self._closed.is_set():
-            with self._lock:
-                seen = {trial_id: served.seen for trial_id, served in self._served.items()}
-                known = [each for served in self._served.values() for each in served.queued]
+            seen, known = self._inboxes.known()
             try:
                 news = self.client.request(
                     "POST",
@@ -402,23 +331,13 @@ class StudyDriver:
                     lost = isinstance(error, RequestRefused)
                     self.fatal = BridgeError(f"the sweep lost its study: {error}") if lost else error
                 return
-            questions = self._distribute(news)
-            answers = self._collect_answers(questions) if questions else []
-            self._send_again(news.get("missing_packages", ()))
-
-    def _send_again(self, digests: Sequence[str]) -> None:
-        """A scheduler that has moved may have lost what it was sent."""
-        package = None if self._code is None else self._code.package
-        for digest in digests:
-            if package is None or package.digest != digest:
-                # Of an earlier run of this sweep: its code is gone. Those trials end when nobody can start them.
-                time.sleep(1.0)
-                continue
-            try:
-                self.client.send(f"/packages/{digest}", package.content)
-            except SchedulerError as error:
-                logger.warning("the packed working folder was not sent again: %s", error)
-                time.sleep(1.0)
+            questions, fresh = self._inboxes.hand_out(news)
+            if not fresh and (news["questions"] or news["finished"]):
+                # Being worked on already: the next poll would return at once with the same.
+                time.sleep(0.002)
+            answers = self._answers.collect(questions) if questions else []
+            if self._code is not None:
+                self._code.send_again(news.get("missing_packages", ()), self.client)
 
     def _plans(self) -> dict[str, Any] | None:
         """So that slots which the next trials need are not given to others meanwhile."""
@@ -432,33 +351,6 @@ class StudyDriver:
         except Exception as error:
             logger.warning("the scheduler is away: %s", error)
 
-    def _distribute(self, news: dict[str, Any]) -> int:
-        """Into the inboxes of the threads; how many new questions there are."""
-        fresh, asked = False, 0
-        with self._lock:
-            for live in news["live"]:
-                served = self._served.get(live["trial_id"])
-                if served is not None and served.seen != live["seen"]:
-                    served.seen = live["seen"]
-                    served.inbox.put({"live": live})
-                    fresh = True
-            for question in news["questions"]:
-                served = self._served.get(question["trial_id"])
-                if served is not None and question["id"] not in served.queued:
-                    served.queued.add(question["id"])
-                    served.inbox.put({"question": question})
-                    fresh, asked = True, asked + 1
-            for summary in news["finished"]:
-                served = self._served.get(summary["trial_id"])
-                if served is not None and "finished" not in served.queued:
-                    served.queued.add("finished")
-                    served.inbox.put({"finished": summary})
-                    fresh = True
-        if not fresh and (news["questions"] or news["finished"]):
-            # Being worked on already: the next poll would return at once with the same.
-            time.sleep(0.002)
-        return asked
-
     def _patiently(self, request: Callable[[], Any]) -> Any:
         """Repeat a request while the scheduler is away; the poll thread brings it back."""
         while True:
@@ -468,14 +360,6 @@ class StudyDriver:
                 if self._interrupted.is_set() or self.fatal is not None:
                     raise SweepInterrupted from None
                 time.sleep(0.2)
-
-
-def _answer(ask: Ask, question: Mapping[str, Any]) -> dict[str, Any]:
-    try:
-        arguments = {name: decode_value(value) for name, value in question["arguments"].items()}
-        return {"value": encode_value(ask(question["method"], arguments), lenient=True)}
-    except Exception as error:
-        return {"exception": encode_exception(error)}
 
 
 def file_name(study_name: str) -> str:

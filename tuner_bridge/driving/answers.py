@@ -1,0 +1,77 @@
+"""Answers to what replicas ask: each question is answered once, however often it comes, and told with the next poll.
+
+Concurrency: any thread may call.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from tuner_bridge.in_replica.wire import decode_value, encode_value
+from tuner_bridge.in_replica.wired_errors import encode_exception
+
+ANSWERS_KEPT = 4096
+ANSWERED_SECONDS = 0.005
+"""Answers that are there so soon travel with the next poll, which saves a request for each; others go alone."""
+
+Ask = Callable[[str, dict[str, Any]], Any]
+"""A question of a replica, as method and arguments; what it returns or raises goes back to the replica."""
+
+Told = dict[str, Any]
+"""An answer with the id of its question, as the scheduler takes it."""
+
+
+class Answers:
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._given: OrderedDict[str, dict[str, Any]] = OrderedDict()
+        self._waiting: list[Told] = []
+        """For the next poll."""
+        self._collects = False
+        """Whether the next poll waits for answers."""
+        self._arrived = threading.Condition()
+
+    def to(self, question: Mapping[str, Any], ask: Ask) -> Told:
+        """A question that is asked again, because its answer got lost, gets the same answer."""
+        with self._lock:
+            answer = self._given.get(question["id"])
+        if answer is None:
+            answer = _answer(ask, question)
+            self._remember(question["id"], answer)
+        return {"id": question["id"], "answer": answer}
+
+    def _remember(self, question_id: str, answer: dict[str, Any]) -> None:
+        with self._lock:
+            self._given[question_id] = answer
+            while len(self._given) > ANSWERS_KEPT:
+                self._given.popitem(last=False)
+
+    # ------------------------------------------------------------------ what the next poll takes along
+
+    def leave(self, answer: Told) -> bool:
+        """Whether the next poll takes it along; otherwise it is to be sent."""
+        with self._arrived:
+            if self._collects:
+                self._waiting.append(answer)
+                self._arrived.notify()
+            return self._collects
+
+    def collect(self, questions: int) -> list[Told]:
+        """What is answered at once to so many questions that have just been handed out."""
+        with self._arrived:
+            self._collects = True
+            self._arrived.wait_for(lambda: len(self._waiting) >= questions, ANSWERED_SECONDS)
+            self._collects = False
+            answers, self._waiting = self._waiting, []
+        return answers
+
+
+def _answer(ask: Ask, question: Mapping[str, Any]) -> dict[str, Any]:
+    try:
+        arguments = {name: decode_value(value) for name, value in question["arguments"].items()}
+        return {"value": encode_value(ask(question["method"], arguments), lenient=True)}
+    except Exception as error:
+        return {"exception": encode_exception(error)}
