@@ -11,7 +11,7 @@ import pytest
 import schemathesis
 from hypothesis import HealthCheck, given, settings
 
-from scheduler.api import client_side, replica_side
+from scheduler.api import driver_routes, replica_side
 from tests.support.site import TOKENS, Site
 
 Case = schemathesis.Case[Any]
@@ -26,7 +26,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     made = Site(tmp_path_factory.mktemp("site"))
     with pytest.MonkeyPatch.context() as patch, made.http:
         # Long polls wait for news that nobody has.
-        for module, name in ((client_side, "LONGEST_WAIT_SECONDS"), (replica_side, "LONGEST_WAIT_SECONDS")):
+        for module, name in ((driver_routes, "LONGEST_WAIT_SECONDS"), (replica_side, "LONGEST_WAIT_SECONDS")):
             patch.setattr(module, name, 0.02)
         patch.setattr(replica_side, "ANSWER_SECONDS", 0.02)
         made.submit(0, study="other", environ={"SECRET": TREASURE}, payload={"secret": TREASURE})

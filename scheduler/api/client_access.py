@@ -1,0 +1,60 @@
+"""What a client's token opens: its studies, their trials, and what a reader may see of them."""
+
+from __future__ import annotations
+
+from fastapi import HTTPException
+
+from scheduler.api.callers import allow
+from scheduler.api.tokens import Access, Identity
+from trials.errors import UnknownTrial
+from trials.record import Study, TrialRecord
+from trials.store import TrialStore
+
+
+class ClientAccess:
+    def __init__(self, store: TrialStore) -> None:
+        self._store = store
+
+    def trial_for(self, client: Identity, trial_id: str, *, read: bool = False) -> TrialRecord:
+        """Another study's trial is as unknown as one that never was."""
+        record = self._store.trial(trial_id)
+        if client.access is not Access.STUDY:
+            allow(client, read=read)
+        elif record.spec.study not in self.own_studies(client):
+            raise UnknownTrial(f"no trial is called {trial_id!r}; `elastune ls` lists them")
+        return record
+
+    def own_studies(self, client: Identity) -> set[str]:
+        """What a study's token opens: studies that are called so, and the one of that name that is to be made."""
+        known = self._store.studies()
+        new = {client.subject} - {study.name for study in known}
+        return new | {study.name for study in known if study.called == client.subject}
+
+    def allow_study(self, client: Identity, name: str) -> None:
+        if client.access is not Access.STUDY:
+            allow(client)
+        elif name not in self.own_studies(client):
+            raise HTTPException(403, f"this token is for study {client.subject!r}, not for {name!r}")
+
+    def seen_studies(self, client: Identity) -> list[Study]:
+        return [
+            each for each in self._store.studies() if client.access is not Access.STUDY or each.called == client.subject
+        ]
+
+    def seen_trials(self, client: Identity) -> list[TrialRecord]:
+        if client.access is not Access.STUDY:
+            return self._store.trials()
+        mine = self.own_studies(client)
+        return [record for record in self._store.trials() if record.spec.study in mine]
+
+    def has_trials(self, name: str) -> bool:
+        return any(record.spec.study == name for record in self._store.trials())
+
+    def find_study(self, name: str) -> Study | None:
+        return next((study for study in self._store.studies() if study.name == name), None)
+
+    def known_study(self, name: str) -> Study:
+        study = self.find_study(name)
+        if study is None:
+            raise HTTPException(404, f"no study is called {name!r}")
+        return study

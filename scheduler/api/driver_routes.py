@@ -1,0 +1,138 @@
+"""What a study's driver hears and says while its trials run."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from fastapi import APIRouter, Depends, HTTPException
+from pydantic import BaseModel, Field
+
+from scheduler.api.callers import Client, calling_client
+from scheduler.api.client_access import ClientAccess
+from scheduler.api.service import Service
+from scheduler.api.summaries import live, summary
+from scheduler.api.tokens import Access
+from scheduler.knowledge.coming import Plans
+
+LONGEST_WAIT_SECONDS = 8.0
+RENEWED_SECONDS = 1.0
+"""A driver's lease is not written down more often, however often it polls."""
+
+
+class PlansBody(BaseModel):
+    at_a_time: int = Field(ge=0, le=100_000)
+    left: int | None = Field(default=None, ge=0)
+
+
+class Answer(BaseModel):
+    id: str
+    answer: dict[str, Any]
+
+
+class Waiting(BaseModel):
+    owner: str = Field(max_length=64)
+    trials: list[str] = Field(default_factory=list)
+    seen: dict[str, str] = Field(default_factory=dict)
+    """What the driver last heard of each trial, as this API gave it; of others it hears nothing while they run."""
+    known: list[str] = Field(default_factory=list)
+    """Questions that the driver is working on."""
+    answers: list[Answer] = Field(default_factory=list)
+    """To questions that it has been told of."""
+    heard: int | None = None
+    """Number of the latest news in the last answer: at any other one there is more. None: what comes from now on."""
+    wait: float = 20.0
+    plans: PlansBody | None = None
+    """What the driver is going to submit."""
+
+
+def driver_routes(service: Service, access: ClientAccess) -> APIRouter:
+    store = service.store
+    routes = APIRouter(dependencies=[Depends(calling_client)], tags=["clients"])
+
+    @routes.post("/studies/{name}/news")
+    async def news(client: Client, name: str, body: Waiting) -> dict[str, Any]:
+        """Long poll of a driver: open questions of its trials, and how those it waits for ended. Renews its lease."""
+        access.allow_study(client, name)
+        if client.access is not Access.OWNER:
+            await asyncio.to_thread(
+                lambda: [access.trial_for(client, trial_id) for trial_id in {*body.trials, *body.seen}]
+            )
+        await asyncio.to_thread(renew, name, body)
+        for each in body.answers:
+            service.mailbox.answer(name, each.id, each.answer)
+        if body.plans is not None:
+            service.loop.note_plans(name, Plans(body.plans.at_a_time, body.plans.left))
+        deadline = service.clock() + min(body.wait, LONGEST_WAIT_SECONDS)
+        known = set(body.known)
+        heard = service.mailbox.news(name).number if body.heard is None else body.heard
+        while True:
+            changed, news = service.changed, service.mailbox.news(name)
+            found = await asyncio.to_thread(_look, name, body)
+            questions = [each for each in service.mailbox.open_questions(name, body.trials) if each["id"] not in known]
+            left = deadline - service.clock()
+            if any(found.values()) or questions or news.number != heard or left <= 0:
+                return {**found, "questions": questions, "heard": news.number}
+            waiting = {asyncio.ensure_future(event.wait()) for event in (news.more, changed)}
+            _, pending = await asyncio.wait(waiting, timeout=left, return_when=asyncio.FIRST_COMPLETED)
+            for task in pending:
+                task.cancel()
+
+    def _look(name: str, body: Waiting) -> dict[str, list[Any]]:
+        if access.known_study(name).owner != body.owner:
+            raise HTTPException(409, f"study {name!r} has been given to another driver, or let go")
+        return {
+            "finished": _finished(body.trials),
+            "live": _news_of(body.seen),
+            "missing_packages": _missing_packages(body.trials),
+        }
+
+    def renew(name: str, body: Waiting) -> None:
+        study = access.find_study(name)
+        seen_at = study.owner_seen_at if study is not None and study.owner == body.owner else None
+        noted = seen_at is not None and service.clock() - seen_at < RENEWED_SECONDS
+        if not noted and not store.touch_study(name, body.owner, service.clock()):
+            access.known_study(name)
+            raise HTTPException(409, f"study {name!r} has another driver now; this one's lease ran out")
+        if any(record.hold is not None for record in map(store.trial, body.trials)):
+            store.release(body.trials)
+            service.loop.wake()
+
+    def _finished(trial_ids: list[str]) -> list[dict[str, Any]]:
+        records = [store.trial(trial_id) for trial_id in trial_ids]
+        return [summary(record) for record in records if record.state.is_final]
+
+    def _missing_packages(trial_ids: list[str]) -> list[str]:
+        """Packed working folders that the driver has to send again, because the scheduler has lost them."""
+        if service.packages is None:
+            return []
+        wanted = {store.trial(trial_id).spec.package for trial_id in trial_ids} - {""}
+        return [digest for digest in sorted(wanted) if service.packages.find(digest) is None]
+
+    def _news_of(seen: dict[str, str]) -> list[dict[str, Any]]:
+        """Of running trials whose state, size or goodput is another one than the driver has seen."""
+        records = {trial_id: store.trial(trial_id) for trial_id in seen}
+        hints = store.hints([trial_id for trial_id, record in records.items() if not record.state.is_final])
+        news = []
+        for trial_id, record in records.items():
+            if record.state.is_final:
+                continue
+            shown = {**summary(record), **live(service, record, hints)}
+            goodput = shown.get("goodput")
+            mark = f"{record.state.value} {shown['replicas']} {'' if goodput is None else f'{goodput:.2g}'}"
+            if mark != seen[trial_id]:
+                news.append({**shown, "seen": mark})
+        return news
+
+    @routes.post("/studies/{name}/poke")
+    async def poke(client: Client, name: str) -> None:
+        """Have the driver's poll return, so that it asks anew with what it waits for now."""
+        access.allow_study(client, name)
+        service.mailbox.notify(name)
+
+    @routes.post("/studies/{name}/answers")
+    async def answers(client: Client, name: str, body: Answer) -> None:
+        access.allow_study(client, name)
+        service.mailbox.answer(name, body.id, body.answer)
+
+    return routes

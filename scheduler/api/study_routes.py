@@ -1,0 +1,141 @@
+"""Studies: their terms, and who drives them."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import replace
+from typing import Any
+
+from fastapi import APIRouter, Depends, HTTPException
+from pydantic import BaseModel, Field
+
+from scheduler.api.callers import Client, allow, calling_client
+from scheduler.api.client_access import ClientAccess
+from scheduler.api.service import Service
+from scheduler.api.tokens import Access, Identity
+from scheduler.knowledge.priorities import effective_priorities, unknown_names
+from scheduler.loop.happenings import OWNER_LEASE_SECONDS
+from scheduler.runtime import runtime
+from trials.checks import LONGEST_NAME, check_name
+from trials.errors import InvalidStudyTerms
+from trials.plain_words import one_line
+from trials.record import Study
+from trials.terms import StudyTerms
+
+OWNERS_TERMS = ("weight", "priority", "yields_to", "quota", "budget_slot_hours")
+"""What a study may not take for itself."""
+
+
+class StudyBody(BaseModel):
+    direction: str = Field(default="minimize", pattern="^(minimize|maximize)$")
+    owner: str = Field(max_length=64)
+    title: str = Field(default="", max_length=LONGEST_NAME)
+    """What people call it; empty: by its name."""
+    namespace: str = Field(default="", max_length=LONGEST_NAME)
+    """Where its trials are to live on a cluster; its name and title begin with it then."""
+    terms: dict[str, Any] = Field(default_factory=dict)
+    """Changes to the study's terms; what is not named stays."""
+
+
+class Detach(BaseModel):
+    owner: str = Field(max_length=64)
+
+
+def study_routes(service: Service, access: ClientAccess) -> APIRouter:
+    store = service.store
+    changing = threading.Lock()
+    """Held while terms are read, checked against the other studies', and written."""
+
+    routes = APIRouter(dependencies=[Depends(calling_client)], tags=["clients"])
+
+    def warnings_about(study: Study) -> list[str]:
+        known = store.studies()
+        others = ", ".join(sorted({each.called for each in known} - {study.called})) or "none"
+        return [
+            f"yields_to names {name!r}, and no study here is called that; there are: {others}. It has an effect once "
+            "there is one"
+            for name in unknown_names(study, known)
+        ]
+
+    def changed_terms(client: Identity, wanted: Study, changes: dict[str, Any]) -> StudyTerms:
+        everybody = {study.name: study for study in store.studies()}
+        # One that was there beforehand under its title says what its sweeps begin with.
+        before = everybody.get(wanted.name, everybody.get(wanted.title, wanted)).terms.to_json()
+        unknown = set(changes) - set(before)
+        if unknown:
+            raise HTTPException(422, f"a study has no {min(unknown)!r}; it has {', '.join(sorted(before))}")
+        try:
+            terms = StudyTerms.from_json(before | changes)
+            effective_priorities([*everybody.values(), replace(wanted, terms=terms)])
+        except (InvalidStudyTerms, TypeError) as error:
+            raise HTTPException(422, str(error)) from error
+        unequal = [term for term in OWNERS_TERMS if terms.to_json()[term] != before[term]]
+        if unequal and client.access is not Access.OWNER:
+            raise HTTPException(403, f"a study's own token cannot change its {unequal[0]}; the owner's is needed")
+        return terms
+
+    @routes.get("/studies")
+    def studies(client: Client) -> list[dict[str, Any]]:
+        return [
+            {"name": study.name, "title": study.title, **study.terms.to_json()} for study in access.seen_studies(client)
+        ]
+
+    @routes.patch("/studies/{name}")
+    def change(client: Client, name: str, body: dict[str, Any]) -> dict[str, Any]:
+        """Change what is asked for a study: weight, priority, quota, goal; also while it runs."""
+        access.allow_study(client, name)
+        study = access.known_study(name)
+        with changing:
+            terms = changed_terms(client, study, body)
+            store.set_terms(name, terms)
+        service.loop.wake()
+        return {"terms": terms.to_json(), "warnings": warnings_about(replace(study, terms=terms))}
+
+    @routes.put("/studies/{name}")
+    def attach(client: Client, name: str, body: StudyBody) -> dict[str, Any]:
+        """Register a study with its driver. One driver at a time; a dead one's lease has to run out first."""
+        check_name("the study's name", name)
+        if one_line(body.title) != body.title:
+            raise HTTPException(422, f"the study's title is {body.title!r:.80}; it must be one line")
+        if body.namespace and body.namespace not in service.namespaces:
+            others = ", ".join(service.namespaces) or "none"
+            raise HTTPException(
+                422,
+                f"the study is to live in namespace {body.namespace!r}; beside its own this scheduler looks after: "
+                f"{others}. Leave ELASTUNE_NAMESPACE out for its own",
+            )
+        if access.find_study(name) is not None or (client.access is Access.STUDY and access.has_trials(name)):
+            access.allow_study(client, name)
+        allow(client, study=body.title or name)
+        # Of two drivers that come at once, the later one has to see the earlier.
+        with changing:
+            now = service.clock()
+            for study in store.studies():
+                fresh = study.owner_seen_at is not None and now - study.owner_seen_at < OWNER_LEASE_SECONDS
+                if study.name == name and study.owner not in (None, body.owner) and fresh:
+                    raise HTTPException(
+                        409,
+                        f"study {name!r} is being driven by another process; wait for it to end, or use another name",
+                    )
+            study = Study(name=name, title=body.title, direction=body.direction, owner=body.owner, owner_seen_at=now)
+            study = replace(study, terms=changed_terms(client, study, body.terms))
+            store.put_study(study)
+        service.loop.wake()
+        return {
+            "warnings": warnings_about(study),
+            "slots": sum(node.slots for node in service.nodes()),
+            "runs_elsewhere": service.packages is not None,
+            "runtime": runtime() if service.packages is None else None,
+            "emulated": service.emulated,
+        }
+
+    @routes.post("/studies/{name}/detach")
+    def detach(client: Client, name: str, body: Detach) -> None:
+        """The driver leaves: the study's trials save their state and give their slots back."""
+        access.allow_study(client, name)
+        access.known_study(name)
+        store.disown_study(name, body.owner)
+        service.loop.wake()
+        service.announce()
+
+    return routes

@@ -1,0 +1,108 @@
+"""Trials: submitted, looked at, ended."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+from fastapi import APIRouter, Depends, HTTPException
+from pydantic import BaseModel, Field
+
+from scheduler.api.callers import Client, calling_client
+from scheduler.api.client_access import ClientAccess
+from scheduler.api.service import Service
+from scheduler.api.summaries import brief, summary
+from scheduler.api.tokens import Access
+from trials.checks import check_name
+from trials.log_files import tail
+from trials.spec import TrialSpec
+
+LOG_BYTES = 1024 * 1024
+MOST_LOG_BYTES = 64 * 1024 * 1024
+
+
+class Cancel(BaseModel):
+    why: str = Field(default="cancelled by request", max_length=500)
+
+
+def trial_routes(service: Service, access: ClientAccess) -> APIRouter:
+    store = service.store
+    routes = APIRouter(dependencies=[Depends(calling_client)], tags=["clients"])
+
+    @routes.post("/trials")
+    def submit(client: Client, document: dict[str, Any]) -> dict[str, Any]:
+        """Submit a trial; the same (study, number) again returns the one that is there."""
+        try:
+            spec = TrialSpec.from_json(document)
+        except TypeError as error:
+            raise HTTPException(422, f"not a trial: {error}") from error
+        access.allow_study(client, spec.study)
+        check_name("the study's name", spec.study)
+        slots = sum(node.slots for node in service.nodes())
+        if spec.min_replicas > slots and not service.grows:
+            raise HTTPException(
+                422,
+                f"min_replicas is {spec.min_replicas} but the cluster has {slots} slots; lower it or add slots",
+            )
+        record = store.submit(spec, service.clock())
+        store.release([record.trial_id])
+        service.loop.decide_anew()
+        service.loop.wake()
+        return summary(record)
+
+    @routes.get("/trials")
+    def trials(client: Client) -> list[dict[str, Any]]:
+        return [brief(record) for record in access.seen_trials(client)]
+
+    @routes.get("/trials/{trial_id}")
+    def trial(client: Client, trial_id: str) -> dict[str, Any]:
+        record = access.trial_for(client, trial_id, read=True)
+        reads_only = client.access is Access.READ
+        return {
+            **(brief(record) if reads_only else summary(record)),
+            "emulated": service.emulated,
+            # What code is run, with which arguments and secrets, is nothing for a display on the wall.
+            "spec": None if reads_only else record.spec.to_json(),
+            "history": [asdict(entry) for entry in store.history(trial_id)],
+            "replicas": [
+                {**asdict(replica), "state": replica.state.value}
+                for replica in store.replicas(trial_id=trial_id, live_only=False)
+            ],
+        }
+
+    @routes.get("/trials/{trial_id}/log")
+    def log(client: Client, trial_id: str, most_bytes: int = LOG_BYTES) -> list[dict[str, Any]]:
+        """What each of the trial's replicas printed, or the end of it."""
+        access.trial_for(client, trial_id)
+        most = max(0, min(most_bytes, MOST_LOG_BYTES))
+        return [{"replica_id": path.stem, "words": tail(path, most)} for path in service.loop.logs(trial_id)]
+
+    @routes.post("/trials/{trial_id}/cancel")
+    def cancel(client: Client, trial_id: str, body: Cancel) -> None:
+        access.trial_for(client, trial_id)
+        store.request_cancel(trial_id, body.why)
+        service.loop.wake()
+
+    @routes.get("/trials/{trial_id}/why")
+    def why(client: Client, trial_id: str) -> dict[str, Any]:
+        """The policy's last decision about a trial, and every change of size before it."""
+        record = access.trial_for(client, trial_id, read=True)
+        grant = service.loop.latest_grants.get(trial_id) if not record.state.is_final else None
+        error = service.loop.policy_error
+        return {
+            "trial": brief(record),
+            "emulated": service.emulated,
+            "policy": service.loop.policy_name,
+            "policy_error": None if error is None else str(error),
+            "held_slots": len(store.replicas(trial_id=trial_id)),
+            "grant": None
+            if grant is None
+            else {
+                "placement": dict(grant.placement),
+                "reason": asdict(grant.reason),
+                "numbers": dict(grant.numbers),
+            },
+            "changes": [asdict(entry) for entry in store.history(trial_id) if entry.resizes],
+        }
+
+    return routes
