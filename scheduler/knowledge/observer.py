@@ -21,6 +21,7 @@ from scheduler.knowledge.priorities import effective_priorities
 from scheduler.knowledge.promise import Promise, Standings
 from scheduler.knowledge.study_history import StudyHistory
 from scheduler.knowledge.survival import Survival
+from scheduler.knowledge.usage import Usage
 from scheduler.snapshot import Grant, NodeView, Placement, Snapshot, TrialView
 from trials.errors import InvalidStudyTerms, UnknownTrial
 from trials.launch.base import NO_ROOM, Launcher
@@ -55,11 +56,7 @@ class Observer:
         self._live_at: dict[str, float] = {}
         """By study: when something of it last ran, or could have been about to."""
         self._started_seen: set[str] = set()
-        self._slot_seconds: dict[str, float] = {}
-        self._study_slot_seconds: dict[str, float] = {}
-        self._served_seconds: dict[str, float] = {}
-        self._held: dict[str, tuple[str, int]] = {}
-        self._looked_at: float | None = None
+        self._usage = Usage(store)
         self.latest_views: Mapping[str, TrialView] = {}
         self.under_way: set[str] = set()
         """Trials whose last decision was still being carried out at the last look."""
@@ -79,8 +76,7 @@ class Observer:
 
     def forget(self, trial_id: str) -> None:
         """It ended long ago; its study keeps what it has measured and used."""
-        self._slot_seconds.pop(trial_id, None)
-        self._served_seconds.pop(trial_id, None)
+        self._usage.forget(trial_id)
 
     def near_epoch(self, trial_id: str) -> int | None:
         """Latest epoch that the trial reaches soon; None while nothing is known of it."""
@@ -128,7 +124,7 @@ class Observer:
         replicas_of: dict[str, list[ReplicaRecord]] = {}
         for replica in replicas:
             replicas_of.setdefault(replica.trial_id, []).append(replica)
-        self._note_slot_seconds(replicas_of, {trial.trial_id: trial.spec.study for trial in trials}, now)
+        self._usage.look(replicas_of, {trial.trial_id: trial.spec.study for trial in trials}, now)
         self._read_hints(trials, now)
         standing = self._promises(trials, studies)
         survival = {name: self._histories[name].survival for name in {trial.spec.study for trial in trials}}
@@ -205,30 +201,6 @@ class Observer:
                 )
         return tuple(found[:slots])
 
-    def _note_slot_seconds(
-        self, replicas_of: Mapping[str, Sequence[ReplicaRecord]], study_of: Mapping[str, str], now: float
-    ) -> None:
-        """Add up what trials and studies have held since the last look; the first one reads the store's account."""
-        if self._looked_at is None:
-            study_of = {trial.trial_id: trial.spec.study for trial in self._store.trials()}
-            served_until: dict[str, float] = {}
-            for interval in sorted(self._store.slot_intervals(), key=lambda interval: interval.began):
-                trial_id, ended = interval.trial_id, now if interval.ended is None else interval.ended
-                self._add_slot_seconds(trial_id, study_of[trial_id], max(0.0, ended - interval.began))
-                new = max(0.0, ended - max(interval.began, served_until.get(trial_id, 0.0)))
-                self._served_seconds[trial_id] = self._served_seconds.get(trial_id, 0.0) + new
-                served_until[trial_id] = max(ended, served_until.get(trial_id, 0.0))
-        else:
-            for trial_id, (study, slots) in self._held.items():
-                self._add_slot_seconds(trial_id, study, slots * (now - self._looked_at))
-                self._served_seconds[trial_id] = self._served_seconds.get(trial_id, 0.0) + now - self._looked_at
-        self._held = {name: (study_of[name], len(rows)) for name, rows in replicas_of.items() if name in study_of}
-        self._looked_at = now
-
-    def _add_slot_seconds(self, trial_id: str, study: str, seconds: float) -> None:
-        self._slot_seconds[trial_id] = self._slot_seconds.get(trial_id, 0.0) + seconds
-        self._study_slot_seconds[study] = self._study_slot_seconds.get(study, 0.0) + seconds
-
     def _forget_studies(self, live: Set[str], studies: Mapping[str, Study], now: float) -> None:
         """What was learned of studies in which nothing has run for long, and nobody is about to run anything.
 
@@ -241,7 +213,7 @@ class Observer:
                 learned.pop(name, None)
             self._coming.forget(name)
             if name not in studies:
-                self._study_slot_seconds.pop(name, None)
+                self._usage.forget_study(name)
 
     def _read_hints(self, trials: Sequence[TrialRecord], now: float) -> None:
         """Parse what is new, and hand it to the studies' histories."""
@@ -340,8 +312,8 @@ class Observer:
             since_rescale_seconds=0.0 if under_way else now - trial.rescaled_at,
             steps_measured=0 if under_way else _steps_measured(known, len(placement), len(replicas)),
             submitted_at=trial.submitted_at,
-            attained_slot_seconds=self._slot_seconds.get(trial.trial_id, 0.0),
-            served_seconds=self._served_seconds.get(trial.trial_id, 0.0),
+            attained_slot_seconds=self._usage.of_trial(trial.trial_id),
+            served_seconds=self._usage.served_seconds(trial.trial_id),
             num_rescales=max(0, trial.generation - 1),
             preemptible=trial.spec.preemptible,
             only_on=trial.spec.only_on,
@@ -352,7 +324,7 @@ class Observer:
             deadline_in=None if terms.deadline_at is None else terms.deadline_at - now,
             budget_left=None
             if terms.budget_slot_hours is None
-            else terms.budget_slot_hours * 3600.0 - self._study_slot_seconds.get(trial.spec.study, 0.0),
+            else terms.budget_slot_hours * 3600.0 - self._usage.of_study(trial.spec.study),
         )
 
     def _promises(self, trials: Sequence[TrialRecord], studies: Mapping[str, Study]) -> dict[str, Promise]:

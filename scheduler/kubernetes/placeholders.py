@@ -19,7 +19,8 @@ from scheduler.snapshot import Snapshot
 from trials.errors import InvalidClusterSettings
 from trials.kubernetes.client.api import PODS, ClusterApi
 from trials.kubernetes.names import INSTANCE_LABEL, PLACEHOLDER_LABEL, Document, camel, label_value, snake
-from trials.kubernetes.pods.manifest import belongs_to, merge_templates
+from trials.kubernetes.pods.manifest import merge_templates
+from trials.kubernetes.pods.status import belongs_to
 from trials.kubernetes.settings import ClusterSettings
 
 KNOWN = {"most_nodes", "least_nodes", "slots_per_node", "price_per_hour", "worth_of_an_hour", "image", "template"}

@@ -8,7 +8,8 @@ from scheduler.allocation.groups import assign_by_room
 from scheduler.policy.constrained import ConstrainedPolicy
 from scheduler.policy.fair_share import FairSharePolicy
 from scheduler.policy.fifo import FifoPolicy
-from scheduler.policy.goodput import GoodputPolicy, GoodputSettings, assign_by_goodput
+from scheduler.policy.goodput import GoodputPolicy, assign_by_goodput
+from scheduler.policy.goodput_table import GoodputSettings
 from scheduler.policy.top_job import TopJobPolicy
 from scheduler.snapshot import Policy
 

@@ -15,53 +15,25 @@ wait. Counts are then packed onto nodes, trials that keep their count stay.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
-from scheduler.allocation.completion import prices
-from scheduler.allocation.counts import choose_counts, envelope
-from scheduler.allocation.goals import BUDGET_EFFICIENCY, StudyTrials, gains
+from scheduler.allocation.counts import choose_counts
 from scheduler.allocation.grants import slots, waits
-from scheduler.allocation.grid import count_grid
 from scheduler.allocation.groups import NodeGroup, assign_by_room, may_use
 from scheduler.allocation.options import choose_options
 from scheduler.allocation.placement import free_slots, held_by, packed
-from scheduler.snapshot import Grant, Placement, Snapshot, SpeedModel, TrialView
+from scheduler.policy.goodput_table import ONE, GoodputSettings, GoodputTable, is_rooted, is_usable
+from scheduler.snapshot import Grant, Placement, Snapshot, TrialView
 from trials.record import Reason
 
-Floats = NDArray[np.float64]
-Integers = NDArray[np.int64]
-
-MOST_SPEED_PER_SLOT = 2.0
 MOST_ASSIGNED = 300
 """Trials up to which groups of nodes are assigned by an integer programme; it takes about a second there."""
 MOST_PLACED = 4
 """Times that counts are chosen anew, with the speeds of those that are to be had on more nodes than they need only."""
-ONE = np.array([1], dtype=np.int64)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GoodputSettings:
-    horizon_seconds: float = 200.0
-    """Over how long a change is believed to last; less for a trial that ends before."""
-    exploration: float = 4.0
-    """A trial may have so many times the replicas that its study was measured with (2 in Pollux, section 4.1)."""
-    smallest_gain: float = 0.02
-    """Speed, in slots, that a further slot must add: models are not believed to less, and slots have other uses."""
-    promise_power: float = 2.0
-    """Sharpens promise: a slot should not leave the best trial for the worst one's steeper speed-up."""
-    settled_steps: int = 8
-    """A trial is left alone after a rescale until it has timed so many steps at its new size, and has trained for as
-    long as the rescale took."""
-    most_settle_seconds: float = 30.0
-    """But not longer: its steps may be long."""
-    unknown_seconds: float = 60.0
-    """Taken as the remaining work of a trial that neither says its length nor has run."""
 
 
 class GoodputPolicy:
@@ -73,10 +45,10 @@ class GoodputPolicy:
     def allocate(self, snapshot: Snapshot) -> dict[str, Grant]:
         node_slots = snapshot.largest_node
         eligible = [
-            view if _is_usable(view.model, node_slots) else replace(view, model=None)
+            view if is_usable(view.model, node_slots) else replace(view, model=None)
             for view in [*snapshot.eligible, *snapshot.coming]
         ]
-        table = _Table(eligible, snapshot, self.settings)
+        table = GoodputTable(eligible, snapshot, self.settings)
         placed = self._placed(table, eligible, snapshot)
         for _ in range(MOST_PLACED):
             room = free_slots(snapshot.nodes, placed.values())
@@ -102,21 +74,21 @@ class GoodputPolicy:
             grants[view.trial_id] = Grant(placement=placement, reason=reason, numbers=numbers)
         return grants
 
-    def _placed(self, table: _Table, views: Sequence[TrialView], snapshot: Snapshot) -> dict[str, Placement]:
+    def _placed(self, table: GoodputTable, views: Sequence[TrialView], snapshot: Snapshot) -> dict[str, Placement]:
         chosen = table.counts[choose_counts(table.counts, table.values, snapshot.total_slots)]
         if any(not count for count in chosen[~table.hurried]):
             # Somebody waits for more than is free: what others took now would have to be taken back from them.
             chosen = table.counts[choose_counts(table.counts, table.without_growth(), snapshot.total_slots)]
         counts = {view.trial_id: int(count) for view, count in zip(views, chosen, strict=True)}
         left_alone = {view.trial_id for view, alone in zip(views, table.left_alone, strict=True) if alone}
-        rooted = {view.trial_id for view in views if _is_rooted(view)}
+        rooted = {view.trial_id for view in views if is_rooted(view)}
         return packed(counts, snapshot.nodes, held_by(views), left_alone=left_alone, rooted=rooted)
 
     def _reason(
         self,
         view: TrialView,
         placement: Placement,
-        table: _Table,
+        table: GoodputTable,
         row: int | None,
         snapshot: Snapshot,
         free: int,
@@ -143,194 +115,6 @@ class GoodputPolicy:
         return Reason(code="gives_way", sentence=f"{cause}; {story}")
 
 
-class _Table:
-    """The value of each count (columns) for each trial (rows), and what it is made of."""
-
-    def __init__(self, views: Sequence[TrialView], snapshot: Snapshot, settings: GoodputSettings) -> None:
-        self._settings = settings
-        self._views = views
-        self._snapshot = snapshot
-        self._total = snapshot.total_slots
-        self._node_slots = snapshot.largest_node
-        self.counts = count_grid(views, self._total, self._node_slots)
-        self.speeds = np.zeros((len(views), len(self.counts)))
-        """Relative to one slot; linear where nothing is known."""
-        self.work = np.zeros(len(views))
-        """Seconds that the rest would take on one slot, as far as it is expected to be trained."""
-        self._measure(views)
-        self.price = prices(self.work, lambda: self._segments(views), float(self._total))
-        promise = np.array([view.promise for view in views])
-        weight = np.array([view.study_weight for view in views])
-        self.weights = self.price * (2.0 * promise) ** settings.promise_power * weight
-        self.held = np.array([view.held_slots for view in views], dtype=np.int64)
-        self.hurried = np.array([self._hurries(row, view) for row, view in enumerate(views)], dtype=bool)
-        """Trials of studies that do not wait for all of theirs to start before the best may grow."""
-        self.left_alone = np.array([self._is_left_alone(view) for view in views], dtype=bool)
-        """Trials that are being rescaled, or have just been."""
-        self.gains: Floats
-        """Values without the precedence of minimums."""
-        self.values = self._values(views, snapshot)
-
-    def _measure(self, views: Sequence[TrialView]) -> None:
-        settings, positive = self._settings, self.counts[1:]
-        for row, view in enumerate(views):
-            if view.model is None:
-                self.speeds[row] = self.counts / max(1, view.min_replicas)
-                self.work[row] = settings.unknown_seconds
-                continue
-            now = view.model.curve(self._node_slots, positive)
-            # No model is believed that promises more than twice the slots' worth.
-            self.speeds[row, 1:] = np.minimum(now / now[0], MOST_SPEED_PER_SLOT * positive)
-            left = view.remaining_progress
-            if left is None:
-                # Nothing declared: as much again as it has had (Lindy).
-                left = max(view.progress, settings.unknown_seconds * float(now[0]))
-            self.work[row] = max(view.expected_part * left, 1e-6) / float(now[0])
-
-    def _hurries(self, row: int, view: TrialView) -> bool:
-        """In search of the best result; or before a deadline, when a trial that starts now cannot end in time."""
-        if view.goal != "deadline" or view.deadline_in is None:
-            return view.goal == "time_to_best"
-        whole = self.work[row] / max(view.expected_part, 1e-6)
-        return bool(whole / max(float(self.speeds[row].max()), 1e-12) > view.deadline_in)
-
-    def _segments(self, views: Sequence[TrialView]) -> list[list[tuple[float, float]]]:
-        """(slots, speed gained) along each trial's concave envelope, as far as it may grow."""
-        counts, found = self.counts.tolist(), []
-        for row, view in enumerate(views):
-            reach = int(np.searchsorted(self.counts, min(view.max_replicas, self._total), side="right"))
-            speeds = self.speeds[row, :reach].tolist()
-            parts = envelope(counts, speeds, 0, row) if reach > 1 else []
-            found.append(
-                [
-                    (float(counts[after] - counts[before]), speeds[after] - speeds[before])
-                    for _, _, before, after in parts
-                ]
-                or [(1.0, 1.0)]
-            )
-        return found
-
-    def learn_spread(self, spread: Mapping[int, tuple[int, int]]) -> bool:
-        """(slots that one node has for it, nodes that more would need) of trials by row; whether that is news."""
-        news = False
-        for row, (on_one_node, nodes) in spread.items():
-            view = self._views[row]
-            assert view.model is not None
-            more = self.counts > on_one_node
-            now = view.model.curve(self._node_slots, ONE)[0]
-            there = [
-                view.model.curve(-(-int(count) // nodes), np.array([count]))[0] / now for count in self.counts[more]
-            ]
-            speeds = np.minimum(self.speeds[row, more], there)
-            news = news or bool((speeds < self.speeds[row, more]).any())
-            self.speeds[row, more] = speeds
-        if news:
-            self.values = self._values(self._views, self._snapshot)
-        return news
-
-    def speed(self, row: int, count: float) -> float:
-        return float(np.interp(count, self.counts, self.speeds[row]))
-
-    def numbers(self, row: int, view: TrialView, count: int) -> dict[str, float]:
-        """What decided about a trial that got ``count`` slots."""
-        speed, more = self.speed(row, count), self.speed(row, count + 1)
-        return {
-            "remaining seconds on one slot, expected": float(self.work[row]),
-            "price of its work": float(self.price[row]),
-            "promise": view.promise,
-            "chance to be trained to its end": view.goes_on,
-            "study weight": view.study_weight,
-            "weight": float(self.weights[row]),
-            "speed with what it gets, in slots": speed,
-            "value of one slot more": float(self.weights[row] * (more - speed)),
-            "pause of a change, seconds": view.pause_seconds,
-            "start of a replica, seconds": view.start_seconds,
-        }
-
-    def without_growth(self) -> Floats:
-        """The values where those that run get no more than they have."""
-        grows = (self.counts[None, :] > self.held[:, None]) & (self.held[:, None] > 0) & ~self.hurried[:, None]
-        return np.where(grows, -np.inf, self.values)
-
-    def _gains(self, views: Sequence[TrialView], kept: Floats) -> Floats:
-        """By each study's goal, of what a change leaves of a speed; a further slot has to add a little at least."""
-        least_gain = np.full(len(views), self._settings.smallest_gain)
-        speeds = self.speeds * kept
-        found = self.weights[:, None] * speeds
-        studies: dict[str, list[int]] = {}
-        for row, view in enumerate(views):
-            if view.goal == "budget":
-                least_gain[row] = BUDGET_EFFICIENCY
-            if view.goal not in ("completion_time", "budget"):
-                studies.setdefault(view.study, []).append(row)
-        fair = self._total / max(1, len(views))
-        for rows in studies.values():
-            trials = StudyTrials(
-                views=[views[row] for row in rows],
-                speeds=speeds[rows],
-                work=self.work[rows],
-                price=self.weights[rows],
-                fair_speed=np.array([self.speed(row, fair) for row in rows]),
-            )
-            found[rows] = gains(views[rows[0]].goal, trials)
-        one = (found / np.maximum(kept, 1e-9))[:, 1] if found.shape[1] > 1 else np.zeros(len(views))
-        return np.asarray(found - (least_gain * one)[:, None] * self.counts[None, :] * kept)
-
-    def _values(self, views: Sequence[TrialView], snapshot: Snapshot) -> Floats:
-        if not views:
-            return np.zeros((0, len(self.counts)))
-        settings, counts, held = self._settings, self.counts[None, :], self.held[:, None]
-        pause = np.array([view.pause_seconds for view in views])[:, None]
-        start = np.array([view.start_seconds for view in views])[:, None]
-        least = np.array([max(1, view.min_replicas) for view in views])[:, None]
-        speeds = np.maximum(self.speeds, 1e-12)
-        # A node that has become smaller may leave a trial with more than there is.
-        at_present = np.minimum(np.searchsorted(self.counts, self.held), len(self.counts) - 1)
-        present = self.speeds[np.arange(len(views)), at_present][:, None]
-        # A change costs its pause, and until a new replica trains its slots earn nothing.
-        cost = pause + start * np.where(counts > held, 1.0 - present / speeds, 0.0)
-        use = np.minimum(settings.horizon_seconds, self.work[:, None] / speeds + pause)
-        kept = np.maximum(1.0 - cost / np.maximum(use, 1e-9), 0.02)
-        values = self.gains = self._gains(views, np.where(counts == held, 1.0, kept))
-        everybody = float(values.max(initial=1.0)) * len(views)
-        # Minimums come before everything else, and those of trials that run before those of others.
-        first = np.where(held > 0, 2.0, np.where(self.hurried[:, None], 0.0, 1.0))
-        values = values + np.where(counts >= least, everybody * first, 0.0)
-        values[:, 0] = 0.0
-        values[~self._allowed(views, snapshot)] = -np.inf
-        return np.asarray(values)
-
-    def _is_left_alone(self, view: TrialView) -> bool:
-        since = view.since_rescale_seconds
-        settled = since >= self._settings.most_settle_seconds or (
-            view.steps_measured >= self._settings.settled_steps and since >= view.pause_seconds + view.start_seconds
-        )
-        return bool(view.held_slots) and not (view.can_rescale and settled)
-
-    def _allowed(self, views: Sequence[TrialView], snapshot: Snapshot) -> NDArray[np.bool_]:
-        """Which counts each trial may be given now."""
-        settings = self._settings
-        waiting = bool(((self.held == 0) & ~self.hurried).any())
-        least, most, frozen = (np.zeros(len(views), dtype=np.int64) for _ in range(3))
-        for row, view in enumerate(views):
-            held = view.held_slots
-            least[row] = view.min_replicas
-            if view.model is None:
-                most[row] = max(view.min_replicas, held)
-            else:
-                seen = max(1, view.model.most_profiled)
-                useful = view.model.bounds.max_useful_replicas()
-                reach = min(settings.exploration * seen, useful)
-                most[row] = min(view.max_replicas, int(max(reach, view.min_replicas, held)))
-            if self.left_alone[row]:
-                most[row] = min(most[row], held)
-                frozen[row] = not waiting and view.min_replicas <= held <= view.max_replicas
-        counts, held_slots = self.counts[None, :], self.held[:, None]
-        same = (counts == held_slots) & (held_slots >= least[:, None]) & (held_slots > 0)
-        within = (counts == 0) | ((counts >= least[:, None]) & (counts <= most[:, None]))
-        return np.asarray(np.where(frozen[:, None] > 0, same, within | same))
-
-
 def assign_by_goodput(
     snapshot: Snapshot, views: Sequence[TrialView], groups: Sequence[NodeGroup], settings: GoodputSettings | None = None
 ) -> Mapping[str, int]:
@@ -345,7 +129,7 @@ def assign_by_goodput(
     alone = np.ones((len(views), len(groups)))
     for index, group in enumerate(groups):
         mine = [_on_group(view, group) for view in views]
-        tables.append(_Table(mine, replace(snapshot, nodes=group.nodes, trials=tuple(mine)), settings))
+        tables.append(GoodputTable(mine, replace(snapshot, nodes=group.nodes, trials=tuple(mine)), settings))
         alone[:, index] = [1.0 if v.model is None else float(v.model.curve(group.node_slots, ONE)[0]) for v in mine]
     alone /= alone.max(axis=1, keepdims=True)
     allowed = np.array([[may_use(view, group) for group in groups] for view in views])
@@ -376,28 +160,15 @@ def assign_by_goodput(
 def _on_group(view: TrialView, group: NodeGroup) -> TrialView:
     """The trial as that group alone sees it."""
     model = None if view.model is None else view.model.on(group.kind)
-    if not _is_usable(model, group.node_slots):
+    if not is_usable(model, group.node_slots):
         model = None
     held = {node: count for node, count in view.placement.items() if node in group.names}
     return replace(view, model=model, placement=held)
 
 
-def _is_rooted(view: TrialView) -> bool:
-    """Elsewhere it would have to wait for new replicas; where it is, for a pause alone."""
-    return view.start_seconds > view.pause_seconds
-
-
 def _is_spread(placement: Placement, view: TrialView, node_slots: int) -> bool:
     """Whether it would grow over more nodes than it must: counts are chosen as if there was room on few of them."""
-    if view.model is None or not _is_rooted(view):
+    if view.model is None or not is_rooted(view):
         return False
     count = sum(placement.values())
     return count > view.held_slots > 0 and len(placement) > -(-count // node_slots)
-
-
-def _is_usable(model: SpeedModel | None, node_slots: int) -> bool:
-    """Whether the model says something about a single slot; one that does not is as good as none."""
-    if model is None:
-        return False
-    alone = float(model.curve(node_slots, ONE)[0])
-    return math.isfinite(alone) and alone > 0.0

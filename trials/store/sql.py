@@ -7,7 +7,6 @@ are serialised by the database; connections are not shared between threads.
 from __future__ import annotations
 
 import json
-import re
 import threading
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,8 +15,8 @@ from dataclasses import asdict
 from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy import event, select
-from sqlalchemy.engine import Connection, Engine, RowMapping
+from sqlalchemy import select
+from sqlalchemy.engine import Connection
 from sqlalchemy.exc import DatabaseError, DBAPIError, IntegrityError, InterfaceError, InternalError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
@@ -26,7 +25,9 @@ from trials.record import Outcome, Reason, ReplicaRecord, ReplicaState, Report, 
 from trials.spec import TrialSpec
 from trials.states import FINAL_STATES, TrialState
 from trials.store.base import AIM_AGAIN, RESIZE, HistoryEntry, SlotInterval
-from trials.store.claim import claim, whoami
+from trials.store.claim import claim
+from trials.store.engine import engine_for
+from trials.store.rows import entry_of, plain, trial_of
 from trials.store.schema import bring_up_to_date
 from trials.store.tables import hints as _hints
 from trials.store.tables import history as _history
@@ -35,9 +36,6 @@ from trials.store.tables import reports as _reports
 from trials.store.tables import studies as _studies
 from trials.store.tables import trials as _trials
 from trials.terms import StudyTerms
-
-BUSY_SECONDS = 10
-"""Longest wait for another writer, or for a connection, before a write is given up as impossible for now."""
 
 _alive = _replicas.c.state != ReplicaState.GONE.value
 
@@ -50,7 +48,7 @@ class SqlTrialStore:
     """
 
     def __init__(self, url: str, *, exclusive: bool = False, migrate: bool = True) -> None:
-        self._engine = _engine(url)
+        self._engine = engine_for(url)
         self._claim: Connection | None = None
         self._claim_lock = threading.Lock()
         try:
@@ -158,21 +156,21 @@ class SqlTrialStore:
         same = (_trials.c.study == spec.study) & (_trials.c.number == spec.number)
         with self._read() as connection:
             row = connection.execute(select(_trials).where(same)).mappings().one()
-        return _trial(row)
+        return trial_of(row)
 
     def trials(self, *, live_only: bool = False) -> list[TrialRecord]:
         query = select(_trials).order_by(_trials.c.position)
         if live_only:
             query = query.where(_trials.c.state.not_in([state.value for state in FINAL_STATES]))
         with self._read() as connection:
-            return [_trial(row) for row in connection.execute(query).mappings()]
+            return [trial_of(row) for row in connection.execute(query).mappings()]
 
     def trial(self, trial_id: str) -> TrialRecord:
         with self._read() as connection:
             row = connection.execute(select(_trials).where(_trials.c.trial_id == trial_id)).mappings().one_or_none()
         if row is None:
             raise UnknownTrial(f"no trial is called {trial_id!r}; `elastune ls` lists them")
-        return _trial(row)
+        return trial_of(row)
 
     def save_trial(self, record: TrialRecord) -> None:
         with self._write() as connection:
@@ -182,7 +180,7 @@ class SqlTrialStore:
                 .values(
                     state=record.state.value,
                     reason_code=record.reason.code,
-                    reason_sentence=_plain(record.reason.sentence),
+                    reason_sentence=plain(record.reason.sentence),
                     finished_at=record.finished_at,
                     generation=record.generation,
                     members=json.dumps(record.members),
@@ -216,7 +214,7 @@ class SqlTrialStore:
     def request_cancel(self, trial_id: str, why: str) -> None:
         with self._write() as connection:
             connection.execute(
-                _trials.update().where(_trials.c.trial_id == trial_id).values(cancel_requested=_plain(why))
+                _trials.update().where(_trials.c.trial_id == trial_id).values(cancel_requested=plain(why))
             )
 
     def hold(self, trial_ids: Sequence[str], why: str) -> None:
@@ -328,96 +326,21 @@ class SqlTrialStore:
                     who=entry.who,
                     what=entry.what,
                     reason_code=entry.reason.code,
-                    reason_sentence=_plain(entry.reason.sentence),
+                    reason_sentence=plain(entry.reason.sentence),
                 )
             )
 
     def history(self, trial_id: str) -> list[HistoryEntry]:
         query = select(_history).where(_history.c.trial_id == trial_id).order_by(_history.c.entry)
         with self._read() as connection:
-            return [_entry(row) for row in connection.execute(query)]
+            return [entry_of(row) for row in connection.execute(query)]
 
     def resizes(self) -> list[HistoryEntry]:
         query = select(_history).where(_history.c.what.endswith(RESIZE)).order_by(_history.c.at, _history.c.entry)
         with self._read() as connection:
-            return [_entry(row) for row in connection.execute(query)]
+            return [entry_of(row) for row in connection.execute(query)]
 
     def slot_intervals(self) -> list[SlotInterval]:
         with self._read() as connection:
             rows = connection.execute(select(_replicas).order_by(_replicas.c.launched_at, _replicas.c.launch_index))
             return [SlotInterval.of(row) for row in rows]
-
-
-def _entry(row: Any) -> HistoryEntry:
-    return HistoryEntry(
-        at=row.at,
-        trial_id=row.trial_id,
-        who=row.who,
-        what=row.what,
-        reason=Reason(code=row.reason_code, sentence=row.reason_sentence),
-    )
-
-
-def _trial(row: RowMapping) -> TrialRecord:
-    outcome = json.loads(row["outcome"]) if row["outcome"] else None
-    return TrialRecord(
-        trial_id=row["trial_id"],
-        spec=TrialSpec.from_json(json.loads(row["spec"])),
-        state=TrialState(row["state"]),
-        reason=Reason(code=row["reason_code"], sentence=row["reason_sentence"]),
-        submitted_at=row["submitted_at"],
-        finished_at=row["finished_at"],
-        generation=row["generation"],
-        members=tuple(json.loads(row["members"])),
-        published=row["published"],
-        published_members=tuple(json.loads(row["published_members"])),
-        published_at=row["published_at"],
-        join_epoch=row["join_epoch"],
-        entered=row["entered"],
-        abandoned=row["abandoned"],
-        rescaled_at=row["rescaled_at"],
-        losses=row["losses"],
-        outcome=Outcome(**outcome) if outcome else None,
-        cancel_requested=row["cancel_requested"],
-        hold=row["hold"],
-    )
-
-
-def _plain(text: str) -> str:
-    """Without what a database has no room for: half of a surrogate pair, and PostgreSQL the character 0."""
-    return text.encode("utf-8", "replace").decode().replace("\0", "\N{REPLACEMENT CHARACTER}")
-
-
-def _without_password(url: str) -> str:
-    return re.sub(r"(?<=:)[^:@/]+(?=@)", "***", url)
-
-
-def _engine(url: str) -> Engine:
-    if not url.startswith("sqlite"):
-        try:
-            return sa.create_engine(
-                url, pool_pre_ping=True, pool_size=10, max_overflow=40, connect_args={"application_name": whoami()}
-            )
-        except (ModuleNotFoundError, sa.exc.NoSuchModuleError, sa.exc.ArgumentError, TypeError) as error:
-            raise StoreUnavailable(
-                f"the database {_without_password(url)} cannot be used: {error}; give "
-                "postgresql+psycopg://USER@HOST/NAME and `pip install elastune[postgresql]`, or leave it out for a "
-                "file in the state folder"
-            ) from error
-    options: dict[str, Any] = {"connect_args": {"timeout": BUSY_SECONDS, "check_same_thread": False}}
-    if url in ("sqlite://", "sqlite:///:memory:"):
-        options["poolclass"] = sa.pool.StaticPool
-    else:
-        options |= {"pool_size": 10, "max_overflow": 40, "pool_timeout": BUSY_SECONDS}
-    engine = sa.create_engine(url, **options)
-
-    @event.listens_for(engine, "connect")
-    def _prepare(connection: Any, _: Any) -> None:
-        cursor = connection.cursor()
-        cursor.execute("PRAGMA journal_mode=WAL")
-        cursor.execute("PRAGMA synchronous=FULL")
-        # Keeps the log near 1 MB: on a disk that is almost full a large one would be what fills it.
-        cursor.execute("PRAGMA wal_autocheckpoint=250")
-        cursor.close()
-
-    return engine

@@ -10,7 +10,8 @@ import pytest
 
 from tests.support.cluster_objects import pod, request
 from trials.kubernetes.owner import Owner
-from trials.kubernetes.pods.manifest import is_stuck, merge_templates, pod_manifest, read_end, touches_ours
+from trials.kubernetes.pods.manifest import merge_templates, pod_manifest, touches_ours
+from trials.kubernetes.pods.status import is_stuck, read_end
 from trials.kubernetes.settings import ClusterSettings
 
 OWNER = Owner(trial_id="t-0", name="t-0", namespace="team", uid="u", study="my study!")

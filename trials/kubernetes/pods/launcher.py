@@ -19,19 +19,10 @@ from trials.errors import ClusterRefused, ClusterUnreachable, LaunchFailed
 from trials.kubernetes.client.api import PODS, QUOTAS, ClusterApi
 from trials.kubernetes.names import PLACEHOLDER_LABEL, REPLICA_LABEL, Document, label_value
 from trials.kubernetes.owner import Owner
-from trials.kubernetes.pods.manifest import (
-    PodEnd,
-    belongs_to,
-    beyond_slot,
-    created_at,
-    is_stuck,
-    node_of,
-    pod_manifest,
-    read_end,
-    touches_ours,
-)
+from trials.kubernetes.pods.manifest import beyond_slot, pod_manifest, touches_ours
 from trials.kubernetes.pods.nodes import is_ready, node_slots
 from trials.kubernetes.pods.quotas import namespace_quotas
+from trials.kubernetes.pods.status import PodEnd, belongs_to, created_at, is_stuck, node_of, read_end
 from trials.kubernetes.settings import ClusterSettings
 from trials.launch.base import Exit, LaunchRequest, NodeSlots, ReplicaProcess
 from trials.log_files import open_own

@@ -1,4 +1,4 @@
-"""A replica's pod: what is asked of the API server, and what is read from what it says. Pure functions.
+"""A replica's pod: what is asked of the API server. Pure functions.
 
 A pod is made for one node, by node affinity: Kubernetes's own scheduler still binds it, so that priorities, volumes,
 taints and other people's pods count as everywhere. It is never restarted by the kubelet: whether and where a replica
@@ -11,8 +11,6 @@ import copy
 import json
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from datetime import datetime
 from typing import Any
 
 from dist_core.link.environment import GRACE_SECONDS, TOKEN, TOKEN_FILE
@@ -31,7 +29,7 @@ from trials.kubernetes.names import (
 )
 from trials.kubernetes.owner import Owner
 from trials.kubernetes.settings import ClusterSettings
-from trials.launch.base import NO_ROOM, LaunchRequest
+from trials.launch.base import LaunchRequest
 
 CONTAINER = "replica"
 OWN_VOLUMES = "elastune-"
@@ -41,12 +39,6 @@ TOKEN_SECONDS = 3600
 """For so long the kubelet's token of a replica is good; it is replaced in time, and ends with the pod."""
 NODE_TOLERATION_SECONDS = 5
 """How long a pod stays on a node that is not ready; the trial itself heals sooner."""
-HOPELESS = frozenset(
-    {"ErrImageNeverPull", "InvalidImageName", "CreateContainerConfigError", "CreateContainerError", "RunContainerError"}
-)
-"""Reasons of a waiting container that no patience cures."""
-PATIENCE = 10.0
-"""So many times the deadline is allowed for what is only slow: an image that is being pulled, a queue."""
 
 
 def pod_manifest(request: LaunchRequest, owner: Owner, settings: ClusterSettings) -> Document:
@@ -264,138 +256,3 @@ def _merge_lists(below: list[Any], above: list[Any]) -> list[Any]:
         present = merged.get(each[key])
         merged[each[key]] = copy.deepcopy(each) if present is None else merge_templates(present, each)
     return list(merged.values())
-
-
-# ---------------------------------------------------------------------- what the API server says
-
-
-@dataclass(frozen=True, slots=True)
-class PodEnd:
-    """A replica that does not run any more, or never will."""
-
-    status: int | None
-    why: str = ""
-    code: str = "pod_ended"
-
-
-def read_end(pod: Mapping[str, Any], now: float, *, node_is_lost: bool, deadline_seconds: float) -> PodEnd | None:
-    """None while the replica runs, or may still start."""
-    status = pod.get("status") or {}
-    phase = status.get("phase", "Pending")
-    if is_over(pod) or _main_has_ended(status):
-        return _ended(pod)
-    node = node_of(pod)
-    if node_is_lost and phase == "Running":
-        return PodEnd(None, f"node {node} does not answer any more", "node_lost")
-    if phase != "Pending":
-        return None
-    if pod["metadata"].get("deletionTimestamp"):
-        return PodEnd(None, "its pod was deleted before it had started", "cannot_start")
-    waits = _why_it_waits(status)
-    if _is_held_or_pulls(status):
-        deadline_seconds *= PATIENCE
-    hopeless = any(reason in HOPELESS for reason, _ in _waiting(status))
-    age = now - _seconds(pod["metadata"].get("creationTimestamp"), now)
-    if age < (min(deadline_seconds, 5.0) if hopeless else deadline_seconds):
-        return None
-    code = NO_ROOM if _is_unschedulable(status) else "cannot_start"
-    return PodEnd(None, f"its pod could not start on {node} within {age:.0f} s: {waits}", code)
-
-
-def _main_has_ended(status: Mapping[str, Any]) -> bool:
-    """Also while other containers of the pod, such as a mesh's, still run."""
-    return any(
-        container.get("name") == CONTAINER and (container.get("state") or {}).get("terminated")
-        for container in status.get("containerStatuses") or ()
-    )
-
-
-def _is_held_or_pulls(status: Mapping[str, Any]) -> bool:
-    """A queue has not let it in yet, or its image is on the way."""
-    held = any(condition.get("reason") == "SchedulingGated" for condition in status.get("conditions") or ())
-    reasons = {reason for reason, _ in _waiting(status)}
-    return held or (bool(reasons) and reasons <= {"ContainerCreating", "PodInitializing"})
-
-
-def _is_unschedulable(status: Mapping[str, Any]) -> bool:
-    return any(condition.get("reason") == "Unschedulable" for condition in status.get("conditions") or ())
-
-
-def _ended(pod: Mapping[str, Any]) -> PodEnd:
-    status = pod.get("status") or {}
-    by_cluster = status.get("reason") or ""
-    for container in status.get("containerStatuses") or ():
-        ended = (container.get("state") or {}).get("terminated")
-        if container.get("name") != CONTAINER or ended is None:
-            continue
-        code = ended.get("exitCode")
-        if ended.get("reason") == "OOMKilled":
-            return PodEnd(-9, "the memory of its pod was used up", "out_of_memory")
-        # A shell reports a signal as 128 + its number.
-        result = 128 - code if isinstance(code, int) and code in (137, 139, 134, 135, 136, 132) else code
-        return PodEnd(result, _because(status) if by_cluster else "", "evicted")
-    # It never ran: the kubelet refused it.
-    code = "evicted" if by_cluster == "Evicted" else NO_ROOM if by_cluster.startswith("OutOf") else "cannot_start"
-    deleted = "its pod was deleted before it had started" if pod["metadata"].get("deletionTimestamp") else ""
-    return PodEnd(None, _because(status) or deleted or "its pod failed", code)
-
-
-def _because(status: Mapping[str, Any]) -> str:
-    return ": ".join(word for word in (status.get("reason"), status.get("message")) if word)[:300]
-
-
-def _waiting(status: Mapping[str, Any]) -> list[tuple[str, str]]:
-    found = []
-    for container in (*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())):
-        waiting = (container.get("state") or {}).get("waiting")
-        if waiting is not None:
-            found.append((waiting.get("reason", ""), waiting.get("message", "")))
-    return found
-
-
-def _why_it_waits(status: Mapping[str, Any]) -> str:
-    for reason, message in _waiting(status):
-        if reason not in ("", "ContainerCreating", "PodInitializing"):
-            return f"{reason}: {message}"[:300]
-    for condition in status.get("conditions") or ():
-        if condition.get("status") == "False" and condition.get("message"):
-            return f"{condition.get('reason', condition.get('type'))}: {condition['message']}"[:300]
-    return "the kubelet has not started it yet"
-
-
-def is_over(pod: Mapping[str, Any]) -> bool:
-    """Whether Kubernetes counts nothing for it any more."""
-    return (pod.get("status") or {}).get("phase") in ("Succeeded", "Failed")
-
-
-def is_stuck(pod: Mapping[str, Any]) -> bool:
-    """Whether none of its containers has run or is being made: they wait for an image, or for what they name."""
-    status = pod.get("status") or {}
-    containers = (*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ()))
-    waiting = _waiting(status)
-    being_made = any(reason in ("", "ContainerCreating", "PodInitializing") for reason, _ in waiting)
-    return bool(waiting) and len(waiting) == len(containers) and not being_made
-
-
-def belongs_to(pod: Mapping[str, Any], settings: ClusterSettings) -> bool:
-    """Whether this scheduler has made the pod: its label, in a namespace that it looks after."""
-    metadata = pod["metadata"]
-    made_by = (metadata.get("labels") or {}).get(INSTANCE_LABEL)
-    return made_by == label_value(settings.instance) and metadata.get("namespace") in settings.all_namespaces
-
-
-def node_of(pod: Mapping[str, Any]) -> str:
-    """Where it runs, or is meant to."""
-    bound = (pod.get("spec") or {}).get("nodeName")
-    named = (pod["metadata"].get("annotations") or {}).get(f"{GROUP}/node")
-    return str(bound or named or "")
-
-
-def _seconds(stamp: str | None, default: float) -> float:
-    if stamp is None:
-        return default
-    return datetime.fromisoformat(stamp).timestamp()
-
-
-def created_at(pod: Mapping[str, Any]) -> float:
-    return _seconds(pod["metadata"].get("creationTimestamp"), 0.0)

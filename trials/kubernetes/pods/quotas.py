@@ -11,7 +11,8 @@ from decimal import Decimal
 from typing import Any
 
 from trials.kubernetes.amounts import Amounts, amount
-from trials.kubernetes.pods.manifest import belongs_to, is_over, slot_amounts
+from trials.kubernetes.pods.manifest import slot_amounts
+from trials.kubernetes.pods.status import belongs_to, is_over
 from trials.kubernetes.settings import ClusterSettings
 from trials.quota import SlotQuota
 

@@ -31,14 +31,13 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from trials.inside.cgroups import leave
 from trials.inside.keeping import Keeping
 from trials.inside.replica_start import confine, finish, redirect, reseed, run_replica
-from trials.inside.user_code import LOADED_BY
+from trials.launch.fork.child import Child, kind_of, say, told
 from trials.launch.fork.loaded_sources import LoadedSources
 from trials.launch.fork.shared_import import SharedImport, UnfitToShare, import_for_sharing
 
@@ -53,28 +52,6 @@ SPARE_AFTER_SECONDS = 0.05
 """A spare is made when nobody has asked for anything for so long: a burst of launches goes first."""
 
 
-@dataclass(slots=True, eq=False)
-class _Child:
-    """A process that is a replica, or could become one again."""
-
-    replica_id: str | None
-    kind: object
-    """None: a spare, which can become any replica."""
-    line: socket.socket | None
-    kept_since: float | None = None
-    """Since when it waits to become another replica, if it does."""
-
-    @property
-    def is_spare(self) -> bool:
-        return self.kind is None and self.kept_since is not None
-
-    def hang_up(self) -> None:
-        """Speak to it no more; one that waits ends by that."""
-        if self.line is not None:
-            self.line.close()
-            self.line = None
-
-
 class _Server:
     """What the fork server and its branches have in common: launches, ends, and a watch on their sources."""
 
@@ -82,7 +59,7 @@ class _Server:
         self.connection = connection
         self.sources = sources
         self.shared = shared
-        self.children: dict[int, _Child] = {}
+        self.children: dict[int, Child] = {}
         self.wants_spare = False
         """Whether to fork a process beforehand: where one replica was started, another one follows."""
         self.received_sockets: list[int] = []
@@ -154,11 +131,11 @@ class _Server:
         return self.sources.changed()
 
     def launch(self, request: dict[str, Any]) -> None:
-        kind = _kind_of(request)
+        kind = kind_of(request)
         waiting = [(pid, child) for pid, child in self.children.items() if child.kept_since is not None]
         # One that has been such a replica has more in memory than a spare.
         for pid, child in sorted(waiting, key=lambda each: each[1].kind is None):
-            if child.kind in (kind, None) and _say(child.line, request):
+            if child.kind in (kind, None) and say(child.line, request):
                 self.wants_spare = self.wants_spare or child.kind is None
                 child.replica_id, child.kind, child.kept_since = request["replica_id"], kind, None
                 self.answer({"launched": request["replica_id"], "pid": pid})
@@ -189,7 +166,7 @@ class _Server:
 
         pid = self.fork(become)
         theirs.close()
-        self.children[pid] = _Child(None, None, ours)
+        self.children[pid] = Child(None, None, ours)
         return pid
 
     def hear(self, pid: int) -> None:
@@ -234,7 +211,7 @@ class _Server:
 
     def _become_replica(self, request: dict[str, Any] | None, line: socket.socket) -> None:
         self.let_go()
-        request = request or _told(line)
+        request = request or told(line)
         keeping = Keeping()
         had_torch = "torch" in sys.modules
         while True:
@@ -257,7 +234,7 @@ class _Server:
             signal.signal(signal.SIGINT, signal.SIG_DFL)
             with contextlib.suppress(OSError):
                 line.sendall(b"kept ")
-            request = _told(line)
+            request = told(line)
 
     def reap(self) -> None:
         while True:
@@ -268,44 +245,11 @@ class _Server:
             if pid == 0:
                 return
             # One that was started before this process began anew is not known by name.
-            child = self.children.pop(pid, None) or _Child(None, None, None)
+            child = self.children.pop(pid, None) or Child(None, None, None)
             child.hang_up()
             if child.kept_since is None:
                 code = os.waitstatus_to_exitcode(status)
                 self.answer({"exited": pid, "status": code, "replica": child.replica_id})
-
-
-def _kind_of(request: Mapping[str, Any]) -> object:
-    """Processes that have been a replica of one kind may become another one of it."""
-    names = ("study", "entrypoint", "working_dir", "python_path", "user_code")
-    environ = request["environ"].items()
-    same = {name: value for name, value in environ if not name.startswith("ELASTUNE_") or name in LOADED_BY}
-    return [request[name] for name in names], same
-
-
-def _say(line: socket.socket | None, request: Mapping[str, Any]) -> bool:
-    """Whether somebody is there to hear."""
-    try:
-        if line is not None:
-            line.sendall(json.dumps(request).encode() + b"\n")
-    except OSError:
-        return False
-    return line is not None
-
-
-def _told(line: socket.socket) -> dict[str, Any]:
-    """In a process that waits: what it is to be. It ends when nobody wants it."""
-    received = b""
-    with contextlib.suppress(OSError):
-        while not received.endswith(b"\n"):
-            more = line.recv(1 << 20)
-            if not more:
-                break
-            received += more
-    if not received.endswith(b"\n"):
-        finish(0)
-    request: dict[str, Any] = json.loads(received)
-    return request
 
 
 class _ForkServer(_Server):
