@@ -1,8 +1,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
 
 import optuna
 import pytest
@@ -10,6 +12,8 @@ import pytest
 from scheduler.api.client import SchedulerClient
 from scheduler.host.embedded import EmbeddedScheduler
 from scheduler.policy import policy_by_name
+from tests.support.nni_experiment import NniExperiment
+from tests.support.nni_scripts import REPORTS
 from tests.support.replicas_in_threads import ThreadLauncher
 from tests.support.served import ServedLoop
 from trials.store import InMemoryTrialStore
@@ -63,3 +67,18 @@ def joined(client: SchedulerClient) -> Iterator[None]:
         patch.setenv("ELASTUNE_URL", client.url)
         patch.setenv("ELASTUNE_TOKEN", client.token)
         yield
+
+
+@pytest.fixture
+def experiment(tmp_path: Path) -> Iterator[Callable[..., NniExperiment]]:
+    made: list[NniExperiment] = []
+
+    def make(code: str = REPORTS, service: dict[str, Any] | None = None, **config: Any) -> NniExperiment:
+        folder = tmp_path / str(len(made))
+        folder.mkdir()
+        made.append(NniExperiment(folder, code, config, service or {}))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.close()

@@ -16,8 +16,8 @@ import pytest
 
 from tests.support import objectives
 from tests.support.nni_experiment import NniExperiment
+from tests.support.nni_scripts import REPORTS
 from tests.support.ports import ReservedPort, until_it_answers
-from tests.tuner_bridge.test_nni_experiments import REPORTS
 from tuner_bridge import optimize
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]

@@ -1,0 +1,196 @@
+"""Training code that cannot work is refused by name, in words that help."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.optim import lr_scheduler as lr
+
+import dist_core
+import dist_core.generations.watch
+import dist_core.trial.core
+from tests.support.habits import (
+    PAIR,
+    Habit,
+    Kit,
+    as_trial,
+    examples,
+    network,
+    told_by_one_replica,
+    weights_of,
+)
+from tests.support.shared_habits import (
+    mse,
+)
+
+
+def one_step(kit: Kit, step: Callable[..., Any], **options: Any) -> None:
+    model = network()
+    optimizer = options.pop("optimizer", torch.optim.SGD)(model.parameters(), lr=0.1)
+    wrapped = kit.wrap(model, optimizer, **options)
+    for _ in kit.epochs(1):
+        for x, y in kit.loader(examples()):
+            step(wrapped, optimizer, x, y)
+
+
+def with_lbfgs(kit: Kit) -> None:
+    one_step(kit, lambda *_: None, optimizer=torch.optim.LBFGS)
+
+
+def with_a_hook(kit: Kit) -> None:
+    one_step(kit, lambda model, *_: model.register_comm_hook(None, print))
+
+
+def with_join(kit: Kit) -> None:
+    one_step(kit, lambda model, *_: model.join())
+
+
+def with_a_process_group(kit: Kit) -> None:
+    one_step(kit, lambda *_: None, process_group=object())
+
+
+def around_the_wrapper(kit: Kit) -> None:
+    def step(model: Any, optimizer: Any, x: torch.Tensor, y: torch.Tensor) -> None:
+        mse(model.module(x), y).backward()
+        optimizer.step()
+
+    one_step(kit, step)
+
+
+def outside_of_the_loop_in_evaluation_mode(kit: Kit) -> None:
+    one_step(kit, lambda *_: None)
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    wrapped = kit.wrap(model, optimizer).eval()
+    wrapped(torch.ones(4, 6)).sum().backward()
+    optimizer.step()
+
+
+def with_an_optimizer_that_nobody_gave(kit: Kit) -> None:
+    def step(model: Any, optimizer: Any, x: torch.Tensor, y: torch.Tensor) -> None:
+        mse(model(x), y).backward()
+        optimizer.step()
+        torch.optim.AdamW(model.parameters(), lr=0.1).step()
+
+    one_step(kit, step)
+
+
+def with_a_loss_that_learns(kit: Kit) -> None:
+    model, loss = network(), nn.Linear(1, 1)
+    optimizer = torch.optim.SGD([*model.parameters(), *loss.parameters()], lr=0.1)
+    wrapped = kit.wrap(model, optimizer)
+    for _ in kit.epochs(1):
+        for x, y in kit.loader(examples()):
+            mse(loss(wrapped(x)), y).backward()
+            optimizer.step()
+
+
+class Moody(torch.utils.data.Sampler[int]):
+    """Draws from a generator of its own, which nobody seeds."""
+
+    def __init__(self) -> None:
+        self.own = torch.Generator()
+        self.own.seed()
+
+    def __len__(self) -> int:
+        return 96
+
+    def __iter__(self) -> Any:
+        return iter(torch.randperm(96, generator=self.own).tolist())
+
+
+def with_a_sampler_of_its_own_mind(kit: Kit) -> None:
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    wrapped = kit.wrap(model, optimizer)
+    for _ in kit.epochs(1):
+        for x, y in kit.loader(examples(), sampler=Moody()):
+            mse(wrapped(x), y).backward()
+            optimizer.step()
+
+
+def with_rates_of_its_own(kit: Kit) -> None:
+    def step(model: Any, optimizer: Any, x: torch.Tensor, y: torch.Tensor) -> None:
+        optimizer.param_groups[0]["lr"] = 0.1 + dist_core.rank()
+        mse(model(x), y).backward()
+        optimizer.step()
+
+    one_step(kit, step)
+
+
+def with_a_state_that_cannot_come_back(kit: Kit) -> None:
+    class Kept:
+        def state_dict(self) -> dict[str, Any]:
+            return {"recent": [1.0, deque([2.0])]}
+
+        def load_state_dict(self, state: Any) -> None:
+            raise AssertionError("never")
+
+    dist_core.register_state("mine", Kept())
+    one_step(kit, lambda *_: None)
+    dist_core.trial.core.get_core().saving.save(leaving=False)
+
+
+def with_torchs_own_wrapper(kit: Kit) -> None:
+    nn.parallel.DistributedDataParallel(network())
+
+
+def with_schedules_that_nobody_gave(kit: Kit) -> list[float]:
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    loader, wrapped = kit.loader(examples()), kit.wrap(model, optimizer)
+    schedules = [lr.StepLR(optimizer, 2, 0.5), lr.ExponentialLR(optimizer, 0.9)]
+    for _ in kit.epochs(2):
+        for x, y in loader:
+            optimizer.zero_grad()
+            mse(wrapped(x), y).backward()
+            optimizer.step()
+        for each in schedules:
+            each.step()
+    return weights_of(model)
+
+
+REFUSALS: list[tuple[Habit, str, int]] = [
+    (with_torchs_own_wrapper, "in place of DistributedDataParallel", PAIR),
+    (with_schedules_that_nobody_gave, "sets the learning rate of SGD and was not given", 1),
+    (with_lbfgs, "LBFGS evaluates its closure several times", 1),
+    (with_a_hook, r"no register_comm_hook\(\)", 1),
+    (with_join, r"no join\(\)", 1),
+    (with_a_process_group, "was given process_group=", 1),
+    (around_the_wrapper, "gradients that were not reduced over the 2 replicas", 2),
+    (outside_of_the_loop_in_evaluation_mode, "gradients that were not reduced over the 2 replicas", 2),
+    (with_an_optimizer_that_nobody_gave, "AdamW steps 4 parameters of a model that was wrapped without it", 1),
+    (with_a_loss_that_learns, "SGD trains 2 parameters that are in no wrapped model", 1),
+    (with_a_sampler_of_its_own_mind, "the sampler draws another order on each", 2),
+    (with_rates_of_its_own, "the learning rates differ between the replicas", 2),
+    (with_a_state_that_cannot_come_back, r"user-mine\['recent'\]\[1\] holds a collections.deque", 2),
+]
+
+
+@pytest.mark.parametrize(("breaks", "match", "replicas"), REFUSALS, ids=lambda each: getattr(each, "__name__", ""))
+def test_a_habit_that_cannot_work_is_refused_by_name(breaks: Habit, match: str, replicas: int) -> None:
+    with pytest.raises(AssertionError, match=match):
+        as_trial(breaks, replicas)
+
+
+def a_step_longer_than_the_grace(kit: Kit) -> None:
+    def step(model: Any, optimizer: Any, x: torch.Tensor, y: torch.Tensor) -> None:
+        dist_core.generations.watch.GRACE_MARGIN_SECONDS = 59.7
+        core = dist_core.trial.core.get_core()
+        assert core.membership is not None
+        core.membership.told_to_end()
+        time.sleep(30.0)
+
+    one_step(kit, step)
+
+
+def test_a_replica_that_comes_to_no_place_to_leave_at_says_what_is_lost() -> None:
+    [sentence] = told_by_one_replica(a_step_longer_than_the_grace)
+    assert "came to no place where it could within 0 s" in sentence
+    assert "what it has done since the last checkpoint is lost" in sentence
