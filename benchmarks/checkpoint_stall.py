@@ -24,17 +24,19 @@ from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType, async_save
 
 from benchmarks.frame import Measurement
+from dist_core.device import device_of
 from dist_core.state.checkpoint import CheckpointWriter, load_checkpoint, newest_checkpoint
 
 ROUNDS = 7
 
 
 class Training:
-    def __init__(self) -> None:
+    def __init__(self, place: torch.device) -> None:
         torch.manual_seed(0)
-        self.model = nn.Sequential(*(nn.Linear(512, 512) for _ in range(100)))
+        self._device = device_of(place)
+        self.model = nn.Sequential(*(nn.Linear(512, 512) for _ in range(100))).to(place)
         self.optimizer = torch.optim.Adam(self.model.parameters(), lr=1e-5)
-        self.x = torch.randn(192, 512)
+        self.x = torch.randn(192, 512, device=place)
         self.step(lambda: None)
         self.step(lambda: None)
 
@@ -43,6 +45,7 @@ class Training:
         self.model(self.x).square().mean().backward()
         before_update()
         self.optimizer.step()
+        self._device.mark().wait()
 
     def state(self) -> dict[str, Any]:
         return {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()["state"]}
@@ -60,13 +63,14 @@ def seconds(call: Callable[[], object]) -> float:
     return time.perf_counter() - began
 
 
-def measure() -> list[Measurement]:
+def measure(kind: str = "cpu") -> list[Measurement]:
+    """``kind``: cpu or cuda, where the model is trained."""
     torch.set_num_threads(1)
-    training = Training()
+    training = Training(torch.device(kind))
     tensors = tensors_of(training.state())
     megabytes = sum(tensor.nbytes for tensor in tensors) / 1e6
     copies, usual, ours, peers, loaded = [], [], [], [], []
-    kept = [torch.empty_like(tensor) for tensor in tensors]
+    kept = [torch.empty_like(tensor, device="cpu") for tensor in tensors]
     with tempfile.TemporaryDirectory() as folder:
         writer = CheckpointWriter(Path(folder) / "ours", on_error=print)
         stager = DefaultStager(StagingOptions(False, False, False, False))
@@ -109,8 +113,8 @@ def measure() -> list[Measurement]:
     details = {"megabytes": megabytes, "step_ms": 1e3 * statistics.median(usual), "all_ms": [1e3 * s for s in ours]}
     common: dict[str, Any] = {"unit": "ms", "ours": stall, "details": details}
     return [
-        Measurement(what="stall, 300 MB", peer=copy, peer_name="one copy of the state", target=1.5, **common),
-        Measurement(what="stall, 300 MB", peer=peer, peer_name="dcp.async_save", target=0.25, **common),
+        Measurement(what=f"stall on {kind}, 300 MB", peer=copy, peer_name="one copy of it", target=1.5, **common),
+        Measurement(what=f"stall on {kind}, 300 MB", peer=peer, peer_name="dcp.async_save", target=0.25, **common),
         Measurement(
             what="load, 300 MB", ours=1e3 * statistics.median(loaded), peer=copy, unit="ms", peer_name="one copy"
         ),

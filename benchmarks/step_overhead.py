@@ -23,6 +23,7 @@ from torch.utils.data.distributed import DistributedSampler
 
 from benchmarks.frame import Measurement
 from benchmarks.ranks import run_ranks
+from dist_core.device import device_of
 
 ROUNDS = 30
 BLOCK = 6
@@ -73,9 +74,11 @@ OPTIMIZERS: dict[str, Callable[[nn.Module], torch.optim.Optimizer]] = {
 }
 
 
-def _plain(name: str, optimizer_name: str, data: TensorDataset, local_batch: int, world_size: int) -> Iterator[None]:
+def _plain(
+    name: str, optimizer_name: str, data: TensorDataset, local_batch: int, world_size: int, place: torch.device
+) -> Iterator[None]:
     torch.manual_seed(0)
-    model = MODELS[name]()[0]
+    model = MODELS[name]()[0].to(place)
     optimizer = OPTIMIZERS[optimizer_name](model)
     wrapped: nn.Module = model
     sampler: DistributedSampler[Any] | None = None
@@ -86,38 +89,60 @@ def _plain(name: str, optimizer_name: str, data: TensorDataset, local_batch: int
     while True:
         for x, y in loader:
             optimizer.zero_grad()
-            nn.functional.cross_entropy(wrapped(x), y).backward()
+            nn.functional.cross_entropy(wrapped(x.to(place)), y.to(place)).backward()
             optimizer.step()
             yield
 
 
 def _ours(
-    name: str, optimizer_name: str, data: TensorDataset, local_batch: int, world_size: int, every: int
+    name: str,
+    optimizer_name: str,
+    data: TensorDataset,
+    local_batch: int,
+    world_size: int,
+    place: torch.device,
+    every: int,
 ) -> Iterator[None]:
     from dist_core import AdaptiveDataLoader, AdaptiveDataParallel, remaining_epochs_until
     from dist_core.trial.core import reset_core
 
     reset_core()
     torch.manual_seed(0)
-    model = MODELS[name]()[0]
+    model = MODELS[name]()[0].to(place)
     optimizer = OPTIMIZERS[optimizer_name](model)
     loader = AdaptiveDataLoader(data, batch_size=local_batch * world_size, shuffle=True)
     wrapped = AdaptiveDataParallel(model, optimizer, noise_every=every)
     for _ in remaining_epochs_until(10**6):
         for x, y in loader:
             optimizer.zero_grad()
-            nn.functional.cross_entropy(wrapped(x), y).backward()
+            nn.functional.cross_entropy(wrapped(x.to(place)), y.to(place)).backward()
             optimizer.step()
             yield
 
 
-def _times(rank: int, world_size: int, name: str, optimizer_name: str, every: int) -> dict[str, dict[str, list[float]]]:
+def _place(kind: str, rank: int, world_size: int) -> torch.device:
+    """This rank's; where there are fewer GPUs than ranks, all are on the first one."""
+    if kind == "cpu":
+        return torch.device("cpu")
+    shared = torch.cuda.device_count() < world_size
+    if shared:
+        os.environ["ELASTUNE_GPU_SHARE"] = str(0.9 / world_size)
+    place = torch.device("cuda", 0 if shared else rank)
+    torch.cuda.set_device(place)
+    return place
+
+
+def _times(
+    rank: int, world_size: int, name: str, optimizer_name: str, every: int, kind: str
+) -> dict[str, dict[str, list[float]]]:
+    place = _place(kind, rank, world_size)
+    device = device_of(place)
     _, shape, local_batch, classes = MODELS[name]()
     count = local_batch * world_size * 40
     data = TensorDataset(torch.randn(count, *shape), torch.randint(classes, (count,)))
     variants = {
-        "plain": _plain(name, optimizer_name, data, local_batch, world_size),
-        "ours": _ours(name, optimizer_name, data, local_batch, world_size, every),
+        "plain": _plain(name, optimizer_name, data, local_batch, world_size, place),
+        "ours": _ours(name, optimizer_name, data, local_batch, world_size, place, every),
     }
     for steps in variants.values():
         for _ in range(8):
@@ -128,9 +153,11 @@ def _times(rank: int, world_size: int, name: str, optimizer_name: str, every: in
     for _ in range(ROUNDS):
         for variant in order.sample(list(variants), len(variants)):
             dist.barrier()
+            device.mark().wait()
             began, began_cpu = time.perf_counter(), time.process_time()
             for _ in range(BLOCK):
                 next(variants[variant])
+            device.mark().wait()
             wall[variant].append((time.perf_counter() - began) / BLOCK)
             cpu[variant].append((time.process_time() - began_cpu) / BLOCK)
     return {"wall": wall, "cpu": cpu}
@@ -140,18 +167,19 @@ def _median_ratio(times: dict[str, list[float]]) -> float:
     return statistics.median(ours / plain for ours, plain in zip(times["ours"], times["plain"], strict=True))
 
 
-def measure(models: Sequence[str] = tuple(MODELS)) -> list[Measurement]:
+def measure(models: Sequence[str] = tuple(MODELS), kind: str = "cpu") -> list[Measurement]:
+    """``kind``: cpu or cuda, where the models are trained."""
     rows = []
     for name in models:
         for world_size, optimizer_name, every, target in CASES:
-            times = run_ranks(_times, world_size, name, optimizer_name, every)
+            times = run_ranks(_times, world_size, name, optimizer_name, every, kind)
             peer_name = "DDP + DataLoader" if world_size > 1 else "plain PyTorch"
-            for kind in ("wall", "cpu"):
-                peer = 1e3 * statistics.median(times[kind]["plain"])
+            for clock in ("wall", "cpu"):
+                peer = 1e3 * statistics.median(times[clock]["plain"])
                 rows.append(
                     Measurement(
-                        what=f"{name}, {world_size} replicas, {optimizer_name}, noise scale every {every}, {kind}",
-                        ours=peer * _median_ratio(times[kind]),
+                        what=f"{name} on {kind}, {world_size} replicas, {optimizer_name}, noise every {every}, {clock}",
+                        ours=peer * _median_ratio(times[clock]),
                         peer=peer,
                         unit="ms",
                         peer_name=peer_name,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import gc
+import os
 import re
 import sys
 import time
@@ -54,7 +55,9 @@ __all__ = [
     "build_gloo_group",
     "build_nccl_group",
     "close_connections",
+    "close_nccl_group",
     "compiled_graphs",
+    "connect_nccl_group",
     "forget_scaled_step",
     "gradient_buckets",
     "killed_data_workers",
@@ -105,16 +108,45 @@ def close_connections(group: dist.ProcessGroup) -> None:
 
 
 def build_nccl_group(store: Store, *, rank: int, world_size: int, timeout: timedelta, name: str) -> dist.ProcessGroup:
-    """The same over NCCL; errors are left to us (no watchdog that kills the process)."""
+    """The same over NCCL. Its connections are made by the first collective; see ``connect_nccl_group``.
+
+    A collective that does not end ends the process after a while, as torch is set up. These groups are left to us: what
+    waits for one who is lost is aborted as soon as the round over Gloo, which fails at once, says so.
+    """
     options = dist.ProcessGroupNCCL.Options()
     options._timeout = timeout
-    backend = dist.ProcessGroupNCCL(store, rank, world_size, options)
+    with _environment(TORCH_NCCL_ASYNC_ERROR_HANDLING="0"):
+        backend = dist.ProcessGroupNCCL(store, rank, world_size, options)
     backend._set_sequence_number_for_group()
     group = dist.ProcessGroup(store, rank, world_size)
     group._set_default_backend(dist.ProcessGroup.BackendType.NCCL)
     group._register_backend(torch.device("cuda"), dist.ProcessGroup.BackendType.NCCL, backend)
     group._set_group_name(GroupName(name))
     return group
+
+
+@contextlib.contextmanager
+def _environment(**variables: str) -> Iterator[None]:
+    """Read by a constructor only; what somebody has set already stays."""
+    absent = {name: value for name, value in variables.items() if name not in os.environ}
+    os.environ.update(absent)
+    try:
+        yield
+    finally:
+        for name in absent:
+            del os.environ[name]
+
+
+def connect_nccl_group(group: dist.ProcessGroup) -> None:
+    """Collective: one sum of one number makes the connections, and shows that they work. Raises RuntimeError."""
+    group.allreduce([torch.zeros(1, device="cuda")]).wait()
+    torch.cuda.current_stream().synchronize()
+
+
+def close_nccl_group(group: dist.ProcessGroup) -> None:
+    """Collective: ends the connections, behind all that the device was given before."""
+    torch.cuda.synchronize()
+    group.shutdown()
 
 
 def replace_process_group(model: DistributedDataParallel, group: dist.ProcessGroup) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 
 from dist_core.errors import PeerLost
-from dist_core.generations.letting_go import let_go
 from dist_core.generations.process_groups import GroupNeeds, ReplicaGroup, lone_group
 from dist_core.generations.watch import Prepared
 
@@ -58,12 +57,16 @@ class PresentGeneration:
         assert prepared.group is not None
         self.took_over |= self._last_rank > 0 and prepared.group.rank == 0
         self._last_rank = prepared.group.rank
-        let_go(self.group.process_groups())
+        self.group.leave()
         self.group = prepared.group
         self.members = prepared.generation.members
         self.number = prepared.generation.number
         self.joined = True
         self.broken = None
+        try:
+            self.group.connect()
+        except PeerLost as error:
+            self.mark_broken(str(error))
 
     def enter_without_scheduler(self, group: ReplicaGroup | None) -> None:
         """With those that were started with this process; None for one that is alone."""

@@ -1,9 +1,9 @@
 """The replicas of one generation as seen by one of them: rank, world size and the collectives between them.
 
 Gradients travel over ``data`` (NCCL between GPUs, Gloo between CPUs), flags and scalars over ``control`` (always Gloo,
-so that reading a flag never synchronises a GPU). On CPUs both are one group. Their collectives are issued by the
-training thread, in program order, which is the same on all ranks; whoever issues collectives from a thread of its own
-asks for groups of its own (``GroupNeeds``).
+so that reading a flag never synchronises a GPU). For models on CPUs both are one group. Their collectives are issued by
+the training thread, in program order, which is the same on all ranks; whoever issues collectives from a thread of its
+own asks for groups of its own (``GroupNeeds``).
 """
 
 from __future__ import annotations
@@ -16,11 +16,12 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
 
+from dist_core.device import Device
 from dist_core.errors import InvalidTraining, PeerLost
 from dist_core.generations.fuse import Fuse
 from dist_core.generations.letting_go import let_go
@@ -32,6 +33,8 @@ from dist_core.torch_private import (
     build_gloo_group,
     build_nccl_group,
     close_connections,
+    close_nccl_group,
+    connect_nccl_group,
 )
 
 TORCHRUN_SECONDS = 300.0
@@ -55,10 +58,23 @@ def _wait_for(works: Sequence[dist.Work]) -> None:
         work.wait()
 
 
+Carrier = Literal["host", "staged", "nccl"]
+"""How gradients travel: by Gloo from where they lie in the host's memory, by Gloo through copies there, or by NCCL."""
+
+
+def carrier_for(device: Device) -> Carrier:
+    if device.is_host:
+        return "host"
+    # NCCL takes one rank for each GPU; replicas that share one go through the host.
+    return "nccl" if device.has_nccl and gpu_share() == 1.0 else "staged"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupNeeds:
-    """Process groups that a reduction strategy wants beside ``data`` and ``control``."""
+    """Process groups that wrapped models want, and their reduction strategies beside ``data`` and ``control``."""
 
+    carriers: frozenset[Carrier] = frozenset()
+    """Of the models' gradients."""
     extra: int = 0
     """Over all replicas, on the gradients' backend."""
     extra_on_host: bool = False
@@ -68,15 +84,28 @@ class GroupNeeds:
 
     def __or__(self, other: GroupNeeds) -> GroupNeeds:
         return GroupNeeds(
+            carriers=self.carriers | other.carriers,
             extra=max(self.extra, other.extra),
             extra_on_host=self.extra_on_host or other.extra_on_host,
             by_node=self.by_node or other.by_node,
         )
 
+    @property
+    def nccl(self) -> bool:
+        """Whether all gradients lie where NCCL takes them from."""
+        return self.carriers == {"nccl"}
+
+    @property
+    def apart(self) -> bool:
+        """Whether some gradients lie elsewhere than in the host's memory, and are sent by other threads than votes."""
+        return bool(self.carriers - {"host"})
+
     def met_by(self, group: ReplicaGroup) -> bool:
         by_node = group.within_node is not None or group.between_nodes is not None
         return (
-            len(group.extra) >= self.extra
+            group.has_nccl == self.nccl
+            and (group.data is not group.control or not self.apart)
+            and len(group.extra) >= self.extra
             and (bool(group.extra_on_host) or not self.extra_on_host)
             and (by_node or not self.by_node)
         )
@@ -100,19 +129,57 @@ class ReplicaGroup:
     def break_off(self) -> None:
         """Let every collective that is under way fail, here and with the others: one of them is gone for good.
 
-        Some would wait for ever otherwise: for one who waits for them, or for data that is never read. Over NCCL
-        nothing is broken off, but the collectives between hosts are.
+        Some would wait for ever otherwise: for one who waits for them, or for data that is never read.
         """
         if self.world_size == 1:
             return
-        over_gloo = [group for group in self.process_groups() if group.name() == "gloo"]
+        self.break_off_nccl()
+        over_gloo = self._over_gloo()
         let_go(over_gloo)
         for group in over_gloo:
             close_connections(group)
         self.fuse.blow(over_gloo)
 
+    def break_off_nccl(self) -> None:
+        """Let what the device computes go on: a kernel of NCCL's would wait for who is lost. Safe from any thread."""
+        for group in self._over_nccl():
+            group.abort()
+
+    def connect(self) -> None:
+        """Collective, between two steps: make NCCL's connections now, and not within the first backward pass.
+
+        Raises PeerLost. Gloo has made its own when the group was built.
+        """
+        with _naming_a_lost_peer("connections were made"):
+            for group in self._over_nccl():
+                connect_nccl_group(group)
+
+    def leave(self) -> None:
+        """Collective, between two steps: nobody uses this group any more.
+
+        NCCL's connections end here, in the same order on all replicas: ending some while others are made may hang.
+        Gloo's end later, on a thread that is none of theirs.
+        """
+        for group in self._over_nccl():
+            close_nccl_group(group)
+        let_go(self._over_gloo())
+
+    def leave_unused(self) -> None:
+        """Nobody here has used this group, or will."""
+        let_go(self.process_groups())
+
+    @property
+    def has_nccl(self) -> bool:
+        return self.data.name() == "nccl"
+
+    def _over_gloo(self) -> list[dist.ProcessGroup]:
+        return [group for group in self.process_groups() if group.name() == "gloo"]
+
+    def _over_nccl(self) -> list[dist.ProcessGroup]:
+        return [group for group in self.process_groups() if group.name() == "nccl"]
+
     def process_groups(self) -> list[dist.ProcessGroup]:
-        """Each once."""
+        """Each once, in an order that is the same on all replicas."""
         several = (self.control, self.data, *self.extra, *self.extra_on_host, self.within_node, self.between_nodes)
         return list({id(group): group for group in several if group is not None}.values())
 
@@ -130,7 +197,17 @@ class ReplicaGroup:
         """Start summing a small CPU vector in place over the replicas; None when there is nobody to sum with."""
         if self.world_size == 1:
             return None
-        return self.control.allreduce([vector])
+        work = self.control.allreduce([vector])
+        if self.has_nccl:
+            # This thread may read a number that the device computes behind such a kernel, before it looks at the sum.
+            work.get_future().add_done_callback(self._break_off_nccl_if_failed)
+        return work
+
+    def _break_off_nccl_if_failed(self, summed: torch.futures.Future[Any]) -> None:
+        try:
+            summed.value()
+        except RuntimeError:
+            self.break_off_nccl()
 
     def sum(self, vector: torch.Tensor, *, what: str) -> None:
         """Sum a small CPU vector in place over the replicas. Raises PeerLost, which says ``what`` it held."""
@@ -210,13 +287,11 @@ def build_group(
         return build_gloo_group(prefixed, rank=rank, world_size=size, timeout=timeout, name=f"{name}-{kind}", host=host)
 
     def fast(kind: str, rank: int, size: int) -> dist.ProcessGroup:
-        if not on_gpus:
+        if not needs.nccl or world_size == 1:
             return gloo(kind, rank, size)
         prefixed = PrefixStore(f"{name}/{kind}", store)
         return build_nccl_group(prefixed, rank=rank, world_size=size, timeout=timeout, name=f"{name}-{kind}")
 
-    # NCCL takes one rank for each GPU; replicas that share one reduce over Gloo, which stages through the host.
-    on_gpus = torch.cuda.is_available() and dist.is_nccl_available() and gpu_share() == 1.0
     control = gloo("control", rank, world_size)
     local = [index for index, node in enumerate(nodes) if node == nodes[rank]]
     leaders = sorted({nodes.index(node) for node in nodes})
@@ -229,7 +304,7 @@ def build_group(
         rank=rank,
         world_size=world_size,
         num_nodes=len(leaders),
-        data=fast("data", rank, world_size) if on_gpus else control,
+        data=fast("data", rank, world_size) if needs.apart and world_size > 1 else control,
         control=control,
         extra=tuple(fast(f"extra-{index}", rank, world_size) for index in range(needs.extra)),
         extra_on_host=(gloo("host", rank, world_size),) if needs.extra_on_host else (),
@@ -249,9 +324,9 @@ def join_torchrun(rank: int, world_size: int) -> None:
         return
     address = f"{os.environ.get('MASTER_ADDR', '(unset)')}:{os.environ.get('MASTER_PORT', '(unset)')}"
     try:
-        dist.init_process_group(
-            "nccl" if torch.cuda.is_available() else "gloo", timeout=timedelta(seconds=TORCHRUN_SECONDS)
-        )
+        # By the tensor's device, as torch itself chooses where it is given no backend.
+        backends = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() and dist.is_nccl_available() else "gloo"
+        dist.init_process_group(backends, timeout=timedelta(seconds=TORCHRUN_SECONDS))
     except (RuntimeError, ValueError) as error:
         raise InvalidTraining(
             f"rank {rank} of {world_size} found nobody at MASTER_ADDR:MASTER_PORT {address} within "
@@ -265,9 +340,11 @@ def torchrun_group(rank: int, world_size: int, needs: GroupNeeds) -> ReplicaGrou
     join_torchrun(rank, world_size)
     world = dist.group.WORLD
     assert world is not None
-    on_gpus = torch.cuda.is_available()
-    control = dist.new_group(backend="gloo") if on_gpus else world
-    plain = ReplicaGroup(rank=rank, world_size=world_size, num_nodes=1, data=world, control=control)
+    # A script's own default group may be of any backend.
+    control = world if world.name() == "gloo" else dist.new_group(backend="gloo")
+    fast = "nccl" if needs.nccl else "gloo"
+    data = dist.new_group(backend=fast) if needs.apart else control
+    plain = ReplicaGroup(rank=rank, world_size=world_size, num_nodes=1, data=data, control=control)
     nodes: list[str] = plain.gather_json(socket.gethostname())
     local = [index for index, node in enumerate(nodes) if node == nodes[rank]]
     leaders = sorted({nodes.index(node) for node in nodes})
@@ -276,14 +353,14 @@ def torchrun_group(rank: int, world_size: int, needs: GroupNeeds) -> ReplicaGrou
         # Every process has to take part in making every group.
         for leader in leaders:
             members = [index for index, node in enumerate(nodes) if node == nodes[leader]]
-            made = dist.new_group(members)
+            made = dist.new_group(members, backend=fast)
             within = made if leader == local[0] and len(members) > 1 else within
-        made = dist.new_group(leaders)
+        made = dist.new_group(leaders, backend=fast)
         between = made if rank in leaders and len(leaders) > 1 else None
     return replace(
         plain,
         num_nodes=len(leaders),
-        extra=tuple(dist.new_group() for _ in range(needs.extra)),
+        extra=tuple(dist.new_group(backend=fast) for _ in range(needs.extra)),
         extra_on_host=(dist.new_group(backend="gloo"),) if needs.extra_on_host else (),
         within_node=within,
         between_nodes=between,

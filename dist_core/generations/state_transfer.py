@@ -17,8 +17,10 @@ from typing import Any
 
 import torch
 
+from dist_core.device import device_of
 from dist_core.errors import InvalidTraining
 from dist_core.generations.process_groups import ReplicaGroup
+from dist_core.state.copies import in_host_memory
 from dist_core.state.packing import pack, tensor_slots, unpack
 
 
@@ -52,7 +54,7 @@ def hand_over(group: ReplicaGroup, state: dict[str, Any] | None, *, source: int 
     if group.rank == source:
         assert state is not None
         skeleton = pack(state, tensors)
-        tensors = [tensor.cpu().contiguous() for tensor in tensors]
+        tensors = in_host_memory(tensors)
         header = _header(skeleton, tensors)
     header = group.broadcast_bytes(header, source=source)
     if group.rank == source:
@@ -64,6 +66,16 @@ def hand_over(group: ReplicaGroup, state: dict[str, Any] | None, *, source: int 
     group.broadcast_tensors([_as_bytes(tensor) for tensor in tensors], source=source)
     result: dict[str, Any] = unpack(content["skeleton"], tensors)
     return result
+
+
+def broadcast_in_place(group: ReplicaGroup, tensors: Sequence[torch.Tensor]) -> None:
+    """Collective: everybody's tensors become rank 0's, on whatever device they lie. Raises PeerLost."""
+    in_host = in_host_memory(tensors)
+    group.broadcast_tensors(in_host)
+    if group.rank != 0:
+        for tensor, received in zip(tensors, in_host, strict=True):
+            if received is not tensor:
+                device_of(tensor).copy(tensor, received)
 
 
 def share_state(
@@ -137,4 +149,4 @@ def _pass_on(group: ReplicaGroup, tensors: list[torch.Tensor], joiners: Sequence
         group.receive_tensors([_as_bytes(tensor) for tensor in tensors], source=server_of[group.rank])
     mine = [joiner for joiner, server in server_of.items() if server == group.rank]
     if mine:
-        group.send_tensors([_as_bytes(tensor.cpu().contiguous()) for tensor in tensors], targets=mine)
+        group.send_tensors([_as_bytes(tensor) for tensor in in_host_memory(tensors)], targets=mine)

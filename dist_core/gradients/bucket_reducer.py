@@ -13,7 +13,6 @@ not applied.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
@@ -21,9 +20,11 @@ from typing import Any, cast
 import torch
 import torch.distributed as dist
 
+from dist_core.device import Device, Mark
 from dist_core.generations.process_groups import ReplicaGroup
 from dist_core.gradients.noise.norms import Segment, squared_norm
 from dist_core.gradients.reduce import Bucket, ReducedBucket, ReductionStrategy, completed, reduction_strategy
+from dist_core.gradients.reduce.staged import Staging
 from dist_core.torch_private import GradBucket, work_of
 
 NormOf = Callable[[torch.Tensor, Sequence[Segment], int, int], torch.Tensor]
@@ -54,12 +55,16 @@ class GradientGroup(dist.ProcessGroup):
         self,
         group: ReplicaGroup,
         strategy: ReductionStrategy,
+        device: Device,
         *,
         on_first_bucket: Callable[[], None],
         on_error: Callable[[str], None],
     ) -> None:
         super().__init__(group.rank, group.world_size)  # type: ignore[call-arg]  # an overload the stubs leave out
         self._group = group
+        self._device = device
+        apart = group.world_size > 1 and not device.is_host and not group.has_nccl
+        self._staging = Staging(device, group.fuse) if apart else None
         self.strategy = strategy
         self._exact = reduction_strategy("all_reduce")
         self._exact.enter(group)
@@ -81,13 +86,16 @@ class GradientGroup(dist.ProcessGroup):
         self.measuring = False
         """Off once the optimizer has stepped: what reaches the model later in a step is not that step's gradient."""
         self.norm_of: NormOf | None = None
-        self.last_bucket_at = 0.0
+        self.last_bucket: Mark | None = None
+        """Where the device was when it had written the latest bucket."""
         self.reduced = False
         """Whether gradients have come to the buckets since the present step began."""
 
     def close(self) -> None:
         """Let go of the connections, even if a reduction that never ends holds on to this object."""
         self.passive = True
+        if self._staging is not None:
+            self._staging.close()
         self._group = cast("ReplicaGroup", None)
         self.strategy = self._exact = cast("ReductionStrategy", None)
 
@@ -105,21 +113,28 @@ class GradientGroup(dist.ProcessGroup):
         [buffer] = tensors if isinstance(tensors, (list, tuple)) else [tensors]
         if not buffer.is_floating_point():
             # DDP's own bookkeeping: which parameters were used anywhere.
-            return self._or_broken(buffer, lambda: self._group.data.allreduce([buffer]))
+            return self._among_all(buffer, lambda group, tensor: group.allreduce([tensor]))
         index, self._next_bucket = self._next_bucket, self._next_bucket + 1
         future = self._reduce(index, buffer)
         return work_of(future.then(lambda done: [done.value()]))
 
     def broadcast(self, tensors: Any, options: Any) -> dist.Work:  # type: ignore[override]  # as DDP calls it
-        return self._or_broken(tensors[0], lambda: self._group.data.broadcast(tensors, options))
+        return self._among_all(tensors[0], lambda group, tensor: group.broadcast([tensor], options))
 
-    def _or_broken(self, tensor: torch.Tensor, collective: Callable[[], dist.Work]) -> dist.Work:
+    def _among_all(
+        self, tensor: torch.Tensor, collective: Callable[[dist.ProcessGroup, torch.Tensor], dist.Work]
+    ) -> dist.Work:
         """Of DDP's own. A loss is reported and not raised into the user's forward or backward pass."""
         if not self.passive:
+            # Buckets that are staged leave from another thread: over their group the order would not be everybody's.
+            group = self._group.data if self._staging is None else self._group.control
+            sent = tensor if self._staging is None else tensor.cpu()
             try:
-                self._group.wait(collective(), self._group.data)
+                self._group.wait(collective(group, sent), group)
             except RuntimeError as error:
                 self._on_error(str(error))
+            if sent is not tensor:
+                tensor.copy_(sent)
         return work_of(completed(tensor).then(lambda done: [done.value()]))
 
     # ------------------------------------------------------------------ one bucket
@@ -134,16 +149,17 @@ class GradientGroup(dist.ProcessGroup):
         if norms is not None and self.weight > 0.0:
             # The buffer holds w_i g_i, and w_i |g_i|^2 is wanted.
             norms.difference.append(self._norm(index, buffer, 0, buffer.numel()) / self.weight)
-        self.last_bucket_at = time.perf_counter()
+        self.last_bucket = self._device.mark()
         if index == 0:
             self._on_first_bucket()
         try:
             strategy = self._exact if self.exactly and not self.strategy.exact else self.strategy
-            future = strategy.reduce(Bucket(index, buffer, lambda: self._description(index)))
+            bucket = Bucket(index, buffer, lambda: self._description(index))
+            future = strategy.reduce(bucket) if self._staging is None else self._staging.reduce(strategy, bucket)
         except RuntimeError as error:
             self._on_error(str(error))
             return completed(buffer)
-        if buffer.is_cpu and self._group.world_size > 1:
+        if self._device.is_host and self._group.world_size > 1:
             return self._group.fuse.settled(future).then(lambda _: self._reduced(future, index, buffer, norms))
         return future.then(lambda done: self._reduced(done, index, buffer, norms))
 

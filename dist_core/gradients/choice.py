@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch.nn.parallel import DistributedDataParallel
 
+from dist_core.device import Mark
 from dist_core.errors import InvalidTraining
 from dist_core.generations.process_groups import GroupNeeds, ReplicaGroup
 from dist_core.gradients.bucket_reducer import BucketLayout, GradientGroup
@@ -27,7 +27,7 @@ class ReductionChoice:
         self._in_use = 0
         self._cap_in_use: float | None = None
         self._layouts_settled = False
-        self._stepped_at = 0.0
+        self._stepped: Mark | None = None
 
     @property
     def server(self) -> ParameterServer | None:
@@ -48,9 +48,9 @@ class ReductionChoice:
 
     # ------------------------------------------------------------------ another group
 
-    def refuse(self, group: ReplicaGroup) -> None:
-        """Raises InvalidTraining when the group lacks what the strategies need."""
-        if group.world_size > 1 and not self.group_needs.met_by(group):
+    def refuse(self, group: ReplicaGroup, needs: GroupNeeds) -> None:
+        """Raises InvalidTraining when the group lacks what the model needs."""
+        if group.world_size > 1 and not needs.met_by(group):
             raise InvalidTraining(
                 f"{self._candidates[0].strategy.name} needs process groups that this generation was built without; "
                 "wrap models in AdaptiveDataParallel before the first training step"
@@ -89,12 +89,17 @@ class ReductionChoice:
 
     # ------------------------------------------------------------------ which one wins
 
-    def time_step(self, *, world_size: int) -> None:
-        """An update was made."""
-        now, before = time.perf_counter(), self._stepped_at
-        self._stepped_at = now
-        if world_size > 1 and not self._tuner.settled:
-            self._tuner.timed(now - before)
+    def time_step(self, mark: Callable[[], Mark], *, world_size: int) -> None:
+        """An update was made; ``mark`` marks the device's present place."""
+        if world_size == 1 or self._tuner.settled:
+            self._stepped = None
+            return
+        now, before = mark(), self._stepped
+        self._stepped = now
+        if before is not None:
+            # These few steps are waited for: each time has to be that of the candidate in use.
+            now.wait()
+            self._tuner.timed(now.seconds_since(before))
 
     @property
     def proposal(self) -> int | None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 
+from dist_core.device import device_of
 from dist_core.goodput import GradientStatistics
 from dist_core.gradients.learning_rate import ScalingRule, is_known, scaling_rule
 
@@ -33,7 +35,7 @@ class ScaledRates:
     def as_set(self) -> list[float]:
         """As the user and the schedules have set them; those that lie on a GPU are left out."""
         groups = (group for optimizer in self._optimizers for group in optimizer.param_groups)
-        return [float(rate) for rate in (group["lr"] for group in groups) if not getattr(rate, "is_cuda", False)]
+        return [float(rate) for rate in (group["lr"] for group in groups) if not _is_on_a_gpu(rate)]
 
     def factor(
         self,
@@ -62,3 +64,8 @@ class ScaledRates:
         finally:
             for group, rate in zip(groups, rates, strict=True):
                 group["lr"] = rate
+
+
+def _is_on_a_gpu(rate: Any) -> bool:
+    """Reading it would wait."""
+    return isinstance(rate, torch.Tensor) and not device_of(rate).is_host

@@ -4,9 +4,9 @@ A checkpoint is a folder ``checkpoint-<sequence>`` with the state and, written l
 checksum. It is written under another name, flushed to disk, renamed, and the parent flushed; a crash at any byte
 leaves the previous one in place. Loading walks from the newest to the oldest and skips what does not verify.
 
-Concurrency: one writer thread copies the state and writes it. What only an optimizer's step changes is copied while the
-next step computes its gradients; the training thread waits for the copy before it applies them (``settle``). The rest
-is copied at once. While the writer writes, a newer copy replaces one that waits.
+Concurrency: one thread writes. What only an optimizer's step changes is copied while the next step computes its
+gradients; what applies them waits for the copy (``settle``). The rest is copied at once. While the writer writes, a
+newer copy replaces one that waits.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from typing import Any
 import torch
 
 from dist_core.errors import InvalidCheckpoint
+from dist_core.state.copies import Copies, host_memory_for
 from dist_core.state.packing import pack, unpack
 
 logger = logging.getLogger(__name__)
@@ -123,9 +124,7 @@ class CheckpointWriter:
         self._waiting: tuple[dict[str, Any], dict[str, Any]] | None = None
         self._busy = False
         self._kept: list[torch.Tensor] = []
-        self._to_copy: list[tuple[torch.Tensor, torch.Tensor]] = []
-        self._copied = threading.Event()
-        self._copied.set()
+        self._copies = Copies()
         self._thread: threading.Thread | None = None
         self.write_seconds = 0.0
         """Processor time the last write took."""
@@ -147,17 +146,16 @@ class CheckpointWriter:
         with self._condition:
             if self._unfinished:
                 # The memory of the last copy is being written from: this one gets memory of its own.
-                targets = [torch.empty(tensor.shape, dtype=tensor.dtype) for tensor in tensors]
-                later = []
+                targets = [host_memory_for(tensor) for tensor in tensors]
+                later = set()
             else:
                 targets = self._memory_for(tensors)
-                later = [index for index, tensor in enumerate(tensors) if keeps(tensor)]
-            at_once = set(range(len(tensors))) - set(later)
-            for index in at_once:
-                targets[index].copy_(tensors[index])
-            if later:
-                self._copied.clear()
-            self._to_copy = [(targets[index], tensors[index]) for index in later]
+                later = {index for index, tensor in enumerate(tensors) if keeps(tensor)}
+            pairs = list(zip(targets, tensors, strict=True))
+            self._copies.begin(
+                now=[pair for index, pair in enumerate(pairs) if index not in later],
+                later=[pair for index, pair in enumerate(pairs) if index in later],
+            )
             self._waiting = (unpack(skeleton, targets), summary)
             if self._thread is None:
                 self._thread = threading.Thread(target=self._write_all, name="elastune-checkpoint", daemon=True)
@@ -168,7 +166,7 @@ class CheckpointWriter:
 
     def settle(self) -> None:
         """Wait until everything has been copied: from then on all tensors may change."""
-        self._copied.wait()
+        self._copies.settle()
 
     def _memory_for(self, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
         """Kept from the last time: fresh memory takes longer to get than to fill."""
@@ -177,7 +175,7 @@ class CheckpointWriter:
             for kept, tensor in zip(self._kept, tensors, strict=True)
         )
         if not fits:
-            self._kept = [torch.empty(tensor.shape, dtype=tensor.dtype) for tensor in tensors]
+            self._kept = [host_memory_for(tensor) for tensor in tensors]
         return list(self._kept)
 
     @property
@@ -195,14 +193,9 @@ class CheckpointWriter:
                 while self._waiting is None:
                     self._condition.wait()
                 state, summary = self._waiting
-                to_copy, self._to_copy = self._to_copy, []
                 self._waiting, self._busy = None, True
             try:
-                try:
-                    for target, tensor in to_copy:
-                        target.copy_(tensor)
-                finally:
-                    self._copied.set()
+                self._copies.finish()
                 # Numbered by what is on disk now: another replica may have been rank 0, and written, in between.
                 existing = _sequences(self.folder)
                 began = time.thread_time()

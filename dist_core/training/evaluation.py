@@ -60,7 +60,7 @@ class Evaluation:
             if first is None:
                 return
             yield first
-            if any(model.training or model.stepped for model in core.models):
+            if any(model.training or model.step_place.stepped for model in core.models):
                 yield from steps
                 return
         finally:
@@ -76,16 +76,16 @@ class Evaluation:
         undo = core.way_back.remember()
         trained = False
         for model in core.models:
-            model.begin_probe()
+            model.passes.begin_probe()
         try:
             for batch in self.evaluate(core, seen):
                 yield batch
-                trained = any(model.stepped for model in core.models)
+                trained = any(model.step_place.stepped for model in core.models)
                 if trained:
                     break
         finally:
             for model in core.models:
-                model.end_probe(trained=trained)
+                model.passes.end_probe(trained=trained)
         if trained:
             undo()
             yield from self._training.train(core)

@@ -15,11 +15,10 @@ from typing import Any, Literal, cast
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from dist_core.data.order import StepPlan
+from dist_core.device import Device, Elapsed, device_of, limit_memory
 from dist_core.errors import InvalidTraining
 from dist_core.generations.process_groups import GroupNeeds, ReplicaGroup
 from dist_core.goodput import GradientStatistics
-from dist_core.gradients.bucket_reducer import GradientGroup
 from dist_core.gradients.checks import refuse_what_cannot_be_trained
 from dist_core.gradients.choice import ReductionChoice
 from dist_core.gradients.learning_rate import ScalingRule
@@ -41,9 +40,10 @@ from dist_core.gradients.wrapped_state import WrappedState
 from dist_core.link.environment import gpu_share
 from dist_core.state.states import FunctionState
 from dist_core.tensorboard import write_scalars
-from dist_core.torch_private import leave_uncompiled, replace_process_group
+from dist_core.torch_private import leave_uncompiled
 from dist_core.training.batch_scale import BatchScale
 from dist_core.training.optimizer_steps import OptimizerSteps
+from dist_core.training.reduction import Reduction
 from dist_core.training.schedule_steps import ScheduleSteps
 from dist_core.training.step_passes import StepPasses
 from dist_core.trial.core import get_core
@@ -85,8 +85,8 @@ class AdaptiveDataParallel(DistributedDataParallel):
     ) -> None:
         optimizers = _as_list(optimizer)
         refuse_what_cannot_be_trained(model, optimizers, options)
-        if gpu_share() < 1.0 and any(parameter.is_cuda for parameter in model.parameters()):
-            torch.cuda.set_per_process_memory_fraction(gpu_share())
+        place = next(each.device for each in model.parameters() if each.requires_grad)
+        limit_memory(place, gpu_share())
         if noise_every is not None and noise_every < 1:
             raise InvalidTraining(f"noise_every is {noise_every}; it must be at least 1 step, or None")
         core = get_core()
@@ -100,30 +100,50 @@ class AdaptiveDataParallel(DistributedDataParallel):
         super().__init__(model, process_group=group.data, init_sync=False, forward_sync_buffers=False, **options)
         self._core = core
         self._optimizers = optimizers
-        self._choice = ReductionChoice(strategies, AUTO_CAPS_MB if bucket_cap_mb == "auto" else (None,))
-        self._rates = ScaledRates(scaling_rule, optimizers, core.warn)
+        self.device_of_gradients: Device = device_of(place)
+        self.step_place = StepPlace()
+        self.noise_every = noise_every
+        choice = ReductionChoice(strategies, AUTO_CAPS_MB if bucket_cap_mb == "auto" else (None,))
+        served = _served_by(choice, optimizers)
         precondition = all(map(is_adam, optimizers)) if preconditioned is None else preconditioned
         preconditioner = AdamPreconditioner(optimizers) if precondition else None
-        self._measurements = Measurements(model, preconditioner, core.warn)
-        self.noise_every = noise_every
-        self._served = _served_by(self._choice, optimizers)
+        self._choice, self._served = choice, served
+        self._rates = ScaledRates(scaling_rule, optimizers, core.warn)
+        self._measurements = Measurements(model, self.device_of_gradients, preconditioner, core.warn)
         schedules = [each for each in _as_list(lr_scheduler) if hasattr(each, "step")]
         self._wrapped_state = WrappedState(model, optimizers, schedules, mp_scaler)
-        self._place = StepPlace()
-        serves = self._served is not None
-        self._passes = StepPasses(core, model, self._place, self._measurements, self._wrapped_state, serves=serves)
-        self._schedule_steps = ScheduleSteps(core, self._place)
-        self._scale = BatchScale(core, self._place, self._measurements, self._rates)
-        self._steps = OptimizerSteps(
+        self._reduction = Reduction(
+            core,
+            self,
+            self.device_of_gradients,
+            choice,
+            self._measurements,
+            served,
+            begins=self._begin_reduction,
+        )
+        self.passes = StepPasses(
             core,
             model,
-            optimizers,
-            self._place,
+            self.step_place,
+            self._reduction,
             self._measurements,
-            self._choice,
+            self._wrapped_state,
+            serves=served is not None,
+        )
+        self._schedule_steps = ScheduleSteps(core, self.step_place)
+        self._scale = BatchScale(core, self.step_place, self._measurements, self._rates)
+        self._steps = OptimizerSteps(
+            core,
+            self.device_of_gradients,
+            model,
+            optimizers,
+            self.step_place,
+            self._reduction,
+            self._measurements,
+            choice,
             self._rates,
             self._scale,
-            self._served,
+            served,
         )
         self._no_sync = False
         self._is_primary = not core.models
@@ -134,76 +154,18 @@ class AdaptiveDataParallel(DistributedDataParallel):
             intercept_scheduler(schedule, self)
         if mp_scaler is not None:
             intercept_scaler(mp_scaler, self)
-        self._gradient_group: GradientGroup = cast("GradientGroup", None)
         self.use_group(group)
         core.registry.register(name or core.registry.unique_name("model"), FunctionState(self._save, self._load))
 
-    @property
-    def _is_alone(self) -> bool:
-        return self._core.generation.group.world_size == 1
-
-    # ------------------------------------------------------------------ the step as the loader announces it
-
-    def begin_micro_batch(self, step: StepPlan, index: int, *, measures: bool) -> None:
-        self._passes.begin(step, index, measures=measures)
-
-    def begin_probe(self) -> None:
-        """A loop over evaluation batches begins; should an optimizer step in it, nothing of it counts."""
-        self._place.begin_probe()
-
-    def end_probe(self, *, trained: bool) -> None:
-        self._place.end_probe()
-        if trained:
-            self.drop_gradients()
-
-    def begin_dry_step(self) -> None:
-        """A joiner's pass on its own: builds the buckets, changes nothing that lasts."""
-        self._passes.begin_dry()
-
-    def end_dry_steps(self) -> None:
-        """What comes next is not alone any more; no gradient of the dry steps stays."""
-        self._passes.end_dry()
-
-    def leave_step(self) -> None:
-        """What comes next is not a step of the loader; of one that was left in its middle nothing stays behind."""
-        self._passes.leave()
+    # ------------------------------------------------------------------ where in a step the loop stands
 
     def end_training_loop(self) -> None:
-        self.leave_step()
-        if self._served is not None and not self._is_alone and self._core.broken is None:
-            self._served.pull()
-
-    def drop_gradients(self) -> None:
-        self._passes.drop_gradients()
-
-    @property
-    def user_accumulates(self) -> bool:
-        """Whether the user's code sums gradients over several batches of the loader on its own."""
-        return self._passes.user_accumulates
-
-    @property
-    def took_gradients(self) -> bool:
-        """Whether gradients have come to the buckets since the present step began."""
-        return self._gradient_group.reduced
-
-    @property
-    def stepped(self) -> bool:
-        """Whether the optimizer has stepped since the present batch was handed out."""
-        return self._place.stepped
-
-    @property
-    def passed_step(self) -> bool:
-        """Whether the present micro-batch has come to the step of one of its optimizers."""
-        return self._place.passed_step
-
-    @property
-    def is_in_a_part(self) -> bool:
-        """Whether the present step takes several passes."""
-        return self._place.has_several_passes
+        self.passes.leave()
+        self._reduction.end_training_loop()
 
     @property
     def is_last_micro_batch(self) -> bool:
-        return self._place.is_last_micro_batch
+        return self.step_place.is_last_micro_batch
 
     @property
     def whole_step_is_there(self) -> bool:
@@ -214,47 +176,28 @@ class AdaptiveDataParallel(DistributedDataParallel):
 
     @property
     def group_needs(self) -> GroupNeeds:
-        return self._choice.group_needs
+        return self._reduction.needs
 
     @property
     def staleness(self) -> int:
         """How many steps replicas may be apart."""
-        return 0 if self._served is None else self._served.staleness
+        return self._reduction.staleness
 
     def use_group(self, group: ReplicaGroup) -> None:
         """Reduce over another group from the next step on; all its replicas call this at the same step boundary.
 
         Raises InvalidTraining when the group lacks what this model's strategies need.
         """
-        self._choice.refuse(group)
-        self._measurements.forget_waiting()
-        if self._gradient_group is not None:
-            self._gradient_group.close()
-        self._gradient_group = GradientGroup(
-            group,
-            self._choice.strategy,
-            on_first_bucket=self._begin_reduction,
-            on_error=self._core.generation.mark_broken,
-        )
-        self._gradient_group.passive = group.world_size == 1
-        self._steps.use_group(self._gradient_group)
-        self._passes.use_group(self._gradient_group)
-        if self._measurements.preconditioner is not None:
-            self._gradient_group.norm_of = self._measurements.preconditioner.squared_norm
-        replace_process_group(self, self._gradient_group)
-        self._choice.enter(group, self, self._gradient_group)
-        if self._served is not None:
-            self._served.begin_serving()
+        self._reduction.use(group)
 
     @property
     def tuning_proposal(self) -> int | None:
         """On rank 0, the candidate to keep once all have been timed; None before, and after it was announced."""
-        return self._choice.proposal
+        return self._reduction.proposal
 
     def tune(self, announced: int | None) -> None:
         """At a step boundary, on all replicas: go to the next candidate, or to the one that rank 0 announced."""
-        if not self._is_alone:
-            self._choice.tune(announced, self, self._gradient_group)
+        self._reduction.tune(announced)
 
     # ------------------------------------------------------------------ forward and backward
 
@@ -262,13 +205,13 @@ class AdaptiveDataParallel(DistributedDataParallel):
         if not torch.is_grad_enabled() or self._evaluates:
             # Evaluation involves no other replica, so replicas may evaluate different numbers of batches.
             return self.module(*inputs, **kwargs)
-        if self._place.step is not None:
+        if self.step_place.step is not None:
             self._core.steps.note_forward()
         if self._reduces_nothing:
             output = self.module(*inputs, **kwargs)
         else:
             output = self._forward_through_reducer(inputs, kwargs)
-        self._passes.watch(output)
+        self.passes.watch(output)
         return output
 
     @property
@@ -278,38 +221,38 @@ class AdaptiveDataParallel(DistributedDataParallel):
         In evaluation mode: outside of training loops, and in an evaluation loop within one. Frozen batch norms and
         a forgotten ``train()`` make no evaluation of a training loop.
         """
-        outside = self._place.step is None or self._core.loops.evaluations > 0
-        return not self.training and not self._place.is_dry and outside
+        outside = self.step_place.step is None or self._core.loops.evaluations > 0
+        return not self.training and not self.step_place.is_dry and outside
 
     @property
     def _reduces_nothing(self) -> bool:
         """One replica needs DDP's machinery only to have its buckets in order before others join."""
-        return self._is_alone and not self._place.is_dry and self._core.buckets_settled and not self.device_ids
+        return (
+            self._reduction.is_alone
+            and not self.step_place.is_dry
+            and self._core.buckets_settled
+            and not self.device_ids
+        )
 
     def _forward_through_reducer(self, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         synchronises = self.is_last_micro_batch and not self._no_sync
         self.require_backward_grad_sync = synchronises
         if synchronises:
-            self._gradient_group.begin_backward()
+            self._reduction.group.begin_backward()
         output = super().forward(*inputs, **kwargs)  # type: ignore[no-untyped-call]  # not annotated in torch
-        if synchronises and self._needs_layouts:
-            self._choice.read_layouts(self, self._gradient_group, are_rebuilt=self._has_rebuilt_buckets)
+        if synchronises:
+            self._reduction.read_layouts_if_needed(are_rebuilt=self._has_rebuilt_buckets)
         return output
 
-    @property
-    def _needs_layouts(self) -> bool:
-        measures = self._gradient_group.norms is not None and self._measurements.preconditioner is not None
-        return (measures or self._choice.strategy.reads_layout) and not self._is_alone
-
     def _begin_reduction(self) -> None:
-        self._passes.note_loss_scale()
-        if self._is_primary and self._place.step is not None:
+        self.passes.note_loss_scale()
+        if self._is_primary and self.step_place.step is not None:
             self._core.steps.launch_vote()
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
         """Gradients of passes within are only summed up locally, to be reduced with the next pass outside."""
-        self._passes.accumulate_for_user()
+        self.passes.accumulate_for_user()
         before, self._no_sync = self._no_sync, True
         try:
             yield
@@ -317,10 +260,6 @@ class AdaptiveDataParallel(DistributedDataParallel):
             self._no_sync = before
 
     # ------------------------------------------------------------------ a step's end, and its round
-
-    def end_step(self) -> None:
-        """A step is over on this replica, applied or skipped: what was measured waits for a round."""
-        self._passes.end_step()
 
     def norms_to_sum(self) -> tuple[float, float]:
         """What this replica adds to the round that is being launched."""
@@ -348,8 +287,9 @@ class AdaptiveDataParallel(DistributedDataParallel):
         return self._steps.step(sharing, optimizer, original, args, kwargs)
 
     @property
-    def sync_seconds(self) -> float:
-        return self._steps.sync_seconds
+    def reduction(self) -> Elapsed | None:
+        """From the last step's last bucket to the end of its reduction; None where nothing was reduced."""
+        return self._steps.reduction
 
     # ------------------------------------------------------------------ learning rates and schedules
 
@@ -427,7 +367,7 @@ class AdaptiveDataParallel(DistributedDataParallel):
         raise InvalidTraining(
             "AdaptiveDataParallel has no register_comm_hook(): a hook would bypass what makes the gradient of uneven "
             "and accumulated batches exact. Choose a reduction: AdaptiveDataParallel(..., reduction='power_sgd'), or "
-            "write one (docs/all_reduce.md)"
+            "write one (docs/elastic.md)"
         )
 
     def join(self, *_: Any, **__: Any) -> Any:

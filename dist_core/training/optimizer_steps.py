@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
+from dist_core.device import Device, Elapsed
 from dist_core.errors import PeerLost
-from dist_core.gradients.bucket_reducer import GradientGroup
 from dist_core.gradients.checks import refuse_unreduced, refuse_what_is_missing
 from dist_core.gradients.choice import ReductionChoice
 from dist_core.gradients.noise.measurements import Measurements
@@ -18,6 +17,7 @@ from dist_core.gradients.scaled_rates import ScaledRates
 from dist_core.gradients.served_weights import ServedWeights
 from dist_core.gradients.step_place import StepPlace
 from dist_core.training.batch_scale import BatchScale
+from dist_core.training.reduction import Reduction
 from dist_core.trial.core import TrainingCore
 
 
@@ -30,9 +30,11 @@ class OptimizerSteps:
     def __init__(
         self,
         core: TrainingCore,
+        device: Device,
         module: torch.nn.Module,
         optimizers: Sequence[torch.optim.Optimizer],
         place: StepPlace,
+        over: Reduction,
         measurements: Measurements,
         choice: ReductionChoice,
         rates: ScaledRates,
@@ -40,22 +42,19 @@ class OptimizerSteps:
         served: ServedWeights | None,
     ) -> None:
         self._core = core
+        self._device = device
         self._module = module
         self._optimizers = optimizers
         self._place = place
+        self._over = over
         self._measurements = measurements
         self._choice = choice
         self._rates = rates
         self._scale = scale
         self._served = served
-        self._group: GradientGroup | None = None
         self._checked = False
-        self.sync_seconds = 0.0
-        """How long the last step's reduction went on behind the backward pass."""
-
-    def use_group(self, group: GradientGroup) -> None:
-        """The buckets' group from the next step on."""
-        self._group = group
+        self.reduction: Elapsed | None = None
+        """From the last step's last bucket to the end of the reduction; None where nothing was reduced."""
 
     def step(
         self,
@@ -89,7 +88,7 @@ class OptimizerSteps:
 
     def _is_applied(self, sharing: Sequence[OptimizerSteps]) -> bool:
         """Whether an update of now changes the weights: the step is whole, and all replicas have come to it."""
-        place, group = self._place, self._group
+        place, group = self._place, self._over.group
         if place.probing or place.is_dry:
             place.stepped = True
             # A joiner's last pass: the optimizer makes its state, into which the trial's is received.
@@ -98,8 +97,8 @@ class OptimizerSteps:
             return True
         if not place.is_last_micro_batch:
             return False
-        assert group is not None
-        self.sync_seconds = 0.0 if group.passive else max(0.0, time.perf_counter() - group.last_bucket_at)
+        last = None if group.passive else group.last_bucket
+        self.reduction = None if last is None else Elapsed(last, self._device.mark())
         if not self._core.steps.await_vote():
             return False
         for each in sharing:
@@ -126,7 +125,7 @@ class OptimizerSteps:
             with updating():
                 return original(*args, **kwargs)
         self._core.states.before_update()
-        if self._served is not None and not self._is_alone:
+        if self._served is not None and not self._over.is_alone:
             self._push(self._served)
             return None
         try:
@@ -139,29 +138,21 @@ class OptimizerSteps:
             for each in sharing:
                 each._measures_no_more()
             if optimizer is self._optimizers[0]:
-                self._choice.time_step(world_size=self._core.generation.group.world_size)
-
-    @property
-    def _is_alone(self) -> bool:
-        return self._core.generation.group.world_size == 1
+                self._choice.time_step(self._device.mark, world_size=self._core.generation.group.world_size)
 
     def _refuse_unreduced(self) -> None:
-        assert self._group is not None
-        if not self._is_alone and self._served is None and not self._group.reduced:
+        if not self._over.is_alone and self._served is None and not self._over.group.reduced:
             refuse_unreduced(self._module, self._core.generation.group.world_size)
 
     def _reduces_anew(self) -> None:
-        assert self._group is not None
-        self._group.reduced = False
+        self._over.group.reduced = False
 
     def _measures_no_more(self) -> None:
-        assert self._group is not None
-        self._group.measuring = False
+        self._over.group.measuring = False
 
     def _push(self, served: ServedWeights) -> None:
-        assert self._group is not None
         try:
-            served.push(self._group.correction)
+            served.push(self._over.group.correction)
         except PeerLost as error:
             self._core.generation.mark_broken(str(error))
 

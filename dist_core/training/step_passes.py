@@ -13,13 +13,14 @@ from typing import Any
 import torch
 
 from dist_core.data.order import StepPlan
-from dist_core.gradients.bucket_reducer import GradientGroup, StepNorms
+from dist_core.gradients.bucket_reducer import StepNorms
 from dist_core.gradients.earlier_passes import HiddenGradients, around_backward
 from dist_core.gradients.noise.measurements import Measurements
 from dist_core.gradients.step_place import StepPlace
 from dist_core.gradients.synchronized_norms import SynchronizedNorms
 from dist_core.gradients.wrapped_state import WrappedState
 from dist_core.torch_private import loss_scale_of
+from dist_core.training.reduction import Reduction
 from dist_core.trial.core import TrainingCore
 
 logger = logging.getLogger(__name__)
@@ -33,6 +34,7 @@ class StepPasses:
         core: TrainingCore,
         module: torch.nn.Module,
         place: StepPlace,
+        over: Reduction,
         measurements: Measurements,
         wrapped: WrappedState,
         *,
@@ -41,6 +43,7 @@ class StepPasses:
         self._core = core
         self._module = module
         self._place = place
+        self._over = over
         self._measurements = measurements
         self._wrapped = wrapped
         self._serves = serves
@@ -48,22 +51,8 @@ class StepPasses:
         self._synchronized_norms = SynchronizedNorms(module)
         self._num_parts = 1
         """Replicas that have examples of the present step."""
-        self._group: GradientGroup | None = None
         self.user_accumulates = False
         """Whether the user's code sums gradients over several batches of the loader on its own."""
-
-    def use_group(self, group: GradientGroup) -> None:
-        """The buckets' group from the next step on."""
-        self._group = group
-
-    @property
-    def group(self) -> GradientGroup:
-        assert self._group is not None
-        return self._group
-
-    @property
-    def _is_alone(self) -> bool:
-        return self._core.generation.group.world_size == 1
 
     # ------------------------------------------------------------------ as the loader announces them
 
@@ -78,7 +67,7 @@ class StepPasses:
         # What an earlier step left behind that was given up in its middle.
         self._hidden.drop()
         self._measurements.begin_step()
-        group = self.group
+        group = self._over.group
         group.reduced = False
         group.passive = world_size == 1 or self._serves
         group.weight = step.weight
@@ -90,35 +79,49 @@ class StepPasses:
         group.measuring = group.exactly = measures and self._num_parts > 1
         group.norms = StepNorms([], []) if group.measuring else None
 
+    def begin_probe(self) -> None:
+        """A loop over evaluation batches begins; should an optimizer step in it, nothing of it counts."""
+        self._place.begin_probe()
+
+    def end_probe(self, *, trained: bool) -> None:
+        self._place.end_probe()
+        if trained:
+            self.drop_gradients()
+
     def begin_dry(self) -> None:
         """A joiner's pass on its own: builds the buckets, changes nothing that lasts."""
         self._place.begin_dry_step()
-        self.group.reduced = False
-        self.group.passive = True
-        self.group.measuring = False
+        self._over.group.reduced = False
+        self._over.group.passive = True
+        self._over.group.measuring = False
 
     def end_dry(self) -> None:
         """What comes next is not alone any more; no gradient of the dry steps stays."""
         self._place.is_dry = False
-        self.group.passive = False
+        self._over.group.passive = False
         self.drop_gradients()
 
     def leave(self) -> None:
         """What comes next is not a step of the loader; of one that was left in its middle nothing stays behind."""
         self._place.leave()
         self._hidden.drop()
-        self.group.measuring = False
+        self._over.group.measuring = False
 
     def drop_gradients(self) -> None:
         self._hidden.drop()
         for parameter in self._module.parameters():
             parameter.grad = None
 
+    @property
+    def took_gradients(self) -> bool:
+        """Whether gradients have come to the buckets since the present step began."""
+        return self._over.group.reduced
+
     def accumulate_for_user(self) -> None:
         """The user's code sums up gradients by itself from now on."""
         if not self.user_accumulates:
             self.user_accumulates = True
-            self.group.measuring = False
+            self._over.group.measuring = False
             self._core.batch.forbid_accumulation()
             logger.info("gradients are accumulated by the training loop: its steps do not measure the noise scale")
 
@@ -149,27 +152,27 @@ class StepPasses:
         self._hidden.take(self._place.weight_of_earlier)
 
     def _give_back_gradients(self) -> None:
-        several = self._hidden.set_aside(keep_views=not self._is_alone)
-        if self._is_alone:
+        several = self._hidden.set_aside(keep_views=not self._over.is_alone)
+        if self._over.is_alone:
             return
         # What DDP reduces is the whole step's gradient.
         self._hidden.give_back()
         if several:
             # Norms of this pass alone say nothing about the sum over several.
-            self.group.measuring = False
-            self.group.norms = None
+            self._over.group.measuring = False
+            self._over.group.norms = None
 
     def _whole_gradient_is_there(self) -> None:
         """The last micro-batch is through a backward pass. Several replicas have corrected their buckets already."""
         if self._place.step is not None:
             self._measure_part()
-        self._hidden.join(self.group.correction if self._is_alone else 1.0)
+        self._hidden.join(self._over.group.correction if self._over.is_alone else 1.0)
         if self._splits_to_measure:
             self._measurements.measure_whole()
 
     @property
     def _splits_to_measure(self) -> bool:
-        return self._place.measures and self._is_alone and self._measurements.are_possible
+        return self._place.measures and self._over.is_alone and self._measurements.are_possible
 
     def _measure_part(self) -> None:
         if self._splits_to_measure:
@@ -179,7 +182,7 @@ class StepPasses:
 
     def end_step(self) -> None:
         """A step is over on this replica, applied or skipped: what was measured waits for a round."""
-        step, group = self._place.step, self.group
+        step, group = self._place.step, self._over.group
         group.measuring = False
         if step is None:
             return

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import time
 from collections.abc import Generator, Iterator
 from typing import Any
 
@@ -12,7 +11,7 @@ from dist_core.data.order import StepPlan
 from dist_core.errors import InvalidTraining, RunAgain
 from dist_core.goodput import fixed_choice
 from dist_core.training.looped import Looped
-from dist_core.training.step_times import note_times, seconds_since
+from dist_core.training.step_times import StepTimes
 from dist_core.trial.core import TrainingCore
 
 MOST_DRY_BATCHES = 64
@@ -67,7 +66,7 @@ class TrainingLoop:
                 yield from self._once_more(core)
             except GeneratorExit:
                 # The user left the body, as it may have done when the loop ran: it is over all the same.
-                if any(model.stepped for model in core.models):
+                if any(model.step_place.stepped for model in core.models):
                     core.position.loops_begun += 1
                     core.position.leave_loop()
                     core.way_back.begin_between_loops()
@@ -94,14 +93,14 @@ class TrainingLoop:
     def _train_steps(self, core: TrainingCore, started_passes: int, steps_before: int) -> Generator[Any, None, bool]:
         """The loop's steps; False when the epoch ended in its middle, which an iterator that is still held allows."""
         run = core.position.runs
+        times = StepTimes(core)
         while not self._is_over(core, started_passes):
             for step in self._steps_under_present_plan(core, started_passes):
-                pass_began = time.perf_counter()
-                micro_seconds: list[float] = []
+                times.begin_step()
                 core.sums.mark()
                 for index, batch in enumerate(step.batches):
                     for model in core.models:
-                        model.begin_micro_batch(step.plan, index, measures=step.measures)
+                        model.passes.begin(step.plan, index, measures=step.measures)
                     self._marks.handed_out += 1
                     self._marks.open = step.plan if index == len(step.batches) - 1 else None
                     try:
@@ -111,14 +110,13 @@ class TrainingLoop:
                         if core.position.runs == run:
                             self._leave_early(core, step.plan, core.position.steps > steps_before)
                         raise
-                    micro_seconds.append(seconds_since(core, step.plan, index, pass_began))
-                    pass_began = time.perf_counter()
+                    times.end_pass(step.plan, index)
                 if self._marks.open is None:
                     # It has counted the step.
                     return False
                 self._marks.open = None
                 if core.pacing.loader is self._loader:
-                    note_times(core, step.plan, micro_seconds, measures=step.measures)
+                    times.note(step.plan, measures=step.measures)
                 steps_so_far = core.position.steps
                 core.steps.finish(self._loader, step.plan.global_batch)
                 if core.position.steps == steps_so_far:
@@ -134,8 +132,8 @@ class TrainingLoop:
         if step is self._marks.completed:
             return
         # One that a replica was lost in has not stepped.
-        lost = core.broken is not None and any(model.passed_step for model in core.models)
-        stepped = lost or any(model.stepped for model in core.models)
+        lost = core.broken is not None and any(model.step_place.passed_step for model in core.models)
+        stepped = lost or any(model.step_place.stepped for model in core.models)
         steps_so_far = core.position.steps
         core.loops.leave_early(self._loader, has_trained=has_trained or stepped)
         self._loader.cursor.left |= has_trained or stepped
@@ -147,7 +145,7 @@ class TrainingLoop:
             core.leaving.postpone(error)
         finally:
             for model in core.models:
-                model.leave_step()
+                model.passes.leave()
         marks = self._marks
         uncounted = stepped and core.position.steps == steps_so_far
         marks.uncounted += uncounted * len(step.micro_batches)
@@ -248,29 +246,29 @@ class TrainingLoop:
                 break
             core.generation.dry_steps_left -= 1
             for model in core.models:
-                model.begin_dry_step()
+                model.passes.begin_dry()
             try:
                 yield from self._loader.source.first_samples(self._dry_samples(core))
             finally:
                 # A batch that was only looked at built no bucket, nor did one whose gradient is summed up for later.
-                core.generation.dry_steps_left += not any(model.took_gradients for model in core.models)
+                core.generation.dry_steps_left += not any(model.passes.took_gradients for model in core.models)
         core.generation.dry_steps_left = 0
         for model in core.models:
-            model.end_dry_steps()
+            model.passes.end_dry()
 
     def _once_more(self, core: TrainingCore) -> Iterator[Any]:
         """The body of a loop that was completed before, for what the code after it needs; it changes nothing."""
         undo, run = core.way_back.remember(), core.position.runs
         core.generation.dry_steps_left, core.loops.replaying = 1, True
         for model in core.models:
-            model.begin_dry_step()
+            model.passes.begin_dry()
         try:
             yield from self._loader.source.first_samples(self._dry_samples(core))
         finally:
             if core.position.runs == run:
                 core.generation.dry_steps_left, core.loops.replaying = 0, False
                 for model in core.models:
-                    model.end_dry_steps()
+                    model.passes.end_dry()
                 undo()
 
     def _dry_samples(self, core: TrainingCore) -> int:

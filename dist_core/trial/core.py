@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 import torch
 
 from dist_core.data.batch_size import Adaptation
+from dist_core.device import release_cached_memory
 from dist_core.generations.present import DRY_STEPS, PresentGeneration
 from dist_core.generations.process_groups import ReplicaGroup
 from dist_core.generations.running_sums import RunningSums
@@ -213,8 +214,7 @@ class TrainingCore:
         self._register_own_states()
 
     def free_device_memory(self) -> None:
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
+        release_cached_memory()
 
     # ------------------------------------------------------------------ what the process's other code asks
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dist_core.errors import InvalidTraining, ReplicaExit
 from dist_core.generations.present import PresentGeneration
 from dist_core.generations.running_sums import RunningSums, Summed
+from dist_core.generations.state_transfer import broadcast_in_place
 from dist_core.generations.step_record import StepRecord
 from dist_core.generations.step_vote import StepVote
 from dist_core.link.news import News
@@ -149,10 +150,11 @@ class Loops:
         if self._models.staleness and present.group.world_size > 1 and present.broken is None:
             # Whoever keeps the weights may not go before all have fetched them.
             present.succeeded_everywhere(True)
-        if present.group.world_size > 1 and present.broken is None:
+        if present.group.world_size > 1:
+            # Also without one that was lost in the last step: whoever has not noticed does so here.
             buffers = self._models.buffers()
-            if buffers and all(buffer.device.type == "cpu" for buffer in buffers):
-                self._together.do(lambda group: group.broadcast_tensors(buffers))
+            if buffers:
+                self._together.do(lambda group: broadcast_in_place(group, buffers))
             self._sums.settle()
         self._way_back.begin_between_loops()
 

@@ -62,19 +62,19 @@ class Models:
 
     def measures(self, step: int, *, num_replicas: int) -> bool:
         """Whether the step of that number measures the noise scale; the same on all replicas."""
-        if not self._models or self._models[0].user_accumulates:
+        if not self._models or self._models[0].passes.user_accumulates:
             return False
         return is_measured(step, num_replicas=num_replicas, every=self._models[0].noise_every)
 
     @property
     def compute_after_an_update(self) -> bool:
         """Whether a pass that begins now lies behind the step of an optimizer in the same batch."""
-        return any(model.passed_step for model in self)
+        return any(model.step_place.passed_step for model in self)
 
     @property
     def are_in_a_part(self) -> bool:
         """Whether the present step takes several passes."""
-        return any(model.is_in_a_part for model in self)
+        return any(model.step_place.has_several_passes for model in self)
 
     # ------------------------------------------------------------------ what they hold
 
@@ -98,7 +98,7 @@ class Models:
 
     def drop_gradients(self) -> None:
         for model in self:
-            model.drop_gradients()
+            model.passes.drop_gradients()
 
     def adopt_schedules(self) -> None:
         for model in self:
@@ -122,7 +122,7 @@ class Models:
         """A step counts, and this is what came of the replicas' ballots."""
         for index, model in enumerate(self):
             first, second, chosen = agreed[_name(index)]
-            model.end_step()
+            model.passes.end_step()
             model.take_norms(first, second)
             model.tune(round(chosen) - 1 if chosen else None)
 

@@ -8,8 +8,10 @@ from typing import Any, Protocol
 import torch
 
 from dist_core.data.order import StepPlan
+from dist_core.device import Device, Elapsed
 from dist_core.generations.process_groups import GroupNeeds, ReplicaGroup
 from dist_core.goodput import BatchBounds, GradientStatistics
+from dist_core.gradients.step_place import StepPlace
 
 
 class PacingLoader(Protocol):
@@ -45,28 +47,26 @@ class PacingLoader(Protocol):
         ...
 
 
-class TrainedModel(Protocol):
-    """A wrapped model, as its trial and the loader that announces the steps see it."""
+class Passes(Protocol):
+    """Of one model's steps, as the loader announces them."""
 
-    training: bool
-    module: torch.nn.Module
-    noise_every: int | None
-
-    @property
-    def user_accumulates(self) -> bool:
-        """Whether the user's code sums gradients over several batches of the loader on its own."""
-        ...
+    user_accumulates: bool
+    """Whether the user's code sums gradients over several batches of the loader on its own."""
 
     @property
-    def sync_seconds(self) -> float:
-        """How long the last step's reduction went on behind the backward pass."""
+    def took_gradients(self) -> bool:
+        """Whether gradients have come to the buckets since the present step began."""
         ...
 
-    # ------------------------------------------------------------------ the step as the loader announces it
+    def begin(self, step: StepPlan, index: int, *, measures: bool) -> None:
+        """A pass of a micro-batch."""
+        ...
 
-    def begin_micro_batch(self, step: StepPlan, index: int, *, measures: bool) -> None: ...
+    def end_step(self) -> None:
+        """A step is over on this replica, applied or skipped."""
+        ...
 
-    def leave_step(self) -> None:
+    def leave(self) -> None:
         """What comes next is not a step of the loader; of one that was left in its middle nothing stays behind."""
         ...
 
@@ -76,33 +76,38 @@ class TrainedModel(Protocol):
 
     def end_probe(self, *, trained: bool) -> None: ...
 
-    def begin_dry_step(self) -> None:
+    def begin_dry(self) -> None:
         """A joiner's pass on its own: builds the buckets, changes nothing that lasts."""
         ...
 
-    def end_dry_steps(self) -> None: ...
+    def end_dry(self) -> None:
+        """What comes next is not alone any more; no gradient of the dry steps stays."""
+        ...
+
+    def drop_gradients(self) -> None: ...
+
+
+class TrainedModel(Protocol):
+    """A wrapped model, as its trial and the loader that announces the steps see it."""
+
+    training: bool
+    module: torch.nn.Module
+    noise_every: int | None
+    device_of_gradients: Device
+    step_place: StepPlace
+    """Where in a step the training loop stands."""
+
+    @property
+    def passes(self) -> Passes:
+        """What the loader announces."""
+        ...
+
+    @property
+    def reduction(self) -> Elapsed | None:
+        """From the last step's last bucket to the end of its reduction; None where nothing was reduced."""
+        ...
 
     def end_training_loop(self) -> None: ...
-
-    @property
-    def stepped(self) -> bool:
-        """Whether the optimizer has stepped since the present batch was handed out."""
-        ...
-
-    @property
-    def took_gradients(self) -> bool:
-        """Whether gradients have come to the buckets since the present step began."""
-        ...
-
-    @property
-    def passed_step(self) -> bool:
-        """Whether the present micro-batch has come to the step of one of its optimizers."""
-        ...
-
-    @property
-    def is_in_a_part(self) -> bool:
-        """Whether the present step takes several passes."""
-        ...
 
     # ------------------------------------------------------------------ the group it reduces over
 
@@ -118,13 +123,7 @@ class TrainedModel(Protocol):
         """Reduce over another group from the next step on; all its replicas call this at the same step boundary."""
         ...
 
-    def drop_gradients(self) -> None: ...
-
     # ------------------------------------------------------------------ a step's round
-
-    def end_step(self) -> None:
-        """A step is over on this replica, applied or skipped."""
-        ...
 
     def norms_to_sum(self) -> tuple[float, float]:
         """What this replica adds to the round that is being launched."""

@@ -45,8 +45,6 @@ def test_options_that_do_not_exist_are_refused_in_words() -> None:
         reduction_strategy("all_reduce", num_groups=2)
     with pytest.raises(InvalidTraining, match="num_groups of round_robin is 0"):
         reduction_strategy("round_robin", num_groups=0)
-    with pytest.raises(InvalidTraining, match="staging of sharded is 'disk'"):
-        reduction_strategy("sharded", staging="disk")
     with pytest.raises(InvalidTraining, match="matrix_rank=0"):
         reduction_strategy("power_sgd", matrix_rank=0)
     with pytest.raises(InvalidTraining, match="staleness of parameter_server is 0"):

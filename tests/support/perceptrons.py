@@ -77,14 +77,16 @@ class Tied(nn.Module):
 MODELS: dict[str, Callable[[], nn.Module]] = {"perceptron": Perceptron, "unused": WithUnused, "tied": Tied}
 
 
-def train(model_name: str, reduction: Any, batch: int, clip: bool = False, **options: Any) -> list[float]:
+def train(
+    model_name: str, reduction: Any, batch: int, clip: bool = False, place: str = "cpu", **options: Any
+) -> list[float]:
     """Weights after three epochs; the last batch of each is smaller than the others, and uneven over the replicas."""
     rank = int(os.environ.get("RANK", "0"))
     # Two replicas a node, for strategies that care.
     socket.gethostname = lambda: f"node-{rank // 2}"
     reset_core()
     torch.manual_seed(0)
-    model = MODELS[model_name]()
+    model = MODELS[model_name]().to(place)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.02 * batch, momentum=0.5, weight_decay=1e-4)
     loader = AdaptiveDataLoader(Points(), batch_size=batch, shuffle=True)
     wrapped = AdaptiveDataParallel(
@@ -93,7 +95,7 @@ def train(model_name: str, reduction: Any, batch: int, clip: bool = False, **opt
     for _ in remaining_epochs_until(3):
         for x, y in loader:
             optimizer.zero_grad()
-            nn.functional.cross_entropy(wrapped(x), y).backward()
+            nn.functional.cross_entropy(wrapped(x.to(place)), y.to(place)).backward()
             if clip:
                 nn.utils.clip_grad_norm_(model.parameters(), 0.1)
             optimizer.step()

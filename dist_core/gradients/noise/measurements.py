@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
+from dist_core.device import Device, Mark
 from dist_core.goodput import GradientStatistics
 from dist_core.gradients.bucket_reducer import StepNorms
 from dist_core.gradients.noise.estimator import NoiseScale, from_parts
@@ -24,8 +24,8 @@ class _Measured:
 
     values: torch.Tensor
     """(difference, total), float64: what this replica adds to the sums."""
-    arrived: Any
-    """CUDA event after which ``values`` are in host memory; None on CPUs."""
+    arrived: Mark
+    """``values`` are in the host's memory by then."""
     step: int
     num_parts: int
     """Replicas, or one replica's micro-batches, whose gradients are compared with their mean."""
@@ -36,9 +36,14 @@ class Measurements:
     """``preconditioner``: measures gradients as the optimizer sees them; None to take them as they are."""
 
     def __init__(
-        self, module: torch.nn.Module, preconditioner: AdamPreconditioner | None, warn: Callable[[str], None]
+        self,
+        module: torch.nn.Module,
+        device: Device,
+        preconditioner: AdamPreconditioner | None,
+        warn: Callable[[str], None],
     ) -> None:
         self._module = module
+        self._device = device
         self._warn = warn
         self.preconditioner = preconditioner
         self.noise = NoiseScale()
@@ -88,36 +93,38 @@ class Measurements:
         ``num_parts``: replicas that have examples of the step.
         """
         if over_replicas is not None and over_replicas.total:
-            values = torch.stack([_sum_of(over_replicas.difference), _sum_of(over_replicas.total)])
+            values = torch.stack([self._sum_of(over_replicas.difference), self._sum_of(over_replicas.total)])
         elif self._whole_norm is not None and len(self._part_norms) == num_micro_batches:
-            values = torch.stack([_sum_of(self._part_norms) - self._whole_norm, self._whole_norm])
+            values = torch.stack([self._sum_of(self._part_norms) - self._whole_norm, self._whole_norm])
         else:
             return False
         if self.loss_scale is not None:
             # Gradients in mixed precision are multiplied by the loss scale; their squared norms by its square.
             values = values / self.loss_scale.to(values.device).double() ** 2
-        arrived = None
-        if values.is_cuda:
-            in_host_memory = torch.empty(2, dtype=torch.float64, pin_memory=True)
-            values = in_host_memory.copy_(values, non_blocking=True)
-            arrived = torch.cuda.current_stream().record_event()
+        in_host_memory = self._device.host_memory(values.shape, values.dtype)
+        self._device.copy(in_host_memory, values)
+        arrived = self._device.mark()
         parts = num_parts if over_replicas is not None else num_micro_batches
         self._waiting.append(
-            _Measured(values=values, arrived=arrived, step=step, num_parts=parts, global_batch=global_batch)
+            _Measured(values=in_host_memory, arrived=arrived, step=step, num_parts=parts, global_batch=global_batch)
         )
         return True
+
+    def _sum_of(self, parts: list[torch.Tensor]) -> torch.Tensor:
+        # Made in the reductions' streams.
+        self._device.read_here(parts)
+        return torch.stack(parts).sum()
 
     # ------------------------------------------------------------------ in a later step's round
 
     def to_sum(self, step: int) -> tuple[float, float]:
         """What this replica adds to the round of this step."""
-        # On a GPU norms arrive while the next step is computed; one step more, and nobody waits for them.
-        age = 1 if not self._waiting or self._waiting[0].arrived is None else 2
+        # A GPU's norms arrive while the next step is computed; one step more, and nobody waits for them.
+        age = 1 if self._device.is_host else 2
         if not self._waiting or step - self._waiting[0].step < age:
             return 0.0, 0.0
         measured = self._waiting.popleft()
-        if measured.arrived is not None:
-            measured.arrived.synchronize()
+        measured.arrived.wait()
         self._travelling = measured
         return float(measured.values[0]), float(measured.values[1])
 
@@ -142,11 +149,3 @@ class Measurements:
         """Other replicas make the rounds from now on."""
         self._waiting.clear()
         self._travelling = None
-
-
-def _sum_of(parts: list[torch.Tensor]) -> torch.Tensor:
-    if parts[0].is_cuda:
-        # Read on this stream, made on the reductions' streams, whose memory must not be used anew before.
-        for part in parts:
-            part.record_stream(torch.cuda.current_stream())
-    return torch.stack(parts).sum()

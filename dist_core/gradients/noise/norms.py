@@ -15,12 +15,11 @@ from typing import Any
 
 import torch
 
+from dist_core.device import device_of
 from dist_core.errors import InvalidTraining
 
 _ROW = 16384
 """Length of the partial sums: float32 sums this short keep the error near 1e-8."""
-_CACHED = 131072
-"""Elements worked on at a time on a CPU: what stays in a core's cache is read from memory once."""
 ADAM_WARM_UP = 5
 """Steps before Adam's second moments mean something (AdaptDL's count as well)."""
 _ADAM_FAMILY = ("Adam", "AdamW", "NAdam", "RAdam")
@@ -167,10 +166,8 @@ class AdamPreconditioner:
         # sqrt(v / c) + eps = (sqrt(v) + eps sqrt(c)) / sqrt(c): the constant c leaves the loop.
         correction = 1.0 - group["betas"][1] ** self._steps[index]
         epsilon = group["eps"] * math.sqrt(correction)
-        size = gradient.numel() if gradient.is_cuda else min(_CACHED, gradient.numel())
-        memory = getattr(self._local, "scratch", None)
-        if memory is None or memory.numel() < size or memory.device != gradient.device:
-            self._local.scratch = memory = torch.empty(size, dtype=torch.float32, device=gradient.device)
+        size = min(device_of(gradient).chunk, gradient.numel())
+        memory = self._scratch(gradient.device, size)
         total: torch.Tensor = torch.zeros((), dtype=torch.float64, device=gradient.device)
         for first in range(0, gradient.numel(), size):
             part = gradient[first : first + size]
@@ -181,6 +178,14 @@ class AdamPreconditioner:
             # Short enough for a float32 sum on a CPU; a GPU sums in a tree.
             total += torch.dot(scratch, scratch)
         return total.mul_(correction)
+
+    def _scratch(self, place: torch.device, size: int) -> torch.Tensor:
+        """Of this thread and of the stream it fills: streams run beside each other, even those of one thread."""
+        kept: dict[tuple[torch.device, int], torch.Tensor] = self._local.__dict__.setdefault("scratch", {})
+        key = place, device_of(place).present_stream
+        if key not in kept or kept[key].numel() < size:
+            kept[key] = torch.empty(size, dtype=torch.float32, device=place)
+        return kept[key]
 
 
 def is_adam(optimizer: torch.optim.Optimizer) -> bool:

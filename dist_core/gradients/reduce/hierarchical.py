@@ -29,7 +29,7 @@ class Hierarchical:
 
     def reduce(self, bucket: Bucket) -> ReducedBucket:
         buffer = bucket.buffer
-        return self._worker.submit(lambda: self._sum(buffer), device=buffer.device)
+        return self._worker.submit(lambda: self._sum(buffer), on=buffer.device)
 
     def _sum(self, buffer: torch.Tensor) -> torch.Tensor:
         if self._within is not None:

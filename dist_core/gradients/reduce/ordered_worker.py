@@ -10,33 +10,49 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 
+from dist_core.device import Device, Mark, Stream, device_of
 from dist_core.gradients.reduce.contract import ReducedBucket
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    run: Callable[[], torch.Tensor]
+    device: Device
+    asked: Mark
+    """The bucket is written by then."""
+    result: ReducedBucket
 
 
 class OrderedWorker:
     def __init__(self, name: str) -> None:
         self._name = name
-        self._jobs: queue.SimpleQueue[tuple[Callable[[], torch.Tensor], ReducedBucket]] = queue.SimpleQueue()
+        self._jobs: queue.SimpleQueue[_Job] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
+        self._streams: dict[int, Stream] = {}
+        """Of each device: what jobs wait for there, the backward pass does not."""
 
-    def submit(self, job: Callable[[], torch.Tensor], *, device: torch.device) -> ReducedBucket:
-        """The job's tensor, later; its exception becomes the future's."""
+    def submit(self, job: Callable[[], torch.Tensor], *, on: torch.device) -> ReducedBucket:
+        """The job's tensor on that device, later; its exception becomes the future's."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name=f"elastune-{self._name}", daemon=True)
             self._thread.start()
-        devices: list[int | str | torch.device] | None = [device] if device.type == "cuda" else None
-        future: ReducedBucket = torch.futures.Future(devices=devices)
-        self._jobs.put((job, future))
+        device = device_of(on)
+        future = device.future()
+        self._jobs.put(_Job(job, device, device.mark(), future))
         return future
 
     def _run(self) -> None:
         torch.set_num_threads(1)
         while True:
-            job, future = self._jobs.get()
-            try:
-                future.set_result(job())
-            except Exception as error:
-                future.set_exception(error)  # type: ignore[arg-type]  # annotated as a result in torch
+            job = self._jobs.get()
+            if id(job.device) not in self._streams:
+                self._streams[id(job.device)] = job.device.stream()
+            with self._streams[id(job.device)].behind(job.asked):
+                try:
+                    job.result.set_result(job.run())
+                except Exception as error:
+                    job.result.set_exception(error)  # type: ignore[arg-type]  # annotated as a result in torch

@@ -1,0 +1,273 @@
+"""The device that computes: what it has done of what it was given, and memory it copies into by itself.
+
+A call that gives work to a GPU returns before the work is done. Code that times it by the host's clock, reads a number
+that is still to be computed, or changes what is still to be copied is right on a CPU and wrong there. So whatever
+depends on when work is done goes through here: ``Host`` is a CPU, whose work is done when the call returns, and ``Gpu``
+a CUDA device.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from typing import Any, Protocol, cast
+
+import torch
+import torch.distributed as dist
+
+
+class Mark(Protocol):
+    """A place in a stream, behind what it had been given when the mark was made."""
+
+    @property
+    def reached(self) -> bool:
+        """Whether the device has come here."""
+        ...
+
+    def wait(self) -> None:
+        """Hold this thread until the device comes here."""
+        ...
+
+    def seconds_since(self, earlier: Mark) -> float:
+        """The device's time between two marks of its own, both reached."""
+        ...
+
+
+class Stream(Protocol):
+    """Work that the device does beside that of other streams."""
+
+    def behind(self, mark: Mark) -> AbstractContextManager[None]:
+        """What this thread gives the device within goes into this stream, and begins when the mark is reached."""
+        ...
+
+
+class Device(Protocol):
+    @property
+    def is_host(self) -> bool:
+        """Whether its memory is the host's, so that Gloo sends tensors from where they lie."""
+        ...
+
+    @property
+    def has_nccl(self) -> bool:
+        """Whether NCCL connects it with others of its kind."""
+        ...
+
+    @property
+    def chunk(self) -> int:
+        """Elements to work on at a time where the result needs memory of its own."""
+        ...
+
+    def mark(self) -> Mark:
+        """Behind what this thread's stream was given so far."""
+        ...
+
+    def follow(self, mark: Mark) -> None:
+        """What this thread's stream is given from now on begins when the mark is reached; the thread goes on."""
+        ...
+
+    def stream(self) -> Stream:
+        """A new one."""
+        ...
+
+    @property
+    def present_stream(self) -> int:
+        """A number for the stream that this thread's work goes into."""
+        ...
+
+    def host_memory(self, shape: torch.Size | tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        """Memory of the host that the device reads and writes by itself."""
+        ...
+
+    def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
+        """In this thread's stream; one of the two may be in ``host_memory``. A mark made next says when it is done."""
+        ...
+
+    def read_here(self, tensors: list[torch.Tensor]) -> None:
+        """This thread's stream reads them, which another one made: their memory is not given away before."""
+        ...
+
+    def future(self) -> torch.futures.Future[torch.Tensor]:
+        """One whose callbacks find the device's work done that came before its result."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Elapsed:
+    """The time between two marks of one device."""
+
+    begin: Mark
+    end: Mark
+
+    @property
+    def is_known(self) -> bool:
+        return self.begin.reached and self.end.reached
+
+    @property
+    def seconds(self) -> float:
+        return self.end.seconds_since(self.begin)
+
+
+def device_of(where: torch.Tensor | torch.device) -> Device:
+    """The device that holds a tensor. Raises ValueError for a kind that nobody has described here."""
+    place = where.device if isinstance(where, torch.Tensor) else where
+    known = _devices.get(place)
+    if known is None:
+        if place.type != "cuda":
+            raise ValueError(f"tensors lie on {place}; elastune trains on cpu and cuda devices")
+        known = _devices[place] = Gpu(place)
+    return known
+
+
+# ---------------------------------------------------------------------------------------------------------------- CPU
+
+
+@dataclass(frozen=True, slots=True)
+class HostMark:
+    """A time of the host's clock, in seconds."""
+
+    at: float
+
+    @property
+    def reached(self) -> bool:
+        return True
+
+    def wait(self) -> None:
+        pass
+
+    def seconds_since(self, earlier: Mark) -> float:
+        return self.at - cast("HostMark", earlier).at
+
+
+def known_seconds(seconds: float) -> Elapsed:
+    """A time that was measured already."""
+    return Elapsed(HostMark(0.0), HostMark(seconds))
+
+
+class HostStream:
+    def behind(self, mark: Mark) -> AbstractContextManager[None]:
+        return contextlib.nullcontext()
+
+
+class Host:
+    """A call returns when its work is done."""
+
+    is_host = True
+    has_nccl = False
+    chunk = 131072
+    """What stays in a core's cache is read from memory once."""
+    present_stream = 0
+
+    def mark(self) -> Mark:
+        return HostMark(time.perf_counter())
+
+    def follow(self, mark: Mark) -> None:
+        pass
+
+    def stream(self) -> Stream:
+        return HostStream()
+
+    def host_memory(self, shape: torch.Size | tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        return torch.empty(shape, dtype=dtype)
+
+    def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
+        target.copy_(source)
+
+    def read_here(self, tensors: list[torch.Tensor]) -> None:
+        pass
+
+    def future(self) -> torch.futures.Future[torch.Tensor]:
+        return torch.futures.Future()
+
+
+# --------------------------------------------------------------------------------------------------------------- CUDA
+
+
+@dataclass(frozen=True, slots=True)
+class GpuMark:
+    _event: torch.cuda.Event
+
+    @property
+    def reached(self) -> bool:
+        return bool(self._event.query())  # type: ignore[no-untyped-call]  # not annotated in torch
+
+    def wait(self) -> None:
+        self._event.synchronize()
+
+    def seconds_since(self, earlier: Mark) -> float:
+        return float(cast("GpuMark", earlier)._event.elapsed_time(self._event)) / 1000.0
+
+
+class GpuStream:
+    def __init__(self, place: torch.device) -> None:
+        self._stream: Any = torch.cuda.Stream(place)  # type: ignore[no-untyped-call]  # not annotated in torch
+
+    @contextmanager
+    def behind(self, mark: Mark) -> Iterator[None]:
+        self._stream.wait_event(cast("GpuMark", mark)._event)
+        # The device too: a thread of its own begins with the first one.
+        with torch.cuda.stream(self._stream):
+            yield
+
+
+class Gpu:
+    """A call returns when its work is in a stream."""
+
+    is_host = False
+    chunk = 1 << 24
+    """64 MiB of float32: long enough for full speed, and no copy of an embedding of gigabytes."""
+
+    def __init__(self, place: torch.device) -> None:
+        self._place = place
+        self.has_nccl = dist.is_nccl_available()
+
+    def mark(self) -> Mark:
+        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]  # not annotated in torch
+        event.record(self._present)
+        return GpuMark(event)
+
+    def follow(self, mark: Mark) -> None:
+        self._present.wait_event(cast("GpuMark", mark)._event)
+
+    def stream(self) -> Stream:
+        return GpuStream(self._place)
+
+    @property
+    def present_stream(self) -> int:
+        return int(self._present.cuda_stream)
+
+    @property
+    def _present(self) -> Any:
+        return torch.cuda.current_stream(self._place)
+
+    def host_memory(self, shape: torch.Size | tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        return torch.empty(shape, dtype=dtype, pin_memory=True)
+
+    def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
+        target.copy_(source, non_blocking=True)
+        self.read_here([each for each in (target, source) if each.device == self._place])
+
+    def read_here(self, tensors: list[torch.Tensor]) -> None:
+        for tensor in tensors:
+            tensor.record_stream(self._present)
+
+    def future(self) -> torch.futures.Future[torch.Tensor]:
+        return torch.futures.Future(devices=[self._place])
+
+
+HOST = Host()
+_devices: dict[torch.device, Device] = {torch.device("cpu"): HOST}
+
+
+def limit_memory(where: torch.device, share: float) -> None:
+    """Of a GPU that several replicas share, this process takes its part only."""
+    if where.type == "cuda" and share < 1.0:
+        torch.cuda.set_per_process_memory_fraction(share, where)
+
+
+def release_cached_memory() -> None:
+    """What tensors that are gone have left with this process goes back to the GPU."""
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()

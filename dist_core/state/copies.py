@@ -1,0 +1,90 @@
+"""Copies of a state in the host's memory, made beside training.
+
+On a CPU another thread copies; a GPU copies by itself, in a stream beside the one that trains.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable
+
+import torch
+
+from dist_core.device import Device, Mark, Stream, device_of
+
+Pair = tuple[torch.Tensor, torch.Tensor]
+"""(target, source); the target is in the ``host_memory`` of the source's device."""
+
+
+def host_memory_for(tensor: torch.Tensor) -> torch.Tensor:
+    return device_of(tensor).host_memory(tensor.shape, tensor.dtype)
+
+
+def in_host_memory(tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
+    """Each as it is now, contiguous, and ready to be read: itself where it lies there already."""
+    found, marks = [], []
+    for tensor in tensors:
+        device = device_of(tensor)
+        if device.is_host:
+            found.append(tensor.contiguous())
+        else:
+            found.append(host_memory_for(tensor))
+            device.copy(found[-1], tensor)
+            marks.append(device.mark())
+    for mark in marks:
+        mark.wait()
+    return found
+
+
+class Copies:
+    """One state after another; ``begin`` and ``settle`` are called by the thread that trains."""
+
+    def __init__(self) -> None:
+        self._streams: dict[int, Stream] = {}
+        """Of each device."""
+        self._of_host: list[Pair] = []
+        self._made: list[tuple[Device, Mark]] = []
+        """Where each device will have made its copies."""
+        self._copied = threading.Event()
+        self._copied.set()
+
+    def begin(self, now: Iterable[Pair], later: Iterable[Pair]) -> None:
+        """Sources in ``now`` may change from here on, those in ``later`` after ``settle``."""
+        self._of_host, self._made = [], []
+        for target, source in now:
+            device = device_of(source)
+            # In the stream that trains: what changes the source comes behind it there.
+            device.copy(target, source)
+            self._made.append((device, device.mark()))
+        for target, source in later:
+            device = device_of(source)
+            if device.is_host:
+                self._of_host.append((target, source))
+                continue
+            with self._stream(device).behind(device.mark()):
+                device.copy(target, source)
+                self._made.append((device, device.mark()))
+        if self._of_host:
+            self._copied.clear()
+
+    def _stream(self, device: Device) -> Stream:
+        if id(device) not in self._streams:
+            self._streams[id(device)] = device.stream()
+        return self._streams[id(device)]
+
+    def finish(self) -> None:
+        """Until all targets can be read; called by the thread that reads them."""
+        of_host, made = self._of_host, self._made
+        try:
+            for target, source in of_host:
+                target.copy_(source)
+        finally:
+            self._copied.set()
+        for _, mark in made:
+            mark.wait()
+
+    def settle(self) -> None:
+        """What this thread does next may change all sources: on a GPU that waits, and the thread does not."""
+        self._copied.wait()
+        for device, mark in self._made:
+            device.follow(mark)

@@ -1,0 +1,105 @@
+"""Reduction: over which replicas a wrapped model's buckets are summed, and by which strategy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import cast
+
+from torch.nn.parallel import DistributedDataParallel
+
+from dist_core.device import Device
+from dist_core.generations.process_groups import GroupNeeds, ReplicaGroup, carrier_for
+from dist_core.gradients.bucket_reducer import GradientGroup
+from dist_core.gradients.choice import ReductionChoice
+from dist_core.gradients.noise.measurements import Measurements
+from dist_core.gradients.served_weights import ServedWeights
+from dist_core.torch_private import replace_process_group
+from dist_core.trial.core import TrainingCore
+
+
+class Reduction:
+    """``served``: the weights' server, where one makes the updates. ``begins``: a step's first bucket is written."""
+
+    def __init__(
+        self,
+        core: TrainingCore,
+        model: DistributedDataParallel,
+        device: Device,
+        choice: ReductionChoice,
+        measurements: Measurements,
+        served: ServedWeights | None,
+        *,
+        begins: Callable[[], None],
+    ) -> None:
+        self._core = core
+        self._model = model
+        self._device = device
+        self._choice = choice
+        self._measurements = measurements
+        self._served = served
+        self._begins = begins
+        self.group: GradientGroup = cast("GradientGroup", None)
+        """What DDP asks for all-reduces."""
+
+    @property
+    def is_alone(self) -> bool:
+        return self._core.generation.group.world_size == 1
+
+    # ------------------------------------------------------------------ the replicas
+
+    @property
+    def needs(self) -> GroupNeeds:
+        return self._choice.group_needs | GroupNeeds(carriers=frozenset({carrier_for(self._device)}))
+
+    def use(self, group: ReplicaGroup) -> None:
+        """From the next step on; all its replicas call this at the same step boundary.
+
+        Raises InvalidTraining when the group lacks what this model's strategies need.
+        """
+        self._choice.refuse(group, self.needs)
+        self._measurements.forget_waiting()
+        if self.group is not None:
+            self.group.close()
+        self.group = GradientGroup(
+            group,
+            self._choice.strategy,
+            self._device,
+            on_first_bucket=self._begins,
+            on_error=self._core.generation.mark_broken,
+        )
+        self.group.passive = group.world_size == 1
+        if self._measurements.preconditioner is not None:
+            self.group.norm_of = self._measurements.preconditioner.squared_norm
+        replace_process_group(self._model, self.group)
+        self._choice.enter(group, self._model, self.group)
+        if self._served is not None:
+            self._served.begin_serving()
+
+    # ------------------------------------------------------------------ the strategy
+
+    @property
+    def staleness(self) -> int:
+        """How many steps replicas may be apart."""
+        return 0 if self._served is None else self._served.staleness
+
+    @property
+    def proposal(self) -> int | None:
+        """On rank 0, the candidate to keep once all have been timed; None before, and after it was announced."""
+        return self._choice.proposal
+
+    def tune(self, announced: int | None) -> None:
+        """At a step boundary, on all replicas: go to the next candidate, or to the one that rank 0 announced."""
+        if not self.is_alone:
+            self._choice.tune(announced, self._model, self.group)
+
+    def read_layouts_if_needed(self, *, are_rebuilt: bool) -> None:
+        """A forward pass has told DDP's reducer which buckets it will fill."""
+        measures = self.group.norms is not None and self._measurements.preconditioner is not None
+        if (measures or self._choice.strategy.reads_layout) and not self.is_alone:
+            self._choice.read_layouts(self._model, self.group, are_rebuilt=are_rebuilt)
+
+    # ------------------------------------------------------------------ where steps end
+
+    def end_training_loop(self) -> None:
+        if self._served is not None and not self.is_alone and self._core.broken is None:
+            self._served.pull()
