@@ -90,9 +90,12 @@ def plan(
         left = [replica for replica in replicas if _has_left(replica, trial)]
         if left:
             stays = [replica for replica in replicas if replica not in left]
-            more = _plan_live(trial, wanted, stays, now, near_epoch, vacate, leaving, broken_since)
             overdue = now - (trial.rescaled_at or 0.0) > LEFT_DEADLINE_SECONDS
-            return [*(_stop(each, force=True) for each in left if overdue and _may_stop(each, now)), *more]
+            stops = [_stop(each, force=True) for each in left if overdue and _may_stop(each, now)]
+            if not any(replica.replica_id in trial.members for replica in stays):
+                # Nobody trains any more: what comes of the trial is judged when all its replicas are gone.
+                return [*stops]
+            return [*stops, *_plan_live(trial, wanted, stays, now, near_epoch, vacate, leaving, broken_since)]
     return _plan_live(trial, wanted, replicas, now, near_epoch, vacate, leaving, broken_since)
 
 
@@ -125,9 +128,9 @@ def _plan_live(
         return [Publish(tuple(members), None)]
     joiners = [replica for replica in replicas if replica.replica_id not in trial.members]
     if trial.switching:
-        return _plan_switch(trial, members, joiners, now)
+        return _plan_switch(trial, members, joiners, now, broken_since)
     staying = tuple(replica_id for replica_id in members if replica_id not in leaving)
-    if len(staying) < len(members) or (broken_since is not None and now - broken_since > BROKEN_PATIENCE_SECONDS):
+    if len(staying) < len(members) or _is_over(broken_since, now):
         return [Publish(staying, None)]
     if not any(wanted.values()):
         return [Publish((), None), *(Stop(joiner.replica_id, force=True) for joiner in joiners)]
@@ -198,17 +201,30 @@ def _plan_start(
     return []
 
 
+def _is_over(broken_since: float | None, now: float) -> bool:
+    """Whether replicas wait for one another for longer than it takes to see that one of them is gone."""
+    return broken_since is not None and now - broken_since > BROKEN_PATIENCE_SECONDS
+
+
 def _plan_switch(
-    trial: TrialRecord, members: Sequence[str], joiners: Sequence[ReplicaRecord], now: float
+    trial: TrialRecord,
+    members: Sequence[str],
+    joiners: Sequence[ReplicaRecord],
+    now: float,
+    broken_since: float | None,
 ) -> list[Action]:
-    """A generation is on offer: wait for it to be entered, or replace it when somebody in it is gone or late."""
+    """A generation is on offer: wait for it to be entered, or replace it when somebody in it is gone or late.
+
+    Or when they have failed to meet in it, which they say after it was made.
+    """
     alive = {*members, *(joiner.replica_id for joiner in joiners)}
     # A joiner may have given up an earlier offer, and aimed at a later epoch, just when this one was made.
     elsewhere = any(
         joiner.replica_id in trial.published_members and joiner.join_epoch != trial.join_epoch for joiner in joiners
     )
     late = now - trial.published_at > SWITCH_DEADLINE_SECONDS
-    if elsewhere or late or set(trial.published_members) - alive:
+    failed = _is_over(broken_since, now) and _is_over(trial.published_at, now)
+    if elsewhere or late or failed or set(trial.published_members) - alive:
         return [Publish(tuple(members), None)]
     return []
 

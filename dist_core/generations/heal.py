@@ -24,8 +24,11 @@ from dist_core.generations.watch import Membership, Prepared
 from dist_core.link.environment import EXIT_PEER_LOST
 from dist_core.link.news import News
 
-HEAL_SECONDS = 60.0
-"""Longest wait for a generation without the lost replica; then the trial resumes from its checkpoint."""
+HEAL_SECONDS = 90.0
+"""Longest wait for a generation without the lost replica; then the trial resumes from its checkpoint.
+
+Longer than an offer that nobody can enter stays open.
+"""
 LEAVER_PATIENCE_SECONDS = 3.0
 
 
@@ -71,7 +74,8 @@ class Heal:
         resumes from its checkpoint.
         """
         started = time.perf_counter()
-        self._news.announce("/broken", {"generation": self._present.number})
+        self._say_that_we_wait()
+        self._membership.break_off_superseded()
         while time.perf_counter() - started < HEAL_SECONDS and self._membership.must_leave is None:
             prepared = self._membership.pending()
             if prepared is not None and self._may_go_on_with(prepared, time.perf_counter() - started):
@@ -86,14 +90,20 @@ class Heal:
                     # One of these is gone as well; the scheduler sees it and publishes again.
                     prepared.group.break_off()
                     self._membership.abandon(prepared.generation.number)
+                    self._say_that_we_wait()
                     continue
                 return healed
             if prepared is not None and prepared.group is not None and not self._may_go_on_with(prepared, 0.0):
                 # Others may wait in it for this replica, to give its joiners the trial's state.
                 prepared.group.break_off()
                 self._membership.abandon(prepared.generation.number)
+                if prepared.as_joiner:
+                    raise PeerLost(f"this replica was let in by one that vanished, and no other knows of it: {reason}")
             time.sleep(0.005)
         raise PeerLost(f"another replica vanished and the trial was not rebuilt around it: {reason}")
+
+    def _say_that_we_wait(self) -> None:
+        self._news.announce("/broken", {"generation": self._present.number})
 
     def meet_if_awaited(
         self, prepared: Prepared, survivor: Survivor, *, enter: Callable[[Healed], None]
@@ -113,7 +123,9 @@ class Heal:
         if prepared.group is None:
             # Told to leave by a generation that may hold the lost replica: give the one that replaces it a moment.
             return not prepared.generation.members or waited_seconds > LEAVER_PATIENCE_SECONDS
-        return set(prepared.generation.members) <= set(self._present.members)
+        # Those who have not lost this one give joiners the trial's state: they come to another meeting than this.
+        joinerless = prepared.generation.join_epoch is None
+        return joinerless and set(prepared.generation.members) <= set(self._present.members)
 
     def _meet(self, prepared: Prepared, group: ReplicaGroup, survivor: Survivor) -> Healed:
         standing = [Standing(**each) for each in group.gather_json(asdict(survivor.standing()))]
@@ -127,6 +139,8 @@ class Heal:
                 "goes on from its last checkpoint"
             )
             self._news.flush()
+            # Nobody goes before all know: those would wait for one that is lost.
+            _say_who_heals(group, heals=True)
             raise ReplicaExit("survivors stand at different places", EXIT_PEER_LOST)
         runs_again = any(each.has_evaluated for each in standing)
         if runs_again:

@@ -53,6 +53,8 @@ class Prepared:
 
     generation: Generation
     group: ReplicaGroup | None
+    as_joiner: bool = False
+    """Whether the scheduler offers it to this replica as to one that does not train yet."""
 
 
 class Membership:
@@ -68,6 +70,8 @@ class Membership:
         self._changed = threading.Condition(self._lock)
         self._published: Generation | None = None
         self._prepared: Prepared | None = None
+        self._superseded: list[ReplicaGroup] = []
+        """Of offers that others came instead of, since this replica has entered one."""
         self._store: RendezvousStore | None = None
         self._entered = 0
         self._size = 0
@@ -167,8 +171,18 @@ class Membership:
             self._is_member = True
             self._entered = prepared.generation.number
             self._size = len(prepared.generation.members)
+            superseded, self._superseded = self._superseded, []
             if self._prepared is prepared:
                 self._prepared = None
+        for group in superseded:
+            group.leave_unused()
+
+    def break_off_superseded(self) -> None:
+        """Others may wait for this replica in an offer that it cannot come to any more."""
+        with self._lock:
+            superseded, self._superseded = self._superseded, []
+        for group in superseded:
+            group.break_off()
 
     def abandon(self, number: int) -> None:
         """The training thread gave this generation up; the group built for it is dropped. A later one stays."""
@@ -248,6 +262,8 @@ class Membership:
                 return
             self._published = generation
             dropped = self._prepared
+            if dropped is not None and dropped.group is not None:
+                self._superseded.append(dropped.group)
             self._discard()
         joins = not document.get("member", True)
         if (
@@ -268,16 +284,18 @@ class Membership:
         elif len(generation.members) == 1:
             from dist_core.generations.process_groups import lone_group
 
-            self._offer(Prepared(generation, lone_group(self._needs())))
+            self._offer(Prepared(generation, lone_group(self._needs()), joins))
         else:
-            threading.Thread(target=self._build, args=(generation, rank), name="elastune-build", daemon=True).start()
+            threading.Thread(
+                target=self._build, args=(generation, rank, joins), name="elastune-build", daemon=True
+            ).start()
 
     def _needs(self) -> GroupNeeds:
         from dist_core.generations.process_groups import GroupNeeds
 
         return GroupNeeds() if self.group_needs is None else self.group_needs()
 
-    def _build(self, generation: Generation, rank: int) -> None:
+    def _build(self, generation: Generation, rank: int, joins: bool) -> None:
         from dist_core.generations.address_store import RendezvousStore
         from dist_core.generations.process_groups import build_group
 
@@ -298,7 +316,11 @@ class Membership:
             # An attempt that fails costs nothing but the attempt: the scheduler sees no switch and publishes anew.
             logger.warning("generation not built generation=%d error=%s", generation.number, error)
             return
-        self._offer(Prepared(generation, group))
+        with self._lock:
+            if self._store is store:
+                # What comes next breaks this one off no more: NCCL asks it for addresses when the group is entered.
+                self._store = None
+        self._offer(Prepared(generation, group, joins))
 
     def _offer(self, prepared: Prepared) -> None:
         with self._changed:

@@ -150,6 +150,10 @@ class Changes:
         started = time.perf_counter()
         self._vote.drain()
         self._sums.settle()
+        if self._present.broken is not None and prepared.group is not None:
+            # Others may have what was just summed, and enter: who they cannot go on with says so there.
+            self.heal(in_step=False)
+            return
         if prepared.group is None:
             if not prepared.generation.members:
                 self._saving.leave_paused()
@@ -204,6 +208,7 @@ class Changes:
             raise PeerLost(f"another replica vanished: {reason}")
         started = time.perf_counter()
         self._drop_group()
+        self._batch.forget_next()
         healed = self._heal.wait_and_meet(self, reason=reason, enter=self._go_on_healed)
         self._news.note_pause(time.perf_counter() - started)
         self._say_that_we_switched()

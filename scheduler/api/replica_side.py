@@ -195,7 +195,8 @@ def replica_routes(service: Service) -> APIRouter:
     @routes.post("/broken")
     def broken(caller: Caller, body: Number) -> None:
         """A collective failed: look at the processes now instead of at the next tick."""
-        if caller.replica_id in store.trial(caller.trial_id).members:
+        trial = store.trial(caller.trial_id)
+        if caller.replica_id in trial.members and body.generation >= trial.generation:
             service.loop.note_broken(caller.trial_id)
         service.loop.wake()
 

@@ -257,3 +257,8 @@ def test_who_misses_the_last_step_with_one_that_leaves_is_met_in_the_next_genera
     plain = in_plain_pytorch(the_textbook)
     for weights in stayed:
         assert weights == pytest.approx(plain, rel=1e-5, abs=1e-6)
+
+
+def test_who_lacks_sums_that_others_have_made_with_one_that_leaves_does_not_go_on() -> None:
+    """What it added would be counted twice, and the sums would differ: the trial goes on from its checkpoint."""
+    assert with_a_leaver(many_sums, "its sums") == [None, None, None]

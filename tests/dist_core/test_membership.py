@@ -11,8 +11,9 @@ import httpx2
 import pytest
 
 from dist_core.generations import process_groups
+from dist_core.generations.decision import Generation
 from dist_core.generations.process_groups import ReplicaGroup, lone_group
-from dist_core.generations.watch import Membership
+from dist_core.generations.watch import Membership, Prepared
 from tests.support.channel import REPLICA, channel_to
 from tests.support.director import until
 
@@ -28,6 +29,9 @@ def generation(number: int, *members: str, member: bool = False) -> dict[str, An
     nodes = ["n0"] * len(members)
     document = {"number": number, "members": list(members), "nodes": nodes, "join_epoch": None, "member": member}
     return {"generation": document}
+
+
+no_offer = Prepared(Generation(number=0, members=(), nodes=(), join_epoch=None), None)
 
 
 def waits(mine: Membership) -> list[Any]:
@@ -91,6 +95,24 @@ def test_an_offer_without_joiners_stays_whole_until_it_is_left(monkeypatch: pyte
     until(lambda: mine.pending() is not None)
     mine._handle(generation(3, "t-c", member=True))
     assert broken == []
+
+
+def test_an_offer_that_another_came_instead_of_is_broken_off_for_who_may_wait_in_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    broken: list[ReplicaGroup] = []
+    monkeypatch.setattr(ReplicaGroup, "break_off", lambda group: broken.append(group))
+    groups = [lone_group() for _ in range(3)]
+    built = iter(groups)
+    monkeypatch.setattr(process_groups, "build_group", lambda *_, **__: next(built))
+    mine = membership()
+    for number in (2, 3, 4):
+        mine._handle(generation(number, "t-c", "t-d", member=True))
+        until(lambda number=number: (mine.pending() or no_offer).generation.number == number)
+    mine.break_off_superseded()
+    assert broken == groups[:2]
+    mine.break_off_superseded()
+    assert broken == groups[:2]
 
 
 def test_a_member_leaves_when_the_others_go_on_without_it() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -9,8 +10,10 @@ import torch
 
 from dist_core.errors import InvalidTraining, PeerLost, ReplicaExit
 from dist_core.generations.decision import Generation
+from dist_core.generations.heal import Heal
+from dist_core.generations.losses import Losses
 from dist_core.generations.present import DRY_STEPS, PresentGeneration
-from dist_core.generations.process_groups import GroupNeeds, lone_group
+from dist_core.generations.process_groups import GroupNeeds, ReplicaGroup, lone_group
 from dist_core.generations.step_record import Standing, StepRecord
 from dist_core.generations.step_vote import StepVote
 from dist_core.generations.watch import Membership, Prepared
@@ -30,6 +33,39 @@ from dist_core.trial.saving import Saving
 
 def generation(number: int, *members: str, nodes: tuple[str, ...] | None = None) -> Generation:
     return Generation(number=number, members=members, nodes=nodes or ("n",) * len(members), join_epoch=None)
+
+
+class OffersOnce:
+    """A membership with one offer."""
+
+    must_leave = None
+
+    def __init__(self, offer: Prepared) -> None:
+        self._offer: Prepared | None = offer
+
+    def pending(self) -> Prepared | None:
+        return self._offer
+
+    def abandon(self, number: int) -> None:
+        self._offer = None
+
+    def break_off_superseded(self) -> None:
+        pass
+
+
+def test_one_that_nobody_but_a_lost_replica_has_let_in_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The others, who would give it the trial's state once more, are not kept waiting."""
+    broken: list[ReplicaGroup] = []
+    monkeypatch.setattr(ReplicaGroup, "break_off", lambda group: broken.append(group))
+    present, said = PresentGeneration(), []
+    present.members = ("a", "c", "j")
+    group = lone_group()
+    offer = Prepared(Generation(number=4, members=("a", "j"), nodes=("n", "n"), join_epoch=2), group, as_joiner=True)
+    news = cast("News", SimpleNamespace(announce=lambda path, body: said.append(path)))
+    heal = Heal(present, Losses(present), cast("Membership", OffersOnce(offer)), news)
+    with pytest.raises(PeerLost, match="let in by one that vanished"):
+        heal.wait_and_meet(cast("Any", None), reason="c is gone", enter=lambda healed: None)
+    assert (broken, said) == ([group], ["/broken"])
 
 
 # --------------------------------------------------------------------- the present generation

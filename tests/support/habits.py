@@ -25,7 +25,7 @@ import dist_core
 import dist_core.data.batch_size
 import dist_core.training.loader
 import dist_core.training.training_loop
-from dist_core.errors import ReplicaExit
+from dist_core.errors import PeerLost, ReplicaExit
 from dist_core.goodput import BatchBounds
 from dist_core.trial.core import TrainingCore, get_core
 from dist_core.trial.restart import run_training
@@ -138,8 +138,8 @@ def with_a_loss(habit: Habit, place: str) -> list[Any]:
 def with_a_leaver(habit: Habit, missed: str) -> list[Any]:
     """What the habit returned on each of three replicas, of which the first is told to leave: it returns None.
 
-    The third misses the end of the last step with it, ``missed`` "before its update" or "after" it: the others have
-    entered the next generation by the time that it comes to heal.
+    The third misses the end of the last step with it, ``missed`` "before its update" or "after" it, or "its sums": the
+    others have entered the next generation by the time that it comes to heal.
     """
     with tempfile.TemporaryDirectory() as folder, directing([(0, 1, 2), (1, 2)]) as director:
         return run_ranks(_next_to_a_leaver, 3, habit, missed, director.url, folder)
@@ -195,10 +195,13 @@ def _next_to_a_leaver(habit: Habit, missed: str, url: str, folder: str) -> Any:
     if index == 0:
         _ask_to_leave(core)
     if index == 2:
-        _miss_the_last_round(core, missed)
+        if missed == "its sums":
+            _miss_the_last_sums(core)
+        else:
+            _miss_the_last_round(core, missed)
     try:
         return run_training(core, lambda: habit(Kit(elastic=True)))
-    except ReplicaExit:
+    except (ReplicaExit, PeerLost):
         return None
     finally:
         core.close()
@@ -215,6 +218,23 @@ def _ask_to_leave(core: TrainingCore) -> None:
         finish_step(loader, global_batch)
 
     core.steps.finish = asking  # type: ignore[method-assign]  # this one replica's
+
+
+def _miss_the_last_sums(core: TrainingCore) -> None:
+    settle = core.sums.settle
+
+    def missing() -> None:
+        before, meetings = [each.state_dict() for each in core.sums], core.record.meetings
+        settle()
+        last = core.joined and core.generation.number == 1 and core.membership and core.membership.pending() is not None
+        if last and core.generation.broken is None:
+            for each, state in zip(core.sums, before, strict=True):
+                each.load_state_dict({**state, "own": state["pending"], "pending": {}})
+            core.record.meetings = meetings
+            time.sleep(0.3)
+            core.generation.mark_broken("as if the one that leaves had gone too early")
+
+    core.sums.settle = missing  # type: ignore[method-assign]  # this one replica's
 
 
 def _miss_the_last_round(core: TrainingCore, missed: str) -> None:

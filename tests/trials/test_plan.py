@@ -77,6 +77,23 @@ def test_replicas_that_wait_for_one_another_although_none_is_gone_meet_anew() ->
     assert plan(training("a", "b"), 2, [a, b], 12.0, broken_since=9.5, leaving={"b"}) == [Publish(("a",), None)]
 
 
+def test_an_offer_in_which_replicas_failed_to_meet_is_made_anew() -> None:
+    a, b = replica("a"), replica("b")
+    offered = replace(training("a", "b", "c"), published=2, published_members=("a", "b"), published_at=10.0)
+    assert plan(offered, 2, [a, b], 12.0) == []
+    assert plan(offered, 2, [a, b], 12.0, broken_since=11.5) == []
+    assert plan(offered, 2, [a, b], 10.9, broken_since=9.0) == [], "it may be of the loss that the offer answers"
+    assert plan(offered, 2, [a, b], 13.0, broken_since=11.5) == [Publish(("a", "b"), None)]
+
+
+def test_nothing_is_launched_beside_one_that_was_left_when_all_others_are_gone() -> None:
+    """What became of those is judged first, once the trial has no process any more."""
+    smaller = replace(training("a"), rescaled_at=100.0)
+    assert plan(smaller, 2, [replica("left")], 100.5) == []
+    late = 100.0 + LEFT_DEADLINE_SECONDS + 1
+    assert plan(smaller, 2, [replica("left")], late) == [Stop("left", force=True)]
+
+
 def test_those_that_somebody_else_ends_are_left_out_of_the_next_generation_at_once() -> None:
     members = [replica("a"), replica("b"), replica("c")]
     assert plan(training("a", "b", "c"), 3, members, 0.0, leaving={"b"}) == [Publish(("a", "c"), None)]
