@@ -16,7 +16,7 @@ from dist_core.trial.plain_replica import Participant
 from trials.inside.user_code import moved_path
 from tuner_bridge.errors import InvalidSweep
 from tuner_bridge.in_replica.run import run_replica
-from tuner_bridge.in_replica.scripts import script
+from tuner_bridge.in_replica.scripts import script, starts_python
 
 Payload = Mapping[str, Any]
 
@@ -45,7 +45,7 @@ def _here(command: Sequence[str]) -> list[str]:
 
 def _is_python(command: Sequence[str]) -> bool:
     """Whether it is a script or module; ``python -c`` and other options need a process."""
-    if not os.path.basename(command[0]).startswith("python"):
+    if not starts_python(command[0]):
         return False
     try:
         script(command)

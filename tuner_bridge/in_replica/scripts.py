@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import ast
 import os
+import re
 import runpy
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -85,6 +86,21 @@ def _is_installed(package: str) -> bool:
     return any(lies_among_installed(place) for place in places)
 
 
+def starts_python(word: str) -> bool:
+    """Whether a command's first word is an interpreter of Python's, under any of its names."""
+    return re.fullmatch(r"python(3(\.\d+)?)?", os.path.basename(word)) is not None
+
+
+def program_of(words: Sequence[str], folder: str) -> Script | None:
+    """What the words behind ``python`` run, a file of ``folder`` or a module; None for other options of Python's."""
+    rest = words[1:] if words[:1] == ["-u"] else words
+    if rest[:1] == ["-m"] and len(rest) > 1:
+        return Script(path=None, module=rest[1], arguments=tuple(rest[2:]))
+    if not rest or rest[0].startswith("-"):
+        return None
+    return Script(path=os.path.join(folder, rest[0]), module=None, arguments=tuple(rest[1:]))
+
+
 def script(command: str | Sequence[str]) -> Script:
     """A script and its arguments for ``optimize``: ``script("train.py --epochs 50")``.
 
@@ -92,15 +108,17 @@ def script(command: str | Sequence[str]) -> Script:
     works. The script calls ``tuner_bridge.current_trial()``. Raises InvalidSweep for a file that is not there.
     """
     words = shlex.split(command) if isinstance(command, str) else [str(word) for word in command]
-    if words and os.path.basename(words[0]).startswith("python"):
+    if words and starts_python(words[0]):
         words = words[1:]
-    if words[:1] == ["-m"] and len(words) > 1:
-        return Script(path=None, module=words[1], arguments=tuple(words[2:]))
-    if not words or words[0].startswith("-"):
+    found = program_of(words, os.getcwd())
+    if found is None:
         raise InvalidSweep(
             f"the script is {command!r}; it must name a Python file and its arguments, such as 'train.py --epochs 50'"
         )
-    path = os.path.abspath(words[0])
+    if found.path is None:
+        return found
+    path = os.path.abspath(found.path)
     if not os.path.isfile(path):
-        raise InvalidSweep(f"the script {words[0]!r} is not there (looked for {path}); name a file, or use '-m module'")
-    return Script(path=path, module=None, arguments=tuple(words[1:]))
+        name = words[-len(found.arguments) - 1]
+        raise InvalidSweep(f"the script {name!r} is not there (looked for {path}); name a file, or use '-m module'")
+    return replace(found, path=path)

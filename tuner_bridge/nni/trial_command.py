@@ -13,7 +13,7 @@ import shutil
 import sys
 
 from tuner_bridge.errors import BridgeError
-from tuner_bridge.in_replica.scripts import Script
+from tuner_bridge.in_replica.scripts import Script, program_of, starts_python
 
 _SHELL = re.compile(r"[|&;<>()$`*?{}\[\]\\\n]|(^|\s)[~#]")
 """Characters by which a command asks for a shell."""
@@ -25,18 +25,12 @@ def as_script(command: str, folder: str, path: str | None = None) -> Script | No
         words = shlex.split(command)
     except ValueError as error:
         raise BridgeError(f"the trial command {command!r} cannot be read: {error}") from None
-    if len(words) < 2 or not re.fullmatch(r"python(3(\.\d+)?)?", os.path.basename(words[0])):
+    if not words or not starts_python(words[0]):
         return None
     # Quoted, such characters are the script's own.
     if _SHELL.search(re.sub(r"'[^']*'", "", command)) or not _is_this_python(words[0], path):
         return None
-    if words[1] == "-u":
-        del words[1]
-    if words[1:2] == ["-m"] and len(words) > 2:
-        return Script(path=None, module=words[2], arguments=tuple(words[3:]))
-    if len(words) < 2 or words[1].startswith("-"):
-        return None
-    return Script(path=os.path.join(folder, words[1]), module=None, arguments=tuple(words[2:]))
+    return program_of(words[1:], folder)
 
 
 def _is_this_python(name: str, path: str | None) -> bool:
