@@ -10,12 +10,13 @@ SPREAD := -n $(WORKERS) --dist loadfile
 SLOW_WORKERS ?= 3
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-slow test-cluster explore coverage check docs dist bench clean
+.PHONY: help setup demo test test-slow test-gpu test-cluster explore coverage check docs dist bench bench-gpu clean
 
 help:
 	@echo "make demo      set up and run the main job: an Optuna sweep of elastic trials (under 3 minutes)"
 	@echo "make test      set up and run the tests, in two processes (WORKERS=n for others)"
 	@echo "make test-slow run the slow tests: whole sweeps that are killed and resumed"
+	@echo "make test-gpu  run the tests that need an NVIDIA GPU; some need two"
 	@echo "make test-cluster  run the tests on the Kubernetes cluster that KUBECONFIG names"
 	@echo "make explore   the property tests with other examples than make test's"
 	@echo "make coverage  which lines make test runs, in every process that it starts"
@@ -23,6 +24,7 @@ help:
 	@echo "make docs      the documentation as a site, in docs/_build/html; fails on what is stale"
 	@echo "make dist      wheel and sdist, in dist"
 	@echo "make bench     benchmarks against named peers; JSON in benchmarks/results"
+	@echo "make bench-gpu steps, checkpoints and measured times on a GPU"
 	@echo "make clean     remove the environment and everything the demo wrote"
 
 setup: $(VENV)/.ready
@@ -38,6 +40,9 @@ test: setup
 
 test-slow: setup
 	$(BIN)/python -m pytest -n $(SLOW_WORKERS) --dist worksteal -m "slow and not gpu and not cluster"
+
+test-gpu: setup
+	$(BIN)/python -m pytest -m gpu
 
 test-cluster: setup
 	$(BIN)/python -m pytest -m "cluster and not gpu"
@@ -68,6 +73,9 @@ dist: setup
 
 bench: setup
 	$(BIN)/python -m benchmarks.run
+
+bench-gpu: setup
+	$(BIN)/python -m benchmarks.run gpu
 
 clean:
 	rm -rf $(VENV) elastune-demo .elastune docs/_build dist .coverage-data

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 import torch
 
 from dist_core.trial.core import reset_core
+from tests.support.gpus import settle_on_a_place
 from tests.support.perceptrons import train
 
 
@@ -27,3 +30,18 @@ def alone() -> Callable[..., torch.Tensor]:
         return torch.tensor(train(model_name, "all_reduce", batch, clip))
 
     return run
+
+
+@pytest.fixture
+def meeting_place() -> Iterator[str]:
+    """Of replicas that meet by a file."""
+    with tempfile.TemporaryDirectory() as folder:
+        yield str(Path(folder) / "store")
+
+
+@pytest.fixture
+def gpu() -> Iterator[torch.device]:
+    reset_core()
+    torch.manual_seed(0)
+    yield settle_on_a_place()
+    reset_core()
