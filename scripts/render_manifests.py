@@ -1,4 +1,4 @@
-"""The plain manifests for `kubectl apply -k`, from the chart with the real Helm engine; written for its defaults."""
+"""What a program writes of the manifests: a trial's fields in the chart, and its defaults for `kubectl apply -k`."""
 
 from __future__ import annotations
 
@@ -11,12 +11,17 @@ from typing import Any
 import helm_python as helm
 import yaml
 
+from trials.fields import schema
 from trials.kubernetes.names import Document
+from trials.kubernetes.resources.documents import SPEC_KEYS
+from trials.spec import TrialSpec
 
 ROOT = Path(__file__).resolve().parents[1]
 CHART = ROOT / "deploy" / "helm" / "elastune"
 TARGET = ROOT / "deploy" / "kustomize"
+TRIALS = CHART / "files" / "trials.yaml"
 NAMESPACE = "elastune"
+BEGIN, END = "# Written by scripts/render_manifests.py from trials/spec.py.", "# Of clusters alone."
 
 
 def rendered(values: Mapping[str, Any] = MappingProxyType({}), namespace: str = NAMESPACE) -> dict[str, str]:
@@ -62,7 +67,20 @@ def _text(documents: list[Document]) -> str:
     return f"# Written by scripts/render_manifests.py from the chart's defaults.\n{written}"
 
 
+def with_the_fields_of_a_trial(definition: str) -> str:
+    """The chart's definition of trials, with the properties that ``TrialSpec`` describes."""
+    before, _, rest = definition.partition(BEGIN)
+    _, _, behind = rest.partition(END)
+    indent = " " * (len(before) - len(before.rstrip(" ")))
+    lines = [
+        f"{SPEC_KEYS[name]}: {yaml.safe_dump(each, default_flow_style=True, sort_keys=False, width=10**6).strip()}"
+        for name, each in schema(TrialSpec).items()
+    ]
+    return before + BEGIN + "".join(f"\n{indent}{line}" for line in lines) + f"\n{indent}" + END + behind
+
+
 def main() -> int:
+    TRIALS.write_text(with_the_fields_of_a_trial(TRIALS.read_text()))
     TARGET.mkdir(parents=True, exist_ok=True)
     for name, text in rendered().items():
         (TARGET / name).write_text(text)

@@ -2,121 +2,85 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
-from trials.checks import are_texts, check_length, is_whole
+from trials.checks import is_whole
 from trials.errors import InvalidTrialSpec
+from trials.fields import Flag, Name, Text, Texts, Values, Variables, Whole, check, described, parsed, plain
 
-_ENTRYPOINT = re.compile(r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")
-_DIGEST = re.compile(r"^[0-9a-f]{64}$")
 MOST_REPLICAS = 4096
 LARGEST_NUMBER = 2**31 - 1
+_REPLICAS = Whole(1, MOST_REPLICAS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialSpec:
     """What to run as a trial and within which bounds: a pure description, checked when it is made."""
 
-    study: str
-    number: int
-    """The tuner's own number of the trial within its study."""
-    entrypoint: str
-    """``module:function`` that every replica calls without arguments."""
-    payload: Mapping[str, Any] = field(default_factory=dict)
-    """What the entrypoint finds when it asks for its trial; JSON."""
-    min_replicas: int = 1
-    max_replicas: int = 1
-    preemptible: bool = True
-    """Else its slots are its own from the start to its end, and their number does not change."""
-    only_on: tuple[str, ...] = ()
-    """Names or kinds of the nodes it may run on; empty: any."""
-    working_dir: str = "."
-    python_path: tuple[str, ...] = ()
-    """Put in front of ``sys.path``, so that the user's modules are found."""
-    preload: tuple[str, ...] = ()
-    """Installed modules the code needs; a fork server may import them beforehand."""
-    user_code: tuple[str, ...] = ()
-    """Modules, and absolute paths of scripts, that the entrypoint loads with `trials.inside.user_code.load`."""
-    environ: Mapping[str, str] = field(default_factory=dict)
-    max_losses: int = 5
-    """Times in a row that the trial is restarted when its replicas were lost and it made no progress in between."""
-    image: str = ""
-    """On a cluster: the container image of its replicas; empty: the study's, or the cluster's."""
-    package: str = ""
-    """Digest of a packed copy of ``working_dir`` that the scheduler keeps; empty: the code is where replicas run."""
-    moved_to: str = ""
-    """Where replicas find ``working_dir``, if not under its own name: paths below it are looked for there."""
-
-    driven: bool = True
-    """A driver waits for it, and without one it pauses; else it runs for its own sake."""
+    study: str = described(
+        Name(), "The search that it belongs to; default: its own name.", called="the name of its study"
+    )
+    number: int = described(
+        Whole(0, LARGEST_NUMBER), "The tuner's own number of the trial within its study.", called="trial number"
+    )
+    entrypoint: str = described(
+        Text("read 'package.module:function'", r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$"),
+        "module:function that every replica calls without arguments.",
+    )
+    payload: Mapping[str, Any] = described(
+        Values(), "What the entrypoint finds when it asks for its trial; JSON.", default_factory=dict
+    )
+    min_replicas: int = described(_REPLICAS, default=1)
+    max_replicas: int = described(_REPLICAS, default=1)
+    preemptible: bool = described(
+        Flag(), "Else its slots are its own from start to end, and their number does not change.", default=True
+    )
+    only_on: tuple[str, ...] = described(Texts(), "Names or kinds of the nodes it may run on; empty: any.", default=())
+    working_dir: str = described(Text("be a path"), default=".")
+    python_path: tuple[str, ...] = described(
+        Texts(), "Put in front of sys.path, so that the user's modules are found.", default=()
+    )
+    preload: tuple[str, ...] = described(
+        Texts(), "Installed modules the code needs; a fork server may import them beforehand.", default=()
+    )
+    user_code: tuple[str, ...] = described(
+        Texts(), "Modules, and absolute paths of scripts, that the entrypoint loads.", default=()
+    )
+    environ: Mapping[str, str] = described(Variables(), key="env", default_factory=dict)
+    max_losses: int = described(
+        Whole(0, LARGEST_NUMBER),
+        "Times in a row that it is restarted when its replicas were lost and it made no progress in between.",
+        default=5,
+    )
+    image: str = described(
+        Text(), "On a cluster, the container image of its replicas; empty: the study's, or the cluster's.", default=""
+    )
+    package: str = described(
+        Text("be a SHA-256 digest in hexadecimal", r"^([0-9a-f]{64})?$"),
+        "Digest of a packed working folder that the scheduler keeps; empty: the code is where replicas run.",
+        default="",
+    )
+    moved_to: str = described(
+        Text(),
+        "Where replicas find the working folder, if not under its own name: paths below it are looked for there.",
+        default="",
+    )
+    driven: bool = described(
+        Flag(), "A driver waits for it, and without one it pauses; else it runs for its own sake.", default=True
+    )
 
     def __post_init__(self) -> None:
-        check_length("the name of its study", self.study)
-        _check_whole("trial number", self.number, 0, LARGEST_NUMBER)
-        _check_whole("max_losses", self.max_losses, 0, LARGEST_NUMBER)
-        if not isinstance(self.entrypoint, str) or not _ENTRYPOINT.match(self.entrypoint):
-            raise InvalidTrialSpec(f"entrypoint is {self.entrypoint!r}; it must read 'package.module:function'")
-        for name in ("preemptible", "driven"):
-            if not isinstance(getattr(self, name), bool):
-                raise InvalidTrialSpec(f"{name} is {getattr(self, name)!r}; it must be true or false")
-        if not isinstance(self.working_dir, str):
-            raise InvalidTrialSpec(f"working_dir is {self.working_dir!r}; it must be a path")
-        for name in ("image", "package", "moved_to"):
-            value = getattr(self, name)
-            if not isinstance(value, str):
-                raise InvalidTrialSpec(f"{name} is {value!r:.80}; it must be a text")
-        if self.package and not _DIGEST.match(self.package):
-            raise InvalidTrialSpec(f"package is {self.package!r:.80}; it must be a SHA-256 digest in hexadecimal")
-        for name in ("only_on", "python_path", "preload", "user_code"):
-            value = getattr(self, name)
-            if not are_texts(value):
-                raise InvalidTrialSpec(f"{name} is {value!r:.80}; it must be a list of texts")
-        if not isinstance(self.payload, Mapping):
-            raise InvalidTrialSpec(f"payload is {self.payload!r:.80}; it must be an object with names and values")
-        environ = self.environ
-        if not isinstance(environ, Mapping) or not all(
-            isinstance(each, str) for pair in environ.items() for each in pair
-        ):
-            raise InvalidTrialSpec(f"environ is {environ!r:.80}; it must be an object with texts for names and values")
         check_replica_bounds(self.min_replicas, self.max_replicas)
+        check(self)
 
     def to_json(self) -> dict[str, Any]:
-        return {
-            "study": self.study,
-            "number": self.number,
-            "entrypoint": self.entrypoint,
-            "payload": dict(self.payload),
-            "min_replicas": self.min_replicas,
-            "max_replicas": self.max_replicas,
-            "preemptible": self.preemptible,
-            "only_on": list(self.only_on),
-            "working_dir": self.working_dir,
-            "python_path": list(self.python_path),
-            "preload": list(self.preload),
-            "user_code": list(self.user_code),
-            "environ": dict(self.environ),
-            "max_losses": self.max_losses,
-            "image": self.image,
-            "package": self.package,
-            "moved_to": self.moved_to,
-            "driven": self.driven,
-        }
+        return plain(self)
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> TrialSpec:
-        fields = dict(document)
-        for name in ("only_on", "python_path", "preload", "user_code"):
-            if isinstance(fields.get(name), list):
-                fields[name] = tuple(fields[name])
-        return cls(**fields)
-
-
-def _check_whole(name: str, value: object, least: int, most: int) -> None:
-    if not is_whole(value) or not least <= value <= most:
-        raise InvalidTrialSpec(f"{name} is {value!r:.80}; it must be a whole number of at least {least}")
+        return cls(**parsed(cls, document))
 
 
 def check_replica_bounds(min_replicas: int, max_replicas: int) -> None:

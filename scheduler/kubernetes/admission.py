@@ -9,7 +9,7 @@ from typing import Any
 from trials.errors import InvalidStudyTerms, InvalidTrialSpec
 from trials.kubernetes.names import LONGEST_TRIAL_NAME, camel, is_name
 from trials.kubernetes.pods.manifest import beyond_slot, touches_ours
-from trials.kubernetes.resources.documents import CHANGEABLE, spec_from, study_from
+from trials.kubernetes.resources.documents import CHANGEABLE, SPEC_KEYS, spec_from, study_from
 from trials.kubernetes.settings import ClusterSettings
 from trials.spec import TrialSpec
 
@@ -105,4 +105,4 @@ def _template_objection(document: Mapping[str, Any], settings: ClusterSettings) 
 
 
 def _shown(field: str) -> str:
-    return camel({"environ": "env"}.get(field, field))
+    return SPEC_KEYS.get(field, camel(field))

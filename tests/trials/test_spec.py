@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
 
 from trials.errors import InvalidTrialSpec
-from trials.spec import TrialSpec
+from trials.fields import Flag, Kind, Name, Text, Texts, Values, Variables, Whole, schema
+from trials.spec import MOST_REPLICAS, TrialSpec
 
 
 def spec(**changes: Any) -> TrialSpec:
@@ -45,3 +47,32 @@ def test_a_spec_survives_the_wire() -> None:
 def test_contradictions_are_refused_with_the_rule(changes: dict[str, Any], words: str) -> None:
     with pytest.raises(InvalidTrialSpec, match=words):
         spec(**changes)
+
+
+def test_every_field_is_described_for_those_who_write_it_by_hand() -> None:
+    described = schema(TrialSpec)
+    assert set(described) == set(TrialSpec(study="s", number=0, entrypoint="m:f").to_json())
+    assert described["max_replicas"] == {"type": "integer", "minimum": 1, "maximum": MOST_REPLICAS}
+    assert described["environ"]["additionalProperties"] == {"type": "string"}
+
+
+@pytest.mark.parametrize(
+    ("kind", "good", "bad"),
+    [
+        (Whole(1, 3), [1, 3], [0, 4, True, 1.0, "1", None]),
+        (Flag(), [True, False], [0, 1, "true", None]),
+        (Name(), ["a", "a" * 255], ["", "a" * 256, 1, None]),
+        (Text(), ["", "a\n"], [1, None, b"a"]),
+        (Text(pattern="^[a-z]*$"), ["", "abc"], ["A", "abc\n"]),
+        (Texts(), [(), ("a", "b")], ["ab", ["a"], (1,), None]),
+        (Values(), [{}, {"a": [1]}], [[], None, "a"]),
+        (Variables(), [{}, {"a": "1"}], [{"a": 1}, {1: "a"}, None]),
+    ],
+    ids=lambda each: type(each).__name__ if not isinstance(each, list) else "",
+)
+def test_a_kind_takes_what_it_says_and_nothing_else(kind: Kind, good: list[Any], bad: list[Any]) -> None:
+    for value in good:
+        assert kind.demand(value) is None
+        assert kind.demand(kind.parsed(json.loads(json.dumps(kind.plain(value))))) is None
+    for value in bad:
+        assert kind.demand(value)

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from dist_core.version import __version__
-from scripts.render_manifests import CHART, TARGET, rendered
+from scripts.render_manifests import CHART, TARGET, TRIALS, rendered, with_the_fields_of_a_trial
 from trials.kubernetes.names import Document
 from trials.kubernetes.settings import settings_from
 
@@ -163,6 +163,8 @@ def test_definitions_can_outlive_an_uninstallation() -> None:
 
 
 def test_the_plain_manifests_are_those_of_the_chart() -> None:
+    definition = TRIALS.read_text()
+    assert definition == with_the_fields_of_a_trial(definition), "old: run python -m scripts.render_manifests"
     for name, text in rendered().items():
         assert (TARGET / name).read_text() == text, f"{name} is old: run python -m scripts.render_manifests"
 

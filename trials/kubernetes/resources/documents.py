@@ -13,7 +13,8 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from trials.errors import InvalidTrialSpec
-from trials.kubernetes.names import GROUP, TRIAL_LABEL, VERSION, Document, label_value, qualified
+from trials.fields import descriptions
+from trials.kubernetes.names import GROUP, TRIAL_LABEL, VERSION, Document, camel, label_value, qualified
 from trials.record import Outcome, Reason, ReplicaRecord, ReplicaState, Report, Study, TrialRecord
 from trials.spec import TrialSpec
 from trials.states import TrialState
@@ -23,26 +24,8 @@ from trials.terms import StudyTerms
 COMMAND_ENTRYPOINT = "tuner_bridge.in_replica.commands:run"
 """Runs the command of a trial that was written by hand."""
 
-_SPEC_FIELDS = {
-    "study": "study",
-    "number": "number",
-    "entrypoint": "entrypoint",
-    "payload": "payload",
-    "min_replicas": "minReplicas",
-    "max_replicas": "maxReplicas",
-    "preemptible": "preemptible",
-    "driven": "driven",
-    "only_on": "onlyOn",
-    "working_dir": "workingDir",
-    "python_path": "pythonPath",
-    "preload": "preload",
-    "user_code": "userCode",
-    "environ": "env",
-    "max_losses": "maxLosses",
-    "image": "image",
-    "package": "package",
-    "moved_to": "movedTo",
-}
+SPEC_KEYS = {name: each.key or camel(name) for name, each in descriptions(TrialSpec)}
+"""What a resource calls the fields of a trial."""
 _TERM_FIELDS = {
     "weight": "weight",
     "priority": "priority",
@@ -88,11 +71,11 @@ def spec_from(document: Mapping[str, Any], number: int | None = None, *, scaled:
     below the minimum means both.
     """
     given = document.get("spec") or {}
-    known = {*_SPEC_FIELDS.values(), "encodedPayload", "command", "template", "queueName"}
+    known = {*SPEC_KEYS.values(), "encodedPayload", "command", "template", "queueName"}
     unknown = set(given) - known
     if unknown:
         raise InvalidTrialSpec(f"spec.{min(unknown)} is not known; a trial has {', '.join(sorted(known))}")
-    fields: dict[str, Any] = {name: given[key] for name, key in _SPEC_FIELDS.items() if key in given}
+    fields: dict[str, Any] = {name: given[key] for name, key in SPEC_KEYS.items() if key in given}
     if "encodedPayload" in given:
         try:
             fields["payload"] = json.loads(given["encodedPayload"])
@@ -134,7 +117,7 @@ def trial_document(
 ) -> Document:
     """A trial that a front end submits; ``study``: the name of its study within the namespace."""
     # Empty texts stay out: not every API server tells them from null.
-    given = {_SPEC_FIELDS[name]: value for name, value in spec.to_json().items() if value != ""}
+    given = {SPEC_KEYS[name]: value for name, value in spec.to_json().items() if value != ""}
     given["study"] = study
     given["encodedPayload"] = json.dumps(given.pop("payload"))
     metadata: Document = {"name": name, "namespace": namespace, "labels": dict(labels), "finalizers": []}

@@ -1,0 +1,194 @@
+"""Fields of what people ask for, each described once.
+
+From a description come the check of a value, its JSON, and its place in the schema of a cluster's resource.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import MISSING, dataclass, field, fields
+from typing import Any, Protocol
+
+from trials.checks import LONGEST_NAME, are_texts, is_whole
+from trials.errors import InvalidTrialSpec
+
+
+class Kind(Protocol):
+    """What a field's value may be."""
+
+    def demand(self, value: Any) -> str | None:
+        """What it must be, in words that begin with a verb; None where it is that."""
+        ...
+
+    def plain(self, value: Any) -> Any:
+        """As JSON has it."""
+        ...
+
+    def parsed(self, value: Any) -> Any:
+        """From JSON; what is wrong with it is found by ``demand``."""
+        ...
+
+    def schema(self) -> dict[str, Any]:
+        """As OpenAPI describes it."""
+        ...
+
+
+class _Same:
+    """JSON has it as it is."""
+
+    def plain(self, value: Any) -> Any:
+        return value
+
+    def parsed(self, value: Any) -> Any:
+        return value
+
+
+@dataclass(frozen=True, slots=True)
+class Whole(_Same):
+    least: int
+    most: int
+
+    def demand(self, value: Any) -> str | None:
+        fits = is_whole(value) and self.least <= value <= self.most
+        return None if fits else f"be a whole number of at least {self.least}"
+
+    def schema(self) -> dict[str, Any]:
+        return {"type": "integer", "minimum": self.least, "maximum": self.most}
+
+
+@dataclass(frozen=True, slots=True)
+class Flag(_Same):
+    def demand(self, value: Any) -> str | None:
+        return None if isinstance(value, bool) else "be true or false"
+
+    def schema(self) -> dict[str, Any]:
+        return {"type": "boolean"}
+
+
+@dataclass(frozen=True, slots=True)
+class Name(_Same):
+    def demand(self, value: Any) -> str | None:
+        fits = isinstance(value, str) and 1 <= len(value) <= LONGEST_NAME
+        return None if fits else f"be a text of 1 to {LONGEST_NAME} characters"
+
+    def schema(self) -> dict[str, Any]:
+        return {"type": "string", "minLength": 1, "maxLength": LONGEST_NAME}
+
+
+@dataclass(frozen=True, slots=True)
+class Text(_Same):
+    """``words``: what one that does not match the ``pattern`` must do, or be."""
+
+    words: str = "be a text"
+    pattern: str = ""
+
+    def demand(self, value: Any) -> str | None:
+        fits = isinstance(value, str) and (not self.pattern or re.fullmatch(self.pattern, value))
+        return None if fits else self.words
+
+    def schema(self) -> dict[str, Any]:
+        return {"type": "string", **({"pattern": self.pattern} if self.pattern else {})}
+
+
+@dataclass(frozen=True, slots=True)
+class Texts:
+    def demand(self, value: Any) -> str | None:
+        return None if are_texts(value) else "be a list of texts"
+
+    def plain(self, value: Any) -> Any:
+        return list(value)
+
+    def parsed(self, value: Any) -> Any:
+        return tuple(value) if isinstance(value, list) else value
+
+    def schema(self) -> dict[str, Any]:
+        return {"type": "array", "items": {"type": "string"}}
+
+
+@dataclass(frozen=True, slots=True)
+class Values:
+    """Names and any JSON."""
+
+    def demand(self, value: Any) -> str | None:
+        return None if isinstance(value, Mapping) else "be an object with names and values"
+
+    def plain(self, value: Any) -> Any:
+        return dict(value)
+
+    def parsed(self, value: Any) -> Any:
+        return value
+
+    def schema(self) -> dict[str, Any]:
+        return {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
+
+
+@dataclass(frozen=True, slots=True)
+class Variables(Values):
+    """Of an environment."""
+
+    def demand(self, value: Any) -> str | None:
+        fits = isinstance(value, Mapping) and all(isinstance(each, str) for pair in value.items() for each in pair)
+        return None if fits else "be an object with texts for names and values"
+
+    def schema(self) -> dict[str, Any]:
+        return {"type": "object", "additionalProperties": {"type": "string"}}
+
+
+@dataclass(frozen=True, slots=True)
+class Description:
+    kind: Kind
+    about: str
+    key: str
+    """What a cluster's resource calls the field, where that is not its name in camel case."""
+    called: str
+    """In words; empty: by its name."""
+
+
+def described(
+    kind: Kind,
+    about: str = "",
+    *,
+    key: str = "",
+    called: str = "",
+    default: Any = MISSING,
+    default_factory: Callable[[], Any] | Any = MISSING,
+) -> Any:
+    """A field of a dataclass; see ``Description``."""
+    metadata = {"described": Description(kind, about, key, called)}
+    if default_factory is not MISSING:
+        return field(default_factory=default_factory, metadata=metadata)
+    return field(default=default, metadata=metadata)
+
+
+def descriptions(described_class: Any) -> Iterator[tuple[str, Description]]:
+    """Of all fields, by name."""
+    for each in fields(described_class):
+        yield each.name, each.metadata["described"]
+
+
+def check(instance: Any) -> None:
+    """Raises InvalidTrialSpec for the first value that is not what its description says."""
+    for name, description in descriptions(instance):
+        value = getattr(instance, name)
+        demand = description.kind.demand(value)
+        if demand is not None:
+            raise InvalidTrialSpec(f"{description.called or name} is {value!r:.80}; it must {demand}")
+
+
+def plain(instance: Any) -> dict[str, Any]:
+    return {name: each.kind.plain(getattr(instance, name)) for name, each in descriptions(instance)}
+
+
+def parsed(described_class: Any, document: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments for the class; names that it does not have stay, and are refused by it."""
+    kinds = {name: each.kind for name, each in descriptions(described_class)}
+    return {name: kinds[name].parsed(value) if name in kinds else value for name, value in document.items()}
+
+
+def schema(described_class: Any) -> dict[str, dict[str, Any]]:
+    """Of each field, as OpenAPI describes it."""
+    return {
+        name: {**each.kind.schema(), **({"description": each.about} if each.about else {})}
+        for name, each in descriptions(described_class)
+    }
