@@ -52,7 +52,7 @@ def network() -> nn.Module:
 def train(batch: int, seed: int) -> tuple[float, bool, list[int]]:
     """Seconds to the goal, whether it was reached, and the batch sizes on the way."""
     from dist_core import AdaptiveDataLoader, AdaptiveDataParallel, remaining_epochs_until
-    from dist_core.trial.core import reset_core
+    from dist_core.trial.current import reset_core
 
     reset_core()
     torch.manual_seed(seed)

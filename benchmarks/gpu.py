@@ -18,7 +18,7 @@ from benchmarks import checkpoint_stall, step_overhead
 from benchmarks.frame import Measurement
 from dist_core import AdaptiveDataLoader, AdaptiveDataParallel, remaining_epochs_until
 from dist_core.device import device_of
-from dist_core.trial.core import get_core, reset_core
+from dist_core.trial.current import get_core, reset_core
 
 STEPS = 60
 EXAMPLES = 2048

@@ -10,7 +10,7 @@ from torch import nn
 
 from benchmarks.digits_accuracy import BASE_RATE, INIT_BATCH, data, network
 from dist_core import AdaptiveDataLoader, AdaptiveDataParallel, remaining_epochs_until
-from dist_core.trial.core import get_core
+from dist_core.trial.current import get_core
 
 EPOCHS = 60
 

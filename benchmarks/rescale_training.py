@@ -14,7 +14,7 @@ from torch.utils.data import TensorDataset
 import dist_core
 from benchmarks.step_overhead import mlp
 from dist_core.errors import PeerLost, ReplicaExit
-from dist_core.trial.core import get_core
+from dist_core.trial.current import get_core
 from dist_core.trial.restart import run_training
 
 SAMPLES = 64 * 400

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from dist_core.trial.core import get_core
+from dist_core.trial.current import get_core
 
 
 def main() -> int:

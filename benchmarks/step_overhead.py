@@ -104,7 +104,7 @@ def _ours(
     every: int,
 ) -> Iterator[None]:
     from dist_core import AdaptiveDataLoader, AdaptiveDataParallel, remaining_epochs_until
-    from dist_core.trial.core import reset_core
+    from dist_core.trial.current import reset_core
 
     reset_core()
     torch.manual_seed(0)

@@ -15,7 +15,7 @@ def _note(name: str) -> None:
 def main() -> int:
     """A replica on its own, without a tuner: begins, reports its value, ends."""
     _note("begins")
-    from dist_core.trial.core import get_core
+    from dist_core.trial.current import get_core
 
     core = get_core()
     assert core.channel is not None

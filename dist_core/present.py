@@ -26,16 +26,16 @@ def present_replica() -> Participant:
 
     def on_torch() -> None:
         seed_torch(seed)
-        if "dist_core.trial.core" not in sys.modules:
+        if "dist_core.trial.current" not in sys.modules:
             training_core()
 
-    # The core's own module may be what imports torch.
-    when_imported("dist_core.trial.core", training_core)
+    # That module may be what imports torch.
+    when_imported("dist_core.trial.current", training_core)
     return begin(environment, on_torch)
 
 
 def training_core() -> TrainingCore:
     """Made on first use, which imports torch."""
-    from dist_core.trial.core import get_core
+    from dist_core.trial.current import get_core
 
     return get_core()

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 
 from dist_core.link.environment import standalone_world
-from dist_core.trial.core import TrainingCore, get_core
+from dist_core.trial.core import TrainingCore
+from dist_core.trial.current import get_core
 
 
 def adopt_variables() -> None:

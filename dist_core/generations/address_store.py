@@ -18,7 +18,7 @@ from dist_core.torch_private import Store
 POLL_SECONDS = 10.0
 
 
-class RendezvousStore(Store):
+class AddressStore(Store):
     """Keys of one generation. ``cancel`` makes every waiting call raise, so that an abandoned group can be dropped."""
 
     def __init__(self, channel: ControlChannel, generation: int, timeout: timedelta) -> None:

@@ -27,7 +27,7 @@ from dist_core.link.environment import EXIT_PREEMPTED, WATCH_THREAD, ReplicaEnvi
 
 if TYPE_CHECKING:
     # They import torch, which a replica that does not train does without.
-    from dist_core.generations.address_store import RendezvousStore
+    from dist_core.generations.address_store import AddressStore
     from dist_core.generations.process_groups import GroupNeeds, ReplicaGroup
 
 logger = logging.getLogger(__name__)
@@ -72,7 +72,7 @@ class Membership:
         self._prepared: Prepared | None = None
         self._superseded: list[ReplicaGroup] = []
         """Of offers that others came instead of, since this replica has entered one."""
-        self._store: RendezvousStore | None = None
+        self._store: AddressStore | None = None
         self._entered = 0
         self._size = 0
         """Of the generation that this replica has entered, or is about to."""
@@ -296,10 +296,10 @@ class Membership:
         return GroupNeeds() if self.group_needs is None else self.group_needs()
 
     def _build(self, generation: Generation, rank: int, joins: bool) -> None:
-        from dist_core.generations.address_store import RendezvousStore
+        from dist_core.generations.address_store import AddressStore
         from dist_core.generations.process_groups import build_group
 
-        store = RendezvousStore(self._channel, generation.number, BUILD_TIMEOUT)
+        store = AddressStore(self._channel, generation.number, BUILD_TIMEOUT)
         with self._lock:
             self._store = store
         try:

@@ -28,7 +28,7 @@ from dist_core.gradients.reduce.staged import Staging
 from dist_core.torch_private import GradBucket, work_of
 
 NormOf = Callable[[torch.Tensor, Sequence[Segment], int, int], torch.Tensor]
-"""Squared norm of a part of a flat buffer, preconditioned or not; see gradient_norms."""
+"""Squared norm of a part of a flat buffer, preconditioned or not; see ``noise.norms``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ class StepNorms:
     total: list[torch.Tensor]
 
 
-class GradientGroup(dist.ProcessGroup):
+class BucketReducer(dist.ProcessGroup):
     def __init__(
         self,
         group: ReplicaGroup,
@@ -78,7 +78,7 @@ class GradientGroup(dist.ProcessGroup):
         self.weight = 1.0 / group.world_size
         """This replica's share of the step's examples."""
         self.correction = 1.0
-        """What the division by the group's size has to be multiplied with to give the weight."""
+        """Factor by which DDP's division by the world size becomes a multiplication by ``weight``."""
         self.norms: StepNorms | None = None
         """Where to put this step's norms; None on steps that do not measure."""
         self.exactly = False

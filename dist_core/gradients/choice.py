@@ -10,7 +10,7 @@ from torch.nn.parallel import DistributedDataParallel
 from dist_core.device import Mark
 from dist_core.errors import InvalidTraining
 from dist_core.generations.process_groups import GroupNeeds, ReplicaGroup
-from dist_core.gradients.bucket_reducer import BucketLayout, GradientGroup
+from dist_core.gradients.bucket_reducer import BucketLayout, BucketReducer
 from dist_core.gradients.noise.norms import segments_of
 from dist_core.gradients.reduce import ParameterServer, ReductionStrategy
 from dist_core.gradients.reduce.autotune import Candidate, Tuner
@@ -56,14 +56,14 @@ class ReductionChoice:
                 "wrap models in AdaptiveDataParallel before the first training step"
             )
 
-    def enter(self, group: ReplicaGroup, model: DistributedDataParallel, reducer: GradientGroup) -> None:
+    def enter(self, group: ReplicaGroup, model: DistributedDataParallel, reducer: BucketReducer) -> None:
         for each in self._candidates:
             # All of them: whoever kept the old group would keep its connections open, by which others learn of a loss.
             each.strategy.enter(group)
         self._tuner.enter(group.world_size, group.num_nodes)
         self._use(self._tuner.candidate, model, reducer, fresh=group.world_size > 1)
 
-    def _use(self, index: int, model: DistributedDataParallel, reducer: GradientGroup, *, fresh: bool) -> None:
+    def _use(self, index: int, model: DistributedDataParallel, reducer: BucketReducer, *, fresh: bool) -> None:
         """Reduce as this candidate says. ``fresh``: new buckets even if the size is the same, as joiners have them."""
         self._in_use = index
         candidate = self._candidates[index]
@@ -76,7 +76,7 @@ class ReductionChoice:
 
     # ------------------------------------------------------------------ how buckets lie
 
-    def read_layouts(self, model: DistributedDataParallel, reducer: GradientGroup, *, are_rebuilt: bool) -> None:
+    def read_layouts(self, model: DistributedDataParallel, reducer: BucketReducer, *, are_rebuilt: bool) -> None:
         """Which parameters lie where. Buckets are laid out anew once, after the first step of a group."""
         layouts = reducer.layouts
         if layouts and self._layouts_settled:
@@ -106,7 +106,7 @@ class ReductionChoice:
         """On rank 0, the candidate to keep once all have been timed; None before, and after it was announced."""
         return self._tuner.proposal
 
-    def tune(self, announced: int | None, model: DistributedDataParallel, reducer: GradientGroup) -> None:
+    def tune(self, announced: int | None, model: DistributedDataParallel, reducer: BucketReducer) -> None:
         """At a step boundary, on all replicas: go to the next candidate, or to the one that rank 0 announced."""
         if self._tuner.settled:
             return

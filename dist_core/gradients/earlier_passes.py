@@ -16,7 +16,7 @@ from dist_core.errors import InvalidTraining
 from dist_core.torch_private import after_backward, tensors_in
 
 
-class HiddenGradients:
+class EarlierGradients:
     def __init__(self, parameters: Iterable[torch.nn.Parameter]) -> None:
         self._parameters = [parameter for parameter in parameters if parameter.requires_grad]
         self._sums: dict[int, torch.Tensor] = {}

@@ -11,7 +11,7 @@ import torch
 
 from dist_core.errors import InvalidTraining, RunAgain
 from dist_core.generations.process_groups import ReplicaGroup
-from dist_core.trial.core import get_core
+from dist_core.trial.current import get_core
 
 
 class _Addend:

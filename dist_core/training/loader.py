@@ -26,7 +26,8 @@ from dist_core.goodput import BatchBounds, fixed_choice
 from dist_core.tensorboard import write_scalars
 from dist_core.training.evaluation import Evaluation
 from dist_core.training.training_loop import MOST_DRY_BATCHES, LoopMarks, TrainingLoop
-from dist_core.trial.core import TrainingCore, get_core
+from dist_core.trial.core import TrainingCore
+from dist_core.trial.current import get_core
 
 
 class AdaptiveDataLoader:

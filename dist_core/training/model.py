@@ -1,7 +1,7 @@
 """AdaptiveDataParallel: torch's DistributedDataParallel whose group can change, and which watches the gradients.
 
 The loader says where in a step the training loop stands; the model arranges its reductions accordingly
-(``GradientGroup``), keeps earlier micro-batches' gradients out of sight and measures them (``StepPasses``), and scales
+(``BucketReducer``), keeps earlier micro-batches' gradients out of sight and measures them (``StepPasses``), and scales
 the learning rate around the optimizer's step (``OptimizerSteps``).
 """
 
@@ -46,7 +46,7 @@ from dist_core.training.optimizer_steps import OptimizerSteps
 from dist_core.training.reduction import Reduction
 from dist_core.training.schedule_steps import ScheduleSteps
 from dist_core.training.step_passes import StepPasses
-from dist_core.trial.core import get_core
+from dist_core.trial.current import get_core
 
 logger = logging.getLogger(__name__)
 

@@ -9,7 +9,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from dist_core.device import Device
 from dist_core.generations.process_groups import GroupNeeds, ReplicaGroup, carrier_for
-from dist_core.gradients.bucket_reducer import GradientGroup
+from dist_core.gradients.bucket_reducer import BucketReducer
 from dist_core.gradients.choice import ReductionChoice
 from dist_core.gradients.noise.measurements import Measurements
 from dist_core.gradients.served_weights import ServedWeights
@@ -38,7 +38,7 @@ class Reduction:
         self._measurements = measurements
         self._served = served
         self._begins = begins
-        self.group: GradientGroup = cast("GradientGroup", None)
+        self.group: BucketReducer = cast("BucketReducer", None)
         """What DDP asks for all-reduces."""
 
     @property
@@ -60,7 +60,7 @@ class Reduction:
         self._measurements.forget_waiting()
         if self.group is not None:
             self.group.close()
-        self.group = GradientGroup(
+        self.group = BucketReducer(
             group,
             self._choice.strategy,
             self._device,

@@ -14,7 +14,7 @@ import torch
 
 from dist_core.data.order import StepPlan
 from dist_core.gradients.bucket_reducer import StepNorms
-from dist_core.gradients.earlier_passes import HiddenGradients, around_backward
+from dist_core.gradients.earlier_passes import EarlierGradients, around_backward
 from dist_core.gradients.noise.measurements import Measurements
 from dist_core.gradients.step_place import StepPlace
 from dist_core.gradients.synchronized_norms import SynchronizedNorms
@@ -47,7 +47,7 @@ class StepPasses:
         self._measurements = measurements
         self._wrapped = wrapped
         self._serves = serves
-        self._hidden = HiddenGradients(module.parameters())
+        self._hidden = EarlierGradients(module.parameters())
         self._synchronized_norms = SynchronizedNorms(module)
         self._num_parts = 1
         """Replicas that have examples of the present step."""

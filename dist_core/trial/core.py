@@ -7,9 +7,7 @@ needs. Everything runs on the training thread, except the methods that say other
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import torch
@@ -42,7 +40,7 @@ from dist_core.trial.loops import Loops
 from dist_core.trial.models import Models
 from dist_core.trial.pacing import Pacing
 from dist_core.trial.participants import PacingLoader
-from dist_core.trial.plain_replica import PlainReplica, begun, end
+from dist_core.trial.plain_replica import PlainReplica
 from dist_core.trial.rerun import Rerun
 from dist_core.trial.saving import Saving
 from dist_core.trial.steps import Steps
@@ -296,44 +294,3 @@ class TrainingCore:
             self.membership.stop()
         if self.channel is not None:
             self.channel.close()
-
-
-_present: ContextVar[TrainingCore | None] = ContextVar("elastune-trial", default=None)
-_of_process: TrainingCore | None = None
-"""Of code, threads the user has started among it, in whose context none is present."""
-
-
-def get_core() -> TrainingCore:
-    """The core that is present here, or that of this process, made on first use."""
-    global _of_process
-    here = _present.get()
-    if here is not None:
-        return here
-    if _of_process is None:
-        before = begun()
-        _of_process = TrainingCore(ReplicaEnvironment.from_environ(), before)
-        if before is not None:
-            before.successor = _of_process
-        _of_process.offer_world()
-    return _of_process
-
-
-@contextmanager
-def presenting(core: TrainingCore) -> Iterator[None]:
-    """Within, this is the core of whoever asks in this context: one process may hold several replicas."""
-    token = _present.set(core)
-    try:
-        yield
-    finally:
-        _present.reset(token)
-
-
-def reset_core() -> None:
-    """Forget the core; for a process that trains several things one after another, and for tests."""
-    global _of_process
-    if _of_process is not None:
-        _of_process.close()
-        if _of_process.world is not None:
-            _of_process.world.remove()
-    _of_process = None
-    end()

@@ -111,7 +111,7 @@ class Models:
     # ------------------------------------------------------------------ a step's round
 
     def ballot(self, *, is_first: bool) -> Ballot:
-        """For each model two norms, and on the first replica the way to reduce that it has chosen, plus 1."""
+        """For each model its two norms and, from rank 0, the index of the reduction it proposes, plus 1; 0 is none."""
         parts: dict[str, Sequence[float]] = {}
         for index, model in enumerate(self):
             proposal = model.tuning_proposal if is_first else None

@@ -62,7 +62,7 @@ def driver_routes(service: Service, access: ClientAccess) -> APIRouter:
         for each in body.answers:
             service.mailbox.answer(name, each.id, each.answer)
         if body.plans is not None:
-            service.loop.note_plans(name, Plans(body.plans.at_a_time, body.plans.left))
+            service.loop.decisions.note_plans(name, Plans(body.plans.at_a_time, body.plans.left))
         deadline = service.clock() + min(body.wait, LONGEST_WAIT_SECONDS)
         known = set(body.known)
         heard = service.mailbox.news(name).number if body.heard is None else body.heard

@@ -61,7 +61,7 @@ class SchedulerMetrics(Collector):
         age.add_metric([], service.loop.age)
         yield age
         error = GaugeMetricFamily("elastune_policy_failing", "1 while the policy's answers cannot be used")
-        error.add_metric([], float(service.loop.policy_error is not None))
+        error.add_metric([], float(service.loop.decisions.error is not None))
         yield error
 
 

@@ -46,7 +46,7 @@ def trial_routes(service: Service, access: ClientAccess) -> APIRouter:
             )
         record = store.submit(spec, service.clock())
         store.release([record.trial_id])
-        service.loop.decide_anew()
+        service.loop.decisions.decide_anew()
         service.loop.wake()
         return summary(record)
 
@@ -87,12 +87,12 @@ def trial_routes(service: Service, access: ClientAccess) -> APIRouter:
     def why(client: Client, trial_id: str) -> dict[str, Any]:
         """The policy's last decision about a trial, and every change of size before it."""
         record = access.trial_for(client, trial_id, read=True)
-        grant = service.loop.latest_grants.get(trial_id) if not record.state.is_final else None
-        error = service.loop.policy_error
+        grant = service.loop.decisions.grants.get(trial_id) if not record.state.is_final else None
+        error = service.loop.decisions.error
         return {
             "trial": brief(record),
             "emulated": service.emulated,
-            "policy": service.loop.policy_name,
+            "policy": service.loop.decisions.policy_name,
             "policy_error": None if error is None else str(error),
             "held_slots": len(store.replicas(trial_id=trial_id)),
             "grant": None

@@ -84,4 +84,4 @@ class Retention:
             logger.info("trials forgotten number=%d days=%.0f", len(old), self._keep_seconds / 86400.0)
         for study in abandoned(trials, studies, now, self._keep_seconds):
             self._store.forget_study(study.name)
-            self._loop.forget_study(study.name)
+            self._loop.decisions.forget_study(study.name)

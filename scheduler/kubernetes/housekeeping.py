@@ -53,7 +53,7 @@ class Housekeeping:
             if now - self._shown_at >= SHOW_SECONDS:
                 self._shown_at = now
                 self._show()
-            self._placeholders.adjust(self._loop.latest_snapshot, now)
+            self._placeholders.adjust(self._loop.decisions.snapshot, now)
             if now - self._swept_at > SWEEP_SECONDS:
                 self._swept_at = now
                 self._sweep(now)

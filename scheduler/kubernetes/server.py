@@ -249,7 +249,7 @@ class Operator:
         def heard(take: Callable[[Mapping[str, Any]], bool]) -> Callable[[dict[str, Any]], None]:
             def handle(document: dict[str, Any]) -> None:
                 if take(document):
-                    loop.decide_anew()
+                    loop.decisions.decide_anew()
                     loop.wake()
                 # The store has what it says; kept twice it would be most of the memory.
                 document.pop("status", None)

@@ -52,7 +52,7 @@ class RecordedWorld(World):
         """As its driver did: it keeps as many submitted as come before the first end."""
         trials = [trial for trial in self._recorded.values() if trial.study == study]
         left = sum(self._recorded[submission.name].study == study for submission in self._waiting)
-        self.loop.note_plans(study, Plans(sum(not trial.after_ends for trial in trials), left))
+        self.loop.decisions.note_plans(study, Plans(sum(not trial.after_ends for trial in trials), left))
 
     def _note_progress(self) -> None:
         for trial_id, training in list(self.trainings.items()):

@@ -130,7 +130,7 @@ class SweepWorld(World):
         while self._waiting and self._next_submission() <= self.now:
             heappop(self._places)
             self._submit(replace(self._waiting.pop(0), at=self.now))
-            self.loop.note_plans(STUDY, Plans(self._sweep.at_a_time, len(self._waiting)))
+            self.loop.decisions.note_plans(STUDY, Plans(self._sweep.at_a_time, len(self._waiting)))
 
     def _next_submission(self) -> float:
         return self._places[0] if self._waiting and self._places else math.inf

@@ -191,11 +191,11 @@ class World:
             self._say_hints()
             self.cluster.advance(self.now)
             self.loop.tick()
-            if self.loop.policy_error is not None:
-                raise self.loop.policy_error
-            if self.cluster.follow(self.loop.latest_snapshot, self.now):
+            if self.loop.decisions.error is not None:
+                raise self.loop.decisions.error
+            if self.cluster.follow(self.loop.decisions.snapshot, self.now):
                 self.launcher.replace_nodes(self.cluster.nodes())
-                self.loop.decide_anew()
+                self.loop.decisions.decide_anew()
                 self._woken = True
             self._decisions += 1
             self._replicas.obey(self.now)
@@ -281,9 +281,9 @@ class World:
         self._say_hints()
         self.cluster.advance(self.now)
         self._tick_until_at_rest()
-        if self.cluster.follow(self.loop.latest_snapshot, self.now):
+        if self.cluster.follow(self.loop.decisions.snapshot, self.now):
             self.launcher.replace_nodes(self.cluster.nodes())
-            self.loop.decide_anew()
+            self.loop.decisions.decide_anew()
             self._tick_until_at_rest()
         self._decisions += 1
         self._take_placements()
@@ -293,8 +293,8 @@ class World:
         for _ in range(MOST_TICKS):
             before = self.store.writes
             self.loop.tick()
-            if self.loop.policy_error is not None:
-                raise self.loop.policy_error
+            if self.loop.decisions.error is not None:
+                raise self.loop.decisions.error
             self._replicas.obey(self.now)
             # A trial whose new slots are held by others notices that in one tick, and gives up its own in the next.
             quiet = quiet + 1 if self.store.writes == before else 0

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from dist_core.trial.core import reset_core
+from dist_core.trial.current import reset_core
 from tests.support.gpus import settle_on_a_place
 from tests.support.perceptrons import train
 

@@ -16,7 +16,7 @@ from dist_core.adaptdl import checkpoint, collective, env
 from dist_core.adaptdl.torch.iterator import TextWindows
 from dist_core.errors import InvalidTraining
 from dist_core.generations import process_groups
-from dist_core.trial.core import get_core, reset_core
+from dist_core.trial.current import get_core, reset_core
 from tests.support.adaptdl_scripts import cifar, dcgan, mnist, ncf, transformer
 from tests.support.ranks import run_ranks
 

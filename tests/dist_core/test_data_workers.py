@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, Dataset
 
 import dist_core
 from dist_core.torch_private import killed_data_workers
-from dist_core.trial.core import get_core
+from dist_core.trial.current import get_core
 from tests.support.habits import network
 from tests.support.ranks import run_ranks
 

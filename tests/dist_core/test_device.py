@@ -22,7 +22,7 @@ from dist_core.gradients.reduce import STRATEGIES, reduction_strategy
 from dist_core.gradients.reduce.ordered_worker import OrderedWorker
 from dist_core.state.checkpoint import CheckpointWriter, load_checkpoint, newest_checkpoint
 from dist_core.state.copies import Copies, host_memory_for, in_host_memory
-from dist_core.trial.core import get_core, reset_core
+from dist_core.trial.current import get_core, reset_core
 from tests.support.late_device import GARBAGE, Clock, LateDevice, TakesTime, in_place_of_the_cpu
 from tests.support.perceptrons import MODELS, train
 from tests.support.ranks import run_ranks

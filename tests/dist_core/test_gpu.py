@@ -14,7 +14,7 @@ from torch.utils.data import TensorDataset
 
 from dist_core import AdaptiveDataLoader, AdaptiveDataParallel, remaining_epochs_until
 from dist_core.device import device_of
-from dist_core.trial.core import get_core, reset_core
+from dist_core.trial.current import get_core, reset_core
 from tests.support.gpus import EXACT, LOSSY, ON_CPU, assert_close, settle_on_a_place, trained
 from tests.support.perceptrons import MODELS, train
 from tests.support.ranks import run_ranks

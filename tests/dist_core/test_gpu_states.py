@@ -21,7 +21,7 @@ from dist_core.generations.state_transfer import broadcast_in_place, hand_over, 
 from dist_core.state.checkpoint import CheckpointWriter, load_checkpoint, newest_checkpoint
 from dist_core.state.copies import in_host_memory
 from dist_core.state.random_streams import RandomStreams
-from dist_core.trial.core import get_core
+from dist_core.trial.current import get_core
 from tests.support.gpus import on_a_gpu, settle_on_a_place
 from tests.support.ranks import run_ranks
 

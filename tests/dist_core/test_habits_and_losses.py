@@ -12,7 +12,7 @@ from torch.optim import lr_scheduler as lr
 
 import dist_core
 import dist_core.generations.watch
-import dist_core.trial.core
+import dist_core.trial.current
 from dist_core import Accumulator
 from dist_core.state.states import FunctionState
 from tests.support.habits import (
@@ -91,7 +91,7 @@ def asks_in_the_loop(kit: Kit) -> list[float]:
             optimizer.step()
             schedule.step()
             if totals is not None:
-                answer = dist_core.trial.core.get_core().together(
+                answer = dist_core.trial.current.get_core().together(
                     lambda group: group.broadcast_json(7), otherwise=lambda: None
                 )
                 assert answer in (7, None)

@@ -15,7 +15,7 @@ from torch.utils.data import Dataset, TensorDataset
 
 from dist_core import AdaptiveDataLoader, AdaptiveDataParallel, remaining_epochs_until
 from dist_core.gradients.noise.norms import AdamPreconditioner, in_memory_order, segments_of, squared_norm
-from dist_core.trial.core import get_core, reset_core
+from dist_core.trial.current import get_core, reset_core
 from tests.support.ranks import run_ranks
 
 DIMENSION = 50

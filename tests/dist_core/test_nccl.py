@@ -19,7 +19,7 @@ from dist_core import AdaptiveDataLoader, AdaptiveDataParallel, remaining_epochs
 from dist_core.device import device_of
 from dist_core.errors import PeerLost
 from dist_core.generations.process_groups import GroupNeeds, build_group, carrier_for
-from dist_core.trial.core import get_core, reset_core
+from dist_core.trial.current import get_core, reset_core
 from tests.support.gpus import EXACT, ON_CPU, assert_close, settle_on_a_place, trained, two_gpus
 from tests.support.perceptrons import MODELS, train
 from tests.support.ranks import run_ranks

@@ -18,7 +18,6 @@ from torch.optim import lr_scheduler as lr
 
 import dist_core
 import dist_core.generations.watch
-import dist_core.trial.core
 from tests.support.habits import (
     RESCALED,
     WORLDS,

@@ -25,7 +25,8 @@ from dist_core.state.persistence import Persistence
 from dist_core.state.position import Position
 from dist_core.state.states import FunctionState, StateRegistry
 from dist_core.trial.batch_agreement import BatchAgreement
-from dist_core.trial.core import TrainingCore, get_core, presenting, reset_core
+from dist_core.trial.core import TrainingCore
+from dist_core.trial.current import get_core, presenting, reset_core
 from dist_core.trial.leaving import Leaving
 from dist_core.trial.loop_habits import LoopHabits
 from dist_core.trial.saving import Saving

@@ -15,7 +15,7 @@ from torch.utils.data import TensorDataset
 from dist_core import AdaptiveDataLoader, AdaptiveDataParallel, remaining_epochs_until
 from dist_core.errors import PeerLost
 from dist_core.gradients.reduce import STRATEGIES
-from dist_core.trial.core import get_core, reset_core
+from dist_core.trial.current import get_core, reset_core
 from tests.support.perceptrons import Perceptron, Points
 from tests.support.ranks import run_ranks
 

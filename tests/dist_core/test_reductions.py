@@ -13,7 +13,7 @@ from torch.utils.data import TensorDataset
 from dist_core import AdaptiveDataLoader, AdaptiveDataParallel, remaining_epochs_until
 from dist_core.data.order import ElasticCursor
 from dist_core.gradients.reduce import STRATEGIES, reduction_strategy
-from dist_core.trial.core import get_core, reset_core
+from dist_core.trial.current import get_core, reset_core
 from tests.support.perceptrons import MODELS, SAMPLES, Perceptron, Points, train
 from tests.support.ranks import run_ranks
 

@@ -14,7 +14,7 @@ from torch.optim import lr_scheduler as lr
 
 import dist_core
 import dist_core.generations.watch
-import dist_core.trial.core
+import dist_core.trial.current
 from tests.support.habits import (
     PAIR,
     Habit,
@@ -134,7 +134,7 @@ def with_a_state_that_cannot_come_back(kit: Kit) -> None:
 
     dist_core.register_state("mine", Kept())
     one_step(kit, lambda *_: None)
-    dist_core.trial.core.get_core().saving.save(leaving=False)
+    dist_core.trial.current.get_core().saving.save(leaving=False)
 
 
 def with_torchs_own_wrapper(kit: Kit) -> None:
@@ -182,7 +182,7 @@ def test_a_habit_that_cannot_work_is_refused_by_name(breaks: Habit, match: str, 
 def a_step_longer_than_the_grace(kit: Kit) -> None:
     def step(model: Any, optimizer: Any, x: torch.Tensor, y: torch.Tensor) -> None:
         dist_core.generations.watch.GRACE_MARGIN_SECONDS = 59.7
-        core = dist_core.trial.core.get_core()
+        core = dist_core.trial.current.get_core()
         assert core.membership is not None
         core.membership.told_to_end()
         time.sleep(30.0)

@@ -17,7 +17,7 @@ import dist_core.training.training_loop
 from dist_core import Accumulator, AdaptiveDataLoader, AdaptiveDataParallel, remaining_epochs_until
 from dist_core.errors import ReplicaExit, RunAgain
 from dist_core.goodput import BatchBounds
-from dist_core.trial.core import get_core, reset_core
+from dist_core.trial.current import get_core, reset_core
 from dist_core.trial.restart import run_training
 
 

@@ -12,7 +12,7 @@ from torch import nn
 from torch.optim import lr_scheduler as lr
 
 from dist_core import AdaptiveDataLoader, AdaptiveDataParallel, remaining_epochs_until
-from dist_core.trial.core import get_core
+from dist_core.trial.current import get_core
 from tests.support.small_trials import ConstantGradient, Numbered, classes, classifier
 
 pytestmark = pytest.mark.usefixtures("fresh_core")

@@ -26,7 +26,7 @@ from dist_core import AdaptiveDataLoader, AdaptiveDataParallel, remaining_epochs
 from dist_core.data.order import StreamCursor
 from dist_core.data.stream_parts import PartedCursor
 from dist_core.errors import InvalidTraining
-from dist_core.trial.core import get_core, reset_core
+from dist_core.trial.current import get_core, reset_core
 from tests.support.habits import GROWN, PAIR, RESCALED, Kit, as_trial
 from tests.support.ranks import run_ranks
 

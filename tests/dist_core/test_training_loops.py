@@ -15,7 +15,7 @@ import dist_core
 from dist_core import Accumulator, AdaptiveDataLoader, AdaptiveDataParallel, remaining_epochs_until
 from dist_core.errors import InvalidTraining, ReplicaExit
 from dist_core.state.states import FunctionState
-from dist_core.trial.core import get_core, reset_core
+from dist_core.trial.current import get_core, reset_core
 from tests.support.small_trials import ConstantGradient, Numbered, classes, classifier, train
 
 pytestmark = pytest.mark.usefixtures("fresh_core")

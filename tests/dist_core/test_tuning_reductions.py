@@ -11,7 +11,7 @@ from dist_core import AdaptiveDataParallel
 from dist_core.errors import InvalidTraining
 from dist_core.gradients.reduce import reduction_strategy
 from dist_core.gradients.reduce.autotune import ROUNDS, SKIPPED_STEPS, TIMED_STEPS, Tuner
-from dist_core.trial.core import get_core
+from dist_core.trial.current import get_core
 from tests.support.perceptrons import Perceptron, train
 from tests.support.ranks import run_ranks
 

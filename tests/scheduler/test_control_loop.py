@@ -103,7 +103,7 @@ def test_a_change_under_way_is_not_decided_anew(bench: Bench) -> None:
     assert len(bench.store.replicas(trial_id=trial_id, live_only=False)) == 3
     reasons = [entry.reason.code for entry in bench.store.history(trial_id) if "replicas" in entry.what]
     assert reasons == ["goodput_gain"]
-    assert bench.loop.latest_grants[trial_id].reason.code == "goodput_gain"
+    assert bench.loop.decisions.grants[trial_id].reason.code == "goodput_gain"
     # It trains with three for a moment; told is the change that was decided.
     bench.all_ready(join_epoch=3)
     bench.tick()

@@ -27,7 +27,8 @@ import dist_core.training.loader
 import dist_core.training.training_loop
 from dist_core.errors import PeerLost, ReplicaExit
 from dist_core.goodput import BatchBounds
-from dist_core.trial.core import TrainingCore, get_core
+from dist_core.trial.core import TrainingCore
+from dist_core.trial.current import get_core
 from dist_core.trial.restart import run_training
 from tests.support.director import directing, environment_of, until
 from tests.support.ranks import run_ranks

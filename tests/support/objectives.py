@@ -16,7 +16,7 @@ import torch
 from torch.utils.data import TensorDataset
 
 from dist_core import AdaptiveDataLoader, AdaptiveDataParallel, remaining_epochs_until, world_size
-from dist_core.trial.core import get_core
+from dist_core.trial.current import get_core
 from tuner_bridge import report_metrics
 
 

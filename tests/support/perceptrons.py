@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.data import Dataset
 
 from dist_core import AdaptiveDataLoader, AdaptiveDataParallel, remaining_epochs_until
-from dist_core.trial.core import get_core, reset_core
+from dist_core.trial.current import get_core, reset_core
 
 SAMPLES = 70
 

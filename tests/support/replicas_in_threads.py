@@ -9,7 +9,8 @@ import threading
 from collections.abc import Callable, Sequence
 
 from dist_core.link.environment import ReplicaEnvironment
-from dist_core.trial.core import TrainingCore, presenting
+from dist_core.trial.core import TrainingCore
+from dist_core.trial.current import presenting
 from trials.launch import InMemoryLauncher, LaunchRequest
 from trials.launch.base import Exit, ReplicaProcess
 from trials.record import ReplicaRecord

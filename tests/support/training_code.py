@@ -26,11 +26,11 @@ import dist_core
 import dist_core.generations.join
 import dist_core.generations.switch
 import dist_core.state.checkpoint
-import dist_core.trial.core
 from dist_core.errors import PeerLost, ReplicaExit
 from dist_core.generations.state_transfer import share_state
 from dist_core.state.packing import pack
-from dist_core.trial.core import TrainingCore, get_core
+from dist_core.trial.core import TrainingCore
+from dist_core.trial.current import get_core
 from dist_core.trial.restart import run_training
 
 SAMPLES = 240

@@ -22,7 +22,7 @@ from nni.runtime.trial_command_channel import TrialCommandChannel
 
 import dist_core
 from dist_core.errors import ControlChannelError
-from dist_core.trial.core import get_core
+from dist_core.trial.current import get_core
 from tuner_bridge.in_replica.run import ask_driver
 from tuner_bridge.in_replica.wire import decode_value
 from tuner_bridge.nni.plain_json import check_parameter

@@ -21,7 +21,7 @@ from dist_core.link.environment import standalone_world
 from dist_core.torch_private import HashStore
 from dist_core.training.loader import AdaptiveDataLoader, current_dataloader
 from dist_core.training.model import AdaptiveDataParallel as _AdaptiveDataParallel
-from dist_core.trial.core import get_core
+from dist_core.trial.current import get_core
 
 __all__ = [
     "Accumulator",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
-from dist_core.trial.core import get_core
+from dist_core.trial.current import get_core
 
 
 def _metrics_state() -> SimpleNamespace:

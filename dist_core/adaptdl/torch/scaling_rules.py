@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dist_core.gradients.learning_rate import LEGW, AdamScale, AdaScale, LinearScale, ScalingRule
 from dist_core.gradients.learning_rate import SquareRootScale as SqrtScale
-from dist_core.trial.core import get_core
+from dist_core.trial.current import get_core
 
 __all__ = ["AdaScale", "AdamScale", "LEGWScale", "LinearScale", "ScalingRule", "SqrtScale"]
 

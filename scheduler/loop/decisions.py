@@ -1,0 +1,85 @@
+"""Decisions: what the policy was asked, and what it answered."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+
+from scheduler.knowledge.coming import Plans
+from scheduler.knowledge.observer import Observer
+from scheduler.loop.backoff import Backoff
+from scheduler.snapshot import Grant, Policy, Snapshot, check_grants
+from trials.errors import StoreUnavailable
+from trials.record import TrialRecord
+
+logger = logging.getLogger(__name__)
+
+
+class Decisions:
+    """The policy is asked by the loop's thread alone; the answer is read by any."""
+
+    def __init__(self, policy: Policy, observer: Observer, backoff: Backoff, *, every_seconds: float) -> None:
+        self._policy = policy
+        self._observer = observer
+        self._backoff = backoff
+        self._every_seconds = every_seconds
+        self._decided_at = float("-inf")
+        self._changed = False
+        """Something has happened that a decision should be made on at once."""
+        self._plans: dict[str, Plans] = {}
+        self.grants: Mapping[str, Grant] = {}
+        """By trial."""
+        self.snapshot: Snapshot | None = None
+        """What the last decision was made on."""
+        self.error: Exception | None = None
+        """Why the policy's last answer could not be used; None when it could."""
+
+    @property
+    def policy_name(self) -> str:
+        return self._policy.name
+
+    # ------------------------------------------------------------------ what it is told, by any thread
+
+    def decide_anew(self) -> None:
+        """At the next look, whenever the last decision was."""
+        self._changed = True
+
+    def note_plans(self, study: str, plans: Plans) -> None:
+        """Its driver says what it is going to submit."""
+        self._plans[study] = plans
+
+    def forget_study(self, study: str) -> None:
+        """Its store has forgotten it."""
+        self._plans.pop(study, None)
+
+    # ------------------------------------------------------------------ asking
+
+    def decide_if_due(self, trials: Sequence[TrialRecord], now: float) -> None:
+        changed, self._changed = self._changed, False
+        if changed or now - self._decided_at >= self._every_seconds:
+            self._decide(trials, now)
+
+    def _decide(self, trials: Sequence[TrialRecord], now: float) -> None:
+        """Ask the policy; when it fails or grants what does not exist, allocations stay as they are."""
+        self._decided_at = now
+        try:
+            snapshot = self._observer.snapshot(
+                trials,
+                now,
+                backing_off=self._backoff.trials(now),
+                plans=self._plans,
+                granted=self.grants,
+            )
+            self.snapshot = snapshot
+            grants = self._policy.allocate(snapshot)
+            check_grants(snapshot, grants)
+        except StoreUnavailable:
+            raise
+        except Exception as error:
+            self.error = error
+            logger.exception("policy failed policy=%s; allocations stay as they are", self._policy.name)
+            return
+        self.error = None
+        # While a change is carried out, it is for the reason that it was decided for.
+        lasting = {name for name in self._observer.under_way if grants[name].reason.code == "unchanged"}
+        self.grants = {**grants, **{name: self.grants[name] for name in lasting}}
