@@ -20,13 +20,14 @@ import shutil
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from dist_core.errors import InvalidCheckpoint
-from dist_core.state.copies import Copies, host_memory_for
+from dist_core.state.copies import Copies, Copying, host_memory_for
 from dist_core.state.packing import pack, unpack
 
 logger = logging.getLogger(__name__)
@@ -114,6 +115,15 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
     return state
 
 
+@dataclass(frozen=True, slots=True)
+class _Waiting:
+    """What is to be written; its tensors are still being copied."""
+
+    state: dict[str, Any]
+    summary: dict[str, Any]
+    copying: Copying
+
+
 class CheckpointWriter:
     """Writes copies of the state in the background, newest first; ``on_error`` hears of failures (a full disk)."""
 
@@ -121,10 +131,12 @@ class CheckpointWriter:
         self.folder = folder
         self._on_error = on_error
         self._condition = threading.Condition()
-        self._waiting: tuple[dict[str, Any], dict[str, Any]] | None = None
+        self._waiting: _Waiting | None = None
         self._busy = False
         self._kept: list[torch.Tensor] = []
         self._copies = Copies()
+        self._copying: Copying | None = None
+        """The latest one whose sources must not change before it is settled."""
         self._thread: threading.Thread | None = None
         self.write_seconds = 0.0
         """Processor time the last write took."""
@@ -152,11 +164,15 @@ class CheckpointWriter:
                 targets = self._memory_for(tensors)
                 later = {index for index, tensor in enumerate(tensors) if keeps(tensor)}
             pairs = list(zip(targets, tensors, strict=True))
-            self._copies.begin(
+            copying = self._copies.begin(
                 now=[pair for index, pair in enumerate(pairs) if index not in later],
                 later=[pair for index, pair in enumerate(pairs) if index in later],
             )
-            self._waiting = (unpack(skeleton, targets), summary)
+            if later:
+                self._copying = copying
+            if self._waiting is not None:
+                self._waiting.copying.give_up()
+            self._waiting = _Waiting(unpack(skeleton, targets), summary, copying)
             if self._thread is None:
                 self._thread = threading.Thread(target=self._write_all, name="elastune-checkpoint", daemon=True)
                 self._thread.start()
@@ -166,7 +182,9 @@ class CheckpointWriter:
 
     def settle(self) -> None:
         """Wait until everything has been copied: from then on all tensors may change."""
-        self._copies.settle()
+        if self._copying is not None:
+            self._copying.settle()
+            self._copying = None
 
     def _memory_for(self, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
         """Kept from the last time: fresh memory takes longer to get than to fill."""
@@ -192,14 +210,13 @@ class CheckpointWriter:
             with self._condition:
                 while self._waiting is None:
                     self._condition.wait()
-                state, summary = self._waiting
-                self._waiting, self._busy = None, True
+                waiting, self._waiting, self._busy = self._waiting, None, True
             try:
-                self._copies.finish()
+                waiting.copying.finish()
                 # Numbered by what is on disk now: another replica may have been rank 0, and written, in between.
                 existing = _sequences(self.folder)
                 began = time.thread_time()
-                write_checkpoint(self.folder, existing[0][0] + 1 if existing else 1, state, summary)
+                write_checkpoint(self.folder, existing[0][0] + 1 if existing else 1, waiting.state, waiting.summary)
                 self.write_seconds = time.thread_time() - began
             except Exception as error:
                 message = f"no checkpoint was written to {self.folder}: {error}; the previous one is kept"

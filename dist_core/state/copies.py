@@ -36,55 +36,64 @@ def in_host_memory(tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
     return found
 
 
-class Copies:
-    """One state after another; ``begin`` and ``settle`` are called by the thread that trains."""
+class Copying:
+    """One state's copies, under way."""
 
-    def __init__(self) -> None:
-        self._streams: dict[int, Stream] = {}
-        """Of each device."""
-        self._of_host: list[Pair] = []
-        self._made: list[tuple[Device, Mark]] = []
+    def __init__(self, of_host: list[Pair], made: list[tuple[Device, Mark]]) -> None:
+        self._of_host = of_host
+        self._made = made
         """Where each device will have made its copies."""
         self._copied = threading.Event()
-        self._copied.set()
-
-    def begin(self, now: Iterable[Pair], later: Iterable[Pair]) -> None:
-        """Sources in ``now`` may change from here on, those in ``later`` after ``settle``."""
-        self._of_host, self._made = [], []
-        for target, source in now:
-            device = device_of(source)
-            # In the stream that trains: what changes the source comes behind it there.
-            device.copy(target, source)
-            self._made.append((device, device.mark()))
-        for target, source in later:
-            device = device_of(source)
-            if device.is_host:
-                self._of_host.append((target, source))
-                continue
-            with self._stream(device).behind(device.mark()):
-                device.copy(target, source)
-                self._made.append((device, device.mark()))
-        if self._of_host:
-            self._copied.clear()
-
-    def _stream(self, device: Device) -> Stream:
-        if id(device) not in self._streams:
-            self._streams[id(device)] = device.stream()
-        return self._streams[id(device)]
+        if not of_host:
+            self._copied.set()
 
     def finish(self) -> None:
         """Until all targets can be read; called by the thread that reads them."""
-        of_host, made = self._of_host, self._made
         try:
-            for target, source in of_host:
+            for target, source in self._of_host:
                 target.copy_(source)
         finally:
-            self._copied.set()
-        for _, mark in made:
+            self.give_up()
+        for _, mark in self._made:
             mark.wait()
+
+    def give_up(self) -> None:
+        """Nobody will read the targets, or all have been copied."""
+        self._copied.set()
 
     def settle(self) -> None:
         """What this thread does next may change all sources: on a GPU that waits, and the thread does not."""
         self._copied.wait()
         for device, mark in self._made:
             device.follow(mark)
+
+
+class Copies:
+    """One state after another, begun by the thread that trains."""
+
+    def __init__(self) -> None:
+        self._streams: dict[int, Stream] = {}
+        """Of each device."""
+
+    def begin(self, now: Iterable[Pair], later: Iterable[Pair]) -> Copying:
+        """Sources in ``now`` may change from here on, those in ``later`` after ``settle``."""
+        of_host, made = [], []
+        for target, source in now:
+            device = device_of(source)
+            # In the stream that trains: what changes the source comes behind it there.
+            device.copy(target, source)
+            made.append((device, device.mark()))
+        for target, source in later:
+            device = device_of(source)
+            if device.is_host:
+                of_host.append((target, source))
+                continue
+            with self._stream(device).behind(device.mark()):
+                device.copy(target, source)
+                made.append((device, device.mark()))
+        return Copying(of_host, made)
+
+    def _stream(self, device: Device) -> Stream:
+        if id(device) not in self._streams:
+            self._streams[id(device)] = device.stream()
+        return self._streams[id(device)]

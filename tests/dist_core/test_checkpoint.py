@@ -9,6 +9,7 @@ import runpy
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -24,12 +25,15 @@ from dist_core.state.checkpoint import (
     CheckpointWriter,
     load_checkpoint,
     newest_checkpoint,
+    read_manifest,
     write_checkpoint,
 )
+from dist_core.state.copies import Copying
 from dist_core.state.interval import checkpoint_interval, mean_time_to_failure
 from dist_core.state.memory_limit import MemoryLimit
 from dist_core.state.packing import pack, unpack
 from dist_core.state.states import FunctionState, StateRegistry
+from tests.support.director import until
 from tests.support.project import ROOT
 
 STATE = {"model": {"w": torch.arange(4.0), "n": 3}, "list": [1, (2.5, None)], "text": "x"}
@@ -152,6 +156,29 @@ def test_what_is_kept_is_copied_before_it_may_change(tmp_path: Path) -> None:
         state = load_checkpoint(found[0])
         assert (state["weights"] == number).all()
         assert (state["buffer"] == number).all()
+
+
+def test_a_checkpoint_asked_for_while_another_is_copied_leaves_that_one_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    may_copy, finish = threading.Event(), Copying.finish
+
+    def finish_late(copying: Copying) -> None:
+        may_copy.wait()
+        finish(copying)
+
+    monkeypatch.setattr(Copying, "finish", finish_late)
+    writer, weights = CheckpointWriter(tmp_path, on_error=pytest.fail), torch.full((100,), 1.0)
+    writer.save({"weights": weights}, {"number": 1}, keeps=lambda tensor: True)
+    until(lambda: writer._waiting is None)
+    writer.save({"weights": weights + 1.0}, {"number": 2}, keeps=lambda tensor: True)
+    may_copy.set()
+    writer.settle()
+    weights.fill_(-1.0)
+    until(lambda: not writer.busy)
+    for path in tmp_path.iterdir():
+        number = read_manifest(path)["summary"]["number"]
+        assert load_checkpoint(path)["weights"].unique().tolist() == [number]
 
 
 def test_a_checkpoint_asked_for_while_another_is_written_is_written_too(tmp_path: Path) -> None:

@@ -319,9 +319,9 @@ def test_whoever_does_not_settle_copies_what_comes_later(late: LateDevice) -> No
     """That is what the test above rests on."""
     copies, weights = Copies(), torch.zeros(100)
     target = host_memory_for(weights)
-    copies.begin(now=[], later=[(target, weights)])
+    copying = copies.begin(now=[], later=[(target, weights)])
     weights.fill_(7.0)
-    copies.finish()
+    copying.finish()
     assert set(target.tolist()) == {7.0}
 
 
@@ -337,7 +337,6 @@ def test_whoever_reads_too_early_reads_nothing_of_use(late: LateDevice) -> None:
 def test_training_does_not_wait_for_a_copy(late: LateDevice) -> None:
     """The device does: the thread that trains goes on to give it work."""
     copies, weights = Copies(), torch.zeros(100)
-    copies.begin(now=[], later=[(host_memory_for(weights), weights)])
-    copies.settle()
+    copies.begin(now=[], later=[(host_memory_for(weights), weights)]).settle()
     assert late.clock.now() == 0.0
     assert late.mark().at == pytest.approx(late.copy_seconds)
