@@ -63,6 +63,7 @@ __all__ = [
     "killed_data_workers",
     "leave_uncompiled",
     "loss_scale_of",
+    "memory_of",
     "reading_as",
     "replace_default_group",
     "replace_process_group",
@@ -283,6 +284,11 @@ def compiled_graphs() -> int:
     """How many graphs torch.compile has compiled in this process."""
     compiler = sys.modules.get("torch._dynamo.utils")
     return 0 if compiler is None else int(compiler.counters["stats"]["unique_graphs"])
+
+
+def memory_of(tensor: torch.Tensor) -> int:
+    """A number for the memory that a tensor and its views share; on the meta device, where none has an address, too."""
+    return int(tensor.untyped_storage()._cdata)
 
 
 def forget_scaled_step(scaler: Any) -> None:

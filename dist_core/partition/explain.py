@@ -1,0 +1,66 @@
+"""A partition in words and bars, for people: what each stage holds, how long it takes, and what is lost."""
+
+from __future__ import annotations
+
+import math
+
+from dist_core.partition.balance import Partition, PipelineTerms, Stage
+
+_WIDE = 32
+
+
+def explain(found: Partition, terms: PipelineTerms) -> str:
+    """A table with a line for each stage, and below it what the whole comes to."""
+    rows = [("stage", "device", "blocks", "ms", "", "memory", "of")]
+    for index, stage in enumerate(found.stages):
+        room = stage.device.memory_bytes
+        rows.append(
+            (
+                str(index),
+                stage.device.name,
+                _range_of(stage),
+                f"{1e3 * stage.seconds:.4g}",
+                "#" * max(1, round(_WIDE * stage.seconds / max(found.slowest_seconds, 1e-30))),
+                _size(stage.memory_bytes),
+                "any" if math.isinf(room) else f"{_size(room)} ({stage.memory_bytes / room:.0%})",
+            )
+        )
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    return "\n".join([*lines, "", *_whole(found, terms)])
+
+
+def bubble(num_stages: int, microbatches: int) -> float:
+    """Part of a step in which a stage of an even pipeline waits (GPipe, section 2.3)."""
+    return (num_stages - 1) / (microbatches + num_stages - 1)
+
+
+def step_seconds(found: Partition, terms: PipelineTerms) -> float:
+    """Of one step: every microbatch passes the slowest stage, the first one all stages before it."""
+    return sum(stage.seconds for stage in found.stages) + (terms.microbatches - 1) * found.slowest_seconds
+
+
+def _whole(found: Partition, terms: PipelineTerms) -> list[str]:
+    over = found.slowest_seconds / max(found.bound_seconds, 1e-30)
+    took = step_seconds(found, terms)
+    busy = terms.microbatches * sum(stage.seconds for stage in found.stages) / max(len(found.stages) * took, 1e-30)
+    even = 1.0 - bubble(len(found.stages), terms.microbatches)
+    slowest = f"slowest stage {1e3 * found.slowest_seconds:.4g} ms"
+    step = f"a step of {terms.microbatches} microbatches ({terms.schedule}): about"
+    return [
+        f"{slowest}, {over:.3f} of what no partition of these blocks beats ({1e3 * found.bound_seconds:.4g} ms)",
+        f"{step} {1e3 * took:.4g} ms, in which stages compute {busy:.0%} of the time (were all alike, {even:.0%})",
+    ]
+
+
+def _range_of(stage: Stage) -> str:
+    first, last = stage.blocks[0].name, stage.blocks[-1].name
+    return first if first == last else f"{first} to {last} ({len(stage.blocks)})"
+
+
+def _size(count: float) -> str:
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 999.5:
+            return f"{count:.3g} {unit}"
+        count /= 1000.0
+    return f"{count:.3g} TB"
