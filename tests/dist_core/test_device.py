@@ -26,6 +26,7 @@ from dist_core.trial.current import get_core, reset_core
 from tests.support.late_device import GARBAGE, Clock, LateDevice, TakesTime, in_place_of_the_cpu
 from tests.support.perceptrons import MODELS, train
 from tests.support.ranks import run_ranks
+from tests.support.small_trials import running_mean
 
 EXACT = [name for name in STRATEGIES if reduction_strategy(name).exact]
 
@@ -253,43 +254,16 @@ def test_reductions_through_the_hosts_memory_train_as_one_process_does(name: str
         torch.testing.assert_close(torch.tensor(weights), expected, rtol=1e-4, atol=2e-6)
 
 
-class Running(nn.Module):
-    """Its statistics are those of what this replica has seen."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.norm = nn.BatchNorm1d(4)
-        self.linear = nn.Linear(4, 1)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.linear(self.norm(x))  # type: ignore[no-any-return]
-
-
-def _running_statistics(where: str) -> list[float]:
-    def run(place: torch.device) -> list[float]:
-        torch.manual_seed(0)
-        model = Running().to(place)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-        loader = AdaptiveDataLoader(TensorDataset(torch.randn(96, 4)), batch_size=12)
-        wrapped = AdaptiveDataParallel(model, optimizer)
-        for _ in remaining_epochs_until(1):
-            for (x,) in loader:
-                optimizer.zero_grad()
-                wrapped(x.to(place)).mean().backward()
-                optimizer.step()
-        assert model.norm.running_mean is not None
-        return model.norm.running_mean.tolist()
-
-    reset_core()
+def _running_mean(where: str) -> list[float]:
     if where == "late":
         with in_place_of_the_cpu(LateDevice(Clock(real=True))):
-            return run(torch.device("cpu"))
-    return run(torch.device("cuda", 0) if where == "gpu" else torch.device("cpu"))
+            return running_mean(torch.device("cpu"))
+    return running_mean(torch.device("cpu"))
 
 
 @pytest.mark.parametrize("where", ["host", "late"])
 def test_running_statistics_are_one_replicas_everywhere_after_a_pass(where: str) -> None:
-    first, second = run_ranks(_running_statistics, 2, where)
+    first, second = run_ranks(_running_mean, 2, where)
     assert first == second
     assert max(map(abs, first)) < GARBAGE / 2
 

@@ -18,6 +18,7 @@ from dist_core.trial.current import get_core, reset_core
 from tests.support.gpus import EXACT, LOSSY, ON_CPU, assert_close, settle_on_a_place, trained
 from tests.support.perceptrons import MODELS, train
 from tests.support.ranks import run_ranks
+from tests.support.small_trials import running_mean
 
 pytestmark = pytest.mark.gpu
 
@@ -205,21 +206,7 @@ def test_compiled_models_train_alike_on_all_replicas(outside: bool) -> None:
 
 
 def _running_mean() -> list[float]:
-    place = settle_on_a_place()
-    reset_core()
-    torch.manual_seed(0)
-    norm = nn.BatchNorm1d(4)
-    model = nn.Sequential(norm, nn.Linear(4, 1)).to(place)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    loader = AdaptiveDataLoader(TensorDataset(torch.randn(96, 4)), batch_size=12)
-    wrapped = AdaptiveDataParallel(model, optimizer)
-    for _ in remaining_epochs_until(1):
-        for (x,) in loader:
-            optimizer.zero_grad()
-            wrapped(x.to(place)).mean().backward()
-            optimizer.step()
-    assert norm.running_mean is not None
-    return norm.running_mean.tolist()
+    return running_mean(settle_on_a_place())
 
 
 def test_running_statistics_are_one_replicas_everywhere_after_a_pass() -> None:

@@ -9,6 +9,7 @@ from torch import nn
 from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
 from dist_core import AdaptiveDataLoader, AdaptiveDataParallel, remaining_epochs_until
+from dist_core.trial.current import reset_core
 
 
 class Numbered(Dataset[int]):
@@ -77,3 +78,21 @@ class Stream(IterableDataset[int]):
         for number in range(self.length):
             self.given_out += 1
             yield (number + self.epoch) % self.length
+
+
+def running_mean(place: torch.device) -> list[float]:
+    """Of a batch norm, after a pass over examples of which each replica has seen some."""
+    reset_core()
+    torch.manual_seed(0)
+    norm = nn.BatchNorm1d(4)
+    model = nn.Sequential(norm, nn.Linear(4, 1)).to(place)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    loader = AdaptiveDataLoader(TensorDataset(torch.randn(96, 4)), batch_size=12)
+    wrapped = AdaptiveDataParallel(model, optimizer)
+    for _ in remaining_epochs_until(1):
+        for (x,) in loader:
+            optimizer.zero_grad()
+            wrapped(x.to(place)).mean().backward()
+            optimizer.step()
+    assert norm.running_mean is not None
+    return norm.running_mean.tolist()
