@@ -72,11 +72,6 @@ class Device(Protocol):
         """A new one."""
         ...
 
-    @property
-    def present_stream(self) -> int:
-        """A number for the stream that this thread's work goes into."""
-        ...
-
     def host_memory(self, shape: torch.Size | tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         """Memory of the host that the device reads and writes by itself."""
         ...
@@ -158,7 +153,6 @@ class Host:
     has_nccl = False
     chunk = 131072
     """What stays in a core's cache is read from memory once."""
-    present_stream = 0
 
     def mark(self) -> Mark:
         return HostMark(time.perf_counter())
@@ -202,13 +196,14 @@ class GpuMark:
 
 class GpuStream:
     def __init__(self, place: torch.device) -> None:
+        self._place = place
         self._stream: Any = torch.cuda.Stream(place)  # type: ignore[no-untyped-call]  # not annotated in torch
 
     @contextmanager
     def behind(self, mark: Mark) -> Iterator[None]:
         self._stream.wait_event(cast("GpuMark", mark)._event)
-        # The device too: a thread of its own begins with the first one.
-        with torch.cuda.stream(self._stream):
+        # The device first: to go back to another one would make a context there.
+        with torch.cuda.device(self._place), torch.cuda.stream(self._stream):
             yield
 
 
@@ -233,10 +228,6 @@ class Gpu:
 
     def stream(self) -> Stream:
         return GpuStream(self._place)
-
-    @property
-    def present_stream(self) -> int:
-        return int(self._present.cuda_stream)
 
     @property
     def _present(self) -> Any:

@@ -116,7 +116,9 @@ def build_nccl_group(store: Store, *, rank: int, world_size: int, timeout: timed
     """
     options = dist.ProcessGroupNCCL.Options()
     options._timeout = timeout
-    with _environment(TORCH_NCCL_ASYNC_ERROR_HANDLING="0"):
+    # Else one that sees the loss before it is aborted waits a minute for others to write down what they did.
+    quick = {"TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "100", "TORCH_NCCL_DUMP_ON_TIMEOUT": "0"}
+    with _environment(TORCH_NCCL_ASYNC_ERROR_HANDLING="0", **quick):
         backend = dist.ProcessGroupNCCL(store, rank, world_size, options)
     backend._set_sequence_number_for_group()
     group = dist.ProcessGroup(store, rank, world_size)

@@ -12,16 +12,17 @@ import gc
 import json
 import os
 import socket
-from collections.abc import Iterator, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import torch
 import torch.distributed as dist
 
-from dist_core.device import Device
+from dist_core.device import Device, device_of
 from dist_core.errors import InvalidTraining, PeerLost
 from dist_core.generations.fuse import Fuse
 from dist_core.generations.letting_go import let_go
@@ -111,6 +112,10 @@ class GroupNeeds:
         )
 
 
+class Ended(Protocol):
+    def close(self) -> None: ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicaGroup:
     rank: int
@@ -125,6 +130,10 @@ class ReplicaGroup:
     between_nodes: dist.ProcessGroup | None = None
     """None for all but the first replica of each node, and when there is one node."""
     fuse: Fuse = field(default_factory=Fuse, compare=False)
+    aborted: threading.Event = field(default_factory=threading.Event, compare=False)
+    """Whether NCCL was given up: what the device has summed since may be half of a sum."""
+    _pieces: dict[str, Ended] = field(default_factory=dict, compare=False)
+    _lock: threading.Lock = field(default_factory=threading.Lock, compare=False)
 
     def break_off(self) -> None:
         """Let every collective that is under way fail, here and with the others: one of them is gone for good.
@@ -133,6 +142,7 @@ class ReplicaGroup:
         """
         if self.world_size == 1:
             return
+        self._end_pieces()
         self.break_off_nccl()
         over_gloo = self._over_gloo()
         let_go(over_gloo)
@@ -142,8 +152,12 @@ class ReplicaGroup:
 
     def break_off_nccl(self) -> None:
         """Let what the device computes go on: a kernel of NCCL's would wait for who is lost. Safe from any thread."""
-        for group in self._over_nccl():
+        groups = self._over_nccl()
+        if groups:
+            self.aborted.set()
+        for group in groups:
             group.abort()
+        let_go(groups)
 
     def connect(self) -> None:
         """Collective, between two steps: make NCCL's connections now, and not within the first backward pass.
@@ -160,6 +174,7 @@ class ReplicaGroup:
         NCCL's connections end here, in the same order on all replicas: ending some while others are made may hang.
         Gloo's end later, on a thread that is none of theirs.
         """
+        self._end_pieces()
         for group in self._over_nccl():
             close_nccl_group(group)
         let_go(self._over_gloo())
@@ -192,6 +207,28 @@ class ReplicaGroup:
             self.fuse.wait(work)
         else:
             work.wait()
+
+    def carrying(self, tensors: Sequence[torch.Tensor]) -> dist.ProcessGroup:
+        """The one over which the thread that trains sends these; buckets of a shared GPU leave from another thread."""
+        on_gpus = self.has_nccl and not any(device_of(tensor).is_host for tensor in tensors)
+        return self.data if on_gpus else self.control
+
+    def once(self, name: str, make: Callable[[], Ended]) -> Any:
+        """What there is one of for this group, whoever asks first; it is ended with the group.
+
+        Several models may be reduced in one backward pass: their collectives need one order, and so one thread.
+        """
+        with self._lock:
+            if name not in self._pieces:
+                self._pieces[name] = make()
+            return self._pieces[name]
+
+    def _end_pieces(self) -> None:
+        with self._lock:
+            pieces = list(self._pieces.values())
+            self._pieces.clear()
+        for piece in pieces:
+            piece.close()
 
     def sum_later(self, vector: torch.Tensor) -> dist.Work | None:
         """Start summing a small CPU vector in place over the replicas; None when there is nobody to sum with."""

@@ -93,6 +93,8 @@ class StepVote:
             due = self._due(present, lag)
             if due is not None:
                 due.wait()
+        if self._generation.group.aborted.is_set():
+            self._generation.mark_broken("the replicas' connections were broken off")
         return due if self._generation.broken is None else None
 
     def _due(self, present: Round | None, lag: int) -> Round | None:

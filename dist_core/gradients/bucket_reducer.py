@@ -64,7 +64,9 @@ class BucketReducer(dist.ProcessGroup):
         self._group = group
         self._device = device
         apart = group.world_size > 1 and not device.is_host and not group.has_nccl
-        self._staging = Staging(device, group.fuse) if apart else None
+        self._staging: Staging | None = None
+        if apart:
+            self._staging = group.once("staging", lambda: Staging(device, group.fuse))
         self.strategy = strategy
         self._exact = reduction_strategy("all_reduce")
         self._exact.enter(group)
@@ -94,8 +96,6 @@ class BucketReducer(dist.ProcessGroup):
     def close(self) -> None:
         """Let go of the connections, even if a reduction that never ends holds on to this object."""
         self.passive = True
-        if self._staging is not None:
-            self._staging.close()
         self._group = cast("ReplicaGroup", None)
         self.strategy = self._exact = cast("ReductionStrategy", None)
 
@@ -156,6 +156,8 @@ class BucketReducer(dist.ProcessGroup):
             strategy = self._exact if self.exactly and not self.strategy.exact else self.strategy
             bucket = Bucket(index, buffer, lambda: self._description(index))
             future = strategy.reduce(bucket) if self._staging is None else self._staging.reduce(strategy, bucket)
+        except torch.OutOfMemoryError:
+            raise
         except RuntimeError as error:
             self._on_error(str(error))
             return completed(buffer)

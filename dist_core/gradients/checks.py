@@ -7,9 +7,12 @@ from typing import Any
 
 import torch
 
+from dist_core.device import Device
 from dist_core.errors import InvalidTraining
+from dist_core.generations.process_groups import carrier_for
 from dist_core.gradients.optimizers import asks_its_closure_again, parameters_of
 from dist_core.gradients.patched_calls import models_of
+from dist_core.gradients.reduce import ReductionStrategy
 from dist_core.gradients.schedules import schedules_unknown
 
 
@@ -35,6 +38,29 @@ def refuse_what_cannot_be_trained(
             raise InvalidTraining(
                 f"AdaptiveDataParallel was given {name}=; it forms groups and hands over weights and buffers itself, "
                 "because the set of replicas changes. Leave it out"
+            )
+
+
+def refuse_what_needs_the_host(model: torch.nn.Module, device: Device, reductions: Sequence[ReductionStrategy]) -> None:
+    """A model on a GPU, and ways to reduce that work in the host's memory or on buckets that stay where they are."""
+    if device.is_host:
+        return
+    names = {each.name for each in reductions}
+    if "parameter_server" in names:
+        raise InvalidTraining(
+            f"parameter_server keeps weights in the host's memory, and {type(model).__name__} lies on a GPU; choose "
+            "another reduction"
+        )
+    if "power_sgd" in names and carrier_for(device) == "staged":
+        raise InvalidTraining(
+            "power_sgd works on the GPU that holds the gradients, and replicas that share a GPU reduce in the host's "
+            "memory; choose another reduction, or give each replica a GPU of its own"
+        )
+    for name, module in model.named_modules():
+        if isinstance(module, (torch.nn.Embedding, torch.nn.EmbeddingBag)) and module.sparse:
+            raise InvalidTraining(
+                f"{name or type(module).__name__} has sparse gradients, which are reduced between CPUs only; leave out "
+                "sparse=True"
             )
 
 

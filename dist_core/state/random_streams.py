@@ -70,7 +70,8 @@ def _read() -> dict[str, Any]:
         "numpy": [kind, torch.from_numpy(np.asarray(keys).astype(np.int64)), position, has_gauss, gauss],
         "python": _as_lists(random.getstate()),
     }
-    if torch.cuda.is_available():
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]  # not annotated in torch
+        # What trains on the host alone has none to go back to.
         state["cuda"] = torch.cuda.get_rng_state()
     return state
 

@@ -19,7 +19,7 @@ from dist_core.device import Device, Elapsed, device_of, limit_memory
 from dist_core.errors import InvalidTraining
 from dist_core.generations.process_groups import GroupNeeds, ReplicaGroup
 from dist_core.goodput import GradientStatistics
-from dist_core.gradients.checks import refuse_what_cannot_be_trained
+from dist_core.gradients.checks import refuse_what_cannot_be_trained, refuse_what_needs_the_host
 from dist_core.gradients.choice import ReductionChoice
 from dist_core.gradients.learning_rate import ScalingRule
 from dist_core.gradients.noise.estimator import NoiseScale
@@ -92,6 +92,7 @@ class AdaptiveDataParallel(DistributedDataParallel):
         core = get_core()
         names = [reduction] if isinstance(reduction, str) or not isinstance(reduction, Sequence) else list(reduction)
         strategies = [reduction_strategy(each) for each in names]
+        refuse_what_needs_the_host(model, device_of(place), strategies)
         options.setdefault("gradient_as_bucket_view", True)
         options["bucket_cap_mb"] = None if bucket_cap_mb == "auto" else bucket_cap_mb
         # The model inside is compiled where somebody compiles the wrapper; what arranges its reductions is not.

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from dist_core.device import Device, Elapsed
+from dist_core.device import Device, Elapsed, Mark
 from dist_core.errors import PeerLost
 from dist_core.gradients.checks import refuse_unreduced, refuse_what_is_missing
 from dist_core.gradients.choice import ReductionChoice
@@ -97,13 +97,22 @@ class OptimizerSteps:
             return True
         if not place.is_last_micro_batch:
             return False
-        last = None if group.passive else group.last_bucket
-        self.reduction = None if last is None else Elapsed(last, self._device.mark())
-        if not self._core.steps.await_vote():
+        last, here = None if group.passive else group.last_bucket, self._device.mark()
+        self.reduction = None if last is None else Elapsed(last, here)
+        if not self._core.steps.await_vote() or not self._sums_are_whole(here):
             return False
         for each in sharing:
             each._place.stepped = True
         return self._core.record.counts_update()
+
+    def _sums_are_whole(self, here: Mark) -> bool:
+        """NCCL gives out sums before they are made; one that a replica was lost in is no sum."""
+        replicas = self._core.generation.group
+        if replicas.has_nccl:
+            here.wait()
+            if replicas.aborted.is_set():
+                self._core.generation.mark_broken("the replicas' connections were broken off")
+        return self._core.broken is None
 
     def _update(
         self,

@@ -69,15 +69,15 @@ class ElasticWorld(dist.ProcessGroup):
 
     def allreduce(self, tensors: Any, options: Any = None) -> dist.Work:  # type: ignore[override]  # as torch calls it
         tensors = _listed(tensors)
-        return self._make(tensors, tensors, lambda group: group.data.allreduce(tensors, *_given(options)))
+        return self._make(tensors, tensors, lambda over: over.allreduce(tensors, *_given(options)))
 
     def broadcast(self, tensors: Any, options: Any = None) -> dist.Work:  # type: ignore[override]
         tensors = _listed(tensors)
-        return self._make(tensors, tensors, lambda group: group.data.broadcast(tensors, *_given(options)))
+        return self._make(tensors, tensors, lambda over: over.broadcast(tensors, *_given(options)))
 
     def reduce(self, tensors: Any, options: Any = None) -> dist.Work:  # type: ignore[override]
         tensors = _listed(tensors)
-        return self._make(tensors, tensors, lambda group: group.data.reduce(tensors, *_given(options)))
+        return self._make(tensors, tensors, lambda over: over.reduce(tensors, *_given(options)))
 
     def allgather(self, outputs: Any, inputs: Any, options: Any = None) -> dist.Work:
         def alone() -> None:
@@ -85,7 +85,7 @@ class ElasticWorld(dist.ProcessGroup):
                 for place in into:
                     place.copy_(each)
 
-        return self._make(inputs, [], lambda group: group.data.allgather(outputs, inputs, *_given(options)), alone)
+        return self._make(inputs, [], lambda over: over.allgather(outputs, inputs, *_given(options)), alone)
 
     def all_gather_single(self, output: Any, each: Any, options: Any = None) -> dist.Work:
         # Gloo splits the first dimension among the ranks, whatever it is.
@@ -94,7 +94,7 @@ class ElasticWorld(dist.ProcessGroup):
         def alone() -> None:
             places.view(self.size(), -1).copy_(flat)
 
-        return self._make([each], [], lambda group: group.data._allgather_base(places, flat, *_given(options)), alone)
+        return self._make([each], [], lambda over: over._allgather_base(places, flat, *_given(options)), alone)
 
     def _allgather_base(self, output: Any, input: Any, opts: Any = None) -> dist.Work:  # noqa: A002  # torch's names
         """As it was called before torch 2.13."""
@@ -102,17 +102,17 @@ class ElasticWorld(dist.ProcessGroup):
 
     def allreduce_coalesced(self, tensors: Any, options: Any = None) -> dist.Work:
         tensors = _listed(tensors)
-        return self._make(tensors, tensors, lambda group: group.data.allreduce_coalesced(tensors, *_given(options)))
+        return self._make(tensors, tensors, lambda over: over.allreduce_coalesced(tensors, *_given(options)))
 
     def barrier(self, *arguments: Any, **options: Any) -> dist.Work:
         nothing = torch.zeros(1)
-        return self._make([nothing], [nothing], lambda group: group.control.allreduce([nothing]), on_host=True)
+        return self._make([nothing], [nothing], lambda over: over.allreduce([nothing]), on_host=True)
 
     def _make(
         self,
         inputs: Sequence[torch.Tensor],
         changed: Sequence[torch.Tensor],
-        collective: Callable[[ReplicaGroup], dist.Work],
+        collective: Callable[[dist.ProcessGroup], dist.Work],
         alone: Callable[[], None] = lambda: None,
         *,
         on_host: bool = False,
@@ -137,8 +137,9 @@ class ElasticWorld(dist.ProcessGroup):
         def attempt(group: ReplicaGroup) -> None:
             for tensor, kept in zip(changed, before, strict=False):
                 tensor.copy_(kept)
+            over = group.control if on_host else group.carrying(inputs)
             try:
-                group.wait(collective(group), group.control if on_host else group.data)
+                group.wait(collective(over), over)
             except RuntimeError as error:
                 raise PeerLost(f"a replica vanished in a collective of the script's own: {error}") from error
 

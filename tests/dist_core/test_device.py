@@ -16,6 +16,7 @@ from torch.utils.data import TensorDataset
 from dist_core import AdaptiveDataLoader, AdaptiveDataParallel, remaining_epochs_until
 from dist_core.data.batch_size import Adaptation
 from dist_core.device import HOST, Device, Elapsed, device_of, known_seconds
+from dist_core.errors import InvalidTraining
 from dist_core.generations.process_groups import GroupNeeds, carrier_for
 from dist_core.gradients.noise.norms import AdamPreconditioner
 from dist_core.gradients.reduce import STRATEGIES, reduction_strategy
@@ -23,6 +24,7 @@ from dist_core.gradients.reduce.ordered_worker import OrderedWorker
 from dist_core.state.checkpoint import CheckpointWriter, load_checkpoint, newest_checkpoint
 from dist_core.state.copies import Copies, host_memory_for, in_host_memory
 from dist_core.trial.current import get_core, reset_core
+from tests.support.gpus import on_a_gpu
 from tests.support.late_device import GARBAGE, Clock, LateDevice, TakesTime, in_place_of_the_cpu
 from tests.support.perceptrons import MODELS, train
 from tests.support.ranks import run_ranks
@@ -43,7 +45,13 @@ def late() -> Iterator[LateDevice]:
 # --------------------------------------------------------------------- the contract
 
 
-@pytest.fixture(params=["host", "late", pytest.param("gpu", marks=pytest.mark.gpu)])
+def keep_busy(place: torch.device) -> None:
+    """A GPU comes to what is asked of it next only after a while, so that nothing is right by chance."""
+    if place.type == "cuda":
+        torch.cuda._sleep(10**8)
+
+
+@pytest.fixture(params=["host", "late", pytest.param("gpu", marks=[pytest.mark.gpu, on_a_gpu])])
 def place(request: pytest.FixtureRequest) -> Iterator[torch.device]:
     """Where tensors lie whose device is tested."""
     if request.param == "late":
@@ -78,6 +86,7 @@ def test_a_copy_back_is_there_at_the_mark_behind_it(place: torch.device, device:
 def test_another_stream_begins_behind_a_mark(place: torch.device, device: Device) -> None:
     source = torch.zeros(1000, device=place)
     target = device.host_memory(source.shape, source.dtype)
+    keep_busy(place)
     source.fill_(3.0)
     with device.stream().behind(device.mark()):
         device.copy(target, source)
@@ -89,6 +98,7 @@ def test_another_stream_begins_behind_a_mark(place: torch.device, device: Device
 def test_what_follows_a_mark_changes_nothing_that_is_copied_before_it(place: torch.device, device: Device) -> None:
     source = torch.ones(1000, device=place)
     target = device.host_memory(source.shape, source.dtype)
+    keep_busy(place)
     with device.stream().behind(device.mark()):
         device.copy(target, source)
         there = device.mark()
@@ -115,14 +125,6 @@ def test_a_future_gives_its_result_to_callbacks_of_any_thread(place: torch.devic
     assert doubled.wait().tolist() == [2.0] * 3
 
 
-def test_streams_have_numbers_of_their_own(device: Device) -> None:
-    mine = device.present_stream
-    assert device.present_stream == mine
-    with device.stream().behind(device.mark()):
-        assert (device.present_stream == mine) == (device is HOST)
-    assert device.present_stream == mine
-
-
 def test_values_in_the_hosts_memory_are_ready_to_be_read(place: torch.device) -> None:
     tensors = [torch.arange(6.0, device=place).view(2, 3).t(), torch.zeros((), device=place), torch.ones(0)]
     found = in_host_memory(tensors)
@@ -133,6 +135,7 @@ def test_values_in_the_hosts_memory_are_ready_to_be_read(place: torch.device) ->
 def test_jobs_of_an_ordered_worker_see_what_was_written_before_they_were_asked_for(place: torch.device) -> None:
     worker = OrderedWorker("test")
     buffer = torch.zeros(1000, device=place)
+    keep_busy(place)
     buffer.fill_(1.0)
     results = [worker.submit(lambda: buffer.add_(1.0), on=place) for _ in range(5)]
     assert [each.wait() is not None for each in results] == [True] * 5
@@ -314,3 +317,62 @@ def test_training_does_not_wait_for_a_copy(late: LateDevice) -> None:
     copies.begin(now=[], later=[(host_memory_for(weights), weights)]).settle()
     assert late.clock.now() == 0.0
     assert late.mark().at == pytest.approx(late.copy_seconds)
+
+
+class Both(nn.Module):
+    """A generator and its critic, of which one backward pass reduces both."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.tanh(self.layer(x))
+
+
+def _two_models_in_one_pass(reduction: str, late: bool) -> list[float]:
+    def run() -> list[float]:
+        reset_core()
+        torch.manual_seed(0)
+        models = [Both(), Both()]
+        optimizers = [torch.optim.SGD(each.parameters(), lr=0.1) for each in models]
+        loader = AdaptiveDataLoader(TensorDataset(torch.randn(96, 4)), batch_size=12)
+        first, second = (
+            AdaptiveDataParallel(model, optimizer, reduction=reduction)
+            for model, optimizer in zip(models, optimizers, strict=True)
+        )
+        for _ in remaining_epochs_until(2):
+            for (x,) in loader:
+                for optimizer in optimizers:
+                    optimizer.zero_grad()
+                second(first(x)).square().mean().backward()
+                for optimizer in optimizers:
+                    optimizer.step()
+        return torch.cat([each.detach().flatten() for model in models for each in model.parameters()]).tolist()
+
+    if late:
+        with in_place_of_the_cpu(LateDevice(Clock(real=True))):
+            return run()
+    return run()
+
+
+@pytest.mark.parametrize(("reduction", "late"), [("all_reduce", True), ("sharded", True), ("sharded", False)])
+def test_models_of_one_backward_pass_are_reduced_in_one_order(reduction: str, late: bool) -> None:
+    (alone,) = run_ranks(_two_models_in_one_pass, 1, "all_reduce", False)
+    for weights in run_ranks(_two_models_in_one_pass, 3, reduction, late):
+        torch.testing.assert_close(torch.tensor(weights), torch.tensor(alone), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("reduction", "words"), [("parameter_server", "keeps weights in the"), ("power_sgd", "share a GPU")]
+)
+def test_reductions_that_need_the_host_are_refused_elsewhere(late: LateDevice, reduction: str, words: str) -> None:
+    model = nn.Linear(2, 1)
+    with pytest.raises(InvalidTraining, match=words):
+        AdaptiveDataParallel(model, torch.optim.SGD(model.parameters(), lr=0.1), reduction=reduction)
+
+
+def test_sparse_gradients_are_refused_where_they_cannot_be_sent(late: LateDevice) -> None:
+    model = nn.Sequential(nn.Embedding(5, 2, sparse=True), nn.Linear(2, 1))
+    with pytest.raises(InvalidTraining, match="0 has sparse gradients"):
+        AdaptiveDataParallel(model, torch.optim.SGD(model.parameters(), lr=0.1))

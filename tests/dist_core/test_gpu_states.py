@@ -115,13 +115,14 @@ def test_a_state_on_a_gpu_is_handed_over(meeting_place: str) -> None:
 def _shared_with_a_joiner(meeting_place: str) -> list[float]:
     os.environ["MEETING_PLACE"] = meeting_place
     group, place = _meet()
-    own = {"weights": torch.full((1000,), 1.0 if group.rank < 2 else 9.0, device=place), "step": group.rank}
-    state = share_state(group, own, joiners=(2,), is_replicated=lambda tensor: True)
-    return [float(state["weights"].mean()), float(state["step"])]
+    weights = torch.full((1000,), 1.0 if group.rank < 2 else 9.0, device=place)
+    own = {"weights": weights, "buffer": torch.full((5,), float(group.rank), device=place), "step": group.rank}
+    state = share_state(group, own, joiners=(2,), is_replicated=lambda tensor: tensor.numel() == 1000)
+    return [float(state["weights"].mean()), float(state["buffer"].mean()), float(state["step"])]
 
 
 def test_a_joiner_receives_what_survivors_have_on_their_gpus(meeting_place: str) -> None:
-    assert run_ranks(_shared_with_a_joiner, 3, meeting_place) == [[1.0, 0.0]] * 3
+    assert run_ranks(_shared_with_a_joiner, 3, meeting_place) == [[1.0, 0.0, 0.0]] * 3
 
 
 def _made_rank_0s(meeting_place: str) -> list[list[float]]:

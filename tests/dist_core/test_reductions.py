@@ -13,6 +13,7 @@ from torch.utils.data import TensorDataset
 from dist_core import AdaptiveDataLoader, AdaptiveDataParallel, remaining_epochs_until
 from dist_core.data.order import ElasticCursor
 from dist_core.gradients.reduce import STRATEGIES, reduction_strategy
+from dist_core.gradients.reduce.power_sgd import PowerSGD
 from dist_core.trial.current import get_core, reset_core
 from tests.support.perceptrons import MODELS, SAMPLES, Perceptron, Points, train
 from tests.support.ranks import run_ranks
@@ -30,13 +31,20 @@ def test_exact_strategies_train_as_one_process_does(name: str, model: str, alone
         torch.testing.assert_close(torch.tensor(weights), expected, rtol=1e-4, atol=2e-6)
 
 
+def train_compressed(name: str, place: str = "cpu") -> list[float]:
+    """Steps that measure the noise are reduced exactly; here that is the first one alone."""
+    strategy = PowerSGD(warm_up_steps=2) if name == "power_sgd" else reduction_strategy(name)
+    return train("perceptron", strategy, 11, place=place, noise_every=1000)
+
+
 @pytest.mark.parametrize("name", LOSSY)
 def test_lossy_strategies_stay_close_and_all_replicas_agree(name: str, alone: Any) -> None:
     expected = alone("perceptron")
     torch.manual_seed(0)
     before = torch.cat([parameter.detach().flatten() for parameter in Perceptron().parameters()])
-    results = run_ranks(train, 2, "perceptron", name, 11)
-    assert results[0] == results[1]
+    results = run_ranks(train_compressed, 2, name)
+    exact = run_ranks(train, 2, "perceptron", "all_reduce", 11)
+    assert results[0] == results[1] != exact[0]
     error = (torch.tensor(results[0]) - expected).norm() / (expected - before).norm()
     assert error < LOSSY[name]
 

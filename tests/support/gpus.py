@@ -18,7 +18,7 @@ GPUS = 0 if ON_CPU else torch.cuda.device_count()
 two_gpus = pytest.mark.skipif(GPUS < 2 and not ON_CPU, reason="NCCL takes one rank for each GPU: needs two")
 on_a_gpu = pytest.mark.skipif(ON_CPU, reason="of GPUs alone")
 EXACT = [name for name in STRATEGIES if reduction_strategy(name).exact]
-LOSSY = [name for name in ("bf16", "fp16", "power_sgd") if name in STRATEGIES]
+LOSSY = ["bf16", "fp16"]
 
 
 def settle_on_a_place(*, shared: bool = True) -> torch.device:

@@ -137,10 +137,6 @@ class LateDevice:
     def present(self, queue: _Queue) -> None:
         self._local.queue = queue
 
-    @property
-    def present_stream(self) -> int:
-        return self.present.number
-
     def mark(self) -> LateMark:
         self._begin_at(self.clock.now())
         return LateMark(self, self.present.free_at)

@@ -180,12 +180,13 @@ class AdamPreconditioner:
         return total.mul_(correction)
 
     def _scratch(self, place: torch.device, size: int) -> torch.Tensor:
-        """Of this thread and of the stream it fills: streams run beside each other, even those of one thread."""
-        kept: dict[tuple[torch.device, int], torch.Tensor] = self._local.__dict__.setdefault("scratch", {})
-        key = place, device_of(place).present_stream
-        if key not in kept or kept[key].numel() < size:
-            kept[key] = torch.empty(size, dtype=torch.float32, device=place)
-        return kept[key]
+        """Kept for each thread where it is the host's memory; a GPU's allocator knows which stream uses what."""
+        if not device_of(place).is_host:
+            return torch.empty(size, dtype=torch.float32, device=place)
+        kept: torch.Tensor | None = getattr(self._local, "scratch", None)
+        if kept is None or kept.numel() < size:
+            self._local.scratch = kept = torch.empty(size, dtype=torch.float32)
+        return kept
 
 
 def is_adam(optimizer: torch.optim.Optimizer) -> bool:

@@ -21,15 +21,13 @@ class Hierarchical:
     reads_layout = False
     needs = GroupNeeds(by_node=True)
 
-    def __init__(self) -> None:
-        self._worker = OrderedWorker("hierarchical")
-
     def enter(self, group: ReplicaGroup) -> None:
         self._group, self._within, self._between = group, group.within_node, group.between_nodes
 
     def reduce(self, bucket: Bucket) -> ReducedBucket:
         buffer = bucket.buffer
-        return self._worker.submit(lambda: self._sum(buffer), on=buffer.device)
+        worker: OrderedWorker = self._group.once("ordered", lambda: OrderedWorker("ordered"))
+        return worker.submit(lambda: self._sum(buffer), on=buffer.device)
 
     def _sum(self, buffer: torch.Tensor) -> torch.Tensor:
         if self._within is not None:

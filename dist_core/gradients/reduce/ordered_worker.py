@@ -30,7 +30,7 @@ class _Job:
 class OrderedWorker:
     def __init__(self, name: str) -> None:
         self._name = name
-        self._jobs: queue.SimpleQueue[_Job] = queue.SimpleQueue()
+        self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._streams: dict[int, Stream] = {}
         """Of each device: what jobs wait for there, the backward pass does not."""
@@ -45,10 +45,13 @@ class OrderedWorker:
         self._jobs.put(_Job(job, device, device.mark(), future))
         return future
 
+    def close(self) -> None:
+        """What was asked for is done; nothing is asked for any more."""
+        self._jobs.put(None)
+
     def _run(self) -> None:
         torch.set_num_threads(1)
-        while True:
-            job = self._jobs.get()
+        while (job := self._jobs.get()) is not None:
             if id(job.device) not in self._streams:
                 self._streams[id(job.device)] = job.device.stream()
             with self._streams[id(job.device)].behind(job.asked):

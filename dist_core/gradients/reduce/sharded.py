@@ -23,9 +23,6 @@ class Sharded:
     reads_layout = False
     needs = GroupNeeds(extra=1)
 
-    def __init__(self) -> None:
-        self._worker = OrderedWorker("sharded")
-
     def enter(self, group: ReplicaGroup) -> None:
         self._replicas = group
         self._group = group.extra[0] if group.extra else group.data
@@ -33,7 +30,8 @@ class Sharded:
 
     def reduce(self, bucket: Bucket) -> ReducedBucket:
         buffer = bucket.buffer
-        return self._worker.submit(lambda: self._exchange(buffer), on=buffer.device)
+        worker: OrderedWorker = self._replicas.once("ordered", lambda: OrderedWorker("ordered"))
+        return worker.submit(lambda: self._exchange(buffer), on=buffer.device)
 
     def _exchange(self, buffer: torch.Tensor) -> torch.Tensor:
         """Sum ``buffer`` over the replicas in place; blocks this thread, not the backward pass."""

@@ -35,17 +35,19 @@ class Staging:
         self._fuse = fuse
         self._down: Stream = device.stream()
         self._up: Stream = device.stream()
-        self._host: dict[int, torch.Tensor] = {}
-        """By bucket, kept from step to step: memory that a device may write takes longer to get than to fill."""
+        self._host: dict[tuple[int, int], torch.Tensor] = {}
+        """By where a bucket lies, of any model, and kept from step to step: such memory takes longer to get than to
+        fill."""
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
 
     def reduce(self, strategy: ReductionStrategy, bucket: Bucket) -> ReducedBucket:
         """The sum over the replicas, in the bucket's own memory."""
         device, buffer = self._device, bucket.buffer
-        host = self._host.get(bucket.index)
-        if host is None or host.shape != buffer.shape or host.dtype != buffer.dtype:
-            host = self._host[bucket.index] = device.host_memory(buffer.shape, buffer.dtype)
+        key = buffer.data_ptr(), buffer.numel()
+        host = self._host.get(key)
+        if host is None or host.dtype != buffer.dtype:
+            host = self._host[key] = device.host_memory(buffer.shape, buffer.dtype)
         with self._down.behind(device.mark()):
             device.copy(host, buffer)
             arrived = device.mark()
@@ -57,6 +59,7 @@ class Staging:
         return result
 
     def close(self) -> None:
+        """What was asked for is done; nothing is asked for any more."""
         self._jobs.put(None)
 
     def _run(self) -> None:
