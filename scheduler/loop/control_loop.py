@@ -156,8 +156,10 @@ class ControlLoop:
         for trial in self._store.trials(live_only=True):
             with self._containment.around(trial, "advance"):
                 self._lives.advance(trial, now)
+        due = self.decisions.take_due(now)
         trials = self._store.trials(live_only=True)
-        self.decisions.decide_if_due(trials, now)
+        if due:
+            self.decisions.decide(trials, now)
         for trial in trials:
             grant = self.decisions.grants.get(trial.trial_id)
             if grant is not None:

@@ -54,12 +54,12 @@ class Decisions:
 
     # ------------------------------------------------------------------ asking
 
-    def decide_if_due(self, trials: Sequence[TrialRecord], now: float) -> None:
+    def take_due(self, now: float) -> bool:
+        """Whether to decide; asked before the trials are read, because what changes from then on asks once more."""
         changed, self._changed = self._changed, False
-        if changed or now - self._decided_at >= self._every_seconds:
-            self._decide(trials, now)
+        return changed or now - self._decided_at >= self._every_seconds
 
-    def _decide(self, trials: Sequence[TrialRecord], now: float) -> None:
+    def decide(self, trials: Sequence[TrialRecord], now: float) -> None:
         """Ask the policy; when it fails or grants what does not exist, allocations stay as they are."""
         self._decided_at = now
         try:

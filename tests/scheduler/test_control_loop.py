@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from scheduler.knowledge.observer import IDLE_SECONDS
@@ -287,3 +289,27 @@ def test_an_objective_without_the_core_counts_as_running_once_it_reports(bench: 
     bench.store.add_report(Report(trial_id, 0, 0.5, 0.0))
     bench.tick()
     assert bench.trial(trial_id).state is TrialState.RUNNING
+
+
+def test_what_comes_while_trials_are_read_is_decided_on_at_the_next_look(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench.tick()
+    # From here on only what asks for a decision leads to one.
+    bench.loop.decisions._every_seconds = 1e9
+    read, reads, submitted = bench.store.trials, list[None](), list[str]()
+
+    def and_one_comes(*arguments: Any, **named: Any) -> Any:
+        found = read(*arguments, **named)
+        reads.append(None)
+        if len(reads) == 2:
+            # Behind the reading that this look decides on.
+            submitted.append(bench.submit())
+            bench.loop.decisions.decide_anew()
+        return found
+
+    monkeypatch.setattr(bench.store, "trials", and_one_comes)
+    bench.tick()
+    assert bench.launcher.running == {}
+    bench.tick()
+    assert len(submitted) == len(bench.launcher.running) == 1
