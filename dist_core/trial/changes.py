@@ -14,12 +14,12 @@ from dist_core.generations.heal import Heal, Healed
 from dist_core.generations.join import Join
 from dist_core.generations.losses import Losses
 from dist_core.generations.present import PresentGeneration
-from dist_core.generations.process_groups import torchrun_group
 from dist_core.generations.running_sums import RunningSums
 from dist_core.generations.state_transfer import hand_over
 from dist_core.generations.step_record import Standing, StepRecord
 from dist_core.generations.step_vote import StepVote
 from dist_core.generations.switch import Switch
+from dist_core.generations.torchrun import torchrun_group
 from dist_core.generations.watch import Membership, Prepared
 from dist_core.link.client import ControlChannel
 from dist_core.link.environment import standalone_world

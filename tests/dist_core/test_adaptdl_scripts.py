@@ -15,7 +15,7 @@ import dist_core.adaptdl.torch as adl
 from dist_core.adaptdl import checkpoint, collective, env
 from dist_core.adaptdl.torch.iterator import TextWindows
 from dist_core.errors import InvalidTraining
-from dist_core.generations import process_groups
+from dist_core.generations import torchrun
 from dist_core.trial.current import get_core, reset_core
 from tests.support.adaptdl_scripts import cifar, dcgan, mnist, ncf, transformer
 from tests.support.ranks import run_ranks
@@ -245,7 +245,7 @@ def test_replicas_may_add_under_different_keys() -> None:
 
 
 def find_nobody() -> tuple[int, str]:
-    process_groups.TORCHRUN_SECONDS = 1.0
+    torchrun.TORCHRUN_SECONDS = 1.0
     # Bound by us, so nobody else can come to listen there.
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))

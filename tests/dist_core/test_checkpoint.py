@@ -33,6 +33,7 @@ from dist_core.state.interval import checkpoint_interval, mean_time_to_failure
 from dist_core.state.memory_limit import MemoryLimit
 from dist_core.state.packing import pack, unpack
 from dist_core.state.states import FunctionState, StateRegistry
+from tests.support.checkpoints import written_by
 from tests.support.director import until
 from tests.support.project import ROOT
 
@@ -149,11 +150,7 @@ def test_what_is_kept_is_copied_before_it_may_change(tmp_path: Path) -> None:
         buffer.fill_(-1.0)
         writer.settle()
         weights.fill_(-1.0)
-        while writer.busy:
-            time.sleep(0.002)
-        found = newest_checkpoint(tmp_path)
-        assert found is not None
-        state = load_checkpoint(found[0])
+        state = written_by(writer)
         assert (state["weights"] == number).all()
         assert (state["buffer"] == number).all()
 

@@ -21,14 +21,15 @@ from dist_core.generations.process_groups import GroupNeeds, carrier_for
 from dist_core.gradients.noise.norms import AdamPreconditioner
 from dist_core.gradients.reduce import STRATEGIES, reduction_strategy
 from dist_core.gradients.reduce.ordered_worker import OrderedWorker
-from dist_core.state.checkpoint import CheckpointWriter, load_checkpoint, newest_checkpoint
+from dist_core.state.checkpoint import CheckpointWriter
 from dist_core.state.copies import Copies, host_memory_for, in_host_memory
 from dist_core.trial.current import get_core, reset_core
+from tests.support.checkpoints import written_by
 from tests.support.gpus import on_a_gpu
 from tests.support.late_device import GARBAGE, Clock, LateDevice, TakesTime, in_place_of_the_cpu
 from tests.support.perceptrons import MODELS, train
 from tests.support.ranks import run_ranks
-from tests.support.small_trials import running_mean
+from tests.support.small_trials import measured_noise, running_mean
 
 EXACT = [name for name in STRATEGIES if reduction_strategy(name).exact]
 STAGED = sorted({("perceptron", name) for name in EXACT} | {(model, "all_reduce") for model in MODELS})
@@ -218,29 +219,9 @@ def test_step_times_are_the_devices_and_not_those_of_the_calls(late: LateDevice)
 
 
 def test_norms_are_read_when_they_are_there(late: LateDevice) -> None:
-    def measured() -> tuple[float, float]:
-        reset_core()
-        torch.manual_seed(0)
-        model = nn.Linear(4, 1)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-        loader = AdaptiveDataLoader(TensorDataset(torch.randn(640, 4)), batch_size=8)
-        loader.autoscale_batch_size(9, local_bsz_bounds=(1, 9))
-        wrapped = AdaptiveDataParallel(model, optimizer, noise_every=1)
-        for _ in remaining_epochs_until(1):
-            for (x,) in loader:
-                core = get_core()
-                assert core.adaptation is not None
-                core.adaptation.proposal = lambda *_: None  # type: ignore[method-assign]
-                optimizer.zero_grad()
-                wrapped(x).square().mean().backward()
-                optimizer.step()
-        statistics = wrapped.statistics
-        assert statistics is not None
-        return statistics.sqr, statistics.var
-
-    on_late = measured()
+    on_late = measured_noise(torch.device("cpu"), adam=False)
     with in_place_of_the_cpu(HOST):  # type: ignore[arg-type]  # the CPU itself
-        on_cpu = measured()
+        on_cpu = measured_noise(torch.device("cpu"), adam=False)
     # One step more is on its way at the end.
     assert on_late == pytest.approx(on_cpu, rel=0.1)
 
@@ -284,11 +265,7 @@ def test_a_checkpoint_holds_what_was_there_when_it_was_asked_for(late: LateDevic
         buffer.fill_(-1.0)
         writer.settle()
         weights.fill_(-1.0)
-        while writer.busy:
-            time.sleep(0.002)
-        found = newest_checkpoint(tmp_path)
-        assert found is not None
-        state = load_checkpoint(found[0])
+        state = written_by(writer)
         assert set(state["weights"].tolist()) == set(state["buffer"].tolist()) == {float(number)}
 
 

@@ -18,7 +18,7 @@ from dist_core.trial.current import get_core, reset_core
 from tests.support.gpus import EXACT, LOSSY, ON_CPU, assert_close, settle_on_a_place, trained
 from tests.support.perceptrons import MODELS, train
 from tests.support.ranks import run_ranks
-from tests.support.small_trials import running_mean
+from tests.support.small_trials import measured_noise, running_mean
 
 pytestmark = pytest.mark.gpu
 
@@ -73,35 +73,14 @@ def test_a_script_may_train_in_a_stream_of_its_own(alone: Any) -> None:
 # --------------------------------------------------------------------- noise and times
 
 
-def _noise(place: torch.device, adam: bool) -> tuple[float, float]:
-    reset_core()
-    torch.manual_seed(0)
-    model = nn.Linear(20, 1).to(place)
-    optimizer = (torch.optim.Adam if adam else torch.optim.SGD)(model.parameters(), lr=1e-3)
-    loader = AdaptiveDataLoader(TensorDataset(torch.randn(960, 20)), batch_size=16)
-    loader.autoscale_batch_size(17, local_bsz_bounds=(1, 17))
-    wrapped = AdaptiveDataParallel(model, optimizer, noise_every=1)
-    for _ in remaining_epochs_until(1):
-        for (x,) in loader:
-            core = get_core()
-            assert core.adaptation is not None
-            core.adaptation.proposal = lambda *_: None  # type: ignore[method-assign]
-            optimizer.zero_grad()
-            (wrapped(x.to(place)) - 1.0).square().mean().backward()
-            optimizer.step()
-    statistics = wrapped.statistics
-    assert statistics is not None
-    return statistics.sqr, statistics.var
-
-
 def _noise_of_a_rank(adam: bool) -> tuple[float, float]:
-    return _noise(settle_on_a_place(), adam)
+    return measured_noise(settle_on_a_place(), adam=adam)
 
 
 @pytest.mark.parametrize("adam", [False, True], ids=["SGD", "Adam"])
 def test_one_gpu_measures_the_noise_that_a_cpu_does(adam: bool, gpu: torch.device) -> None:
     # The last steps' norms are still on their way.
-    assert _noise(gpu, adam) == pytest.approx(_noise(torch.device("cpu"), adam), rel=0.1)
+    assert measured_noise(gpu, adam=adam) == pytest.approx(measured_noise(torch.device("cpu"), adam=adam), rel=0.1)
 
 
 @pytest.mark.parametrize("adam", [False, True], ids=["SGD", "Adam"])

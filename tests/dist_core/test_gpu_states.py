@@ -18,10 +18,11 @@ from dist_core import AdaptiveDataLoader, AdaptiveDataParallel, remaining_epochs
 from dist_core.device import device_of, limit_memory, release_cached_memory
 from dist_core.generations.process_groups import GroupNeeds, build_group, carrier_for
 from dist_core.generations.state_transfer import broadcast_in_place, hand_over, share_state
-from dist_core.state.checkpoint import CheckpointWriter, load_checkpoint, newest_checkpoint
+from dist_core.state.checkpoint import CheckpointWriter
 from dist_core.state.copies import in_host_memory
 from dist_core.state.random_streams import RandomStreams
 from dist_core.trial.current import get_core
+from tests.support.checkpoints import written_by
 from tests.support.gpus import on_a_gpu, settle_on_a_place
 from tests.support.ranks import run_ranks
 
@@ -42,11 +43,7 @@ def test_a_checkpoint_holds_what_was_there_when_it_was_asked_for(gpu: torch.devi
         buffer.fill_(-1.0)
         writer.settle()
         weights.fill_(-1.0)
-        while writer.busy:
-            time.sleep(0.002)
-        found = newest_checkpoint(tmp_path)
-        assert found is not None
-        state = load_checkpoint(found[0])
+        state = written_by(writer)
         assert state["weights"].unique().tolist() == state["buffer"].unique().tolist() == [float(number)]
 
 

@@ -46,7 +46,6 @@ class Clock:
 class _Queue:
     """A stream: when it has done what it was given."""
 
-    number: int
     free_at: float = 0.0
 
 
@@ -110,8 +109,7 @@ class LateDevice:
 
     def __post_init__(self) -> None:
         self._local = threading.local()
-        self._training = _Queue(0)
-        self._queues = 1
+        self._training = _Queue()
         self._copies: list[_Copy] = []
         self._of_host: dict[int, weakref.ref[torch.Tensor]] = {}
         self._lock = threading.RLock()
@@ -151,9 +149,7 @@ class LateDevice:
                     copy.take()
 
     def stream(self) -> LateStream:
-        with self._lock:
-            self._queues += 1
-            return LateStream(self, _Queue(self._queues))
+        return LateStream(self, _Queue())
 
     def host_memory(self, shape: torch.Size | tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         memory = torch.empty(shape, dtype=dtype)

@@ -9,7 +9,7 @@ from torch import nn
 from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
 from dist_core import AdaptiveDataLoader, AdaptiveDataParallel, remaining_epochs_until
-from dist_core.trial.current import reset_core
+from dist_core.trial.current import get_core, reset_core
 
 
 class Numbered(Dataset[int]):
@@ -96,3 +96,25 @@ def running_mean(place: torch.device) -> list[float]:
             optimizer.step()
     assert norm.running_mean is not None
     return norm.running_mean.tolist()
+
+
+def measured_noise(place: torch.device, *, adam: bool) -> tuple[float, float]:
+    """Squared norm and variance of the gradient, as one training measures them on every step."""
+    reset_core()
+    torch.manual_seed(0)
+    model = nn.Linear(20, 1).to(place)
+    optimizer = (torch.optim.Adam if adam else torch.optim.SGD)(model.parameters(), lr=1e-3)
+    loader = AdaptiveDataLoader(TensorDataset(torch.randn(960, 20)), batch_size=16)
+    loader.autoscale_batch_size(17, local_bsz_bounds=(1, 17))
+    wrapped = AdaptiveDataParallel(model, optimizer, noise_every=1)
+    for _ in remaining_epochs_until(1):
+        for (x,) in loader:
+            core = get_core()
+            assert core.adaptation is not None
+            core.adaptation.proposal = lambda *_: None  # type: ignore[method-assign]
+            optimizer.zero_grad()
+            (wrapped(x.to(place)) - 1.0).square().mean().backward()
+            optimizer.step()
+    statistics = wrapped.statistics
+    assert statistics is not None
+    return statistics.sqr, statistics.var

@@ -15,7 +15,7 @@ from dist_core.adaptdl.torch import _metrics, iterator, scaling_rules
 from dist_core.adaptdl.torch.accumulator import Accumulator
 from dist_core.adaptdl.torch.data import ElasticSampler
 from dist_core.adaptdl.torch.epoch import current_epoch, finished_epochs, remaining_epochs_until
-from dist_core.generations.process_groups import join_torchrun
+from dist_core.generations.torchrun import join_torchrun
 from dist_core.gradients.learning_rate import ScalingRule
 from dist_core.link.environment import standalone_world
 from dist_core.torch_private import HashStore

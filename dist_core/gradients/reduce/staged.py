@@ -7,8 +7,6 @@ like a CPU does, at the price of two copies.
 
 from __future__ import annotations
 
-import queue
-import threading
 from dataclasses import dataclass
 
 import torch
@@ -16,6 +14,7 @@ import torch
 from dist_core.device import Device, Mark, Stream
 from dist_core.generations.fuse import Fuse
 from dist_core.gradients.reduce.contract import Bucket, ReducedBucket, ReductionStrategy
+from dist_core.gradients.reduce.job_line import JobLine
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +37,7 @@ class Staging:
         self._host: dict[tuple[int, int], torch.Tensor] = {}
         """By where a bucket lies, of any model, and kept from step to step: such memory takes longer to get than to
         fill."""
-        self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
-        self._thread: threading.Thread | None = None
+        self._line = JobLine("staging")
 
     def reduce(self, strategy: ReductionStrategy, bucket: Bucket) -> ReducedBucket:
         """The sum over the replicas, in the bucket's own memory."""
@@ -51,28 +49,20 @@ class Staging:
         with self._down.behind(device.mark()):
             device.copy(host, buffer)
             arrived = device.mark()
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="elastune-staging", daemon=True)
-            self._thread.start()
-        result = device.future()
-        self._jobs.put(_Job(strategy, bucket, host, arrived, result))
-        return result
+        job = _Job(strategy, bucket, host, arrived, device.future())
+        self._line.put(lambda: self._reduce_there(job))
+        return job.result
 
     def close(self) -> None:
-        """What was asked for is done; nothing is asked for any more."""
-        self._jobs.put(None)
+        self._line.close()
 
-    def _run(self) -> None:
-        torch.set_num_threads(1)
-        while (job := self._jobs.get()) is not None:
-            try:
-                job.arrived.wait()
-                reduced = job.strategy.reduce(Bucket(job.bucket.index, job.host, job.bucket.layout))
-                settled = self._fuse.settled(reduced)
-                settled.add_done_callback(lambda _, of=job, reduced=reduced: self._copy_back(reduced, of))  # type: ignore[misc]
-            except Exception as error:
-                job.result.set_exception(error)  # type: ignore[arg-type]  # annotated as a result in torch
-            del job
+    def _reduce_there(self, job: _Job) -> None:
+        try:
+            job.arrived.wait()
+            reduced = job.strategy.reduce(Bucket(job.bucket.index, job.host, job.bucket.layout))
+            self._fuse.settled(reduced).add_done_callback(lambda _: self._copy_back(reduced, job))
+        except Exception as error:
+            job.result.set_exception(error)  # type: ignore[arg-type]  # annotated as a result in torch
 
     def _copy_back(self, reduced: ReducedBucket, job: _Job) -> None:
         try:
