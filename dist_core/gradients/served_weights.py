@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
+from dist_core.errors import InvalidTraining
 from dist_core.gradients.optimizers import parameters_of
 from dist_core.gradients.reduce import ParameterServer
 
@@ -60,3 +62,14 @@ class ServedWeights:
             for parameter in self._parameters:
                 parameter.copy_(weights[start : start + parameter.numel()].view(parameter.shape))
                 start += parameter.numel()
+
+
+def served_by(server: ParameterServer | None, optimizers: Sequence[torch.optim.Optimizer]) -> ServedWeights | None:
+    """None where no server keeps the weights. Raises InvalidTraining."""
+    if server is None:
+        return None
+    if len(optimizers) > 1:
+        raise InvalidTraining(
+            f"parameter_server keeps one optimizer and was given {len(optimizers)}; choose another reduction"
+        )
+    return ServedWeights(server, optimizers[0])

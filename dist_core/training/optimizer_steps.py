@@ -10,7 +10,6 @@ import torch
 from dist_core.device import Device, Elapsed, Mark
 from dist_core.errors import PeerLost
 from dist_core.gradients.checks import refuse_unreduced, refuse_what_is_missing
-from dist_core.gradients.choice import ReductionChoice
 from dist_core.gradients.noise.measurements import Measurements
 from dist_core.gradients.patched_calls import updating
 from dist_core.gradients.scaled_rates import ScaledRates
@@ -36,7 +35,6 @@ class OptimizerSteps:
         place: StepPlace,
         over: Reduction,
         measurements: Measurements,
-        choice: ReductionChoice,
         rates: ScaledRates,
         scale: BatchScale,
         served: ServedWeights | None,
@@ -48,7 +46,6 @@ class OptimizerSteps:
         self._place = place
         self._over = over
         self._measurements = measurements
-        self._choice = choice
         self._rates = rates
         self._scale = scale
         self._served = served
@@ -147,7 +144,7 @@ class OptimizerSteps:
             for each in sharing:
                 each._measures_no_more()
             if optimizer is self._optimizers[0]:
-                self._choice.time_step(self._device.mark, world_size=self._core.generation.group.world_size)
+                self._over.note_update()
 
     def _refuse_unreduced(self) -> None:
         if not self._over.is_alone and self._served is None and not self._over.group.reduced:

@@ -1,15 +1,15 @@
-"""Reduction: over which replicas a wrapped model's buckets are summed, and by which strategy."""
+"""Reduction: how the gradients of a wrapped model are summed over the replicas; in DDP's buckets, by a strategy."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import cast
+from typing import Any, Protocol, cast
 
 from torch.nn.parallel import DistributedDataParallel
 
-from dist_core.device import Device
+from dist_core.device import Device, Mark
 from dist_core.generations.process_groups import GroupNeeds, ReplicaGroup, carrier_for
-from dist_core.gradients.bucket_reducer import BucketReducer
+from dist_core.gradients.bucket_reducer import BucketReducer, StepNorms
 from dist_core.gradients.choice import ReductionChoice
 from dist_core.gradients.noise.measurements import Measurements
 from dist_core.gradients.served_weights import ServedWeights
@@ -17,7 +17,57 @@ from dist_core.torch_private import replace_process_group
 from dist_core.trial.core import TrainingCore
 
 
-class Reduction:
+class Summing(Protocol):
+    """What sums one group's gradients, as the passes and the optimizer see it."""
+
+    passive: bool
+    """A pass that other replicas take no part in."""
+    weight: float
+    """This replica's share of the step's examples."""
+    correction: float
+    """Factor by which a division by the world size becomes a multiplication by ``weight``."""
+    norms: StepNorms | None
+    exactly: bool
+    measuring: bool
+    last_bucket: Mark | None
+    reduced: bool
+    """Whether gradients have come to be summed since the present step began."""
+
+
+class Reduction(Protocol):
+    """Over the group that trains at present."""
+
+    @property
+    def group(self) -> Summing: ...
+
+    @property
+    def is_alone(self) -> bool: ...
+
+    @property
+    def needs(self) -> GroupNeeds: ...
+
+    def use(self, group: ReplicaGroup) -> None: ...
+
+    @property
+    def staleness(self) -> int: ...
+
+    @property
+    def proposal(self) -> int | None: ...
+
+    def tune(self, announced: int | None) -> None: ...
+
+    def note_update(self) -> None:
+        """The optimizer has made an update."""
+        ...
+
+    def end_training_loop(self) -> None: ...
+
+    def state_dict(self) -> dict[str, Any]: ...
+
+    def load_state_dict(self, state: dict[str, Any]) -> None: ...
+
+
+class BucketReduction:
     """``served``: the weights' server, where one makes the updates. ``begins``: a step's first bucket is written."""
 
     def __init__(
@@ -91,6 +141,15 @@ class Reduction:
         """At a step boundary, on all replicas: go to the next candidate, or to the one that rank 0 announced."""
         if not self.is_alone:
             self._choice.tune(announced, self._model, self.group)
+
+    def note_update(self) -> None:
+        self._choice.time_step(self._device.mark, world_size=self._core.generation.group.world_size)
+
+    def state_dict(self) -> dict[str, Any]:
+        return self._choice.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._choice.load_state_dict(state)
 
     def read_layouts_if_needed(self, *, are_rebuilt: bool) -> None:
         """A forward pass has told DDP's reducer which buckets it will fill."""

@@ -90,12 +90,14 @@ class Passes(Protocol):
 class TrainedModel(Protocol):
     """A wrapped model, as its trial and the loader that announces the steps see it."""
 
-    training: bool
     module: torch.nn.Module
     noise_every: int | None
     device_of_gradients: Device
     step_place: StepPlace
     """Where in a step the training loop stands."""
+
+    @property
+    def training(self) -> bool: ...
 
     @property
     def passes(self) -> Passes:

@@ -7,8 +7,6 @@ folder of a dead one simply ticks. Each action is safe to repeat. One thread tic
 
 from __future__ import annotations
 
-import logging
-import threading
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -16,27 +14,21 @@ from pathlib import Path
 from scheduler.knowledge.observer import Observer
 from scheduler.loop.backoff import Backoff
 from scheduler.loop.containment import Containment
-from scheduler.loop.cpu_budget import CpuBudget
 from scheduler.loop.decisions import Decisions
 from scheduler.loop.hands import Hands
 from scheduler.loop.happenings import Happenings
 from scheduler.loop.hearing import Hearing
 from scheduler.loop.journal import Journal
 from scheduler.loop.lives import Lives
+from scheduler.loop.rounds import Rounds
 from scheduler.loop.settings import LoopSettings
 from scheduler.loop.starts import Starts
 from scheduler.loop.trial_files import TrialFiles
 from scheduler.snapshot import Policy, TrialView
-from trials.errors import StoreUnavailable
 from trials.launch.base import Launcher
 from trials.record import Reason, ReplicaRecord, TrialRecord
 from trials.states import TrialEvent
 from trials.store import TrialStore
-
-logger = logging.getLogger(__name__)
-
-TICK_SECONDS = 0.5
-"""Longest time between two looks; news from replicas and drivers is acted on at once."""
 
 
 class ControlLoop:
@@ -55,14 +47,9 @@ class ControlLoop:
         self._launcher = launcher
         self._settings = settings
         self._clock = clock
-        self._monotonic = monotonic
         self._on_change = on_change
-        self._wake = threading.Event()
-        self._stopping = threading.Event()
-        self._thread: threading.Thread | None = None
         self.last_tick_seconds = 0.0
         """How long the last pass took, what is done after it included."""
-        self._came_round_at: float | None = None
         self._containment = Containment(self._give_up)
         self._observer = Observer(store, launcher)
         self._backoff = Backoff()
@@ -97,54 +84,27 @@ class ControlLoop:
         self._lives = Lives(
             store, journal, self._backoff, self._files, self._happenings, self._observer, on_end=self._note_end
         )
+        self.rounds = Rounds(self.tick, may_act=settings.may_act, on_deaf=self._note_deafness, monotonic=monotonic)
 
     # ------------------------------------------------------------------ running
 
     def start(self) -> None:
         self._files.forget_old_checkpoints()
-        self._thread = threading.Thread(target=self._run, name="control-loop", daemon=True)
-        self._thread.start()
+        self.rounds.start()
 
     @property
     def age(self) -> float:
         """Seconds since the loop last came round; 0 before it has begun, and when it has been told to stop."""
-        if self._came_round_at is None or self._stopping.is_set():
-            return 0.0
-        return self._monotonic() - self._came_round_at
+        return self.rounds.age
 
     def wake(self) -> None:
-        self._wake.set()
+        self.rounds.wake()
 
     def stop(self) -> None:
-        self._stopping.set()
-        self._wake.set()
-        if self._thread is not None:
-            self._thread.join(timeout=30.0)
+        self.rounds.stop()
 
-    def _run(self) -> None:
-        budget = CpuBudget(self._monotonic())
-        while not self._stopping.is_set():
-            self._came_round_at = self._monotonic()
-            self._wake.wait(TICK_SECONDS)
-            self._wake.clear()
-            if self._stopping.is_set():
-                return
-            if not self._settings.may_act():
-                self._happenings.note_deafness(self._clock())
-                continue
-            began = time.thread_time()
-            try:
-                self.tick()
-            except StoreUnavailable as error:
-                # Trials go on training; what could not be written is seen again at the next tick.
-                logger.error("tick given up error=%s", error)
-                self._happenings.note_deafness(self._clock())
-                time.sleep(TICK_SECONDS)
-            except Exception:
-                logger.exception("tick failed; allocations stay as they are")
-                time.sleep(TICK_SECONDS)
-            rest = budget.rest_after(time.thread_time() - began, self._monotonic())
-            self._stopping.wait(min(TICK_SECONDS, rest))
+    def _note_deafness(self) -> None:
+        self._happenings.note_deafness(self._clock())
 
     # ------------------------------------------------------------------ one pass
 

@@ -16,7 +16,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from scheduler.loop.control_loop import TICK_SECONDS, ControlLoop
+from scheduler.loop.control_loop import ControlLoop
+from scheduler.loop.rounds import TICK_SECONDS
 from scheduler.loop.settings import LoopSettings
 from scheduler.simulator.cluster import SimulatedCluster, SimulationSettings
 from scheduler.simulator.fairness import MOST_REPLICAS, AliveJobs, isolated_seconds

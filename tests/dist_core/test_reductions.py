@@ -150,7 +150,7 @@ def accumulate_by_hand(style: str) -> list[float]:
             if last:
                 optimizer.step()
                 optimizer.zero_grad()
-    assert wrapped.passes.user_accumulates
+    assert wrapped.part.passes.user_accumulates
     return torch.cat([parameter.detach().flatten() for parameter in model.parameters()]).tolist()
 
 

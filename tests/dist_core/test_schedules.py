@@ -180,8 +180,8 @@ def test_two_models_with_one_optimizer_scale_its_rate_once() -> None:
             (one(x).mean() + two(x).mean()).backward()
             optimizer.step()
             if one.is_last_micro_batch:
-                assert one.step_place.stepped
-                assert two.step_place.stepped
+                assert one.part.step_place.stepped
+                assert two.part.step_place.stepped
                 moved.add(round(before[0] - first.weight.item(), 5))
                 assert before[0] - first.weight.item() == before[1] - second.weight.item()
     assert max(moved) == 2.0

@@ -61,7 +61,7 @@ def test_a_process_that_was_stopped_itself_blames_nobody() -> None:
 
 def test_health_and_metrics_tell_the_loops_age(site: Site) -> None:
     assert site.http.get("/healthz").status_code == 200
-    site.loop._came_round_at = site.loop._monotonic() - STUCK_SECONDS - 10.0
+    site.loop.rounds._came_round_at = site.loop.rounds._monotonic() - STUCK_SECONDS - 10.0
     assert site.http.get("/healthz").status_code == 503
     metrics = site.call("GET", "/metrics", token=TOKENS.for_reading()).text
     [age] = [line for line in metrics.splitlines() if line.startswith("elastune_loop_age_seconds ")]

@@ -98,4 +98,4 @@ class AdaptiveDataParallel(_AdaptiveDataParallel):
     @property
     def _state(self) -> SimpleNamespace:
         """Scripts save ``network._state.model``."""
-        return SimpleNamespace(model=self.module, optimizer=self._optimizers[0])
+        return SimpleNamespace(model=self.module, optimizer=self.part.optimizers[0])

@@ -1,0 +1,269 @@
+"""WrappedModel: what a trial, its loader and the user's optimizer know of one model, however its gradients are reduced.
+
+The loader says where in a step the training loop stands; earlier micro-batches' gradients are kept out of sight and
+measured (``StepPasses``), and the learning rate is scaled around the optimizer's step (``OptimizerSteps``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, cast
+
+import torch
+
+from dist_core.device import Device, Elapsed
+from dist_core.generations.process_groups import GroupNeeds, ReplicaGroup
+from dist_core.goodput import GradientStatistics
+from dist_core.gradients.learning_rate import ScalingRule
+from dist_core.gradients.noise.measurements import Measurements
+from dist_core.gradients.noise.norms import AdamPreconditioner, is_adam
+from dist_core.gradients.patched_calls import intercept_optimizer, intercept_scaler, intercept_scheduler, models_of
+from dist_core.gradients.scaled_rates import ScaledRates
+from dist_core.gradients.schedules import schedules_unknown
+from dist_core.gradients.served_weights import ServedWeights
+from dist_core.gradients.step_place import StepPlace
+from dist_core.gradients.wrapped_state import WrappedState
+from dist_core.state.states import FunctionState
+from dist_core.training.batch_scale import BatchScale
+from dist_core.training.optimizer_steps import OptimizerSteps
+from dist_core.training.reduction import Reduction
+from dist_core.training.schedule_steps import ScheduleSteps
+from dist_core.training.step_passes import StepPasses
+from dist_core.trial.core import TrainingCore
+
+
+class WrappedModel:
+    """``outer``: the module that the user calls. ``served``: the weights' server, where one makes the updates.
+
+    ``reduces``: makes what sums the gradients, from the measurements and what to call when a step's first bucket is
+    written.
+    """
+
+    def __init__(
+        self,
+        core: TrainingCore,
+        outer: torch.nn.Module,
+        module: torch.nn.Module,
+        optimizers: Sequence[torch.optim.Optimizer],
+        device: Device,
+        *,
+        schedules: Sequence[Any],
+        scaler: Any,
+        scaling_rule: str | ScalingRule | None,
+        noise_every: int | None,
+        preconditioned: bool | None,
+        served: ServedWeights | None,
+        reduces: Callable[[Measurements, Callable[[], None]], Reduction],
+    ) -> None:
+        self._core = core
+        self._outer = outer
+        self.module = module
+        self.optimizers = optimizers
+        self.device_of_gradients = device
+        self.step_place = StepPlace()
+        self.noise_every = noise_every
+        self._served = served
+        precondition = all(map(is_adam, optimizers)) if preconditioned is None else preconditioned
+        preconditioner = AdamPreconditioner(optimizers) if precondition else None
+        self._rates = ScaledRates(scaling_rule, optimizers, core.warn)
+        self._measurements = Measurements(module, device, preconditioner, core.warn)
+        self._wrapped_state = WrappedState(module, optimizers, schedules, scaler)
+        self.over = reduces(self._measurements, self._begin_reduction)
+        self.passes = StepPasses(
+            core,
+            module,
+            self.step_place,
+            self.over,
+            self._measurements,
+            self._wrapped_state,
+            serves=served is not None,
+        )
+        self._schedule_steps = ScheduleSteps(core, self.step_place)
+        self._scale = BatchScale(core, self.step_place, self._measurements, self._rates)
+        self._steps = OptimizerSteps(
+            core,
+            device,
+            module,
+            optimizers,
+            self.step_place,
+            self.over,
+            self._measurements,
+            self._rates,
+            self._scale,
+            served,
+        )
+
+    def take_part(self, name: str | None) -> None:
+        """In the trial, from now on; under this name in its checkpoints."""
+        core = self._core
+        self._is_primary = not core.models
+        core.models.append(self)
+        for optimizer in self.optimizers:
+            intercept_optimizer(optimizer, self)
+        for schedule in self.schedules:
+            intercept_scheduler(schedule, self)
+        if self._wrapped_state.scaler is not None:
+            intercept_scaler(self._wrapped_state.scaler, self)
+        self.use_group(core.generation.group)
+        core.registry.register(name or core.registry.unique_name("model"), FunctionState(self._save, self._load))
+
+    # ------------------------------------------------------------------ where in a step the loop stands
+
+    @property
+    def training(self) -> bool:
+        return self._outer.training
+
+    def end_training_loop(self) -> None:
+        self.passes.leave()
+        self.over.end_training_loop()
+
+    @property
+    def is_last_micro_batch(self) -> bool:
+        return self.step_place.is_last_micro_batch
+
+    @property
+    def whole_step_is_there(self) -> bool:
+        """Whether the gradients are those of a whole step: of its last micro-batch, with no replica lost in it."""
+        return self.is_last_micro_batch and self._core.broken is None
+
+    @property
+    def evaluates(self) -> bool:
+        """Whether a pass of now belongs to no step of the trial, although gradients are on.
+
+        In evaluation mode: outside of training loops, and in an evaluation loop within one. Frozen batch norms and
+        a forgotten ``train()`` make no evaluation of a training loop.
+        """
+        outside = self.step_place.step is None or self._core.loops.evaluations > 0
+        return not self.training and not self.step_place.is_dry and outside
+
+    def _begin_reduction(self) -> None:
+        self.passes.note_loss_scale()
+        if self._is_primary and self.step_place.step is not None:
+            self._core.steps.launch_vote()
+
+    # ------------------------------------------------------------------ the group it reduces over
+
+    @property
+    def group_needs(self) -> GroupNeeds:
+        return self.over.needs
+
+    @property
+    def staleness(self) -> int:
+        """How many steps replicas may be apart."""
+        return self.over.staleness
+
+    def use_group(self, group: ReplicaGroup) -> None:
+        """Reduce over another group from the next step on; all its replicas call this at the same step boundary.
+
+        Raises InvalidTraining when the group lacks what this model's strategies need.
+        """
+        self.over.use(group)
+
+    @property
+    def tuning_proposal(self) -> int | None:
+        """On rank 0, the candidate to keep once all have been timed; None before, and after it was announced."""
+        return self.over.proposal
+
+    def tune(self, announced: int | None) -> None:
+        """At a step boundary, on all replicas: go to the next candidate, or to the one that rank 0 announced."""
+        self.over.tune(announced)
+
+    @property
+    def reduction(self) -> Elapsed | None:
+        """From the last step's last bucket to the end of its reduction; None where nothing was reduced."""
+        return self._steps.reduction
+
+    # ------------------------------------------------------------------ a step's end, and its round
+
+    def norms_to_sum(self) -> tuple[float, float]:
+        """What this replica adds to the round that is being launched."""
+        return self._measurements.to_sum(self._core.position.steps)
+
+    def take_norms(self, first: float, second: float) -> None:
+        """The sums over the replicas, the same on all of them."""
+        may_overflow = self._wrapped_state.scaler is not None
+        self._measurements.take((first, second), init_batch=self._scale.init_batch, may_overflow=may_overflow)
+
+    @property
+    def measurements(self) -> Measurements:
+        return self._measurements
+
+    @property
+    def statistics(self) -> GradientStatistics | None:
+        """Squared norm of this model's gradient and its variance at the initial batch size, once measured."""
+        return self._scale.statistics
+
+    # ------------------------------------------------------------------ the optimizer, as the user calls it
+
+    def optimizer_step(self, optimizer: torch.optim.Optimizer, original: Any, *args: Any, **kwargs: Any) -> Any:
+        """Runs in place of ``optimizer.step``: only once a full step is there, with the scaled learning rate."""
+        sharing = [model._steps for model in cast("list[WrappedModel]", models_of(optimizer))]
+        return self._steps.step(sharing, optimizer, original, args, kwargs)
+
+    # ------------------------------------------------------------------ learning rates and schedules
+
+    def rates(self) -> list[float]:
+        """The learning rates as the user and the schedules have set them; those that lie on a GPU are left out."""
+        return self._rates.as_set()
+
+    @property
+    def learning_rate_factor(self) -> float:
+        """What the user's learning rate is multiplied with in this step; the first optimizer's."""
+        return self._scale.factor_of(self.optimizers[0])
+
+    @property
+    def gain(self) -> float:
+        """Steps at the initial batch size that the present step is worth."""
+        return self._scale.gain
+
+    def scheduler_step(self, schedule: Any, original: Any, *args: Any, **kwargs: Any) -> Any:
+        """Runs in place of ``lr_scheduler.step``."""
+        return self._schedule_steps.step(schedule, original, args, kwargs)
+
+    @property
+    def schedules(self) -> list[Any]:
+        return self._wrapped_state.schedules
+
+    def adopt_schedule(self) -> None:
+        """A schedule that was made after the model was wrapped becomes its own, as if it had been given."""
+        for optimizer in self.optimizers:
+            if models_of(optimizer)[0] is not self:
+                continue
+            unknown = schedules_unknown(optimizer, self.schedules)
+            # The order of several would not be the same on all replicas.
+            if len(unknown) == 1:
+                intercept_scheduler(unknown[0], self)
+                self._wrapped_state.adopt_schedule(unknown[0])
+
+    def adopt_scaler(self, scaler: Any) -> None:
+        """A gradient scaler that was not given has begun to work for one of the optimizers: it is the trial's too."""
+        if self._wrapped_state.scaler is None:
+            intercept_scaler(scaler, self)
+            self._wrapped_state.adopt_scaler(scaler)
+
+    # ------------------------------------------------------------------ state
+
+    def replicated_tensors(self) -> Iterator[torch.Tensor]:
+        """What is the same on all replicas between two steps: weights, and the optimizer's state of them."""
+        if self._served is None:
+            yield from self.module.parameters()
+            yield from self._wrapped_state.tensors_of_optimizers()
+
+    def _save(self) -> dict[str, Any]:
+        if self._served is not None:
+            self._served.settle()
+        tuned, noise = self.over.state_dict(), self._measurements.noise.state_dict()
+        return {**self._wrapped_state.state_dict(), "noise": noise, "tuned": tuned}
+
+    def _load(self, state: dict[str, Any]) -> None:
+        self._wrapped_state.load_state_dict(state)
+        self._measurements.noise.load_state_dict(state["noise"])
+        self.over.load_state_dict(state["tuned"])
+        if self._measurements.preconditioner is not None:
+            self._measurements.preconditioner.forget()
+
+
+def as_list(given: Any) -> list[Any]:
+    if given is None:
+        return []
+    return list(given) if isinstance(given, (list, tuple)) else [given]

@@ -1,0 +1,176 @@
+"""Pieces: what a replica's trial consists of; each keeps what it owns and is handed what it needs."""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+from dist_core.generations.present import PresentGeneration
+from dist_core.generations.running_sums import RunningSums
+from dist_core.generations.step_record import StepRecord
+from dist_core.generations.step_vote import StepVote
+from dist_core.generations.watch import Membership
+from dist_core.link.client import ControlChannel
+from dist_core.link.environment import ReplicaEnvironment, emulated_profile, standalone_checkpoint_dir
+from dist_core.link.news import News
+from dist_core.state.memory_limit import MemoryLimit
+from dist_core.state.persistence import Persistence
+from dist_core.state.position import Position
+from dist_core.state.random_streams import RandomStreams
+from dist_core.state.states import FunctionState, StateRegistry
+from dist_core.trial.batch_agreement import BatchAgreement
+from dist_core.trial.changes import Changes
+from dist_core.trial.elastic_world import ElasticWorld
+from dist_core.trial.emulated_device import EmulatedDevice
+from dist_core.trial.hinting import Hinting
+from dist_core.trial.leaving import Leaving
+from dist_core.trial.loop_habits import LoopHabits
+from dist_core.trial.loops import Loops
+from dist_core.trial.models import Models
+from dist_core.trial.pacing import Pacing
+from dist_core.trial.plain_replica import PlainReplica
+from dist_core.trial.rerun import Rerun
+from dist_core.trial.saving import Saving
+from dist_core.trial.steps import Steps
+from dist_core.trial.together import Together
+from dist_core.trial.way_back import WayBack
+
+T = TypeVar("T")
+
+
+class Pieces:
+    def __init__(self, environment: ReplicaEnvironment | None, before: PlainReplica | None = None) -> None:
+        """``before``: what stood for this process until now; this one takes its place."""
+        replica = None if environment is None else before or PlainReplica(environment)
+        folder = standalone_checkpoint_dir() if environment is None else environment.checkpoint_dir
+        self.environment = environment
+        self.channel: ControlChannel | None = None if replica is None else replica.channel
+        self.membership: Membership | None = None if replica is None else replica.membership
+        self.registry = StateRegistry() if before is None else before.registry
+        self.news = News(None if replica is None else replica.hints)
+        self.position = Position()
+        self.generation = PresentGeneration()
+        self.models = Models()
+        self.habits = LoopHabits()
+        self.record = StepRecord()
+        self.random = RandomStreams()
+        self.vote = StepVote(self.generation)
+        self.sums = RunningSums(met=self.record.note_meeting)
+        self.leaving = Leaving(self.membership)
+        self.memory_limit = MemoryLimit(folder)
+        self.states = Persistence(folder, self.registry, replicated=self.models.replicated, on_error=self.news.warn)
+        self.way_back = WayBack(self.generation, self.position, self.states, self.sums, self.models.trained)
+        self.batch = BatchAgreement(
+            self.generation,
+            self.registry,
+            self.memory_limit,
+            lambda: self.models.statistics,
+            node_kind="" if environment is None else environment.node_kind,
+        )
+        self.pacing = Pacing(self.position, self.models, self.batch, self.habits)
+        self.hinting = Hinting(self.generation, self.position, self.models, self.pacing, self.batch, self.news)
+        self.saving = Saving(
+            self.generation,
+            self.position,
+            self.states,
+            self.vote,
+            self.leaving,
+            self.way_back,
+            self.news,
+            self.membership,
+        )
+        self.changes = Changes(
+            self.generation,
+            self.position,
+            self.states,
+            self.random,
+            self.models,
+            self.batch,
+            self.vote,
+            self.record,
+            self.sums,
+            self.way_back,
+            self.saving,
+            self.news,
+            self.membership,
+            self.channel,
+        )
+        self.meeting = Together(self.generation, self.position, self.record, self.leaving, self.changes, self.news)
+        self.loops = Loops(
+            self.generation,
+            self.position,
+            self.states,
+            self.models,
+            self.pacing,
+            self.vote,
+            self.record,
+            self.sums,
+            self.way_back,
+            self.leaving,
+            self.saving,
+            self.changes,
+            self.meeting,
+            self.news,
+        )
+        self.steps = Steps(
+            self.generation,
+            self.position,
+            self.models,
+            self.pacing,
+            self.batch,
+            self.habits,
+            self.vote,
+            self.record,
+            self.sums,
+            self.leaving,
+            self.saving,
+            self.changes,
+            self.hinting,
+            self.membership,
+        )
+        self.rerun = Rerun(
+            self.generation,
+            self.position,
+            self.states,
+            self.batch,
+            self.sums,
+            self.way_back,
+            self.loops,
+            self.news,
+            forget=self._forget_user_code,
+        )
+        profile = emulated_profile()
+        self.emulated_device = None if profile is None else EmulatedDevice(profile.params, self.news.warn)
+        if self.emulated_device is not None:
+            self.changes.on_enter.append(self.emulated_device.begin_anew)
+        self.world: ElasticWorld | None = None
+        if self.membership is not None:
+            self.membership.on_grace_over = self._say_what_is_lost
+            self.membership.hurry()
+        if folder is not None or environment is not None:
+            self.leaving.heed_signals()
+        self._register_own_states()
+
+    def _register_own_states(self) -> None:
+        self.registry.register("core", FunctionState(self._save, self._load))
+        self.registry.register("random", self.random)
+        self.registry.register("checkpoints", self.states.checkpoints)
+
+    def _save(self) -> dict[str, Any]:
+        return {**self.position.state_dict(), **self.habits.state_dict()}
+
+    def _load(self, state: dict[str, Any]) -> None:
+        self.position.load_state_dict(state)
+        self.habits.load_state_dict(state)
+
+    def _say_what_is_lost(self, message: str) -> None:
+        self.news.warn(message)
+        self.news.flush()
+
+    def _forget_user_code(self) -> None:
+        for piece in (self.registry, self.sums, self.models):
+            piece.clear()
+        for each in (self.pacing, self.batch, self.loops, self.leaving, self.way_back):
+            each.forget()
+        self.position.begin_run()
+        self.vote.reset()
+        self._register_own_states()

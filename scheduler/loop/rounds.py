@@ -1,0 +1,83 @@
+"""Rounds: the thread in which the loop's passes are made, one after another, whenever there is news."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+
+from scheduler.loop.cpu_budget import CpuBudget
+from trials.errors import StoreUnavailable
+
+logger = logging.getLogger(__name__)
+
+TICK_SECONDS = 0.5
+"""Longest time between two looks; news from replicas and drivers is acted on at once."""
+
+
+class Rounds:
+    """``tick``: one pass. ``may_act``: whether this scheduler is in charge; ``on_deaf``: told when it was not, or could
+    not write."""
+
+    def __init__(
+        self,
+        tick: Callable[[], None],
+        *,
+        may_act: Callable[[], bool],
+        on_deaf: Callable[[], None],
+        monotonic: Callable[[], float],
+    ) -> None:
+        self._tick = tick
+        self._may_act = may_act
+        self._on_deaf = on_deaf
+        self._monotonic = monotonic
+        self._wake = threading.Event()
+        self._stopping = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._came_round_at: float | None = None
+
+    def start(self) -> None:
+        self._thread = threading.Thread(target=self._run, name="control-loop", daemon=True)
+        self._thread.start()
+
+    @property
+    def age(self) -> float:
+        """Seconds since the loop last came round; 0 before it has begun, and when it has been told to stop."""
+        if self._came_round_at is None or self._stopping.is_set():
+            return 0.0
+        return self._monotonic() - self._came_round_at
+
+    def wake(self) -> None:
+        self._wake.set()
+
+    def stop(self) -> None:
+        self._stopping.set()
+        self._wake.set()
+        if self._thread is not None:
+            self._thread.join(timeout=30.0)
+
+    def _run(self) -> None:
+        budget = CpuBudget(self._monotonic())
+        while not self._stopping.is_set():
+            self._came_round_at = self._monotonic()
+            self._wake.wait(TICK_SECONDS)
+            self._wake.clear()
+            if self._stopping.is_set():
+                return
+            if not self._may_act():
+                self._on_deaf()
+                continue
+            began = time.thread_time()
+            try:
+                self._tick()
+            except StoreUnavailable as error:
+                # Trials go on training; what could not be written is seen again at the next tick.
+                logger.error("tick given up error=%s", error)
+                self._on_deaf()
+                time.sleep(TICK_SECONDS)
+            except Exception:
+                logger.exception("tick failed; allocations stay as they are")
+                time.sleep(TICK_SECONDS)
+            rest = budget.rest_after(time.thread_time() - began, self._monotonic())
+            self._stopping.wait(min(TICK_SECONDS, rest))
