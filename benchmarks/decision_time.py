@@ -57,8 +57,8 @@ def snapshot(trials: int, nodes: int, slots: int, *, seed: int = 0) -> Snapshot:
             TrialView(
                 trial_id=f"t{number:06d}",
                 study=f"s{number % 12}",
-                min_replicas=1,
-                max_replicas=64,
+                min_slots=1,
+                max_slots=64,
                 placement=placement,
                 can_rescale=bool(placement),
                 model=model,

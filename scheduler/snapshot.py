@@ -36,7 +36,12 @@ class SpeedModel(Protocol):
 
     @property
     def most_profiled(self) -> int:
-        """Largest number of replicas that the model was fitted to."""
+        """Largest number of slots that the model was fitted to."""
+        ...
+
+    @property
+    def most_useful(self) -> float:
+        """Slots beyond which its batch bounds leave nothing to do."""
         ...
 
     def curve(self, node_slots: int, counts: NDArray[np.int64]) -> NDArray[np.float64]:
@@ -62,8 +67,10 @@ class TrialView:
     study: str
     study_title: str = ""
     """What its study is called, where that is another name."""
-    min_replicas: int
-    max_replicas: int
+    min_slots: int
+    max_slots: int
+    slots_per_replica: int = 1
+    """It takes whole replicas: on one node, where that is large enough."""
     placement: Placement = field(default_factory=dict)
     """Slots held now; while a change is under way, those that it leads to."""
     can_rescale: bool = False
@@ -115,6 +122,12 @@ class TrialView:
     @property
     def held_slots(self) -> int:
         return sum(self.placement.values())
+
+    def is_whole(self, placement: Placement, largest_node: int) -> bool:
+        """Whether a placement is one of whole replicas."""
+        size = self.slots_per_replica
+        within = size == 1 or size > largest_node or all(count % size == 0 for count in placement.values())
+        return within and sum(placement.values()) % size == 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -189,10 +202,15 @@ def check_grants(snapshot: Snapshot, grants: Mapping[str, Grant]) -> None:
                     f"{view.trial_id} was granted {count} slots on {node}, where {room.get(node, 0)} are left"
                 )
             room[node] -= count
-        if grant.slots and not view.min_replicas <= grant.slots <= view.max_replicas:
+        if not view.is_whole(grant.placement, snapshot.largest_node):
             raise ValueError(
-                f"{view.trial_id} was granted {grant.slots} slots; it takes none, or {view.min_replicas} to "
-                f"{view.max_replicas}"
+                f"{view.trial_id} was granted {dict(grant.placement)}; each of its replicas takes "
+                f"{view.slots_per_replica} slots of one node"
+            )
+        if grant.slots and not view.min_slots <= grant.slots <= view.max_slots:
+            raise ValueError(
+                f"{view.trial_id} was granted {grant.slots} slots; it takes none, or {view.min_slots} to "
+                f"{view.max_slots}"
             )
 
 

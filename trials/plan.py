@@ -10,11 +10,12 @@ are held by others, who may be waiting for this trial's, it leaves first (``vaca
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 
 from dist_core.link.environment import GRACE_SECONDS
 from trials.record import ReplicaRecord, ReplicaState, TrialRecord
+from trials.replicas import Replica, whole_replicas
 
 CONTACT_DEADLINE_SECONDS = 90.0
 """A process that has not called the scheduler by then never will: it is replaced."""
@@ -34,7 +35,7 @@ STOP_GRACE_SECONDS = GRACE_SECONDS
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """Start this many further replicas on each node."""
+    """Start replicas on this many further slots of each node."""
 
     placement: Mapping[str, int]
 
@@ -68,46 +69,53 @@ Action = Launch | Publish | Stop | RetryJoin
 def plan(
     trial: TrialRecord,
     wanted: Mapping[str, int],
-    replicas: Sequence[ReplicaRecord],
+    rows: Sequence[ReplicaRecord],
     now: float,
     *,
     near_epoch: int | None = None,
     vacate: bool = False,
     leaving: Set[str] = frozenset(),
     broken_since: float | None = None,
+    torn_for_good: Set[str] = frozenset(),
 ) -> list[Action]:
-    """Actions for a trial that should have ``wanted`` replicas by node; ``replicas`` are those that are not gone.
+    """Actions for a trial that should have ``wanted`` slots by node; ``rows`` are its processes that are not gone.
 
     ``near_epoch``: latest epoch that the trial will be in soon; joiners that stand in a later one are let in later, so
     that an offer is not open for hours. None when nothing is known. ``vacate``: the slots to move to have been held by
-    others for too long. ``leaving``: replicas that somebody outside is about to end. ``broken_since``: when one of them
-    said that a collective failed, if they have not gone on since.
+    others for too long. ``leaving``: processes that somebody outside is about to end. ``broken_since``: when one of
+    them said that a collective failed, if they have not gone on since. ``torn_for_good``: processes whose replica has
+    lacked another one for so long that they have not ended by themselves.
     """
     if trial.state.is_final:
         # Nothing is left to save.
-        return [_stop(replica, force=True) for replica in replicas if _may_stop(replica, now)]
+        return [_stop(row, force=True) for row in rows if _may_stop(row, now)]
+    stops: list[Action] = []
     if trial.members:
-        left = [replica for replica in replicas if _has_left(replica, trial)]
-        if left:
-            stays = [replica for replica in replicas if replica not in left]
-            overdue = now - (trial.rescaled_at or 0.0) > LEFT_DEADLINE_SECONDS
-            stops = [_stop(each, force=True) for each in left if overdue and _may_stop(each, now)]
-            if not any(replica.replica_id in trial.members for replica in stays):
-                # Nobody trains any more: what comes of the trial is judged when all its replicas are gone.
-                return [*stops]
-            return [*stops, *_plan_live(trial, wanted, stays, now, near_epoch, vacate, leaving, broken_since)]
-    return _plan_live(trial, wanted, replicas, now, near_epoch, vacate, leaving, broken_since)
+        left = [row for row in rows if _has_left(row, trial)]
+        overdue = now - (trial.rescaled_at or 0.0) > LEFT_DEADLINE_SECONDS
+        stops += [_stop(row, force=True) for row in left if overdue and _may_stop(row, now)]
+        rows = [row for row in rows if row not in left]
+        if left and not any(row.replica_id in trial.members for row in rows):
+            # Nobody trains any more: what comes of the trial is judged when all its replicas are gone.
+            return stops
+    replicas, torn = whole_replicas(rows, trial.spec.slots_per_replica)
+    pauses = trial.switching and not trial.published_members
+    if torn and not pauses:
+        stops += [_stop(row, force=True) for row in torn if row.replica_id in torn_for_good and _may_stop(row, now)]
+        if not any(replica.ids[0] in trial.members for replica in replicas) and (trial.members or not replicas):
+            return stops
+    return [*stops, *_plan_live(trial, wanted, replicas, now, near_epoch, vacate, leaving, broken_since)]
 
 
-def _has_left(replica: ReplicaRecord, trial: TrialRecord) -> bool:
+def _has_left(row: ReplicaRecord, trial: TrialRecord) -> bool:
     """It was a member of a generation that trained, and is none of the present one."""
-    return replica.state is ReplicaState.ACTIVE and replica.replica_id not in trial.members
+    return row.state is ReplicaState.ACTIVE and row.replica_id not in trial.members
 
 
 def _plan_live(
     trial: TrialRecord,
     wanted: Mapping[str, int],
-    replicas: Sequence[ReplicaRecord],
+    replicas: Sequence[Replica],
     now: float,
     near_epoch: int | None,
     vacate: bool,
@@ -115,42 +123,42 @@ def _plan_live(
     broken_since: float | None,
 ) -> list[Action]:
     """Without the replicas that have left."""
-    alive = {replica.replica_id: replica for replica in replicas}
-    members = [replica_id for replica_id in trial.members if replica_id in alive]
+    alive = {name: replica for replica in replicas for name in replica.ids}
+    members = [name for name in trial.members if name in alive]
     if not trial.members or not members:
         return _plan_start(trial, wanted, replicas, now)
     if trial.switching and not trial.published_members:
         # On its way to a pause. Whoever leaves first is not lost; whoever does not leave in time is ended.
         if now - trial.published_at <= PAUSE_DEADLINE_SECONDS:
             return []
-        return [_stop(replica, force=True) for replica in replicas if _may_stop(replica, now)]
+        return [_stop(row, force=True) for row in _processes(replicas) if _may_stop(row, now)]
     if len(members) < len(trial.members) and not _published_only(trial, members):
         return [Publish(tuple(members), None)]
-    joiners = [replica for replica in replicas if replica.replica_id not in trial.members]
+    training = list({alive[name].ids: alive[name] for name in members}.values())
+    joiners = [replica for replica in replicas if replica not in training]
     if trial.switching:
         return _plan_switch(trial, members, joiners, now, broken_since)
-    staying = tuple(replica_id for replica_id in members if replica_id not in leaving)
+    staying = _names(replica for replica in training if leaving.isdisjoint(replica.ids))
     if len(staying) < len(members) or _is_over(broken_since, now):
         return [Publish(staying, None)]
     if not any(wanted.values()):
-        return [Publish((), None), *(Stop(joiner.replica_id, force=True) for joiner in joiners)]
-    kept, room = _fitting([alive[replica_id] for replica_id in members], wanted)
+        return [Publish((), None), *_ended(joiners)]
+    kept, room = _fitting(training, wanted)
     by_age = sorted(joiners, key=lambda joiner: joiner.launched_at)
     in_place, missing = _fitting(by_age, room)
-    leaves = len(kept) < len(members)
+    leaves = len(kept) < len(training)
     # Those who have not joined yet are the cheapest to give up.
-    stops: list[Action] = [Stop(joiner.replica_id, force=True) for joiner in by_age if joiner not in in_place]
-    remaining = tuple(member.replica_id for member in kept)
+    stops = _ended(joiner for joiner in by_age if joiner not in in_place)
+    remaining = _names(kept)
     if leaves and not in_place and not missing:
         return [*stops, Publish(remaining, None)]
     if stops:
         return stops
     late = [joiner for joiner in joiners if _is_late(joiner, now)]
     if late:
-        return [Stop(joiner.replica_id, force=True) for joiner in late]
+        return _ended(late)
     if missing and leaves and vacate:
-        given_up = [] if kept else [Stop(joiner.replica_id, force=True) for joiner in joiners]
-        return [Publish(remaining, None), *given_up]
+        return [Publish(remaining, None), *([] if kept else _ended(joiners))]
     if missing:
         return [Launch(missing)]
     if joiners and all(joiner.state is ReplicaState.READY for joiner in joiners):
@@ -158,46 +166,56 @@ def _plan_live(
     return []
 
 
-def _fitting(
-    replicas: Sequence[ReplicaRecord], wanted: Mapping[str, int]
-) -> tuple[list[ReplicaRecord], dict[str, int]]:
-    """Those of ``replicas`` that are where they are wanted, first come first; and how many are wanted beyond them."""
+def _names(replicas: Iterable[Replica]) -> tuple[str, ...]:
+    return tuple(name for replica in replicas for name in replica.ids)
+
+
+def _processes(replicas: Iterable[Replica]) -> Iterator[ReplicaRecord]:
+    for replica in replicas:
+        yield from replica.processes
+
+
+def _ended(replicas: Iterable[Replica]) -> list[Action]:
+    return [Stop(name, force=True) for name in _names(replicas)]
+
+
+def _fitting(replicas: Sequence[Replica], wanted: Mapping[str, int]) -> tuple[list[Replica], dict[str, int]]:
+    """Those of ``replicas`` that are where they are wanted, first come first; and the slots wanted beyond them."""
     room = {node: count for node, count in wanted.items() if count > 0}
     fitting = []
     for replica in replicas:
-        if room.get(replica.node, 0) > 0:
+        if all(room.get(node, 0) >= count for node, count in replica.nodes.items()):
             fitting.append(replica)
-            room[replica.node] -= 1
+            for node, count in replica.nodes.items():
+                room[node] -= count
     return fitting, {node: count for node, count in room.items() if count > 0}
 
 
-def _plan_start(
-    trial: TrialRecord, wanted: Mapping[str, int], replicas: Sequence[ReplicaRecord], now: float
-) -> list[Action]:
+def _plan_start(trial: TrialRecord, wanted: Mapping[str, int], replicas: Sequence[Replica], now: float) -> list[Action]:
     """No generation trains: launch a first set and let it in when all of it is ready."""
     stale = [replica for replica in replicas if _is_silent(replica, now)]
     if stale:
-        return [Stop(replica.replica_id, force=True) for replica in stale]
+        return _ended(stale)
     if not any(wanted.values()):
-        return [_stop(replica, force=False) for replica in replicas if _may_stop(replica, now)]
+        return [_stop(row, force=False) for row in _processes(replicas) if _may_stop(row, now)]
     ordered = sorted(replicas, key=lambda replica: replica.launch_index)
     in_place, missing = _fitting(ordered, wanted)
     if not replicas:
         return [Launch(missing)]
-    if any(replica.join_epoch is not None for replica in replicas):
+    if any(replica.join_epochs != {None} for replica in replicas):
         # Joiners of a generation that is lost: they hold no state worth keeping and expect survivors.
-        return [Stop(replica.replica_id, force=True) for replica in replicas]
+        return _ended(replicas)
     if len(in_place) < len(replicas):
-        return [Stop(replica.replica_id, force=True) for replica in ordered if replica not in in_place]
+        return _ended(replica for replica in ordered if replica not in in_place)
     if trial.switching:
         overdue = now - trial.published_at > SWITCH_DEADLINE_SECONDS
-        gone = set(trial.published_members) - {replica.replica_id for replica in replicas}
+        gone = set(trial.published_members) - set(_names(replicas))
         if not overdue and not gone:
             return []
     if missing and all(replica.state is ReplicaState.LAUNCHED for replica in replicas):
         return [Launch(missing)]
     if all(replica.state is ReplicaState.READY for replica in replicas):
-        return [Publish(tuple(replica.replica_id for replica in ordered), None)]
+        return [Publish(_names(ordered), None)]
     return []
 
 
@@ -209,7 +227,7 @@ def _is_over(broken_since: float | None, now: float) -> bool:
 def _plan_switch(
     trial: TrialRecord,
     members: Sequence[str],
-    joiners: Sequence[ReplicaRecord],
+    joiners: Sequence[Replica],
     now: float,
     broken_since: float | None,
 ) -> list[Action]:
@@ -217,10 +235,10 @@ def _plan_switch(
 
     Or when they have failed to meet in it, which they say after it was made.
     """
-    alive = {*members, *(joiner.replica_id for joiner in joiners)}
+    alive = {*members, *_names(joiners)}
     # A joiner may have given up an earlier offer, and aimed at a later epoch, just when this one was made.
     elsewhere = any(
-        joiner.replica_id in trial.published_members and joiner.join_epoch != trial.join_epoch for joiner in joiners
+        joiner.ids[0] in trial.published_members and joiner.join_epochs != {trial.join_epoch} for joiner in joiners
     )
     late = now - trial.published_at > SWITCH_DEADLINE_SECONDS
     failed = _is_over(broken_since, now) and _is_over(trial.published_at, now)
@@ -229,17 +247,15 @@ def _plan_switch(
     return []
 
 
-def _plan_join(members: Sequence[str], joiners: Sequence[ReplicaRecord], near_epoch: int | None) -> list[Action]:
+def _plan_join(members: Sequence[str], joiners: Sequence[Replica], near_epoch: int | None) -> list[Action]:
     """All joiners stand ready; they can be let in together only if they wait in the same epoch."""
-    epochs = {joiner.join_epoch for joiner in joiners}
-    latest = max(epoch for epoch in epochs if epoch is not None) if epochs != {None} else None
-    behind = tuple(joiner.replica_id for joiner in joiners if joiner.join_epoch != latest)
+    latest = max((epoch for each in joiners for epoch in each.join_epochs if epoch is not None), default=None)
+    behind = _names(joiner for joiner in joiners if joiner.join_epochs != {latest})
     if behind:
         return [RetryJoin(behind)]
     if near_epoch is not None and latest is not None and latest > near_epoch:
         return []
-    ordered = sorted(joiners, key=lambda joiner: joiner.launch_index)
-    return [Publish((*members, *(joiner.replica_id for joiner in ordered)), latest)]
+    return [Publish((*members, *_names(sorted(joiners, key=lambda joiner: joiner.launch_index))), latest)]
 
 
 def _published_only(trial: TrialRecord, members: Sequence[str]) -> bool:
@@ -247,20 +263,22 @@ def _published_only(trial: TrialRecord, members: Sequence[str]) -> bool:
     return trial.switching and set(trial.published_members) <= set(members)
 
 
-def _is_silent(replica: ReplicaRecord, now: float) -> bool:
-    return replica.contact_at is None and now - replica.launched_at > CONTACT_DEADLINE_SECONDS
+def _is_silent(replica: Replica, now: float) -> bool:
+    return any(
+        each.contact_at is None and now - each.launched_at > CONTACT_DEADLINE_SECONDS for each in replica.processes
+    )
 
 
-def _is_late(joiner: ReplicaRecord, now: float) -> bool:
+def _is_late(joiner: Replica, now: float) -> bool:
     unready = joiner.state is ReplicaState.LAUNCHED and now - joiner.launched_at > JOIN_DEADLINE_SECONDS
     return unready or _is_silent(joiner, now)
 
 
-def _may_stop(replica: ReplicaRecord, now: float) -> bool:
+def _may_stop(row: ReplicaRecord, now: float) -> bool:
     """Not asked yet, or asked long enough ago to insist."""
-    return replica.stop_requested_at is None or now - replica.stop_requested_at > STOP_GRACE_SECONDS
+    return row.stop_requested_at is None or now - row.stop_requested_at > STOP_GRACE_SECONDS
 
 
-def _stop(replica: ReplicaRecord, *, force: bool) -> Action:
-    insist = replica.stop_requested_at is not None
-    return Stop(replica.replica_id, force=force or insist)
+def _stop(row: ReplicaRecord, *, force: bool) -> Action:
+    insist = row.stop_requested_at is not None
+    return Stop(row.replica_id, force=force or insist)

@@ -12,6 +12,7 @@ from trials.fields import Flag, Name, Text, Texts, Values, Variables, Whole, che
 
 MOST_REPLICAS = 4096
 LARGEST_NUMBER = 2**31 - 1
+MOST_SLOTS_PER_REPLICA = 1024
 _REPLICAS = Whole(1, MOST_REPLICAS)
 
 
@@ -34,6 +35,11 @@ class TrialSpec:
     )
     min_replicas: int = described(_REPLICAS, default=1)
     max_replicas: int = described(_REPLICAS, default=1)
+    slots_per_replica: int = described(
+        Whole(1, MOST_SLOTS_PER_REPLICA),
+        "Slots that one replica takes, a process on each: for models that are larger than a slot.",
+        default=1,
+    )
     preemptible: bool = described(
         Flag(), "Else its slots are its own from start to end, and their number does not change.", default=True
     )
@@ -72,8 +78,16 @@ class TrialSpec:
     )
 
     def __post_init__(self) -> None:
-        check_replica_bounds(self.min_replicas, self.max_replicas)
+        check_replica_bounds(self.min_replicas, self.max_replicas, self.slots_per_replica)
         check(self)
+
+    @property
+    def min_slots(self) -> int:
+        return self.min_replicas * self.slots_per_replica
+
+    @property
+    def max_slots(self) -> int:
+        return self.max_replicas * self.slots_per_replica
 
     def to_json(self) -> dict[str, Any]:
         return plain(self)
@@ -83,9 +97,10 @@ class TrialSpec:
         return cls(**parsed(cls, document))
 
 
-def check_replica_bounds(min_replicas: int, max_replicas: int) -> None:
+def check_replica_bounds(min_replicas: int, max_replicas: int, slots_per_replica: int = 1) -> None:
     """Raises InvalidTrialSpec for bounds that cannot be met."""
-    for name, value in (("min_replicas", min_replicas), ("max_replicas", max_replicas)):
+    given = {"min_replicas": min_replicas, "max_replicas": max_replicas, "slots_per_replica": slots_per_replica}
+    for name, value in given.items():
         if not is_whole(value):
             raise InvalidTrialSpec(f"{name} is {value!r}; it must be a whole number")
     if min_replicas < 1:
@@ -96,3 +111,7 @@ def check_replica_bounds(min_replicas: int, max_replicas: int) -> None:
         )
     if max_replicas > MOST_REPLICAS:
         raise InvalidTrialSpec(f"max_replicas is {max_replicas}; it must be at most {MOST_REPLICAS}")
+    if not 1 <= slots_per_replica <= MOST_SLOTS_PER_REPLICA:
+        raise InvalidTrialSpec(
+            f"slots_per_replica is {slots_per_replica}; it must be at least 1 and at most {MOST_SLOTS_PER_REPLICA}"
+        )

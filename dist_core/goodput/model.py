@@ -77,6 +77,8 @@ class Hints:
     """Measured over the last few seconds; what the dashboards show."""
     rescale_pause_seconds: float | None = None
     """Median pause that survivors saw at this trial's rescales; None before the first."""
+    slots_per_share: int = 1
+    """Slots that compute one share of a batch together: 1, or the stages of a pipeline. Observations count shares."""
 
     def __post_init__(self) -> None:
         for name in ("progress", "epoch_fraction", "goodput"):
@@ -84,10 +86,12 @@ class Hints:
         for name in ("target_progress", "epoch_seconds", "rescale_pause_seconds"):
             if getattr(self, name) is not None:
                 _check_number(name, getattr(self, name))
-        for name in ("epoch", "global_batch"):
+        for name in ("epoch", "global_batch", "slots_per_share"):
             _check_number(name, getattr(self, name))
             if not isinstance(getattr(self, name), numbers.Integral):
                 raise ValueError(f"hint {name} is {getattr(self, name)}; it must be a whole number")
+        if self.slots_per_share < 1:
+            raise ValueError(f"hint slots_per_share is {self.slots_per_share}; it must be at least 1")
 
     def fit(
         self, *, extra_observations: Sequence[Observation] = (), statistics: GradientStatistics | None = None
@@ -120,6 +124,7 @@ class Hints:
             "global_batch": self.global_batch,
             "goodput": self.goodput,
             "rescale_pause_seconds": self.rescale_pause_seconds,
+            "slots_per_share": self.slots_per_share,
         }
 
     @classmethod
@@ -144,6 +149,7 @@ class Hints:
                     "global_batch",
                     "goodput",
                     "rescale_pause_seconds",
+                    "slots_per_share",
                 )
                 if name in document
             },

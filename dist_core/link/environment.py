@@ -56,7 +56,13 @@ class ReplicaEnvironment:
     host: str = "127.0.0.1"
     """Address other replicas reach this one at; loopback on one machine."""
     replicas: int = 1
-    """How many the trial is to have with this one; the truth is the generation's, once it has formed."""
+    """How many processes the trial is to have with this one; the truth is the generation's, once it has formed."""
+    members: int = 1
+    """Processes that its replica consists of."""
+    member: int = 0
+    """Which one of them this is."""
+    whole: str = ""
+    """What its replica is called: the ``replica_id`` of its first process."""
     grace_seconds: float = GRACE_SECONDS
     """Between being told to end and being ended."""
 
@@ -73,6 +79,9 @@ class ReplicaEnvironment:
             "ELASTUNE_NODE_KIND": self.node_kind,
             "ELASTUNE_HOST": self.host,
             "ELASTUNE_REPLICAS": str(self.replicas),
+            "ELASTUNE_MEMBERS": str(self.members),
+            "ELASTUNE_MEMBER": str(self.member),
+            "ELASTUNE_WHOLE": self.whole or self.replica_id,
             "ELASTUNE_GRACE_SECONDS": str(self.grace_seconds),
         }
         if self.token:
@@ -109,6 +118,9 @@ class ReplicaEnvironment:
                 server_file=Path(server_file) if server_file else None,
                 host=environ.get("ELASTUNE_HOST", "127.0.0.1"),
                 replicas=int(environ.get("ELASTUNE_REPLICAS", "1")),
+                members=int(environ.get("ELASTUNE_MEMBERS", "1")),
+                member=int(environ.get("ELASTUNE_MEMBER", "0")),
+                whole=environ.get("ELASTUNE_WHOLE", environ["ELASTUNE_REPLICA_ID"]),
                 grace_seconds=float(environ.get("ELASTUNE_GRACE_SECONDS", GRACE_SECONDS)),
             )
         except KeyError as error:

@@ -43,9 +43,9 @@ def not_admitted(
         view
         for view in views
         if view.trial_id not in refused
-        and view.min_replicas <= max((sizes[index] for index in open_to[view.trial_id]), default=0)
+        and view.min_slots <= max((sizes[index] for index in open_to[view.trial_id]), default=0)
     ]
-    if len(groups) == 1 and sum(view.min_replicas for view in left) <= sizes[0]:
+    if len(groups) == 1 and sum(view.min_slots for view in left) <= sizes[0]:
         return refused
     levels = _levels(left, now, served)
     by_share = by_share and len({view.study for view in left}) > 1
@@ -56,14 +56,14 @@ def not_admitted(
     for current in sorted(set(levels.values()), reverse=True):
         queue = [view for view in left if levels[view.trial_id] == current]
         for view in _by_share(queue) if by_share else _in_order(queue):
-            fitting = [index for index in open_to[view.trial_id] if view.min_replicas <= room[index]]
+            fitting = [index for index in open_to[view.trial_id] if view.min_slots <= room[index]]
             # Where it is; else where the fewest others could go instead.
             chosen = max(
                 fitting or open_to[view.trial_id],
                 key=lambda index: (groups[index].held_by(view) if fitting else 0, -wanted[index], room[index]),
             )
-            if view.min_replicas <= room[chosen]:
-                room[chosen] -= view.min_replicas
+            if view.min_slots <= room[chosen]:
+                room[chosen] -= view.min_slots
             elif current < max(levels.values()):
                 refused[view.trial_id] = "waits for trials of studies with a higher priority"
             else:
@@ -94,8 +94,8 @@ def _beyond_quota(views: Sequence[TrialView]) -> dict[str, str]:
     used: dict[str, int] = {}
     refused = {}
     # What cannot be resized now keeps what it has, so it counts before anybody else.
-    for view in sorted(_in_order(views), key=lambda view: least_slots(view) == view.min_replicas):
-        full = [quota for quota in view.quotas if used.get(quota.name, 0) + view.min_replicas > quota.slots]
+    for view in sorted(_in_order(views), key=lambda view: least_slots(view) == view.min_slots):
+        full = [quota for quota in view.quotas if used.get(quota.name, 0) + view.min_slots > quota.slots]
         if full:
             refused[view.trial_id] = full[0].sentence
             continue
@@ -106,7 +106,7 @@ def _beyond_quota(views: Sequence[TrialView]) -> dict[str, str]:
 
 def least_slots(view: TrialView) -> int:
     """What it will hold at least, once admitted: one that cannot be resized now keeps what it has."""
-    return view.min_replicas if view.can_rescale else max(view.min_replicas, view.held_slots)
+    return view.min_slots if view.can_rescale else max(view.min_slots, view.held_slots)
 
 
 def _in_order(views: Sequence[TrialView]) -> list[TrialView]:
@@ -124,7 +124,7 @@ def _by_share(views: Sequence[TrialView]) -> list[TrialView]:
     while queues:
         study = min(queues, key=lambda name: (_share(queues[name][-1], given[name]), name))
         view = queues[study].pop()
-        given[study] += view.min_replicas
+        given[study] += view.min_slots
         order.append(view)
         if not queues[study]:
             del queues[study]
@@ -132,4 +132,4 @@ def _by_share(views: Sequence[TrialView]) -> list[TrialView]:
 
 
 def _share(view: TrialView, given: int) -> float:
-    return (given + view.min_replicas) / view.study_weight
+    return (given + view.min_slots) / view.study_weight

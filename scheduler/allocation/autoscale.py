@@ -104,12 +104,12 @@ def _marginal_speeds(views: list[TrialView], settings: AutoscaleSettings) -> Flo
     node_slots = max((offer.slots for offer in settings.offers), default=1)
     found: list[float] = []
     for view in views:
-        least = min(view.min_replicas, total)
+        least = min(view.min_slots, total)
         # Minimums are served whatever they bring.
         found += [1.0] * least
         if view.model is None:
             continue
-        reach = min(view.max_replicas, int(settings.exploration * max(1, view.model.most_profiled)), total)
+        reach = min(view.max_slots, int(settings.exploration * max(1, view.model.most_profiled)), total)
         counts = np.arange(least, max(reach, least) + 1)
         if len(counts) < 2:
             continue

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from scheduler.allocation.placement import emptiest_first, free_slots
+from scheduler.allocation.whole_replicas import place_whole
 from scheduler.snapshot import Placement, Snapshot, TrialView
 
 
@@ -19,18 +20,27 @@ def serve_in_order(snapshot: Snapshot, order: Sequence[TrialView], *, skip: bool
     for view in order:
         if view.held_slots:
             continue
-        if view.min_replicas > left:
+        if view.min_slots > left:
             if skip:
                 continue
             break
-        placed[view.trial_id] = emptiest_first(free, view.min_replicas)
-        left -= view.min_replicas
+        if view.slots_per_replica > 1:
+            room = dict(free)
+            placement = place_whole(view.min_slots, view.slots_per_replica, room, {}, snapshot.largest_node)
+            if sum(placement.values()) < view.min_slots:
+                if skip:
+                    continue
+                break
+            free, placed[view.trial_id] = room, placement
+        else:
+            placed[view.trial_id] = emptiest_first(free, view.min_slots)
+        left -= view.min_slots
     return placed
 
 
 def _trimmed(view: TrialView) -> dict[str, int]:
     """What a trial holds, cut to its minimum: the nodes it has most on are kept."""
-    left = view.min_replicas
+    left = view.min_slots
     kept = {}
     for node, count in sorted(view.placement.items(), key=lambda item: -item[1]):
         if left > 0:

@@ -13,7 +13,7 @@ def grants_for(snapshot: Snapshot, placed: Mapping[str, Placement], *, code: str
     usable = {
         view.trial_id: placed[view.trial_id]
         for view in snapshot.trials
-        if sum(placed.get(view.trial_id, {}).values()) >= view.min_replicas
+        if sum(placed.get(view.trial_id, {}).values()) >= view.min_slots
     }
     free = snapshot.total_slots - sum(sum(placement.values()) for placement in usable.values())
     grants = {}
@@ -32,15 +32,17 @@ def grants_for(snapshot: Snapshot, placed: Mapping[str, Placement], *, code: str
 
 def waits(view: TrialView, snapshot: Snapshot, free: int) -> Reason:
     """Why a trial gets nothing, and what it would need."""
-    if view.min_replicas > snapshot.total_slots:
+    size = view.slots_per_replica
+    each = f", {size} of one node for each of its replicas" if size > 1 else ""
+    if view.min_slots > snapshot.total_slots:
         return Reason(
             code="too_large",
-            sentence=f"needs {slots(view.min_replicas)}; the cluster has {snapshot.total_slots}, "
+            sentence=f"needs {slots(view.min_slots)}{each}; the cluster has {snapshot.total_slots}, "
             f"{snapshot.largest_node} on its largest node",
         )
     return Reason(
         code="no_free_slot",
-        sentence=f"needs {slots(view.min_replicas)}; {free} of {snapshot.total_slots} can be freed now",
+        sentence=f"needs {slots(view.min_slots)}{each}; {free} of {snapshot.total_slots} can be freed now",
     )
 
 

@@ -14,10 +14,15 @@ MOST_NODES = 64
 
 
 def count_grid(views: Sequence[TrialView], total: int, node_slots: int) -> NDArray[np.int64]:
-    """0, all counts within a node, whole nodes beyond, and what trials hold or need; ascending."""
+    """0, all counts within a node, whole nodes beyond, and what trials hold or need; ascending.
+
+    Of trials whose replicas take several slots, also all whole numbers of replicas.
+    """
     wanted = {0, *range(1, min(node_slots, total) + 1)}
     wanted.update(range(2 * node_slots, min(total, MOST_NODES * node_slots) + 1, node_slots))
-    wanted.update(min(view.min_replicas, total) for view in views)
+    wanted.update(min(view.min_slots, total) for view in views)
     wanted.update(min(view.held_slots, total) for view in views)
-    most = max((view.max_replicas for view in views), default=1)
+    for size in {view.slots_per_replica for view in views} - {1}:
+        wanted.update(range(size, min(total, MOST_NODES * max(node_slots, size)) + 1, size))
+    most = max((view.max_slots for view in views), default=1)
     return np.array(sorted(count for count in wanted if count <= max(most, 1)), dtype=np.int64)

@@ -62,6 +62,6 @@ def assign_by_room(snapshot: Snapshot, views: Sequence[TrialView], groups: Seque
             continue
         held = [index for index in allowed if groups[index].held_by(view)]
         index = max(held or allowed, key=lambda index: (groups[index].held_by(view), left[index]))
-        left[index] -= max(view.min_replicas, view.held_slots)
+        left[index] -= max(view.min_slots, view.held_slots)
         found[view.trial_id] = index
     return found

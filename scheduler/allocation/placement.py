@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Set
+from types import MappingProxyType
 
+from scheduler.allocation.whole_replicas import packed_whole
 from scheduler.snapshot import NodeView, Placement, TrialView
 
 
@@ -43,6 +45,7 @@ def packed(
     *,
     left_alone: Set[str] = frozenset(),
     rooted: Set[str] = frozenset(),
+    sizes: Mapping[str, int] = MappingProxyType({}),
 ) -> dict[str, Placement]:
     """Place each trial's count so that trials span few nodes, and move as few of them as possible.
 
@@ -53,7 +56,11 @@ def packed(
 
     Trials of ``rooted`` shrink and grow where they are, as far as there is room, and move only to slots that nobody is
     to move away from: two that waited for each other's slots would both wait in vain.
+
+    ``sizes``: slots of a replica, where they are several: those trials come first, because they cannot be spread.
     """
+    whole, nodes = packed_whole(counts, sizes, nodes, current, left_alone=left_alone)
+    counts = {trial: count for trial, count in counts.items() if trial not in whole}
     room = _Room(nodes)
     placed: dict[str, Placement] = {}
     todo: list[str] = []
@@ -102,7 +109,7 @@ def packed(
         if not placed[trial] and current.get(trial):
             # It made room for a large one, and would have to pause.
             placed[trial] = _on_one_node(counts[trial], room, current[trial])
-    return {trial: placement for trial, placement in placed.items() if placement}
+    return {trial: placement for trial, placement in (whole | placed).items() if placement}
 
 
 def _part_of(held: Placement, count: int) -> dict[str, int]:

@@ -15,7 +15,7 @@ SMALLEST_SHARE = 1e-3
 
 def largest_count(view: TrialView) -> int:
     """What it may hold at most: one that cannot be resized now keeps what it has."""
-    return view.max_replicas if view.can_rescale else max(view.max_replicas, view.held_slots)
+    return view.max_slots if view.can_rescale else max(view.max_slots, view.held_slots)
 
 
 def harmonic_values(
@@ -29,18 +29,18 @@ def harmonic_values(
     per_slot = len(snapshot.nodes) / max(1, snapshot.total_slots)
     most = largest_count(view)
     if view.model is None:
-        most = min(most, max(view.min_replicas, held))
+        most = min(most, max(view.min_slots, held))
         speed = counts.astype(float)
         fair_speed = float(fair)
     else:
-        most = min(most, max(EXPLORATION * view.model.most_profiled, view.min_replicas, held))
+        most = min(most, max(EXPLORATION * view.model.most_profiled, view.min_slots, held))
         speed = np.concatenate([[0.0], view.model.curve(node_slots, counts[1:])])
         fair_speed = float(np.interp(min(fair, most), counts, speed))
     age = snapshot.now - view.submitted_at
     factor = max(age - view.num_rescales * view.pause_seconds, 0.0) / (age + view.pause_seconds + 1e-9)
     share = speed / fair_speed * per_slot * np.where((counts == held) | (held == 0), 1.0, factor)
     values = -1.0 / (share + SMALLEST_SHARE)
-    allowed = (counts == 0) | ((counts >= view.min_replicas) & (counts <= most))
+    allowed = (counts == 0) | ((counts >= view.min_slots) & (counts <= most))
     if held and not view.can_rescale:
         allowed = (counts == 0) | (counts == held)
     return np.where(allowed, values, -np.inf)

@@ -10,23 +10,24 @@ from scheduler.snapshot import Snapshot, TrialView
 def spread_left_over(
     snapshot: Snapshot, views: Sequence[TrialView], key: Callable[[TrialView, int], tuple[float, ...]]
 ) -> dict[str, int]:
-    """Minimums first, running trials before waiting ones; then each slot to the trial whose ``key(view, count)`` is
+    """Minimums first, running trials before waiting ones; then each replica to the trial whose ``key(view, count)`` is
     smallest. Nobody gets more than its maximum, or than it has while it cannot be rescaled."""
     left = snapshot.total_slots
     counts: dict[str, int] = {}
     for view in sorted(views, key=lambda view: view.held_slots == 0):
-        counts[view.trial_id] = view.min_replicas if view.min_replicas <= left else 0
+        counts[view.trial_id] = view.min_slots if view.min_slots <= left else 0
         left -= counts[view.trial_id]
     growing = [view for view in views if counts[view.trial_id]]
     while left > 0:
-        growing = [view for view in growing if counts[view.trial_id] < _most(view)]
+        growing = [view for view in growing if counts[view.trial_id] + view.slots_per_replica <= _most(view)]
+        growing = [view for view in growing if view.slots_per_replica <= left]
         if not growing:
             break
         best = min(growing, key=lambda view: key(view, counts[view.trial_id]))
-        counts[best.trial_id] += 1
-        left -= 1
+        counts[best.trial_id] += best.slots_per_replica
+        left -= best.slots_per_replica
     return counts
 
 
 def _most(view: TrialView) -> int:
-    return view.max_replicas if view.can_rescale else max(view.held_slots, view.min_replicas)
+    return view.max_slots if view.can_rescale else max(view.held_slots, view.min_slots)

@@ -15,6 +15,7 @@ ENTER_SECONDS = 0.3
 MARGIN = 1.5
 """A joiner that comes too late has to run its code again; one that aims too far waits, its slot idle."""
 SEEN_JOINERS = 4
+MOST_TOLD = 256
 MOST_TRIALS = 4096
 """The trial that was heard of longest ago is forgotten for a further one."""
 
@@ -23,6 +24,7 @@ MOST_TRIALS = 4096
 class _Trial:
     hinted_at: float | None = None
     took: deque[float] = field(default_factory=lambda: deque(maxlen=SEEN_JOINERS))
+    told: OrderedDict[tuple[int, int], int] = field(default_factory=OrderedDict)
 
 
 class Joining:
@@ -41,8 +43,25 @@ class Joining:
         with self._lock:
             self._of(trial_id).took.append(seconds)
 
-    def aim(self, trial_id: str, hints: Hints | None, now: float) -> int:
-        """The epoch for a joiner that asks now; 0 for one of a trial that has not told where it is."""
+    def aim(self, trial_id: str, hints: Hints | None, now: float, asked: tuple[int, int] | None = None) -> int:
+        """The epoch for a joiner that asks now; 0 for one of a trial that has not told where it is.
+
+        ``asked``: of one of several processes of a replica, which replica, and how often it has asked: all of them hear
+        the same.
+        """
+        if asked is None:
+            return self._aim(trial_id, hints, now)
+        with self._lock:
+            told = self._of(trial_id).told
+            if asked in told:
+                return told[asked]
+        epoch = self._aim(trial_id, hints, now)
+        with self._lock:
+            while len(told) >= MOST_TOLD:
+                told.popitem(last=False)
+            return told.setdefault(asked, epoch)
+
+    def _aim(self, trial_id: str, hints: Hints | None, now: float) -> int:
         if hints is None:
             return 0
         with self._lock:

@@ -17,6 +17,7 @@ from scheduler.api.allowances import MOST_REPORTS_KEPT, MOST_WARNINGS, Allowance
 from scheduler.api.service import Service
 from scheduler.api.tokens import Access, Identity
 from trials.record import Outcome, Reason, ReplicaRecord, ReplicaState, Report, TrialRecord
+from trials.replicas import replica_number
 from trials.store.base import HistoryEntry
 
 LONGEST_WAIT_SECONDS = 30.0
@@ -67,7 +68,9 @@ class WarningBody(BaseModel):
 
 
 class RendezvousBody(BaseModel):
-    generation: int = Field(ge=0, le=LARGEST_STEP)
+    generation: int = Field(default=0, ge=0, le=LARGEST_STEP)
+    whole: str = Field(default="", max_length=256)
+    """A replica of several processes, whose own addresses these are; empty: those of a generation."""
     key: str = Field(max_length=512)
     value: str = Field(max_length=LONGEST_VALUE)
 
@@ -149,14 +152,16 @@ def replica_routes(service: Service) -> APIRouter:
         return {"number": trial.spec.number, "study": trial.spec.study, "payload": dict(trial.spec.payload)}
 
     @routes.get("/position")
-    def position(caller: Caller) -> dict[str, Any]:
+    def position(caller: Caller, attempt: int = 0) -> dict[str, Any]:
         """The epoch a joiner should aim at; None for a replica that starts (or restarts) its trial."""
         trial = store.trial(caller.trial_id)
         if not trial.members:
             return {"epoch": None}
         document = store.hints([trial.trial_id]).get(trial.trial_id)
         hints = None if document is None else Hints.from_json(document)
-        return {"epoch": service.joining.aim(trial.trial_id, hints, service.clock())}
+        size = trial.spec.slots_per_replica
+        asked = None if size == 1 else (replica_number(caller, size), attempt)
+        return {"epoch": service.joining.aim(trial.trial_id, hints, service.clock(), asked)}
 
     @routes.post("/ready")
     def ready(caller: Caller, body: Ready) -> None:
@@ -259,29 +264,39 @@ def replica_routes(service: Service) -> APIRouter:
         published = store.trial(caller).published
         crowded = len(service.rendezvous) > CROWD
         live = {trial.trial_id for trial in store.trials(live_only=True)} if crowded else set()
-        for trial_id, generation in list(service.rendezvous):
-            is_old = trial_id == caller and generation < published - 1
+        for trial_id, meeting in list(service.rendezvous):
+            is_old = trial_id == caller and (
+                meeting < published - 1 if isinstance(meeting, int) else not lives(meeting, trial_id)
+            )
             if is_old or (crowded and trial_id not in live):
-                service.rendezvous.pop((trial_id, generation), None)
+                service.rendezvous.pop((trial_id, meeting), None)
         return published
+
+    def lives(replica_id: str, trial_id: str) -> bool:
+        return any(row.replica_id == replica_id for row in store.replicas(trial_id=trial_id))
 
     @routes.put("/rendezvous")
     async def rendezvous_put(caller: Caller, body: RendezvousBody) -> None:
         published = await asyncio.to_thread(forget_old_keys, caller.trial_id)
-        if not published - 1 <= body.generation <= published:
+        meeting = body.whole or body.generation
+        if not body.whole and not published - 1 <= body.generation <= published:
             raise HTTPException(422, f"generation {body.generation} is not on offer; {published} is")
-        keys = service.rendezvous.setdefault((caller.trial_id, body.generation), {})
+        if body.whole and not await asyncio.to_thread(lives, body.whole, caller.trial_id):
+            raise HTTPException(422, f"{body.whole!r} is no replica of this trial")
+        keys = service.rendezvous.setdefault((caller.trial_id, meeting), {})
         if len(keys) >= MOST_KEYS:
-            raise HTTPException(422, f"generation {body.generation} has {MOST_KEYS} keys already")
+            raise HTTPException(422, f"{meeting} has {MOST_KEYS} keys already")
         keys[body.key] = body.value
         service.news.tell([caller.trial_id])
 
     @routes.get("/rendezvous")
-    async def rendezvous_get(caller: Caller, generation: int, key: str, wait: float = 10.0) -> dict[str, Any]:
+    async def rendezvous_get(
+        caller: Caller, key: str, generation: int = 0, whole: str = "", wait: float = 10.0
+    ) -> dict[str, Any]:
         deadline = service.clock() + min(wait, LONGEST_WAIT_SECONDS)
         while True:
             changed = service.news.of(caller.trial_id)
-            value = service.rendezvous.get((caller.trial_id, generation), {}).get(key)
+            value = service.rendezvous.get((caller.trial_id, whole or generation), {}).get(key)
             left = deadline - service.clock()
             if value is not None or left <= 0:
                 return {"value": value}

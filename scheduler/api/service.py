@@ -34,7 +34,7 @@ class Service:
     mailbox: Mailbox = field(default_factory=Mailbox)
     news: Announcements = field(default_factory=Announcements)
     joining: Joining = field(default_factory=Joining)
-    rendezvous: dict[tuple[str, int], dict[str, str]] = field(default_factory=dict)
+    rendezvous: dict[tuple[str, int | str], dict[str, str]] = field(default_factory=dict)
     clock: Callable[[], float] = time.time
     changed: asyncio.Event = field(default_factory=asyncio.Event)
     event_loop: asyncio.AbstractEventLoop | None = None

@@ -39,7 +39,7 @@ def trial_routes(service: Service, access: ClientAccess) -> APIRouter:
         access.allow_study(client, spec.study)
         check_name("the study's name", spec.study)
         slots = sum(node.slots for node in service.nodes())
-        if spec.min_replicas > slots and not service.grows:
+        if spec.min_slots > slots and not service.grows:
             raise HTTPException(
                 422,
                 f"min_replicas is {spec.min_replicas} but the cluster has {slots} slots; lower it or add slots",

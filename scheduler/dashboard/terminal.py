@@ -82,7 +82,7 @@ def _running(trials: list[dict[str, Any]]) -> RenderableType:
         table.add_row(
             Text(f"{trial['number']}", style=trial_color(trial["number"])),
             _plain(trial["state"]),
-            f"{trial['replicas']}/{trial['max_replicas']}",
+            _replicas(trial),
             _number(trial.get("batch"), "{:d}"),
             _number(trial.get("goodput"), "{:.0f}"),
             _number(trial.get("promise"), "{:.2f}"),
@@ -91,6 +91,12 @@ def _running(trials: list[dict[str, Any]]) -> RenderableType:
             _number(share, "{:.0%}"),
         )
     return table
+
+
+def _replicas(trial: Mapping[str, Any]) -> str:
+    """How many of how many, and of how many slots each where that is more than one."""
+    size = trial.get("slots_per_replica", 1)
+    return f"{trial['replicas']}/{trial['max_replicas']}" + (f" x{size}" if size > 1 else "")
 
 
 def _changes(changes: list[dict[str, Any]], trials: list[dict[str, Any]]) -> RenderableType:

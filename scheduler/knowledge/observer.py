@@ -174,7 +174,7 @@ class Observer:
                 quotas = self._launcher.quotas(latest.trial_id)
             except UnknownTrial:
                 continue
-            for index in range(min(number, slots // max(1, latest.spec.min_replicas))):
+            for index in range(min(number, slots // max(1, latest.spec.min_slots))):
                 trial = replace(
                     latest,
                     trial_id=f"coming-{index}-{name}",
@@ -291,8 +291,9 @@ class Observer:
             trial_id=trial.trial_id,
             study=trial.spec.study,
             study_title="" if study is None else study.title,
-            min_replicas=trial.spec.min_replicas,
-            max_replicas=trial.spec.max_replicas,
+            min_slots=trial.spec.min_slots,
+            max_slots=trial.spec.max_slots,
+            slots_per_replica=trial.spec.slots_per_replica,
             placement=placement,
             can_rescale=trial.state is TrialState.RUNNING
             and trial.generation > 0

@@ -103,10 +103,16 @@ class TrialModel:
     """Of the nodes that the profile was measured on."""
     elsewhere: Mapping[str, tuple[StudyProfile, float]] = field(default_factory=dict)
     """Profile and factor on nodes of other kinds."""
+    slots_per_share: int = 1
+    """Slots that compute one share of a batch together, as the stages of a pipeline do."""
 
     @property
     def most_profiled(self) -> int:
-        return self.profile.most_replicas
+        return self.profile.most_replicas * self.slots_per_share
+
+    @property
+    def most_useful(self) -> int:
+        return self.bounds.max_useful_replicas() * self.slots_per_share
 
     def on(self, kind: str) -> TrialModel:
         """Where nothing was measured, nodes are taken to be like those that were, with one replica seen."""
@@ -123,8 +129,16 @@ class TrialModel:
         return self.profile.goodput(self.bounds, self.noise, nodes, replicas) / self.factor
 
     def curve(self, node_slots: int, counts: Integers) -> Floats:
-        """The same for packed allocations on nodes of that size; remembered."""
-        return self.profile.table(self.bounds, self.noise, node_slots, counts) / self.factor
+        """The same for packed allocations of so many slots on nodes of that size; remembered.
+
+        A part of what computes a share is worth that part of it, so that speeds can be compared slot by slot.
+        """
+        size = self.slots_per_share
+        if size == 1:
+            return self.profile.table(self.bounds, self.noise, node_slots, counts) / self.factor
+        shares, nodes = np.maximum(1, counts // size), -(-counts // node_slots)
+        whole = self.profile.goodput(self.bounds, self.noise, np.minimum(nodes, shares), shares)
+        return np.asarray(whole / self.factor * np.minimum(1.0, counts / size))
 
 
 def noise_bin(fraction: float) -> int:

@@ -24,6 +24,7 @@ class StudyHistory:
         self._progress: dict[str, float] = {}
         self._stopped: set[str] = set()
         self._bounds: BatchBounds | None = None
+        self._slots_per_share = 1
 
     def note(self, trial_id: str, hints: Hints) -> None:
         """What a trial has said now takes the place of what it said before."""
@@ -33,6 +34,7 @@ class StudyHistory:
         for kind, rows in by_kind.items():
             self._measured.setdefault(kind, _OnOneKind()).note(trial_id, tuple(rows))
         self._bounds = hints.bounds
+        self._slots_per_share = hints.slots_per_share
         self._progress[trial_id] = hints.progress
         if hints.target_progress:
             self._targets[trial_id] = hints.target_progress
@@ -85,6 +87,7 @@ class StudyHistory:
             factor=factor,
             kind=kind,
             elsewhere={other: self._measured[other].profile_of(trial_id) for other in known if other != kind},
+            slots_per_share=self._slots_per_share if hints is None else hints.slots_per_share,
         )
 
     def _noise_of(self, hints: Hints | None) -> float:

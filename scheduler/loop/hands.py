@@ -11,7 +11,8 @@ from scheduler.loop.backoff import Backoff
 from scheduler.loop.happenings import Happenings
 from scheduler.loop.journal import Journal
 from scheduler.loop.settings import LoopSettings
-from scheduler.loop.starts import Starts
+from scheduler.loop.starts import Place, Starts
+from scheduler.loop.torn import TornReplicas
 from scheduler.loop.trial_files import TrialFiles
 from scheduler.snapshot import Grant
 from trials.launch.base import Launcher
@@ -48,6 +49,7 @@ class Hands:
         self._moving: set[str] = set()
         """Trials of which some replicas leave when others have joined elsewhere; told as one change."""
         self._blocked_since: dict[str, float] = {}
+        self._torn = TornReplicas()
 
     def act_on(self, trial: TrialRecord, grant: Grant, now: float) -> None:
         self._journal.note_waiting(trial, grant, now)
@@ -66,6 +68,7 @@ class Hands:
             vacate=vacate,
             leaving=leaving,
             broken_since=broken,
+            torn_for_good=self._torn.look(trial, replicas, now),
         ):
             if isinstance(action, Launch):
                 if not self._launch(trial, grant, action.placement, now) and trial.members:
@@ -83,6 +86,7 @@ class Hands:
         """The trial is over."""
         self._moving.discard(trial_id)
         self._blocked_since.pop(trial_id, None)
+        self._torn.forget(trial_id)
 
     # ------------------------------------------------------------------ launching
 
@@ -109,23 +113,32 @@ class Hands:
     def _start_on_free_slots(self, trial: TrialRecord, grant: Grant, wanted: Mapping[str, int], now: float) -> int:
         taken = {(replica.node, replica.slot) for replica in self._store.replicas()}
         nodes = {node.node: node for node in self._launcher.nodes()}
-        started = 0
-        index = self._next_launch_index(trial)
-        for node, count in wanted.items():
-            if node not in nodes:
-                continue
-            closed = nodes[node].in_use
-            free = [slot for slot in range(nodes[node].slots) if (node, slot) not in taken and slot not in closed]
-            started += sum(
-                self._starts.start(trial, nodes[node], slot, index + started + offset, grant.slots, now)
-                for offset, slot in enumerate(free[:count])
-            )
+        free: list[list[Place]] = []
+        for name, count in wanted.items():
+            if name in nodes:
+                node = nodes[name]
+                slots = [slot for slot in range(node.slots) if (name, slot) not in taken and slot not in node.in_use]
+                free.append([Place(node, slot) for slot in slots[:count]])
+        size = trial.spec.slots_per_replica
+        if size > max((node.slots for node in nodes.values()), default=1):
+            free = [[place for places in free for place in places]]
+        started, index = 0, self._next_launch_index(trial)
+        for places in free:
+            for first in range(0, len(places) // size * size, size):
+                began = self._starts.start(trial, places[first : first + size], index, grant.slots, now)
+                # Numbers are a replica's own, also of one of which not all could be started.
+                index += size if began else 0
+                started += began
         return started
 
     def _next_launch_index(self, trial: TrialRecord) -> int:
-        """0 for the first of a new set: until ranks are given out, that one speaks for the trial."""
+        """0 for the first of a new set: until ranks are given out, that one speaks for the trial.
+
+        A replica's processes have consecutive ones, of which the first is a multiple of their number.
+        """
         indices = [replica.launch_index for replica in self._store.replicas(trial_id=trial.trial_id)]
-        return max(indices, default=-1) + 1
+        size = trial.spec.slots_per_replica
+        return -(-(max(indices, default=-1) + 1) // size) * size
 
     # ------------------------------------------------------------------ publishing
 
@@ -150,15 +163,20 @@ class Hands:
 
     def _note_shrinking(self, trial: TrialRecord, grant: Grant, after: int, now: float) -> None:
         """Because it was decided so, or because some of its replicas are lost or told to leave."""
-        before = len(trial.members)
+        before, size = len(trial.members), trial.spec.slots_per_replica
         live = {replica.replica_id for replica in self._store.replicas(trial_id=trial.trial_id)}
         lost = before - len(live.intersection(trial.members))
         leaving = len(self._happenings.leaving & set(trial.members))
         reason = grant.reason
         if lost:
-            reason = Reason(code="replica_lost", sentence=f"{lost} of {before} replicas was lost; the others go on")
+            reason = Reason(
+                code="replica_lost",
+                sentence=f"{-(-lost // size)} of {before // size} replicas was lost; the others go on",
+            )
         elif leaving:
-            sentence = f"{leaving} of {before} replicas was told to leave its node; the others go on"
+            sentence = (
+                f"{-(-leaving // size)} of {before // size} replicas was told to leave its node; the others go on"
+            )
             reason = Reason(code="replica_preempted", sentence=sentence)
         if lost or leaving or trial.trial_id not in self._moving:
             self._journal.note_rescale(self._store.trial(trial.trial_id), reason, before, after, now)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import uuid
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from dist_core.link.environment import ReplicaEnvironment
 from scheduler.loop.backoff import FAILED_JOIN_SECONDS, LAUNCH_SECONDS, Backoff
@@ -17,6 +18,14 @@ from trials.record import ReplicaRecord, ReplicaState, TrialRecord
 from trials.store import TrialStore
 
 logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Of one process."""
+
+    node: NodeSlots
+    slot: int
 
 
 class Starts:
@@ -41,20 +50,38 @@ class Starts:
     def is_under_way(self, replica_id: str) -> bool:
         return replica_id in self._under_way
 
-    def start(self, trial: TrialRecord, node: NodeSlots, slot: int, index: int, replicas: int, now: float) -> bool:
-        """Whether a replica has been started on this slot, or is being. ``replicas``: how many its trial is to have."""
-        record = ReplicaRecord(
-            replica_id=f"{trial.trial_id}-{uuid.uuid4().hex[:8]}",
-            trial_id=trial.trial_id,
-            node=node.node,
-            slot=slot,
-            launch_index=index,
-            launched_at=now,
-        )
-        request = self._request(trial, record, node.kind, replicas)
-        if not self._launcher.is_ready_for(request):
+    def start(self, trial: TrialRecord, places: Sequence[Place], index: int, world_size: int, now: float) -> int:
+        """Start a replica, a process on each of its ``places``; returns how many have been started, or are being.
+
+        ``world_size``: how many processes its trial is to have.
+        """
+        records = [
+            ReplicaRecord(
+                replica_id=f"{trial.trial_id}-{uuid.uuid4().hex[:8]}",
+                trial_id=trial.trial_id,
+                node=place.node.node,
+                slot=place.slot,
+                launch_index=index + member,
+                launched_at=now,
+            )
+            for member, place in enumerate(places)
+        ]
+        requests = [
+            self._request(trial, record, place.node.kind, world_size, records)
+            for record, place in zip(records, places, strict=True)
+        ]
+        if not all(self._launcher.is_ready_for(request) for request in requests):
             self._journal.note_preparing(trial.trial_id)
-            return False
+            return 0
+        started = 0
+        for record, request in zip(records, requests, strict=True):
+            if not self._start_one(record, request, now):
+                # One of them is none: those that have been started are ended when they are seen to lack it.
+                break
+            started += 1
+        return started
+
+    def _start_one(self, record: ReplicaRecord, request: LaunchRequest, now: float) -> bool:
         # The row comes first: a scheduler that dies in between leaves a row without a process, never the reverse.
         self._store.add_replica(record)
         try:
@@ -105,7 +132,15 @@ class Starts:
         self._backoff.begin(record.trial_id, now, FAILED_JOIN_SECONDS if trains else LAUNCH_SECONDS)
         self._journal.note_launch_failed(record.trial_id, str(error), now)
 
-    def _request(self, trial: TrialRecord, replica: ReplicaRecord, node_kind: str, replicas: int) -> LaunchRequest:
+    def _request(
+        self,
+        trial: TrialRecord,
+        replica: ReplicaRecord,
+        node_kind: str,
+        world_size: int,
+        together: Sequence[ReplicaRecord],
+    ) -> LaunchRequest:
+        """``together``: all processes of its replica."""
         spec = trial.spec
         identity = ReplicaEnvironment(
             api_url=self._settings.api_url(),
@@ -117,7 +152,10 @@ class Starts:
             node=replica.node,
             slot=replica.slot,
             node_kind=node_kind,
-            replicas=replicas,
+            replicas=world_size,
+            members=len(together),
+            member=replica.launch_index - together[0].launch_index,
+            whole=together[0].replica_id,
             server_file=self._settings.server_file,
         )
         environ = {

@@ -14,6 +14,7 @@ from typing import Protocol
 from scheduler.allocation.admission import least_slots, not_admitted
 from scheduler.allocation.grants import slots
 from scheduler.allocation.groups import NodeGroup, assign_by_room, node_groups
+from scheduler.allocation.whole_replicas import in_whole_replicas
 from scheduler.snapshot import Grant, Policy, Snapshot, TrialView
 from trials.record import Reason
 
@@ -56,7 +57,7 @@ class ConstrainedPolicy:
             grants = self._in_groups(snapshot, groups)
         else:
             grants = self._divide(snapshot, groups)
-        return grants | kept
+        return in_whole_replicas(snapshot, grants) | kept
 
     def _divide(self, snapshot: Snapshot, groups: Sequence[NodeGroup]) -> dict[str, Grant]:
         kind = groups[0].kind
@@ -95,7 +96,7 @@ def _set_aside(snapshot: Snapshot) -> tuple[dict[str, Grant], Snapshot]:
     kept: dict[str, Grant] = {}
     used: dict[str, int] = {}
     for view in snapshot.eligible:
-        if view.preemptible or not view.min_replicas <= view.held_slots <= view.max_replicas:
+        if view.preemptible or not view.min_slots <= view.held_slots <= view.max_slots:
             continue
         if any(count > room.get(node, 0) for node, count in view.placement.items()):
             # Its node is gone or has become smaller.
@@ -132,7 +133,7 @@ def _held(snapshot: Snapshot, reasons: Mapping[str, str]) -> Snapshot:
 
 
 def _capped(snapshot: Snapshot, caps: Mapping[str, int]) -> Snapshot:
-    trials = tuple(replace(view, max_replicas=caps.get(view.trial_id, view.max_replicas)) for view in snapshot.trials)
+    trials = tuple(replace(view, max_slots=caps.get(view.trial_id, view.max_slots)) for view in snapshot.trials)
     return replace(snapshot, trials=trials)
 
 
@@ -158,6 +159,7 @@ def _over_quota(views: Sequence[TrialView], grants: Mapping[str, Grant]) -> dict
             limits[quota.name] = quota.slots
     for name, mine in sorted(sharing.items()):
         least = {view.trial_id: least_slots(view) for view in mine}
+        sizes = {view.trial_id: view.slots_per_replica for view in mine}
         counts = {trial: min(grants[trial].slots, caps.get(trial, grants[trial].slots)) for trial in least}
         if sum(counts.values()) <= limits[name]:
             continue
@@ -166,6 +168,7 @@ def _over_quota(views: Sequence[TrialView], grants: Mapping[str, Grant]) -> dict
             reducible = [trial for trial, count in counts.items() if count > least[trial]]
             if not reducible:
                 break
-            counts[max(reducible, key=lambda trial: counts[trial])] -= 1
+            largest = max(reducible, key=lambda trial: counts[trial])
+            counts[largest] -= sizes[largest]
         caps |= counts
     return caps

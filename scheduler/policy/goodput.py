@@ -66,7 +66,7 @@ class GoodputPolicy:
         rows = {view.trial_id: row for row, view in enumerate(eligible)}
         for view in snapshot.trials:
             placement = placed.get(view.trial_id, {})
-            if sum(placement.values()) < view.min_replicas:
+            if sum(placement.values()) < view.min_slots:
                 placement = {}
             row = rows.get(view.trial_id)
             reason = self._reason(view, placement, table, row, snapshot, free, starts=starts)
@@ -81,8 +81,9 @@ class GoodputPolicy:
             chosen = table.counts[choose_counts(table.counts, table.without_growth(), snapshot.total_slots)]
         counts = {view.trial_id: int(count) for view, count in zip(views, chosen, strict=True)}
         left_alone = {view.trial_id for view, alone in zip(views, table.left_alone, strict=True) if alone}
+        sizes = {view.trial_id: view.slots_per_replica for view in views if view.slots_per_replica > 1}
         rooted = {view.trial_id for view in views if is_rooted(view)}
-        return packed(counts, snapshot.nodes, held_by(views), left_alone=left_alone, rooted=rooted)
+        return packed(counts, snapshot.nodes, held_by(views), left_alone=left_alone, rooted=rooted, sizes=sizes)
 
     def _reason(
         self,

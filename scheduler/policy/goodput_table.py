@@ -73,7 +73,7 @@ class GoodputTable:
         settings, positive = self._settings, self.counts[1:]
         for row, view in enumerate(views):
             if view.model is None:
-                self.speeds[row] = self.counts / max(1, view.min_replicas)
+                self.speeds[row] = self.counts / max(1, view.min_slots)
                 self.work[row] = settings.unknown_seconds
                 continue
             now = view.model.curve(self._node_slots, positive)
@@ -96,7 +96,7 @@ class GoodputTable:
         """(slots, speed gained) along each trial's concave envelope, as far as it may grow."""
         counts, found = self.counts.tolist(), []
         for row, view in enumerate(views):
-            reach = int(np.searchsorted(self.counts, min(view.max_replicas, self._total), side="right"))
+            reach = int(np.searchsorted(self.counts, min(view.max_slots, self._total), side="right"))
             speeds = self.speeds[row, :reach].tolist()
             parts = envelope(counts, speeds, 0, row) if reach > 1 else []
             found.append(
@@ -180,7 +180,7 @@ class GoodputTable:
         settings, counts, held = self._settings, self.counts[None, :], self.held[:, None]
         pause = np.array([view.pause_seconds for view in views])[:, None]
         start = np.array([view.start_seconds for view in views])[:, None]
-        least = np.array([max(1, view.min_replicas) for view in views])[:, None]
+        least = np.array([max(1, view.min_slots) for view in views])[:, None]
         speeds = np.maximum(self.speeds, 1e-12)
         # A node that has become smaller may leave a trial with more than there is.
         at_present = np.minimum(np.searchsorted(self.counts, self.held), len(self.counts) - 1)
@@ -212,21 +212,22 @@ class GoodputTable:
         least, most, frozen = (np.zeros(len(views), dtype=np.int64) for _ in range(3))
         for row, view in enumerate(views):
             held = view.held_slots
-            least[row] = view.min_replicas
+            least[row] = view.min_slots
             if view.model is None:
-                most[row] = max(view.min_replicas, held)
+                most[row] = max(view.min_slots, held)
             else:
                 seen = max(1, view.model.most_profiled)
-                useful = view.model.bounds.max_useful_replicas()
+                useful = view.model.most_useful
                 reach = min(settings.exploration * seen, useful)
-                most[row] = min(view.max_replicas, int(max(reach, view.min_replicas, held)))
+                most[row] = min(view.max_slots, int(max(reach, view.min_slots, held)))
             if self.left_alone[row]:
                 most[row] = min(most[row], held)
-                frozen[row] = not waiting and view.min_replicas <= held <= view.max_replicas
+                frozen[row] = not waiting and view.min_slots <= held <= view.max_slots
         counts, held_slots = self.counts[None, :], self.held[:, None]
         same = (counts == held_slots) & (held_slots >= least[:, None]) & (held_slots > 0)
+        sizes = np.array([view.slots_per_replica for view in views], dtype=np.int64)[:, None]
         within = (counts == 0) | ((counts >= least[:, None]) & (counts <= most[:, None]))
-        return np.asarray(np.where(frozen[:, None] > 0, same, within | same))
+        return np.asarray(np.where(frozen[:, None] > 0, same, within | same) & (counts % sizes == 0))
 
 
 def is_rooted(view: TrialView) -> bool:

@@ -33,6 +33,10 @@ class TrueSpeed:
     def most_profiled(self) -> int:
         return self.training.most_replicas
 
+    @property
+    def most_useful(self) -> int:
+        return self.bounds.max_useful_replicas()
+
     def curve(self, node_slots: int, counts: NDArray[np.int64]) -> Floats:
         return np.array([1.0 / self._step_seconds(node_slots, int(count)) for count in counts])
 

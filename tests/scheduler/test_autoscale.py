@@ -30,13 +30,13 @@ def test_each_waiting_trial_is_worth_a_slot() -> None:
 
 
 def test_a_trial_that_scales_gets_more_nodes_than_one_that_does_not() -> None:
-    scales = running("a", model=model(overhead=0.001, var=5e3, seen=16), max_replicas=32)
-    does_not = running("a", model=model(overhead=5.0, seen=16), max_replicas=32)
+    scales = running("a", model=model(overhead=0.001, var=5e3, seen=16), max_slots=32)
+    does_not = running("a", model=model(overhead=5.0, seen=16), max_slots=32)
     assert desired_nodes(snapshot(scales), SETTINGS)[""] > desired_nodes(snapshot(does_not), SETTINGS)[""] == 1
 
 
 def test_the_more_an_hour_is_worth_the_more_nodes() -> None:
-    trial = snapshot(running("a", model=model(overhead=0.05, var=500.0, seen=16), max_replicas=32))
+    trial = snapshot(running("a", model=model(overhead=0.05, var=500.0, seen=16), max_slots=32))
     found = [desired_nodes(trial, replace(SETTINGS, worth_of_an_hour=worth))[""] for worth in (0.0, 1.0, 10.0, 1e4)]
     assert found == sorted(found)
     assert found[0] < found[-1]

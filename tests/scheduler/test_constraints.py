@@ -76,7 +76,7 @@ constrained = st.builds(
 def that_fit(trials: list[TrialView]) -> list[TrialView]:
     kept, used = [], Counter[str]()
     for view in trials:
-        if view.held_slots > view.max_replicas or any(used[node] + n > 4 for node, n in view.placement.items()):
+        if view.held_slots > view.max_slots or any(used[node] + n > 4 for node, n in view.placement.items()):
             continue
         used.update(view.placement)
         kept.append(view)
@@ -94,7 +94,7 @@ def test_invariants(name: str, trials: list[TrialView], order: Any) -> None:
     kind_of = {node.name: node.kind for node in on}
     for view in kept:
         placement = {node: count for node, count in grants[view.trial_id].placement.items() if count}
-        if not view.preemptible and view.held is None and view.min_replicas <= view.held_slots <= view.max_replicas:
+        if not view.preemptible and view.held is None and view.min_slots <= view.held_slots <= view.max_slots:
             assert placement == dict(view.placement)
             continue
         assert len({kind_of[node] for node in placement}) <= 1
@@ -129,7 +129,7 @@ def test_a_quota_that_studies_share_holds_for_all_of_them_together(name: str) ->
         running(f"{study}0", 1, study=study, quotas=(SHARED, quota_of(study, 4)), placement={f"x{index}": 1})
         for index, study in enumerate("ab")
     ]
-    more = waiting("c0", study="c", quotas=(SHARED,), min_replicas=4, max_replicas=4)
+    more = waiting("c0", study="c", quotas=(SHARED,), min_slots=4, max_slots=4)
     grants = decided(name, seen(*shared, more, on=nodes(x=3)))
     assert 2 <= sum(grants[view.trial_id].slots for view in (*shared, more)) <= 5
     assert not grants["c0"].slots
@@ -176,7 +176,7 @@ def test_who_came_first_by_waiting_stays_until_its_end(name: str) -> None:
                 trial,
                 study="high" if trial in high else "low",
                 study_priority=1 if trial in high else 0,
-                max_replicas=1,
+                max_slots=1,
                 placement={"x0": count} if count else {},
                 served_seconds=attained[trial],
             )
@@ -195,14 +195,14 @@ def test_who_came_first_by_waiting_stays_until_its_end(name: str) -> None:
 
 @pytest.mark.parametrize("name", COMPARED)
 def test_a_kept_trial_whose_node_became_smaller_spoils_nothing(name: str) -> None:
-    kept = running("kept", 4, max_replicas=4, preemptible=False, placement={"x0": 4})
+    kept = running("kept", 4, max_slots=4, preemptible=False, placement={"x0": 4})
     small = (NodeView(name="x0", slots=2, kind="x"),)
     decided(name, seen(kept, waiting("w"), on=small))
 
 
 @pytest.mark.parametrize("name", COMPARED)
 def test_trials_wait_while_all_slots_are_kept(name: str) -> None:
-    kept = running("kept", 4, max_replicas=4, preemptible=False, placement={"x0": 4})
+    kept = running("kept", 4, max_slots=4, preemptible=False, placement={"x0": 4})
     grants = decided(name, seen(kept, waiting("w", only_on=("x0",)), waiting("v"), on=nodes(x=1)))
     assert (grants["kept"].slots, grants["w"].slots, grants["v"].slots) == (4, 0, 0)
     assert grants["w"].reason.sentence == "all slots are held by trials that may not be preempted"
@@ -217,17 +217,17 @@ def test_a_node_that_others_use_wholly_is_no_node(name: str) -> None:
 
 def test_who_may_go_anywhere_leaves_room_for_those_who_may_not() -> None:
     nodes_there = (NodeView(name="g", slots=4), NodeView(name="c", slots=3))
-    anywhere = waiting("a", max_replicas=1)
-    pinned = waiting("p", min_replicas=4, only_on=("g",), submitted_at=1.0)
-    low = waiting("z", study="low", study_priority=-1, max_replicas=1)
+    anywhere = waiting("a", max_slots=1)
+    pinned = waiting("p", min_slots=4, only_on=("g",), submitted_at=1.0)
+    low = waiting("z", study="low", study_priority=-1, max_slots=1)
     refused = not_admitted([anywhere, pinned, low], node_groups(nodes_there, [pinned]), 0.0, by_share=True)
     assert refused == {}
 
 
 @pytest.mark.parametrize("name", COMPARED)
 def test_what_is_kept_counts_against_the_quota(name: str) -> None:
-    kept = running("kept", 3, max_replicas=4, preemptible=False, placement={"x0": 3}, quotas=(quota_of("s", 4),))
-    others = [waiting(f"w{index}", quotas=(quota_of("s", 4),), max_replicas=1) for index in range(3)]
+    kept = running("kept", 3, max_slots=4, preemptible=False, placement={"x0": 3}, quotas=(quota_of("s", 4),))
+    others = [waiting(f"w{index}", quotas=(quota_of("s", 4),), max_slots=1) for index in range(3)]
     grants = decided(name, seen(kept, *others, on=nodes(x=2)))
     assert sum(grant.slots for grant in grants.values()) == 4
 
@@ -236,16 +236,16 @@ def test_what_is_kept_counts_against_the_quota(name: str) -> None:
 def test_what_cannot_be_resized_now_counts_against_the_quota(name: str) -> None:
     """A quota was lowered to 3 while the study holds 4 slots, 3 of them by a trial in the middle of a rescale."""
     quotas = (quota_of("s", 3),)
-    busy = running("busy", 3, max_replicas=3, can_rescale=False, placement={"x0": 3}, quotas=quotas, promise=0.2)
-    other = running("other", 1, max_replicas=1, placement={"x0": 1}, quotas=quotas)
+    busy = running("busy", 3, max_slots=3, can_rescale=False, placement={"x0": 3}, quotas=quotas, promise=0.2)
+    other = running("other", 1, max_slots=1, placement={"x0": 1}, quotas=quotas)
     grants = decided(name, seen(busy, other, on=nodes(x=1)))
     assert sum(grant.slots for grant in grants.values()) <= 3
 
 
 @pytest.mark.parametrize("name", COMPARED)
 def test_slots_that_a_higher_priority_cannot_use_go_to_others(name: str) -> None:
-    high = [waiting(f"h{index}", study="high", study_priority=5, only_on=("x0",), max_replicas=1) for index in range(8)]
-    low = [waiting(f"l{index}", study="low", max_replicas=1) for index in range(4)]
+    high = [waiting(f"h{index}", study="high", study_priority=5, only_on=("x0",), max_slots=1) for index in range(8)]
+    low = [waiting(f"l{index}", study="low", max_slots=1) for index in range(4)]
     grants = decided(name, seen(*high, *low, on=nodes(x=2)))
     assert sum(grants[view.trial_id].slots for view in high) == 4
     assert sum(grants[view.trial_id].slots for view in low) == 4
@@ -266,8 +266,8 @@ def test_a_trial_goes_to_the_kind_of_nodes_that_suits_it(name: str) -> None:
     fast = StudyProfile(ThroughputParams(0.002, 0.0001, 0.011, 0.001, 0.01, 0.001, 1.5), most_replicas=8)
     suited = replace(model(), kind="slow", elsewhere={"fast": (fast, 1.0)})
     indifferent = replace(model(), kind="slow", elsewhere={"fast": (model().profile, 1.0)})
-    a = waiting("a", model=suited, remaining_progress=1e5, min_replicas=4)
-    b = waiting("b", model=indifferent, remaining_progress=1e5, min_replicas=4)
+    a = waiting("a", model=suited, remaining_progress=1e5, min_slots=4)
+    b = waiting("b", model=indifferent, remaining_progress=1e5, min_slots=4)
     grants = decided(name, seen(a, b, on=nodes(slow=1, fast=1)))
     assert set(grants["a"].placement) == {"fast0"}
     assert set(grants["b"].placement) == {"slow0"}

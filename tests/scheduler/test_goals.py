@@ -68,7 +68,7 @@ def test_in_a_hurry_for_the_best_result_a_promising_trial_grows_while_others_wai
     new = [waiting(f"w{index}", model=best.model, remaining_progress=300.0 * ONE_SLOT) for index in range(2)]
     cases: tuple[tuple[Goal, bool], ...] = (("completion_time", False), ("time_to_best", True))
     for goal, grows in cases:
-        views = [replace(view, goal=goal, max_replicas=4) for view in (best, *others, *new)]
+        views = [replace(view, goal=goal, max_slots=4) for view in (best, *others, *new)]
         found = granted(snapshot(*views, slots=4))
         assert (found["best"] > 1) == grows
         assert all(found[view.trial_id] == 1 for view in others)

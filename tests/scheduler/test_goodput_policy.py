@@ -49,22 +49,22 @@ def test_slots_on_another_node_are_worth_what_they_are_worth_there() -> None:
         view = running(name, count, model=speeds, start_seconds=0.3, pause_seconds=0.05, remaining_progress=remaining)
         return replace(view, placement={node: count}, **changes)
 
-    fixed = [trial("b", "n0", 1, max_replicas=1), trial("c", "n1", 2, max_replicas=2)]
+    fixed = [trial("b", "n0", 1, max_slots=1), trial("c", "n1", 2, max_slots=2)]
     grant = POLICY.allocate(snapshot(trial("a", "n0", 2), *fixed, nodes=2))["a"]
     assert grant.placement == {"n0": 3}
-    alone = POLICY.allocate(snapshot(trial("a", "n0", 2, max_replicas=4), nodes=2))["a"]
+    alone = POLICY.allocate(snapshot(trial("a", "n0", 2, max_slots=4), nodes=2))["a"]
     assert alone.placement == {"n0": 4}
 
 
 def test_nobody_grows_while_a_trial_waits() -> None:
-    found = counts(snapshot(running("a"), running("b"), running("c"), waiting("large", min_replicas=2)))
+    found = counts(snapshot(running("a"), running("b"), running("c"), waiting("large", min_slots=2)))
     assert found == {"a": 1, "b": 1, "c": 1, "large": 0}
 
 
 def test_a_waiting_trial_is_told_what_it_lacks() -> None:
-    grants = POLICY.allocate(snapshot(running("a", 4, min_replicas=4), waiting("b", min_replicas=2)))
+    grants = POLICY.allocate(snapshot(running("a", 4, min_slots=4), waiting("b", min_slots=2)))
     assert grants["b"].reason.sentence == "needs 2 slots; 0 of 4 can be freed now"
-    grants = POLICY.allocate(snapshot(waiting("b", min_replicas=9, max_replicas=9)))
+    grants = POLICY.allocate(snapshot(waiting("b", min_slots=9, max_slots=9)))
     assert grants["b"].reason.code == "too_large"
 
 
@@ -126,7 +126,7 @@ def test_a_slot_on_another_node_goes_to_the_trial_that_gains_by_it(between_nodes
     params = replace(over_a_network.profile.params, alpha_n=between_nodes)
     slow = replace(over_a_network, profile=replace(over_a_network.profile, params=params))
     best = running("best", promise=0.9, model=slow)
-    beside = running("beside", model=None, max_replicas=1)
+    beside = running("beside", model=None, max_slots=1)
     other = running("other", promise=0.1, placement={"n1": 1})
     found = POLICY.allocate(snapshot(best, beside, other, slots=2, nodes=2))
     grown = "best" if between_nodes < 0.1 else "other"
@@ -142,7 +142,7 @@ def test_a_held_trial_gets_nothing_and_says_why() -> None:
 class Absurd:
     """Promises a thousandfold speed, or nothing that is a number."""
 
-    most_profiled = 8
+    most_profiled = most_useful = 8
     bounds = model().bounds
 
     def __init__(self, *speeds: float) -> None:

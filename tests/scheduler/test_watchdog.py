@@ -111,4 +111,4 @@ def test_ones_own_scheduler_that_is_stuck_ends_with_its_threads_told(tmp_path: P
     assert process.wait() == EXIT_STUCK
     for stream in (process.stdin, process.stdout, process.stderr):
         stream.close()
-    assert "has not come round" in said and "control_loop.py" in said
+    assert "has not come round" in said and "rounds.py" in said

@@ -30,8 +30,8 @@ def running(name: str, slots_held: int = 1, **changes: Any) -> TrialView:
     view = TrialView(
         trial_id=name,
         study="s",
-        min_replicas=1,
-        max_replicas=8,
+        min_slots=1,
+        max_slots=8,
         placement={"n0": slots_held},
         can_rescale=True,
         model=model(),
@@ -41,7 +41,7 @@ def running(name: str, slots_held: int = 1, **changes: Any) -> TrialView:
 
 
 def waiting(name: str, **changes: Any) -> TrialView:
-    return replace(TrialView(trial_id=name, study="s", min_replicas=1, max_replicas=8), **changes)
+    return replace(TrialView(trial_id=name, study="s", min_slots=1, max_slots=8), **changes)
 
 
 def snapshot(*trials: TrialView, slots: int = 4, nodes: int = 1, coming: tuple[TrialView, ...] = ()) -> Snapshot:
@@ -57,8 +57,8 @@ views = st.builds(
     lambda number, minimum, extra, held, ready, promise, seen, var, since, weight, stopped: TrialView(
         trial_id=f"t{number}",
         study="s",
-        min_replicas=minimum,
-        max_replicas=minimum + extra,
+        min_slots=minimum,
+        max_slots=minimum + extra,
         placement={"n0": held} if held else {},
         can_rescale=ready and held > 0,
         model=model(var=var, seen=seen) if ready else None,
@@ -85,7 +85,7 @@ def that_fit(trials: list[TrialView], slots: int) -> list[TrialView]:
     """Those that can hold what they hold at once, all on the first node."""
     kept, used = [], 0
     for view in trials:
-        if used + view.held_slots <= slots and view.held_slots <= view.max_replicas:
+        if used + view.held_slots <= slots and view.held_slots <= view.max_slots:
             used += view.held_slots
             kept.append(view)
     return kept

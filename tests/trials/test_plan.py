@@ -50,6 +50,61 @@ def plan(record: TrialRecord, wanted: int, replicas: list[ReplicaRecord], now: f
     return plan_by_node(record, {"n": wanted}, replicas, now, **more)
 
 
+def of_two(*names: str, **changes: object) -> list[ReplicaRecord]:
+    """Processes of replicas of two each; the launch index says whose."""
+    return [replica(name, launch_index=index, **changes) for index, name in enumerate(names)]
+
+
+def trial_of_two(*names: str, **changes: object) -> TrialRecord:
+    spec = TrialSpec(study="s", number=0, entrypoint="m:f", max_replicas=4, slots_per_replica=2)
+    return trial(spec=spec, generation=1, published=1, members=names, published_members=names, **changes)
+
+
+def test_one_lost_process_is_a_lost_replica() -> None:
+    a, b, c, d = of_two("a", "b", "c", "d")
+    record = trial_of_two("a", "b", "c", "d")
+    assert plan(record, 4, [a, b, c, d], 10.0) == []
+    assert plan(record, 4, [a, b, c], 10.0) == [Publish(("a", "b"), None)]
+    smaller = trial_of_two("a", "b")
+    # The other one leaves by itself, or is ended when it has not; meanwhile nothing is started in its place.
+    late = replace(c, state=ReplicaState.LAUNCHED)
+    assert plan(smaller, 2, [a, b, late], 10.0) == []
+    assert plan(smaller, 2, [a, b, late], 10.0, torn_for_good={"c"}) == [Stop("c", force=True)]
+    assert plan(smaller, 4, [a, b], 10.0) == [Launch({"n": 2})]
+
+
+def test_what_is_left_of_the_last_replica_is_not_replaced_beside_itself() -> None:
+    _, b = of_two("a", "b")
+    assert plan(trial_of_two("a", "b"), 2, [b], 10.0) == []
+    assert plan(trial_of_two("a", "b"), 2, [b], 10.0, torn_for_good={"b"}) == [Stop("b", force=True)]
+
+
+def test_while_a_trial_pauses_nobody_is_ended_for_who_left_first() -> None:
+    _, b = of_two("a", "b")
+    pausing = replace(trial_of_two("a", "b"), published=2, published_members=(), published_at=10.0)
+    assert plan(pausing, 0, [b], 20.0, torn_for_good={"b"}) == []
+
+
+def test_replicas_join_and_leave_whole() -> None:
+    a, b, c, d = of_two("a", "b", "c", "d")
+    record = trial_of_two("a", "b")
+    ready = [replace(each, state=ReplicaState.READY, join_epoch=2) for each in (c, d)]
+    assert plan(record, 4, [a, b, ready[0], replace(ready[1], state=ReplicaState.LAUNCHED)], 10.0) == []
+    assert plan(record, 4, [a, b, *ready], 10.0) == [Publish(("a", "b", "c", "d"), 2)]
+    elsewhere = replace(ready[1], join_epoch=3)
+    assert plan(record, 4, [a, b, ready[0], elsewhere], 10.0) == [RetryJoin(("c", "d"))]
+    whole = trial_of_two("a", "b", "c", "d")
+    assert plan(whole, 2, [a, b, c, d], 10.0) == [Publish(("a", "b"), None)]
+    assert plan(whole, 4, [a, b, c, d], 10.0, leaving={"d"}) == [Publish(("a", "b"), None)]
+
+
+def test_a_replica_may_lie_on_two_nodes() -> None:
+    a, b = of_two("a", "b")
+    there = [a, replace(b, node="m")]
+    assert plan_by_node(trial_of_two("a", "b"), {"n": 1, "m": 1}, there, 10.0) == []
+    assert plan_by_node(trial_of_two("a", "b"), {"n": 2}, there, 10.0) == [Launch({"n": 2})]
+
+
 def test_a_new_trial_is_launched_and_let_in_when_all_are_ready() -> None:
     assert plan(trial(), 2, [], 0.0) == [Launch({"n": 2})]
     a, b = replica("a", state=ReplicaState.READY), replica("b", state=ReplicaState.LAUNCHED, launch_index=1)

@@ -20,6 +20,7 @@ class TrialTemplate:
     """The same for all trials; what a trial has of its own is added."""
     min_replicas: int
     max_replicas: int
+    slots_per_replica: int = 1
     working_dir: str
     python_path: tuple[str, ...] = ()
     preload: tuple[str, ...] = ()
@@ -35,6 +36,7 @@ class TrialTemplate:
             payload={**self.payload, **own},
             min_replicas=self.min_replicas,
             max_replicas=self.max_replicas,
+            slots_per_replica=self.slots_per_replica,
             working_dir=self.working_dir,
             python_path=self.python_path,
             preload=self.preload,

@@ -86,7 +86,9 @@ class ExperimentDriver:
     def _make_template(self) -> TrialTemplate:
         folder = self._experiment["code_dir"]
         script = as_script(self._experiment["command"], folder)
-        most = self._experiment.get("max_replicas") or self._driver.slots
+        least, size = self._experiment["min_replicas"], self._experiment.get("slots_per_replica") or 1
+        room = self._driver.slots // size
+        most = max(least, min(self._experiment.get("max_replicas") or room, room))
         payload: dict[str, Any] = {"command": self._experiment["command"]}
         if script is not None:
             payload["script"] = script.to_json()
@@ -101,8 +103,9 @@ class ExperimentDriver:
         return TrialTemplate(
             entrypoint=f"{module}:{'run_command' if script is None else 'main'}",
             payload=payload,
-            min_replicas=self._experiment["min_replicas"],
-            max_replicas=1 if script is None else max(self._experiment["min_replicas"], min(most, self._driver.slots)),
+            min_replicas=least,
+            max_replicas=1 if script is None else most,
+            slots_per_replica=size,
             working_dir=folder,
             environ=sent_environ(None),
             python_path=tuple(dict.fromkeys((folder, *own_python_path()))),
@@ -318,10 +321,12 @@ def _serve(experiment: Mapping[str, Any], send: Callable[[Mapping[str, Any]], No
         )
         driver.attach(experiment["terms"], patience_seconds=ADOPTION_SECONDS)
         held.callback(driver.detach)
-        if experiment["min_replicas"] > driver.slots:
+        size = experiment.get("slots_per_replica") or 1
+        if experiment["min_replicas"] * size > driver.slots:
+            each = f" of {size} slots each" if size > 1 else ""
             raise BridgeError(
-                f"minReplicas is {experiment['min_replicas']} but there are {driver.slots} slots; no trial could ever "
-                "start. Lower minReplicas, or add slots"
+                f"minReplicas is {experiment['min_replicas']}{each} but there are {driver.slots} slots; no trial could "
+                "ever start. Lower minReplicas, or add slots"
             )
         served = ExperimentDriver(experiment, driver, send)
         served.know_earlier_trials()

@@ -24,6 +24,7 @@ def elastic(
     *,
     min_replicas: int = 1,
     max_replicas: int | None = None,
+    slots_per_replica: int = 1,
     slots: int | None = None,
     emulate: str | None = None,
     state_dir: str | os.PathLike[str] | None = None,
@@ -39,7 +40,9 @@ def elastic(
 
     Raises what ``optimize`` raises for what cannot be run.
     """
-    template = template_of(objective, min_replicas, max_replicas, promise_metric, fresh_processes)
+    template = template_of(
+        objective, min_replicas, max_replicas, promise_metric, fresh_processes, slots_per_replica=slots_per_replica
+    )
     check_slots(slots, emulate)
     return ElasticObjective(template, max_replicas, slots, emulate, state_dir, terms, promise_metric)
 

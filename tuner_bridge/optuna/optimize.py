@@ -52,6 +52,7 @@ def optimize(
     *,
     min_replicas: int = 1,
     max_replicas: int | None = None,
+    slots_per_replica: int = 1,
     slots: int | None = None,
     emulate: str | None = None,
     state_dir: str | os.PathLike[str] | None = None,
@@ -71,6 +72,7 @@ def optimize(
 
     Args:
         max_replicas: at most this many replicas a trial; default: all slots.
+        slots_per_replica: slots that each replica takes, a process on each: for models that are larger than a slot.
         slots: room on this machine for the embedded scheduler; default: its GPUs, else its CPU cores. A scheduler
             named by ELASTUNE_URL has slots of its own.
         emulate: devices that the slots stand for, such as "4x8:resnet50-imagenet@10" (nodes x slots, whose steps take
@@ -99,7 +101,9 @@ def optimize(
         SchedulerError: when ELASTUNE_URL does not lead to a scheduler.
         Exception: otherwise what ``study.optimize`` raises.
     """
-    template = template_of(objective, min_replicas, max_replicas, promise_metric, fresh_processes)
+    template = template_of(
+        objective, min_replicas, max_replicas, promise_metric, fresh_processes, slots_per_replica=slots_per_replica
+    )
     asked_environ(environ)
     check_slots(slots, emulate)
     if n_jobs != -1 and n_jobs < 1:
@@ -124,7 +128,7 @@ def optimize(
             if remaining == 0 and n_trials != 0:
                 logger.warning("study %r has its %d trials already; nothing to do", study.study_name, n_trials)
                 return
-            jobs = max(1, driver.slots // min_replicas) if n_jobs == -1 else n_jobs
+            jobs = max(1, driver.slots // (min_replicas * slots_per_replica)) if n_jobs == -1 else n_jobs
             driver.at_a_time, driver.left = jobs, remaining
             with _marked_asks(study, driver), _interruptible(driver), _display(driver, n_trials, live=live):
                 study.optimize(
@@ -156,6 +160,8 @@ def template_of(
     max_replicas: int | None,
     promise_metric: tuple[str, str] | None = None,
     fresh_processes: bool = False,
+    *,
+    slots_per_replica: int = 1,
 ) -> TrialTemplate:
     """What the trials of a sweep will run; raises InvalidSweep and InvalidTrialSpec for what they cannot."""
     if "ELASTUNE_API" in os.environ:
@@ -183,12 +189,13 @@ def template_of(
     if promise_metric is not None:
         check_promise_metric(promise_metric)
         payload["promise_metric"] = promise_metric[0]
-    check_replica_bounds(min_replicas, min_replicas if max_replicas is None else max_replicas)
+    check_replica_bounds(min_replicas, min_replicas if max_replicas is None else max_replicas, slots_per_replica)
     return TrialTemplate(
         entrypoint=ENTRYPOINT,
         payload=payload,
         min_replicas=min_replicas,
         max_replicas=min_replicas if max_replicas is None else max_replicas,
+        slots_per_replica=slots_per_replica,
         working_dir=os.getcwd(),
         python_path=own_python_path(),
         preload=(*preload, ENTRYPOINT.partition(":")[0]),
@@ -278,16 +285,19 @@ def _again(client: SchedulerClient) -> SchedulerClient:
 
 def bounded(template: TrialTemplate, slots: int, max_replicas: int | None) -> TrialTemplate:
     """Fill in and check the bounds against the slots there are."""
-    if template.min_replicas > slots:
+    size = template.slots_per_replica
+    if template.min_replicas * size > slots:
+        each = f" of {size} slots each" if size > 1 else ""
         raise InvalidSweep(
-            f"min_replicas is {template.min_replicas} but there are {slots} slots; no trial could ever start. Lower "
-            "min_replicas, or add slots (slots=, `elastune up --slots`)"
+            f"min_replicas is {template.min_replicas}{each} but there are {slots} slots; no trial could ever start. "
+            "Lower min_replicas, or add slots (slots=, `elastune up --slots`)"
         )
-    if max_replicas is not None and max_replicas > slots:
+    room = slots // size
+    if max_replicas is not None and max_replicas > room:
         logger.warning(
-            "max_replicas is %d but there are %d slots; trials grow to %d at most", max_replicas, slots, slots
+            "max_replicas is %d but there are %d slots; trials grow to %d at most", max_replicas, slots, room
         )
-    most = slots if max_replicas is None else min(max_replicas, slots)
+    most = room if max_replicas is None else min(max_replicas, room)
     return replace(template, max_replicas=most)
 
 

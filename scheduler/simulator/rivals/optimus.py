@@ -24,7 +24,7 @@ class OptimusPolicy:
         counts: dict[str, int] = {}
         seconds: dict[str, np.ndarray] = {}
         for view in eligible:
-            counts[view.trial_id] = view.min_replicas if view.min_replicas <= left else 0
+            counts[view.trial_id] = view.min_slots if view.min_slots <= left else 0
             left -= counts[view.trial_id]
             seconds[view.trial_id] = _remaining_seconds(view, node_slots, snapshot.total_slots)
         gains = {name: _gain(seconds[name], counts[name]) for name in counts if counts[name]}
@@ -49,7 +49,7 @@ class OptimusPolicy:
 
 def _remaining_seconds(view: TrialView, node_slots: int, total: int) -> np.ndarray:
     """By number of replicas, from one on."""
-    most = min(view.max_replicas, total)
+    most = min(view.max_slots, total)
     if view.model is None or view.remaining_progress is None:
         return np.array([1.0])
     replicas = np.arange(1, most + 1)

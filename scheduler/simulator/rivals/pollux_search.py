@@ -94,7 +94,7 @@ class _Problem:
         # A count between two of the grid is worth what the next one below is.
         self._values = np.where(np.isfinite(values), values, -1e6)[:, below]
         self._most = np.array([largest_count(view) for view in views], dtype=np.int64)
-        self._least = np.array([view.min_replicas for view in views], dtype=np.int64)
+        self._least = np.array([view.min_slots for view in views], dtype=np.int64)
 
     def present_if_possible(self) -> Integers:
         """What trials hold now, or nothing where nodes, or what a trial may have, have become smaller."""

@@ -78,14 +78,14 @@ class _Options:
         for group, counts in zip(groups, sizes, strict=True):
             held = group.held_by(view)
             if view.model is None:
-                speeds.append(counts / max(1, view.min_replicas))
+                speeds.append(counts / max(1, view.min_slots))
             else:
                 model = view.model.on(group.kind) if group.kind else view.model
                 speeds.append(model.curve(group.node_slots, counts))
-            most = min(view.max_replicas, 2 * view.held_slots if view.held_slots else view.min_replicas)
+            most = min(view.max_slots, 2 * view.held_slots if view.held_slots else view.min_slots)
             open_to = may_use(view, group)
-            fits = (counts >= view.min_replicas) & (counts <= max(most, view.min_replicas)) & open_to
-            same = (counts == held) & open_to & (held > 0) & (held >= view.min_replicas) & (held <= view.max_replicas)
+            fits = (counts >= view.min_slots) & (counts <= max(most, view.min_slots)) & open_to
+            same = (counts == held) & open_to & (held > 0) & (held >= view.min_slots) & (held <= view.max_slots)
             allowed.append(same if view.held_slots and not view.can_rescale else fits | same)
             kept.append(np.where(same | (view.held_slots == 0), 1.0, left))
         speed, mask = np.concatenate(speeds), np.concatenate(allowed)
@@ -102,5 +102,5 @@ def _sizes(group: NodeGroup, views: Sequence[TrialView]) -> Integers:
     sizes = {1 << power for power in range(within.bit_length()) if 1 << power <= within}
     sizes.update(within * nodes for nodes in range(1, min(len(group.nodes), MOST_NODES) + 1))
     for view in views:
-        sizes.update((view.min_replicas, group.held_by(view)))
+        sizes.update((view.min_slots, group.held_by(view)))
     return np.array(sorted(size for size in sizes if 0 < size <= group.slots), dtype=np.int64)

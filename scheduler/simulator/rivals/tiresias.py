@@ -27,16 +27,16 @@ class TiresiasPolicy:
         left = snapshot.total_slots
         served = set()
         for view in order:
-            if view.min_replicas <= left:
-                left -= view.min_replicas
+            if view.min_slots <= left:
+                left -= view.min_slots
                 served.add(view.trial_id)
         placements: dict[str, Placement] = {
             view.trial_id: view.placement
             for view in order
-            if view.trial_id in served and view.held_slots == view.min_replicas
+            if view.trial_id in served and view.held_slots == view.min_slots
         }
         free = free_slots(snapshot.nodes, placements.values())
         for view in order:
             if view.trial_id in served and view.trial_id not in placements:
-                placements[view.trial_id] = emptiest_first(free, view.min_replicas)
+                placements[view.trial_id] = emptiest_first(free, view.min_slots)
         return grants_for(snapshot, placements, code="least_served", why="it is its queue's turn")

@@ -142,7 +142,7 @@ def test_nodes_are_asked_for_while_trials_wait_and_not_afterwards() -> None:
     pods = lambda: [document for (plural, _, _), document in api.objects.items() if plural == "pods"]  # noqa: E731
     placeholders = Placeholders(api, SCALING, pods, list)
     waiting = tuple(
-        TrialView(trial_id=f"t{index}", study="s", min_replicas=1, max_replicas=1, submitted_at=float(index))
+        TrialView(trial_id=f"t{index}", study="s", min_slots=1, max_slots=1, submitted_at=float(index))
         for index in range(8)
     )
     one = (NodeView(name="n", slots=4),)
