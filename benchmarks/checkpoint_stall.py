@@ -25,7 +25,8 @@ from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType,
 
 from benchmarks.frame import Measurement
 from dist_core.device import device_of
-from dist_core.state.checkpoint import CheckpointWriter, load_checkpoint, newest_checkpoint
+from dist_core.state.checkpoint import CheckpointWriter, load_checkpoint
+from dist_core.state.parts import newest_in_parts
 
 ROUNDS = 7
 
@@ -100,9 +101,9 @@ def measure(kind: str = "cpu") -> list[Measurement]:
             ours.append(seconds(with_ours) - plain)
             while writer.busy:
                 time.sleep(0.01)
-            found = newest_checkpoint(Path(folder) / "ours")
+            found = newest_in_parts(Path(folder) / "ours")
             assert found is not None
-            loaded.append(seconds(partial(load_checkpoint, found[0])))
+            loaded.append(seconds(partial(load_checkpoint, found[0][0])))
             plain = statistics.median(seconds(lambda: training.step(lambda: None)) for _ in range(5))
             peers.append(seconds(with_dcp) - plain)
             saving = pending.pop()

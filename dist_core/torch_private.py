@@ -25,6 +25,7 @@ from torch._C import _distributed_c10d
 from torch._C._distributed_c10d import GradBucket, HashStore, PrefixStore, Store
 from torch.autograd import Variable
 from torch.distributed import Backend, distributed_c10d
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.distributed_c10d import GroupName
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parallel.distributed import _find_tensors
@@ -52,6 +53,7 @@ __all__ = [
     "PrefixStore",
     "Store",
     "after_backward",
+    "as_default_group",
     "build_gloo_group",
     "build_nccl_group",
     "close_connections",
@@ -64,6 +66,8 @@ __all__ = [
     "leave_uncompiled",
     "loss_scale_of",
     "memory_of",
+    "mesh_of",
+    "name_group",
     "reading_as",
     "replace_default_group",
     "replace_process_group",
@@ -191,6 +195,40 @@ def replace_default_group(group: dist.ProcessGroup | None, world_size: int) -> N
     world.pg_group_ranks[group] = {rank: rank for rank in range(world_size)}
     world.pg_backend_config[group] = "cpu:gloo,cuda:gloo"
     distributed_c10d._update_default_pg(group)
+
+
+def name_group(group: dist.ProcessGroup) -> None:
+    """Let torch's own parts find a group that was built beside the default one: its ranks are their own numbers."""
+    world = distributed_c10d._world
+    if group in world.pg_names:
+        return
+    name = group.group_name
+    world.pg_map[group] = (group.name(), HashStore())
+    world.pg_names[group] = name
+    world.pg_group_ranks[group] = {rank: rank for rank in range(group.size())}
+    world.pg_backend_config[group] = "cpu:gloo,cuda:nccl" if group.name() == "nccl" else "cpu:gloo,cuda:gloo"
+    _distributed_c10d._register_process_group(name, group)
+
+
+def mesh_of(group: dist.ProcessGroup, device: str) -> DeviceMesh:
+    """The processes of a group as a mesh; torch's own function asks the default group for this one's rank."""
+    name_group(group)
+    mesh = DeviceMesh(device, torch.arange(group.size()), _init_backend=False, _rank=group.rank())
+    mesh._dim_group_names = [group.group_name]
+    mesh._pg_registry[group.group_name] = group
+    return mesh
+
+
+@contextlib.contextmanager
+def as_default_group(group: dist.ProcessGroup) -> Iterator[None]:
+    """Within, what torch takes for granted of the default group it finds in this one: a stage asks for its own rank."""
+    name_group(group)
+    before = distributed_c10d.GroupMember.WORLD
+    distributed_c10d._update_default_pg(group)
+    try:
+        yield
+    finally:
+        distributed_c10d._update_default_pg(before)
 
 
 def work_of(future: torch.futures.Future[Any]) -> dist.Work:

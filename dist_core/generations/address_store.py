@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 import threading
+from collections.abc import Mapping
 from datetime import timedelta
 
 from dist_core.errors import ControlChannelError
@@ -19,12 +20,16 @@ POLL_SECONDS = 10.0
 
 
 class AddressStore(Store):
-    """Keys of one generation. ``cancel`` makes every waiting call raise, so that an abandoned group can be dropped."""
+    """Keys of one meeting: of a generation, or of the processes of a replica.
 
-    def __init__(self, channel: ControlChannel, generation: int, timeout: timedelta) -> None:
+    ``cancel`` makes every waiting call raise, so that an abandoned group can be dropped.
+    """
+
+    def __init__(self, channel: ControlChannel, meeting: Mapping[str, int | str], timeout: timedelta) -> None:
         super().__init__()
         self._channel = channel
-        self._generation = generation
+        self._meeting = dict(meeting)
+        self._called = " ".join(f"{name} {value}" for name, value in meeting.items())
         self._timeout = timeout
         self._known: dict[str, bytes] = {}
         self._cancelled = threading.Event()
@@ -34,7 +39,7 @@ class AddressStore(Store):
 
     def set(self, key: str, value: bytes | str) -> None:
         data = value.encode() if isinstance(value, str) else value
-        body = {"generation": self._generation, "key": key, "value": base64.b64encode(data).decode()}
+        body = {**self._meeting, "key": key, "value": base64.b64encode(data).decode()}
         self._channel.request("PUT", "/rendezvous", body)
 
     def get(self, key: str) -> bytes:
@@ -42,13 +47,13 @@ class AddressStore(Store):
             waited = 0.0
             while key not in self._known:
                 if self._cancelled.is_set():
-                    raise ControlChannelError(f"generation {self._generation} was abandoned")
+                    raise ControlChannelError(f"{self._called} was abandoned")
                 if waited >= self._timeout.total_seconds():
-                    raise TimeoutError(f"no replica published {key!r} of generation {self._generation}")
+                    raise TimeoutError(f"no replica published {key!r} of {self._called}")
                 answer = self._channel.request(
                     "GET",
                     "/rendezvous",
-                    params={"generation": self._generation, "key": key, "wait": POLL_SECONDS},
+                    params={**self._meeting, "key": key, "wait": POLL_SECONDS},
                 )
                 waited += POLL_SECONDS
                 if answer["value"] is not None:

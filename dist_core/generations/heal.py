@@ -131,8 +131,13 @@ class Heal:
         standing = [Standing(**each) for each in group.gather_json(asdict(survivor.standing()))]
         # The lost replica may have completed its last collective with some of us and not with others: those are one
         # step ahead, or one update, and that counts.
-        first = max(range(group.world_size), key=lambda rank: (standing[rank].steps, standing[rank].updates, -rank))
-        furthest = standing[first]
+        # Of a replica of several processes all have come equally far, or it has not come so far.
+        size = group.members
+        first = max(
+            range(group.num_replicas),
+            key=lambda each: (*min(place.come_so_far for place in standing[each * size : (each + 1) * size]), -each),
+        )
+        furthest = standing[first * size]
         if not all(each.can_go_on_from(furthest) for each in standing):
             self._news.warn(
                 "a replica was lost while the others stood at different places outside of a training step; the trial "
@@ -145,8 +150,8 @@ class Heal:
         runs_again = any(each.has_evaluated for each in standing)
         if runs_again:
             survivor.go_back_behind_loop()
-        received = hand_over(group, survivor.states() if group.rank == first else None, source=first)
-        if group.rank != first:
+        received = hand_over(group.alike, survivor.states() if group.replica == first else None, source=first)
+        if group.replica != first:
             survivor.take(received, is_a_step_behind=standing[group.rank].steps < furthest.steps)
         return Healed(prepared=prepared, furthest=furthest, runs_again=runs_again)
 

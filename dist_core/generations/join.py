@@ -31,11 +31,14 @@ class Join:
         self._position = position
         self._states = states
         self._asked_at = 0.0
+        self._attempts = 0
 
     def epoch_to_join(self) -> int | None:
         """Where a replica of a trial that trains is to come in; None for one that starts its trial."""
         self._asked_at = time.monotonic()
-        epoch = self._channel.request("GET", "/position")["epoch"]
+        self._attempts += 1
+        # The processes of one replica ask equally often, and hear the same.
+        epoch = self._channel.request("GET", "/position", params={"attempt": self._attempts})["epoch"]
         return None if epoch is None else int(epoch)
 
     def meet(self) -> Prepared:
@@ -49,14 +52,15 @@ class Join:
         states = self._states
         try:
             with self._losses.meeting(prepared) as group:
+                alike = group.alike
                 if joining:
-                    received = share_state(group, states.capture(), is_replicated=states.is_replicated())
+                    received = share_state(alike, states.capture(), is_replicated=states.is_replicated())
                 else:
-                    received = hand_over(group, states.capture() if group.rank == 0 else None)
+                    received = hand_over(alike, states.capture() if alike.rank == 0 else None)
         except PeerLost as error:
             self._membership.abandon(prepared.generation.number)
             raise JoinAgain from error
-        if group.rank != 0:
+        if alike.rank != 0:
             epoch = self._position.epoch
             states.restore(received)
             if self._position.epoch != epoch:

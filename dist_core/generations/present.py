@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 
 from dist_core.errors import PeerLost
-from dist_core.generations.process_groups import GroupNeeds, ReplicaGroup, lone_group
+from dist_core.generations.group_needs import GroupNeeds
+from dist_core.generations.process_groups import ReplicaGroup, lone_group
 from dist_core.generations.watch import Prepared
 
 DRY_STEPS = 2

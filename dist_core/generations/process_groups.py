@@ -14,18 +14,18 @@ import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
 
-from dist_core.device import Device, device_of
+from dist_core.device import device_of
 from dist_core.errors import PeerLost
 from dist_core.generations.fuse import Fuse
+from dist_core.generations.group_needs import GroupNeeds
 from dist_core.generations.letting_go import let_go
-from dist_core.link.environment import gpu_share
 from dist_core.torch_private import (
     HashStore,
     PrefixStore,
@@ -55,59 +55,6 @@ def _wait_for(works: Sequence[dist.Work]) -> None:
         work.wait()
 
 
-Carrier = Literal["host", "staged", "nccl"]
-"""How gradients travel: by Gloo from where they lie in the host's memory, by Gloo through copies there, or by NCCL."""
-
-
-def carrier_for(device: Device) -> Carrier:
-    if device.is_host:
-        return "host"
-    # NCCL takes one rank for each GPU; replicas that share one go through the host.
-    return "nccl" if device.has_nccl and gpu_share() == 1.0 else "staged"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GroupNeeds:
-    """Process groups that wrapped models want, and their reduction strategies beside ``data`` and ``control``."""
-
-    carriers: frozenset[Carrier] = frozenset()
-    """Of the models' gradients."""
-    extra: int = 0
-    """Over all replicas, on the gradients' backend."""
-    extra_on_host: bool = False
-    """One more over all replicas, between CPUs."""
-    by_node: bool = False
-    """One within each node, and one between the first replicas of the nodes."""
-
-    def __or__(self, other: GroupNeeds) -> GroupNeeds:
-        return GroupNeeds(
-            carriers=self.carriers | other.carriers,
-            extra=max(self.extra, other.extra),
-            extra_on_host=self.extra_on_host or other.extra_on_host,
-            by_node=self.by_node or other.by_node,
-        )
-
-    @property
-    def nccl(self) -> bool:
-        """Whether all gradients lie where NCCL takes them from."""
-        return self.carriers == {"nccl"}
-
-    @property
-    def apart(self) -> bool:
-        """Whether some gradients lie elsewhere than in the host's memory, and are sent by other threads than votes."""
-        return bool(self.carriers - {"host"})
-
-    def met_by(self, group: ReplicaGroup) -> bool:
-        by_node = group.within_node is not None or group.between_nodes is not None
-        return (
-            group.has_nccl == self.nccl
-            and (group.data is not group.control or not self.apart)
-            and len(group.extra) >= self.extra
-            and (bool(group.extra_on_host) or not self.extra_on_host)
-            and (by_node or not self.by_node)
-        )
-
-
 class Ended(Protocol):
     def close(self) -> None: ...
 
@@ -125,6 +72,12 @@ class ReplicaGroup:
     """None for a replica that is alone on its node, or when nobody asked for it."""
     between_nodes: dist.ProcessGroup | None = None
     """None for all but the first replica of each node, and when there is one node."""
+    members: int = 1
+    """Processes that a replica consists of, which have ranks in a row."""
+    slots_per_share: int = 1
+    """Processes that compute one share of a batch together."""
+    of_part: ReplicaGroup | None = None
+    """Those of all replicas that have the same part of the model as this one; None where all have all of it."""
     fuse: Fuse = field(default_factory=Fuse, compare=False)
     aborted: threading.Event = field(default_factory=threading.Event, compare=False)
     """Whether NCCL was given up: what the device has summed since may be half of a sum."""
@@ -179,6 +132,33 @@ class ReplicaGroup:
         """Nobody here has used this group, or will."""
         let_go(self.process_groups())
 
+    # ------------------------------------------------------------------ replicas x what a replica consists of
+
+    @property
+    def num_replicas(self) -> int:
+        return self.world_size // self.members
+
+    @property
+    def replica(self) -> int:
+        """Number of the replica that this process belongs to."""
+        return self.rank // self.members
+
+    @property
+    def num_shares(self) -> int:
+        """Into so many shares a batch is divided."""
+        return self.world_size // self.slots_per_share
+
+    @property
+    def share(self) -> int:
+        return self.rank // self.slots_per_share
+
+    @property
+    def alike(self) -> ReplicaGroup:
+        """Who has the same state as this process, one of each replica: its rank there is its replica's number."""
+        return self if self.of_part is None else self.of_part
+
+    # ------------------------------------------------------------------ its process groups
+
     @property
     def has_nccl(self) -> bool:
         return self.data.name() == "nccl"
@@ -191,8 +171,27 @@ class ReplicaGroup:
 
     def process_groups(self) -> list[dist.ProcessGroup]:
         """Each once, in an order that is the same on all replicas."""
-        several = (self.control, self.data, *self.extra, *self.extra_on_host, self.within_node, self.between_nodes)
+        of_part = () if self.of_part is None else self.of_part.process_groups()
+        several = (
+            self.control,
+            self.data,
+            *self.extra,
+            *self.extra_on_host,
+            self.within_node,
+            self.between_nodes,
+            *of_part,
+        )
         return list({id(group): group for group in several if group is not None}.values())
+
+    def meets(self, needs: GroupNeeds) -> bool:
+        by_node = self.within_node is not None or self.between_nodes is not None
+        return (
+            self.has_nccl == needs.nccl
+            and (self.data is not self.control or not needs.apart)
+            and len(self.extra) >= needs.extra
+            and (bool(self.extra_on_host) or not needs.extra_on_host)
+            and (by_node or not needs.by_node)
+        )
 
     def wait(self, work: dist.Work, over: dist.ProcessGroup) -> None:
         """For a collective over one of these groups. Raises RuntimeError when a replica is gone.
@@ -333,7 +332,7 @@ def build_group(
         within = fast(f"within-{local[0]}", local.index(rank), len(local))
     if needs.by_node and len(leaders) > 1 and rank in leaders:
         between = fast("between", leaders.index(rank), len(leaders))
-    return ReplicaGroup(
+    whole = ReplicaGroup(
         rank=rank,
         world_size=world_size,
         num_nodes=len(leaders),
@@ -344,6 +343,26 @@ def build_group(
         within_node=within,
         between_nodes=between,
     )
+    if needs.members == 1 or world_size % needs.members:
+        # A process alone, which has not come to the others of its replica's generation.
+        return whole
+    member = rank % needs.members
+    alike = build_group(
+        store,
+        name=f"{name}/part-{member}",
+        rank=rank // needs.members,
+        nodes=nodes[member :: needs.members],
+        timeout=timeout,
+        host=host,
+        needs=GroupNeeds(carriers=needs.of_parts),
+    )
+    return consisting_of(whole, alike, needs)
+
+
+def consisting_of(whole: ReplicaGroup, alike: ReplicaGroup, needs: GroupNeeds) -> ReplicaGroup:
+    """The group of replicas of several processes; what breaks one of the two off breaks both."""
+    alike = replace(alike, fuse=whole.fuse, aborted=whole.aborted)
+    return replace(whole, members=needs.members, slots_per_share=needs.slots_per_share, of_part=alike)
 
 
 def lone_group(needs: GroupNeeds | None = None) -> ReplicaGroup:

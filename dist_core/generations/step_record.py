@@ -16,6 +16,10 @@ class Standing:
     has_evaluated: bool
     """Whether its code has to run again from behind the epoch's last training loop."""
 
+    @property
+    def come_so_far(self) -> tuple[int, int]:
+        return self.steps, self.updates
+
     def can_go_on_from(self, furthest: Standing) -> bool:
         """Whether this replica comes to where the furthest is by doing what is left of its step."""
         behind = self.steps < furthest.steps

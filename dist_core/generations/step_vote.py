@@ -34,6 +34,9 @@ class Round:
     _work: dist.Work | None
     _wait_for: Callable[[dist.Work], None]
 
+    def __contains__(self, name: str) -> bool:
+        return name in self._places
+
     def __getitem__(self, name: str) -> list[float]:
         """The sums over all replicas of what they put in under this name."""
         sums: list[float] = self._vector[self._places[name]].tolist()

@@ -69,19 +69,20 @@ class Switch:
         The group that trains is whole then: all stay in it.
         """
         members = prepared.generation.members
-        joiners = [rank for rank, name in enumerate(members) if name not in self._present.members]
+        new = [rank for rank, name in enumerate(members) if name not in self._present.members]
         received: dict[str, Any] | None = None
         try:
             with self._losses.meeting(prepared) as group:
+                joiners = sorted({rank // group.members for rank in new})
                 received = share_state(
-                    group, self._states.capture(), joiners=joiners, is_replicated=self._states.is_replicated()
+                    group.alike, self._states.capture(), joiners=joiners, is_replicated=self._states.is_replicated()
                 )
         except PeerLost as error:
             logger.warning("switch given up generation=%d error=%s", prepared.generation.number, error)
         if not self._present.succeeded_everywhere(received is not None):
             self.abandon(prepared)
             return False
-        if group.rank != 0 and received is not None:
+        if group.alike.rank != 0 and received is not None:
             self._states.before_update()
             self._states.restore(received)
         return True

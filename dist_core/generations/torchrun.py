@@ -11,7 +11,8 @@ import torch
 import torch.distributed as dist
 
 from dist_core.errors import InvalidTraining
-from dist_core.generations.process_groups import GroupNeeds, ReplicaGroup
+from dist_core.generations.group_needs import GroupNeeds
+from dist_core.generations.process_groups import ReplicaGroup, consisting_of
 
 TORCHRUN_SECONDS = 300.0
 """Longest wait for the other processes that torchrun started."""
@@ -32,6 +33,20 @@ def join_torchrun(rank: int, world_size: int) -> None:
             f"{TORCHRUN_SECONDS:.0f} s: {error}. Start all ranks with torchrun, or unset RANK and WORLD_SIZE to "
             "train alone"
         ) from error
+
+
+def torchrun_part(rank: int, world_size: int, members: int, needs: GroupNeeds) -> ReplicaGroup:
+    """Of the replicas that each consist of so many of these processes, in order of rank, this one's."""
+    join_torchrun(rank, world_size)
+    found = None
+    for first in range(0, world_size, members):
+        ranks = list(range(first, first + members))
+        control = dist.new_group(ranks, backend="gloo")
+        data = dist.new_group(ranks, backend="nccl" if needs.nccl else "gloo") if needs.apart else control
+        if rank in ranks:
+            found = ReplicaGroup(rank=rank - first, world_size=members, num_nodes=1, data=data, control=control)
+    assert found is not None
+    return found
 
 
 def torchrun_group(rank: int, world_size: int, needs: GroupNeeds) -> ReplicaGroup:
@@ -56,7 +71,7 @@ def torchrun_group(rank: int, world_size: int, needs: GroupNeeds) -> ReplicaGrou
             within = made if leader == local[0] and len(members) > 1 else within
         made = dist.new_group(leaders, backend=fast)
         between = made if rank in leaders and len(leaders) > 1 else None
-    return replace(
+    whole = replace(
         plain,
         num_nodes=len(leaders),
         extra=tuple(dist.new_group(backend=fast) for _ in range(needs.extra)),
@@ -64,3 +79,16 @@ def torchrun_group(rank: int, world_size: int, needs: GroupNeeds) -> ReplicaGrou
         within_node=within,
         between_nodes=between,
     )
+    if needs.members == 1:
+        return whole
+    alike = whole
+    fast = "nccl" if needs.of_parts == {"nccl"} else "gloo"
+    for member in range(needs.members):
+        ranks = list(range(member, world_size, needs.members))
+        made = dist.new_group(ranks, backend="gloo")
+        data = dist.new_group(ranks, backend=fast) if needs.of_parts - {"host"} else made
+        if rank in ranks:
+            alike = ReplicaGroup(
+                rank=ranks.index(rank), world_size=len(ranks), num_nodes=len(leaders), data=data, control=made
+            )
+    return consisting_of(whole, alike, needs)

@@ -28,7 +28,8 @@ from dist_core.link.environment import EXIT_PREEMPTED, WATCH_THREAD, ReplicaEnvi
 if TYPE_CHECKING:
     # They import torch, which a replica that does not train does without.
     from dist_core.generations.address_store import AddressStore
-    from dist_core.generations.process_groups import GroupNeeds, ReplicaGroup
+    from dist_core.generations.group_needs import GroupNeeds
+    from dist_core.generations.process_groups import ReplicaGroup
 
 logger = logging.getLogger(__name__)
 
@@ -291,7 +292,7 @@ class Membership:
             ).start()
 
     def _needs(self) -> GroupNeeds:
-        from dist_core.generations.process_groups import GroupNeeds
+        from dist_core.generations.group_needs import GroupNeeds
 
         return GroupNeeds() if self.group_needs is None else self.group_needs()
 
@@ -299,7 +300,7 @@ class Membership:
         from dist_core.generations.address_store import AddressStore
         from dist_core.generations.process_groups import build_group
 
-        store = AddressStore(self._channel, generation.number, BUILD_TIMEOUT)
+        store = AddressStore(self._channel, {"generation": generation.number}, BUILD_TIMEOUT)
         with self._lock:
             self._store = store
         try:

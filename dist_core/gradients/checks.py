@@ -9,7 +9,7 @@ import torch
 
 from dist_core.device import Device
 from dist_core.errors import InvalidTraining
-from dist_core.generations.process_groups import carrier_for
+from dist_core.generations.group_needs import carrier_for
 from dist_core.gradients.optimizers import asks_its_closure_again, parameters_of
 from dist_core.gradients.patched_calls import models_of
 from dist_core.gradients.reduce import ReductionStrategy

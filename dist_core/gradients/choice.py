@@ -9,7 +9,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from dist_core.device import Mark
 from dist_core.errors import InvalidTraining
-from dist_core.generations.process_groups import GroupNeeds, ReplicaGroup
+from dist_core.generations.group_needs import GroupNeeds
+from dist_core.generations.process_groups import ReplicaGroup
 from dist_core.gradients.bucket_reducer import BucketLayout, BucketReducer
 from dist_core.gradients.noise.norms import segments_of
 from dist_core.gradients.reduce import ParameterServer, ReductionStrategy
@@ -50,7 +51,7 @@ class ReductionChoice:
 
     def refuse(self, group: ReplicaGroup, needs: GroupNeeds) -> None:
         """Raises InvalidTraining when the group lacks what the model needs."""
-        if group.world_size > 1 and not needs.met_by(group):
+        if group.world_size > 1 and not group.meets(needs):
             raise InvalidTraining(
                 f"{self._candidates[0].strategy.name} needs process groups that this generation was built without; "
                 "wrap models in AdaptiveDataParallel before the first training step"

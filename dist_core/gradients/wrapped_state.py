@@ -42,7 +42,9 @@ class WrappedState:
 
     # ------------------------------------------------------------------ saving and loading
 
-    def tensors_of_optimizers(self) -> Iterator[torch.Tensor]:
+    def replicated(self) -> Iterator[torch.Tensor]:
+        """Weights, and the optimizers' state of them."""
+        yield from self._module.parameters()
         for state in (state for each in self._optimizers for state in each.state.values()):
             yield from (value for value in state.values() if isinstance(value, torch.Tensor) and value.numel())
 

@@ -62,7 +62,7 @@ class ReplicaEnvironment:
     member: int = 0
     """Which one of them this is."""
     whole: str = ""
-    """What its replica is called: the ``replica_id`` of its first process."""
+    """What its replica is called: the ``replica_id`` of its first process; empty where this is the only one."""
     grace_seconds: float = GRACE_SECONDS
     """Between being told to end and being ended."""
 
@@ -81,7 +81,7 @@ class ReplicaEnvironment:
             "ELASTUNE_REPLICAS": str(self.replicas),
             "ELASTUNE_MEMBERS": str(self.members),
             "ELASTUNE_MEMBER": str(self.member),
-            "ELASTUNE_WHOLE": self.whole or self.replica_id,
+            "ELASTUNE_WHOLE": self.whole,
             "ELASTUNE_GRACE_SECONDS": str(self.grace_seconds),
         }
         if self.token:
@@ -120,7 +120,7 @@ class ReplicaEnvironment:
                 replicas=int(environ.get("ELASTUNE_REPLICAS", "1")),
                 members=int(environ.get("ELASTUNE_MEMBERS", "1")),
                 member=int(environ.get("ELASTUNE_MEMBER", "0")),
-                whole=environ.get("ELASTUNE_WHOLE", environ["ELASTUNE_REPLICA_ID"]),
+                whole=environ.get("ELASTUNE_WHOLE", ""),
                 grace_seconds=float(environ.get("ELASTUNE_GRACE_SECONDS", GRACE_SECONDS)),
             )
         except KeyError as error:
@@ -155,6 +155,12 @@ def standalone_checkpoint_dir(environ: Mapping[str, str] | None = None) -> Path 
     environ = os.environ if environ is None else environ
     folder = environ.get("ELASTUNE_CHECKPOINT_DIR")
     return Path(folder) if folder else None
+
+
+def standalone_members(environ: Mapping[str, str] | None = None) -> int:
+    """Processes that a replica consists of where no scheduler says so: ``ELASTUNE_MEMBERS``, or 1."""
+    environ = os.environ if environ is None else environ
+    return max(1, int(environ.get("ELASTUNE_MEMBERS", "1")))
 
 
 def standalone_world(environ: Mapping[str, str] | None = None) -> tuple[int, int]:

@@ -100,14 +100,9 @@ def read_manifest(path: Path) -> dict[str, Any]:
     return manifest
 
 
-def newest_checkpoint(folder: Path) -> tuple[Path, dict[str, Any]] | None:
-    """Newest checkpoint that verifies, with its manifest; damaged ones are skipped with a warning."""
-    for _, path in _sequences(folder):
-        try:
-            return path, read_manifest(path)
-        except InvalidCheckpoint as error:
-            logger.warning("checkpoint skipped path=%s reason=%s", path, error)
-    return None
+def checkpoints_of(folder: Path) -> list[Path]:
+    """Newest first."""
+    return [path for _, path in _sequences(folder)]
 
 
 def load_checkpoint(path: Path) -> dict[str, Any]:

@@ -14,18 +14,22 @@ from dist_core.state.trial_checkpoints import TrialCheckpoints
 
 
 class Persistence:
-    """``replicated``: tensors that only optimizers change, the same on all replicas between two steps."""
+    """``part``: of the processes of a replica, this one's number, and how many they are.
+
+    ``replicated``: tensors that only optimizers change, the same on all replicas between two steps.
+    """
 
     def __init__(
         self,
         folder: Path | None,
         registry: StateRegistry,
         *,
+        part: tuple[int, int] = (0, 1),
         replicated: Callable[[], Iterator[torch.Tensor]],
         on_error: Callable[[str], None],
     ) -> None:
         self.registry = registry
-        self.checkpoints = TrialCheckpoints(folder, on_error=on_error)
+        self.checkpoints = TrialCheckpoints(folder, part, on_error=on_error)
         self.has_looked = False
         """Whether this process has looked for a checkpoint of its trial."""
         self._replicated = replicated

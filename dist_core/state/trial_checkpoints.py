@@ -13,8 +13,9 @@ from typing import Any
 
 import torch
 
-from dist_core.state.checkpoint import CheckpointWriter, load_checkpoint, newest_checkpoint
+from dist_core.state.checkpoint import CheckpointWriter, load_checkpoint
 from dist_core.state.interval import checkpoint_interval
+from dist_core.state.parts import merged, newest_in_parts, part_folder
 
 logger = logging.getLogger(__name__)
 
@@ -24,13 +25,18 @@ FIRST_SECONDS = 0.25
 
 
 class TrialCheckpoints:
-    """Nothing is written, and nothing found, where ``folder`` is None."""
+    """Nothing is written, and nothing found, where ``folder`` is None.
 
-    def __init__(self, folder: Path | None, *, on_error: Callable[[str], None]) -> None:
+    ``part``: of the processes that write one together, this one's number, and how many they are.
+    """
+
+    def __init__(self, folder: Path | None, part: tuple[int, int] = (0, 1), *, on_error: Callable[[str], None]) -> None:
         self.folder = folder
         self.interval_seconds: float | None = None
         """Time between two of them as the user sets it; None to weigh their cost against failures."""
-        self._writer = None if folder is None else CheckpointWriter(folder, on_error=on_error)
+        self._parts = part[1]
+        mine = folder if folder is None else part_folder(folder, part[0])
+        self._writer = None if mine is None else CheckpointWriter(mine, on_error=on_error)
         self._last: float | None = None
         self._costs: deque[float] = deque(maxlen=9)
         self._failures = self._came_from_failure = 0
@@ -48,15 +54,19 @@ class TrialCheckpoints:
         return self._trained_before + running
 
     def load_newest(self) -> dict[str, Any] | None:
-        """The state of the newest one that verifies; coming from one that was not its run's last is a failure."""
-        found = newest_checkpoint(self.folder) if self.folder is not None else None
+        """The state of the newest one that verifies; coming from one that was not its run's last is a failure.
+
+        Of one that several processes have written: theirs together (``parts``).
+        """
+        found = newest_in_parts(self.folder) if self.folder is not None else None
         if found is None:
             return None
-        path, manifest = found
+        paths, manifest = found
+        path = paths[0]
         if not manifest["summary"].get("left", False):
             self._came_from_failure = 1
         logger.info("resumed checkpoint=%s epoch=%d", path.name, manifest["summary"]["epoch"])
-        return load_checkpoint(path)
+        return merged([load_checkpoint(path) for path in paths])
 
     @property
     def is_due(self) -> bool:
@@ -90,7 +100,7 @@ class TrialCheckpoints:
         if self._writer is None:
             return
         began = time.perf_counter()
-        self._writer.save(state, {**summary, "left": leaving}, wait=leaving or wait, keeps=keeps)
+        self._writer.save(state, {**summary, "left": leaving, "parts": self._parts}, wait=leaving or wait, keeps=keeps)
         if not leaving and not wait:
             self._costs.append(time.perf_counter() - began)
         self._last = time.monotonic()

@@ -81,7 +81,8 @@ class Accumulator(MutableMapping[str, Any]):
                 f"accumulator[{key!r}] += value"
             )
         else:
-            self._pending[key] = self._pending.get(key, 0.0) + value.value
+            added = value.value if get_core().adds_up else 0.0
+            self._pending[key] = self._pending.get(key, 0.0) + added
 
     def __iadd__(self, other: Any) -> Self:
         self.update(other)

@@ -34,7 +34,8 @@ class Evaluation:
 
         ``seen``: first and number of those, in the order of training, that the replicas have had already.
         """
-        rank, world_size = core.generation.group.rank, core.generation.group.world_size
+        # Processes of one replica compute together: they evaluate the same samples.
+        rank, world_size = core.generation.group.replica, core.generation.group.num_replicas
         samples = self._loader.source.num_samples
         batch = self._loader.batch_size
         if samples is not None and -(-samples // batch) < world_size:

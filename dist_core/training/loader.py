@@ -159,7 +159,7 @@ class AdaptiveDataLoader:
         """Global batch size of the next step."""
         core = get_core()
         if self._paces and core.adaptation is not None:
-            return core.adaptation.global_batch(core.generation.group.world_size)
+            return core.adaptation.global_batch(core.generation.group.num_shares)
         return self.batch_size
 
     @property
@@ -168,7 +168,7 @@ class AdaptiveDataLoader:
         core = get_core()
         if self._paces and core.adaptation is not None and core.adaptation.bounds.adaptive:
             return core.adaptation.atomic_batch
-        return fixed_choice(self.bounds, core.generation.group.world_size)[0]
+        return fixed_choice(self.bounds, core.generation.group.num_shares)[0]
 
     @property
     def accumulation_steps(self) -> int:

@@ -6,7 +6,7 @@ What it is to its trial is a ``WrappedModel``; here are the passes through torch
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal
 
@@ -20,14 +20,16 @@ from dist_core.gradients.checks import refuse_what_cannot_be_trained, refuse_wha
 from dist_core.gradients.choice import ReductionChoice
 from dist_core.gradients.learning_rate import ScalingRule
 from dist_core.gradients.noise.estimator import NoiseScale
-from dist_core.gradients.noise.measurements import Measurements
 from dist_core.gradients.reduce import ReductionStrategy, reduction_strategy
 from dist_core.gradients.served_weights import served_by
+from dist_core.gradients.step_place import StepPlace
+from dist_core.gradients.wrapped_state import WrappedState
 from dist_core.link.environment import gpu_share
 from dist_core.tensorboard import write_scalars
 from dist_core.torch_private import leave_uncompiled
 from dist_core.training.reduction import BucketReduction
-from dist_core.training.wrapped_model import WrappedModel, as_list
+from dist_core.training.step_passes import StepPasses
+from dist_core.training.wrapped_model import WrappedModel, as_list, measurements_of, schedules_in
 from dist_core.trial.current import get_core
 
 AUTO_CAPS_MB = (25.0, 4.0, 100.0)
@@ -67,8 +69,6 @@ class AdaptiveDataParallel(DistributedDataParallel):
         refuse_what_cannot_be_trained(model, optimizers, options)
         place = next(each.device for each in model.parameters() if each.requires_grad)
         limit_memory(place, gpu_share())
-        if noise_every is not None and noise_every < 1:
-            raise InvalidTraining(f"noise_every is {noise_every}; it must be at least 1 step, or None")
         core = get_core()
         names = [reduction] if isinstance(reduction, str) or not isinstance(reduction, Sequence) else list(reduction)
         strategies = [reduction_strategy(each) for each in names]
@@ -83,24 +83,25 @@ class AdaptiveDataParallel(DistributedDataParallel):
         self._no_sync = False
         choice = ReductionChoice(strategies, AUTO_CAPS_MB if bucket_cap_mb == "auto" else (None,))
         served, device = served_by(choice.server, optimizers), device_of(place)
-
-        def reduces(measured: Measurements, begins: Callable[[], None]) -> BucketReduction:
-            self._over = BucketReduction(core, self, device, choice, measured, served, begins=begins)
-            return self._over
-
+        step_place, state = StepPlace(), WrappedState(model, optimizers, schedules_in(lr_scheduler), mp_scaler)
+        measured = measurements_of(core, model, optimizers, device, preconditioned)
+        self._over = BucketReduction(
+            core, self, device, choice, measured, served, begins=lambda: self.part.begin_reduction()
+        )
+        self._passes = StepPasses(core, model, step_place, self._over, measured, state, serves=served is not None)
         self.part = WrappedModel(
             core,
             self,
             model,
             optimizers,
-            device,
-            schedules=[each for each in as_list(lr_scheduler) if hasattr(each, "step")],
-            scaler=mp_scaler,
+            place=step_place,
+            measurements=measured,
+            state=state,
+            over=self._over,
+            passes=self._passes,
             scaling_rule=scaling_rule,
             noise_every=noise_every,
-            preconditioned=preconditioned,
             served=served,
-            reduces=reduces,
         )
         self.part.take_part(name)
 
@@ -117,7 +118,7 @@ class AdaptiveDataParallel(DistributedDataParallel):
             output = self.module(*inputs, **kwargs)
         else:
             output = self._forward_through_reducer(inputs, kwargs)
-        part.passes.watch(output)
+        self._passes.watch(output)
         return output
 
     @property
@@ -143,7 +144,7 @@ class AdaptiveDataParallel(DistributedDataParallel):
     @contextmanager
     def no_sync(self) -> Iterator[None]:
         """Gradients of passes within are only summed up locally, to be reduced with the next pass outside."""
-        self.part.passes.accumulate_for_user()
+        self._passes.accumulate_for_user()
         before, self._no_sync = self._no_sync, True
         try:
             yield

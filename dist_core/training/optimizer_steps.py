@@ -96,7 +96,7 @@ class OptimizerSteps:
             return False
         last, here = None if group.passive else group.last_bucket, self._device.mark()
         self.reduction = None if last is None else Elapsed(last, here)
-        if not self._core.steps.await_vote() or not self._sums_are_whole(here):
+        if not self._over.whole_replica_agrees(self._core.steps.await_vote() and self._sums_are_whole(here)):
             return False
         for each in sharing:
             each._place.stepped = True

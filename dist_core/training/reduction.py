@@ -8,7 +8,8 @@ from typing import Any, Protocol, cast
 from torch.nn.parallel import DistributedDataParallel
 
 from dist_core.device import Device, Mark
-from dist_core.generations.process_groups import GroupNeeds, ReplicaGroup, carrier_for
+from dist_core.generations.group_needs import GroupNeeds, carrier_for
+from dist_core.generations.process_groups import ReplicaGroup
 from dist_core.gradients.bucket_reducer import BucketReducer, StepNorms
 from dist_core.gradients.choice import ReductionChoice
 from dist_core.gradients.noise.measurements import Measurements
@@ -58,6 +59,10 @@ class Reduction(Protocol):
 
     def note_update(self) -> None:
         """The optimizer has made an update."""
+        ...
+
+    def whole_replica_agrees(self, succeeded: bool) -> bool:
+        """Whether the step's sums are whole on all processes of this replica, of which this one says what it has."""
         ...
 
     def end_training_loop(self) -> None: ...
@@ -141,6 +146,9 @@ class BucketReduction:
         """At a step boundary, on all replicas: go to the next candidate, or to the one that rank 0 announced."""
         if not self.is_alone:
             self._choice.tune(announced, self._model, self.group)
+
+    def whole_replica_agrees(self, succeeded: bool) -> bool:
+        return succeeded
 
     def note_update(self) -> None:
         self._choice.time_step(self._device.mark, world_size=self._core.generation.group.world_size)

@@ -68,7 +68,7 @@ class StepTimes:
         else:
             reduces = index == len(step.micro_batches) - 1
             group, size = self._core.generation.group, len(step.micro_batches[index])
-            seconds = emulated.pass_seconds(group.num_nodes, group.world_size, size, reduces=reduces)
+            seconds = emulated.pass_seconds(group.num_nodes, group.num_shares, size, reduces=reduces)
             self._passes.append(known_seconds(emulated.hold(self._began, seconds)))
         self._begin_pass()
 
@@ -81,12 +81,12 @@ class StepTimes:
         reductions = [model.reduction for model in core.models]
         self._waiting.append(
             _Step(
-                configuration=Configuration(group.num_nodes, group.world_size, atomic, core.adaptation.node_kind),
+                configuration=Configuration(group.num_nodes, group.num_shares, atomic, core.adaptation.node_kind),
                 generation=core.generation.number,
                 ended=time.monotonic(),
                 passes=self._passes,
                 reductions=[each for each in reductions if each is not None],
-                is_split=measures and group.world_size == 1,
+                is_split=measures and group.num_replicas == 1,
             )
         )
         if len(self._waiting) > MOST_WAITING:

@@ -201,14 +201,14 @@ class TrainingLoop:
         assert core.adaptation is not None
         adaptive = core.pacing.loader is self._loader and self._loader.bounds.adaptive
         return Division(
-            rank=core.generation.group.rank,
-            world_size=core.generation.group.world_size,
+            rank=core.generation.group.share,
+            world_size=core.generation.group.num_shares,
             global_batch=self._loader.current_batch_size,
             accumulation=core.adaptation.accumulation if core.pacing.loader is self._loader else 0,
             first_step=core.position.steps,
-            measures=functools.partial(core.models.measures, num_replicas=core.generation.group.world_size),
-            splits_measured=core.generation.group.world_size == 1 and adaptive and not core.habits.trains_in_turns,
-            splits_first=fixed_choice(self._loader.bounds, core.generation.group.world_size)[1] > 0,
+            measures=functools.partial(core.models.measures, num_replicas=core.generation.group.num_replicas),
+            splits_measured=core.generation.group.num_replicas == 1 and adaptive and not core.habits.trains_in_turns,
+            splits_first=fixed_choice(self._loader.bounds, core.generation.group.num_shares)[1] > 0,
             varies=adaptive,
             drop_last=self._loader.drop_last and not adaptive,
             stream_workers=core.habits.stream_workers or 1,

@@ -6,13 +6,15 @@ measured (``StepPasses``), and the learning rate is scaled around the optimizer'
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, cast
+from collections.abc import Iterator, Sequence
+from typing import Any, Protocol, cast
 
 import torch
 
 from dist_core.device import Device, Elapsed
-from dist_core.generations.process_groups import GroupNeeds, ReplicaGroup
+from dist_core.errors import InvalidTraining
+from dist_core.generations.group_needs import GroupNeeds
+from dist_core.generations.process_groups import ReplicaGroup
 from dist_core.goodput import GradientStatistics
 from dist_core.gradients.learning_rate import ScalingRule
 from dist_core.gradients.noise.measurements import Measurements
@@ -22,21 +24,50 @@ from dist_core.gradients.scaled_rates import ScaledRates
 from dist_core.gradients.schedules import schedules_unknown
 from dist_core.gradients.served_weights import ServedWeights
 from dist_core.gradients.step_place import StepPlace
-from dist_core.gradients.wrapped_state import WrappedState
 from dist_core.state.states import FunctionState
 from dist_core.training.batch_scale import BatchScale
 from dist_core.training.optimizer_steps import OptimizerSteps
 from dist_core.training.reduction import Reduction
 from dist_core.training.schedule_steps import ScheduleSteps
-from dist_core.training.step_passes import StepPasses
 from dist_core.trial.core import TrainingCore
+from dist_core.trial.participants import Passes
+
+
+class ModelState(Protocol):
+    """What a checkpoint holds of a wrapped model, its optimizers, schedules and scaler."""
+
+    schedules: list[Any]
+    scaler: Any
+
+    def adopt_schedule(self, schedule: Any) -> None: ...
+
+    def adopt_scaler(self, scaler: Any) -> None: ...
+
+    def replicated(self) -> Iterator[torch.Tensor]:
+        """Weights, and the optimizers' state of them."""
+        ...
+
+    def state_dict(self) -> dict[str, Any]: ...
+
+    def load_state_dict(self, state: dict[str, Any]) -> None: ...
+
+
+def measurements_of(
+    core: TrainingCore,
+    module: torch.nn.Module,
+    optimizers: Sequence[torch.optim.Optimizer],
+    device: Device,
+    preconditioned: bool | None,
+) -> Measurements:
+    """``preconditioned``: as the optimizers see gradients; None: for Adam's family."""
+    precondition = all(map(is_adam, optimizers)) if preconditioned is None else preconditioned
+    return Measurements(module, device, AdamPreconditioner(optimizers) if precondition else None, core.warn)
 
 
 class WrappedModel:
-    """``outer``: the module that the user calls. ``served``: the weights' server, where one makes the updates.
+    """``outer``: the module that the user calls; ``module``: the one with the weights. ``over``: what sums gradients.
 
-    ``reduces``: makes what sums the gradients, from the measurements and what to call when a step's first bucket is
-    written.
+    ``served``: the weights' server, where one makes the updates.
     """
 
     def __init__(
@@ -45,52 +76,35 @@ class WrappedModel:
         outer: torch.nn.Module,
         module: torch.nn.Module,
         optimizers: Sequence[torch.optim.Optimizer],
-        device: Device,
         *,
-        schedules: Sequence[Any],
-        scaler: Any,
+        place: StepPlace,
+        measurements: Measurements,
+        state: ModelState,
+        over: Reduction,
+        passes: Passes,
         scaling_rule: str | ScalingRule | None,
         noise_every: int | None,
-        preconditioned: bool | None,
-        served: ServedWeights | None,
-        reduces: Callable[[Measurements, Callable[[], None]], Reduction],
+        served: ServedWeights | None = None,
     ) -> None:
+        if noise_every is not None and noise_every < 1:
+            raise InvalidTraining(f"noise_every is {noise_every}; it must be at least 1 step, or None")
         self._core = core
         self._outer = outer
         self.module = module
         self.optimizers = optimizers
-        self.device_of_gradients = device
-        self.step_place = StepPlace()
+        self.device_of_gradients: Device = measurements.device
+        self.step_place = place
         self.noise_every = noise_every
         self._served = served
-        precondition = all(map(is_adam, optimizers)) if preconditioned is None else preconditioned
-        preconditioner = AdamPreconditioner(optimizers) if precondition else None
+        self.measurements = measurements
+        self._wrapped_state = state
+        self.over = over
+        self.passes = passes
         self._rates = ScaledRates(scaling_rule, optimizers, core.warn)
-        self._measurements = Measurements(module, device, preconditioner, core.warn)
-        self._wrapped_state = WrappedState(module, optimizers, schedules, scaler)
-        self.over = reduces(self._measurements, self._begin_reduction)
-        self.passes = StepPasses(
-            core,
-            module,
-            self.step_place,
-            self.over,
-            self._measurements,
-            self._wrapped_state,
-            serves=served is not None,
-        )
-        self._schedule_steps = ScheduleSteps(core, self.step_place)
-        self._scale = BatchScale(core, self.step_place, self._measurements, self._rates)
+        self._schedule_steps = ScheduleSteps(core, place)
+        self._scale = BatchScale(core, place, measurements, self._rates)
         self._steps = OptimizerSteps(
-            core,
-            device,
-            module,
-            optimizers,
-            self.step_place,
-            self.over,
-            self._measurements,
-            self._rates,
-            self._scale,
-            served,
+            core, measurements.device, module, optimizers, place, over, measurements, self._rates, self._scale, served
         )
 
     def take_part(self, name: str | None) -> None:
@@ -136,7 +150,8 @@ class WrappedModel:
         outside = self.step_place.step is None or self._core.loops.evaluations > 0
         return not self.training and not self.step_place.is_dry and outside
 
-    def _begin_reduction(self) -> None:
+    def begin_reduction(self) -> None:
+        """A step's first gradients are about to be summed."""
         self.passes.note_loss_scale()
         if self._is_primary and self.step_place.step is not None:
             self._core.steps.launch_vote()
@@ -177,16 +192,12 @@ class WrappedModel:
 
     def norms_to_sum(self) -> tuple[float, float]:
         """What this replica adds to the round that is being launched."""
-        return self._measurements.to_sum(self._core.position.steps)
+        return self.measurements.to_sum(self._core.position.steps)
 
     def take_norms(self, first: float, second: float) -> None:
         """The sums over the replicas, the same on all of them."""
         may_overflow = self._wrapped_state.scaler is not None
-        self._measurements.take((first, second), init_batch=self._scale.init_batch, may_overflow=may_overflow)
-
-    @property
-    def measurements(self) -> Measurements:
-        return self._measurements
+        self.measurements.take((first, second), init_batch=self._scale.init_batch, may_overflow=may_overflow)
 
     @property
     def statistics(self) -> GradientStatistics | None:
@@ -246,24 +257,27 @@ class WrappedModel:
     def replicated_tensors(self) -> Iterator[torch.Tensor]:
         """What is the same on all replicas between two steps: weights, and the optimizer's state of them."""
         if self._served is None:
-            yield from self.module.parameters()
-            yield from self._wrapped_state.tensors_of_optimizers()
+            yield from self._wrapped_state.replicated()
 
     def _save(self) -> dict[str, Any]:
         if self._served is not None:
             self._served.settle()
-        tuned, noise = self.over.state_dict(), self._measurements.noise.state_dict()
+        tuned, noise = self.over.state_dict(), self.measurements.noise.state_dict()
         return {**self._wrapped_state.state_dict(), "noise": noise, "tuned": tuned}
 
     def _load(self, state: dict[str, Any]) -> None:
         self._wrapped_state.load_state_dict(state)
-        self._measurements.noise.load_state_dict(state["noise"])
+        self.measurements.noise.load_state_dict(state["noise"])
         self.over.load_state_dict(state["tuned"])
-        if self._measurements.preconditioner is not None:
-            self._measurements.preconditioner.forget()
+        if self.measurements.preconditioner is not None:
+            self.measurements.preconditioner.forget()
 
 
 def as_list(given: Any) -> list[Any]:
     if given is None:
         return []
     return list(given) if isinstance(given, (list, tuple)) else [given]
+
+
+def schedules_in(given: Any) -> list[Any]:
+    return [each for each in as_list(given) if hasattr(each, "step")]

@@ -89,7 +89,7 @@ class BatchAgreement:
         group = self._present.group
         if group.rank != 0 or self.adaptation is None:
             return (*_NOTHING, *_NOTHING)
-        proposal = self.adaptation.proposal(group.num_nodes, group.world_size)
+        proposal = self.adaptation.proposal(group.num_nodes, group.num_shares)
         now = _NOTHING if proposal is None else proposal
         later = _NOTHING if prepared is None or prepared.group is None else self._for_prepared(prepared.group)
         return (*map(float, now), *map(float, later))
@@ -111,7 +111,7 @@ class BatchAgreement:
 
     def _chosen_for(self, group: ReplicaGroup) -> tuple[int, int]:
         assert self.adaptation is not None
-        return self.adaptation.choose(group.num_nodes, group.world_size, switching=True)
+        return self.adaptation.choose(group.num_nodes, group.num_shares, switching=True)
 
     # ------------------------------------------------------------------ what limits it
 

@@ -102,8 +102,9 @@ class Changes:
         group = None
         if world_size > 1:
             group = torchrun_group(rank, world_size, self._models.group_needs)
-            received = hand_over(group, self._states.capture() if rank == 0 else None)
-            if rank != 0:
+            alike = group.alike
+            received = hand_over(alike, self._states.capture() if alike.rank == 0 else None)
+            if alike.rank != 0:
                 self._states.restore(received)
         self._present.enter_without_scheduler(group)
         self._random.enter(rank, 0)

@@ -85,6 +85,13 @@ class TrainingCore(Pieces):
         return self.loops.replaying or self.generation.is_outside
 
     @property
+    def adds_up(self) -> bool:
+        """Whether what this process counts is no other one's as well: those of one replica may see the same samples."""
+        if self.whole.member == 0 or self.models.group_needs.members == 1:
+            return True
+        return self.position.in_training_loop and self.models.group_needs.slots_per_share == 1
+
+    @property
     def buckets_settled(self) -> bool:
         """Whether the models' gradient buckets are in the order of a joiner's, or nobody will ever join."""
         return self.environment is None or self.position.own_steps >= DRY_STEPS

@@ -48,7 +48,8 @@ class Hinting:
             epoch=self._position.epoch,
             epoch_fraction=fraction,
             epoch_seconds=self._news.typical_epoch_seconds(fraction),
-            global_batch=adaptation.global_batch(self._present.group.world_size),
+            global_batch=adaptation.global_batch(self._present.group.num_shares),
             goodput=adaptation.measured_goodput,
             rescale_pause_seconds=self._news.typical_pause,
+            slots_per_share=self._present.group.slots_per_share,
         )

@@ -154,7 +154,10 @@ class Loops:
             # Also without one that was lost in the last step: whoever has not noticed does so here.
             buffers = self._models.buffers()
             if buffers:
-                self._together.do(lambda group: broadcast_in_place(group, buffers))
+                # Parts that compute one share together have buffers of their own.
+                self._together.do(
+                    lambda group: broadcast_in_place(group if group.slots_per_share == 1 else group.alike, buffers)
+                )
             self._sums.settle()
         self._way_back.begin_between_loops()
 

@@ -6,7 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 
-from dist_core.generations.process_groups import GroupNeeds, ReplicaGroup
+from dist_core.generations.group_needs import GroupNeeds
+from dist_core.generations.process_groups import ReplicaGroup
 from dist_core.generations.step_vote import Ballot, Round
 from dist_core.goodput import GradientStatistics
 from dist_core.gradients.noise.estimator import is_measured

@@ -9,7 +9,8 @@ import torch
 
 from dist_core.data.order import StepPlan
 from dist_core.device import Device, Elapsed
-from dist_core.generations.process_groups import GroupNeeds, ReplicaGroup
+from dist_core.generations.group_needs import GroupNeeds
+from dist_core.generations.process_groups import ReplicaGroup
 from dist_core.goodput import BatchBounds, GradientStatistics
 from dist_core.gradients.step_place import StepPlace
 
@@ -85,6 +86,10 @@ class Passes(Protocol):
         ...
 
     def drop_gradients(self) -> None: ...
+
+    def note_loss_scale(self) -> None:
+        """As it is during backward: a scaler changes it before the step is over."""
+        ...
 
 
 class TrainedModel(Protocol):

@@ -9,6 +9,7 @@ from dist_core.generations.running_sums import RunningSums
 from dist_core.generations.step_record import StepRecord
 from dist_core.generations.step_vote import StepVote
 from dist_core.generations.watch import Membership
+from dist_core.generations.whole import Whole
 from dist_core.link.client import ControlChannel
 from dist_core.link.environment import ReplicaEnvironment, emulated_profile, standalone_checkpoint_dir
 from dist_core.link.news import News
@@ -47,6 +48,7 @@ class Pieces:
         self.membership: Membership | None = None if replica is None else replica.membership
         self.registry = StateRegistry() if before is None else before.registry
         self.news = News(None if replica is None else replica.hints)
+        self.whole = Whole(environment, self.channel)
         self.position = Position()
         self.generation = PresentGeneration()
         self.models = Models()
@@ -57,7 +59,13 @@ class Pieces:
         self.sums = RunningSums(met=self.record.note_meeting)
         self.leaving = Leaving(self.membership)
         self.memory_limit = MemoryLimit(folder)
-        self.states = Persistence(folder, self.registry, replicated=self.models.replicated, on_error=self.news.warn)
+        self.states = Persistence(
+            folder,
+            self.registry,
+            part=(self.whole.member, self.whole.members),
+            replicated=self.models.replicated,
+            on_error=self.news.warn,
+        )
         self.way_back = WayBack(self.generation, self.position, self.states, self.sums, self.models.trained)
         self.batch = BatchAgreement(
             self.generation,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NoReturn
 
 from dist_core.errors import ReplicaExit
@@ -40,16 +41,28 @@ class Saving:
     # ------------------------------------------------------------------ while it trains
 
     def save_if_due(self) -> None:
-        if self._is_ours and self._states.checkpoints.is_due:
+        if self._present.group.members == 1 and self._is_due:
             self.save(leaving=False)
+
+    def vote(self) -> Sequence[float]:
+        """What this process adds to a step's round where all processes of a replica have to write at the same step."""
+        return (float(self._present.group.rank == 0 and self._is_due),)
+
+    def follow(self, votes: Sequence[float]) -> None:
+        if votes[0] > 0 and self._is_ours:
+            self.save(leaving=False)
+
+    @property
+    def _is_due(self) -> bool:
+        return self._is_ours and self._states.checkpoints.is_due
 
     @property
     def _is_ours(self) -> bool:
         """Whether this replica writes for the trial, and something that can be gone on from."""
-        return self._present.group.rank == 0 and self._present.joined and not self._position.is_past_the_end
+        return self._present.group.replica == 0 and self._present.joined and not self._position.is_past_the_end
 
     def save(self, *, leaving: bool, wait: bool = False) -> None:
-        """Write all registered states; rank 0 only."""
+        """Write all registered states; the processes of the first replica only, each its part."""
         summary = {
             "epoch": self._position.epoch,
             "steps": self._position.steps,

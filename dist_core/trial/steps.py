@@ -84,6 +84,8 @@ class Steps:
             "rates": (rates, rates**2),
             **self._models.ballot(is_first=self._present.group.rank == 0),
         }
+        if self._present.group.members > 1:
+            ballot["save"] = self._saving.vote()
         if self._sums_ride:
             ballot["sums"] = self._sums.send()
         return ballot, prepared
@@ -125,6 +127,8 @@ class Steps:
             self._saving.leave_preempted()
         if agreed.prepared is not None:
             self._changes.follow(agreed.prepared, agreed["generation"], later)
+        if "save" in agreed:
+            self._saving.follow(agreed["save"])
         self._saving.save_if_due()
         self._hinting.tell_if_due()
 

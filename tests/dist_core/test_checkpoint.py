@@ -24,7 +24,6 @@ from dist_core.state.checkpoint import (
     ABANDONED_SECONDS,
     CheckpointWriter,
     load_checkpoint,
-    newest_checkpoint,
     read_manifest,
     write_checkpoint,
 )
@@ -32,6 +31,7 @@ from dist_core.state.copies import Copying
 from dist_core.state.interval import checkpoint_interval, mean_time_to_failure
 from dist_core.state.memory_limit import MemoryLimit
 from dist_core.state.packing import pack, unpack
+from dist_core.state.parts import newest_in_parts
 from dist_core.state.states import FunctionState, StateRegistry
 from tests.support.checkpoints import written_by
 from tests.support.director import until
@@ -42,9 +42,9 @@ STATE = {"model": {"w": torch.arange(4.0), "n": 3}, "list": [1, (2.5, None)], "t
 
 def test_a_checkpoint_comes_back_as_it_was(tmp_path: Path) -> None:
     write_checkpoint(tmp_path, 1, STATE, {"epoch": 2})
-    found = newest_checkpoint(tmp_path)
+    found = newest_in_parts(tmp_path)
     assert found is not None
-    path, manifest = found
+    [path], manifest = found
     assert manifest["summary"] == {"epoch": 2}
     loaded = load_checkpoint(path)
     assert torch.equal(loaded["model"]["w"], STATE["model"]["w"])  # type: ignore[index]
@@ -88,7 +88,7 @@ def test_a_damaged_checkpoint_is_skipped_for_the_one_before(tmp_path: Path, dama
         manifest.write_text("{")
     else:
         manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "format": 99}))
-    found = newest_checkpoint(tmp_path)
+    found = newest_in_parts(tmp_path)
     assert found is not None
     assert found[1]["summary"] == {"epoch": 1}
 
@@ -106,7 +106,7 @@ def test_a_write_that_fails_leaves_the_previous_one_and_says_so(
     monkeypatch.setattr(torch, "save", full)
     writer.save(STATE, {"epoch": 2}, wait=True)
     assert "No space left on device" in said[0]
-    found = newest_checkpoint(tmp_path)
+    found = newest_in_parts(tmp_path)
     assert found is not None
     assert found[1]["summary"] == {"epoch": 1}
     assert not list(tmp_path.glob("partial-*"))
@@ -132,7 +132,7 @@ def test_two_writers_in_turn_do_not_delete_each_others_newest(tmp_path: Path) ->
     for epoch in range(5):
         first.save(STATE, {"epoch": epoch}, wait=True)
     second.save(STATE, {"epoch": 99}, wait=True)
-    found = newest_checkpoint(tmp_path)
+    found = newest_in_parts(tmp_path)
     assert found is not None
     assert found[1]["summary"] == {"epoch": 99}
 
@@ -185,9 +185,9 @@ def test_a_checkpoint_asked_for_while_another_is_written_is_written_too(tmp_path
         weights.fill_(number)
         writer.save({"weights": weights}, {}, keeps=lambda tensor: True, wait=number == 7)
         writer.settle()
-    found = newest_checkpoint(tmp_path)
+    found = newest_in_parts(tmp_path)
     assert found is not None
-    assert (load_checkpoint(found[0])["weights"] == 7).all()
+    assert (load_checkpoint(found[0][0])["weights"] == 7).all()
 
 
 def keep_writing(folder: Path, sequence: int, begun: Any) -> None:
@@ -214,9 +214,9 @@ def test_killed_at_random_points_there_is_always_a_loadable_one(tmp_path: Path, 
         process.kill()
         process.join()
         process.close()
-        found = newest_checkpoint(tmp_path)
+        found = newest_in_parts(tmp_path)
         assert found is not None
-        state = load_checkpoint(found[0])
+        state = load_checkpoint(found[0][0])
         assert state["sequence"] > newest
         assert (state["w"] == state["sequence"]).all()
         newest = state["sequence"]

@@ -17,7 +17,7 @@ from dist_core import AdaptiveDataLoader, AdaptiveDataParallel, remaining_epochs
 from dist_core.data.batch_size import Adaptation
 from dist_core.device import HOST, Device, Elapsed, device_of, known_seconds
 from dist_core.errors import InvalidTraining
-from dist_core.generations.process_groups import GroupNeeds, carrier_for
+from dist_core.generations.group_needs import GroupNeeds, carrier_for
 from dist_core.gradients.noise.norms import AdamPreconditioner
 from dist_core.gradients.reduce import STRATEGIES, reduction_strategy
 from dist_core.gradients.reduce.ordered_worker import OrderedWorker

@@ -16,7 +16,8 @@ from torch.utils.data import TensorDataset
 
 from dist_core import AdaptiveDataLoader, AdaptiveDataParallel, remaining_epochs_until
 from dist_core.device import device_of, limit_memory, release_cached_memory
-from dist_core.generations.process_groups import GroupNeeds, build_group, carrier_for
+from dist_core.generations.group_needs import GroupNeeds, carrier_for
+from dist_core.generations.process_groups import build_group
 from dist_core.generations.state_transfer import broadcast_in_place, hand_over, share_state
 from dist_core.state.checkpoint import CheckpointWriter
 from dist_core.state.copies import in_host_memory

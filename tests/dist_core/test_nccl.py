@@ -18,7 +18,8 @@ from torch.utils.data import TensorDataset
 from dist_core import AdaptiveDataLoader, AdaptiveDataParallel, remaining_epochs_until
 from dist_core.device import device_of
 from dist_core.errors import PeerLost
-from dist_core.generations.process_groups import GroupNeeds, build_group, carrier_for
+from dist_core.generations.group_needs import GroupNeeds, carrier_for
+from dist_core.generations.process_groups import build_group
 from dist_core.trial.current import get_core, reset_core
 from tests.support.gpus import EXACT, ON_CPU, assert_close, settle_on_a_place, trained, two_gpus
 from tests.support.perceptrons import MODELS, train

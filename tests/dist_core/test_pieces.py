@@ -10,10 +10,11 @@ import torch
 
 from dist_core.errors import InvalidTraining, PeerLost, ReplicaExit
 from dist_core.generations.decision import Generation
+from dist_core.generations.group_needs import GroupNeeds
 from dist_core.generations.heal import Heal
 from dist_core.generations.losses import Losses
 from dist_core.generations.present import DRY_STEPS, PresentGeneration
-from dist_core.generations.process_groups import GroupNeeds, ReplicaGroup, lone_group
+from dist_core.generations.process_groups import ReplicaGroup, lone_group
 from dist_core.generations.step_record import Standing, StepRecord
 from dist_core.generations.step_vote import StepVote
 from dist_core.generations.watch import Membership, Prepared

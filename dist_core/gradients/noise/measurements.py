@@ -43,7 +43,7 @@ class Measurements:
         warn: Callable[[str], None],
     ) -> None:
         self._module = module
-        self._device = device
+        self.device = device
         self._warn = warn
         self.preconditioner = preconditioner
         self.noise = NoiseScale()
@@ -72,12 +72,12 @@ class Measurements:
 
     def measure_part(self, share: float) -> None:
         """One micro-batch is through its backward pass, with this share of the batch's examples."""
-        self._part_norms.append(self._norm_of_all() * share)
+        self._part_norms.append(self.norm_of_all() * share)
 
     def measure_whole(self) -> None:
-        self._whole_norm = self._norm_of_all()
+        self._whole_norm = self.norm_of_all()
 
-    def _norm_of_all(self) -> torch.Tensor:
+    def norm_of_all(self) -> torch.Tensor:
         """Squared norm of the present gradients."""
         pairs = ((parameter, parameter.grad) for parameter in self._module.parameters())
         gradients = [(parameter, gradient) for parameter, gradient in pairs if gradient is not None]
@@ -101,9 +101,9 @@ class Measurements:
         if self.loss_scale is not None:
             # Gradients in mixed precision are multiplied by the loss scale; their squared norms by its square.
             values = values / self.loss_scale.to(values.device).double() ** 2
-        in_host_memory = self._device.host_memory(values.shape, values.dtype)
-        self._device.copy(in_host_memory, values)
-        arrived = self._device.mark()
+        in_host_memory = self.device.host_memory(values.shape, values.dtype)
+        self.device.copy(in_host_memory, values)
+        arrived = self.device.mark()
         parts = num_parts if over_replicas is not None else num_micro_batches
         self._waiting.append(
             _Measured(values=in_host_memory, arrived=arrived, step=step, num_parts=parts, global_batch=global_batch)
@@ -112,7 +112,7 @@ class Measurements:
 
     def _sum_of(self, parts: list[torch.Tensor]) -> torch.Tensor:
         # Made in the reductions' streams.
-        self._device.read_here(parts)
+        self.device.read_here(parts)
         return torch.stack(parts).sum()
 
     # ------------------------------------------------------------------ in a later step's round
@@ -120,7 +120,7 @@ class Measurements:
     def to_sum(self, step: int) -> tuple[float, float]:
         """What this replica adds to the round of this step."""
         # A GPU's norms arrive while the next step is computed; one step more, and nobody waits for them.
-        age = 1 if self._device.is_host else 2
+        age = 1 if self.device.is_host else 2
         if not self._waiting or step - self._waiting[0].step < age:
             return 0.0, 0.0
         measured = self._waiting.popleft()

@@ -45,6 +45,9 @@ def _at_least_single(tensor: torch.Tensor) -> torch.dtype:
 
 def values_of(gradient: torch.Tensor) -> torch.Tensor:
     """A gradient's numbers as a flat tensor; of a sparse one, those that are there."""
+    if hasattr(gradient, "to_local"):
+        # Of a sharded one, those of this process.
+        gradient = gradient.to_local()
     return gradient.coalesce().values().reshape(-1) if gradient.is_sparse else in_memory_order(gradient)
 
 
@@ -160,7 +163,7 @@ class AdamPreconditioner:
         if "exp_avg_sq" not in state or not group:
             # Not trained by this optimizer: no part of its steps, and none of their noise.
             return torch.zeros((), dtype=torch.float64, device=gradient.device)
-        moments = in_memory_order(state.get("max_exp_avg_sq", state["exp_avg_sq"]))
+        moments = values_of(state.get("max_exp_avg_sq", state["exp_avg_sq"]))
         moments = moments[offset : offset + gradient.numel()]
         assert self._steps is not None
         # sqrt(v / c) + eps = (sqrt(v) + eps sqrt(c)) / sqrt(c): the constant c leaves the loop.

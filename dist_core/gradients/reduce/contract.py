@@ -13,7 +13,8 @@ from typing import Protocol
 
 import torch
 
-from dist_core.generations.process_groups import GroupNeeds, ReplicaGroup
+from dist_core.generations.group_needs import GroupNeeds
+from dist_core.generations.process_groups import ReplicaGroup
 from dist_core.torch_private import GradBucket
 
 ReducedBucket = torch.futures.Future[torch.Tensor]

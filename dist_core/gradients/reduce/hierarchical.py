@@ -9,7 +9,8 @@ from __future__ import annotations
 import torch
 import torch.distributed as dist
 
-from dist_core.generations.process_groups import GroupNeeds, ReplicaGroup
+from dist_core.generations.group_needs import GroupNeeds
+from dist_core.generations.process_groups import ReplicaGroup
 from dist_core.gradients.reduce.contract import Bucket, ReducedBucket
 from dist_core.gradients.reduce.ordered_worker import OrderedWorker
 

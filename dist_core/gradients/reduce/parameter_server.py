@@ -23,7 +23,8 @@ import torch
 import torch.distributed as dist
 
 from dist_core.errors import InvalidTraining, PeerLost
-from dist_core.generations.process_groups import GroupNeeds, ReplicaGroup
+from dist_core.generations.group_needs import GroupNeeds
+from dist_core.generations.process_groups import ReplicaGroup
 from dist_core.gradients.reduce.contract import Bucket, ReducedBucket, completed
 
 _PUSH, _PULL, _STOP = 1.0, 2.0, 0.0

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dist_core.generations.process_groups import GroupNeeds, ReplicaGroup
+from dist_core.generations.group_needs import GroupNeeds
+from dist_core.generations.process_groups import ReplicaGroup
 from dist_core.gradients.reduce.contract import Bucket, ReducedBucket
 
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook as torch_power_sgd
 
 from dist_core.errors import InvalidTraining
-from dist_core.generations.process_groups import GroupNeeds, ReplicaGroup
+from dist_core.generations.group_needs import GroupNeeds
+from dist_core.generations.process_groups import ReplicaGroup
 from dist_core.gradients.reduce.contract import Bucket, ReducedBucket
 
 

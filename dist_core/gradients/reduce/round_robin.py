@@ -7,7 +7,8 @@ buckets gain nothing. torch had such a group of its own until 2.4.
 from __future__ import annotations
 
 from dist_core.errors import InvalidTraining
-from dist_core.generations.process_groups import GroupNeeds, ReplicaGroup
+from dist_core.generations.group_needs import GroupNeeds
+from dist_core.generations.process_groups import ReplicaGroup
 from dist_core.gradients.reduce.contract import Bucket, ReducedBucket
 
 

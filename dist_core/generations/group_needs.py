@@ -1,0 +1,60 @@
+"""GroupNeeds: what wrapped models want of the groups of a generation, and what a replica of theirs consists of."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from dist_core.device import Device
+from dist_core.link.environment import gpu_share
+
+Carrier = Literal["host", "staged", "nccl"]
+"""How gradients travel: by Gloo from where they lie in the host's memory, by Gloo through copies there, or by NCCL."""
+
+
+def carrier_for(device: Device) -> Carrier:
+    if device.is_host:
+        return "host"
+    # NCCL takes one rank for each GPU; replicas that share one go through the host.
+    return "nccl" if device.has_nccl and gpu_share() == 1.0 else "staged"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupNeeds:
+    """Process groups that wrapped models want, and their reduction strategies beside ``data`` and ``control``."""
+
+    carriers: frozenset[Carrier] = frozenset()
+    """Of the models' gradients."""
+    extra: int = 0
+    """Over all replicas, on the gradients' backend."""
+    extra_on_host: bool = False
+    """One more over all replicas, between CPUs."""
+    by_node: bool = False
+    """One within each node, and one between the first replicas of the nodes."""
+    members: int = 1
+    """Processes that a replica consists of, each with a part of the model; those with the same part have a group."""
+    of_parts: frozenset[Carrier] = frozenset()
+    """Of the gradients of such parts."""
+    slots_per_share: int = 1
+    """Of those processes, so many compute one share of a batch together."""
+
+    def __or__(self, other: GroupNeeds) -> GroupNeeds:
+        return GroupNeeds(
+            carriers=self.carriers | other.carriers,
+            extra=max(self.extra, other.extra),
+            extra_on_host=self.extra_on_host or other.extra_on_host,
+            by_node=self.by_node or other.by_node,
+            members=max(self.members, other.members),
+            of_parts=self.of_parts | other.of_parts,
+            slots_per_share=max(self.slots_per_share, other.slots_per_share),
+        )
+
+    @property
+    def nccl(self) -> bool:
+        """Whether all gradients lie where NCCL takes them from."""
+        return self.carriers == {"nccl"}
+
+    @property
+    def apart(self) -> bool:
+        """Whether some gradients lie elsewhere than in the host's memory, and are sent by other threads than votes."""
+        return bool(self.carriers - {"host"})

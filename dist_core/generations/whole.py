@@ -1,0 +1,75 @@
+"""Whole: the processes that this one makes up a replica with, each on a slot of its own.
+
+They are the same for as long as the replica lives, through all generations that it is a member of; whoever of them is
+lost takes the replica along. Their group is made when a model first asks for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+
+from dist_core.device import Device
+from dist_core.errors import ControlChannelError, InvalidTraining, PeerLost
+from dist_core.generations.address_store import AddressStore
+from dist_core.generations.group_needs import GroupNeeds, carrier_for
+from dist_core.generations.process_groups import ReplicaGroup, build_group, lone_group
+from dist_core.generations.torchrun import torchrun_part
+from dist_core.link.client import ControlChannel
+from dist_core.link.environment import ReplicaEnvironment, standalone_members, standalone_world
+
+MEET_TIMEOUT = timedelta(minutes=5)
+"""For its processes to find each other; each imports what the training code needs first."""
+COLLECTIVE_TIMEOUT = timedelta(minutes=30)
+
+
+class Whole:
+    def __init__(self, environment: ReplicaEnvironment | None, channel: ControlChannel | None) -> None:
+        self._environment = environment
+        self._channel = channel
+        self._group: ReplicaGroup | None = None
+        if environment is None:
+            rank, _ = standalone_world()
+            self.members = standalone_members()
+            self.member = rank % self.members
+        else:
+            self.members, self.member = environment.members, environment.member
+
+    def group(self, device: Device) -> ReplicaGroup:
+        """Its processes, by member; blocks until all have come. Raises PeerLost when one does not."""
+        if self._group is None:
+            self._group = self._made(GroupNeeds(carriers=frozenset({carrier_for(device)})))
+        return self._group
+
+    def _made(self, needs: GroupNeeds) -> ReplicaGroup:
+        if self.members == 1:
+            return lone_group(needs)
+        if self._environment is None or self._channel is None:
+            rank, world_size = standalone_world()
+            if world_size % self.members:
+                raise InvalidTraining(
+                    f"ELASTUNE_MEMBERS is {self.members} and WORLD_SIZE {world_size}; replicas of {self.members} "
+                    "processes each need a multiple of that"
+                )
+            return torchrun_part(rank, world_size, self.members, needs)
+        name = self._environment.whole or self._environment.replica_id
+        store = AddressStore(self._channel, {"whole": name}, MEET_TIMEOUT)
+        try:
+            return build_group(
+                store,
+                name=name,
+                rank=self.member,
+                nodes=(self._environment.node,) * self.members,
+                timeout=COLLECTIVE_TIMEOUT,
+                host=self._environment.host,
+                needs=needs,
+            )
+        except (RuntimeError, TimeoutError, ControlChannelError) as error:
+            raise PeerLost(f"the other processes of this replica have not come: {error}") from error
+
+
+def losing_the_replica(mark_broken: Callable[[str], None], error: RuntimeError) -> PeerLost:
+    """A collective between a replica's processes failed: it is a replica no more."""
+    words = f"another process of this replica vanished: {error}"
+    mark_broken(words)
+    return PeerLost(words)

@@ -1,0 +1,197 @@
+"""DividedState: what a checkpoint holds of a model whose weights are divided among the processes of a replica.
+
+Weights and the optimizers' state go by the names of the model's parameters, and each tensor says which rows of it are
+there. So survivors and joiners of equal shape exchange them as they are, and a checkpoint can be gone on from by any
+number of processes, divided otherwise or not at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from dist_core.errors import InvalidTraining
+from dist_core.state.parts import DIVIDED, PARTS
+
+Chunk = dict[str, Any]
+"""``rows`` of a tensor ``of`` that shape, from row ``at`` on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A parameter or buffer as far as this process holds it."""
+
+    tensor: torch.Tensor
+    """The one that optimizers know; a DTensor where it is sharded."""
+    at: int
+    of: tuple[int, ...]
+    """Shape of the whole."""
+
+    @property
+    def rows(self) -> torch.Tensor:
+        return local_of(self.tensor)
+
+    def chunk(self, rows: torch.Tensor) -> Chunk:
+        return {"rows": rows, "at": self.at, "of": list(self.of)}
+
+
+def local_of(tensor: torch.Tensor) -> torch.Tensor:
+    """This process's part of a tensor that may be sharded."""
+    return tensor.to_local() if hasattr(tensor, "to_local") else tensor.detach()
+
+
+def held_whole(tensor: torch.Tensor) -> Held:
+    return Held(tensor, 0, tuple(tensor.shape))
+
+
+def held_shard(tensor: torch.Tensor, member: int, members: int) -> Held:
+    """Of one that is sharded by its rows, as torch chunks them."""
+    total = tensor.shape[0]
+    return Held(tensor, min(member * -(-total // members), total), tuple(tensor.shape))
+
+
+class DividedState:
+    """``held``: all parameters and buffers that this process has a part of, by the model's names for them."""
+
+    def __init__(
+        self, held: Mapping[str, Held], optimizers: Sequence[torch.optim.Optimizer], schedules: Sequence[Any]
+    ) -> None:
+        self._held = held
+        self._names = {id(each.tensor): name for name, each in held.items()}
+        self._optimizers = optimizers
+        self.schedules = list(schedules)
+        self.scaler: Any = None
+        self._kept_schedules: list[dict[str, Any]] = []
+
+    def adopt_schedule(self, schedule: Any) -> None:
+        """One that was made after the model was wrapped, as if it had been given."""
+        self.schedules.append(schedule)
+        if self._kept_schedules:
+            schedule.load_state_dict(self._kept_schedules.pop(0))
+
+    def adopt_scaler(self, scaler: Any) -> None:
+        raise InvalidTraining(
+            "a GradScaler works for a model that is divided among several processes, each of which would find another "
+            "scale; train in bfloat16, which needs none"
+        )
+
+    def replicated(self) -> Iterator[torch.Tensor]:
+        """The same on all processes that hold this part."""
+        for each in self._held.values():
+            if isinstance(each.tensor, torch.nn.Parameter):
+                yield each.rows
+        for optimizer in self._optimizers:
+            for state in optimizer.state.values():
+                yield from (local_of(each) for each in state.values() if isinstance(each, torch.Tensor))
+
+    # ------------------------------------------------------------------ saving
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            DIVIDED: True,
+            "weights": {name: each.chunk(each.rows) for name, each in self._held.items()},
+            "optimizers": [self._saved(optimizer) for optimizer in self._optimizers],
+            "lr_schedulers": [*(each.state_dict() for each in self.schedules), *self._kept_schedules],
+        }
+
+    def _saved(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+        groups = [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
+        state = {}
+        for parameter, values in optimizer.state.items():
+            held = self._held[self._names[id(parameter)]]
+            state[self._names[id(parameter)]] = {key: self._saved_value(held, value) for key, value in values.items()}
+        return {"groups": groups, "state": state}
+
+    def _saved_value(self, held: Held, value: Any) -> Any:
+        if isinstance(value, torch.Tensor) and value.dim() and tuple(value.shape) == held.of:
+            return held.chunk(local_of(value))
+        return value
+
+    # ------------------------------------------------------------------ loading
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Of this part alone, or of all parts of a checkpoint. Raises InvalidTraining where the model is another."""
+        parts: list[dict[str, Any]] = state.get(PARTS) or [state]
+        weights = [part["weights"] for part in parts]
+        with torch.no_grad():
+            for name, held in self._held.items():
+                _put(held.rows, _rows_for(name, held, [each[name] for each in weights if name in each]))
+            for index, optimizer in enumerate(self._optimizers):
+                self._load(optimizer, [part["optimizers"][index] for part in parts])
+        kept = parts[0]["lr_schedulers"]
+        if len(kept) < len(self.schedules):
+            raise InvalidTraining(
+                f"the trial was saved with {len(kept)} learning rate schedules and goes on with "
+                f"{len(self.schedules)}; give the same ones, or begin a new trial"
+            )
+        for schedule, each in zip(self.schedules, kept, strict=False):
+            schedule.load_state_dict(each)
+        self._kept_schedules = kept[len(self.schedules) :]
+
+    def _load(self, optimizer: torch.optim.Optimizer, saved: Sequence[dict[str, Any]]) -> None:
+        theirs = saved[0]["groups"]
+        if len(theirs) != len(optimizer.param_groups):
+            raise InvalidTraining(
+                f"the trial's optimizer has {len(theirs)} groups of parameters and this one "
+                f"{len(optimizer.param_groups)}; build the same one on every replica"
+            )
+        for group, options in zip(optimizer.param_groups, theirs, strict=True):
+            group.update(options)
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                name = self._names[id(parameter)]
+                found = [each["state"][name] for each in saved if name in each["state"]]
+                if found:
+                    self._load_values(optimizer, parameter, name, found)
+                else:
+                    optimizer.state.pop(parameter, None)
+
+    def _load_values(
+        self, optimizer: torch.optim.Optimizer, parameter: torch.Tensor, name: str, found: Sequence[dict[str, Any]]
+    ) -> None:
+        held, mine = self._held[name], optimizer.state[parameter]
+        for key, value in found[0].items():
+            if isinstance(value, dict) and "rows" in value:
+                rows = _rows_for(f"{name} ({key})", held, [each[key] for each in found])
+                if key not in mine:
+                    mine[key] = torch.zeros_like(parameter, dtype=rows.dtype)
+                _put(local_of(mine[key]), rows)
+            elif isinstance(value, torch.Tensor):
+                mine[key] = value.clone()
+            else:
+                mine[key] = value
+
+
+def _put(into: torch.Tensor, rows: torch.Tensor) -> None:
+    if rows.numel() and rows.data_ptr() != into.data_ptr():
+        into.copy_(rows)
+
+
+def _rows_for(name: str, held: Held, chunks: Sequence[Chunk]) -> torch.Tensor:
+    """Those that this process holds, from chunks that together are the whole. Raises InvalidTraining."""
+    if not chunks:
+        raise InvalidTraining(
+            f"the trial's model has no {name}; every replica has to build the same model, with the same names"
+        )
+    if tuple(chunks[0]["of"]) != held.of:
+        raise InvalidTraining(
+            f"{name} has the shape {tuple(chunks[0]['of'])} in the trial and {held.of} on this replica; every replica "
+            "has to build the same model"
+        )
+    first, count = held.at, len(held.rows) if held.of else 1
+    for chunk in chunks:
+        if not held.of or (chunk["at"] == first and len(chunk["rows"]) == count):
+            rows: torch.Tensor = chunk["rows"]
+            return rows
+    wanted = []
+    for chunk in sorted(chunks, key=lambda each: int(each["at"])):
+        low, high = max(first, chunk["at"]), min(first + count, chunk["at"] + len(chunk["rows"]))
+        if low < high:
+            wanted.append(chunk["rows"][low - chunk["at"] : high - chunk["at"]])
+            first, count = high, first + count - high
+    if count:
+        raise InvalidTraining(f"the checkpoint lacks {count} rows of {name}; a part of it is missing")
+    return torch.cat(wanted) if wanted else chunks[0]["rows"][:0]

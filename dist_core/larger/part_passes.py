@@ -1,0 +1,169 @@
+"""PartPasses: the passes of a step through a model of which this process has a part."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from dist_core.data.order import StepPlan
+from dist_core.errors import InvalidTraining
+from dist_core.gradients.bucket_reducer import StepNorms
+from dist_core.gradients.earlier_passes import EarlierGradients, around_backward
+from dist_core.gradients.noise.measurements import Measurements
+from dist_core.gradients.step_place import StepPlace
+from dist_core.larger.part_sums import PartSums
+from dist_core.trial.core import TrainingCore
+
+
+class PartPasses:
+    """``weighs``: whether gradients come unweighted. ``shares_data``: whether a replica's processes see one batch."""
+
+    user_accumulates = False
+
+    def __init__(
+        self,
+        core: TrainingCore,
+        parameters: list[torch.nn.Parameter],
+        place: StepPlace,
+        over: PartSums,
+        measurements: Measurements,
+        *,
+        weighs: bool,
+        shares_data: bool,
+    ) -> None:
+        self._core = core
+        self._parameters = parameters
+        self._place = place
+        self._over = over
+        self._measurements = measurements
+        self._weighs = weighs
+        self._shares_data = shares_data
+        self._hidden = EarlierGradients(parameters)
+        self._num_parts = 1
+        self._counts: list[float] | None = None
+        """Examples of each pass of this replica, on measured steps."""
+        self._passed = False
+        """Whether the present pass has come through its backward pass."""
+
+    # ------------------------------------------------------------------ as the loader announces them
+
+    def begin(self, step: StepPlan, index: int, *, measures: bool) -> None:
+        """A pass of a micro-batch."""
+        self._place.begin_micro_batch(step, index, measures=measures)
+        self._passed = False
+        if index > 0:
+            return
+        self._hidden.drop()
+        self._measurements.begin_step()
+        self._over.reduced = False
+        self._over.passive = self._core.generation.group.world_size == 1
+        self._num_parts = min(step.num_parts, self._core.generation.group.num_replicas)
+        measures = measures and self._measurements.are_possible
+        self._counts = self._examples_of_replica(step) if measures else None
+        self._over.measuring = measures and self._num_parts > 1
+        self._over.norms = StepNorms([], []) if self._over.measuring else None
+
+    def _examples_of_replica(self, step: StepPlan) -> list[float] | None:
+        mine = [len(each) * (step.weight > 0.0) for each in step.micro_batches]
+        return [float(each) for each in mine] if self._shares_data else self._over.sum_over_replica(mine)
+
+    @property
+    def weight(self) -> float:
+        """Share of the step's batch in the present pass of this process."""
+        step = self._place.step
+        if step is None:
+            return 1.0
+        return len(step.micro_batches[self._place.index]) / step.global_batch if step.weight else 0.0
+
+    def begin_probe(self) -> None:
+        """A loop over evaluation batches begins; should an optimizer step in it, nothing of it counts."""
+        self._place.begin_probe()
+
+    def end_probe(self, *, trained: bool) -> None:
+        self._place.end_probe()
+        if trained:
+            self.drop_gradients()
+
+    def begin_dry(self) -> None:
+        """A pass that changes nothing that lasts."""
+        self._place.begin_dry_step()
+        self._passed = self._over.reduced = False
+        self._over.passive, self._over.measuring = True, False
+
+    def end_dry(self) -> None:
+        self._place.is_dry = False
+        self._over.passive = False
+        self.drop_gradients()
+
+    def leave(self) -> None:
+        """What comes next is not a step of the loader; of one that was left in its middle nothing stays behind."""
+        self._place.leave()
+        self._hidden.drop()
+        self._over.measuring = False
+
+    def drop_gradients(self) -> None:
+        self._hidden.drop()
+        for parameter in self._parameters:
+            parameter.grad = None
+
+    @property
+    def took_gradients(self) -> bool:
+        """Whether gradients have come since the present step began."""
+        return self._over.reduced
+
+    def note_loss_scale(self) -> None:
+        """Nothing scales losses here."""
+
+    # ------------------------------------------------------------------ behind a backward pass
+
+    def watch(self, output: Any) -> None:
+        """The forward pass gave ``output``; what has to be done behind its backward pass is done there."""
+        around_backward(output, begin=None, end=self.end_pass)
+
+    def end_pass(self) -> None:
+        """A backward pass is through: its gradients wait for the step's others, or all of them are summed."""
+        self._over.reduced = True
+        place = self._place
+        if place.step is None or place.passed_step:
+            return
+        if self._passed:
+            raise InvalidTraining(
+                "the training loop takes several backward passes over one batch through a model that is divided among "
+                "several processes; add the losses up, and take one"
+            )
+        self._passed = True
+        if self._weighs:
+            for parameter in self._parameters:
+                if parameter.grad is not None:
+                    parameter.grad.mul_(self.weight)
+        if self._splits_to_measure and self._counts is not None:
+            # What came is the pass's part of the mean gradient, and that of its own examples is wanted.
+            self._measurements.measure_part(sum(self._counts) / max(self._counts[place.index], 1e-30))
+        if not place.is_last_micro_batch:
+            self._hidden.take(1.0)
+            return
+        self._hidden.join(1.0)
+        if self._splits_to_measure:
+            self._measurements.measure_whole()
+        counts = self._counts
+        self._over.reduce(None if counts is None else sum(counts) / place.step.global_batch)
+
+    @property
+    def _splits_to_measure(self) -> bool:
+        return self._place.measures and self._over.is_alone and self._place.has_several_passes
+
+    # ------------------------------------------------------------------ a step's end
+
+    def end_step(self) -> None:
+        """A step is over on this replica, applied or skipped: what was measured waits for a round."""
+        step, over = self._place.step, self._over
+        over.measuring = False
+        if step is not None and self._measurements.end_step(
+            over.norms,
+            step=self._core.position.steps,
+            num_parts=self._num_parts,
+            num_micro_batches=len(step.micro_batches),
+            global_batch=step.global_batch,
+        ):
+            over.norms = None

@@ -1,0 +1,189 @@
+"""PartSums: gradients of the part of a model that this process has, summed over those that have the same part.
+
+A process's gradients are weighted as they come, so that what its replica has adds up to the replica's share of the
+step's mean gradient; here those of all replicas are added. On measured steps the squared norms for the noise scale are
+taken on the way: of a replica's share before, of the whole mean after. Norms add up over the parts of a model, which
+the step's round does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from dist_core.device import Device, Mark
+from dist_core.generations.group_needs import GroupNeeds, carrier_for
+from dist_core.generations.process_groups import ReplicaGroup
+from dist_core.gradients.bucket_reducer import StepNorms
+from dist_core.gradients.noise.measurements import Measurements
+from dist_core.larger.divided_state import local_of
+from dist_core.trial.core import TrainingCore
+
+BUCKET_BYTES = 25 * 2**20
+"""One is summed while the next is gathered."""
+
+
+class PartSums:
+    """``begins``: told when a step's gradients are about to be summed."""
+
+    norms: StepNorms | None = None
+    last_bucket: Mark | None = None
+    correction = 1.0
+    weight = 1.0
+    exactly = True
+    proposal: int | None = None
+    staleness = 0
+
+    def __init__(
+        self,
+        core: TrainingCore,
+        parameters: Sequence[torch.nn.Parameter],
+        measurements: Measurements,
+        whole: ReplicaGroup,
+        *,
+        slots_per_share: int,
+        begins: Callable[[], None],
+    ) -> None:
+        self._core = core
+        self._parameters = parameters
+        self._measurements = measurements
+        self._device: Device = measurements.device
+        self._whole = whole
+        self._slots_per_share = slots_per_share
+        self._begins = begins
+        self._alike: ReplicaGroup | None = None
+        self.passive = True
+        self.measuring = False
+        self.reduced = False
+
+    @property
+    def group(self) -> PartSums:
+        return self
+
+    # ------------------------------------------------------------------ the replicas
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether there is one replica."""
+        return self._alike is None or self._alike.world_size == 1
+
+    @property
+    def needs(self) -> GroupNeeds:
+        carriers, members = frozenset({carrier_for(self._device)}), self._whole.world_size
+        if members == 1:
+            return GroupNeeds(carriers=carriers)
+        return GroupNeeds(members=members, of_parts=carriers, slots_per_share=self._slots_per_share)
+
+    def use(self, group: ReplicaGroup) -> None:
+        self._measurements.forget_waiting()
+        self._alike = group.alike
+        self.passive = group.world_size == 1
+
+    def whole_replica_agrees(self, succeeded: bool) -> bool:
+        """Collective over a replica's processes: an update is made by all of them, or by none."""
+        if self._whole.world_size == 1:
+            return succeeded
+        votes = self.sum_over_replica([float(succeeded)])
+        if votes is None or round(votes[0]) < self._whole.world_size:
+            self._core.generation.mark_broken("the gradients were not summed by all processes of this replica")
+            return False
+        return True
+
+    def sum_over_replica(self, numbers: Sequence[float]) -> list[float] | None:
+        """Over its processes; None where one of them is lost."""
+        vector = torch.tensor(numbers, dtype=torch.float64)
+        work = self._whole.sum_later(vector)
+        try:
+            if work is not None:
+                self._whole.fuse.wait(work)
+        except RuntimeError as error:
+            self._core.generation.mark_broken(f"another process of this replica vanished: {error}")
+            return None
+        found: list[float] = vector.tolist()
+        return found
+
+    # ------------------------------------------------------------------ a step's gradients
+
+    def reduce(self, replica_weight: float | None) -> None:
+        """Over the replicas, once all passes of a step are through. ``replica_weight``: its share, where that is known.
+
+        A collective that fails is reported, and the step is not applied.
+        """
+        if self.passive:
+            return
+        self.last_bucket = self._device.mark()
+        self._begins()
+        alike = self._alike
+        assert alike is not None
+        if alike.world_size == 1:
+            return
+        measures = self.norms is not None and self.measuring and bool(replica_weight)
+        if measures:
+            assert self.norms is not None and replica_weight
+            self.norms.difference.append(self._norm() / replica_weight)
+        try:
+            self._sum(alike)
+        except RuntimeError as error:
+            self._core.generation.mark_broken(str(error))
+            return
+        if measures:
+            assert self.norms is not None
+            # Each replica has all of it, and the round adds them up.
+            mine = self._norm() / alike.world_size
+            self.norms.difference.append(-mine)
+            self.norms.total.append(mine)
+
+    def _norm(self) -> torch.Tensor:
+        return self._measurements.norm_of_all()
+
+    def _sum(self, alike: ReplicaGroup) -> None:
+        under_way = []
+        for bucket in _buckets(self._gradients()):
+            flat = torch.cat([each.reshape(-1) for each in bucket])
+            over = alike.carrying([flat])
+            sent = flat if over.name() == "nccl" else flat.cpu()
+            under_way.append((bucket, flat, sent, over, over.allreduce([sent])))
+        for bucket, flat, sent, over, work in under_way:
+            alike.wait(work, over)
+            if sent is not flat:
+                flat.copy_(sent)
+            for gradient, values in zip(bucket, torch.split(flat, [each.numel() for each in bucket]), strict=True):
+                gradient.copy_(values.view_as(gradient))
+
+    def _gradients(self) -> list[torch.Tensor]:
+        """Of all parameters, whether this replica's examples came by them or not."""
+        for parameter in self._parameters:
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+        return [local_of(parameter.grad) for parameter in self._parameters if parameter.grad is not None]
+
+    # ------------------------------------------------------------------ what buckets of DDP's can do besides
+
+    def tune(self, announced: int | None) -> None:
+        """There is one way."""
+
+    def note_update(self) -> None:
+        """Nothing is timed."""
+
+    def end_training_loop(self) -> None:
+        """All weights are where they are used."""
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """There is none."""
+
+
+def _buckets(gradients: Sequence[torch.Tensor]) -> list[list[torch.Tensor]]:
+    found: list[list[torch.Tensor]] = []
+    size, kind = 0, None
+    for gradient in gradients:
+        if kind != gradient.dtype or size + gradient.nbytes > BUCKET_BYTES:
+            found.append([])
+            size, kind = 0, gradient.dtype
+        found[-1].append(gradient)
+        size += gradient.nbytes
+    return found

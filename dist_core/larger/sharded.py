@@ -1,0 +1,236 @@
+"""ElasticFullyShard: torch's fully_shard over the processes of a replica, data parallel between replicas.
+
+Each process has its own examples and a part of every weight; whole ones are gathered for as long as they are used, and
+gradients are summed to the part that they belong to (ZeRO, Rajbhandari et al., SC'20; FSDP, Zhao et al., VLDB'23). The
+processes of a replica stay the same, so its mesh does: survivors keep their shards while replicas come and go.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+from dist_core.device import device_of, limit_memory
+from dist_core.errors import InvalidTraining
+from dist_core.generations.process_groups import ReplicaGroup
+from dist_core.generations.whole import losing_the_replica
+from dist_core.goodput import GradientStatistics
+from dist_core.gradients.checks import refuse_what_cannot_be_trained
+from dist_core.gradients.learning_rate import ScalingRule
+from dist_core.gradients.noise.estimator import NoiseScale
+from dist_core.gradients.step_place import StepPlace
+from dist_core.larger.divided_state import DividedState, Held, held_shard, held_whole
+from dist_core.larger.optimizers import train_in_place_of
+from dist_core.larger.part_passes import PartPasses
+from dist_core.larger.part_sums import PartSums
+from dist_core.link.environment import gpu_share
+from dist_core.torch_private import mesh_of
+from dist_core.training.wrapped_model import WrappedModel, as_list, measurements_of, schedules_in
+from dist_core.trial.core import TrainingCore
+from dist_core.trial.current import get_core
+
+
+class ElasticFullyShard(nn.Module):
+    """Wrap ``model`` and its ``optimizer`` for elastic training with sharded weights; several optimizers as a list.
+
+    ``units``: names of modules whose weights are gathered together, and given up again when they have been used;
+    default: the entries of the model's lists of modules. What is in none of them is gathered with the model.
+    ``mixed_precision`` and ``reshard_after_forward`` are fully_shard's. The other options are
+    AdaptiveDataParallel's. A trial whose replicas are one slot each trains as data parallel.
+
+    The training loop is an ordinary one. All processes of a replica have to come by the model equally often, also in
+    evaluations: these give each of them the same samples.
+
+    Raises InvalidTraining for a model without trainable parameters, and for units that it does not have.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer],
+        lr_scheduler: Any = None,
+        *,
+        units: Sequence[str] | None = None,
+        mixed_precision: MixedPrecisionPolicy | None = None,
+        reshard_after_forward: bool = True,
+        scaling_rule: str | ScalingRule | None = None,
+        name: str | None = None,
+        noise_every: int | None = None,
+        preconditioned: bool | None = None,
+    ) -> None:
+        super().__init__()
+        optimizers = as_list(optimizer)
+        refuse_what_cannot_be_trained(model, optimizers, {})
+        place = next(each.device for each in model.parameters() if each.requires_grad)
+        limit_memory(place, gpu_share())
+        core = get_core()
+        device = device_of(place)
+        self._core = core
+        self._whole: ReplicaGroup = core.whole.group(device)
+        self._shares = _Shares(core, self._whole)
+        if self._whole.world_size > 1:
+            before = dict(model.named_parameters())
+            self._shard(model, place, units, mixed_precision, reshard_after_forward)
+            after = dict(model.named_parameters())
+            train_in_place_of(optimizers, {id(before[key]): after[key] for key in before})
+        self.module = model
+        parameters = [each for each in model.parameters() if each.requires_grad]
+        step_place = StepPlace()
+        measured = measurements_of(core, model, optimizers, device, preconditioned)
+        over = PartSums(
+            core, parameters, measured, self._whole, slots_per_share=1, begins=lambda: self.part.begin_reduction()
+        )
+        alone = self._whole.world_size == 1
+        self._passes = PartPasses(core, parameters, step_place, over, measured, weighs=alone, shares_data=False)
+        self.part = WrappedModel(
+            core,
+            self,
+            model,
+            optimizers,
+            place=step_place,
+            measurements=measured,
+            state=DividedState(_held(model, self._whole), optimizers, schedules_in(lr_scheduler)),
+            over=over,
+            passes=self._passes,
+            scaling_rule=scaling_rule,
+            noise_every=noise_every,
+        )
+        self.part.take_part(name)
+
+    def _shard(
+        self,
+        model: nn.Module,
+        place: torch.device,
+        units: Sequence[str] | None,
+        mixed_precision: MixedPrecisionPolicy | None,
+        reshard: bool,
+    ) -> None:
+        mesh = mesh_of(self._whole.data, place.type)
+        options: dict[str, Any] = {"mesh": mesh, "reshard_after_forward": reshard}
+        if mixed_precision is not None:
+            options["mp_policy"] = mixed_precision
+        for unit in _units(model, units):
+            fully_shard(unit, **options)
+        fully_shard(model, **options)
+        each: Any
+        for each in model.modules():
+            if hasattr(each, "set_custom_reduce_scatter") and any(True for _ in each.parameters()):
+                # What it sums has been weighted.
+                each.set_gradient_divide_factor(1.0)
+                each.set_force_sum_reduction_for_comms(True)
+                if _sums_itself(each):
+                    each.set_custom_reduce_scatter(self._shares)
+                    each.set_custom_all_gather(_Gathers(self._core))
+
+    def forward(self, *inputs: Any, **kwargs: Any) -> Any:
+        part = self.part
+        if not torch.is_grad_enabled() or part.evaluates:
+            return self.module(*inputs, **kwargs)
+        if part.step_place.step is not None:
+            self._core.steps.note_forward()
+        self._shares.weight = self._passes.weight
+        output = self.module(*inputs, **kwargs)
+        self._passes.watch(output)
+        return output
+
+    # ------------------------------------------------------------------ what it knows
+
+    @property
+    def is_last_micro_batch(self) -> bool:
+        return self.part.is_last_micro_batch
+
+    @property
+    def noise(self) -> NoiseScale:
+        return self.part.measurements.noise
+
+    @property
+    def statistics(self) -> GradientStatistics | None:
+        """Squared norm of this model's gradient and its variance at the initial batch size, once measured."""
+        return self.part.statistics
+
+    @property
+    def gain(self) -> float:
+        """Steps at the initial batch size that the present step is worth."""
+        return self.part.gain
+
+
+class _Shares:
+    """How gradients come to the process that keeps them: weighted by the examples that they are of, and summed."""
+
+    def __init__(self, core: TrainingCore, whole: ReplicaGroup) -> None:
+        self._core = core
+        self._whole = whole
+        self.weight = 1.0
+
+    def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        return torch.empty(*size, dtype=dtype, device=device)
+
+    def __call__(
+        self,
+        output_tensor: torch.Tensor,
+        input_tensor: torch.Tensor,
+        group: dist.ProcessGroup,
+        op: Any,
+        async_op: bool = False,
+    ) -> dist.Work | None:
+        if self.weight != 1.0:
+            input_tensor.mul_(self.weight)
+        try:
+            work: dist.Work | None = dist.reduce_scatter_single(
+                output_tensor, input_tensor, group=group, op=op, async_op=async_op
+            )
+        except RuntimeError as error:
+            raise losing_the_replica(self._core.generation.mark_broken, error) from error
+        return work
+
+
+class _Gathers:
+    def __init__(self, core: TrainingCore) -> None:
+        self._core = core
+
+    def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        return torch.empty(*size, dtype=dtype, device=device)
+
+    def __call__(
+        self,
+        output_tensor: torch.Tensor,
+        input_tensor: torch.Tensor,
+        group: dist.ProcessGroup,
+        async_op: bool = False,
+    ) -> dist.Work | None:
+        try:
+            work: dist.Work | None = dist.all_gather_single(output_tensor, input_tensor, group=group, async_op=async_op)
+        except RuntimeError as error:
+            raise losing_the_replica(self._core.generation.mark_broken, error) from error
+        return work
+
+
+def _units(model: nn.Module, names: Sequence[str] | None) -> list[nn.Module]:
+    """From the inside out."""
+    if names is None:
+        lists = [each for each in model.modules() if isinstance(each, (nn.ModuleList, nn.Sequential))]
+        found = [unit for each in reversed(lists) for unit in each.children() if any(True for _ in unit.parameters())]
+        return list(dict.fromkeys(found))
+    try:
+        return [model.get_submodule(name) for name in sorted(names, key=lambda name: -name.count("."))]
+    except AttributeError as error:
+        raise InvalidTraining(f"units names a module that {type(model).__name__} does not have: {error}") from error
+
+
+def _sums_itself(module: Any) -> bool:
+    """Whether it has parameters that no unit within it has."""
+    return bool(module._get_fsdp_state()._fsdp_param_groups)
+
+
+def _held(model: nn.Module, whole: ReplicaGroup) -> dict[str, Held]:
+    found = {
+        name: held_whole(each) if whole.world_size == 1 else held_shard(each, whole.rank, whole.world_size)
+        for name, each in model.named_parameters()
+    }
+    kept = model.state_dict().keys()
+    return found | {name: held_whole(each) for name, each in model.named_buffers() if name in kept}

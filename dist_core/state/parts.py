@@ -1,0 +1,58 @@
+"""Checkpoints that the processes of a replica have written together, each the part of the state that it holds.
+
+The first one's lie in the trial's folder, as where it is alone; the others' in folders beside. A checkpoint counts once
+all of its parts are there. Parts of tensors say which of their rows they are, so that any number of processes can go on
+from them.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from dist_core.errors import InvalidCheckpoint
+from dist_core.state.checkpoint import checkpoints_of, read_manifest
+
+logger = logging.getLogger(__name__)
+
+PARTS = "parts"
+"""Under this name stands what each process has written of a state that is divided among them."""
+DIVIDED = "divided"
+"""By this name a state says that it is."""
+
+
+def part_folder(folder: Path, member: int) -> Path:
+    return folder if member == 0 else folder / f"part-{member}"
+
+
+def newest_in_parts(folder: Path) -> tuple[list[Path], dict[str, Any]] | None:
+    """Paths of the parts of the newest checkpoint of which all verify, and its manifest; others are warned of."""
+    for path in checkpoints_of(folder):
+        try:
+            manifest = read_manifest(path)
+            summary = manifest["summary"]
+            beside = [_beside(part_folder(folder, member), summary) for member in range(1, summary.get(PARTS, 1))]
+        except InvalidCheckpoint as error:
+            logger.warning("checkpoint skipped path=%s reason=%s", path, error)
+            continue
+        return [path, *beside], manifest
+    return None
+
+
+def _beside(folder: Path, summary: dict[str, Any]) -> Path:
+    """The part in this folder that was written at the same step."""
+    for path in checkpoints_of(folder):
+        if read_manifest(path)["summary"] == summary:
+            return path
+    raise InvalidCheckpoint(f"its part in {folder} is missing")
+
+
+def merged(parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The states of all processes as one: of states that are divided all parts, of others the first one's."""
+    first = parts[0]
+    return {
+        name: {PARTS: [part[name] for part in parts]} if isinstance(state, dict) and state.get(DIVIDED) else state
+        for name, state in first.items()
+    }
