@@ -24,12 +24,17 @@ class HandsOn(nn.Module):
         return first
 
 
-def without_other_blocks(model: nn.Module, names: Sequence[str], kept: Collection[str]) -> nn.Module:
-    """A copy of the model with ``kept`` of the blocks ``names``; what is no block is in every stage."""
+def without_other_blocks(
+    model: nn.Module, names: Sequence[str], kept: Collection[str], *, memo: dict[int, Any] | None = None
+) -> nn.Module:
+    """A copy of the model with ``kept`` of the blocks ``names``; what is no block is in every stage.
+
+    ``memo``: what is not to be copied but to be the same here and there, by its identity, as for ``copy.deepcopy``.
+    """
     unknown = sorted(set(kept) - set(names))
     if unknown:
         raise InvalidTraining(f"{unknown[0]!r} is no block of this model; they are {', '.join(names)}")
-    stage = copy.deepcopy(model)
+    stage = copy.deepcopy(model, memo)
     for name in names:
         if name not in kept:
             path, _, last = name.rpartition(".")

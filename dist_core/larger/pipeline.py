@@ -1,0 +1,313 @@
+"""ElasticPipeline: a model cut into stages over the processes of a replica, data parallel between replicas.
+
+Microbatches go through the stages by one of torch's schedules (GPipe, Huang et al., NeurIPS'19; one forward, one
+backward: PipeDream, Narayanan et al., SOSP'19; interleaved: Narayanan et al., SC'21). Each process sums the gradients
+of its stages with those that have the same ones in other replicas. The stages of a replica stay where they are, so
+replicas come and go as whole pipelines.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from dist_core.device import device_of, limit_memory
+from dist_core.errors import InvalidTraining
+from dist_core.generations.process_groups import ReplicaGroup
+from dist_core.generations.whole import losing_the_replica
+from dist_core.goodput import GradientStatistics
+from dist_core.gradients.checks import refuse_what_cannot_be_trained
+from dist_core.gradients.learning_rate import ScalingRule
+from dist_core.gradients.noise.estimator import NoiseScale
+from dist_core.gradients.step_place import StepPlace
+from dist_core.larger.divided_state import DividedState, held_whole
+from dist_core.larger.microbatches import Division, divided
+from dist_core.larger.optimizers import train_in_place_of
+from dist_core.larger.part_passes import PartPasses
+from dist_core.larger.part_sums import PartSums
+from dist_core.larger.schedules import ScheduleKind, schedule_kind
+from dist_core.larger.stages import blocks_of, cut, stage_modules
+from dist_core.link.environment import gpu_share
+from dist_core.partition.balance import Partition, PipelineTerms
+from dist_core.partition.explain import explain
+from dist_core.torch_private import as_default_group
+from dist_core.training.wrapped_model import WrappedModel, as_list, measurements_of, schedules_in
+from dist_core.trial.current import get_core
+
+MOST_SCHEDULES = 8
+"""Kept for the shapes of batches that came last; one has the memory that microbatches are received into."""
+
+
+class ElasticPipeline(nn.Module):
+    """Cut ``model`` into as many stages as its replicas have slots, for elastic training.
+
+    ::
+
+        model = ElasticPipeline(model, optimizer, loss_function, example=torch.zeros(1, 128, dtype=torch.long))
+        for x, y in loader:
+            optimizer.zero_grad()
+            loss = model.step(x, y)  # forwards, backwards, the mean loss of these examples
+            model.clip_grad_norm_(1.0)
+            optimizer.step()
+
+    ``loss``: of a microbatch's output and targets, the mean over its examples. ``blocks``: names of the modules between
+    which the model may be cut, in the order that it calls them; default: its direct parts, the entries of lists of
+    modules each. ``example``: a microbatch of inputs, from which their costs are estimated; or ``cuts``: the names of
+    the blocks that stages begin with. ``schedule``: ``"1f1b"``, ``"simple"`` (all forward passes, then all backward
+    passes), ``"interleaved"`` (``chunks`` stages a process), or the name of one of torch's. ``microbatches``: into so
+    many a replica's examples are divided at most; default: four a stage. Other options are AdaptiveDataParallel's.
+
+    In evaluation, outputs come from calling the model, on every process of a replica. A trial whose replicas are one
+    slot each trains without stages. Raises InvalidTraining for what cannot be cut, and for names that do not exist.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer],
+        loss: Callable[[Any, Any], torch.Tensor],
+        lr_scheduler: Any = None,
+        *,
+        blocks: Sequence[str] | None = None,
+        example: Any = None,
+        cuts: Sequence[str] | None = None,
+        schedule: str = "1f1b",
+        chunks: int = 2,
+        microbatches: int | None = None,
+        memory_bytes: float = float("inf"),
+        scaling_rule: str | ScalingRule | None = None,
+        name: str | None = None,
+        noise_every: int | None = None,
+        preconditioned: bool | None = None,
+    ) -> None:
+        super().__init__()
+        optimizers = as_list(optimizer)
+        refuse_what_cannot_be_trained(model, optimizers, {})
+        place = next(each.device for each in model.parameters() if each.requires_grad)
+        limit_memory(place, gpu_share())
+        core, device = get_core(), device_of(place)
+        self._core = core
+        self._loss = loss
+        self._place = place
+        self._whole: ReplicaGroup = core.whole.group(device)
+        members = self._whole.world_size
+        self._kind: ScheduleKind = schedule_kind(schedule, chunks)
+        self._num_stages = members * self._kind.chunks if members > 1 else 1
+        self._microbatches = _checked(microbatches, self._num_stages)
+        self._indices = list(range(self._whole.rank, self._num_stages, members))
+        self.partition: Partition | None = None
+        if members > 1:
+            names = list(blocks) if blocks is not None else blocks_of(model)
+            self._terms = PipelineTerms(microbatches=self._microbatches, schedule=self._kind.terms)
+            self.partition = cut(
+                model, names, self._num_stages, self._terms, example=example, cuts=cuts, memory_bytes=memory_bytes
+            )
+            self.stages = nn.ModuleList(stage_modules(model, names, self.partition, self._indices))
+            own = {id(each) for each in self.stages.parameters()}
+            train_in_place_of(optimizers, {id(each): None for each in model.parameters() if id(each) not in own})
+        else:
+            self.stages = nn.ModuleList([model])
+        self._schedules: OrderedDict[Any, Any] = OrderedDict()
+        self._seen: list[tuple[torch.Tensor, int]] = []
+        self._examples = 1
+        parameters = [each for each in self.stages.parameters() if each.requires_grad]
+        step_place = StepPlace()
+        measured = measurements_of(core, self.stages, optimizers, device, preconditioned)
+        over = PartSums(
+            core,
+            parameters,
+            measured,
+            self._whole,
+            slots_per_share=members,
+            begins=lambda: self.part.begin_reduction(),
+        )
+        self._passes = PartPasses(core, parameters, step_place, over, measured, weighs=False, shares_data=True)
+        self.part = WrappedModel(
+            core,
+            self,
+            self.stages,
+            optimizers,
+            place=step_place,
+            measurements=measured,
+            state=DividedState(dict(self._held()), optimizers, schedules_in(lr_scheduler)),
+            over=over,
+            passes=self._passes,
+            scaling_rule=scaling_rule,
+            noise_every=noise_every,
+        )
+        self.part.take_part(name)
+
+    def _held(self) -> Iterator[tuple[str, Any]]:
+        for stage in self.stages:
+            kept = stage.state_dict().keys()
+            for name, each in [*stage.named_parameters(), *stage.named_buffers()]:
+                if name in kept:
+                    yield name, held_whole(each)
+
+    def explain(self) -> str:
+        """Where it is cut, as a table and bars."""
+        return "one stage" if self.partition is None else explain(self.partition, self._terms)
+
+    # ------------------------------------------------------------------ training
+
+    def step(self, inputs: Any, targets: Any) -> torch.Tensor:
+        """Forwards and backwards through all stages; the mean loss of these examples, on each of a replica's processes.
+
+        ``inputs``: a tensor, or a tuple of the model's arguments, whose first dimension counts examples.
+        """
+        if self.part.step_place.step is not None:
+            self._core.steps.note_forward()
+        arguments = inputs if isinstance(inputs, tuple) else (inputs,)
+        self._examples = len(arguments[0])
+        self._seen.clear()
+        if self._num_stages == 1:
+            self._compute_loss(self.stages[0](*arguments), targets).backward()  # type: ignore[no-untyped-call]
+        else:
+            for part in divided(self._examples, self._microbatches, self._num_stages, self._kind.multiple_of):
+                self._run(part, arguments, targets)
+        self._passes.end_pass()
+        return self._mean_loss()
+
+    def _run(self, part: Division, arguments: tuple[Any, ...], targets: Any) -> None:
+        mine = tuple(each[part.first : part.stop] for each in arguments)
+        key = part.count, part.size, *(tuple(each.shape[1:]) for each in arguments)
+        schedule = self._schedule(key, part, trains=True)
+        given = mine if 0 in self._indices else ()
+        target = targets[part.first : part.stop] if self._has_last else None
+        before = list(self._seen)
+        with self._in_replica():
+            schedule.step(*given, target=target, losses=[] if self._has_last else None, return_outputs=False)
+        # A schedule's first step has looked at one microbatch more, for the shapes that stages send each other.
+        self._seen = [*before, *self._seen[len(before) :][-part.count :]]
+
+    def _schedule(self, key: Any, part: Division, *, trains: bool) -> Any:
+        if key not in self._schedules:
+            while len(self._schedules) >= MOST_SCHEDULES:
+                self._schedules.popitem(last=False)
+            with as_default_group(self._whole.data):
+                stages = self._kind.stages(
+                    list(self.stages), self._indices, self._num_stages, self._place, self._whole.data
+                )
+                made = self._kind.make(stages, part, self._num_stages, self._compute_loss if trains else None)
+            self._schedules[key] = made
+        self._schedules.move_to_end(key)
+        return self._schedules[key]
+
+    @property
+    def _has_last(self) -> bool:
+        return self._num_stages - 1 in self._indices
+
+    def _compute_loss(self, output: Any, target: Any) -> torch.Tensor:
+        loss = self._loss(output, target)
+        count = len(target)
+        self._seen.append((loss.detach(), count))
+        return loss * (self._passes.weight * count / self._examples)
+
+    def _mean_loss(self) -> torch.Tensor:
+        loss = torch.zeros((), dtype=torch.float64)
+        if self._has_last:
+            loss += sum(float(value) * count for value, count in self._seen) / self._examples
+        with self._in_replica():
+            self._whole.broadcast_tensors([loss], source=(self._num_stages - 1) % self._whole.world_size)
+        return loss.float()
+
+    def _in_replica(self) -> Any:
+        return _InReplica(self)
+
+    def clip_grad_norm_(self, max_norm: float) -> torch.Tensor:
+        """As torch's function, with the norm of the whole model's gradient; what that is."""
+        gradients = [each.grad for each in self.stages.parameters() if each.grad is not None]
+        squares = sum(float(each.double().square().sum()) for each in gradients)
+        total = torch.tensor([squares], dtype=torch.float64)
+        with self._in_replica():
+            if self._whole.world_size > 1:
+                self._whole.sum(total, what="norms")
+        norm = total.sqrt_().squeeze()
+        factor = min(1.0, max_norm / (float(norm) + 1e-6))
+        for each in gradients:
+            each.mul_(factor)
+        return norm.float()
+
+    # ------------------------------------------------------------------ evaluation
+
+    def forward(self, *inputs: Any) -> Any:
+        """The whole model's output, on every process of the replica; for evaluations."""
+        if torch.is_grad_enabled() and self.training and not self.part.evaluates:
+            raise InvalidTraining(
+                "a pipeline was called to train: its stages compute forwards and backwards in turns. Call "
+                "model.step(inputs, targets) in place of the forward pass, the loss and backward()"
+            )
+        if self._num_stages == 1:
+            return self.stages[0](*inputs)
+        part = Division(first=0, count=1, size=len(inputs[0]), multiple_of=1)
+        key = "evaluation", part.size, *(tuple(each.shape[1:]) for each in inputs)
+        schedule = self._schedule(key, part, trains=False)
+        with self._in_replica(), torch.no_grad():
+            output = schedule.eval(*(inputs if 0 in self._indices else ()))
+            return self._for_all(output if self._has_last else None)
+
+    def _for_all(self, output: torch.Tensor | None) -> torch.Tensor:
+        source = (self._num_stages - 1) % self._whole.world_size
+        words = json.dumps([list(output.shape), str(output.dtype)[6:]]).encode() if output is not None else b""
+        shape, kind = json.loads(self._whole.broadcast_bytes(words, source=source))
+        sent = torch.empty(shape, dtype=getattr(torch, kind)) if output is None else output.detach().cpu().contiguous()
+        self._whole.broadcast_tensors([sent], source=source)
+        return sent.to(self._place)
+
+    # ------------------------------------------------------------------ what it knows
+
+    @property
+    def is_last_micro_batch(self) -> bool:
+        return self.part.is_last_micro_batch
+
+    @property
+    def noise(self) -> NoiseScale:
+        return self.part.measurements.noise
+
+    @property
+    def statistics(self) -> GradientStatistics | None:
+        """Squared norm of this model's gradient and its variance at the initial batch size, once measured."""
+        return self.part.statistics
+
+    @property
+    def gain(self) -> float:
+        """Steps at the initial batch size that the present step is worth."""
+        return self.part.gain
+
+
+class _InReplica:
+    """Within, torch finds the replica's processes where it takes a default group for granted; a loss is named."""
+
+    def __init__(self, pipeline: ElasticPipeline) -> None:
+        self._core = pipeline._core
+        self._group = as_default_group(pipeline._whole.data)
+
+    def __enter__(self) -> None:
+        self._group.__enter__()
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        self._group.__exit__(kind, error, trace)
+        if isinstance(error, RuntimeError) and _is_of_a_connection(error):
+            raise losing_the_replica(self._core.generation.mark_broken, error) from error
+
+
+def _is_of_a_connection(error: RuntimeError) -> bool:
+    """And not of the user's code in a stage."""
+    words = str(error)
+    return any(each in words for each in ("gloo", "onnection", "NCCL", "Timed out", "Broken pipe"))
+
+
+def _checked(microbatches: int | None, num_stages: int) -> int:
+    if microbatches is None:
+        return 4 * num_stages
+    if microbatches < num_stages:
+        raise InvalidTraining(
+            f"microbatches is {microbatches} for {num_stages} stages; with fewer microbatches than stages some would "
+            "always wait. Take more microbatches, or fewer slots for a replica"
+        )
+    return microbatches

@@ -1,0 +1,109 @@
+"""Where a model is cut for a pipeline, and the stages that this process has of it."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from dist_core.errors import InvalidTraining
+from dist_core.partition.balance import Partition, PipelineTerms, partition, partition_at
+from dist_core.partition.blocks import BlockCosts, StageDevice
+from dist_core.partition.measure import DeviceProfile, estimate_blocks, ties_between
+from dist_core.partition.split import without_other_blocks
+
+ANY_DEVICE = DeviceProfile(flops_per_second=1e12, bytes_per_second=1e11)
+"""Only how blocks compare with each other matters: every process has to find the same cuts, so none is measured."""
+
+
+def blocks_of(model: nn.Module) -> list[str]:
+    """What a model can be cut between: its direct parts, and in place of a list of modules each of its entries."""
+    if isinstance(model, nn.Sequential):
+        return [name for name, _ in model.named_children()]
+    found: list[str] = []
+    for name, child in model.named_children():
+        if isinstance(child, (nn.ModuleList, nn.Sequential)):
+            found += [f"{name}.{index}" for index, _ in child.named_children()]
+        elif any(True for _ in child.parameters()):
+            found.append(name)
+    return found
+
+
+def cut(
+    model: nn.Module,
+    names: Sequence[str],
+    num_stages: int,
+    terms: PipelineTerms,
+    *,
+    example: Any,
+    cuts: Sequence[str] | None,
+    memory_bytes: float,
+) -> Partition:
+    """The model's stages, the same on every process that asks. Raises InvalidTraining for what cannot be cut.
+
+    ``example``: a microbatch, whatever its numbers; ``cuts``: names of blocks that stages begin with, where that is
+    known. ``memory_bytes``: of the device of each stage.
+    """
+    _refuse_what_lies_between(model, names)
+    devices = [StageDevice(name=f"stage {index}", memory_bytes=memory_bytes) for index in range(num_stages)]
+    if cuts is not None:
+        costs = [_unknown(name, model.get_submodule(name)) for name in names]
+        found = partition_at(costs, cuts, devices, terms)
+        _refuse_shared(found, ties_between(model, names))
+        return found
+    if example is None:
+        raise InvalidTraining(
+            "a pipeline is to be cut and nothing tells what its blocks compute; give example=, a microbatch of inputs, "
+            "or cuts=, the names of the blocks that stages begin with"
+        )
+    on_meta = copy.deepcopy(model).to("meta")
+    return partition(
+        estimate_blocks(on_meta, names, _on_meta(example), ANY_DEVICE), devices, terms, ties=ties_between(model, names)
+    )
+
+
+def stage_modules(model: nn.Module, names: Sequence[str], found: Partition, indices: Sequence[int]) -> list[nn.Module]:
+    """The stages of those numbers, with the model's own parameters: what optimizers know of them stays true."""
+    own = {id(each): each for each in [*model.parameters(), *model.buffers()]}
+    stages = []
+    for index in indices:
+        kept = {block.name for block in found.stages[index].blocks}
+        stages.append(without_other_blocks(model, names, kept, memo=dict(own)))
+    return stages
+
+
+def _unknown(name: str, block: nn.Module) -> BlockCosts:
+    size = sum(each.nbytes for each in block.parameters())
+    return BlockCosts(name=name, forward_seconds=1.0, backward_seconds=2.0, parameter_bytes=size)
+
+
+def _on_meta(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value.to("meta")
+    return tuple(map(_on_meta, value)) if isinstance(value, tuple) else value
+
+
+def _refuse_what_lies_between(model: nn.Module, names: Sequence[str]) -> None:
+    outside = [
+        name
+        for name, _ in model.named_parameters()
+        if not any(name == block or name.startswith(f"{block}.") for block in names)
+    ]
+    if outside:
+        raise InvalidTraining(
+            f"the parameter {outside[0]!r} belongs to no block, so every stage would have one of its own; name the "
+            "module that it is in as a block too"
+        )
+
+
+def _refuse_shared(found: Partition, ties: Sequence[Sequence[str]]) -> None:
+    stage_of = {block.name: index for index, stage in enumerate(found.stages) for block in stage.blocks}
+    for tie in ties:
+        if len({stage_of[name] for name in tie}) > 1:
+            raise InvalidTraining(
+                f"the blocks {', '.join(tie)} share a parameter and lie in different stages; cut elsewhere, so that "
+                "one stage has them all"
+            )
