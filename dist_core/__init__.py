@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 from dist_core.version import __version__
 
 if TYPE_CHECKING:
+    from dist_core.larger.pipeline import ElasticPipeline
+    from dist_core.larger.sharded import ElasticFullyShard
     from dist_core.training.accumulator import Accumulator
     from dist_core.training.api import (
         current_epoch,
@@ -27,6 +29,8 @@ _HOME = {
     "Accumulator": "training.accumulator",
     "AdaptiveDataLoader": "training.loader",
     "AdaptiveDataParallel": "training.model",
+    "ElasticFullyShard": "larger.sharded",
+    "ElasticPipeline": "larger.pipeline",
     "current_dataloader": "training.loader",
     "current_epoch": "training.api",
     "init_process_group": "training.api",
@@ -43,6 +47,8 @@ __all__ = [
     "Accumulator",
     "AdaptiveDataLoader",
     "AdaptiveDataParallel",
+    "ElasticFullyShard",
+    "ElasticPipeline",
     "__version__",
     "current_dataloader",
     "current_epoch",

@@ -24,6 +24,7 @@ from dist_core.gradients.scaled_rates import ScaledRates
 from dist_core.gradients.schedules import schedules_unknown
 from dist_core.gradients.served_weights import ServedWeights
 from dist_core.gradients.step_place import StepPlace
+from dist_core.state.parts import PARTS
 from dist_core.state.states import FunctionState
 from dist_core.training.batch_scale import BatchScale
 from dist_core.training.optimizer_steps import OptimizerSteps
@@ -267,6 +268,8 @@ class WrappedModel:
 
     def _load(self, state: dict[str, Any]) -> None:
         self._wrapped_state.load_state_dict(state)
+        # What the processes of a replica have written together says this once for all of them.
+        state = state.get(PARTS, (state,))[0]
         self.measurements.noise.load_state_dict(state["noise"])
         self.over.load_state_dict(state["tuned"])
         if self.measurements.preconditioner is not None:

@@ -74,23 +74,31 @@ class Rig:
             self.launcher.close()
         self.store.close()
 
-    def submit(self, replicas: int, *, entrypoint: str = "tests.support.training_code:main", **environ: str) -> str:
+    def submit(
+        self,
+        replicas: int,
+        *,
+        entrypoint: str = "tests.support.training_code:main",
+        slots_per_replica: int = 1,
+        **environ: str,
+    ) -> str:
         spec = TrialSpec(
             study="s",
             number=0,
             entrypoint=entrypoint,
             max_replicas=8,
+            slots_per_replica=slots_per_replica,
             user_code=(entrypoint.partition(":")[0],),
             python_path=(str(ROOT),),
             working_dir=str(self.folder),
             environ={"STEP_SECONDS": "0.02", "EPOCHS": "8", "SLOW_UNTIL": str(replicas), **environ},
         )
         trial_id = self.store.submit(spec, time.time()).trial_id
-        self.want(trial_id, replicas)
+        self.want(trial_id, replicas * slots_per_replica)
         return trial_id
 
-    def want(self, trial_id: str, replicas: int) -> None:
-        self.policy.wanted[trial_id] = replicas
+    def want(self, trial_id: str, slots: int) -> None:
+        self.policy.wanted[trial_id] = slots
         self.loop.wake()
 
     def trial(self, trial_id: str) -> TrialRecord:

@@ -160,8 +160,8 @@ class AdamPreconditioner:
     def _of_parameter(self, parameter: torch.Tensor, gradient: torch.Tensor, offset: int) -> torch.Tensor:
         index, group = self._groups.get(id(parameter), (0, {}))
         state = self._optimizers[index].state.get(parameter, {})
-        if "exp_avg_sq" not in state or not group:
-            # Not trained by this optimizer: no part of its steps, and none of their noise.
+        if "exp_avg_sq" not in state or not group or not gradient.numel():
+            # Of a shard without a row; or not trained by this optimizer: no part of its steps, and none of their noise.
             return torch.zeros((), dtype=torch.float64, device=gradient.device)
         moments = values_of(state.get("max_exp_avg_sq", state["exp_avg_sq"]))
         moments = moments[offset : offset + gradient.numel()]

@@ -1,0 +1,122 @@
+"""Replicas of several real processes are grown, shrunk, lost, resumed at another shape; the result must not tell."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.support.project import ROOT
+from tests.support.rig import PRELOAD, Rig
+from tests.support.training_code import EPOCHS, SAMPLES
+from trials.launch import LocalLauncher
+from trials.record import TrialRecord
+from trials.states import TrialState
+
+CODE = "tests.support.larger_code:main"
+HOWS = pytest.mark.parametrize("how", ["sharded", "pipeline"])
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
+    """Outputs of the same training in one plain process."""
+    folder = tmp_path_factory.mktemp("undisturbed")
+    environ = {**os.environ, "TRACE_DIR": str(folder), "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    subprocess.run([sys.executable, "-m", "tests.support.larger_code"], check=True, env=environ, cwd=ROOT)
+    outputs: list[float] = json.loads((folder / "outputs.json").read_text())
+    return outputs
+
+
+@pytest.fixture(scope="module")
+def launcher() -> Iterator[LocalLauncher]:
+    made = LocalLauncher(slots=4, preload=(*PRELOAD, "dist_core.larger.pipeline", "dist_core.larger.sharded"))
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def rig(tmp_path: Path, launcher: LocalLauncher) -> Iterator[Rig]:
+    made = Rig(tmp_path, launcher=launcher)
+    yield made
+    made.close()
+
+
+def assert_as_undisturbed(rig: Rig, record: TrialRecord, undisturbed: list[float]) -> None:
+    assert record.state is TrialState.SUCCEEDED, f"{record.reason}\n{rig.story()}\n{rig.logs()}"
+    assert record.outcome is not None
+    assert record.outcome.value == pytest.approx(undisturbed, abs=1e-4)
+    epochs = rig.samples_by_epoch()
+    assert sorted(epochs) == list(range(EPOCHS))
+    for samples in epochs.values():
+        assert sorted(samples) == list(range(SAMPLES))
+
+
+@HOWS
+def test_whole_replicas_join_and_leave(rig: Rig, undisturbed: list[float], how: str) -> None:
+    trial_id = rig.submit(1, entrypoint=CODE, slots_per_replica=2, HOW=how, STEP_SECONDS="0.08")
+    rig.until_size(trial_id, 2)
+    survivors = [each.pid for each in rig.members(trial_id)]
+    rig.want(trial_id, 4)
+    rig.until_size(trial_id, 4)
+    rig.want(trial_id, 2)
+    rig.until_size(trial_id, 2)
+    assert [each.pid for each in rig.members(trial_id)] == survivors
+    record = rig.until_over(trial_id)
+    assert_as_undisturbed(rig, record, undisturbed)
+    assert {row["world_size"] for row in rig.rows()} == {2, 4}
+    assert record.losses == 0
+
+
+@HOWS
+def test_one_lost_process_takes_its_replica_along_and_the_other_trains_on(
+    rig: Rig, undisturbed: list[float], how: str
+) -> None:
+    trial_id = rig.submit(2, entrypoint=CODE, slots_per_replica=2, HOW=how, STEP_SECONDS="0.08")
+    rig.until_size(trial_id, 4)
+    rig.until_step(4)
+    survivors = [each.pid for each in rig.members(trial_id)[:2]]
+    rig.kill(rig.members(trial_id)[3])
+    rig.until(lambda: len(rig.trial(trial_id).members) == 2, "the loss to be noticed")
+    assert [each.pid for each in rig.members(trial_id)] == survivors
+    record = rig.until_over(trial_id)
+    assert_as_undisturbed(rig, record, undisturbed)
+
+
+@pytest.mark.slow
+@HOWS
+def test_a_lost_process_of_the_only_replica_is_a_restart_from_the_checkpoint(
+    rig: Rig, undisturbed: list[float], how: str
+) -> None:
+    trial_id = rig.submit(1, entrypoint=CODE, slots_per_replica=2, HOW=how, STEP_SECONDS="0.08")
+    rig.until_size(trial_id, 2)
+    rig.until_step(14)
+    rig.kill(rig.members(trial_id)[1])
+    record = rig.until_over(trial_id)
+    assert record.outcome is not None and record.outcome.value == pytest.approx(undisturbed, abs=1e-4)
+    assert any(entry.reason.code == "lost" for entry in rig.store.history(trial_id)), rig.story()
+
+
+def test_a_trial_goes_on_at_any_shape(rig: Rig, undisturbed: list[float]) -> None:
+    """1x2 sharded -> 2x2 -> 1x4 -> a pipeline of 2 -> 2x1, each time from what the one before has left."""
+    trial_id = rig.submit(1, entrypoint=CODE, slots_per_replica=2, HOW="sharded", STEP_SECONDS="0.06")
+    rig.until_size(trial_id, 2)
+    rig.want(trial_id, 4)
+    rig.until_size(trial_id, 4)
+    for size, slots, how in ((4, 4, "sharded"), (2, 2, "pipeline"), (1, 2, "sharded")):
+        rig.until_step(max(row["step"] for row in rig.rows()) + 3)
+        rig.want(trial_id, 0)
+        rig.until(lambda: rig.trial(trial_id).state is TrialState.PAUSED, "the pause")
+        record = rig.trial(trial_id)
+        spec = replace(record.spec, slots_per_replica=size, environ={**record.spec.environ, "HOW": how})
+        rig.store.save_trial(replace(record, spec=spec))
+        rig.want(trial_id, slots)
+        rig.until_size(trial_id, slots)
+    record = rig.until_over(trial_id)
+    assert_as_undisturbed(rig, record, undisturbed)
+    assert record.losses == 0
