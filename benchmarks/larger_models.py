@@ -1,0 +1,217 @@
+"""Models over several slots: what stages wait, what the cut is worth, what a process holds, what a resize costs.
+
+Stages sleep for as long as they would compute, so that several of them run at once on two cores. Peers: the formula of
+a pipeline's bubble (GPipe, section 2.3), cuts into equal counts of blocks, the whole model on one process.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import tempfile
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from benchmarks.decision_time import snapshot
+from benchmarks.frame import Measurement
+from benchmarks.ranks import run_ranks
+from dist_core.larger.divided_state import local_of
+from dist_core.larger.pipeline import ElasticPipeline
+from dist_core.larger.sharded import ElasticFullyShard
+from dist_core.partition.explain import bubble
+from scheduler.simulator.rivals import compared_policy
+from tests.support.rig import Rig
+
+STEPS = 7
+MICROBATCHES = 16
+SECONDS = 0.02
+"""Of a stage's forward pass; its backward pass takes as long."""
+
+
+class Sleeps(torch.autograd.Function):
+    @staticmethod
+    def forward(context: Any, x: torch.Tensor, seconds: float) -> torch.Tensor:
+        context.seconds = seconds
+        time.sleep(seconds)
+        return x.clone()
+
+    @staticmethod
+    def backward(context: Any, *gradients: torch.Tensor) -> Any:
+        time.sleep(context.seconds)
+        return gradients[0], None
+
+
+class Sleeper(nn.Module):
+    def __init__(self, seconds: float) -> None:
+        super().__init__()
+        self.seconds = seconds
+        self.linear = nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = Sleeps.apply(self.linear(x), self.seconds)
+        return found
+
+
+def stepped(rank: int, world_size: int, seconds: list[float], cuts: list[int], schedule: str, chunks: int) -> float:
+    """Median time of a step of 16 microbatches."""
+    os.environ["ELASTUNE_MEMBERS"] = str(world_size)
+    torch.manual_seed(0)
+    model = nn.Sequential(*map(Sleeper, seconds))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    wrapped = ElasticPipeline(
+        model,
+        optimizer,
+        nn.functional.mse_loss,
+        cuts=[str(cut) for cut in cuts],
+        schedule=schedule,
+        chunks=chunks,
+        microbatches=MICROBATCHES,
+    )
+    x = torch.randn(MICROBATCHES, 8)
+    times = []
+    for _ in range(STEPS):
+        began = time.perf_counter()
+        wrapped.step(x, x)
+        times.append(time.perf_counter() - began)
+    return statistics.median(times[2:])
+
+
+def waits() -> list[Measurement]:
+    rows = []
+    stages = 4
+    ideal = MICROBATCHES * 2 * SECONDS
+    for schedule, chunks in (("1f1b", 1), ("interleaved", 2)):
+        blocks = stages * chunks
+        seconds = [SECONDS / chunks] * blocks
+        took = run_ranks(stepped, stages, seconds, list(range(1, blocks)), schedule, chunks)
+        waited = 1.0 - ideal / took
+        expected = bubble(stages, MICROBATCHES)
+        if chunks > 1:
+            # Each round of the pipeline is filled and drained in parts of a stage.
+            expected = (stages - 1) / (chunks * MICROBATCHES + stages - 1)
+        rows.append(
+            Measurement(
+                what=f"part of a step that stages wait, {schedule}",
+                ours=waited,
+                peer=expected,
+                unit="of the step",
+                peer_name="the formula",
+                target=1.05 if chunks == 1 else 1.1,
+                details={"step_seconds": took, "ideal_seconds": ideal},
+            )
+        )
+    return rows
+
+
+def uneven() -> Measurement:
+    """A model whose last blocks are the heavy ones."""
+    seconds = [0.004] * 6 + [0.02] * 2
+    equal = run_ranks(stepped, 2, seconds, [4], "1f1b", 1)
+    found = run_ranks(stepped, 2, seconds, [6 if sum(seconds[:6]) <= sum(seconds[6:]) else 5], "1f1b", 1)
+    return Measurement(
+        what="examples a second of an uneven model, cut where stages are most alike",
+        ours=MICROBATCHES / found,
+        peer=MICROBATCHES / equal,
+        unit="examples/s",
+        peer_name="equal counts of blocks",
+        lower_is_better=False,
+        target=1.2,
+    )
+
+
+def held(rank: int, world_size: int) -> list[int]:
+    """Bytes of weights and optimizer state of this process, and of a whole model."""
+    os.environ["ELASTUNE_MEMBERS"] = str(world_size)
+    model = nn.Sequential(*(nn.Linear(256, 256) for _ in range(8)))
+    whole = 3 * sum(each.nbytes for each in model.parameters())
+    optimizer = torch.optim.Adam(model.parameters())
+    wrapped = ElasticFullyShard(model, optimizer)
+    nn.functional.mse_loss(wrapped(torch.randn(4, 256)), torch.zeros(4, 256)).backward()
+    optimizer.step()
+    mine = sum(local_of(each).nbytes for each in model.parameters())
+    state = sum(
+        local_of(value).nbytes
+        for values in optimizer.state.values()
+        for value in values.values()
+        if isinstance(value, torch.Tensor) and value.dim()
+    )
+    sizes = torch.tensor([mine + state])
+    torch.distributed.all_reduce(sizes, op=torch.distributed.ReduceOp.MAX)
+    return [int(sizes), whole]
+
+
+def memory() -> Measurement:
+    ours, whole = run_ranks(held, 4)
+    return Measurement(
+        what="weights and optimizer state of the process that holds most, of 4",
+        ours=ours / 2**20,
+        peer=whole / 2**20,
+        unit="MiB",
+        peer_name="the whole model's",
+        target=0.3,
+    )
+
+
+def resize() -> Measurement:
+    """A replica of two joins one of two, with 120 MB of state in all; what the survivors spend on it."""
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+        rig = Rig(Path(folder))
+        try:
+            trial_id = rig.submit(
+                1, entrypoint="benchmarks.larger_training:main", slots_per_replica=2, EPOCHS="60", STEP_SECONDS="0.02"
+            )
+            rig.until_size(trial_id, 2)
+            for slots in (4, 2, 4, 2, 4):
+                rig.want(trial_id, slots)
+                rig.until_size(trial_id, slots)
+                rig.until_step(max(row["step"] for row in rig.rows()) + 5)
+            rig.want(trial_id, 0)
+            found = [pause for row in rig.rows() for pause in row["pauses"]]
+        finally:
+            rig.close()
+    return Measurement(
+        what="pause of survivors when whole replicas join and leave, 120 MB",
+        ours=1e3 * statistics.median(found),
+        peer=100.0,
+        unit="ms",
+        peer_name="the goal",
+        target=1.0,
+        details={"pauses_ms": sorted({round(1e3 * each, 2) for each in found})},
+    )
+
+
+def planner() -> Measurement:
+    """200 trials on 64 slots, a third of them in replicas of 2 or 4 slots."""
+    plain = snapshot(200, 8, 8)
+    mixed = replace(
+        plain,
+        trials=tuple(
+            replace(view, slots_per_replica=(1, 2, 4)[index % 3], min_slots=(1, 2, 4)[index % 3], placement={})
+            for index, view in enumerate(plain.trials)
+        ),
+    )
+    plain = replace(plain, trials=tuple(replace(view, placement={}) for view in plain.trials))
+    policy = compared_policy("goodput")
+    times: dict[str, list[float]] = {"mixed": [], "plain": []}
+    for _ in range(9):
+        for name, seen in (("mixed", mixed), ("plain", plain)):
+            began = time.perf_counter()
+            policy.allocate(seen)
+            times[name].append(1e3 * (time.perf_counter() - began))
+    return Measurement(
+        what="one decision on 200 trials and 64 slots, replicas of 1, 2 and 4 slots",
+        ours=statistics.median(times["mixed"]),
+        peer=statistics.median(times["plain"]),
+        unit="ms",
+        peer_name="replicas of one slot",
+        target=2.0,
+    )
+
+
+def measure() -> list[Measurement]:
+    return [*waits(), uneven(), memory(), resize(), planner()]
