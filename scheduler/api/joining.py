@@ -24,7 +24,7 @@ MOST_TRIALS = 4096
 class _Trial:
     hinted_at: float | None = None
     took: deque[float] = field(default_factory=lambda: deque(maxlen=SEEN_JOINERS))
-    told: OrderedDict[tuple[int, int], int] = field(default_factory=OrderedDict)
+    told: OrderedDict[tuple[str, int], int] = field(default_factory=OrderedDict)
 
 
 class Joining:
@@ -43,7 +43,7 @@ class Joining:
         with self._lock:
             self._of(trial_id).took.append(seconds)
 
-    def aim(self, trial_id: str, hints: Hints | None, now: float, asked: tuple[int, int] | None = None) -> int:
+    def aim(self, trial_id: str, hints: Hints | None, now: float, asked: tuple[str, int] | None = None) -> int:
         """The epoch for a joiner that asks now; 0 for one of a trial that has not told where it is.
 
         ``asked``: of one of several processes of a replica, which replica, and how often it has asked: all of them hear

@@ -159,9 +159,15 @@ def replica_routes(service: Service) -> APIRouter:
             return {"epoch": None}
         document = store.hints([trial.trial_id]).get(trial.trial_id)
         hints = None if document is None else Hints.from_json(document)
-        size = trial.spec.slots_per_replica
-        asked = None if size == 1 else (replica_number(caller, size), attempt)
+        asked = None if trial.spec.slots_per_replica == 1 else (first_of_replica(caller), attempt)
         return {"epoch": service.joining.aim(trial.trial_id, hints, service.clock(), asked)}
+
+    def first_of_replica(caller: ReplicaRecord) -> str:
+        """The first process of the caller's replica: numbers are used again, and names are not."""
+        size = store.trial(caller.trial_id).spec.slots_per_replica
+        number = replica_number(caller, size)
+        rows = [row for row in store.replicas(trial_id=caller.trial_id) if replica_number(row, size) == number]
+        return min(rows, key=lambda row: row.launch_index).replica_id
 
     @routes.post("/ready")
     def ready(caller: Caller, body: Ready) -> None:
