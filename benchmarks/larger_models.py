@@ -20,16 +20,18 @@ from torch import nn
 from benchmarks.decision_time import snapshot
 from benchmarks.frame import Measurement
 from benchmarks.ranks import run_ranks
-from dist_core.larger.divided_state import local_of
 from dist_core.larger.pipeline import ElasticPipeline
 from dist_core.larger.sharded import ElasticFullyShard
+from dist_core.partition.balance import PipelineTerms, partition
+from dist_core.partition.blocks import BlockCosts, StageDevice
 from dist_core.partition.explain import bubble
+from dist_core.state.parts import local_of
 from scheduler.simulator.rivals import compared_policy
 from tests.support.rig import Rig
 
 STEPS = 7
 MICROBATCHES = 16
-SECONDS = 0.02
+SECONDS = 0.05
 """Of a stage's forward pass; its backward pass takes as long."""
 
 
@@ -110,9 +112,13 @@ def waits() -> list[Measurement]:
 
 def uneven() -> Measurement:
     """A model whose last blocks are the heavy ones."""
-    seconds = [0.004] * 6 + [0.02] * 2
+    seconds = [0.008] * 6 + [0.024] * 2
+    blocks = [
+        BlockCosts(name=str(index), forward_seconds=each, backward_seconds=each) for index, each in enumerate(seconds)
+    ]
+    cuts = partition(blocks, [StageDevice()] * 2, PipelineTerms(microbatches=MICROBATCHES)).cuts
     equal = run_ranks(stepped, 2, seconds, [4], "1f1b", 1)
-    found = run_ranks(stepped, 2, seconds, [6 if sum(seconds[:6]) <= sum(seconds[6:]) else 5], "1f1b", 1)
+    found = run_ranks(stepped, 2, seconds, [int(each) for each in cuts], "1f1b", 1)
     return Measurement(
         what="examples a second of an uneven model, cut where stages are most alike",
         ours=MICROBATCHES / found,
@@ -186,16 +192,16 @@ def resize() -> Measurement:
 
 
 def planner() -> Measurement:
-    """200 trials on 64 slots, a third of them in replicas of 2 or 4 slots."""
-    plain = snapshot(200, 8, 8)
-    mixed = replace(
-        plain,
-        trials=tuple(
-            replace(view, slots_per_replica=(1, 2, 4)[index % 3], min_slots=(1, 2, 4)[index % 3], placement={})
-            for index, view in enumerate(plain.trials)
-        ),
-    )
-    plain = replace(plain, trials=tuple(replace(view, placement={}) for view in plain.trials))
+    """200 trials on 64 slots that want 1, 2 or 4 slots at least: as one replica, or as many."""
+    seen = snapshot(200, 8, 8)
+    sizes = [(1, 2, 4)[index % 3] for index in range(200)]
+    views = [
+        replace(view, min_slots=size, placement={}, can_rescale=False)
+        for view, size in zip(seen.trials, sizes, strict=True)
+    ]
+    plain = replace(seen, trials=tuple(views))
+    whole = [replace(view, slots_per_replica=size) for view, size in zip(views, sizes, strict=True)]
+    mixed = replace(seen, trials=tuple(whole))
     policy = compared_policy("goodput")
     times: dict[str, list[float]] = {"mixed": [], "plain": []}
     for _ in range(9):
@@ -208,7 +214,7 @@ def planner() -> Measurement:
         ours=statistics.median(times["mixed"]),
         peer=statistics.median(times["plain"]),
         unit="ms",
-        peer_name="replicas of one slot",
+        peer_name="as many replicas of one slot",
         target=2.0,
     )
 

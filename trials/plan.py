@@ -99,8 +99,12 @@ def plan(
             # Nobody trains any more: what comes of the trial is judged when all its replicas are gone.
             return stops
     replicas, torn = whole_replicas(rows, trial.spec.slots_per_replica)
-    pauses = trial.switching and not trial.published_members
-    if torn and not pauses:
+    if trial.switching and not trial.published_members and any(row.replica_id in trial.members for row in rows):
+        # On its way to a pause. Whoever leaves first is not lost; whoever does not leave in time is ended.
+        if now - trial.published_at <= PAUSE_DEADLINE_SECONDS:
+            return stops
+        return [*stops, *(_stop(row, force=True) for row in rows if _may_stop(row, now))]
+    if torn:
         stops += [_stop(row, force=True) for row in torn if row.replica_id in torn_for_good and _may_stop(row, now)]
         if not any(replica.ids[0] in trial.members for replica in replicas) and (trial.members or not replicas):
             return stops
@@ -127,11 +131,6 @@ def _plan_live(
     members = [name for name in trial.members if name in alive]
     if not trial.members or not members:
         return _plan_start(trial, wanted, replicas, now)
-    if trial.switching and not trial.published_members:
-        # On its way to a pause. Whoever leaves first is not lost; whoever does not leave in time is ended.
-        if now - trial.published_at <= PAUSE_DEADLINE_SECONDS:
-            return []
-        return [_stop(row, force=True) for row in _processes(replicas) if _may_stop(row, now)]
     if len(members) < len(trial.members) and not _published_only(trial, members):
         return [Publish(tuple(members), None)]
     training = list({alive[name].ids: alive[name] for name in members}.values())

@@ -52,11 +52,10 @@ def divide(taken: Indices, *, rank: int, world_size: int, accumulation: int) -> 
     sizes = split_evenly(len(taken), world_size)
     start = sum(sizes[:rank])
     mine = taken[start : start + sizes[rank]]
-    if len(mine) == 0:
-        return StepPlan(
-            micro_batches=(taken[:1],) * (accumulation + 1), global_batch=len(taken), weight=0.0, num_parts=len(taken)
-        )
+    # As many passes on all replicas: those of one model in parts compute in turns.
     passes = min(accumulation + 1, min(size for size in sizes if size > 0))
+    if len(mine) == 0:
+        return StepPlan(micro_batches=(taken[:1],) * passes, global_batch=len(taken), weight=0.0, num_parts=len(taken))
     micro = np.split(mine, np.cumsum(split_evenly(len(mine), passes))[:-1])
     return StepPlan(
         micro_batches=tuple(micro),

@@ -133,12 +133,10 @@ class Heal:
         # step ahead, or one update, and that counts.
         # Of a replica of several processes all have come equally far, or it has not come so far.
         size = group.members
-        first = max(
-            range(group.num_replicas),
-            key=lambda each: (*min(place.come_so_far for place in standing[each * size : (each + 1) * size]), -each),
-        )
+        whole = [each for each in range(group.num_replicas) if len(set(standing[each * size : (each + 1) * size])) == 1]
+        first = max(whole, key=lambda each: (*standing[each * size].come_so_far, -each), default=0)
         furthest = standing[first * size]
-        if not all(each.can_go_on_from(furthest) for each in standing):
+        if not whole or not all(each.can_go_on_from(furthest) for each in standing):
             self._news.warn(
                 "a replica was lost while the others stood at different places outside of a training step; the trial "
                 "goes on from its last checkpoint"

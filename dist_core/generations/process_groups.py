@@ -163,6 +163,11 @@ class ReplicaGroup:
     def has_nccl(self) -> bool:
         return self.data.name() == "nccl"
 
+    @property
+    def sums_over_nccl(self) -> bool:
+        """Whether some gradients, of whole models or of parts, are summed where a failure is not told."""
+        return bool(self._over_nccl())
+
     def _over_gloo(self) -> list[dist.ProcessGroup]:
         return [group for group in self.process_groups() if group.name() == "gloo"]
 
@@ -230,7 +235,7 @@ class ReplicaGroup:
         if self.world_size == 1:
             return None
         work = self.control.allreduce([vector])
-        if self.has_nccl:
+        if self.sums_over_nccl:
             # This thread may read a number that the device computes behind such a kernel, before it looks at the sum.
             work.get_future().add_done_callback(self._break_off_nccl_if_failed)
         return work

@@ -6,8 +6,11 @@ lost takes the replica along. Their group is made when a model first asks for it
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Sequence
 from datetime import timedelta
+
+import torch
 
 from dist_core.device import Device
 from dist_core.errors import ControlChannelError, InvalidTraining, PeerLost
@@ -41,9 +44,43 @@ class Whole:
             self._group = self._made(GroupNeeds(carriers=frozenset({carrier_for(device)})))
         return self._group
 
+    @property
+    def is_met(self) -> bool:
+        """Whether there are several processes, and they have met."""
+        return self._group is not None and self.members > 1
+
+    def sum(self, numbers: Sequence[float], mark_broken: Callable[[str], None]) -> list[float]:
+        """Collective: over its processes. Raises PeerLost when one of them is lost."""
+        assert self._group is not None
+        vector = torch.tensor(numbers, dtype=torch.float64)
+        work = self._group.sum_later(vector)
+        try:
+            if work is not None:
+                self._group.fuse.wait(work)
+        except RuntimeError as error:
+            raise losing_the_replica(mark_broken, error) from error
+        found: list[float] = vector.tolist()
+        return found
+
+    def was_torn(self, error: BaseException | None) -> bool:
+        """Whether this error, or what led to it, says that another process of this replica is gone.
+
+        What torch sums between them by itself, such as the norm of a sharded gradient, says it in its own words.
+        """
+        while error is not None:
+            if isinstance(error, RuntimeError) and is_of_a_connection(error) and self.is_met:
+                return True
+            error = error.__cause__ or error.__context__
+        return False
+
     def _made(self, needs: GroupNeeds) -> ReplicaGroup:
         if self.members == 1:
             return lone_group(needs)
+        if needs.carriers == {"staged"}:
+            raise InvalidTraining(
+                f"a replica of {self.members} processes trains on slots that are parts of a GPU, or without NCCL; what "
+                "they send each other needs NCCL and a GPU each. Give each slot a whole GPU (slots_per_gpu=1)"
+            )
         if self._environment is None or self._channel is None:
             rank, world_size = standalone_world()
             if world_size % self.members:
@@ -66,6 +103,14 @@ class Whole:
             )
         except (RuntimeError, TimeoutError, ControlChannelError) as error:
             raise PeerLost(f"the other processes of this replica have not come: {error}") from error
+
+
+_LOST = re.compile(r"gloo|ncclRemoteError|ncclSystemError|Connection (closed|reset)|Broken pipe|Socket Timeout")
+
+
+def is_of_a_connection(error: RuntimeError) -> bool:
+    """Whether a collective's other end is gone."""
+    return _LOST.search(str(error)) is not None
 
 
 def losing_the_replica(mark_broken: Callable[[str], None], error: RuntimeError) -> PeerLost:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from dist_core.errors import InvalidTraining
-from dist_core.state.parts import DIVIDED, PARTS
+from dist_core.state.parts import DIVIDED, PARTS, local_of
 
 Chunk = dict[str, Any]
 """``rows`` of a tensor ``of`` that shape, from row ``at`` on."""
@@ -36,11 +36,6 @@ class Held:
 
     def chunk(self, rows: torch.Tensor) -> Chunk:
         return {"rows": rows, "at": self.at, "of": list(self.of)}
-
-
-def local_of(tensor: torch.Tensor) -> torch.Tensor:
-    """This process's part of a tensor that may be sharded."""
-    return tensor.to_local() if hasattr(tensor, "to_local") else tensor.detach()
 
 
 def held_whole(tensor: torch.Tensor) -> Held:
@@ -106,7 +101,7 @@ class DividedState:
         return {"groups": groups, "state": state}
 
     def _saved_value(self, held: Held, value: Any) -> Any:
-        if isinstance(value, torch.Tensor) and value.dim() and tuple(value.shape) == held.of:
+        if isinstance(value, torch.Tensor) and value.dim() and value.shape == held.tensor.shape:
             return held.chunk(local_of(value))
         return value
 

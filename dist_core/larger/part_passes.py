@@ -58,15 +58,18 @@ class PartPasses:
         self._measurements.begin_step()
         self._over.reduced = False
         self._over.passive = self._core.generation.group.world_size == 1
-        self._num_parts = min(step.num_parts, self._core.generation.group.num_replicas)
+        each = 1 if self._shares_data else self._core.generation.group.members
+        self._num_parts = -(-step.num_parts // each)
         measures = measures and self._measurements.are_possible
         self._counts = self._examples_of_replica(step) if measures else None
         self._over.measuring = measures and self._num_parts > 1
         self._over.norms = StepNorms([], []) if self._over.measuring else None
 
-    def _examples_of_replica(self, step: StepPlan) -> list[float] | None:
+    def _examples_of_replica(self, step: StepPlan) -> list[float]:
         mine = [len(each) * (step.weight > 0.0) for each in step.micro_batches]
-        return [float(each) for each in mine] if self._shares_data else self._over.sum_over_replica(mine)
+        if self._shares_data or not self._core.whole.is_met:
+            return [float(each) for each in mine]
+        return self._core.whole.sum(mine, self._core.generation.mark_broken)
 
     @property
     def weight(self) -> float:

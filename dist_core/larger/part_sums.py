@@ -14,11 +14,12 @@ from typing import Any
 import torch
 
 from dist_core.device import Device, Mark
+from dist_core.errors import PeerLost
 from dist_core.generations.group_needs import GroupNeeds, carrier_for
 from dist_core.generations.process_groups import ReplicaGroup
 from dist_core.gradients.bucket_reducer import StepNorms
 from dist_core.gradients.noise.measurements import Measurements
-from dist_core.larger.divided_state import local_of
+from dist_core.state.parts import local_of
 from dist_core.trial.core import TrainingCore
 
 BUCKET_BYTES = 25 * 2**20
@@ -85,24 +86,14 @@ class PartSums:
         """Collective over a replica's processes: an update is made by all of them, or by none."""
         if self._whole.world_size == 1:
             return succeeded
-        votes = self.sum_over_replica([float(succeeded)])
-        if votes is None or round(votes[0]) < self._whole.world_size:
+        try:
+            [votes] = self._core.whole.sum([float(succeeded)], self._core.generation.mark_broken)
+        except PeerLost:
+            return False
+        if round(votes) < self._whole.world_size:
             self._core.generation.mark_broken("the gradients were not summed by all processes of this replica")
             return False
         return True
-
-    def sum_over_replica(self, numbers: Sequence[float]) -> list[float] | None:
-        """Over its processes; None where one of them is lost."""
-        vector = torch.tensor(numbers, dtype=torch.float64)
-        work = self._whole.sum_later(vector)
-        try:
-            if work is not None:
-                self._whole.fuse.wait(work)
-        except RuntimeError as error:
-            self._core.generation.mark_broken(f"another process of this replica vanished: {error}")
-            return None
-        found: list[float] = vector.tolist()
-        return found
 
     # ------------------------------------------------------------------ a step's gradients
 
@@ -119,21 +110,19 @@ class PartSums:
         assert alike is not None
         if alike.world_size == 1:
             return
-        measures = self.norms is not None and self.measuring and bool(replica_weight)
-        if measures:
-            assert self.norms is not None and replica_weight
-            self.norms.difference.append(self._norm() / replica_weight)
+        norms = self.norms if self.measuring and replica_weight is not None else None
+        if norms is not None and replica_weight:
+            norms.difference.append(self._norm() / replica_weight)
         try:
             self._sum(alike)
         except RuntimeError as error:
             self._core.generation.mark_broken(str(error))
             return
-        if measures:
-            assert self.norms is not None
+        if norms is not None:
             # Each replica has all of it, and the round adds them up.
             mine = self._norm() / alike.world_size
-            self.norms.difference.append(-mine)
-            self.norms.total.append(mine)
+            norms.difference.append(-mine)
+            norms.total.append(mine)
 
     def _norm(self) -> torch.Tensor:
         return self._measurements.norm_of_all()

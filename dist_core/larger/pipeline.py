@@ -19,7 +19,7 @@ from torch import nn
 from dist_core.device import device_of, limit_memory
 from dist_core.errors import InvalidTraining
 from dist_core.generations.process_groups import ReplicaGroup
-from dist_core.generations.whole import losing_the_replica
+from dist_core.generations.whole import is_of_a_connection, losing_the_replica
 from dist_core.goodput import GradientStatistics
 from dist_core.gradients.checks import refuse_what_cannot_be_trained
 from dist_core.gradients.learning_rate import ScalingRule
@@ -163,6 +163,11 @@ class ElasticPipeline(nn.Module):
         if self.part.step_place.step is not None:
             self._core.steps.note_forward()
         arguments = inputs if isinstance(inputs, tuple) else (inputs,)
+        if not isinstance(targets, torch.Tensor):
+            raise InvalidTraining(
+                f"a pipeline's targets are a {type(targets).__name__}; they must be one tensor, of which each "
+                "microbatch gets its part"
+            )
         self._examples = len(arguments[0])
         self._seen.clear()
         if self._num_stages == 1:
@@ -292,14 +297,8 @@ class _InReplica:
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
         self._group.__exit__(kind, error, trace)
-        if isinstance(error, RuntimeError) and _is_of_a_connection(error):
+        if isinstance(error, RuntimeError) and is_of_a_connection(error):
             raise losing_the_replica(self._core.generation.mark_broken, error) from error
-
-
-def _is_of_a_connection(error: RuntimeError) -> bool:
-    """And not of the user's code in a stage."""
-    words = str(error)
-    return any(each in words for each in ("gloo", "onnection", "NCCL", "Timed out", "Broken pipe"))
 
 
 def _checked(microbatches: int | None, num_stages: int) -> int:

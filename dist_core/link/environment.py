@@ -160,7 +160,10 @@ def standalone_checkpoint_dir(environ: Mapping[str, str] | None = None) -> Path 
 def standalone_members(environ: Mapping[str, str] | None = None) -> int:
     """Processes that a replica consists of where no scheduler says so: ``ELASTUNE_MEMBERS``, or 1."""
     environ = os.environ if environ is None else environ
-    return max(1, int(environ.get("ELASTUNE_MEMBERS", "1")))
+    text = environ.get("ELASTUNE_MEMBERS", "1")
+    if not text.isdigit() or int(text) < 1:
+        raise InvalidTraining(f"ELASTUNE_MEMBERS is {text!r}; it must be a whole number of at least 1")
+    return int(text)
 
 
 def standalone_world(environ: Mapping[str, str] | None = None) -> tuple[int, int]:

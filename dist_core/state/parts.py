@@ -12,6 +12,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from dist_core.errors import InvalidCheckpoint
 from dist_core.state.checkpoint import checkpoints_of, read_manifest
 
@@ -21,6 +23,12 @@ PARTS = "parts"
 """Under this name stands what each process has written of a state that is divided among them."""
 DIVIDED = "divided"
 """By this name a state says that it is."""
+
+
+def local_of(tensor: torch.Tensor) -> torch.Tensor:
+    """This process's part of a tensor that may be sharded."""
+    local: torch.Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor.detach()
+    return local
 
 
 def part_folder(folder: Path, member: int) -> Path:
@@ -44,8 +52,11 @@ def newest_in_parts(folder: Path) -> tuple[list[Path], dict[str, Any]] | None:
 def _beside(folder: Path, summary: dict[str, Any]) -> Path:
     """The part in this folder that was written at the same step."""
     for path in checkpoints_of(folder):
-        if read_manifest(path)["summary"] == summary:
-            return path
+        try:
+            if read_manifest(path)["summary"] == summary:
+                return path
+        except InvalidCheckpoint as error:
+            logger.warning("part of a checkpoint skipped path=%s reason=%s", path, error)
     raise InvalidCheckpoint(f"its part in {folder} is missing")
 
 

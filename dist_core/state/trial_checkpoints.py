@@ -34,7 +34,6 @@ class TrialCheckpoints:
         self.folder = folder
         self.interval_seconds: float | None = None
         """Time between two of them as the user sets it; None to weigh their cost against failures."""
-        self._parts = part[1]
         mine = folder if folder is None else part_folder(folder, part[0])
         self._writer = None if mine is None else CheckpointWriter(mine, on_error=on_error)
         self._last: float | None = None
@@ -69,6 +68,10 @@ class TrialCheckpoints:
         return merged([load_checkpoint(path) for path in paths])
 
     @property
+    def is_busy(self) -> bool:
+        return self._writer is not None and self._writer.busy
+
+    @property
     def is_due(self) -> bool:
         if self._writer is None or self._writer.busy:
             return False
@@ -100,7 +103,7 @@ class TrialCheckpoints:
         if self._writer is None:
             return
         began = time.perf_counter()
-        self._writer.save(state, {**summary, "left": leaving, "parts": self._parts}, wait=leaving or wait, keeps=keeps)
+        self._writer.save(state, {**summary, "left": leaving}, wait=leaving or wait, keeps=keeps)
         if not leaving and not wait:
             self._costs.append(time.perf_counter() - began)
         self._last = time.monotonic()

@@ -105,7 +105,7 @@ class OptimizerSteps:
     def _sums_are_whole(self, here: Mark) -> bool:
         """NCCL gives out sums before they are made; one that a replica was lost in is no sum."""
         replicas = self._core.generation.group
-        if replicas.has_nccl:
+        if replicas.sums_over_nccl:
             here.wait()
             if replicas.aborted.is_set():
                 self._core.generation.mark_broken("the replicas' connections were broken off")

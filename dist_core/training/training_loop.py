@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Generator, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from dist_core.data.division import Division, LoadedStep
 from dist_core.data.order import StepPlan
 from dist_core.errors import InvalidTraining, RunAgain
 from dist_core.goodput import fixed_choice
+from dist_core.state.random_streams import seeded
+from dist_core.state.seeds import derived_seed
 from dist_core.training.looped import Looped
 from dist_core.training.step_times import StepTimes
 from dist_core.trial.core import TrainingCore
@@ -176,10 +179,12 @@ class TrainingLoop:
         """Load steps ahead until something changes: generation, batch size, end of the epoch."""
         key = self._plan_key(core)
         self._marks.division = self._present_division(core)
-        steps = self._loader.source.steps(self._marks.division)
+        with _drawing_alike(core):
+            steps = self._loader.source.steps(self._marks.division)
         while self._plan_key(core) == key and not self._is_over(core, started_passes):
             began = self._loader.cursor.passes
-            step = next(steps, None)
+            with _drawing_alike(core):
+                step = next(steps, None)
             if step is None:
                 return
             yield step
@@ -291,6 +296,15 @@ class TrainingLoop:
         if self._ends_by_progress(core) and core.position.loops_begun == 0:
             return self._has_progressed(core)
         return started_passes is not None and bool(self._loader.cursor.passes > started_passes)
+
+
+def _drawing_alike(core: TrainingCore) -> AbstractContextManager[None]:
+    """Processes that compute one share together load it each for itself: what is drawn for its samples is the same."""
+    group = core.generation.group
+    if group.slots_per_share == 1:
+        return nullcontext()
+    trial = "" if core.environment is None else core.environment.trial_id
+    return seeded(derived_seed("samples", trial, group.share, core.position.steps))
 
 
 def _refuse_outside_of_epochs(core: TrainingCore) -> None:

@@ -111,6 +111,11 @@ class WrappedModel:
     def take_part(self, name: str | None) -> None:
         """In the trial, from now on; under this name in its checkpoints."""
         core = self._core
+        if core.models and core.models.group_needs.slots_per_share != self.over.needs.slots_per_share:
+            raise InvalidTraining(
+                "a pipeline was wrapped beside a model that is none: a replica's processes would see one batch for the "
+                "one and different batches for the other. Make the other model a part of the pipeline"
+            )
         self._is_primary = not core.models
         core.models.append(self)
         for optimizer in self.optimizers:

@@ -126,6 +126,9 @@ class TrainingCore(Pieces):
     def leave_if_asked(self) -> None:
         self.saving.leave_if_asked()
 
+    def was_torn(self, error: BaseException) -> bool:
+        return self.whole.was_torn(error)
+
     def warn(self, message: str) -> None:
         """A sentence for whoever reads this trial's history and its log."""
         self.news.warn(message)

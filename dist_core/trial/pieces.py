@@ -85,6 +85,7 @@ class Pieces:
             self.way_back,
             self.news,
             self.membership,
+            self.whole,
         )
         self.changes = Changes(
             self.generation,

@@ -75,6 +75,10 @@ class Participant(Protocol):
 
     def free_device_memory(self) -> None: ...
 
+    def was_torn(self, error: BaseException) -> bool:
+        """Whether the error says that another process of this replica is gone."""
+        ...
+
     def close(self) -> None: ...
 
 
@@ -125,6 +129,9 @@ class PlainReplica:
 
     def free_device_memory(self) -> None:
         """None is in use."""
+
+    def was_torn(self, error: BaseException) -> bool:
+        return False
 
     def _say_what_is_lost(self, message: str) -> None:
         self.hints.warn(message)

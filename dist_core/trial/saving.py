@@ -9,8 +9,10 @@ from dist_core.errors import ReplicaExit
 from dist_core.generations.present import PresentGeneration
 from dist_core.generations.step_vote import StepVote
 from dist_core.generations.watch import Membership
+from dist_core.generations.whole import Whole
 from dist_core.link.environment import EXIT_PREEMPTED
 from dist_core.link.news import News
+from dist_core.state.parts import PARTS
 from dist_core.state.persistence import Persistence
 from dist_core.state.position import Position
 from dist_core.trial.leaving import Leaving
@@ -28,6 +30,7 @@ class Saving:
         way_back: WayBack,
         news: News,
         membership: Membership | None,
+        whole: Whole,
     ) -> None:
         self._present = present
         self._position = position
@@ -37,6 +40,7 @@ class Saving:
         self._way_back = way_back
         self._news = news
         self._membership = membership
+        self._whole = whole
 
     # ------------------------------------------------------------------ while it trains
 
@@ -46,10 +50,12 @@ class Saving:
 
     def vote(self) -> Sequence[float]:
         """What this process adds to a step's round where all processes of a replica have to write at the same step."""
-        return (float(self._present.group.rank == 0 and self._is_due),)
+        is_busy = self._is_ours and self._states.checkpoints.is_busy
+        return (float(self._present.group.rank == 0 and self._is_due), float(is_busy))
 
     def follow(self, votes: Sequence[float]) -> None:
-        if votes[0] > 0 and self._is_ours:
+        is_due, busy = votes
+        if is_due > 0 and not busy and self._is_ours:
             self.save(leaving=False)
 
     @property
@@ -68,22 +74,40 @@ class Saving:
             "steps": self._position.steps,
             "progress": self._position.progress,
             "generation": self._present.number,
+            PARTS: self._present.group.members,
         }
         self._states.save(summary, leaving=leaving, wait=wait)
 
     # ------------------------------------------------------------------ where it ends
 
     def leave_if_asked(self) -> None:
-        """Outside the step loop (while waiting for an answer): leave with a checkpoint when asked to."""
-        if self._leaving.must_leave:
-            self.leave_preempted()
-        if self._leaving.is_paused:
-            self.leave_paused()
+        """Outside the step loop (while waiting for an answer): leave with a checkpoint when asked to.
+
+        A process that is one of several of its replica leaves without: the others are elsewhere, and follow.
+        """
+        must_leave, is_paused = self._leaving.must_leave, self._leaving.is_paused
+        if self._whole.members > 1 and (must_leave or is_paused):
+            self._news.flush()
+            raise ReplicaExit("paused", 0) if is_paused else ReplicaExit("preempted", EXIT_PREEMPTED)
+        self._leave_as_asked(must_leave=must_leave, is_paused=is_paused)
 
     def leave_evaluation_if_asked(self) -> None:
-        """Between two batches of an evaluation, which runs from its beginning when the trial goes on."""
-        if not self._position.in_training_loop:
-            self.leave_if_asked()
+        """Between two batches of an evaluation, which runs from its beginning when the trial goes on.
+
+        All processes of a replica leave behind the same batch; they evaluate the same ones.
+        """
+        if self._position.in_training_loop:
+            return
+        asked = [float(self._leaving.must_leave), float(self._leaving.is_paused)]
+        if self._whole.is_met:
+            asked = self._whole.sum(asked, self._present.mark_broken)
+        self._leave_as_asked(must_leave=asked[0] > 0, is_paused=asked[1] > 0)
+
+    def _leave_as_asked(self, *, must_leave: bool, is_paused: bool) -> None:
+        if must_leave:
+            self.leave_preempted()
+        if is_paused:
+            self.leave_paused()
 
     def leave_preempted(self) -> NoReturn:
         self._leave("preempted", EXIT_PREEMPTED)

@@ -9,6 +9,7 @@ import torch
 
 from dist_core.generations.present import PresentGeneration
 from dist_core.generations.running_sums import RunningSums
+from dist_core.state.parts import local_of
 from dist_core.state.persistence import Persistence
 from dist_core.state.position import Position
 
@@ -80,5 +81,6 @@ class WayBack:
 
     def _fingerprint_of_weights(self) -> str:
         """Of their number and norm; as text, in which a norm that is no number equals itself."""
-        trained = [each.detach() for each in self._trained()]
+        # Of a sharded one what is here: nobody else need be asked.
+        trained = [local_of(each) for each in self._trained()]
         return f"{len(trained)} {float(torch.nn.utils.get_total_norm(trained)) if trained else 0.0!r}"

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Set
 from dataclasses import replace
 
-from scheduler.snapshot import Grant, NodeView, Placement, Snapshot
+from scheduler.snapshot import Grant, NodeView, Placement, Snapshot, TrialView
 from trials.record import Reason
 
 
@@ -17,6 +17,7 @@ def place_whole(count: int, size: int, free: dict[str, int], held: Placement, la
 
     Where it is first, then on as few other nodes as can be: on the one that it fills best.
     """
+    count = count // size * size
     if size > largest_node:
         return _over_nodes(count, size, free, held)
     placement: dict[str, int] = {}
@@ -54,6 +55,11 @@ def _over_nodes(count: int, size: int, free: dict[str, int], held: Placement) ->
     for node, taken in placement.items():
         free[node] -= taken
     return placement
+
+
+def sizes_of(views: Iterable[TrialView]) -> dict[str, int]:
+    """Slots of a replica, of the trials where they are several."""
+    return {view.trial_id: view.slots_per_replica for view in views if view.slots_per_replica > 1}
 
 
 def packed_whole(

@@ -24,7 +24,7 @@ MOST_TRIALS = 4096
 class _Trial:
     hinted_at: float | None = None
     took: deque[float] = field(default_factory=lambda: deque(maxlen=SEEN_JOINERS))
-    told: OrderedDict[tuple[str, int], int] = field(default_factory=OrderedDict)
+    told: OrderedDict[tuple[str, int], int | None] = field(default_factory=OrderedDict)
 
 
 class Joining:
@@ -43,25 +43,19 @@ class Joining:
         with self._lock:
             self._of(trial_id).took.append(seconds)
 
-    def aim(self, trial_id: str, hints: Hints | None, now: float, asked: tuple[str, int] | None = None) -> int:
-        """The epoch for a joiner that asks now; 0 for one of a trial that has not told where it is.
+    def alike(self, trial_id: str, asked: tuple[str, int], epoch: int | None) -> int | None:
+        """What the processes of one replica hear: what the first of them to ask so often was told.
 
-        ``asked``: of one of several processes of a replica, which replica, and how often it has asked: all of them hear
-        the same.
+        ``asked``: which replica, and how often.
         """
-        if asked is None:
-            return self._aim(trial_id, hints, now)
         with self._lock:
             told = self._of(trial_id).told
-            if asked in told:
-                return told[asked]
-        epoch = self._aim(trial_id, hints, now)
-        with self._lock:
             while len(told) >= MOST_TOLD:
                 told.popitem(last=False)
             return told.setdefault(asked, epoch)
 
-    def _aim(self, trial_id: str, hints: Hints | None, now: float) -> int:
+    def aim(self, trial_id: str, hints: Hints | None, now: float) -> int:
+        """The epoch for a joiner that asks now; 0 for one of a trial that has not told where it is."""
         if hints is None:
             return 0
         with self._lock:

@@ -154,13 +154,14 @@ def replica_routes(service: Service) -> APIRouter:
     @routes.get("/position")
     def position(caller: Caller, attempt: int = 0) -> dict[str, Any]:
         """The epoch a joiner should aim at; None for a replica that starts (or restarts) its trial."""
-        trial = store.trial(caller.trial_id)
-        if not trial.members:
-            return {"epoch": None}
-        document = store.hints([trial.trial_id]).get(trial.trial_id)
-        hints = None if document is None else Hints.from_json(document)
-        asked = None if trial.spec.slots_per_replica == 1 else (first_of_replica(caller), attempt)
-        return {"epoch": service.joining.aim(trial.trial_id, hints, service.clock(), asked)}
+        trial, epoch = store.trial(caller.trial_id), None
+        if trial.members:
+            document = store.hints([trial.trial_id]).get(trial.trial_id)
+            hints = None if document is None else Hints.from_json(document)
+            epoch = service.joining.aim(trial.trial_id, hints, service.clock())
+        if trial.spec.slots_per_replica > 1:
+            epoch = service.joining.alike(trial.trial_id, (first_of_replica(caller), attempt), epoch)
+        return {"epoch": epoch}
 
     def first_of_replica(caller: ReplicaRecord) -> str:
         """The first process of the caller's replica: numbers are used again, and names are not."""

@@ -68,7 +68,7 @@ class Hands:
             vacate=vacate,
             leaving=leaving,
             broken_since=broken,
-            torn_for_good=self._torn.look(trial, replicas, now),
+            torn_for_good=self._torn_for_good(trial, replicas, now),
         ):
             if isinstance(action, Launch):
                 if not self._launch(trial, grant, action.placement, now) and trial.members:
@@ -81,6 +81,11 @@ class Hands:
                 for joiner in replicas:
                     if joiner.replica_id in action.replica_ids:
                         self._store.retry_join(joiner.replica_id, joiner.join_epoch)
+
+    def _torn_for_good(self, trial: TrialRecord, replicas: Sequence[ReplicaRecord], now: float) -> frozenset[str]:
+        if trial.spec.slots_per_replica == 1:
+            return frozenset()
+        return self._torn.look(trial, replicas, self._store.replicas(trial_id=trial.trial_id, live_only=False), now)
 
     def forget(self, trial_id: str) -> None:
         """The trial is over."""

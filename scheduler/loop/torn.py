@@ -4,24 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from dist_core.link.environment import EXIT_PREEMPTED
 from trials.record import ReplicaRecord, TrialRecord
 from trials.replicas import whole_replicas
 
 PATIENCE_SECONDS = 5.0
-"""Those that are left of one end by themselves, or have just done all there was to do."""
+"""Those that are left of one notice it and end by themselves."""
 
 
 class TornReplicas:
     def __init__(self) -> None:
         self._since: dict[str, dict[str, float]] = {}
 
-    def look(self, trial: TrialRecord, rows: Sequence[ReplicaRecord], now: float) -> frozenset[str]:
-        """Processes of the trial's ``rows`` that have been left by others of their replica for too long."""
-        if trial.spec.slots_per_replica == 1:
-            return frozenset()
+    def look(
+        self, trial: TrialRecord, rows: Sequence[ReplicaRecord], all_rows: Sequence[ReplicaRecord], now: float
+    ) -> frozenset[str]:
+        """Processes of the trial's ``rows`` that others of their replica have been lost beside for too long.
+
+        ``all_rows``: those that are gone among them. Of one that has come to its end, or leaves with a checkpoint, the
+        others may still do what is theirs.
+        """
         before = self._since.get(trial.trial_id, {})
         _, torn = whole_replicas(rows, trial.spec.slots_per_replica)
-        since = {row.replica_id: before.get(row.replica_id, now) for row in torn}
+        left = {row.launched_at for row in all_rows if row.exit_status in (0, EXIT_PREEMPTED)}
+        since = {row.replica_id: before.get(row.replica_id, now) for row in torn if row.launched_at not in left}
         self._since[trial.trial_id] = since
         return frozenset(name for name, at in since.items() if now - at > PATIENCE_SECONDS)
 

@@ -7,6 +7,7 @@ from typing import Final
 from scheduler.allocation.grants import grants_for
 from scheduler.allocation.placement import held_by, packed
 from scheduler.allocation.spreading import spread_left_over
+from scheduler.allocation.whole_replicas import sizes_of
 from scheduler.snapshot import Grant, Snapshot
 
 
@@ -19,5 +20,5 @@ class FairSharePolicy:
         counts = spread_left_over(
             snapshot, eligible, lambda view, count: ((count + 1) / view.study_weight, -view.held_slots)
         )
-        placed = packed(counts, snapshot.nodes, held_by(eligible))
+        placed = packed(counts, snapshot.nodes, held_by(eligible), sizes=sizes_of(eligible))
         return grants_for(snapshot, placed, code="fair_share", why="an equal share")

@@ -26,6 +26,7 @@ from scheduler.allocation.grants import slots, waits
 from scheduler.allocation.groups import NodeGroup, assign_by_room, may_use
 from scheduler.allocation.options import choose_options
 from scheduler.allocation.placement import free_slots, held_by, packed
+from scheduler.allocation.whole_replicas import sizes_of
 from scheduler.policy.goodput_table import ONE, GoodputSettings, GoodputTable, is_rooted, is_usable
 from scheduler.snapshot import Grant, Placement, Snapshot, TrialView
 from trials.record import Reason
@@ -81,9 +82,10 @@ class GoodputPolicy:
             chosen = table.counts[choose_counts(table.counts, table.without_growth(), snapshot.total_slots)]
         counts = {view.trial_id: int(count) for view, count in zip(views, chosen, strict=True)}
         left_alone = {view.trial_id for view, alone in zip(views, table.left_alone, strict=True) if alone}
-        sizes = {view.trial_id: view.slots_per_replica for view in views if view.slots_per_replica > 1}
         rooted = {view.trial_id for view in views if is_rooted(view)}
-        return packed(counts, snapshot.nodes, held_by(views), left_alone=left_alone, rooted=rooted, sizes=sizes)
+        return packed(
+            counts, snapshot.nodes, held_by(views), left_alone=left_alone, rooted=rooted, sizes=sizes_of(views)
+        )
 
     def _reason(
         self,

@@ -18,6 +18,7 @@ from dist_core.generations.process_groups import ReplicaGroup, lone_group
 from dist_core.generations.step_record import Standing, StepRecord
 from dist_core.generations.step_vote import StepVote
 from dist_core.generations.watch import Membership, Prepared
+from dist_core.generations.whole import Whole
 from dist_core.goodput import BatchBounds
 from dist_core.link.environment import EXIT_PREEMPTED
 from dist_core.link.news import News
@@ -247,6 +248,7 @@ def test_who_leaves_saves_once_unless_the_trial_is_past_its_end(tmp_path: Any) -
         cast("Any", way),
         News(None),
         cast("Membership", watched),
+        Whole(None, None),
     )
     saving.leave_if_asked()
     leaving.ask()

@@ -11,13 +11,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scheduler.allocation.whole_replicas import place_whole
+from scheduler.api.joining import Joining
 from scheduler.policy import GoodputPolicy
 from scheduler.policy.constrained import ConstrainedPolicy
 from scheduler.simulator.rivals import COMPARED, compared_policy
 from scheduler.snapshot import TrialView, check_grants
 from tests.support.loop_bench import Bench
 from tests.support.views import model, running, snapshot, that_fit, views, waiting
+from trials.errors import LaunchFailed
 from trials.launch import InMemoryLauncher
+from trials.record import Outcome
+from trials.states import TrialState
 
 
 def in_replicas_of(view: TrialView, size: int) -> TrialView:
@@ -136,13 +140,33 @@ def test_a_trial_of_two_replicas_of_two_goes_on_with_one(tmp_path: Path) -> None
     assert members[3] not in {row.replica_id for row in bench.store.replicas(trial_id=trial_id)}
 
 
+def test_what_is_left_of_a_replica_that_has_come_to_its_end_may_finish(tmp_path: Path) -> None:
+    """One process of two returns from the code before the other, which reports and may export the model first."""
+    bench = Bench(tmp_path, slots=2)
+    trial_id = bench.submit(slots_per_replica=2, max_replicas=1)
+    bench.train(trial_id)
+    first, second = bench.trial(trial_id).members
+    bench.launcher.end(second, 0)
+    bench.tick(60)
+    assert [row.replica_id for row in bench.store.replicas(trial_id=trial_id)] == [first]
+    bench.store.set_outcome(trial_id, Outcome(kind="value", value=1.0))
+    bench.tick()
+    assert bench.trial(trial_id).state is TrialState.SUCCEEDED
+
+
+def test_processes_of_one_replica_are_told_one_epoch() -> None:
+    joining = Joining()
+    assert joining.alike("t", ("t-a", 1), 2) == 2
+    assert joining.alike("t", ("t-a", 1), None) == 2
+    assert joining.alike("t", ("t-b", 1), 40) == 40
+    assert joining.alike("t", ("t-a", 2), 3) == 3
+
+
 def test_what_was_launched_without_all_of_its_replica_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     bench = Bench(tmp_path, slots=2)
     launch, left = InMemoryLauncher.launch, [1]
 
     def fails_at_the_second(self: InMemoryLauncher, request: Any) -> Any:
-        from trials.errors import LaunchFailed
-
         if left and left[0] == 0:
             left.clear()
             raise LaunchFailed("no room in this test")

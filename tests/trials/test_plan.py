@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from trials.plan import (
     CONTACT_DEADLINE_SECONDS,
     LEFT_DEADLINE_SECONDS,
+    PAUSE_DEADLINE_SECONDS,
     SWITCH_DEADLINE_SECONDS,
     Action,
     Launch,
@@ -83,6 +84,9 @@ def test_while_a_trial_pauses_nobody_is_ended_for_who_left_first() -> None:
     _, b = of_two("a", "b")
     pausing = replace(trial_of_two("a", "b"), published=2, published_members=(), published_at=10.0)
     assert plan(pausing, 0, [b], 20.0, torn_for_good={"b"}) == []
+    # Nor is anything started beside them, or left to stay for ever.
+    assert plan(pausing, 2, [b], 20.0) == []
+    assert plan(pausing, 2, [b], 10.1 + PAUSE_DEADLINE_SECONDS) == [Stop("b", force=True)]
 
 
 def test_replicas_join_and_leave_whole() -> None:

@@ -74,6 +74,8 @@ def _run(
         present = replica.present
         if present.broken is not None:
             raise PeerLost(f"another replica vanished: {present.broken}") from error
+        if present.was_torn(error):
+            raise PeerLost(f"another process of this replica vanished: {error}") from error
         killed = _killed_data_workers(error)
         if killed:
             raise PeerLost(

@@ -17,6 +17,8 @@ import torch
 
 from dist_core.device import device_of
 from dist_core.errors import InvalidTraining
+from dist_core.gradients.optimizers import parameters_of
+from dist_core.state.parts import local_of
 
 _ROW = 16384
 """Length of the partial sums: float32 sums this short keep the error near 1e-8."""
@@ -45,9 +47,7 @@ def _at_least_single(tensor: torch.Tensor) -> torch.dtype:
 
 def values_of(gradient: torch.Tensor) -> torch.Tensor:
     """A gradient's numbers as a flat tensor; of a sparse one, those that are there."""
-    if hasattr(gradient, "to_local"):
-        # Of a sharded one, those of this process.
-        gradient = gradient.to_local()
+    gradient = local_of(gradient)
     return gradient.coalesce().values().reshape(-1) if gradient.is_sparse else in_memory_order(gradient)
 
 
@@ -129,7 +129,9 @@ class AdamPreconditioner:
                 max((int(state["step"]) for state in each.state.values() if "step" in state), default=0)
                 for each in self._optimizers
             ]
-        return min(self._steps) >= ADAM_WARM_UP
+        # Of several optimizers of a model in parts, some may have no parameter here.
+        used = [steps for steps, each in zip(self._steps, self._optimizers, strict=True) if parameters_of(each)]
+        return min(used, default=ADAM_WARM_UP) >= ADAM_WARM_UP
 
     def squared_norm(self, buffer: torch.Tensor, segments: Sequence[Segment], start: int, stop: int) -> torch.Tensor:
         """Of the part ``[start, stop)`` of a flat buffer that holds the segments' gradients."""

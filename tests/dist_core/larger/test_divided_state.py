@@ -1,0 +1,95 @@
+"""Checkpoints in parts are gone on from by any number of processes, and only where all of their parts are there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from dist_core.errors import InvalidTraining
+from dist_core.larger.divided_state import DividedState, Held
+from dist_core.larger.microbatches import divided
+from dist_core.state.checkpoint import checkpoints_of, load_checkpoint, write_checkpoint
+from dist_core.state.parts import PARTS, merged, newest_in_parts, part_folder
+
+ROWS = 7
+WHOLE = torch.arange(ROWS * 2.0).view(ROWS, 2)
+
+
+def share_of(member: int, members: int, values: torch.Tensor = WHOLE) -> tuple[DividedState, nn.Parameter]:
+    """A parameter's rows as one of several processes has them, with an optimizer that has stepped."""
+    each = -(-ROWS // members)
+    at = min(member * each, ROWS)
+    parameter = nn.Parameter(values[at : at + each].clone())
+    optimizer = torch.optim.Adam([parameter], lr=0.1)
+    parameter.grad = values[at : at + each].clone() / 100
+    optimizer.step()
+    # What Held tells of the whole is what a sharded parameter's own shape would be.
+    state = DividedState({"w": Held(parameter, at, (ROWS, 2))}, [optimizer], [])
+    return state, parameter
+
+
+@pytest.mark.parametrize("members", [1, 2, 3, 4])
+@pytest.mark.parametrize("into", [1, 2, 3, 5])
+def test_rows_find_their_process(members: int, into: int) -> None:
+    saved = [share_of(member, members) for member in range(members)]
+    parts = merged([{"model": state.state_dict()} for state, _ in saved])["model"]
+    whole = torch.cat([parameter.detach() for _, parameter in saved])
+    for member in range(into):
+        state, parameter = share_of(member, into, torch.zeros(ROWS, 2))
+        state.load_state_dict(parts)
+        at = min(member * -(-ROWS // into), ROWS)
+        assert torch.equal(parameter.detach(), whole[at : at + len(parameter)])
+        moments = state.state_dict()["optimizers"][0]["state"]["w"]["exp_avg"]["rows"]
+        assert moments.shape == parameter.shape
+        assert moments == pytest.approx(WHOLE[at : at + len(parameter)] / 1000)
+
+
+def test_what_is_missing_or_another_models_is_named() -> None:
+    saved = [share_of(member, 2)[0].state_dict() for member in range(2)]
+    state, _ = share_of(0, 1)
+    with pytest.raises(InvalidTraining, match="lacks 3 rows of w"):
+        state.load_state_dict({PARTS: saved[:1]})
+    other = DividedState({"v": Held(nn.Parameter(torch.zeros(2)), 0, (2,))}, [], [])
+    with pytest.raises(InvalidTraining, match="the trial's model has no v"):
+        other.load_state_dict({PARTS: saved})
+    smaller = DividedState({"w": Held(nn.Parameter(torch.zeros(2, 2)), 0, (2, 2))}, [], [])
+    with pytest.raises(InvalidTraining, match="w has the shape"):
+        smaller.load_state_dict({PARTS: saved})
+
+
+def write(folder: Path, steps: int, *members: int) -> None:
+    for member in members:
+        place = part_folder(folder, member)
+        place.mkdir(parents=True, exist_ok=True)
+        state: dict[str, Any] = {"member": member, "steps": steps}
+        write_checkpoint(place, len(checkpoints_of(place)) + 1, state, {"steps": steps, "epoch": 0, PARTS: 2})
+
+
+def test_one_that_lacks_a_part_or_has_a_damaged_one_is_passed_over(tmp_path: Path) -> None:
+    write(tmp_path, 10, 0, 1)
+    write(tmp_path, 20, 0)
+    found = newest_in_parts(tmp_path)
+    assert found is not None and found[1]["summary"]["steps"] == 10
+    assert [load_checkpoint(path)["member"] for path in found[0]] == [0, 1]
+    write(tmp_path, 20, 1)
+    found = newest_in_parts(tmp_path)
+    assert found is not None and found[1]["summary"]["steps"] == 20
+    newest = checkpoints_of(part_folder(tmp_path, 1))[0]
+    next(newest.glob("state*")).write_bytes(b"damaged")
+    found = newest_in_parts(tmp_path)
+    assert found is None or found[1]["summary"]["steps"] == 10
+
+
+@pytest.mark.parametrize("most", [4, 8, 16])
+@pytest.mark.parametrize("stages", [2, 4])
+def test_microbatches_hold_every_example_once(most: int, stages: int) -> None:
+    for examples in range(1, 70):
+        parts = divided(examples, most, stages, 1)
+        assert [part.first for part in parts] == [0, *(part.stop for part in parts[:-1])]
+        assert parts[-1].stop == examples
+        assert all(part.count >= 1 and part.size >= 1 for part in parts)
+        assert parts[0].count <= most
