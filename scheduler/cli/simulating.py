@@ -30,6 +30,9 @@ def simulate(
     goal: Annotated[str, typer.Option(help=f"What the sweep is to achieve: {', '.join(GOALS)}.")] = "auto",
     nodes: Annotated[int, typer.Option(min=1)] = 16,
     slots_per_node: Annotated[int, typer.Option(min=1)] = 4,
+    slots_per_replica: Annotated[
+        int, typer.Option(min=1, help="With --sweep: slots that each replica of a trial takes.")
+    ] = 1,
     live: Annotated[
         bool,
         typer.Option(help="As a live scheduler does: it decides when something happens, and starts take time."),
@@ -68,6 +71,7 @@ def simulate(
             seed=seed,
             picture=picture,
             why=why,
+            slots_per_replica=slots_per_replica,
         )
         return
     run(

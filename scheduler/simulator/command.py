@@ -121,6 +121,7 @@ def run_sweep(
     seed: int,
     picture: Path | None,
     why: str | None = None,
+    slots_per_replica: int = 1,
 ) -> None:
     """A sweep of modelled trials under each policy; raises ValueError for a name that does not exist."""
     terms = StudyTerms(goal=cast("WantedGoal", goal), deadline_at=DEADLINE_SECONDS if goal == "deadline" else None)
@@ -134,7 +135,8 @@ def run_sweep(
             static = policy.name in REQUESTS
             sweep = SweepSettings(
                 max_replicas=1 if static else 8,
-                at_a_time=nodes * slots_per_node,
+                slots_per_replica=slots_per_replica,
+                at_a_time=max(1, nodes * slots_per_node // slots_per_replica),
                 rungs=tuple(max(1, round(part * SMALL.epochs)) for part in RUNGS),
                 goal=terms.goal,
                 deadline_seconds=terms.deadline_at,

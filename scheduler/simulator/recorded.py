@@ -227,6 +227,7 @@ def _trials(study: str, record: _StudyRecord, first: float, opened: float) -> li
                     batch_size=hints.bounds.init_batch,
                     max_replicas=trial.spec.max_replicas,
                     declared_progress=hints.target_progress,
+                    slots_per_replica=trial.spec.slots_per_replica,
                 ),
                 study=study,
                 after_ends=after,

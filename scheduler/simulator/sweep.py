@@ -33,6 +33,7 @@ STUDY = "sweep"
 class SweepSettings:
     min_replicas: int = 1
     max_replicas: int = 8
+    slots_per_replica: int = 1
     at_a_time: int = 16
     """Trials that the tuner keeps submitted."""
     rungs: tuple[int, ...] = (2, 6, 17)
@@ -103,7 +104,14 @@ class SweepWorld(World):
         self._places = [0.0] * sweep.at_a_time
         """When the tuner can submit a trial, soonest first."""
         self._waiting = [
-            Submission(name=str(index), at=0.0, application=application, num_replicas=1, batch_size=1)
+            Submission(
+                name=str(index),
+                at=0.0,
+                application=application,
+                num_replicas=1,
+                batch_size=1,
+                slots_per_replica=sweep.slots_per_replica,
+            )
             for index in range(len(curves))
         ]
         terms = StudyTerms(goal=sweep.goal, deadline_at=sweep.deadline_seconds)

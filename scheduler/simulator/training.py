@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Literal
 
@@ -40,6 +41,18 @@ _CLOSE = 1e-6
 def _measured_share(begins: int, ends: int) -> float:
     """Of one replica's steps from the first number to before the second."""
     return sum(is_measured(step, num_replicas=1, every=None) for step in range(begins, ends)) / (ends - begins)
+
+
+def replicas_on(placement: Mapping[str, int], size: int) -> Shape:
+    """Replicas of so many slots by node; one that is larger than a node counts where it begins."""
+    if size == 1:
+        return tuple(placement.values())
+    found, over = [], 0
+    for count in placement.values():
+        whole, over = divmod(count + over, size)
+        if whole:
+            found.append(whole)
+    return tuple(found)
 
 
 class SimulatedTraining:
@@ -105,14 +118,15 @@ class SimulatedTraining:
 
     def place(self, placement: dict[str, int], pause_seconds: float, now: float) -> None:
         """Train on these slots from now on, after the pause; on none: stand still, without losing anything."""
-        before, after = sum(self.shape), sum(placement.values())
+        shape = replicas_on(placement, self.submission.slots_per_replica)
+        before, after = sum(self.shape), sum(shape)
         if before != after and self.num_rescales >= 0:
             goodput = self._measured_goodput if before else 0.0
             if self._latest is not None and self._latest.is_undone_by(after, goodput, now):
                 self.num_undone += 1
             self._latest = Change(now, before, after, goodput, pause_seconds)
         self.placement = dict(placement)
-        self.shape = tuple(placement.values())
+        self.shape = shape
         if self.shape:
             self.num_rescales += 1
             self.pause_left = pause_seconds
@@ -122,7 +136,7 @@ class SimulatedTraining:
         """Train from ``now`` for so long; ``finished_at`` is set when the last epoch ends in between."""
         if not self.shape or self.finished_at is not None:
             return
-        self.slot_seconds += sum(self.shape) * seconds
+        self.slot_seconds += sum(self.placement.values()) * seconds
         pause = min(self.pause_left, seconds)
         self.pause_left -= pause
         now, seconds = now + pause, seconds - pause
@@ -256,4 +270,5 @@ class SimulatedTraining:
             global_batch=self.global_batch,
             goodput=self._measured_goodput * init_batch,
             rescale_pause_seconds=pause_seconds,
+            slots_per_share=self.submission.slots_per_replica,
         )

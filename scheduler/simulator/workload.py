@@ -29,10 +29,15 @@ class Submission:
     """Most that it may have where sizes are elastic; None: as many as are useful."""
     declared_progress: float | None = None
     """What it declares as its length, in examples at the initial batch size; None: what its application trains."""
+    slots_per_replica: int = 1
+    """A replica's slots compute together; measured times are a replica's."""
 
 
 def read_workload(path: Path, traces: Path) -> list[Submission]:
-    """Jobs in order of submission; raises InvalidWorkload with the line, the value and the rule."""
+    """Jobs in order of submission; raises InvalidWorkload with the line, the value and the rule.
+
+    A further column ``slots_per_replica`` may say how many slots a replica of each job takes.
+    """
     applications: dict[str, Application] = {}
     submissions: list[Submission] = []
     with _opened(path) as file:
@@ -68,9 +73,9 @@ def _opened(path: Path) -> TextIO:
 
 def _submission(row: Mapping[str, str], applications: Mapping[str, Application], where: str) -> Submission:
     numbers = {}
-    for column, least in (("time", 0.0), ("num_replicas", 1.0), ("batch_size", 1.0)):
+    for column, least in (("time", 0.0), ("num_replicas", 1.0), ("batch_size", 1.0), ("slots_per_replica", 1.0)):
         try:
-            numbers[column] = float(row[column])
+            numbers[column] = float(row[column] if column in COLUMNS else row.get(column) or 1.0)
         except (TypeError, ValueError):
             raise InvalidWorkload(f"{where}: {column} is {row[column]!r}; it must be a number") from None
         if not math.isfinite(numbers[column]) or numbers[column] < least:
@@ -81,4 +86,5 @@ def _submission(row: Mapping[str, str], applications: Mapping[str, Application],
         application=applications[row["application"]],
         num_replicas=int(numbers["num_replicas"]),
         batch_size=int(numbers["batch_size"]),
+        slots_per_replica=int(numbers["slots_per_replica"]),
     )

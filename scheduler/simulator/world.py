@@ -228,6 +228,7 @@ class World:
             entrypoint="simulated:training",
             min_replicas=least,
             max_replicas=most,
+            slots_per_replica=submission.slots_per_replica,
         )
         trial_id = self.store.submit(spec, submission.at).trial_id
         self._wake()
@@ -240,7 +241,8 @@ class World:
         if self._settings.request == "rigid":
             return submission.num_replicas, submission.num_replicas
         most = MOST_REPLICAS if submission.max_replicas is None else submission.max_replicas
-        return 1, min(training.most_replicas, self.cluster.most_slots, most)
+        room = max(1, self.cluster.most_slots // submission.slots_per_replica)
+        return 1, min(training.most_replicas, room, most)
 
     def _note_progress(self) -> None:
         """What jobs did since the last decision: here, that some have come to their end."""

@@ -23,7 +23,7 @@ from scheduler.simulator.replicas import LIVE, Timing
 from scheduler.simulator.rivals import COMPARED, compared_policy
 from scheduler.simulator.sweep import SuccessiveHalving, SweepSettings, SweepWorld, learning_curves
 from scheduler.simulator.synthetic import SMALL, synthetic_workload
-from scheduler.simulator.training import SimulatedTraining
+from scheduler.simulator.training import SimulatedTraining, replicas_on
 from scheduler.simulator.workload import Submission, read_workload
 from scheduler.simulator.world import World
 
@@ -244,3 +244,28 @@ def test_the_result_does_not_depend_on_how_fast_the_machine_is(
     for clock in ("clock", "monotonic"):
         monkeypatch.setitem(defaults, clock, lambda: 0.8 * next(real))
     assert simulated() == expected
+
+
+def test_trials_whose_replicas_take_several_slots_are_simulated_in_whole_ones() -> None:
+    curves = learning_curves(8, SMALL.epochs, seed=1)
+    settings = SimulationSettings(nodes=2, slots_per_node=4, decide_every_seconds=60.0, rescale_seconds=30.0)
+    results = {}
+    for size in (1, 2):
+        sweep = SweepSettings(max_replicas=4, at_a_time=8 // size, rungs=(), slots_per_replica=size)
+        world = SweepWorld(curves, SMALL, compared_policy("goodput"), settings, sweep)
+        results[size] = world.sweep()
+        held = [placement for _, jobs in world._allocations for placement in jobs.values()]
+        assert all(count % size == 0 for placement in held for count in placement.values())
+        assert results[size].finished == 8
+    # Twice the slots for each replica, which is as fast: the sweep takes about twice as long.
+    assert 1.4 < results[2].makespan_seconds / results[1].makespan_seconds < 2.6
+
+
+@pytest.mark.parametrize(
+    ("placement", "size", "replicas"),
+    [({"a": 4, "b": 2}, 1, (4, 2)), ({"a": 4, "b": 2}, 2, (2, 1)), ({"a": 4, "b": 4}, 8, (1,)), ({}, 2, ())],
+)
+def test_replicas_of_several_slots_are_counted_by_node(
+    placement: dict[str, int], size: int, replicas: tuple[int, ...]
+) -> None:
+    assert replicas_on(placement, size) == replicas

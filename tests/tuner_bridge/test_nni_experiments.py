@@ -178,7 +178,7 @@ def test_a_configuration_that_cannot_work_is_refused(experiment: Callable[..., N
         ({"slots": 2, "schedulerUrl": "http://127.0.0.1:1"}, "schedulerUrl names a scheduler"),
         ({"weight": -1.0}, "weight is -1.0; it must be above 0"),
         ({"maxWrokers": 3}, "maxwrokers"),
-        ({"trialGpuNumber": 2}, "a replica has one slot"),
+        ({"trialGpuNumber": 2}, "a slot is one GPU"),
     ):
         path.write_text(yaml.safe_dump({**made.config, "trainingService": {"platform": "tuner_bridge", **service}}))
         done = subprocess.run(

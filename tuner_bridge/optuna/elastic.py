@@ -15,7 +15,8 @@ import optuna
 from trials.terms import StudyTerms
 from tuner_bridge.errors import InvalidSweep, SweepInterrupted
 from tuner_bridge.in_replica.scripts import Script
-from tuner_bridge.optuna.optimize import bounded, check_slots, driver_of, scheduler_for, template_of
+from tuner_bridge.optuna.objective_template import bounded, template_of
+from tuner_bridge.optuna.optimize import check_slots, driver_of, scheduler_for
 from tuner_bridge.optuna.trial_driver import OptunaDriver
 
 

@@ -19,22 +19,19 @@ from optuna.trial import FrozenTrial
 from scheduler.api.client import SchedulerClient
 from scheduler.errors import SchedulerError
 from scheduler.host.embedded import EmbeddedScheduler
-from trials.spec import check_replica_bounds
 from trials.terms import StudyTerms
 from tuner_bridge.driving.sent_environ import Asked, asked_environ, sent_environ, withheld
 from tuner_bridge.driving.study_driver import file_name
-from tuner_bridge.driving.template import TrialTemplate, own_python_path
+from tuner_bridge.driving.template import TrialTemplate
 from tuner_bridge.errors import InvalidSweep, SweepInterrupted
 from tuner_bridge.in_replica.scripts import Script
-from tuner_bridge.in_replica.shipping import installed_modules_of, ship
+from tuner_bridge.optuna.objective_template import bounded, template_of
 from tuner_bridge.optuna.trial_driver import OptunaDriver
 
 logger = logging.getLogger(__name__)
 
 ADOPTION_SECONDS = 25.0
 """A driver that was killed keeps its study for the length of its lease; a resumed sweep waits for that."""
-
-ENTRYPOINT = "tuner_bridge.optuna.replica:main"
 
 Callback = Callable[[optuna.Study, FrozenTrial], None]
 
@@ -154,67 +151,6 @@ def optimize(
             driver.detach()
 
 
-def template_of(
-    objective: Callable[[Any], Any] | Script,
-    min_replicas: int,
-    max_replicas: int | None,
-    promise_metric: tuple[str, str] | None = None,
-    fresh_processes: bool = False,
-    *,
-    slots_per_replica: int = 1,
-) -> TrialTemplate:
-    """What the trials of a sweep will run; raises InvalidSweep and InvalidTrialSpec for what they cannot."""
-    if "ELASTUNE_API" in os.environ:
-        raise InvalidSweep(
-            "optimize() was reached inside a replica, because the script calls it when imported. Put the call under "
-            'if __name__ == "__main__":'
-        )
-    payload: dict[str, Any] = {}
-    preload: tuple[str, ...] = ()
-    user_code: tuple[str, ...] = ()
-    if isinstance(objective, Script):
-        payload["script"] = objective.to_json()
-        # What it imports from other files of its author is not known here.
-        imported = (name for name in objective.imports() if name.partition(".")[0] != "tuner_bridge")
-        preload = (*imported, "torch")
-    else:
-        shipped = ship(objective)
-        payload["objective"] = shipped.to_json()
-        preload = installed_modules_of(objective)
-        if "torch" in sys.modules:
-            # Its module, or what that imports, is what has brought it into this process.
-            preload = (*preload, "torch")
-        payload["keeps_process"] = not fresh_processes
-        user_code = (shipped.loaded_as,)
-    if promise_metric is not None:
-        check_promise_metric(promise_metric)
-        payload["promise_metric"] = promise_metric[0]
-    check_replica_bounds(min_replicas, min_replicas if max_replicas is None else max_replicas, slots_per_replica)
-    return TrialTemplate(
-        entrypoint=ENTRYPOINT,
-        payload=payload,
-        min_replicas=min_replicas,
-        max_replicas=min_replicas if max_replicas is None else max_replicas,
-        slots_per_replica=slots_per_replica,
-        working_dir=os.getcwd(),
-        python_path=own_python_path(),
-        preload=(*preload, ENTRYPOINT.partition(":")[0]),
-        user_code=user_code,
-    )
-
-
-def check_promise_metric(given: Any) -> None:
-    if not (
-        isinstance(given, tuple)
-        and len(given) == 2
-        and isinstance(given[0], str)
-        and given[1] in ("minimize", "maximize")
-    ):
-        raise InvalidSweep(
-            f"promise_metric is {given!r}; it must be a name and a direction, such as ('accuracy', 'maximize')"
-        )
-
-
 def check_slots(slots: int | None, emulate: str | None = None) -> None:
     if slots is not None and slots < 1:
         raise InvalidSweep(f"slots is {slots}; it must be at least 1")
@@ -281,24 +217,6 @@ def scheduler_for(
 def _again(client: SchedulerClient) -> SchedulerClient:
     """A scheduler named by ELASTUNE_URL comes back under its own address."""
     return client
-
-
-def bounded(template: TrialTemplate, slots: int, max_replicas: int | None) -> TrialTemplate:
-    """Fill in and check the bounds against the slots there are."""
-    size = template.slots_per_replica
-    if template.min_replicas * size > slots:
-        each = f" of {size} slots each" if size > 1 else ""
-        raise InvalidSweep(
-            f"min_replicas is {template.min_replicas}{each} but there are {slots} slots; no trial could ever start. "
-            "Lower min_replicas, or add slots (slots=, `elastune up --slots`)"
-        )
-    room = slots // size
-    if max_replicas is not None and max_replicas > room:
-        logger.warning(
-            "max_replicas is %d but there are %d slots; trials grow to %d at most", max_replicas, slots, room
-        )
-    most = room if max_replicas is None else min(max_replicas, room)
-    return replace(template, max_replicas=most)
 
 
 def _remaining(study: optuna.Study, n_trials: int | None, driver: OptunaDriver, *, resume: bool) -> int | None:

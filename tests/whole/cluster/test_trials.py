@@ -106,6 +106,30 @@ def test_it_grows_is_drained_and_shrinks_while_survivors_train_on(cluster: Insta
     delete("elastic")
 
 
+def test_a_replica_of_two_pods_comes_and_goes_whole(cluster: Installed) -> None:
+    steady(cluster, "large", how="sharded", slotsPerReplica=2, maxReplicas=1)
+    running("large", 1)
+    first = replicas_of("large")
+    assert len(first) == 2
+    assert len({pod["spec"]["nodeName"] for pod in first}) == 1
+    kubectl("-n", NAMESPACE, "scale", "trial", "large", "--replicas=2")
+    running("large", 2)
+    by_node: dict[str, int] = {}
+    for pod in replicas_of("large"):
+        by_node[pod["spec"]["nodeName"]] = by_node.get(pod["spec"]["nodeName"], 0) + 1
+    assert all(count % 2 == 0 for count in by_node.values())
+    # One pod is lost: its replica goes, the other one trains on, and another whole one comes.
+    names = {pod["metadata"]["name"] for pod in first}
+    victim = next(pod for pod in replicas_of("large") if pod["metadata"]["name"] not in names)
+    kubectl("-n", NAMESPACE, "delete", "pod", victim["metadata"]["name"], "--grace-period=0", "--force")
+    until(lambda: status("large").get("replicas") == 1, 60.0, "its replica is lost")
+    survivors = {pod["metadata"]["name"] for pod in replicas_of("large")}
+    assert names <= survivors
+    running("large", 2)
+    assert names <= {pod["metadata"]["name"] for pod in replicas_of("large")}
+    delete("large")
+
+
 def quota(name: str, hard: dict[str, str], **spec: Any) -> dict[str, Any]:
     return {
         "apiVersion": "v1",

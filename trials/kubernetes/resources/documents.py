@@ -132,7 +132,7 @@ def record_status(record: TrialRecord) -> Document:
         "phase": record.state.value.capitalize(),
         "reason": record.reason.code or None,
         "message": record.reason.sentence or None,
-        "replicas": 0 if record.state.is_final else len(record.members),
+        "replicas": 0 if record.state.is_final else len(record.members) // record.spec.slots_per_replica,
         "selector": f"{TRIAL_LABEL}={label_value(record.trial_id)}",
         "record": {
             "number": record.spec.number,

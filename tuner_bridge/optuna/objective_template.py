@@ -1,0 +1,99 @@
+"""What the trials of an Optuna sweep will run, from its objective and options."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from trials.spec import check_replica_bounds
+from tuner_bridge.driving.template import TrialTemplate, own_python_path
+from tuner_bridge.errors import InvalidSweep
+from tuner_bridge.in_replica.scripts import Script
+from tuner_bridge.in_replica.shipping import installed_modules_of, ship
+
+logger = logging.getLogger(__name__)
+
+ENTRYPOINT = "tuner_bridge.optuna.replica:main"
+
+
+def template_of(
+    objective: Callable[[Any], Any] | Script,
+    min_replicas: int,
+    max_replicas: int | None,
+    promise_metric: tuple[str, str] | None = None,
+    fresh_processes: bool = False,
+    *,
+    slots_per_replica: int = 1,
+) -> TrialTemplate:
+    """What the trials of a sweep will run; raises InvalidSweep and InvalidTrialSpec for what they cannot."""
+    if "ELASTUNE_API" in os.environ:
+        raise InvalidSweep(
+            "optimize() was reached inside a replica, because the script calls it when imported. Put the call under "
+            'if __name__ == "__main__":'
+        )
+    payload: dict[str, Any] = {}
+    preload: tuple[str, ...] = ()
+    user_code: tuple[str, ...] = ()
+    if isinstance(objective, Script):
+        payload["script"] = objective.to_json()
+        # What it imports from other files of its author is not known here.
+        imported = (name for name in objective.imports() if name.partition(".")[0] != "tuner_bridge")
+        preload = (*imported, "torch")
+    else:
+        shipped = ship(objective)
+        payload["objective"] = shipped.to_json()
+        preload = installed_modules_of(objective)
+        if "torch" in sys.modules:
+            # Its module, or what that imports, is what has brought it into this process.
+            preload = (*preload, "torch")
+        payload["keeps_process"] = not fresh_processes
+        user_code = (shipped.loaded_as,)
+    if promise_metric is not None:
+        check_promise_metric(promise_metric)
+        payload["promise_metric"] = promise_metric[0]
+    check_replica_bounds(min_replicas, min_replicas if max_replicas is None else max_replicas, slots_per_replica)
+    return TrialTemplate(
+        entrypoint=ENTRYPOINT,
+        payload=payload,
+        min_replicas=min_replicas,
+        max_replicas=min_replicas if max_replicas is None else max_replicas,
+        slots_per_replica=slots_per_replica,
+        working_dir=os.getcwd(),
+        python_path=own_python_path(),
+        preload=(*preload, ENTRYPOINT.partition(":")[0]),
+        user_code=user_code,
+    )
+
+
+def check_promise_metric(given: Any) -> None:
+    if not (
+        isinstance(given, tuple)
+        and len(given) == 2
+        and isinstance(given[0], str)
+        and given[1] in ("minimize", "maximize")
+    ):
+        raise InvalidSweep(
+            f"promise_metric is {given!r}; it must be a name and a direction, such as ('accuracy', 'maximize')"
+        )
+
+
+def bounded(template: TrialTemplate, slots: int, max_replicas: int | None) -> TrialTemplate:
+    """Fill in and check the bounds against the slots there are."""
+    size = template.slots_per_replica
+    if template.min_replicas * size > slots:
+        each = f" of {size} slots each" if size > 1 else ""
+        raise InvalidSweep(
+            f"min_replicas is {template.min_replicas}{each} but there are {slots} slots; no trial could ever start. "
+            "Lower min_replicas, or add slots (slots=, `elastune up --slots`)"
+        )
+    room = slots // size
+    if max_replicas is not None and max_replicas > room:
+        logger.warning(
+            "max_replicas is %d but there are %d slots; trials grow to %d at most", max_replicas, slots, room
+        )
+    most = room if max_replicas is None else min(max_replicas, room)
+    return replace(template, max_replicas=most)
