@@ -58,8 +58,8 @@ class ElastuneConfig(TrainingServiceConfig):  # type: ignore[misc]  # NNI has no
         if own.trial_gpu_number is not None and own.trial_gpu_number > 1:
             raise ValueError(
                 f"trialGpuNumber is {own.trial_gpu_number}; a slot is one GPU where there are any. Leave it out, and "
-                "say how many replicas a trial may have with minReplicas and maxReplicas, and with slotsPerReplica of how "
-                "many slots each"
+                "say how many replicas a trial may have with minReplicas and maxReplicas, and of how many slots each "
+                "with slotsPerReplica"
             )
         # NNI would look for GPUs on machines of its own.
         own.trial_gpu_number = parents[0].trial_gpu_number = None
