@@ -101,9 +101,9 @@ def plan(
     replicas, torn = whole_replicas(rows, trial.spec.slots_per_replica)
     if trial.switching and not trial.published_members and any(row.replica_id in trial.members for row in rows):
         # On its way to a pause. Whoever leaves first is not lost; whoever does not leave in time is ended.
-        if now - trial.published_at <= PAUSE_DEADLINE_SECONDS:
-            return stops
-        return [*stops, *(_stop(row, force=True) for row in rows if _may_stop(row, now))]
+        overdue = now - trial.published_at > PAUSE_DEADLINE_SECONDS
+        late = [row for row in rows if overdue or row.replica_id in torn_for_good]
+        return [*stops, *(_stop(row, force=True) for row in late if _may_stop(row, now))]
     if torn:
         stops += [_stop(row, force=True) for row in torn if row.replica_id in torn_for_good and _may_stop(row, now)]
         if not any(replica.ids[0] in trial.members for replica in replicas) and (trial.members or not replicas):

@@ -20,6 +20,7 @@ from dist_core.generations.process_groups import ReplicaGroup, build_group, lone
 from dist_core.generations.torchrun import torchrun_part
 from dist_core.link.client import ControlChannel
 from dist_core.link.environment import ReplicaEnvironment, standalone_members, standalone_world
+from dist_core.state.seeds import derived_seed
 
 MEET_TIMEOUT = timedelta(minutes=5)
 """For its processes to find each other; each imports what the training code needs first."""
@@ -31,6 +32,7 @@ class Whole:
         self._environment = environment
         self._channel = channel
         self._group: ReplicaGroup | None = None
+        self._agreed: int | None = None
         if environment is None:
             rank, _ = standalone_world()
             self.members = standalone_members()
@@ -61,6 +63,14 @@ class Whole:
             raise losing_the_replica(mark_broken, error) from error
         found: list[float] = vector.tolist()
         return found
+
+    def agreed(self, number: int) -> int:
+        """Collective, when it is first asked: a number below 2^52 that follows from the first process's."""
+        if self._agreed is None:
+            mine = derived_seed(number) % 2**52 if self.member == 0 else 0
+            [found] = self.sum([float(mine)], lambda reason: None)
+            self._agreed = int(found)
+        return self._agreed
 
     def was_torn(self, error: BaseException | None) -> bool:
         """Whether this error, or what led to it, says that another process of this replica is gone.
@@ -105,7 +115,9 @@ class Whole:
             raise PeerLost(f"the other processes of this replica have not come: {error}") from error
 
 
-_LOST = re.compile(r"gloo|ncclRemoteError|ncclSystemError|Connection (closed|reset)|Broken pipe|Socket Timeout")
+_LOST = re.compile(
+    r"Connection (closed|reset|refused)|Broken pipe|[Tt]imed out waiting|Socket Timeout|nccl(Remote|System)Error"
+)
 
 
 def is_of_a_connection(error: RuntimeError) -> bool:

@@ -303,8 +303,7 @@ def _drawing_alike(core: TrainingCore) -> AbstractContextManager[None]:
     group = core.generation.group
     if group.slots_per_share == 1:
         return nullcontext()
-    trial = "" if core.environment is None else core.environment.trial_id
-    return seeded(derived_seed("samples", trial, group.share, core.position.steps))
+    return seeded(derived_seed("samples", core.whole.agreed(core.random.seed), group.share, core.position.steps))
 
 
 def _refuse_outside_of_epochs(core: TrainingCore) -> None:

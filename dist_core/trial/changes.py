@@ -22,7 +22,7 @@ from dist_core.generations.switch import Switch
 from dist_core.generations.torchrun import torchrun_group
 from dist_core.generations.watch import Membership, Prepared
 from dist_core.link.client import ControlChannel
-from dist_core.link.environment import standalone_world
+from dist_core.link.environment import EXIT_PREEMPTED, standalone_world
 from dist_core.link.news import News
 from dist_core.state.persistence import Persistence
 from dist_core.state.position import Position
@@ -208,6 +208,10 @@ class Changes:
         if self._heal is None:
             raise PeerLost(f"another replica vanished: {reason}")
         started = time.perf_counter()
+        if self._present.group.members > 1 and self._membership is not None and self._membership.must_leave is not None:
+            # Those of its replica that heard it first have left; this is no loss.
+            self._news.flush()
+            raise ReplicaExit("preempted", EXIT_PREEMPTED)
         self._drop_group()
         self._batch.forget_next()
         healed = self._heal.wait_and_meet(self, reason=reason, enter=self._go_on_healed)

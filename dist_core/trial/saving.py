@@ -86,7 +86,7 @@ class Saving:
         A process that is one of several of its replica leaves without: the others are elsewhere, and follow.
         """
         must_leave, is_paused = self._leaving.must_leave, self._leaving.is_paused
-        if self._whole.members > 1 and (must_leave or is_paused):
+        if self._present.group.members > 1 and (must_leave or is_paused):
             self._news.flush()
             raise ReplicaExit("paused", 0) if is_paused else ReplicaExit("preempted", EXIT_PREEMPTED)
         self._leave_as_asked(must_leave=must_leave, is_paused=is_paused)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from dist_core.link.environment import EXIT_PREEMPTED
 from trials.record import ReplicaRecord, TrialRecord
-from trials.replicas import whole_replicas
+from trials.replicas import replica_number, whole_replicas
 
 PATIENCE_SECONDS = 5.0
 """Those that are left of one notice it and end by themselves."""
@@ -25,9 +25,15 @@ class TornReplicas:
         others may still do what is theirs.
         """
         before = self._since.get(trial.trial_id, {})
-        _, torn = whole_replicas(rows, trial.spec.slots_per_replica)
-        left = {row.launched_at for row in all_rows if row.exit_status in (0, EXIT_PREEMPTED)}
-        since = {row.replica_id: before.get(row.replica_id, now) for row in torn if row.launched_at not in left}
+        size = trial.spec.slots_per_replica
+
+        def replica_of(row: ReplicaRecord) -> tuple[float, int]:
+            # A number is used again, but not by what is launched at the same moment.
+            return row.launched_at, replica_number(row, size)
+
+        _, torn = whole_replicas(rows, size)
+        left = {replica_of(row) for row in all_rows if row.exit_status in (0, EXIT_PREEMPTED)}
+        since = {row.replica_id: before.get(row.replica_id, now) for row in torn if replica_of(row) not in left}
         self._since[trial.trial_id] = since
         return frozenset(name for name, at in since.items() if now - at > PATIENCE_SECONDS)
 

@@ -31,14 +31,18 @@ class TrueSpeed:
 
     @property
     def most_profiled(self) -> int:
-        return self.training.most_replicas
+        return self.training.most_replicas * self.training.submission.share_size
 
     @property
     def most_useful(self) -> int:
-        return self.bounds.max_useful_replicas()
+        return self.bounds.max_useful_replicas() * self.training.submission.share_size
 
     def curve(self, node_slots: int, counts: NDArray[np.int64]) -> Floats:
-        return np.array([1.0 / self._step_seconds(node_slots, int(count)) for count in counts])
+        size = self.training.submission.share_size
+        shares, fits = np.maximum(1, counts // size), max(1, node_slots // size)
+        whole = np.array([1.0 / self._step_seconds(fits, int(count)) for count in shares])
+        # A part of what computes a share is worth that part of it.
+        return np.asarray(whole * np.minimum(1.0, counts / size))
 
     def _step_seconds(self, node_slots: int, count: int) -> float:
         whole, rest = divmod(count, node_slots)

@@ -228,6 +228,7 @@ def _trials(study: str, record: _StudyRecord, first: float, opened: float) -> li
                     max_replicas=trial.spec.max_replicas,
                     declared_progress=hints.target_progress,
                     slots_per_replica=trial.spec.slots_per_replica,
+                    slots_per_share=hints.slots_per_share,
                 ),
                 study=study,
                 after_ends=after,

@@ -43,8 +43,8 @@ def _measured_share(begins: int, ends: int) -> float:
     return sum(is_measured(step, num_replicas=1, every=None) for step in range(begins, ends)) / (ends - begins)
 
 
-def replicas_on(placement: Mapping[str, int], size: int) -> Shape:
-    """Replicas of so many slots by node; one that is larger than a node counts where it begins."""
+def shares_on(placement: Mapping[str, int], size: int) -> Shape:
+    """Shares of a batch that so many slots each compute, by node; one that is larger than a node counts at its end."""
     if size == 1:
         return tuple(placement.values())
     found, over = [], 0
@@ -118,7 +118,7 @@ class SimulatedTraining:
 
     def place(self, placement: dict[str, int], pause_seconds: float, now: float) -> None:
         """Train on these slots from now on, after the pause; on none: stand still, without losing anything."""
-        shape = replicas_on(placement, self.submission.slots_per_replica)
+        shape = shares_on(placement, self.submission.share_size)
         before, after = sum(self.shape), sum(shape)
         if before != after and self.num_rescales >= 0:
             goodput = self._measured_goodput if before else 0.0
@@ -270,5 +270,5 @@ class SimulatedTraining:
             global_batch=self.global_batch,
             goodput=self._measured_goodput * init_batch,
             rescale_pause_seconds=pause_seconds,
-            slots_per_share=self.submission.slots_per_replica,
+            slots_per_share=self.submission.share_size,
         )

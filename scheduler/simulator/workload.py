@@ -30,7 +30,12 @@ class Submission:
     declared_progress: float | None = None
     """What it declares as its length, in examples at the initial batch size; None: what its application trains."""
     slots_per_replica: int = 1
-    """A replica's slots compute together; measured times are a replica's."""
+    slots_per_share: int | None = None
+    """Slots that compute one share of a batch together, whose times are measured; None: those of a replica."""
+
+    @property
+    def share_size(self) -> int:
+        return self.slots_per_replica if self.slots_per_share is None else self.slots_per_share
 
 
 def read_workload(path: Path, traces: Path) -> list[Submission]:

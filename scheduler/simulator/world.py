@@ -20,6 +20,7 @@ from scheduler.loop.control_loop import ControlLoop
 from scheduler.loop.rounds import TICK_SECONDS
 from scheduler.loop.settings import LoopSettings
 from scheduler.simulator.cluster import SimulatedCluster, SimulationSettings
+from scheduler.simulator.errors import InvalidWorkload
 from scheduler.simulator.fairness import MOST_REPLICAS, AliveJobs, isolated_seconds
 from scheduler.simulator.oracle import WithOracle
 from scheduler.simulator.replicas import SimulatedReplicas, Timing
@@ -222,6 +223,11 @@ class World:
     def _submit(self, submission: Submission) -> None:
         training = SimulatedTraining(submission, self._settings.request, exact=self._is_live)
         least, most = self._replica_bounds(submission, training)
+        if least * submission.slots_per_replica > self.cluster.most_slots:
+            raise InvalidWorkload(
+                f"{submission.name} needs {least * submission.slots_per_replica} slots and the cluster has at most "
+                f"{self.cluster.most_slots}; it would wait for ever"
+            )
         spec = TrialSpec(
             study=self._study_of(submission),
             number=len(self.store.trials()),
@@ -257,7 +263,8 @@ class World:
         for replica in self.store.replicas(trial_id=trial_id):
             self._replicas.leave(replica.replica_id, at)
         submission = training.submission
-        share = self.cluster.slots / max(1.0, self._alive.mean(submission.at, at))
+        size = submission.share_size
+        share = self.cluster.slots / max(1.0, self._alive.mean(submission.at, at)) / size
         self._ended.append(
             JobResult(
                 name=submission.name,
@@ -268,7 +275,7 @@ class World:
                 num_undone=training.num_undone,
                 slot_seconds=training.slot_seconds,
                 finish_time_fairness=(at - submission.at)
-                / isolated_seconds(submission.application, share, self._settings.slots_per_node),
+                / isolated_seconds(submission.application, share, max(1, self._settings.slots_per_node // size)),
             )
         )
 

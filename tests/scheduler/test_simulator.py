@@ -23,7 +23,7 @@ from scheduler.simulator.replicas import LIVE, Timing
 from scheduler.simulator.rivals import COMPARED, compared_policy
 from scheduler.simulator.sweep import SuccessiveHalving, SweepSettings, SweepWorld, learning_curves
 from scheduler.simulator.synthetic import SMALL, synthetic_workload
-from scheduler.simulator.training import SimulatedTraining, replicas_on
+from scheduler.simulator.training import SimulatedTraining, shares_on
 from scheduler.simulator.workload import Submission, read_workload
 from scheduler.simulator.world import World
 
@@ -268,4 +268,4 @@ def test_trials_whose_replicas_take_several_slots_are_simulated_in_whole_ones() 
 def test_replicas_of_several_slots_are_counted_by_node(
     placement: dict[str, int], size: int, replicas: tuple[int, ...]
 ) -> None:
-    assert replicas_on(placement, size) == replicas
+    assert shares_on(placement, size) == replicas

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from scheduler.allocation.whole_replicas import place_whole
 from scheduler.api.joining import Joining
+from scheduler.loop.torn import TornReplicas
 from scheduler.policy import GoodputPolicy
 from scheduler.policy.constrained import ConstrainedPolicy
 from scheduler.simulator.rivals import COMPARED, compared_policy
@@ -20,7 +21,8 @@ from tests.support.loop_bench import Bench
 from tests.support.views import model, running, snapshot, that_fit, views, waiting
 from trials.errors import LaunchFailed
 from trials.launch import InMemoryLauncher
-from trials.record import Outcome
+from trials.record import Outcome, ReplicaRecord, TrialRecord
+from trials.spec import TrialSpec
 from trials.states import TrialState
 
 
@@ -152,6 +154,20 @@ def test_what_is_left_of_a_replica_that_has_come_to_its_end_may_finish(tmp_path:
     bench.store.set_outcome(trial_id, Outcome(kind="value", value=1.0))
     bench.tick()
     assert bench.trial(trial_id).state is TrialState.SUCCEEDED
+
+
+def test_who_left_earlier_protects_no_other_replica() -> None:
+    """Both were launched in one tick; one has left in good order, of the other one a process is lost long after."""
+    spec = TrialSpec(study="s", number=0, entrypoint="m:f", max_replicas=2, slots_per_replica=2)
+    trial = TrialRecord(trial_id="t", spec=spec, members=("r0", "r1"))
+    rows = [
+        ReplicaRecord(replica_id=f"r{index}", trial_id="t", node="n", slot=index, launch_index=index, launched_at=5.0)
+        for index in range(4)
+    ]
+    gone = [replace(rows[1], exit_status=-9), *(replace(row, exit_status=0) for row in rows[2:])]
+    torn = TornReplicas()
+    assert not torn.look(trial, rows[:1], [rows[0], *gone], 100.0)
+    assert torn.look(trial, rows[:1], [rows[0], *gone], 110.0) == {"r0"}
 
 
 def test_processes_of_one_replica_are_told_one_epoch() -> None:

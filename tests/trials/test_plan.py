@@ -83,7 +83,9 @@ def test_what_is_left_of_the_last_replica_is_not_replaced_beside_itself() -> Non
 def test_while_a_trial_pauses_nobody_is_ended_for_who_left_first() -> None:
     _, b = of_two("a", "b")
     pausing = replace(trial_of_two("a", "b"), published=2, published_members=(), published_at=10.0)
-    assert plan(pausing, 0, [b], 20.0, torn_for_good={"b"}) == []
+    assert plan(pausing, 0, [b], 20.0) == []
+    # But for who has been left by one that was lost.
+    assert plan(pausing, 0, [b], 20.0, torn_for_good={"b"}) == [Stop("b", force=True)]
     # Nor is anything started beside them, or left to stay for ever.
     assert plan(pausing, 2, [b], 20.0) == []
     assert plan(pausing, 2, [b], 10.1 + PAUSE_DEADLINE_SECONDS) == [Stop("b", force=True)]
