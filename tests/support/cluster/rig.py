@@ -296,7 +296,7 @@ def status(name: str) -> dict[str, Any]:
 
 def steady(cluster: Installed, name: str, epochs: int = 400, *, how: str = "", **spec: Any) -> None:
     """A trial whose code travels packed, as a sweep's does."""
-    environ = {"EPOCHS": str(epochs), "STEP_SECONDS": "0.02", "HOW": how}
+    environ = {"EPOCHS": str(epochs), "STEP_SECONDS": "0.02", **({"HOW": how} if how else {})}
     command = ["python", "/code/steady.py"]
     apply(trial_document(name, command=command, env=environ, workingDir="/code", package=cluster.code(), **spec))
 

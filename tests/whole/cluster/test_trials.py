@@ -118,15 +118,20 @@ def test_a_replica_of_two_pods_comes_and_goes_whole(cluster: Installed) -> None:
     for pod in replicas_of("large"):
         by_node[pod["spec"]["nodeName"]] = by_node.get(pod["spec"]["nodeName"], 0) + 1
     assert all(count % 2 == 0 for count in by_node.values())
-    # One pod is lost: its replica goes, the other one trains on, and another whole one comes.
+    # Somebody drains one pod: its replica goes, the other one trains on, and another whole one comes.
     names = {pod["metadata"]["name"] for pod in first}
-    victim = next(pod for pod in replicas_of("large") if pod["metadata"]["name"] not in names)
-    kubectl("-n", NAMESPACE, "delete", "pod", victim["metadata"]["name"], "--grace-period=0", "--force")
-    until(lambda: status("large").get("replicas") == 1, 60.0, "its replica is lost")
-    survivors = {pod["metadata"]["name"] for pod in replicas_of("large")}
-    assert names <= survivors
-    running("large", 2)
+    victim = next(pod for pod in replicas_of("large") if pod["metadata"]["name"] not in names)["metadata"]["name"]
+    kubectl("-n", NAMESPACE, "delete", "pod", victim, "--wait=false")
+    until(lambda: tried("large", "replica_preempted"), 30.0, "the trial notes that one was told to leave")
+    until(
+        lambda: (
+            status("large").get("replicas") == 2 and victim not in {p["metadata"]["name"] for p in replicas_of("large")}
+        ),
+        90.0,
+        "a whole one has come in its place",
+    )
     assert names <= {pod["metadata"]["name"] for pod in replicas_of("large")}
+    assert len(replicas_of("large")) == 4
     delete("large")
 
 
