@@ -20,10 +20,8 @@ from dist_core.device import device_of, limit_memory
 from dist_core.errors import InvalidTraining
 from dist_core.generations.process_groups import ReplicaGroup
 from dist_core.generations.whole import is_of_a_connection, losing_the_replica
-from dist_core.goodput import GradientStatistics
 from dist_core.gradients.checks import refuse_what_cannot_be_trained
 from dist_core.gradients.learning_rate import ScalingRule
-from dist_core.gradients.noise.estimator import NoiseScale
 from dist_core.gradients.step_place import StepPlace
 from dist_core.larger.divided_state import DividedState, held_whole
 from dist_core.larger.microbatches import Division, divided
@@ -36,6 +34,7 @@ from dist_core.link.environment import gpu_share
 from dist_core.partition.balance import Partition, PipelineTerms
 from dist_core.partition.explain import explain
 from dist_core.torch_private import as_default_group
+from dist_core.training.measured_model import MeasuredModel
 from dist_core.training.wrapped_model import WrappedModel, as_list, measurements_of, schedules_in
 from dist_core.trial.current import get_core
 
@@ -43,7 +42,7 @@ MOST_SCHEDULES = 8
 """Kept for the shapes of batches that came last; one has the memory that microbatches are received into."""
 
 
-class ElasticPipeline(nn.Module):
+class ElasticPipeline(MeasuredModel, nn.Module):
     """Cut ``model`` into as many stages as its replicas have slots, for elastic training.
 
     ::
@@ -263,26 +262,6 @@ class ElasticPipeline(nn.Module):
         sent = torch.empty(shape, dtype=getattr(torch, kind)) if output is None else output.detach().cpu().contiguous()
         self._whole.broadcast_tensors([sent], source=source)
         return sent.to(self._place)
-
-    # ------------------------------------------------------------------ what it knows
-
-    @property
-    def is_last_micro_batch(self) -> bool:
-        return self.part.is_last_micro_batch
-
-    @property
-    def noise(self) -> NoiseScale:
-        return self.part.measurements.noise
-
-    @property
-    def statistics(self) -> GradientStatistics | None:
-        """Squared norm of this model's gradient and its variance at the initial batch size, once measured."""
-        return self.part.statistics
-
-    @property
-    def gain(self) -> float:
-        """Steps at the initial batch size that the present step is worth."""
-        return self.part.gain
 
 
 class _InReplica:

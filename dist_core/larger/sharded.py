@@ -19,10 +19,8 @@ from dist_core.device import device_of, limit_memory
 from dist_core.errors import InvalidTraining
 from dist_core.generations.process_groups import ReplicaGroup
 from dist_core.generations.whole import losing_the_replica
-from dist_core.goodput import GradientStatistics
 from dist_core.gradients.checks import refuse_what_cannot_be_trained
 from dist_core.gradients.learning_rate import ScalingRule
-from dist_core.gradients.noise.estimator import NoiseScale
 from dist_core.gradients.step_place import StepPlace
 from dist_core.larger.divided_state import DividedState, Held, held_shard, held_whole
 from dist_core.larger.optimizers import train_in_place_of
@@ -30,12 +28,13 @@ from dist_core.larger.part_passes import PartPasses
 from dist_core.larger.part_sums import PartSums
 from dist_core.link.environment import gpu_share
 from dist_core.torch_private import mesh_of
+from dist_core.training.measured_model import MeasuredModel
 from dist_core.training.wrapped_model import WrappedModel, as_list, measurements_of, schedules_in
 from dist_core.trial.core import TrainingCore
 from dist_core.trial.current import get_core
 
 
-class ElasticFullyShard(nn.Module):
+class ElasticFullyShard(MeasuredModel, nn.Module):
     """Wrap ``model`` and its ``optimizer`` for elastic training with sharded weights; several optimizers as a list.
 
     ``units``: names of modules whose weights are gathered together, and given up again when they have been used;
@@ -137,26 +136,6 @@ class ElasticFullyShard(nn.Module):
         output = self.module(*inputs, **kwargs)
         self._passes.watch(output)
         return output
-
-    # ------------------------------------------------------------------ what it knows
-
-    @property
-    def is_last_micro_batch(self) -> bool:
-        return self.part.is_last_micro_batch
-
-    @property
-    def noise(self) -> NoiseScale:
-        return self.part.measurements.noise
-
-    @property
-    def statistics(self) -> GradientStatistics | None:
-        """Squared norm of this model's gradient and its variance at the initial batch size, once measured."""
-        return self.part.statistics
-
-    @property
-    def gain(self) -> float:
-        """Steps at the initial batch size that the present step is worth."""
-        return self.part.gain
 
 
 class _Shares:

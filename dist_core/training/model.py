@@ -15,11 +15,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 from dist_core.device import device_of, limit_memory
 from dist_core.errors import InvalidTraining
-from dist_core.goodput import GradientStatistics
 from dist_core.gradients.checks import refuse_what_cannot_be_trained, refuse_what_needs_the_host
 from dist_core.gradients.choice import ReductionChoice
 from dist_core.gradients.learning_rate import ScalingRule
-from dist_core.gradients.noise.estimator import NoiseScale
 from dist_core.gradients.reduce import ReductionStrategy, reduction_strategy
 from dist_core.gradients.served_weights import served_by
 from dist_core.gradients.step_place import StepPlace
@@ -27,6 +25,7 @@ from dist_core.gradients.wrapped_state import WrappedState
 from dist_core.link.environment import gpu_share
 from dist_core.tensorboard import write_scalars
 from dist_core.torch_private import leave_uncompiled
+from dist_core.training.measured_model import MeasuredModel
 from dist_core.training.reduction import BucketReduction
 from dist_core.training.step_passes import StepPasses
 from dist_core.training.wrapped_model import WrappedModel, as_list, measurements_of, schedules_in
@@ -36,7 +35,7 @@ AUTO_CAPS_MB = (25.0, 4.0, 100.0)
 """Bucket sizes that ``bucket_cap_mb="auto"`` tries, torch's own first."""
 
 
-class AdaptiveDataParallel(DistributedDataParallel):
+class AdaptiveDataParallel(MeasuredModel, DistributedDataParallel):
     """Wrap ``model`` and its ``optimizer`` for elastic training; a list of optimizers where it has several.
 
     ``scaling_rule`` is a name, a ScalingRule, or None for the one that fits each optimizer. ``lr_scheduler`` (one, or
@@ -154,27 +153,9 @@ class AdaptiveDataParallel(DistributedDataParallel):
     # ------------------------------------------------------------------ what it knows
 
     @property
-    def is_last_micro_batch(self) -> bool:
-        return self.part.is_last_micro_batch
-
-    @property
-    def noise(self) -> NoiseScale:
-        return self.part.measurements.noise
-
-    @property
-    def statistics(self) -> GradientStatistics | None:
-        """Squared norm of this model's gradient and its variance at the initial batch size, once measured."""
-        return self.part.statistics
-
-    @property
     def learning_rate_factor(self) -> float:
         """What the user's learning rate is multiplied with in this step; the first optimizer's."""
         return self.part.learning_rate_factor
-
-    @property
-    def gain(self) -> float:
-        """Steps at the initial batch size that the present step is worth."""
-        return self.part.gain
 
     def to_tensorboard(self, writer: Any, global_step: int, tag_prefix: str = "") -> None:
         """Write the noise scale's parts, gain and learning rate factor as scalars under ``tag_prefix``."""
