@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from dist_core.version import __version__
 
 if TYPE_CHECKING:
+    from dist_core.larger.model import ElasticModel
     from dist_core.larger.pipeline import ElasticPipeline
     from dist_core.larger.sharded import ElasticFullyShard
     from dist_core.training.accumulator import Accumulator
@@ -30,6 +31,7 @@ _HOME = {
     "AdaptiveDataLoader": "training.loader",
     "AdaptiveDataParallel": "training.model",
     "ElasticFullyShard": "larger.sharded",
+    "ElasticModel": "larger.model",
     "ElasticPipeline": "larger.pipeline",
     "current_dataloader": "training.loader",
     "current_epoch": "training.api",
@@ -48,6 +50,7 @@ __all__ = [
     "AdaptiveDataLoader",
     "AdaptiveDataParallel",
     "ElasticFullyShard",
+    "ElasticModel",
     "ElasticPipeline",
     "__version__",
     "current_dataloader",

@@ -60,6 +60,17 @@ class NodeView:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LayoutOption:
+    """One way in which a trial's replicas may hold its model (``dist_core.layout``)."""
+
+    layout: str
+    slots_per_replica: int
+    min_slots: int
+    max_slots: int
+    model: SpeedModel | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TrialView:
     """A trial as a policy sees it: what it was asked for, what it has, how fast it is and how it does."""
 
@@ -71,6 +82,11 @@ class TrialView:
     max_slots: int
     slots_per_replica: int = 1
     """It takes whole replicas: on one node, where that is large enough."""
+    layout: str = ""
+    """That it trains with, where that is a choice."""
+    options: tuple[LayoutOption, ...] = ()
+    """Layouts to choose from, empty where there is no choice. Bounds are then those of all of them together, and
+    ``slots_per_replica`` and ``model`` those of the present one, or of the first."""
     placement: Placement = field(default_factory=dict)
     """Slots held now; while a change is under way, those that it leads to."""
     can_rescale: bool = False
@@ -123,9 +139,45 @@ class TrialView:
     def held_slots(self) -> int:
         return sum(self.placement.values())
 
-    def is_whole(self, placement: Placement, largest_node: int) -> bool:
+    def option(self, layout: str = "") -> LayoutOption:
+        """Of that layout; where it has none of that name, the present one or the first."""
+        for name in (layout, self.layout):
+            for each in self.options:
+                if each.layout == name:
+                    return each
+        if self.options:
+            return self.options[0]
+        return LayoutOption(
+            layout=self.layout,
+            slots_per_replica=self.slots_per_replica,
+            min_slots=self.min_slots,
+            max_slots=self.max_slots,
+            model=self.model,
+        )
+
+    def with_option(self, option: LayoutOption) -> TrialView:
+        """Without another choice."""
+        if not self.options:
+            return self
+        return replace(
+            self,
+            options=(option,),
+            slots_per_replica=option.slots_per_replica,
+            min_slots=option.min_slots,
+            max_slots=option.max_slots,
+            model=option.model,
+        )
+
+    def on_kind(self, kind: str) -> TrialView:
+        """With its models for nodes of that kind."""
+        options = tuple(
+            each if each.model is None else replace(each, model=each.model.on(kind)) for each in self.options
+        )
+        return replace(self, options=options, model=None if self.model is None else self.model.on(kind))
+
+    def is_whole(self, placement: Placement, largest_node: int, layout: str = "") -> bool:
         """Whether a placement is one of whole replicas."""
-        size = self.slots_per_replica
+        size = self.option(layout).slots_per_replica
         within = size == 1 or size > largest_node or all(count % size == 0 for count in placement.values())
         return within and sum(placement.values()) % size == 0
 
@@ -181,6 +233,8 @@ class Grant:
 
     placement: Placement
     reason: Reason
+    layout: str = ""
+    """For a trial that may have several; empty: as it is."""
     numbers: Mapping[str, float] = field(default_factory=dict)
     """What went into it, by names for people."""
 
@@ -202,15 +256,16 @@ def check_grants(snapshot: Snapshot, grants: Mapping[str, Grant]) -> None:
                     f"{view.trial_id} was granted {count} slots on {node}, where {room.get(node, 0)} are left"
                 )
             room[node] -= count
-        if not view.is_whole(grant.placement, snapshot.largest_node):
+        option = view.option(grant.layout)
+        if not view.is_whole(grant.placement, snapshot.largest_node, grant.layout):
             raise ValueError(
                 f"{view.trial_id} was granted {dict(grant.placement)}; each of its replicas takes "
-                f"{view.slots_per_replica} slots of one node"
+                f"{option.slots_per_replica} slots of one node"
             )
-        if grant.slots and not view.min_slots <= grant.slots <= view.max_slots:
+        if grant.slots and not option.min_slots <= grant.slots <= option.max_slots:
             raise ValueError(
-                f"{view.trial_id} was granted {grant.slots} slots; it takes none, or {view.min_slots} to "
-                f"{view.max_slots}"
+                f"{view.trial_id} was granted {grant.slots} slots; it takes none, or {option.min_slots} to "
+                f"{option.max_slots}"
             )
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import MISSING, dataclass, field, fields
+from itertools import pairwise
 from typing import Any, Protocol
 
 from trials.checks import LONGEST_NAME, are_texts, is_whole
@@ -104,6 +105,31 @@ class Texts:
 
     def schema(self) -> dict[str, Any]:
         return {"type": "array", "items": {"type": "string"}}
+
+
+@dataclass(frozen=True, slots=True)
+class Wholes:
+    """Whole numbers, ascending."""
+
+    least: int
+    most: int
+
+    def demand(self, value: Any) -> str | None:
+        fits = (
+            isinstance(value, tuple)
+            and all(is_whole(each) and self.least <= each <= self.most for each in value)
+            and all(before < after for before, after in pairwise(value))
+        )
+        return None if fits else f"be whole numbers from {self.least} to {self.most}, each larger than the one before"
+
+    def plain(self, value: Any) -> Any:
+        return list(value)
+
+    def parsed(self, value: Any) -> Any:
+        return tuple(value) if isinstance(value, list) else value
+
+    def schema(self) -> dict[str, Any]:
+        return {"type": "array", "items": {"type": "integer", "minimum": self.least, "maximum": self.most}}
 
 
 @dataclass(frozen=True, slots=True)

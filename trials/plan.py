@@ -98,7 +98,7 @@ def plan(
         if left and not any(row.replica_id in trial.members for row in rows):
             # Nobody trains any more: what comes of the trial is judged when all its replicas are gone.
             return stops
-    replicas, torn = whole_replicas(rows, trial.spec.slots_per_replica)
+    replicas, torn = whole_replicas(rows, trial.slots_per_replica)
     if trial.switching and not trial.published_members and any(row.replica_id in trial.members for row in rows):
         # On its way to a pause. Whoever leaves first is not lost; whoever does not leave in time is ended.
         overdue = now - trial.published_at > PAUSE_DEADLINE_SECONDS

@@ -6,6 +6,7 @@ import enum
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from dist_core.layout import Layout
 from trials.spec import TrialSpec
 from trials.states import TrialState
 from trials.terms import StudyTerms
@@ -84,12 +85,19 @@ class TrialRecord:
     abandoned: int = 0
     """Latest generation that rank 0 said it had given up."""
     rescaled_at: float = 0.0
+    layout: str = ""
+    """How its replicas hold the model (``dist_core.layout``), where that was chosen for it."""
     losses: int = 0
     """Times in a row that all its replicas were lost, without progress in between."""
     outcome: Outcome | None = None
     cancel_requested: str | None = None
     hold: str | None = None
     """Set while the trial must not hold slots although it is wanted, such as after its driver left."""
+
+    @property
+    def slots_per_replica(self) -> int:
+        """Of the replicas that it has, or starts with."""
+        return Layout.from_name(self.layout).slots if self.layout else self.spec.sizes[0]
 
     @property
     def switching(self) -> bool:

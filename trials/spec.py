@@ -8,7 +8,7 @@ from typing import Any
 
 from trials.checks import is_whole
 from trials.errors import InvalidTrialSpec
-from trials.fields import Flag, Name, Text, Texts, Values, Variables, Whole, check, described, parsed, plain
+from trials.fields import Flag, Name, Text, Texts, Values, Variables, Whole, Wholes, check, described, parsed, plain
 
 MOST_REPLICAS = 4096
 LARGEST_NUMBER = 2**31 - 1
@@ -39,6 +39,11 @@ class TrialSpec:
         Whole(1, MOST_SLOTS_PER_REPLICA),
         "Slots that one replica takes, a process on each: for models that are larger than a slot.",
         default=1,
+    )
+    replica_sizes: tuple[int, ...] = described(
+        Wholes(1, MOST_SLOTS_PER_REPLICA),
+        "Slots that one replica may take, where the scheduler chooses; empty: slotsPerReplica.",
+        default=(),
     )
     preemptible: bool = described(
         Flag(), "Else its slots are its own from start to end, and their number does not change.", default=True
@@ -80,14 +85,25 @@ class TrialSpec:
     def __post_init__(self) -> None:
         check_replica_bounds(self.min_replicas, self.max_replicas, self.slots_per_replica)
         check(self)
+        if self.replica_sizes and self.slots_per_replica not in (1, *self.replica_sizes):
+            sizes = ", ".join(map(str, self.replica_sizes))
+            raise InvalidTrialSpec(
+                f"slots_per_replica is {self.slots_per_replica} and replica_sizes {sizes}; name one of them, or no "
+                "slots_per_replica"
+            )
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Slots that one of its replicas may take, ascending."""
+        return self.replica_sizes or (self.slots_per_replica,)
 
     @property
     def min_slots(self) -> int:
-        return self.min_replicas * self.slots_per_replica
+        return self.min_replicas * self.sizes[0]
 
     @property
     def max_slots(self) -> int:
-        return self.max_replicas * self.slots_per_replica
+        return self.max_replicas * self.sizes[-1]
 
     def to_json(self) -> dict[str, Any]:
         return plain(self)
@@ -95,6 +111,18 @@ class TrialSpec:
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> TrialSpec:
         return cls(**parsed(cls, document))
+
+
+def sizes_from(slots_per_replica: Any) -> tuple[int, ...]:
+    """What people ask for, one number of slots or several to choose from; ascending. Raises InvalidTrialSpec."""
+    several = isinstance(slots_per_replica, list | tuple)
+    given = list(slots_per_replica) if several else [slots_per_replica]
+    if not given or not all(is_whole(each) and 1 <= each <= MOST_SLOTS_PER_REPLICA for each in given):
+        raise InvalidTrialSpec(
+            f"slots_per_replica is {slots_per_replica!r:.80}; it must be a whole number from 1 to "
+            f"{MOST_SLOTS_PER_REPLICA}, or several of them to choose from"
+        )
+    return tuple(sorted(set(given)))
 
 
 def check_replica_bounds(min_replicas: int, max_replicas: int, slots_per_replica: int = 1) -> None:

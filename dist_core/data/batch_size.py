@@ -41,11 +41,17 @@ LARGEST_GROWTH = 2.0
 
 class Adaptation:
     def __init__(
-        self, bounds: BatchBounds, statistics: Callable[[], GradientStatistics | None], *, node_kind: str = ""
+        self,
+        bounds: BatchBounds,
+        statistics: Callable[[], GradientStatistics | None],
+        *,
+        node_kind: str = "",
+        layout: str = "",
     ) -> None:
         """``statistics`` answers with the gradient statistics as known now, the same on all replicas."""
         self.bounds = bounds
         self.node_kind = node_kind
+        self.layout = layout
         self._statistics = statistics
         self.profile = StepProfile()
         self.atomic_batch, self.accumulation = fixed_choice(bounds, 1)
@@ -112,8 +118,8 @@ class Adaptation:
         return self.bounds.init_batch <= total <= self._reachable_bounds().max_batch
 
     def _rows(self) -> list[Observation]:
-        """Measured on nodes of the present kind; on another one as long as there are none."""
-        rows = self.profile.observations()
+        """Measured on nodes of the present kind; on another one as long as there are none. With the present layout."""
+        rows = [row for row in self.profile.observations() if row.configuration.layout == self.layout]
         return [row for row in rows if row.configuration.kind == self.node_kind] or rows
 
     def proposal(self, num_nodes: int, num_replicas: int) -> tuple[int, int] | None:

@@ -17,8 +17,10 @@ from numpy.typing import ArrayLike, NDArray
 from dist_core.goodput.batch_choice import BatchBounds, BatchChoice, choose_batch, choose_batches
 from dist_core.goodput.efficiency import GradientStatistics
 from dist_core.goodput.fit import fit_throughput
+from dist_core.goodput.layout_terms import MOST_LAYOUTS, LayoutTerms
 from dist_core.goodput.observations import Observation
 from dist_core.goodput.throughput import ThroughputParams
+from dist_core.layout import Layout
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +63,8 @@ def _statistics(sqr: float, var: float) -> GradientStatistics:
 class Hints:
     """What a replica tells the scheduler about its trial. Numbers are checked here, at the edge."""
 
-    bounds: BatchBounds
+    bounds: BatchBounds | None
+    """None before the trial has begun to train."""
     observations: tuple[Observation, ...] = ()
     statistics: GradientStatistics | None = None
     """None until the gradient noise scale was measured."""
@@ -79,6 +82,12 @@ class Hints:
     """Median pause that survivors saw at this trial's rescales; None before the first."""
     slots_per_share: int = 1
     """Slots that compute one share of a batch together: 1, or the stages of a pipeline. Observations count shares."""
+    layout: str = ""
+    """With which its replicas train, where that is a choice."""
+    layouts: tuple[LayoutTerms, ...] = ()
+    """That its code can train with, the present one among them."""
+    slot_memory_bytes: float | None = None
+    """Of a slot like its own; None where nothing limits it."""
 
     def __post_init__(self) -> None:
         for name in ("progress", "epoch_fraction", "goodput"):
@@ -90,6 +99,12 @@ class Hints:
             _check_number(name, getattr(self, name))
             if not isinstance(getattr(self, name), numbers.Integral):
                 raise ValueError(f"hint {name} is {getattr(self, name)}; it must be a whole number")
+        if self.slot_memory_bytes is not None:
+            _check_number("slot_memory_bytes", self.slot_memory_bytes)
+        if len(self.layouts) > MOST_LAYOUTS:
+            raise ValueError(f"hint layouts names {len(self.layouts)}; it must name at most {MOST_LAYOUTS}")
+        if self.layout:
+            Layout.from_name(self.layout)
         if self.slots_per_share < 1:
             raise ValueError(f"hint slots_per_share is {self.slots_per_share}; it must be at least 1")
 
@@ -102,12 +117,16 @@ class Hints:
         params = fit_throughput(rows)
         if params is None:
             return None
+        if self.bounds is None:
+            return None
         known = self.statistics or statistics or GradientStatistics(sqr=1.0, var=0.0)
         return GoodputModel(throughput=params, statistics=known, bounds=self.bounds)
 
     def to_json(self) -> dict[str, Any]:
         return {
-            "bounds": {
+            "bounds": None
+            if self.bounds is None
+            else {
                 "init_batch": self.bounds.init_batch,
                 "max_batch": self.bounds.max_batch,
                 "min_atomic": self.bounds.min_atomic,
@@ -125,19 +144,23 @@ class Hints:
             "goodput": self.goodput,
             "rescale_pause_seconds": self.rescale_pause_seconds,
             "slots_per_share": self.slots_per_share,
+            "layout": self.layout,
+            "layouts": [each.to_row() for each in self.layouts],
+            "slot_memory_bytes": self.slot_memory_bytes,
         }
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> Hints:
         """Parse and check; raises ValueError or KeyError with the offending field."""
-        statistics = document.get("statistics")
-        for name, value in document["bounds"].items():
+        statistics, bounds = document.get("statistics"), document["bounds"]
+        for name, value in (bounds or {}).items():
             if value is not None and not isinstance(value, int):
                 raise ValueError(f"batch bound {name} is {value!r}; it must be a whole number")
         return cls(
-            bounds=BatchBounds(**document["bounds"]),
+            bounds=None if bounds is None else BatchBounds(**bounds),
             observations=tuple(Observation.from_row(row) for row in document.get("observations", ())),
             statistics=None if statistics is None else _statistics(*statistics),
+            layouts=tuple(LayoutTerms.from_row(row) for row in document.get("layouts", ())),
             **{
                 name: document[name]
                 for name in (
@@ -150,6 +173,8 @@ class Hints:
                     "goodput",
                     "rescale_pause_seconds",
                     "slots_per_share",
+                    "layout",
+                    "slot_memory_bytes",
                 )
                 if name in document
             },

@@ -1,7 +1,8 @@
 """Measured step times of a trial, by configuration: what the throughput model is fitted to.
 
-A configuration is (nodes, replicas, atomic batch size) on nodes of one kind. Each keeps its latest samples only and
-answers with their median, because slots are shared and yesterday's contention says little about today's.
+A configuration is (nodes, replicas, atomic batch size) on nodes of one kind, with one layout. Each keeps its latest
+samples only and answers with their median, because slots are shared and yesterday's contention says little about
+today's.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ class Configuration(NamedTuple):
     atomic_batch: int
     kind: str = ""
     """Of the nodes, as the cluster names it; empty where all are alike."""
+    layout: str = ""
+    """How its replicas held the model, where that is a choice."""
 
 
 MOST = 2**31
@@ -37,21 +40,23 @@ class Observation:
     count: int
 
     def to_row(self) -> list[Any]:
-        nodes, replicas, atomic, kind = self.configuration
+        nodes, replicas, atomic, kind, layout = self.configuration
         row = [nodes, replicas, atomic, self.gradient_seconds, self.optim_seconds, self.count]
+        if layout:
+            return [*row, kind, layout]
         return [*row, kind] if kind else row
 
     @classmethod
     def from_row(cls, row: list[Any]) -> Observation:
         """Inverse of to_row; raises ValueError on anything that is not a plausible measurement."""
-        nodes, replicas, atomic, gradient, optim, count, *kind = row
+        nodes, replicas, atomic, gradient, optim, count, *names = row
         if not all(isinstance(number, int | float) for number in row[:6]):
             raise ValueError(f"observation {row} has something that is not a number")
         if not (1 <= nodes <= replicas <= MOST and 1 <= atomic <= MOST and 1 <= count <= MOST):
             raise ValueError(f"observation {row} has an impossible configuration")
         if not (0.0 < gradient < 86400.0 and 0.0 < optim < 86400.0):
             raise ValueError(f"observation {row} has a step time outside (0 s, 1 day)")
-        configuration = Configuration(int(nodes), int(replicas), int(atomic), *(str(name) for name in kind[:1]))
+        configuration = Configuration(int(nodes), int(replicas), int(atomic), *(str(name) for name in names[:2]))
         return cls(configuration, gradient, optim, int(count))
 
 

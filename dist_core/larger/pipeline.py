@@ -23,13 +23,16 @@ from dist_core.generations.whole import is_of_a_connection, losing_the_replica
 from dist_core.gradients.checks import refuse_what_cannot_be_trained
 from dist_core.gradients.learning_rate import ScalingRule
 from dist_core.gradients.step_place import StepPlace
+from dist_core.larger.choice import settle_layout
 from dist_core.larger.divided_state import DividedState, held_whole
 from dist_core.larger.microbatches import Division, divided
 from dist_core.larger.optimizers import train_in_place_of
 from dist_core.larger.part_passes import PartPasses
 from dist_core.larger.part_sums import PartSums
+from dist_core.larger.recomputing import recompute_in
 from dist_core.larger.schedules import ScheduleKind, schedule_kind
 from dist_core.larger.stages import blocks_of, cut, stage_modules
+from dist_core.layout import STAGES
 from dist_core.link.environment import gpu_share
 from dist_core.partition.balance import Partition, PipelineTerms
 from dist_core.partition.explain import explain
@@ -79,6 +82,7 @@ class ElasticPipeline(MeasuredModel, nn.Module):
         chunks: int = 2,
         microbatches: int | None = None,
         memory_bytes: float = float("inf"),
+        recompute: bool = False,
         scaling_rule: str | ScalingRule | None = None,
         name: str | None = None,
         noise_every: int | None = None,
@@ -93,15 +97,28 @@ class ElasticPipeline(MeasuredModel, nn.Module):
         self._core = core
         self._loss = loss
         self._place = place
+        self._kind: ScheduleKind = schedule_kind(schedule, chunks)
+        names = list(blocks) if blocks is not None else blocks_of(model)
+        settle_layout(
+            core,
+            model,
+            optimizers,
+            place,
+            (STAGES,),
+            (recompute,),
+            blocks=names,
+            example=example,
+            microbatches=microbatches,
+            schedule=self._kind.terms,
+            chunks=self._kind.chunks,
+        )
         self._whole: ReplicaGroup = core.whole.group(device)
         members = self._whole.world_size
-        self._kind: ScheduleKind = schedule_kind(schedule, chunks)
         self._num_stages = members * self._kind.chunks if members > 1 else 1
         self._microbatches = _checked(microbatches, self._num_stages)
         self._indices = list(range(self._whole.rank, self._num_stages, members))
         self.partition: Partition | None = None
         if members > 1:
-            names = list(blocks) if blocks is not None else blocks_of(model)
             self._terms = PipelineTerms(microbatches=self._microbatches, schedule=self._kind.terms)
             self.partition = cut(
                 model, names, self._num_stages, self._terms, example=example, cuts=cuts, memory_bytes=memory_bytes
@@ -111,6 +128,9 @@ class ElasticPipeline(MeasuredModel, nn.Module):
             train_in_place_of(optimizers, {id(each): None for each in model.parameters() if id(each) not in own})
         else:
             self.stages = nn.ModuleList([model])
+        if recompute:
+            for stage in self.stages:
+                recompute_in(stage, names)
         self._schedules: OrderedDict[Any, Any] = OrderedDict()
         self._seen: list[tuple[torch.Tensor, int]] = []
         self._examples = 1

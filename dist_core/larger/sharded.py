@@ -22,10 +22,14 @@ from dist_core.generations.whole import losing_the_replica
 from dist_core.gradients.checks import refuse_what_cannot_be_trained
 from dist_core.gradients.learning_rate import ScalingRule
 from dist_core.gradients.step_place import StepPlace
+from dist_core.larger.choice import settle_layout
 from dist_core.larger.divided_state import DividedState, Held, held_shard, held_whole
 from dist_core.larger.optimizers import train_in_place_of
 from dist_core.larger.part_passes import PartPasses
 from dist_core.larger.part_sums import PartSums
+from dist_core.larger.recomputing import recompute_in
+from dist_core.larger.stages import blocks_of
+from dist_core.layout import SHARDED
 from dist_core.link.environment import gpu_share
 from dist_core.torch_private import mesh_of
 from dist_core.training.measured_model import MeasuredModel
@@ -39,8 +43,11 @@ class ElasticFullyShard(MeasuredModel, nn.Module):
 
     ``units``: names of modules whose weights are gathered together, and given up again when they have been used;
     default: the entries of the model's lists of modules. What is in none of them is gathered with the model.
-    ``mixed_precision`` and ``reshard_after_forward`` are fully_shard's. The other options are
-    AdaptiveDataParallel's. A trial whose replicas are one slot each trains as data parallel.
+    ``mixed_precision`` and ``reshard_after_forward`` are fully_shard's. ``recompute``: the ``blocks`` (default: the
+    model's direct parts, the entries of lists of modules each) compute their activations again for the backward pass.
+    ``example``: a few inputs, from which a trial that may choose estimates how many slots it needs; without, from its
+    weights alone. The other options are AdaptiveDataParallel's. A trial whose replicas are one slot each trains as
+    data parallel.
 
     The training loop is an ordinary one. All processes of a replica have to come by the model equally often, also in
     evaluations: these give each of them the same samples.
@@ -57,6 +64,9 @@ class ElasticFullyShard(MeasuredModel, nn.Module):
         units: Sequence[str] | None = None,
         mixed_precision: MixedPrecisionPolicy | None = None,
         reshard_after_forward: bool = True,
+        recompute: bool = False,
+        blocks: Sequence[str] | None = None,
+        example: Any = None,
         scaling_rule: str | ScalingRule | None = None,
         name: str | None = None,
         noise_every: int | None = None,
@@ -70,6 +80,9 @@ class ElasticFullyShard(MeasuredModel, nn.Module):
         core = get_core()
         device = device_of(place)
         self._core = core
+        settle_layout(core, model, optimizers, place, (SHARDED,), (recompute,), blocks=blocks, example=example)
+        if recompute:
+            recompute_in(model, blocks_of(model) if blocks is None else blocks)
         self._whole: ReplicaGroup = core.whole.group(device)
         self._shares = _Shares(core, self._whole)
         if self._whole.world_size > 1:

@@ -59,10 +59,8 @@ def cut(
             "a pipeline is to be cut and nothing tells what its blocks compute; give example=, a microbatch of inputs, "
             "or cuts=, the names of the blocks that stages begin with"
         )
-    on_meta = copy.deepcopy(model).to("meta")
-    return partition(
-        estimate_blocks(on_meta, names, _on_meta(example), ANY_DEVICE), devices, terms, ties=ties_between(model, names)
-    )
+    costs = estimate_blocks(copied_to_meta(model), names, on_meta(example), ANY_DEVICE)
+    return partition(costs, devices, terms, ties=ties_between(model, names))
 
 
 def stage_modules(model: nn.Module, names: Sequence[str], found: Partition, indices: Sequence[int]) -> list[nn.Module]:
@@ -80,10 +78,20 @@ def _unknown(name: str, block: nn.Module) -> BlockCosts:
     return BlockCosts(name=name, forward_seconds=1.0, backward_seconds=2.0, parameter_bytes=size)
 
 
-def _on_meta(value: Any) -> Any:
+def copied_to_meta(model: nn.Module) -> nn.Module:
+    """The same model without its numbers, which are not copied on the way."""
+    memo: dict[int, Any] = {}
+    for each in model.parameters():
+        memo[id(each)] = nn.Parameter(torch.empty_like(each, device="meta"), requires_grad=each.requires_grad)
+    for buffer in model.buffers():
+        memo[id(buffer)] = torch.empty_like(buffer, device="meta")
+    return copy.deepcopy(model, memo)
+
+
+def on_meta(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
         return value.to("meta")
-    return tuple(map(_on_meta, value)) if isinstance(value, tuple) else value
+    return tuple(map(on_meta, value)) if isinstance(value, tuple) else value
 
 
 def _refuse_what_lies_between(model: nn.Module, names: Sequence[str]) -> None:

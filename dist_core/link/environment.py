@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 
 TOKEN, TOKEN_FILE = "ELASTUNE_REPLICA_TOKEN", "ELASTUNE_REPLICA_TOKEN_FILE"
 
+SLOT_MEMORY = "ELASTUNE_SLOT_MEMORY"
+"""Bytes of the machine's memory that a slot has, where that is limited."""
+
 EXIT_PREEMPTED = 143
 """Exit status of a replica that saved its state and left because it was told to (128 + SIGTERM)."""
 
@@ -63,6 +66,10 @@ class ReplicaEnvironment:
     """Which one of them this is."""
     whole: str = ""
     """What its replica is called: the ``replica_id`` of its first process; empty where this is the only one."""
+    layout: str = ""
+    """How its replica holds the model (``dist_core.layout``), where the scheduler chooses that."""
+    replica_sizes: tuple[int, ...] = ()
+    """Slots that a replica of the trial may take, where it may choose."""
     grace_seconds: float = GRACE_SECONDS
     """Between being told to end and being ended."""
 
@@ -82,6 +89,8 @@ class ReplicaEnvironment:
             "ELASTUNE_MEMBERS": str(self.members),
             "ELASTUNE_MEMBER": str(self.member),
             "ELASTUNE_WHOLE": self.whole,
+            "ELASTUNE_LAYOUT": self.layout,
+            "ELASTUNE_REPLICA_SIZES": ",".join(map(str, self.replica_sizes)),
             "ELASTUNE_GRACE_SECONDS": str(self.grace_seconds),
         }
         if self.token:
@@ -121,6 +130,8 @@ class ReplicaEnvironment:
                 members=int(environ.get("ELASTUNE_MEMBERS", "1")),
                 member=int(environ.get("ELASTUNE_MEMBER", "0")),
                 whole=environ.get("ELASTUNE_WHOLE", ""),
+                layout=environ.get("ELASTUNE_LAYOUT", ""),
+                replica_sizes=tuple(int(each) for each in environ.get("ELASTUNE_REPLICA_SIZES", "").split(",") if each),
                 grace_seconds=float(environ.get("ELASTUNE_GRACE_SECONDS", GRACE_SECONDS)),
             )
         except KeyError as error:

@@ -1,4 +1,4 @@
-"""What an allocation that failed has taught: the largest atomic batch this trial's devices hold.
+"""What an allocation that failed has taught: the largest atomic batch this trial's devices hold, with each layout.
 
 Kept beside the trial's checkpoints, so that replicas that start later, and survivors after a switch, know it too.
 """
@@ -17,24 +17,40 @@ _FILE = "memory-limit.json"
 
 
 class MemoryLimit:
-    """Of a trial whose checkpoints are in ``folder``; None for one that has none."""
+    """Of a trial whose checkpoints are in ``folder``; None for one that has none.
+
+    ``layout``: how its replicas hold the model now (``dist_core.layout``), by name; empty where that is no choice.
+    """
 
     def __init__(self, folder: Path | None) -> None:
         self._folder = folder
+        self.layout = ""
         self._known = _read(folder)
 
     @property
     def most_examples(self) -> int | None:
         """Of a pass, once a larger one has run out of memory; on any of the trial's replicas."""
-        return _read(self._folder) or self._known
+        return (_read(self._folder) or self._known).get(self.layout) or None
+
+    @property
+    def hopeless(self) -> frozenset[str]:
+        """Layouts with which not even the smallest batch fits."""
+        return frozenset(name for name, most in (_read(self._folder) or self._known).items() if most == 0)
 
     def lower(self, atomic_batch: int, smallest: int) -> int | None:
         """The bound after ``atomic_batch`` examples did not fit; None when there is nothing left to give up."""
         if atomic_batch <= smallest:
             return None
-        self._known = max(smallest, min(atomic_batch - 1, int(atomic_batch * SHRINK)))
+        return self._note(max(smallest, min(atomic_batch - 1, int(atomic_batch * SHRINK))))
+
+    def give_up_layout(self) -> None:
+        """Nothing fits with the present one."""
+        self._note(0)
+
+    def _note(self, most: int) -> int:
+        self._known = {**self._known, **_read(self._folder), self.layout: most}
         _write(self._folder, self._known)
-        return self._known
+        return most
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -44,25 +60,26 @@ def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
 
 
-def _read(folder: Path | None) -> int | None:
-    """The bound as this trial knows it; None when it never ran out, or the note cannot be read."""
+def _read(folder: Path | None) -> dict[str, int]:
+    """The bounds as this trial knows them, by layout; none when it never ran out, or the note cannot be read."""
     if folder is None:
-        return None
+        return {}
     try:
-        limit = json.loads((folder / _FILE).read_text())["max_atomic"]
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
-    return limit if isinstance(limit, int) and limit >= 1 else None
+        document = json.loads((folder / _FILE).read_text())
+        limits = {"": document["max_atomic"]} if "max_atomic" in document else document["by_layout"]
+        return {str(name): most for name, most in limits.items() if isinstance(most, int) and most >= 0}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return {}
 
 
-def _write(folder: Path | None, max_atomic: int) -> None:
-    """Note a bound; replaced as a whole, so a reader sees the old one or the new one."""
+def _write(folder: Path | None, limits: dict[str, int]) -> None:
+    """Note the bounds; replaced as a whole, so a reader sees the old ones or the new ones."""
     if folder is None:
         return
     folder.mkdir(parents=True, exist_ok=True)
     partial = folder / f"{_FILE}.{os.getpid()}"
     with open(partial, "w") as file:
-        json.dump({"max_atomic": max_atomic}, file)
+        json.dump({"by_layout": limits}, file)
         file.flush()
         os.fsync(file.fileno())
-    partial.rename(folder / _FILE)
+    partial.replace(folder / _FILE)

@@ -69,6 +69,7 @@ class StepTimes:
             reduces = index == len(step.micro_batches) - 1
             group, size = self._core.generation.group, len(step.micro_batches[index])
             seconds = emulated.pass_seconds(group.num_nodes, group.num_shares, size, reduces=reduces)
+            seconds *= self._core.layout.seconds
             self._passes.append(known_seconds(emulated.hold(self._began, seconds)))
         self._begin_pass()
 
@@ -81,7 +82,9 @@ class StepTimes:
         reductions = [model.reduction for model in core.models]
         self._waiting.append(
             _Step(
-                configuration=Configuration(group.num_nodes, group.num_shares, atomic, core.adaptation.node_kind),
+                configuration=Configuration(
+                    group.num_nodes, group.num_shares, atomic, core.adaptation.node_kind, core.adaptation.layout
+                ),
                 generation=core.generation.number,
                 ended=time.monotonic(),
                 passes=self._passes,

@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from dist_core.data.batch_size import Adaptation
-from dist_core.errors import InvalidTraining, PeerLost
+from dist_core.errors import InvalidTraining, PeerLost, ReplicaExit
 from dist_core.generations.present import PresentGeneration
 from dist_core.generations.process_groups import ReplicaGroup
 from dist_core.generations.watch import Prepared
 from dist_core.goodput import BatchBounds, GradientStatistics
+from dist_core.link.environment import EXIT_PREEMPTED
 from dist_core.state.memory_limit import MemoryLimit
 from dist_core.state.states import StateRegistry
+from dist_core.trial.chosen_layout import ChosenLayout
 
 _NOTHING = (0.0, 0.0)
 
@@ -25,6 +27,7 @@ class BatchAgreement:
         registry: StateRegistry,
         memory_limit: MemoryLimit,
         statistics: Callable[[], GradientStatistics | None],
+        layout: ChosenLayout,
         *,
         node_kind: str,
     ) -> None:
@@ -32,6 +35,7 @@ class BatchAgreement:
         self._registry = registry
         self._memory_limit = memory_limit
         self._statistics = statistics
+        self._layout = layout
         self._node_kind = node_kind
         self.adaptation: Adaptation | None = None
         """None until a loader trains."""
@@ -44,7 +48,7 @@ class BatchAgreement:
 
     def adopt(self, bounds: BatchBounds) -> Adaptation:
         """A loader begins to train within these bounds."""
-        self.adaptation = Adaptation(bounds, self._statistics, node_kind=self._node_kind)
+        self.adaptation = Adaptation(bounds, self._statistics, node_kind=self._node_kind, layout=self._layout.name)
         self._registry.register("adaptation", self.adaptation)
         return self.adaptation
 
@@ -130,6 +134,8 @@ class BatchAgreement:
         assert self.adaptation is not None
         bounds, atomic = self.adaptation.bounds, self.adaptation.atomic_batch
         limit = self._memory_limit.lower(atomic, bounds.min_atomic) if bounds.adaptive else None
+        if limit is None and self._layout.give_up():
+            raise ReplicaExit("preempted", EXIT_PREEMPTED) from error
         if limit is None:
             raise InvalidTraining(
                 f"out of memory with {atomic} examples a pass, and no smaller batch is allowed: {error}. Lower "

@@ -7,6 +7,7 @@ from dist_core.goodput import Hints
 from dist_core.link.news import News
 from dist_core.state.position import Position
 from dist_core.trial.batch_agreement import BatchAgreement
+from dist_core.trial.chosen_layout import ChosenLayout
 from dist_core.trial.models import Models
 from dist_core.trial.pacing import Pacing
 
@@ -19,6 +20,7 @@ class Hinting:
         models: Models,
         pacing: Pacing,
         batch: BatchAgreement,
+        layout: ChosenLayout,
         news: News,
     ) -> None:
         self._present = present
@@ -26,6 +28,7 @@ class Hinting:
         self._models = models
         self._pacing = pacing
         self._batch = batch
+        self._layout = layout
         self._news = news
 
     def tell_if_due(self) -> None:
@@ -52,4 +55,7 @@ class Hinting:
             goodput=adaptation.measured_goodput,
             rescale_pause_seconds=self._news.typical_pause,
             slots_per_share=self._present.group.slots_per_share,
+            layout=self._layout.name,
+            layouts=self._layout.terms,
+            slot_memory_bytes=self._layout.slot_memory,
         )

@@ -20,6 +20,7 @@ from dist_core.state.random_streams import RandomStreams
 from dist_core.state.states import FunctionState, StateRegistry
 from dist_core.trial.batch_agreement import BatchAgreement
 from dist_core.trial.changes import Changes
+from dist_core.trial.chosen_layout import ChosenLayout
 from dist_core.trial.elastic_world import ElasticWorld
 from dist_core.trial.emulated_device import EmulatedDevice
 from dist_core.trial.hinting import Hinting
@@ -59,6 +60,7 @@ class Pieces:
         self.sums = RunningSums(met=self.record.note_meeting)
         self.leaving = Leaving(self.membership)
         self.memory_limit = MemoryLimit(folder)
+        self.layout = ChosenLayout(environment, self.channel, self.memory_limit, self.whole.members)
         self.states = Persistence(
             folder,
             self.registry,
@@ -72,10 +74,13 @@ class Pieces:
             self.registry,
             self.memory_limit,
             lambda: self.models.statistics,
+            self.layout,
             node_kind="" if environment is None else environment.node_kind,
         )
         self.pacing = Pacing(self.position, self.models, self.batch, self.habits)
-        self.hinting = Hinting(self.generation, self.position, self.models, self.pacing, self.batch, self.news)
+        self.hinting = Hinting(
+            self.generation, self.position, self.models, self.pacing, self.batch, self.layout, self.news
+        )
         self.saving = Saving(
             self.generation,
             self.position,
@@ -178,7 +183,7 @@ class Pieces:
     def _forget_user_code(self) -> None:
         for piece in (self.registry, self.sums, self.models):
             piece.clear()
-        for each in (self.pacing, self.batch, self.loops, self.leaving, self.way_back):
+        for each in (self.pacing, self.batch, self.loops, self.leaving, self.way_back, self.layout):
             each.forget()
         self.position.begin_run()
         self.vote.reset()

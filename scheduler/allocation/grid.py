@@ -22,7 +22,10 @@ def count_grid(views: Sequence[TrialView], total: int, node_slots: int) -> NDArr
     wanted.update(range(2 * node_slots, min(total, MOST_NODES * node_slots) + 1, node_slots))
     wanted.update(min(view.min_slots, total) for view in views)
     wanted.update(min(view.held_slots, total) for view in views)
-    for size in {view.slots_per_replica for view in views} - {1}:
+    wanted.update(min(option.min_slots, total) for view in views for option in view.options)
+    sizes = {view.slots_per_replica for view in views}
+    sizes.update(option.slots_per_replica for view in views for option in view.options)
+    for size in sizes - {1}:
         wanted.update(range(size, min(total, MOST_NODES * max(node_slots, size)) + 1, size))
     most = max((view.max_slots for view in views), default=1)
     return np.array(sorted(count for count in wanted if count <= max(most, 1)), dtype=np.int64)

@@ -100,11 +100,12 @@ def in_whole_replicas(snapshot: Snapshot, grants: Mapping[str, Grant]) -> dict[s
     found = {}
     for trial, grant in grants.items():
         view = views[trial]
-        if not view.is_whole(grant.placement, snapshot.largest_node):
-            size, room = view.slots_per_replica, dict(grant.placement)
+        option = view.option(grant.layout)
+        if not view.is_whole(grant.placement, snapshot.largest_node, grant.layout):
+            size, room = option.slots_per_replica, dict(grant.placement)
             placement = place_whole(sum(room.values()), size, room, view.placement, snapshot.largest_node)
             reason = grant.reason
-            if sum(placement.values()) < view.min_slots:
+            if sum(placement.values()) < option.min_slots:
                 placement = {}
                 sentence = f"its replicas need {size} slots of one node each; no node has as many free"
                 reason = Reason(code="no_free_block", sentence=sentence)

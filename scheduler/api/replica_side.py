@@ -159,13 +159,13 @@ def replica_routes(service: Service) -> APIRouter:
             document = store.hints([trial.trial_id]).get(trial.trial_id)
             hints = None if document is None else Hints.from_json(document)
             epoch = service.joining.aim(trial.trial_id, hints, service.clock())
-        if trial.spec.slots_per_replica > 1:
+        if trial.slots_per_replica > 1:
             epoch = service.joining.alike(trial.trial_id, (first_of_replica(caller), attempt), epoch)
         return {"epoch": epoch}
 
     def first_of_replica(caller: ReplicaRecord) -> str:
         """The first process of the caller's replica: numbers are used again, and names are not."""
-        size = store.trial(caller.trial_id).spec.slots_per_replica
+        size = store.trial(caller.trial_id).slots_per_replica
         number = replica_number(caller, size)
         rows = [row for row in store.replicas(trial_id=caller.trial_id) if replica_number(row, size) == number]
         return min(rows, key=lambda row: row.launch_index).replica_id
@@ -219,7 +219,13 @@ def replica_routes(service: Service) -> APIRouter:
         except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
             raise HTTPException(422, f"the hints are not usable: {error}") from error
         # What was understood, and nothing that came with it.
-        store.put_hints(caller.trial_id, hints.to_json())
+        document = hints.to_json()
+        before = store.hints([caller.trial_id]).get(caller.trial_id, {}) if hints.layouts else {}
+        store.put_hints(caller.trial_id, document)
+        if hints.layouts and before.get("layouts") != document["layouts"]:
+            # What it can train with may leave nothing of what it has.
+            service.loop.decisions.decide_anew()
+            service.loop.wake()
         service.joining.note_hints(caller.trial_id, service.clock())
 
     @routes.post("/report")

@@ -94,9 +94,10 @@ def _running(trials: list[dict[str, Any]]) -> RenderableType:
 
 
 def _replicas(trial: Mapping[str, Any]) -> str:
-    """How many of how many, and of how many slots each where that is more than one."""
+    """How many of how many, and of how many slots each where that is more than one, or was chosen."""
     size = trial.get("slots_per_replica", 1)
-    return f"{trial['replicas']}/{trial['max_replicas']}" + (f" x{size}" if size > 1 else "")
+    layout = trial.get("layout") or str(size)
+    return f"{trial['replicas']}/{trial['max_replicas']}" + (f" x{layout}" if layout != "1" else "")
 
 
 def _changes(changes: list[dict[str, Any]], trials: list[dict[str, Any]]) -> RenderableType:

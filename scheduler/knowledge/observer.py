@@ -7,31 +7,28 @@ them. One thread calls it.
 
 from __future__ import annotations
 
-import logging
 import statistics
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import replace
-from types import MappingProxyType
 from typing import Any
 
 from dist_core.goodput import Hints
 from scheduler.knowledge.coming import ComingTrials, Plans
-from scheduler.knowledge.priorities import effective_priorities
+from scheduler.knowledge.layouts import layout_options, present_layout
+from scheduler.knowledge.priorities import priorities_of
 from scheduler.knowledge.promise import Promise, Standings
 from scheduler.knowledge.study_history import StudyHistory
 from scheduler.knowledge.survival import Survival
 from scheduler.knowledge.usage import Usage
 from scheduler.snapshot import Grant, NodeView, Placement, Snapshot, TrialView
-from trials.errors import InvalidStudyTerms, UnknownTrial
+from trials.errors import UnknownTrial
 from trials.launch.base import NO_ROOM, Launcher
 from trials.quota import SlotQuota
 from trials.record import ReplicaRecord, Report, Study, TrialRecord
 from trials.states import TrialState
 from trials.store import TrialStore
 from trials.terms import Goal, StudyTerms
-
-logger = logging.getLogger(__name__)
 
 DEFAULT_PAUSE_SECONDS = 0.3
 """Assumed cost of a rescale until a trial has measured its own."""
@@ -87,6 +84,10 @@ class Observer:
             return hints.epoch
         return hints.epoch + int(OFFER_SECONDS / max(hints.epoch_seconds, SHORTEST_EPOCH_SECONDS))
 
+    def present_layout(self, trial: TrialRecord) -> str:
+        """With which its replicas train, as far as they have said."""
+        return present_layout(trial, self._hints.get(trial.trial_id))
+
     def progress(self, trial_id: str) -> float:
         """What the trial said last; 0 while nothing is known."""
         hints = self._hints.get(trial_id)
@@ -120,7 +121,7 @@ class Observer:
         self._note_starts(trials, replicas)
         studies = {study.name: study for study in self._store.studies()}
         self._forget_studies({trial.spec.study for trial in trials}, studies, now)
-        priorities = _priorities(studies)
+        priorities = priorities_of(studies)
         replicas_of: dict[str, list[ReplicaRecord]] = {}
         for replica in replicas:
             replicas_of.setdefault(replica.trial_id, []).append(replica)
@@ -141,7 +142,7 @@ class Observer:
                 now,
                 self._launcher.quotas(trial.trial_id),
                 backs_off=trial.trial_id in backing_off,
-                granted=granted[trial.trial_id].placement if trial.trial_id in granted else {},
+                granted=granted.get(trial.trial_id),
             )
             for trial in trials
         )
@@ -182,6 +183,7 @@ class Observer:
                     hold=None,
                     generation=0,
                     members=(),
+                    layout="",
                     submitted_at=now,
                 )
                 priority = priorities.get(name, 0)
@@ -265,16 +267,20 @@ class Observer:
         launchers_quotas: Sequence[SlotQuota],
         *,
         backs_off: bool,
-        granted: Placement = MappingProxyType({}),
+        granted: Grant | None = None,
     ) -> TrialView:
         terms = StudyTerms() if study is None else study.terms
         placement: Placement = Counter(replica.node for replica in replicas)
         # Between two sizes it holds slots of both; what is decided next starts from where it is going.
-        under_way = bool(trial.members and any(granted.values())) and not backs_off and placement != granted
-        if under_way:
-            placement = granted
-            self.under_way.add(trial.trial_id)
         known = self._hints.get(trial.trial_id)
+        layout = present_layout(trial, known)
+        under_way = granted is not None and granted.slots > 0 and bool(trial.members) and not backs_off
+        if granted is not None and under_way:
+            going_to = granted.layout or layout
+            under_way = placement != granted.placement or layout != going_to
+            placement, layout = granted.placement, going_to
+        if under_way:
+            self.under_way.add(trial.trial_id)
         history = self._histories[trial.spec.study]
         remaining = history.typical_target
         if known is not None:
@@ -287,13 +293,17 @@ class Observer:
         fraction = history.fraction(trial.trial_id)
         goes_on = survival.probability(fraction, promise.weight if promise is not None and promise.rank else None)
         pause = known.rescale_pause_seconds if known is not None else None
+        options = layout_options(trial, known, history, starts=bool(replicas))
+        present = next((each for each in options if each.layout == layout), options[0] if options else None)
         return TrialView(
             trial_id=trial.trial_id,
             study=trial.spec.study,
             study_title="" if study is None else study.title,
-            min_slots=trial.spec.min_slots,
-            max_slots=trial.spec.max_slots,
-            slots_per_replica=trial.spec.slots_per_replica,
+            min_slots=min((each.min_slots for each in options), default=trial.spec.min_slots),
+            max_slots=max((each.max_slots for each in options), default=trial.spec.max_slots),
+            slots_per_replica=trial.slots_per_replica if present is None else present.slots_per_replica,
+            layout=layout,
+            options=options,
             placement=placement,
             can_rescale=trial.state is TrialState.RUNNING
             and trial.generation > 0
@@ -301,7 +311,7 @@ class Observer:
             and not backs_off
             and not under_way,
             held=held,
-            model=history.model(trial.trial_id, known),
+            model=history.model(trial.trial_id, known) if present is None else present.model,
             goes_on=goes_on,
             expected_part=goes_on + (1.0 - goes_on) * survival.part_until_stopped(fraction),
             promise=promise.weight if promise is not None else 0.5,
@@ -362,10 +372,16 @@ def _by_trial(reports: Sequence[Report]) -> dict[str, list[Report]]:
     return found
 
 
-def _steps_measured(hints: Hints | None, nodes: int, replicas: int) -> int:
-    rows = () if hints is None else hints.observations
+def _steps_measured(hints: Hints | None, nodes: int, slots: int) -> int:
+    """On so many slots as it has now, on as many nodes."""
+    if hints is None:
+        return 0
+    shares = slots // hints.slots_per_share
+    at_present = min(nodes, shares), shares, hints.layout
     return sum(
-        row.count for row in rows if (row.configuration.num_nodes, row.configuration.num_replicas) == (nodes, replicas)
+        row.count
+        for row in hints.observations
+        if (row.configuration.num_nodes, row.configuration.num_replicas, row.configuration.layout) == at_present
     )
 
 
@@ -385,12 +401,3 @@ def _goal(terms: StudyTerms, survival: Survival) -> Goal:
     if terms.goal != "auto":
         return terms.goal
     return "time_to_best" if survival.stopped_at else "completion_time"
-
-
-def _priorities(studies: Mapping[str, Study]) -> dict[str, int]:
-    """Those that the terms add up to; each study's own where they contradict each other."""
-    try:
-        return effective_priorities(studies.values())
-    except InvalidStudyTerms as error:
-        logger.error("priorities cannot be followed error=%s", error)
-        return {name: study.terms.priority for name, study in studies.items()}

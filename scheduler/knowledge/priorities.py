@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import logging
+from collections.abc import Iterable, Mapping
 from graphlib import CycleError, TopologicalSorter
 
 from trials.errors import InvalidStudyTerms
 from trials.record import Study
+
+logger = logging.getLogger(__name__)
 
 
 def effective_priorities(studies: Iterable[Study]) -> dict[str, int]:
@@ -30,6 +33,15 @@ def effective_priorities(studies: Iterable[Study]) -> dict[str, int]:
     for name in order:
         found[name] = min([known[name].terms.priority, *(found[other] - 1 for other in before[name])])
     return found
+
+
+def priorities_of(studies: Mapping[str, Study]) -> dict[str, int]:
+    """The effective ones; each study's own where they contradict each other."""
+    try:
+        return effective_priorities(studies.values())
+    except InvalidStudyTerms as error:
+        logger.error("priorities cannot be followed error=%s", error)
+        return {name: study.terms.priority for name, study in studies.items()}
 
 
 def unknown_names(study: Study, studies: Iterable[Study]) -> list[str]:

@@ -80,13 +80,19 @@ class StudyProfile:
         model = GoodputModel(throughput=self.params, statistics=GradientStatistics(sqr=1.0, var=noise), bounds=bounds)
         return model.goodput(nodes, replicas) / self.slowdown(np.atleast_1d(np.asarray(replicas)))
 
-    def table(self, bounds: BatchBounds, noise: float, node_slots: int, counts: Integers) -> Floats:
-        """``goodput`` of packed allocations, remembered; ``noise`` is rounded to the tables' resolution."""
+    def table(
+        self, bounds: BatchBounds, noise: float, node_slots: int, counts: Integers, *, slots_per_share: int = 1
+    ) -> Floats:
+        """``goodput`` of packed allocations of so many slots, of one share at least; remembered.
+
+        ``noise`` is rounded to the tables' resolution.
+        """
         level = -1 if noise <= 0.0 else round(math.log1p(noise) / NOISE_STEP)
-        key = bounds, level, node_slots, counts.tobytes()
+        key = bounds, level, node_slots, counts.tobytes(), slots_per_share
         if key not in self._tables:
             rounded = 0.0 if level < 0 else math.expm1(level * NOISE_STEP)
-            self._tables[key] = self.goodput(bounds, rounded, -(-counts // node_slots), counts)
+            shares, nodes = np.maximum(1, counts // slots_per_share), -(-counts // node_slots)
+            self._tables[key] = self.goodput(bounds, rounded, np.minimum(nodes, shares), shares)
         return self._tables[key]
 
 
@@ -124,6 +130,11 @@ class TrialModel:
             profile = replace(self.profile, corrections=(), most_replicas=1, _tables={})
         return replace(self, profile=profile, factor=factor, kind=kind, elsewhere=others)
 
+    def slower(self, times: float) -> TrialModel:
+        """The same trial where every step takes so many times as long."""
+        others = {kind: (profile, factor * times) for kind, (profile, factor) in self.elsewhere.items()}
+        return replace(self, factor=self.factor * times, elsewhere=others)
+
     def goodput(self, nodes: ArrayLike, replicas: ArrayLike) -> Floats:
         """Best goodput of each allocation, shape (A,), examples at the initial batch size a second."""
         return self.profile.goodput(self.bounds, self.noise, nodes, replicas) / self.factor
@@ -136,8 +147,7 @@ class TrialModel:
         size = self.slots_per_share
         if size == 1:
             return self.profile.table(self.bounds, self.noise, node_slots, counts) / self.factor
-        shares, nodes = np.maximum(1, counts // size), -(-counts // node_slots)
-        whole = self.profile.goodput(self.bounds, self.noise, np.minimum(nodes, shares), shares)
+        whole = self.profile.table(self.bounds, self.noise, node_slots, counts, slots_per_share=size)
         return np.asarray(whole / self.factor * np.minimum(1.0, counts / size))
 
 

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import statistics
+from collections.abc import Collection, Sequence, Set
+from dataclasses import replace
 
 from dist_core.goodput import BatchBounds, Configuration, Hints, Observation
+from dist_core.goodput.layout_terms import LayoutTerms
+from dist_core.layout import Layout
 from scheduler.knowledge.profile import StudyProfile, TrialModel, noise_at, noise_bin, pool
 from scheduler.knowledge.survival import Survival
 
@@ -18,22 +23,30 @@ GROWTH = 1.15
 
 class StudyHistory:
     def __init__(self) -> None:
-        self._measured: dict[str, _OnOneKind] = {}
+        self._measured: dict[tuple[str, str], _Alike] = {}
+        """By kind of nodes and layout."""
         self._noise: dict[int, dict[str, float]] = {}
         self._targets: dict[str, float] = {}
         self._progress: dict[str, float] = {}
         self._stopped: set[str] = set()
         self._bounds: BatchBounds | None = None
         self._slots_per_share = 1
+        self._layouts: tuple[LayoutTerms, ...] = ()
+        self._predicted: dict[str, dict[str, float]] = {}
+        """Seconds that a trial is predicted to take with a layout."""
+        self._slot_memory: float | None = None
 
     def note(self, trial_id: str, hints: Hints) -> None:
         """What a trial has said now takes the place of what it said before."""
-        by_kind: dict[str, list[Observation]] = {}
+        alike: dict[tuple[str, str], list[Observation]] = {}
         for row in hints.observations:
-            by_kind.setdefault(row.configuration.kind, []).append(row)
-        for kind, rows in by_kind.items():
-            self._measured.setdefault(kind, _OnOneKind()).note(trial_id, tuple(rows))
-        self._bounds = hints.bounds
+            alike.setdefault((row.configuration.kind, row.configuration.layout), []).append(row)
+        for key, rows in alike.items():
+            self._measured.setdefault(key, _Alike()).note(trial_id, tuple(rows))
+        if hints.layouts:
+            self._predicted[trial_id] = {str(each.layout): each.seconds for each in hints.layouts}
+            self._layouts, self._slot_memory = hints.layouts, hints.slot_memory_bytes
+        self._bounds = hints.bounds or self._bounds
         self._slots_per_share = hints.slots_per_share
         self._progress[trial_id] = hints.progress
         if hints.target_progress:
@@ -71,23 +84,76 @@ class StudyHistory:
     def _noise_history(self) -> dict[int, float]:
         return {index: statistics.median(values.values()) for index, values in self._noise.items()}
 
+    def layouts(self, hints: Hints | None) -> tuple[Sequence[LayoutTerms], float]:
+        """That the trial may have, as it or else another one has said, and the memory of a slot."""
+        if hints is not None and hints.layouts:
+            memory = hints.slot_memory_bytes
+            return hints.layouts, math.inf if memory is None else memory
+        return self._layouts, math.inf if self._slot_memory is None else self._slot_memory
+
     def model(self, trial_id: str, hints: Hints | None) -> TrialModel | None:
         """The trial's model, on the kind of nodes that most is known of; None before anybody has measured anything."""
-        known = [kind for kind, measured in self._measured.items() if measured.profile is not None]
-        if not known:
+        layout = "" if hints is None else hints.layout
+        kind = self._best_known({layout} if self._kinds(layout) else {layout for _, layout in self._measured})
+        if kind is None:
             return None
-        kind = max(known, key=lambda kind: (self._measured[kind].num_configurations, kind))
-        bounds = self._bounds if hints is None else hints.bounds
+        slots = self._slots_per_share if hints is None else hints.slots_per_share
+        return self._model(trial_id, hints, kind, slots_per_share=slots)
+
+    def model_of(self, trial_id: str, hints: Hints | None, terms: LayoutTerms, memory: float) -> TrialModel | None:
+        """With that layout: from what was measured with it, else from another one by what both are predicted to take.
+
+        None where nothing was measured with any.
+        """
+        name, slots = str(terms.layout), terms.layout.slots_per_share
+        kind = self._basis_for(trial_id, name)
+        if kind is None:
+            return None
+        found = self._model(trial_id, hints, kind, slots_per_share=slots)
+        if not self._measured[kind].has_measured(trial_id) or kind[1] != name:
+            # Of what others, or it with another layout, have measured: as the predictions are to each other.
+            found = found.slower(terms.seconds / self._predicted_for(trial_id, kind))
+        return replace(found, bounds=terms.bounds(found.bounds, memory))
+
+    def _basis_for(self, trial_id: str, layout: str) -> tuple[str, str] | None:
+        """What was measured that says most of a trial with a layout: with one that is like it, rather by itself."""
+        known = [key for key, measured in self._measured.items() if measured.profile is not None]
+
+        def says(key: tuple[str, str]) -> tuple[int, bool, int, tuple[str, str]]:
+            measured = self._measured[key]
+            likeness = _likeness(key[1], layout)
+            return likeness, measured.has_measured(trial_id), measured.num_configurations, key
+
+        return max(known, key=says, default=None)
+
+    def _predicted_for(self, trial_id: str, kind: tuple[str, str]) -> float:
+        """Seconds that what was measured there had been predicted to take: of the trial itself, else typically."""
+        measured = self._measured[kind]
+        whose = [trial_id] if measured.has_measured(trial_id) else measured.trials
+        told = [self._predicted[name][kind[1]] for name in whose if kind[1] in self._predicted.get(name, {})]
+        return statistics.median(told) if told else 1.0
+
+    def _kinds(self, layout: str) -> list[tuple[str, str]]:
+        return [key for key, measured in self._measured.items() if key[1] == layout and measured.profile is not None]
+
+    def _best_known(self, layouts: Set[str]) -> tuple[str, str] | None:
+        """Of nodes and layout that most is known of."""
+        known = [key for layout in sorted(layouts) for key in self._kinds(layout)]
+        return max(known, key=lambda key: (self._measured[key].num_configurations, key)) if known else None
+
+    def _model(self, trial_id: str, hints: Hints | None, key: tuple[str, str], *, slots_per_share: int) -> TrialModel:
+        bounds = self._bounds if hints is None or hints.bounds is None else hints.bounds
         assert bounds is not None
-        profile, factor = self._measured[kind].profile_of(trial_id)
+        profile, factor = self._measured[key].profile_of(trial_id)
+        others = [other for other in self._kinds(key[1]) if other != key]
         return TrialModel(
             profile=profile,
             bounds=bounds,
             noise=self._noise_of(hints),
             factor=factor,
-            kind=kind,
-            elsewhere={other: self._measured[other].profile_of(trial_id) for other in known if other != kind},
-            slots_per_share=self._slots_per_share if hints is None else hints.slots_per_share,
+            kind=key[0],
+            elsewhere={other[0]: self._measured[other].profile_of(trial_id) for other in others},
+            slots_per_share=slots_per_share,
         )
 
     def _noise_of(self, hints: Hints | None) -> float:
@@ -100,8 +166,17 @@ class StudyHistory:
         return noise_at(self._noise_history(), fraction) or 0.0
 
 
-class _OnOneKind:
-    """Step times on nodes of one kind."""
+def _likeness(name: str, other: str) -> int:
+    if name == other:
+        return 3
+    if not name or not other:
+        return 0
+    one, two = Layout.from_name(name), Layout.from_name(other)
+    return 2 * (one[:2] == two[:2]) or int(one.kind == two.kind)
+
+
+class _Alike:
+    """Step times on nodes of one kind, with one layout."""
 
     def __init__(self) -> None:
         self.profile: StudyProfile | None = None
@@ -122,6 +197,14 @@ class _OnOneKind:
         self._new_rows.setdefault(trial_id, []).extend(fresh)
         self._configurations.update(row.configuration for row in fresh)
         self._rows[trial_id] = rows
+
+    @property
+    def trials(self) -> Collection[str]:
+        """That have measured anything here, as far as the profile knows."""
+        return self._factors.keys()
+
+    def has_measured(self, trial_id: str) -> bool:
+        return trial_id in self._factors
 
     def profile_of(self, trial_id: str) -> tuple[StudyProfile, float]:
         """The pooled profile and the trial's factor."""

@@ -14,7 +14,7 @@ from scheduler.loop.settings import LoopSettings
 from scheduler.loop.starts import Place, Starts
 from scheduler.loop.torn import TornReplicas
 from scheduler.loop.trial_files import TrialFiles
-from scheduler.snapshot import Grant
+from scheduler.snapshot import Grant, Placement
 from trials.launch.base import Launcher
 from trials.plan import Launch, Publish, RetryJoin, Stop, plan
 from trials.record import Reason, ReplicaRecord, TrialRecord
@@ -54,6 +54,7 @@ class Hands:
     def act_on(self, trial: TrialRecord, grant: Grant, now: float) -> None:
         self._journal.note_waiting(trial, grant, now)
         replicas = self._store.replicas(trial_id=trial.trial_id)
+        trial, wanted = self._as_granted(trial, grant, replicas)
         near = self._observer.near_epoch(trial.trial_id)
         blocked = self._blocked_since.pop(trial.trial_id, None)
         vacate = blocked is not None and now - blocked >= self._settings.move_patience_seconds
@@ -61,7 +62,7 @@ class Hands:
         broken = self._happenings.broken_since(trial.trial_id)
         for action in plan(
             trial,
-            grant.placement,
+            wanted,
             replicas,
             now,
             near_epoch=near,
@@ -82,8 +83,25 @@ class Hands:
                     if joiner.replica_id in action.replica_ids:
                         self._store.retry_join(joiner.replica_id, joiner.join_epoch)
 
+    def _as_granted(
+        self, trial: TrialRecord, grant: Grant, replicas: Sequence[ReplicaRecord]
+    ) -> tuple[TrialRecord, Placement]:
+        """The trial with the layout that it is to have, and the slots that it should have now.
+
+        None, as long as it has replicas of another layout: it goes on from its checkpoint when they have left.
+        """
+        layout = self._observer.present_layout(trial)
+        if grant.layout and grant.layout != layout and grant.slots:
+            if replicas:
+                return trial, {}
+            layout = grant.layout
+        if layout != trial.layout:
+            trial = replace(self._store.trial(trial.trial_id), layout=layout)
+            self._store.save_trial(trial)
+        return trial, grant.placement
+
     def _torn_for_good(self, trial: TrialRecord, replicas: Sequence[ReplicaRecord], now: float) -> frozenset[str]:
-        if trial.spec.slots_per_replica == 1:
+        if trial.slots_per_replica == 1:
             return frozenset()
         return self._torn.look(trial, replicas, self._store.replicas(trial_id=trial.trial_id, live_only=False), now)
 
@@ -124,7 +142,7 @@ class Hands:
                 node = nodes[name]
                 slots = [slot for slot in range(node.slots) if (name, slot) not in taken and slot not in node.in_use]
                 free.append([Place(node, slot) for slot in slots[:count]])
-        size = trial.spec.slots_per_replica
+        size = trial.slots_per_replica
         if size > max((node.slots for node in nodes.values()), default=1):
             free = [[place for places in free for place in places]]
         started, index = 0, self._next_launch_index(trial)
@@ -142,7 +160,7 @@ class Hands:
         A replica's processes have consecutive ones, of which the first is a multiple of their number.
         """
         indices = [replica.launch_index for replica in self._store.replicas(trial_id=trial.trial_id)]
-        size = trial.spec.slots_per_replica
+        size = trial.slots_per_replica
         return -(-(max(indices, default=-1) + 1) // size) * size
 
     # ------------------------------------------------------------------ publishing
@@ -168,7 +186,7 @@ class Hands:
 
     def _note_shrinking(self, trial: TrialRecord, grant: Grant, after: int, now: float) -> None:
         """Because it was decided so, or because some of its replicas are lost or told to leave."""
-        before, size = len(trial.members), trial.spec.slots_per_replica
+        before, size = len(trial.members), trial.slots_per_replica
         live = {replica.replica_id for replica in self._store.replicas(trial_id=trial.trial_id)}
         lost = before - len(live.intersection(trial.members))
         leaving = len(self._happenings.leaving & set(trial.members))

@@ -51,7 +51,7 @@ class Journal:
     def note_rescale(self, trial: TrialRecord, reason: Reason, before: int, after: int, now: float) -> None:
         self._store.save_trial(replace(trial, reason=reason))
         who = "scheduler" if reason.code == "replica_lost" else self._by_policy
-        size = trial.spec.slots_per_replica
+        size = trial.slots_per_replica
         before, after = before // size, after // size
         what = f"{before} -> {after} replicas" if before != after else f"moves {after} replica{'s' * (after != 1)}"
         self.note(trial.trial_id, what, reason, now, who=who)

@@ -156,6 +156,8 @@ class Starts:
             members=len(together),
             member=replica.launch_index - together[0].launch_index,
             whole=together[0].replica_id,
+            layout=trial.layout,
+            replica_sizes=spec.sizes if trial.layout else (),
             server_file=self._settings.server_file,
         )
         environ = {

@@ -25,7 +25,7 @@ class TornReplicas:
         others may still do what is theirs.
         """
         before = self._since.get(trial.trial_id, {})
-        size = trial.spec.slots_per_replica
+        size = trial.slots_per_replica
 
         def replica_of(row: ReplicaRecord) -> tuple[float, int]:
             # A number is used again, but not by what is launched at the same moment.

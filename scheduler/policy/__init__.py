@@ -26,7 +26,8 @@ def policy_by_name(name: str) -> Policy:
     if name not in POLICIES:
         raise ValueError(f"policy {name!r} is not known; choose one of {', '.join(sorted(POLICIES))}")
     ours = name == "goodput"
-    return ConstrainedPolicy(POLICIES[name](), assign=assign_by_goodput if ours else assign_by_room, by_share=ours)
+    assign = assign_by_goodput if ours else assign_by_room
+    return ConstrainedPolicy(POLICIES[name](), assign=assign, by_share=ours, chooses_layouts=ours)
 
 
 __all__ = ["POLICIES", "GoodputPolicy", "GoodputSettings", "policy_by_name"]

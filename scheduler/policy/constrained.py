@@ -28,15 +28,25 @@ class Assigns(Protocol):
 
 
 class ConstrainedPolicy:
-    def __init__(self, inner: Policy, *, assign: Assigns = assign_by_room, by_share: bool = False) -> None:
-        """``by_share``: minimums of studies that compete go by their weights."""
+    def __init__(
+        self,
+        inner: Policy,
+        *,
+        assign: Assigns = assign_by_room,
+        by_share: bool = False,
+        chooses_layouts: bool = False,
+    ) -> None:
+        """``by_share``: minimums of studies that compete go by their weights. ``chooses_layouts``: the policy does."""
         self.inner = inner
         self.name = inner.name
         self._assign = assign
         self._by_share = by_share
+        self._chooses_layouts = chooses_layouts
 
     def allocate(self, snapshot: Snapshot) -> dict[str, Grant]:
         snapshot = replace(snapshot, nodes=tuple(node for node in snapshot.nodes if node.slots > 0))
+        if not self._chooses_layouts:
+            snapshot = _as_they_are(snapshot)
         everybody = snapshot.trials
         kept, snapshot = _set_aside(snapshot)
         groups = node_groups(snapshot.nodes, snapshot.trials)
@@ -57,7 +67,7 @@ class ConstrainedPolicy:
             grants = self._in_groups(snapshot, groups)
         else:
             grants = self._divide(snapshot, groups)
-        return in_whole_replicas(snapshot, grants) | kept
+        return _with_layouts(snapshot, in_whole_replicas(snapshot, grants)) | kept
 
     def _divide(self, snapshot: Snapshot, groups: Sequence[NodeGroup]) -> dict[str, Grant]:
         kind = groups[0].kind
@@ -88,6 +98,23 @@ class ConstrainedPolicy:
             part = replace(snapshot, nodes=group.nodes, trials=mine, coming=coming)
             grants |= self.inner.allocate(_on_kind(part, group.kind))
         return grants
+
+
+def _as_they_are(snapshot: Snapshot) -> Snapshot:
+    """For a policy that chooses no layouts: each trial's is the present one, or the first of its options."""
+    trials, coming = (
+        tuple(view.with_option(view.option()) for view in views) for views in (snapshot.trials, snapshot.coming)
+    )
+    return replace(snapshot, trials=trials, coming=coming)
+
+
+def _with_layouts(snapshot: Snapshot, grants: Mapping[str, Grant]) -> dict[str, Grant]:
+    """Where the policy has not said with which, with the one that is left."""
+    only = {view.trial_id: view.option().layout for view in snapshot.trials if view.options}
+    return {
+        trial: replace(grant, layout=only[trial]) if trial in only and not grant.layout else grant
+        for trial, grant in grants.items()
+    }
 
 
 def _set_aside(snapshot: Snapshot) -> tuple[dict[str, Grant], Snapshot]:
@@ -133,18 +160,22 @@ def _held(snapshot: Snapshot, reasons: Mapping[str, str]) -> Snapshot:
 
 
 def _capped(snapshot: Snapshot, caps: Mapping[str, int]) -> Snapshot:
-    trials = tuple(replace(view, max_slots=caps.get(view.trial_id, view.max_slots)) for view in snapshot.trials)
+    trials = tuple(_with_most(view, caps.get(view.trial_id, view.max_slots)) for view in snapshot.trials)
     return replace(snapshot, trials=trials)
+
+
+def _with_most(view: TrialView, most: int) -> TrialView:
+    options = tuple(
+        replace(each, max_slots=min(each.max_slots, most)) for each in view.options if each.min_slots <= most
+    )
+    return replace(view, max_slots=most, options=options)
 
 
 def _on_kind(snapshot: Snapshot, kind: str) -> Snapshot:
     """With each trial's model for nodes of that kind."""
     if all(view.model is None or view.model.kind == kind for view in [*snapshot.trials, *snapshot.coming]):
         return snapshot
-    trials, coming = (
-        tuple(view if view.model is None else replace(view, model=view.model.on(kind)) for view in views)
-        for views in (snapshot.trials, snapshot.coming)
-    )
+    trials, coming = (tuple(view.on_kind(kind) for view in views) for views in (snapshot.trials, snapshot.coming))
     return replace(snapshot, trials=trials, coming=coming)
 
 
@@ -159,7 +190,7 @@ def _over_quota(views: Sequence[TrialView], grants: Mapping[str, Grant]) -> dict
             limits[quota.name] = quota.slots
     for name, mine in sorted(sharing.items()):
         least = {view.trial_id: least_slots(view) for view in mine}
-        sizes = {view.trial_id: view.slots_per_replica for view in mine}
+        sizes = {view.trial_id: view.option(grants[view.trial_id].layout).slots_per_replica for view in mine}
         counts = {trial: min(grants[trial].slots, caps.get(trial, grants[trial].slots)) for trial in least}
         if sum(counts.values()) <= limits[name]:
             continue

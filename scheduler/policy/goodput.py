@@ -21,14 +21,14 @@ from typing import Final
 
 import numpy as np
 
+from dist_core.layout import Layout
 from scheduler.allocation.counts import choose_counts
 from scheduler.allocation.grants import slots, waits
 from scheduler.allocation.groups import NodeGroup, assign_by_room, may_use
 from scheduler.allocation.options import choose_options
 from scheduler.allocation.placement import free_slots, held_by, packed
-from scheduler.allocation.whole_replicas import sizes_of
 from scheduler.policy.goodput_table import ONE, GoodputSettings, GoodputTable, is_rooted, is_usable
-from scheduler.snapshot import Grant, Placement, Snapshot, TrialView
+from scheduler.snapshot import Grant, LayoutOption, Placement, Snapshot, TrialView
 from trials.record import Reason
 
 MOST_ASSIGNED = 300
@@ -45,10 +45,7 @@ class GoodputPolicy:
 
     def allocate(self, snapshot: Snapshot) -> dict[str, Grant]:
         node_slots = snapshot.largest_node
-        eligible = [
-            view if is_usable(view.model, node_slots) else replace(view, model=None)
-            for view in [*snapshot.eligible, *snapshot.coming]
-        ]
+        eligible = [_usable(view, node_slots) for view in [*snapshot.eligible, *snapshot.coming]]
         table = GoodputTable(eligible, snapshot, self.settings)
         placed = self._placed(table, eligible, snapshot)
         for _ in range(MOST_PLACED):
@@ -67,12 +64,14 @@ class GoodputPolicy:
         rows = {view.trial_id: row for row, view in enumerate(eligible)}
         for view in snapshot.trials:
             placement = placed.get(view.trial_id, {})
-            if sum(placement.values()) < view.min_slots:
-                placement = {}
             row = rows.get(view.trial_id)
-            reason = self._reason(view, placement, table, row, snapshot, free, starts=starts)
+            option = view.option() if row is None else table.option(row, sum(placement.values()))
+            if sum(placement.values()) < option.min_slots:
+                placement = {}
+            reason = self._reason(view, placement, option, table, row, snapshot, free, starts=starts)
             numbers = {} if row is None else table.numbers(row, view, sum(placement.values()))
-            grants[view.trial_id] = Grant(placement=placement, reason=reason, numbers=numbers)
+            layout = option.layout if view.options and placement else ""
+            grants[view.trial_id] = Grant(placement=placement, reason=reason, layout=layout, numbers=numbers)
         return grants
 
     def _placed(self, table: GoodputTable, views: Sequence[TrialView], snapshot: Snapshot) -> dict[str, Placement]:
@@ -83,14 +82,17 @@ class GoodputPolicy:
         counts = {view.trial_id: int(count) for view, count in zip(views, chosen, strict=True)}
         left_alone = {view.trial_id for view, alone in zip(views, table.left_alone, strict=True) if alone}
         rooted = {view.trial_id for view in views if is_rooted(view)}
-        return packed(
-            counts, snapshot.nodes, held_by(views), left_alone=left_alone, rooted=rooted, sizes=sizes_of(views)
-        )
+        sizes = {
+            view.trial_id: table.option(row, counts[view.trial_id]).slots_per_replica for row, view in enumerate(views)
+        }
+        large = {trial: size for trial, size in sizes.items() if size > 1}
+        return packed(counts, snapshot.nodes, held_by(views), left_alone=left_alone, rooted=rooted, sizes=large)
 
     def _reason(
         self,
         view: TrialView,
         placement: Placement,
+        option: LayoutOption,
         table: GoodputTable,
         row: int | None,
         snapshot: Snapshot,
@@ -104,7 +106,10 @@ class GoodputPolicy:
         if after == 0:
             return waits(view, snapshot, free)
         if before == 0:
-            return Reason(code="started", sentence=f"starts on {slots(after)}")
+            as_what = f", {_words(option.layout)}" if view.options else ""
+            return Reason(code="started", sentence=f"starts on {slots(after)}{as_what}")
+        if view.options and option.layout != view.layout:
+            return self._other_layout(view, option, table, row, after)
         if after == before:
             moves = dict(placement) != {node: count for node, count in view.placement.items() if count}
             return Reason(code="moved" if moves else "unchanged", sentence=f"keeps {slots(after)}")
@@ -116,6 +121,15 @@ class GoodputPolicy:
             return Reason(code="too_large", sentence=f"{slots(before)} are slower than was believed; {story}")
         cause = "makes room for a waiting trial" if starts else f"others gain more from {slots(before - after)}"
         return Reason(code="gives_way", sentence=f"{cause}; {story}")
+
+    @staticmethod
+    def _other_layout(view: TrialView, option: LayoutOption, table: GoodputTable, row: int, after: int) -> Reason:
+        why = "the other is not needed, or has no room in memory"
+        if any(each.layout == view.layout for each in view.options):
+            change = table.speed(row, after) / max(table.speed_before(row, view), 1e-12)
+            why = f"goodput x{change:.2f} by its model"
+        sentence = f"goes on {_words(option.layout)} instead of {_words(view.layout)}, on {slots(after)}: {why}"
+        return Reason(code="other_layout", sentence=sentence)
 
 
 def assign_by_goodput(
@@ -162,16 +176,27 @@ def assign_by_goodput(
 
 def _on_group(view: TrialView, group: NodeGroup) -> TrialView:
     """The trial as that group alone sees it."""
-    model = None if view.model is None else view.model.on(group.kind)
-    if not is_usable(model, group.node_slots):
-        model = None
     held = {node: count for node, count in view.placement.items() if node in group.names}
-    return replace(view, model=model, placement=held)
+    return _usable(replace(view.on_kind(group.kind), placement=held), group.node_slots)
+
+
+def _words(layout: str) -> str:
+    return Layout.from_name(layout).words if layout else "as it was"
+
+
+def _usable(view: TrialView, node_slots: int) -> TrialView:
+    """Without models that say nothing."""
+    if view.options:
+        known = [each for each in view.options if is_usable(each.model, node_slots)]
+        if known:
+            return replace(view, options=tuple(known), model=replace(view, options=tuple(known)).option().model)
+        return replace(view.with_option(view.option()), model=None)
+    return view if is_usable(view.model, node_slots) else replace(view, model=None)
 
 
 def _is_spread(placement: Placement, view: TrialView, node_slots: int) -> bool:
     """Whether it would grow over more nodes than it must: counts are chosen as if there was room on few of them."""
-    if view.model is None or not is_rooted(view):
+    if view.model is None or len(view.options) > 1 or not is_rooted(view):
         return False
     count = sum(placement.values())
     return count > view.held_slots > 0 and len(placement) > -(-count // node_slots)

@@ -13,12 +13,14 @@ from scheduler.allocation.completion import prices
 from scheduler.allocation.counts import envelope
 from scheduler.allocation.goals import BUDGET_EFFICIENCY, StudyTrials, gains
 from scheduler.allocation.grid import count_grid
-from scheduler.snapshot import Snapshot, SpeedModel, TrialView
+from scheduler.snapshot import LayoutOption, Snapshot, SpeedModel, TrialView
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
 
 MOST_SPEED_PER_SLOT = 2.0
+STARTS_ANEW = 0.9
+"""Of another layout's predicted speed, against the present one's: its trial has to start anew for it."""
 ONE = np.array([1], dtype=np.int64)
 
 
@@ -55,6 +57,15 @@ class GoodputTable:
         """Relative to one slot; linear where nothing is known."""
         self.work = np.zeros(len(views))
         """Seconds that the rest would take on one slot, as far as it is expected to be trained."""
+        self._options = [view.options or (view.option(),) for view in views]
+        self._chosen = np.zeros((len(views), len(self.counts)), dtype=np.int64)
+        """Which layout is the fastest with each count."""
+        self._before: dict[int, float] = {}
+        """Speed with what it has, of trials with a choice."""
+        self._possible = np.ones((len(views), len(self.counts)), dtype=bool)
+        """Whether any layout makes whole replicas of it."""
+        self._switches = np.zeros((len(views), len(self.counts)), dtype=bool)
+        """Whether it would have to start anew with another layout than it has."""
         self._measure(views)
         self.price = prices(self.work, lambda: self._segments(views), float(self._total))
         promise = np.array([view.promise for view in views])
@@ -70,20 +81,63 @@ class GoodputTable:
         self.values = self._values(views, snapshot)
 
     def _measure(self, views: Sequence[TrialView]) -> None:
-        settings, positive = self._settings, self.counts[1:]
+        settings = self._settings
         for row, view in enumerate(views):
             if view.model is None:
                 self.speeds[row] = self.counts / max(1, view.min_slots)
                 self.work[row] = settings.unknown_seconds
                 continue
-            now = view.model.curve(self._node_slots, positive)
-            # No model is believed that promises more than twice the slots' worth.
-            self.speeds[row, 1:] = np.minimum(now / now[0], MOST_SPEED_PER_SLOT * positive)
+            alone = self._choose_layouts(row, view)
             left = view.remaining_progress
             if left is None:
                 # Nothing declared: as much again as it has had (Lindy).
-                left = max(view.progress, settings.unknown_seconds * float(now[0]))
-            self.work[row] = max(view.expected_part * left, 1e-6) / float(now[0])
+                left = max(view.progress, settings.unknown_seconds * alone)
+            self.work[row] = max(view.expected_part * left, 1e-6) / alone
+
+    def _choose_layouts(self, row: int, view: TrialView) -> float:
+        """For each count the layout that is fastest with it; returns the trial's goodput on one slot.
+
+        One that it does not have yet costs it a start.
+        """
+        positive, options = self.counts[1:], self._options[row]
+        curves = np.array(
+            [
+                np.zeros(len(positive)) if each.model is None else each.model.curve(self._node_slots, positive)
+                for each in options
+            ]
+        )
+        alone = float(curves[:, 0].max())
+        # No model is believed that promises more than twice the slots' worth.
+        speeds = np.minimum(curves / alone, MOST_SPEED_PER_SLOT * positive)
+        if len(options) > 1:
+            # Where memory leaves no layout for one slot, the unit is what a slot's part of one is worth.
+            possible = np.array(
+                [
+                    (positive % each.slots_per_replica == 0)
+                    & (positive >= each.min_slots)
+                    & (positive <= each.max_slots)
+                    for each in options
+                ]
+            )
+            self._possible[row, 1:] = possible.any(axis=0)
+            stays = np.array([not view.held_slots or each.layout == view.layout for each in options])
+            worth = np.where(possible, speeds * np.where(stays, 1.0, STARTS_ANEW)[:, None], -np.inf)
+            chosen = np.where(possible.any(axis=0), worth.argmax(axis=0), stays.argmax())
+            if view.held_slots and stays.any():
+                at = int(np.searchsorted(positive, view.held_slots))
+                self._before[row] = float(speeds[stays.argmax(), min(at, len(positive) - 1)])
+            self._chosen[row, 1:] = chosen
+            self._switches[row, 1:] = ~stays[chosen]
+            speeds = speeds[chosen, np.arange(len(positive))][None, :]
+        elif view.held_slots and options[0].layout != view.layout:
+            self._switches[row, 1:] = True
+        self.speeds[row, 1:] = speeds[0]
+        return alone
+
+    def option(self, row: int, count: int) -> LayoutOption:
+        """With which the trial trains best on so many slots."""
+        column = int(np.searchsorted(self.counts, count))
+        return self._options[row][int(self._chosen[row, column])]
 
     def _hurries(self, row: int, view: TrialView) -> bool:
         """In search of the best result; or before a deadline, when a trial that starts now cannot end in time."""
@@ -128,6 +182,10 @@ class GoodputTable:
 
     def speed(self, row: int, count: float) -> float:
         return float(np.interp(count, self.counts, self.speeds[row]))
+
+    def speed_before(self, row: int, view: TrialView) -> float:
+        """With the slots and the layout that it has."""
+        return self._before.get(row, self.speed(row, view.held_slots))
 
     def numbers(self, row: int, view: TrialView, count: int) -> dict[str, float]:
         """What decided about a trial that got ``count`` slots."""
@@ -187,9 +245,10 @@ class GoodputTable:
         present = self.speeds[np.arange(len(views)), at_present][:, None]
         # A change costs its pause, and until a new replica trains its slots earn nothing.
         cost = pause + start * np.where(counts > held, 1.0 - present / speeds, 0.0)
+        cost = np.where(self._switches, pause + start, cost)
         use = np.minimum(settings.horizon_seconds, self.work[:, None] / speeds + pause)
         kept = np.maximum(1.0 - cost / np.maximum(use, 1e-9), 0.02)
-        values = self.gains = self._gains(views, np.where(counts == held, 1.0, kept))
+        values = self.gains = self._gains(views, np.where((counts == held) & ~self._switches, 1.0, kept))
         everybody = float(values.max(initial=1.0)) * len(views)
         # Minimums come before everything else, and those of trials that run before those of others.
         first = np.where(held > 0, 2.0, np.where(self.hurried[:, None], 0.0, 1.0))
@@ -203,6 +262,9 @@ class GoodputTable:
         settled = since >= self._settings.most_settle_seconds or (
             view.steps_measured >= self._settings.settled_steps and since >= view.pause_seconds + view.start_seconds
         )
+        if view.options and all(each.layout != view.layout for each in view.options):
+            # What it has does not do.
+            return False
         return bool(view.held_slots) and not (view.can_rescale and settled)
 
     def _allowed(self, views: Sequence[TrialView], snapshot: Snapshot) -> NDArray[np.bool_]:
@@ -216,8 +278,9 @@ class GoodputTable:
             if view.model is None:
                 most[row] = max(view.min_slots, held)
             else:
-                seen = max(1, view.model.most_profiled)
-                useful = view.model.most_useful
+                models = [each.model for each in self._options[row] if each.model is not None]
+                seen = max(1, *(each.most_profiled for each in models))
+                useful = max(each.most_useful for each in models)
                 reach = min(settings.exploration * seen, useful)
                 most[row] = min(view.max_slots, int(max(reach, view.min_slots, held)))
             if self.left_alone[row]:
@@ -225,9 +288,11 @@ class GoodputTable:
                 frozen[row] = not waiting and view.min_slots <= held <= view.max_slots
         counts, held_slots = self.counts[None, :], self.held[:, None]
         same = (counts == held_slots) & (held_slots >= least[:, None]) & (held_slots > 0)
-        sizes = np.array([view.slots_per_replica for view in views], dtype=np.int64)[:, None]
+        sizes = np.array([1 if len(each) > 1 else each[0].slots_per_replica for each in self._options], dtype=np.int64)[
+            :, None
+        ]
         within = (counts == 0) | ((counts >= least[:, None]) & (counts <= most[:, None]))
-        return np.asarray(np.where(frozen[:, None] > 0, same, within | same) & (counts % sizes == 0))
+        return np.asarray(np.where(frozen[:, None] > 0, same, within | same) & (counts % sizes == 0) & self._possible)
 
 
 def is_rooted(view: TrialView) -> bool:

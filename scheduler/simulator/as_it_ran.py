@@ -76,7 +76,7 @@ def as_it_ran(trials: Sequence[RanTrial], now: float) -> AsItRan:
         curve = _goodput(trial, node_slots)
         changes.update(_changes(trial, curve))
         began, ended = trial.record.submitted_at, trial.record.finished_at or now
-        _add(usable, began, ended, (int(np.argmax(curve[1:])) + 1) * trial.record.spec.slots_per_replica)
+        _add(usable, began, ended, (int(np.argmax(curve[1:])) + 1) * trial.record.slots_per_replica)
         for replica in trial.replicas:
             since = _trains_from(replica, trial.history)
             if since is not None:

@@ -107,7 +107,7 @@ def _read(store: TrialStore) -> Recorded | None:
         if trial.trial_id not in documents:
             continue
         hints = Hints.from_json(documents[trial.trial_id])
-        if hints.observations and hints.progress > 0:
+        if hints.bounds is not None and hints.observations and hints.progress > 0:
             studies.setdefault(trial.spec.study, _StudyRecord()).trials.append((trial, hints))
     if not studies:
         return None
@@ -190,7 +190,11 @@ def _timing(
 
 
 def _trials(study: str, record: _StudyRecord, first: float, opened: float) -> list[RecordedTrial]:
-    rows = {trial.trial_id: hints.observations for trial, hints in record.trials}
+    # One that has had several layouts is simulated with its last.
+    rows = {
+        trial.trial_id: [row for row in hints.observations if row.configuration.layout == hints.layout]
+        for trial, hints in record.trials
+    }
     kind = Counter(row.configuration.kind for each in rows.values() for row in each).most_common(1)[0][0]
     made = pool({name: [row for row in each if row.configuration.kind == kind] for name, each in rows.items()})
     assert made is not None
@@ -199,6 +203,7 @@ def _trials(study: str, record: _StudyRecord, first: float, opened: float) -> li
     ends = sorted(trial.finished_at for trial, _ in record.trials if trial.finished_at is not None)
     found = []
     for trial, hints in record.trials:
+        assert hints.bounds is not None
         reports = sorted(record.reports.get(trial.trial_id, ()), key=lambda report: report.progress)
         # What it says of itself in passing may be half a second old when it ends.
         done = max(hints.progress, *(report.progress for report in reports), 0.0)
@@ -227,7 +232,7 @@ def _trials(study: str, record: _StudyRecord, first: float, opened: float) -> li
                     batch_size=hints.bounds.init_batch,
                     max_replicas=trial.spec.max_replicas,
                     declared_progress=hints.target_progress,
-                    slots_per_replica=trial.spec.slots_per_replica,
+                    slots_per_replica=trial.slots_per_replica,
                     slots_per_share=hints.slots_per_share,
                 ),
                 study=study,

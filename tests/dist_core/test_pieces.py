@@ -27,6 +27,7 @@ from dist_core.state.persistence import Persistence
 from dist_core.state.position import Position
 from dist_core.state.states import FunctionState, StateRegistry
 from dist_core.trial.batch_agreement import BatchAgreement
+from dist_core.trial.chosen_layout import ChosenLayout
 from dist_core.trial.core import TrainingCore
 from dist_core.trial.current import get_core, presenting, reset_core
 from dist_core.trial.leaving import Leaving
@@ -299,7 +300,9 @@ def test_kept_states_are_copies_and_the_random_streams_wait_for_the_epochs() -> 
 
 
 def agreement() -> BatchAgreement:
-    return BatchAgreement(PresentGeneration(), StateRegistry(), MemoryLimit(None), lambda: None, node_kind="")
+    limit = MemoryLimit(None)
+    layout = ChosenLayout(None, None, limit, 1)
+    return BatchAgreement(PresentGeneration(), StateRegistry(), limit, lambda: None, layout, node_kind="")
 
 
 def test_the_batch_for_the_next_generation_rides_along() -> None:

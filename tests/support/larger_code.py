@@ -17,6 +17,7 @@ from torch import nn
 
 import dist_core
 from dist_core.errors import PeerLost, ReplicaExit
+from dist_core.larger.model import ElasticModel
 from dist_core.larger.pipeline import ElasticPipeline
 from dist_core.larger.sharded import ElasticFullyShard
 from dist_core.trial.current import get_core
@@ -46,8 +47,10 @@ def train() -> list[float]:
     optimizer = torch.optim.Adam(model.parameters(), lr=0.02)
     schedule = torch.optim.lr_scheduler.StepLR(optimizer, 3, 0.5)
     loader = dist_core.AdaptiveDataLoader(Numbered(), batch_size=24, shuffle=True)
-    wrapped: ElasticPipeline | ElasticFullyShard
-    if how == "pipeline":
+    wrapped: ElasticPipeline | ElasticFullyShard | ElasticModel
+    if how == "chosen":
+        wrapped = ElasticModel(model, optimizer, nn.functional.mse_loss, schedule, example=torch.zeros(2, 6).double())
+    elif how == "pipeline":
         wrapped = ElasticPipeline(
             model, optimizer, nn.functional.mse_loss, schedule, example=torch.zeros(2, 6).double()
         )
@@ -73,7 +76,7 @@ def train() -> list[float]:
                         "state": None,
                     }
                     trace.write(json.dumps(line) + "\n")
-                if isinstance(wrapped, ElasticPipeline):
+                if not isinstance(wrapped, ElasticFullyShard):
                     wrapped.step(x.double(), y.double())
                 else:
                     nn.functional.mse_loss(wrapped(x.double()), y.double()).backward()

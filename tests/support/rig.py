@@ -27,11 +27,16 @@ class ScriptedPolicy:
 
     def __init__(self) -> None:
         self.wanted: dict[str, int] = {}
+        self.layouts: dict[str, str] = {}
 
     def allocate(self, snapshot: Snapshot) -> dict[str, Grant]:
         reason = Reason(code="script", sentence="the test wants it so")
         return {
-            view.trial_id: Grant(placement={"localhost": self.wanted.get(view.trial_id, 0)}, reason=reason)
+            view.trial_id: Grant(
+                placement={"localhost": self.wanted.get(view.trial_id, 0)},
+                reason=reason,
+                layout=self.layouts.get(view.trial_id, ""),
+            )
             for view in snapshot.trials
         }
 
@@ -80,6 +85,8 @@ class Rig:
         *,
         entrypoint: str = "tests.support.training_code:main",
         slots_per_replica: int = 1,
+        layout: str = "",
+        replica_sizes: tuple[int, ...] = (),
         **environ: str,
     ) -> str:
         spec = TrialSpec(
@@ -88,17 +95,21 @@ class Rig:
             entrypoint=entrypoint,
             max_replicas=8,
             slots_per_replica=slots_per_replica,
+            replica_sizes=replica_sizes,
             user_code=(entrypoint.partition(":")[0],),
             python_path=(str(ROOT),),
             working_dir=str(self.folder),
             environ={"STEP_SECONDS": "0.02", "EPOCHS": "8", "SLOW_UNTIL": str(replicas), **environ},
         )
         trial_id = self.store.submit(spec, time.time()).trial_id
-        self.want(trial_id, replicas * slots_per_replica)
+        self.want(trial_id, replicas * slots_per_replica, layout)
         return trial_id
 
-    def want(self, trial_id: str, slots: int) -> None:
+    def want(self, trial_id: str, slots: int, layout: str = "") -> None:
+        """``layout``: how replicas are to hold the model; empty: as they do."""
         self.policy.wanted[trial_id] = slots
+        if layout:
+            self.policy.layouts[trial_id] = layout
         self.loop.wake()
 
     def trial(self, trial_id: str) -> TrialRecord:

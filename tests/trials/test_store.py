@@ -170,6 +170,7 @@ def test_each_field_of_a_trial_has_one_writer() -> None:
         "published_at",
         "join_epoch",
         "rescaled_at",
+        "layout",
         "losses",
     }
 

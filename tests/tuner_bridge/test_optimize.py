@@ -188,7 +188,7 @@ def test_on_emulated_devices_steps_take_as_long_as_their_profile_says(
     assert rows
     params = speed_profile("resnet18-cifar10@2").params
     for row in rows:
-        nodes, replicas, atomic, _ = row.configuration
+        nodes, replicas, atomic, *_ = row.configuration
         assert (nodes, replicas) == (2, 2)
         assert row.optim_seconds > 0.99 * optim_seconds(params, nodes, replicas, atomic)
         assert row.gradient_seconds == pytest.approx(float(gradient_seconds(params, atomic)))

@@ -23,6 +23,7 @@ from typing import Any
 
 import psutil
 
+from dist_core.link.environment import SLOT_MEMORY
 from trials.errors import LaunchFailed
 from trials.inside.cgroups import Cgroups
 from trials.launch.base import Exit, LaunchRequest, NodeSlots, ReplicaProcess
@@ -127,7 +128,9 @@ class LocalLauncher:
         return ()
 
     def slot_environ(self, node: str, slot: int) -> Mapping[str, str]:
-        return self._slots[node][slot].environ(os.environ.get("OMP_NUM_THREADS"))
+        environ = self._slots[node][slot].environ(os.environ.get("OMP_NUM_THREADS"))
+        memory = {} if self._memory_bytes is None else {SLOT_MEMORY: str(self._memory_bytes)}
+        return {**environ, **memory}
 
     def is_ready_for(self, request: LaunchRequest) -> bool:
         if self._servers is None or self._starts.hang:

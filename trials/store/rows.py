@@ -41,6 +41,7 @@ def trial_of(row: RowMapping) -> TrialRecord:
         entered=row["entered"],
         abandoned=row["abandoned"],
         rescaled_at=row["rescaled_at"],
+        layout=row["layout"],
         losses=row["losses"],
         outcome=Outcome(**outcome) if outcome else None,
         cancel_requested=row["cancel_requested"],

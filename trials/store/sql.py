@@ -189,6 +189,7 @@ class SqlTrialStore:
                     published_at=record.published_at,
                     join_epoch=record.join_epoch,
                     rescaled_at=record.rescaled_at,
+                    layout=record.layout,
                     losses=record.losses,
                 )
             )

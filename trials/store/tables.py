@@ -39,6 +39,7 @@ trials = sa.Table(
     sa.Column("entered", sa.Integer, nullable=False, default=0),
     sa.Column("abandoned", sa.Integer, nullable=False, default=0),
     sa.Column("rescaled_at", sa.Float, nullable=False, default=0.0),
+    sa.Column("layout", sa.String(64), nullable=False, default=""),
     sa.Column("losses", sa.Integer, nullable=False, default=0),
     sa.Column("outcome", sa.Text),
     sa.Column("cancel_requested", sa.Text),

@@ -11,6 +11,7 @@ from typing import Any
 
 from trials.inside.user_code import COMMAND_LINE
 from trials.spec import TrialSpec
+from tuner_bridge.errors import BridgeError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,7 +21,8 @@ class TrialTemplate:
     """The same for all trials; what a trial has of its own is added."""
     min_replicas: int
     max_replicas: int
-    slots_per_replica: int = 1
+    replica_sizes: tuple[int, ...] = (1,)
+    """Slots that a replica takes; several: those that the scheduler chooses from."""
     working_dir: str
     python_path: tuple[str, ...] = ()
     preload: tuple[str, ...] = ()
@@ -36,13 +38,29 @@ class TrialTemplate:
             payload={**self.payload, **own},
             min_replicas=self.min_replicas,
             max_replicas=self.max_replicas,
-            slots_per_replica=self.slots_per_replica,
+            slots_per_replica=self.replica_sizes[0],
+            replica_sizes=self.replica_sizes if len(self.replica_sizes) > 1 else (),
             working_dir=self.working_dir,
             python_path=self.python_path,
             preload=self.preload,
             user_code=self.user_code,
             environ={**self.environ, COMMAND_LINE: json.dumps(sys.argv)},
         )
+
+
+def sizes_within(sizes: tuple[int, ...], min_replicas: int, slots: int, name: str = "min_replicas") -> tuple[int, ...]:
+    """Those with which a trial could start on so many slots; raises BridgeError where there are none.
+
+    ``name``: what whoever asked calls the minimum.
+    """
+    possible = tuple(size for size in sizes if min_replicas * size <= slots)
+    if not possible:
+        each = f" of {sizes[0]} slots each" if sizes[0] > 1 else ""
+        raise BridgeError(
+            f"{name} is {min_replicas}{each} but there are {slots} slots; no trial could ever start. Lower {name}, or "
+            "add slots"
+        )
+    return possible
 
 
 def own_python_path() -> tuple[str, ...]:

@@ -27,9 +27,10 @@ from scheduler.api.client import SchedulerClient
 from scheduler.errors import SchedulerError, SchedulerUnreachable
 from scheduler.host.embedded import EmbeddedScheduler
 from trials.errors import TrialsError
+from trials.spec import sizes_from
 from tuner_bridge.driving.sent_environ import sent_environ
 from tuner_bridge.driving.study_driver import StudyDriver, file_name
-from tuner_bridge.driving.template import TrialTemplate, own_python_path
+from tuner_bridge.driving.template import TrialTemplate, own_python_path, sizes_within
 from tuner_bridge.errors import BridgeError, SweepInterrupted
 from tuner_bridge.nni.manager import Manager
 from tuner_bridge.nni.plain_json import check_metric
@@ -86,8 +87,10 @@ class ExperimentDriver:
     def _make_template(self) -> TrialTemplate:
         folder = self._experiment["code_dir"]
         script = as_script(self._experiment["command"], folder)
-        least, size = self._experiment["min_replicas"], self._experiment.get("slots_per_replica") or 1
-        room = self._driver.slots // size
+        least = self._experiment["min_replicas"]
+        asked = sizes_from(self._experiment.get("slots_per_replica") or 1)
+        sizes = sizes_within(asked, least, self._driver.slots, "minReplicas")
+        room = self._driver.slots // sizes[0]
         most = max(least, min(self._experiment.get("max_replicas") or room, room))
         payload: dict[str, Any] = {"command": self._experiment["command"]}
         if script is not None:
@@ -105,7 +108,7 @@ class ExperimentDriver:
             payload=payload,
             min_replicas=least,
             max_replicas=1 if script is None else most,
-            slots_per_replica=size,
+            replica_sizes=sizes,
             working_dir=folder,
             environ=sent_environ(None),
             python_path=tuple(dict.fromkeys((folder, *own_python_path()))),
@@ -321,13 +324,6 @@ def _serve(experiment: Mapping[str, Any], send: Callable[[Mapping[str, Any]], No
         )
         driver.attach(experiment["terms"], patience_seconds=ADOPTION_SECONDS)
         held.callback(driver.detach)
-        size = experiment.get("slots_per_replica") or 1
-        if experiment["min_replicas"] * size > driver.slots:
-            each = f" of {size} slots each" if size > 1 else ""
-            raise BridgeError(
-                f"minReplicas is {experiment['min_replicas']}{each} but there are {driver.slots} slots; no trial could "
-                "ever start. Lower minReplicas, or add slots"
-            )
         served = ExperimentDriver(experiment, driver, send)
         served.know_earlier_trials()
         held.callback(served.close)

@@ -14,8 +14,10 @@ from typing import Any, List, Optional, Union
 from nni.experiment.config.training_service import TrainingServiceConfig
 
 from trials.errors import InvalidStudyTerms, InvalidTrialSpec
-from trials.spec import check_replica_bounds
+from trials.spec import check_replica_bounds, sizes_from
 from trials.terms import StudyTerms
+from tuner_bridge.driving.template import sizes_within
+from tuner_bridge.errors import BridgeError
 
 PLATFORM = "tuner_bridge"
 
@@ -33,8 +35,8 @@ class ElastuneConfig(TrainingServiceConfig):  # type: ignore[misc]  # NNI has no
     min_replicas: int = 1
     max_replicas: Optional[int] = None
     """Default: all slots."""
-    slots_per_replica: int = 1
-    """For models that are larger than a slot: a replica is a process on each of so many."""
+    slots_per_replica: Union[int, List[int]] = 1
+    """For models that are larger than a slot: a replica is a process on each of so many; several: to choose from."""
     slots: Optional[int] = None
     slots_per_gpu: Optional[int] = None
     memory_per_slot: Optional[Union[float, int]] = None
@@ -72,7 +74,8 @@ class ElastuneConfig(TrainingServiceConfig):  # type: ignore[misc]  # NNI has no
             raise ValueError("reuseMode is false; leave it out, NNI finds registered training services only with it")
         most = self.min_replicas if self.max_replicas is None else self.max_replicas
         try:
-            check_replica_bounds(self.min_replicas, most, self.slots_per_replica)
+            check_replica_bounds(self.min_replicas, most)
+            sizes = sizes_from(self.slots_per_replica)
             terms = ("weight", "priority", "quota", "goal", "yields_to")
             asked = {name: getattr(self, name) for name in terms}
             StudyTerms.from_json({name: value for name, value in asked.items() if value is not None})
@@ -89,12 +92,11 @@ class ElastuneConfig(TrainingServiceConfig):  # type: ignore[misc]  # NNI has no
                     f"trainingService: {name} is {value}, but schedulerUrl names a scheduler that has slots of its "
                     "own; leave one of them out"
                 )
-        if self.slots is not None and self.min_replicas * self.slots_per_replica > self.slots:
-            each = f" of {self.slots_per_replica} slots each" if self.slots_per_replica > 1 else ""
-            raise ValueError(
-                f"trainingService: minReplicas is {self.min_replicas}{each} but there are {self.slots} slots; no trial "
-                "could ever start"
-            )
+        if self.slots is not None:
+            try:
+                sizes_within(sizes, self.min_replicas, self.slots, "minReplicas")
+            except BridgeError as error:
+                raise ValueError(f"trainingService: {error}") from error
         if self.scheduler_url is not None and not self.scheduler_url.startswith(("http://", "https://")):
             raise ValueError(
                 f"trainingService: schedulerUrl is {self.scheduler_url!r}; it must read like http://127.0.0.1:7300"

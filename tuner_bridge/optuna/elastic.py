@@ -6,7 +6,7 @@ import atexit
 import contextlib
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any
 
@@ -16,7 +16,8 @@ from trials.terms import StudyTerms
 from tuner_bridge.errors import InvalidSweep, SweepInterrupted
 from tuner_bridge.in_replica.scripts import Script
 from tuner_bridge.optuna.objective_template import bounded, template_of
-from tuner_bridge.optuna.optimize import check_slots, driver_of, scheduler_for
+from tuner_bridge.optuna.optimize import driver_of, scheduler_for
+from tuner_bridge.optuna.own_slots import OwnSlots
 from tuner_bridge.optuna.trial_driver import OptunaDriver
 
 
@@ -25,9 +26,10 @@ def elastic(
     *,
     min_replicas: int = 1,
     max_replicas: int | None = None,
-    slots_per_replica: int = 1,
+    slots_per_replica: int | Sequence[int] = 1,
     slots: int | None = None,
     emulate: str | None = None,
+    memory_per_slot: float | None = None,
     state_dir: str | os.PathLike[str] | None = None,
     terms: StudyTerms | None = None,
     promise_metric: tuple[str, str] | None = None,
@@ -44,8 +46,8 @@ def elastic(
     template = template_of(
         objective, min_replicas, max_replicas, promise_metric, fresh_processes, slots_per_replica=slots_per_replica
     )
-    check_slots(slots, emulate)
-    return ElasticObjective(template, max_replicas, slots, emulate, state_dir, terms, promise_metric)
+    own = OwnSlots(slots=slots, emulate=emulate, memory_per_slot=memory_per_slot)
+    return ElasticObjective(template, max_replicas, own, state_dir, terms, promise_metric)
 
 
 class ElasticObjective:
@@ -55,16 +57,14 @@ class ElasticObjective:
         self,
         template: Any,
         max_replicas: int | None,
-        slots: int | None,
-        emulate: str | None,
+        own: OwnSlots,
         state_dir: str | os.PathLike[str] | None,
         terms: StudyTerms | None,
         promise_metric: tuple[str, str] | None,
     ) -> None:
         self._template = template
         self._max_replicas = max_replicas
-        self._slots = slots
-        self._emulate = emulate
+        self._own = own
         self._state_dir = state_dir
         self._terms = terms
         self._promise_metric = promise_metric
@@ -97,9 +97,8 @@ class ElasticObjective:
             client, embedded = starting.enter_context(
                 scheduler_for(
                     study.study_name,
-                    self._slots,
+                    self._own,
                     self._state_dir,
-                    self._emulate,
                     preload=self._template.preload,
                 )
             )

@@ -5,13 +5,13 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from trials.spec import check_replica_bounds
-from tuner_bridge.driving.template import TrialTemplate, own_python_path
-from tuner_bridge.errors import InvalidSweep
+from trials.spec import check_replica_bounds, sizes_from
+from tuner_bridge.driving.template import TrialTemplate, own_python_path, sizes_within
+from tuner_bridge.errors import BridgeError, InvalidSweep
 from tuner_bridge.in_replica.scripts import Script
 from tuner_bridge.in_replica.shipping import installed_modules_of, ship
 
@@ -27,7 +27,7 @@ def template_of(
     promise_metric: tuple[str, str] | None = None,
     fresh_processes: bool = False,
     *,
-    slots_per_replica: int = 1,
+    slots_per_replica: int | Sequence[int] = 1,
 ) -> TrialTemplate:
     """What the trials of a sweep will run; raises InvalidSweep and InvalidTrialSpec for what they cannot."""
     if "ELASTUNE_API" in os.environ:
@@ -55,13 +55,14 @@ def template_of(
     if promise_metric is not None:
         check_promise_metric(promise_metric)
         payload["promise_metric"] = promise_metric[0]
-    check_replica_bounds(min_replicas, min_replicas if max_replicas is None else max_replicas, slots_per_replica)
+    sizes = sizes_from(slots_per_replica)
+    check_replica_bounds(min_replicas, min_replicas if max_replicas is None else max_replicas)
     return TrialTemplate(
         entrypoint=ENTRYPOINT,
         payload=payload,
         min_replicas=min_replicas,
         max_replicas=min_replicas if max_replicas is None else max_replicas,
-        slots_per_replica=slots_per_replica,
+        replica_sizes=sizes,
         working_dir=os.getcwd(),
         python_path=own_python_path(),
         preload=(*preload, ENTRYPOINT.partition(":")[0]),
@@ -83,17 +84,14 @@ def check_promise_metric(given: Any) -> None:
 
 def bounded(template: TrialTemplate, slots: int, max_replicas: int | None) -> TrialTemplate:
     """Fill in and check the bounds against the slots there are."""
-    size = template.slots_per_replica
-    if template.min_replicas * size > slots:
-        each = f" of {size} slots each" if size > 1 else ""
-        raise InvalidSweep(
-            f"min_replicas is {template.min_replicas}{each} but there are {slots} slots; no trial could ever start. "
-            "Lower min_replicas, or add slots (slots=, `elastune up --slots`)"
-        )
-    room = slots // size
+    try:
+        sizes = sizes_within(template.replica_sizes, template.min_replicas, slots)
+    except BridgeError as error:
+        raise InvalidSweep(f"{error} (slots=, `elastune up --slots`)") from None
+    room = slots // sizes[0]
     if max_replicas is not None and max_replicas > room:
         logger.warning(
             "max_replicas is %d but there are %d slots; trials grow to %d at most", max_replicas, slots, room
         )
     most = room if max_replicas is None else min(max_replicas, room)
-    return replace(template, max_replicas=most)
+    return replace(template, max_replicas=most, replica_sizes=sizes)

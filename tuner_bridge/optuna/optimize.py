@@ -9,7 +9,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from tuner_bridge.driving.template import TrialTemplate
 from tuner_bridge.errors import InvalidSweep, SweepInterrupted
 from tuner_bridge.in_replica.scripts import Script
 from tuner_bridge.optuna.objective_template import bounded, template_of
+from tuner_bridge.optuna.own_slots import OwnSlots
 from tuner_bridge.optuna.trial_driver import OptunaDriver
 
 logger = logging.getLogger(__name__)
@@ -49,9 +50,10 @@ def optimize(
     *,
     min_replicas: int = 1,
     max_replicas: int | None = None,
-    slots_per_replica: int = 1,
+    slots_per_replica: int | Sequence[int] = 1,
     slots: int | None = None,
     emulate: str | None = None,
+    memory_per_slot: float | None = None,
     state_dir: str | os.PathLike[str] | None = None,
     terms: StudyTerms | None = None,
     promise_metric: tuple[str, str] | None = None,
@@ -70,11 +72,13 @@ def optimize(
     Args:
         max_replicas: at most this many replicas a trial; default: all slots.
         slots_per_replica: slots that each replica takes, a process on each: for models that are larger than a slot.
+            Several, such as ``(1, 2, 4)``: the scheduler chooses for each trial, by memory and speed.
         slots: room on this machine for the embedded scheduler; default: its GPUs, else its CPU cores. A scheduler
             named by ELASTUNE_URL has slots of its own.
         emulate: devices that the slots stand for, such as "4x8:resnet50-imagenet@10" (nodes x slots, whose steps take
             as long as that speed profile says, ten times as fast); with ``slots`` the profile only. Replicas are real
             processes of this machine all the same.
+        memory_per_slot: GiB of this machine's memory that a replica's process may use.
         state_dir: where the embedded scheduler keeps logs, checkpoints and its database; default
             ``.elastune/<study>``.
         terms: the study's weight, priority and quota among others, and what its slots are to achieve; `elastune set`
@@ -102,7 +106,7 @@ def optimize(
         objective, min_replicas, max_replicas, promise_metric, fresh_processes, slots_per_replica=slots_per_replica
     )
     asked_environ(environ)
-    check_slots(slots, emulate)
+    own = OwnSlots(slots=slots, emulate=emulate, memory_per_slot=memory_per_slot)
     if n_jobs != -1 and n_jobs < 1:
         raise InvalidSweep(f"n_jobs is {n_jobs}; it must be at least 1, or -1 for as many as the slots allow")
     if resume and isinstance(study._storage, optuna.storages.InMemoryStorage):
@@ -110,7 +114,7 @@ def optimize(
             "resume=True needs a study that outlives its process, this one is in memory; create it with "
             "storage='sqlite:///sweep.db' (or any other storage) and load_if_exists=True"
         )
-    with scheduler_for(study.study_name, slots, state_dir, emulate, preload=template.preload) as found:
+    with scheduler_for(study.study_name, own, state_dir, preload=template.preload) as found:
         client, embedded = found
         driver = driver_of(study, template, client, embedded, promise_metric)
         driver.attach(None if terms is None else terms.to_json(), patience_seconds=ADOPTION_SECONDS if resume else 0.0)
@@ -125,7 +129,7 @@ def optimize(
             if remaining == 0 and n_trials != 0:
                 logger.warning("study %r has its %d trials already; nothing to do", study.study_name, n_trials)
                 return
-            jobs = max(1, driver.slots // (min_replicas * slots_per_replica)) if n_jobs == -1 else n_jobs
+            jobs = max(1, driver.slots // (min_replicas * driver.template.replica_sizes[0])) if n_jobs == -1 else n_jobs
             driver.at_a_time, driver.left = jobs, remaining
             with _marked_asks(study, driver), _interruptible(driver), _display(driver, n_trials, live=live):
                 study.optimize(
@@ -151,18 +155,6 @@ def optimize(
             driver.detach()
 
 
-def check_slots(slots: int | None, emulate: str | None = None) -> None:
-    if slots is not None and slots < 1:
-        raise InvalidSweep(f"slots is {slots}; it must be at least 1")
-    if emulate is not None:
-        from trials.launch.emulated import emulation
-
-        try:
-            emulation(emulate, slots=slots)
-        except ValueError as error:
-            raise InvalidSweep(str(error)) from error
-
-
 def driver_of(
     study: optuna.Study,
     template: TrialTemplate,
@@ -182,9 +174,8 @@ def driver_of(
 @contextmanager
 def scheduler_for(
     study_name: str,
-    slots: int | None,
+    own: OwnSlots,
     state_dir: str | os.PathLike[str] | None,
-    emulate: str | None = None,
     *,
     preload: Sequence[str],
 ) -> Iterator[tuple[SchedulerClient, EmbeddedScheduler | None]]:
@@ -195,17 +186,13 @@ def scheduler_for(
     named = SchedulerClient.from_environ()
     if named is not None:
         try:
-            if slots is not None or emulate is not None:
-                given = f"slots={slots}" if emulate is None else f"emulate={emulate!r}"
-                raise InvalidSweep(
-                    f"{given} was given, but ELASTUNE_URL names a scheduler that has its own slots; leave one out"
-                )
+            own.refuse_beside("ELASTUNE_URL")
             yield named, None
         finally:
             named.close()
         return
     folder = Path(state_dir) if state_dir is not None else Path(".elastune") / file_name(study_name)
-    embedded = EmbeddedScheduler(folder, slots=slots, emulate=emulate, preload=preload)
+    embedded = EmbeddedScheduler(folder, **asdict(own), preload=preload)
     client = embedded.start()
     try:
         yield client, embedded

@@ -35,7 +35,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
 
 @pytest.fixture(scope="module")
 def launcher() -> Iterator[LocalLauncher]:
-    made = LocalLauncher(slots=4, preload=(*PRELOAD, "dist_core.larger.pipeline", "dist_core.larger.sharded"))
+    made = LocalLauncher(slots=4, preload=(*PRELOAD, "dist_core.larger.model"))
     yield made
     made.close()
 
@@ -120,3 +120,27 @@ def test_a_trial_goes_on_at_any_shape(rig: Rig, undisturbed: list[float]) -> Non
     record = rig.until_over(trial_id)
     assert_as_undisturbed(rig, record, undisturbed)
     assert record.losses == 0
+
+
+def test_a_trial_goes_on_with_any_layout_that_it_is_given(rig: Rig, undisturbed: list[float]) -> None:
+    trial_id = rig.submit(1, entrypoint=CODE, layout="1", replica_sizes=(1, 2, 4), HOW="chosen", STEP_SECONDS="0.05")
+    rig.until_size(trial_id, 1)
+    for slots, layout in (
+        (2, "2 sharded"),
+        (4, "2 sharded"),
+        (4, "4 stages"),
+        (2, "2 stages recomputed"),
+        (2, "1 recomputed"),
+        (2, "2 sharded recomputed"),
+    ):
+        rig.until_step(max(row["step"] for row in rig.rows()) + 3)
+        rig.want(trial_id, slots, layout)
+        rig.until(lambda layout=layout: rig.trial(trial_id).layout == layout, f"the layout {layout}")  # type: ignore[misc]
+        rig.until_size(trial_id, slots)
+        assert rig.trial(trial_id).slots_per_replica == int(layout.split()[0])
+    record = rig.until_over(trial_id)
+    assert_as_undisturbed(rig, record, undisturbed)
+    assert record.losses == 0
+    hints = rig.store.hints([trial_id])[trial_id]
+    assert hints["layout"] == "2 sharded recomputed"
+    assert len(hints["layouts"]) == 10

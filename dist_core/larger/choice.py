@@ -1,0 +1,52 @@
+"""What a wrapper asks before it divides a model: with which layout, of those that its code can train with."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from dist_core.goodput.layout_terms import LayoutTerms
+from dist_core.larger.predicted import model_costs, predicted_terms, slot_memory
+from dist_core.larger.stages import blocks_of
+from dist_core.layout import WHOLE, Layout
+from dist_core.link.environment import gpu_share
+from dist_core.trial.core import TrainingCore
+
+
+def settle_layout(
+    core: TrainingCore,
+    model: nn.Module,
+    optimizers: Sequence[torch.optim.Optimizer],
+    place: torch.device,
+    kinds: Collection[str],
+    recomputes: Collection[bool],
+    *,
+    blocks: Sequence[str] | None = None,
+    example: Any = None,
+    **pipeline: Any,
+) -> Layout:
+    """The trial's choice; where it has none, the only one of these kinds. What the first model of a trial finds holds
+    for all of them.
+
+    ``pipeline``: its microbatches, schedule and chunks. Raises InvalidTraining for a model that does not fit, and
+    ReplicaExit for one that fits with another layout than this replica's only.
+    """
+    chosen = core.layout
+    if chosen.is_settled:
+        return chosen.present
+    memory = slot_memory(place, gpu_share())
+    if not chosen.is_choice and len(kinds) == 1 and len(recomputes) == 1:
+        # Nothing to weigh: only whether its weights have room.
+        members = core.whole.members
+        [kind], [again] = kinds, recomputes
+        layout = Layout(members, kind if members > 1 else WHOLE, again)
+        costs = model_costs(model, (), optimizers, None)
+        [alone] = predicted_terms(costs, [1], (), [False])
+        return chosen.settle([LayoutTerms(layout, 1.0, alone.fixed_bytes / members)], memory, whole_seconds=1.0)
+    names = list(blocks) if blocks is not None else blocks_of(model)
+    costs = model_costs(model, names, optimizers, example)
+    terms = predicted_terms(costs, chosen.sizes, kinds, recomputes, **pipeline)
+    return chosen.settle(terms, memory, whole_seconds=costs.seconds)

@@ -1,0 +1,140 @@
+"""ElasticModel: a model that is held as its trial's layout says: whole, sharded, or as a pipeline's stages.
+
+Which one that is the scheduler chooses, from how fast each is and what fits into a slot's memory, and may choose anew
+while the trial goes on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.fsdp import MixedPrecisionPolicy
+
+from dist_core.errors import InvalidTraining
+from dist_core.gradients.learning_rate import ScalingRule
+from dist_core.larger.choice import settle_layout
+from dist_core.larger.pipeline import ElasticPipeline
+from dist_core.larger.schedules import schedule_kind
+from dist_core.larger.sharded import ElasticFullyShard
+from dist_core.layout import SHARDED, STAGES, Layout
+from dist_core.training.measured_model import MeasuredModel
+from dist_core.training.wrapped_model import WrappedModel, as_list
+from dist_core.trial.current import get_core
+
+
+class ElasticModel(MeasuredModel, nn.Module):
+    """Wrap ``model`` and its ``optimizer`` for elastic training with replicas of one slot or of several.
+
+    ::
+
+        model = ElasticModel(model, optimizer, loss_function, example=inputs[:2])
+        for x, y in loader:
+            optimizer.zero_grad()
+            loss = model.step(x, y)  # forwards, backwards, the mean loss of these examples
+            model.clip_grad_norm_(1.0)
+            optimizer.step()
+
+    ``loss``: of outputs and targets, the mean over their examples. ``example``: a few inputs, from which it is
+    estimated what each layout takes. ``layouts``: the ways to hold it on several slots, ``"sharded"`` and ``"stages"``.
+    ``recompute``: whether activations are computed again for the backward pass; None: where that is the better layout.
+    ``blocks``, ``schedule``, ``chunks`` and ``microbatches`` are ElasticPipeline's, ``mixed_precision``
+    ElasticFullyShard's; other options are AdaptiveDataParallel's.
+
+    Raises InvalidTraining for a model that cannot be trained so, or fits into a slot's memory with no layout.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer],
+        loss: Callable[[Any, Any], torch.Tensor],
+        lr_scheduler: Any = None,
+        *,
+        example: Any,
+        layouts: Sequence[str] = (SHARDED, STAGES),
+        recompute: bool | None = None,
+        blocks: Sequence[str] | None = None,
+        schedule: str = "1f1b",
+        chunks: int = 2,
+        microbatches: int | None = None,
+        mixed_precision: MixedPrecisionPolicy | None = None,
+        scaling_rule: str | ScalingRule | None = None,
+        name: str | None = None,
+        noise_every: int | None = None,
+        preconditioned: bool | None = None,
+    ) -> None:
+        super().__init__()
+        unknown = sorted(set(layouts) - {SHARDED, STAGES})
+        if unknown or not layouts:
+            raise InvalidTraining(
+                f"layouts is {list(layouts)!r}; name {SHARDED!r}, {STAGES!r} or both: how several slots hold a model"
+            )
+        place = next((each.device for each in model.parameters() if each.requires_grad), torch.device("cpu"))
+        kind = schedule_kind(schedule, chunks)
+        self.layout: Layout = settle_layout(
+            get_core(),
+            model,
+            as_list(optimizer),
+            place,
+            layouts,
+            (False, True) if recompute is None else (recompute,),
+            blocks=blocks,
+            example=example,
+            microbatches=microbatches,
+            schedule=kind.terms,
+            chunks=kind.chunks,
+        )
+        self._loss = loss
+        shared: dict[str, Any] = {
+            "recompute": self.layout.recomputes,
+            "blocks": blocks,
+            "scaling_rule": scaling_rule,
+            "name": name,
+            "noise_every": noise_every,
+            "preconditioned": preconditioned,
+        }
+        self.inner: ElasticFullyShard | ElasticPipeline
+        if self.layout.kind == STAGES:
+            self.inner = ElasticPipeline(
+                model,
+                optimizer,
+                loss,
+                lr_scheduler,
+                example=example,
+                schedule=schedule,
+                chunks=chunks,
+                microbatches=microbatches,
+                **shared,
+            )
+        else:
+            self.inner = ElasticFullyShard(model, optimizer, lr_scheduler, mixed_precision=mixed_precision, **shared)
+
+    @property
+    def part(self) -> WrappedModel:  # type: ignore[override]  # of whichever it is
+        return self.inner.part
+
+    def step(self, inputs: Any, targets: Any) -> torch.Tensor:
+        """Forwards and backwards; the mean loss of these examples.
+
+        ``inputs``: a tensor, or a tuple of the model's arguments, whose first dimension counts examples.
+        """
+        if isinstance(self.inner, ElasticPipeline):
+            return self.inner.step(inputs, targets)
+        loss = self._loss(self.inner(*(inputs if isinstance(inputs, tuple) else (inputs,))), targets)
+        loss.backward()  # type: ignore[no-untyped-call]
+        return loss.detach()
+
+    def clip_grad_norm_(self, max_norm: float) -> torch.Tensor:
+        """As torch's function, with the norm of the whole model's gradient; what that is."""
+        if isinstance(self.inner, ElasticPipeline):
+            return self.inner.clip_grad_norm_(max_norm)
+        norm = nn.utils.clip_grad_norm_(self.inner.parameters(), max_norm)
+        whole: torch.Tensor = norm.full_tensor() if hasattr(norm, "full_tensor") else norm
+        return whole
+
+    def forward(self, *inputs: Any) -> Any:
+        """The whole model's output, on every process of the replica; for evaluations."""
+        return self.inner(*inputs)

@@ -1,0 +1,42 @@
+"""OwnSlots: what the slots of a sweep's own scheduler are to be, checked when it is made."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from tuner_bridge.errors import InvalidSweep
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OwnSlots:
+    """None where the machine decides. Raises InvalidSweep for what cannot be."""
+
+    slots: int | None
+    emulate: str | None
+    memory_per_slot: float | None
+    """GiB."""
+
+    def __post_init__(self) -> None:
+        if self.slots is not None and self.slots < 1:
+            raise InvalidSweep(f"slots is {self.slots}; it must be at least 1")
+        memory = self.memory_per_slot
+        if memory is not None and not (math.isfinite(memory) and memory > 0):
+            raise InvalidSweep(f"memory_per_slot is {memory}; it must be a number of GiB above 0")
+        if self.emulate is not None:
+            from trials.launch.emulated import emulation
+
+            try:
+                emulation(self.emulate, slots=self.slots)
+            except ValueError as error:
+                raise InvalidSweep(str(error)) from error
+
+    def refuse_beside(self, scheduler: str) -> None:
+        """Raises InvalidSweep where any was asked for, and another scheduler has slots of its own."""
+        given = {"slots": self.slots, "emulate": self.emulate, "memory_per_slot": self.memory_per_slot}
+        for name, value in given.items():
+            if value is not None:
+                raise InvalidSweep(
+                    f"{name}={value!r} was given, but {scheduler} names a scheduler that has its own slots; leave one "
+                    "out"
+                )
