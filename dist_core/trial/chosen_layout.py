@@ -85,7 +85,7 @@ class ChosenLayout:
             )
         fitting = usable(self._possible(terms), memory)
         best = min(usable(mine, memory) or mine, key=lambda each: (each.seconds, each.layout))
-        if not fitting or (not self.is_choice and best.fixed_bytes > memory):
+        if not fitting if self.is_choice else best.fixed_bytes > memory:
             self._refuse(terms, memory)
         self._terms, self.slot_memory = (tuple(terms), slot_memory) if self.is_choice else ((), None)
         self.present, self.seconds = best.layout, best.seconds / whole_seconds

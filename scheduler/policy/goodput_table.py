@@ -19,6 +19,8 @@ Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
 
 MOST_SPEED_PER_SLOT = 2.0
+LEAST_KEPT = 0.02
+"""Of a speed, however much its change costs."""
 STARTS_ANEW = 0.9
 """Of another layout's predicted speed, against the present one's: its trial has to start anew for it."""
 ONE = np.array([1], dtype=np.int64)
@@ -66,6 +68,8 @@ class GoodputTable:
         """Whether any layout makes whole replicas of it."""
         self._switches = np.zeros((len(views), len(self.counts)), dtype=bool)
         """Whether it would have to start anew with another layout than it has."""
+        self.left_alone = np.array([self._is_left_alone(view) for view in views], dtype=bool)
+        """Trials that are being rescaled, or have just been."""
         self._measure(views)
         self.price = prices(self.work, lambda: self._segments(views), float(self._total))
         promise = np.array([view.promise for view in views])
@@ -74,8 +78,6 @@ class GoodputTable:
         self.held = np.array([view.held_slots for view in views], dtype=np.int64)
         self.hurried = np.array([self._hurries(row, view) for row, view in enumerate(views)], dtype=bool)
         """Trials of studies that do not wait for all of theirs to start before the best may grow."""
-        self.left_alone = np.array([self._is_left_alone(view) for view in views], dtype=bool)
-        """Trials that are being rescaled, or have just been."""
         self.gains: Floats
         """Values without the precedence of minimums."""
         self.values = self._values(views, snapshot)
@@ -87,52 +89,61 @@ class GoodputTable:
                 self.speeds[row] = self.counts / max(1, view.min_slots)
                 self.work[row] = settings.unknown_seconds
                 continue
-            alone = self._choose_layouts(row, view)
+            positive = self.counts[1:]
+            curves = np.array(
+                [
+                    np.zeros(len(positive)) if each.model is None else each.model.curve(self._node_slots, positive)
+                    for each in self._options[row]
+                ]
+            )
+            # Where memory leaves no layout for one slot, the unit is what a slot's part of one is worth.
+            alone = float(curves[:, 0].max())
             left = view.remaining_progress
             if left is None:
                 # Nothing declared: as much again as it has had (Lindy).
                 left = max(view.progress, settings.unknown_seconds * alone)
             self.work[row] = max(view.expected_part * left, 1e-6) / alone
+            # No model is believed that promises more than twice the slots' worth.
+            speeds = np.minimum(curves / alone, MOST_SPEED_PER_SLOT * positive)
+            self.speeds[row, 1:] = self._with_best_layouts(row, view, speeds)
 
-    def _choose_layouts(self, row: int, view: TrialView) -> float:
-        """For each count the layout that is fastest with it; returns the trial's goodput on one slot.
+    def _with_best_layouts(self, row: int, view: TrialView, speeds: Floats) -> Floats:
+        """For each count the speed with the layout that is the best for it; one that it does not have costs a start.
 
-        One that it does not have yet costs it a start.
+        ``speeds``: layouts x counts.
         """
-        positive, options = self.counts[1:], self._options[row]
-        curves = np.array(
+        options, counts = self._options[row], self.counts[1:]
+        stays = np.array([not view.held_slots or each.layout == view.layout for each in options])
+        if len(options) == 1:
+            self._switches[row, 1:] = not stays[0]
+            return np.asarray(speeds[0])
+        possible = np.array(
             [
-                np.zeros(len(positive)) if each.model is None else each.model.curve(self._node_slots, positive)
+                (counts % each.slots_per_replica == 0) & (counts >= each.min_slots) & (counts <= each.max_slots)
                 for each in options
             ]
         )
-        alone = float(curves[:, 0].max())
-        # No model is believed that promises more than twice the slots' worth.
-        speeds = np.minimum(curves / alone, MOST_SPEED_PER_SLOT * positive)
-        if len(options) > 1:
-            # Where memory leaves no layout for one slot, the unit is what a slot's part of one is worth.
-            possible = np.array(
-                [
-                    (positive % each.slots_per_replica == 0)
-                    & (positive >= each.min_slots)
-                    & (positive <= each.max_slots)
-                    for each in options
-                ]
-            )
-            self._possible[row, 1:] = possible.any(axis=0)
-            stays = np.array([not view.held_slots or each.layout == view.layout for each in options])
-            worth = np.where(possible, speeds * np.where(stays, 1.0, STARTS_ANEW)[:, None], -np.inf)
-            chosen = np.where(possible.any(axis=0), worth.argmax(axis=0), stays.argmax())
-            if view.held_slots and stays.any():
-                at = int(np.searchsorted(positive, view.held_slots))
-                self._before[row] = float(speeds[stays.argmax(), min(at, len(positive) - 1)])
-            self._chosen[row, 1:] = chosen
-            self._switches[row, 1:] = ~stays[chosen]
-            speeds = speeds[chosen, np.arange(len(positive))][None, :]
-        elif view.held_slots and options[0].layout != view.layout:
-            self._switches[row, 1:] = True
-        self.speeds[row, 1:] = speeds[0]
-        return alone
+        if self.left_alone[row]:
+            possible &= stays[:, None]
+        worth = speeds * np.where(
+            stays[:, None], 1.0, np.minimum(STARTS_ANEW, self._kept_of_a_start(row, view, speeds))
+        )
+        any_possible = possible.any(axis=0)
+        chosen = np.where(any_possible, np.where(possible, worth, -np.inf).argmax(axis=0), stays.argmax())
+        self._chosen[row, 1:], self._possible[row, 1:] = chosen, any_possible
+        self._switches[row, 1:] = ~stays[chosen]
+        if view.held_slots and stays.any():
+            at = min(int(np.searchsorted(counts, view.held_slots)), len(counts) - 1)
+            self._before[row] = float(speeds[stays.argmax(), at])
+        return np.asarray(speeds[chosen, np.arange(len(counts))])
+
+    def _kept_of_a_start(self, row: int, view: TrialView, speeds: Floats) -> Floats:
+        """What is left of a speed by the time that starting with another layout takes."""
+        cost = view.pause_seconds + view.start_seconds
+        use = np.minimum(
+            self._settings.horizon_seconds, self.work[row] / np.maximum(speeds, 1e-12) + view.pause_seconds
+        )
+        return np.asarray(np.maximum(1.0 - cost / np.maximum(use, 1e-9), LEAST_KEPT))
 
     def option(self, row: int, count: int) -> LayoutOption:
         """With which the trial trains best on so many slots."""
@@ -247,7 +258,7 @@ class GoodputTable:
         cost = pause + start * np.where(counts > held, 1.0 - present / speeds, 0.0)
         cost = np.where(self._switches, pause + start, cost)
         use = np.minimum(settings.horizon_seconds, self.work[:, None] / speeds + pause)
-        kept = np.maximum(1.0 - cost / np.maximum(use, 1e-9), 0.02)
+        kept = np.maximum(1.0 - cost / np.maximum(use, 1e-9), LEAST_KEPT)
         values = self.gains = self._gains(views, np.where((counts == held) & ~self._switches, 1.0, kept))
         everybody = float(values.max(initial=1.0)) * len(views)
         # Minimums come before everything else, and those of trials that run before those of others.
