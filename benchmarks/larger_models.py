@@ -22,11 +22,18 @@ from benchmarks.frame import Measurement
 from benchmarks.ranks import run_ranks
 from dist_core.larger.pipeline import ElasticPipeline
 from dist_core.larger.sharded import ElasticFullyShard
+from dist_core.layout import Layout
 from dist_core.partition.balance import PipelineTerms, partition
 from dist_core.partition.blocks import BlockCosts, StageDevice
 from dist_core.partition.explain import bubble
 from dist_core.state.parts import local_of
+from scheduler.knowledge.profile import TrialModel
+from scheduler.policy import policy_by_name
+from scheduler.simulator.cluster import SimulationSettings
+from scheduler.simulator.mixed_sizes import fewest_slots, mixed_sizes, most_slots
 from scheduler.simulator.rivals import compared_policy
+from scheduler.simulator.world import World
+from scheduler.snapshot import LayoutOption, TrialView
 from tests.support.rig import Rig
 
 STEPS = 4
@@ -219,5 +226,72 @@ def planner() -> Measurement:
     )
 
 
+LAYOUTS = ("1", "2 sharded", "2 stages", "4 sharded", "4 stages", "4 stages recomputed")
+
+
+def planner_of_layouts() -> Measurement:
+    """200 trials on 64 slots, each with six layouts to choose from."""
+    seen = snapshot(200, 8, 8)
+    several = [with_layouts(view) for view in seen.trials]
+    policy = compared_policy("goodput")
+    times: dict[str, list[float]] = {"several": [], "one": []}
+    for _ in range(9):
+        for name, trials in (("several", tuple(several)), ("one", seen.trials)):
+            began = time.perf_counter()
+            policy.allocate(replace(seen, trials=trials))
+            times[name].append(1e3 * (time.perf_counter() - began))
+    return Measurement(
+        what="one decision on 200 trials and 64 slots, six layouts each",
+        ours=statistics.median(times["several"]),
+        peer=statistics.median(times["one"]),
+        unit="ms",
+        peer_name="one layout each",
+        target=2.0,
+    )
+
+
+def with_layouts(view: TrialView) -> TrialView:
+    assert isinstance(view.model, TrialModel)
+    options = []
+    for index, layout in enumerate(map(Layout.from_name, LAYOUTS)):
+        model = replace(view.model.slower(1.0 + 0.1 * index), slots_per_share=layout.slots_per_share)
+        options.append(
+            LayoutOption(
+                layout=str(layout),
+                slots_per_replica=layout.slots,
+                min_slots=layout.slots,
+                max_slots=16 * layout.slots,
+                model=model,
+            )
+        )
+    held = LAYOUTS[0] if view.held_slots else ""
+    return replace(view, layout=held, options=tuple(options), max_slots=64, model=options[0].model)
+
+
+def choice() -> list[Measurement]:
+    """60 simulated jobs of models for one, two and four slots, on four nodes of four; mean completion time."""
+    settings = SimulationSettings(nodes=4, slots_per_node=4)
+    rows = []
+    for name, fixed in (("as few slots as it fits on", fewest_slots), ("four slots for all", most_slots)):
+        times: dict[str, list[float]] = {"chosen": [], "fixed": []}
+        for seed in range(3):
+            jobs = mixed_sizes(60, seed=seed)
+            for kind, submitted in (("chosen", jobs), ("fixed", [fixed(each) for each in jobs])):
+                result = World(submitted, policy_by_name("goodput"), settings).run()
+                times[kind].append(statistics.mean(job.completion_seconds for job in result.jobs))
+        rows.append(
+            Measurement(
+                what="mean completion time where the scheduler chooses layouts, simulated",
+                ours=statistics.median(times["chosen"]),
+                peer=statistics.median(times["fixed"]),
+                unit="s",
+                peer_name=f"fixed: {name}",
+                target=1.0,
+                details=times,
+            )
+        )
+    return rows
+
+
 def measure() -> list[Measurement]:
-    return [*waits(), uneven(), memory(), resize(), planner()]
+    return [*waits(), uneven(), memory(), resize(), planner(), planner_of_layouts(), *choice()]

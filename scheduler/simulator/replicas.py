@@ -6,6 +6,8 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from dist_core.goodput import Hints
+from dist_core.link.environment import EXIT_PREEMPTED
 from scheduler.simulator.training import SimulatedTraining
 from trials.launch import InMemoryLauncher
 from trials.record import ReplicaRecord, ReplicaState, TrialRecord
@@ -41,14 +43,19 @@ class SimulatedReplicas:
         *,
         waits_for_step: bool,
         on_news: Callable[[], None],
+        on_refusal: Callable[[], None] = lambda: None,
     ) -> None:
-        """``waits_for_step``: a new generation is entered between two steps. ``on_news``: the loop would be woken."""
+        """``waits_for_step``: a new generation is entered between two steps. ``on_news``: the loop would be woken.
+
+        ``on_refusal``: it would decide at once, because a job has said that it has no room.
+        """
         self._store = store
         self._launcher = launcher
         self._trainings = trainings
         self._timing = timing
         self._waits_for_step = waits_for_step
         self._on_news = on_news
+        self._on_refusal = on_refusal
         self._enters: dict[str, tuple[int, float]] = {}
         """Trial -> the published generation, and when it is entered."""
         self._leaves: dict[str, float] = {}
@@ -59,7 +66,11 @@ class SimulatedReplicas:
             trial = self._store.trial(trial_id)
             replicas = self._store.replicas(trial_id=trial_id)
             for replica in replicas:
-                if replica.state is ReplicaState.LAUNCHED and now >= replica.launched_at + self._timing.start:
+                if replica.state is not ReplicaState.LAUNCHED or now < replica.launched_at + self._timing.start:
+                    continue
+                if trial.layout and not training.fits(trial.layout):
+                    self._refuse(replica, training.refusal(trial.layout))
+                else:
                     self._become_ready(replica, training.epoch if trial.members else None, now)
             if trial.switching and trial.entered < trial.published and now >= self._enters_at(trial, training, now):
                 self._enter(trial, replicas, now)
@@ -68,6 +79,14 @@ class SimulatedReplicas:
             self._launcher.end(replica_id)
             self._store.writes += 1
             self._on_news()
+
+    def _refuse(self, replica: ReplicaRecord, words: Hints) -> None:
+        """Its model has no room, and it leaves for another layout."""
+        self._store.put_hints(replica.trial_id, words.to_json())
+        self._launcher.end(replica.replica_id, EXIT_PREEMPTED)
+        self._store.writes += 1
+        self._on_refusal()
+        self._on_news()
 
     def _become_ready(self, replica: ReplicaRecord, epoch: int | None, now: float) -> None:
         self._store.update_replica(

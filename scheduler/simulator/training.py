@@ -24,6 +24,7 @@ from dist_core.goodput import (
     gain,
 )
 from dist_core.gradients.noise.estimator import is_measured
+from dist_core.layout import Layout
 from scheduler.simulator.application import Shape
 from scheduler.simulator.changes import Change
 from scheduler.simulator.workload import Submission
@@ -89,10 +90,12 @@ class SimulatedTraining:
         self._fitted = (0, 0)
         self._measured_goodput = 0.0
         self._latest: Change | None = None
+        self.layout = ""
+        """How its replicas hold the model, where that is a choice."""
 
     @property
     def bounds(self) -> BatchBounds:
-        bounds = self.application.bounds
+        bounds = self.submission.application.bounds
         if self._fixed_batch is None:
             return bounds
         return BatchBounds(
@@ -116,9 +119,26 @@ class SimulatedTraining:
 
     # ------------------------------------------------------------------ training
 
+    def hold(self, layout: str) -> None:
+        """The model, from now on, as the scheduler has chosen it."""
+        choices = self.submission.choices
+        if choices is not None and self.layout != str(choices.named(layout)):
+            self.layout, self._params = str(choices.named(layout)), None
+            self.application = choices.applications[self.layout]
+
+    def fits(self, layout: str) -> bool:
+        """Whether replicas that hold the model so have room for it."""
+        choices = self.submission.choices
+        return choices is None or choices.fits(choices.named(layout))
+
+    @property
+    def share_size(self) -> int:
+        """Slots that compute one share of a batch together."""
+        return Layout.from_name(self.layout).slots_per_share if self.layout else self.submission.share_size
+
     def place(self, placement: dict[str, int], pause_seconds: float, now: float) -> None:
         """Train on these slots from now on, after the pause; on none: stand still, without losing anything."""
-        shape = shares_on(placement, self.submission.share_size)
+        shape = shares_on(placement, self.share_size)
         before, after = sum(self.shape), sum(shape)
         if before != after and self.num_rescales >= 0:
             goodput = self._measured_goodput if before else 0.0
@@ -186,7 +206,7 @@ class SimulatedTraining:
             self._rows[configuration] = replace(row, count=max(1, int(self._steps[configuration])))
 
     def _configuration(self) -> Configuration:
-        return Configuration(len(self.shape), sum(self.shape), self._atomic, self._node_kind)
+        return Configuration(len(self.shape), sum(self.shape), self._atomic, self._node_kind, self.layout)
 
     def run_at(self, node_kind: str, speed: float) -> None:
         """On nodes of that kind, which compute so many times as fast as those that were measured."""
@@ -218,10 +238,12 @@ class SimulatedTraining:
 
     def _choose_batch(self) -> None:
         replicas, bounds = sum(self.shape), self.application.bounds
-        if self._fixed_batch is None and self._rows and self._statistics is not None:
-            choice = choose_batch(self._model(), self._statistics, bounds, len(self.shape), replicas)
-            self._atomic, self._accumulation = choice.atomic_batch, choice.accumulation
-            return
+        if self._fixed_batch is None and self._statistics is not None:
+            params = self._model()
+            if params is not None:
+                choice = choose_batch(params, self._statistics, bounds, len(self.shape), replicas)
+                self._atomic, self._accumulation = choice.atomic_batch, choice.accumulation
+                return
         self._atomic, self._accumulation = self.fixed_choice(replicas)
 
     def fixed_choice(self, replicas: int) -> tuple[int, int]:
@@ -243,13 +265,16 @@ class SimulatedTraining:
             return 1.0
         return self.application.steps_at(batch, last) - self.application.steps_at(batch, self.epoch)
 
-    def _model(self) -> ThroughputParams:
-        rows = [row for key, row in self._rows.items() if key.kind == self._node_kind] or list(self._rows.values())
-        size = len(self._rows), len({(key.num_nodes, key.num_replicas, key.kind) for key in self._rows})
+    def _model(self) -> ThroughputParams | None:
+        """None with a layout that nothing was measured with."""
+        mine = {key: row for key, row in self._rows.items() if key.layout == self.layout}
+        rows = [row for key, row in mine.items() if key.kind == self._node_kind] or list(mine.values())
+        size = len(self._rows), len({(*key[:2], *key[3:]) for key in self._rows})
+        if not rows:
+            return None
         if self._params is None or size[1] > self._fitted[1] or size[0] >= REFIT_GROWTH * self._fitted[0]:
             self._params = fit_throughput(rows, warm_start=self._params)
             self._fitted = size
-        assert self._params is not None
         return self._params
 
     # ------------------------------------------------------------------ what it says
@@ -270,5 +295,15 @@ class SimulatedTraining:
             global_batch=self.global_batch,
             goodput=self._measured_goodput * init_batch,
             rescale_pause_seconds=pause_seconds,
-            slots_per_share=self.submission.share_size,
+            slots_per_share=self.share_size,
+            layout=self.layout,
+            layouts=() if self.submission.choices is None else self.submission.choices.terms,
+            slot_memory_bytes=None if self.submission.choices is None else self.submission.choices.slot_memory_bytes,
         )
+
+    def refusal(self, layout: str) -> Hints:
+        """What it says before it leaves because it has no room."""
+        choices = self.submission.choices
+        assert choices is not None
+        name = str(choices.named(layout))
+        return Hints(bounds=None, layout=name, layouts=choices.terms, slot_memory_bytes=choices.slot_memory_bytes)

@@ -11,6 +11,7 @@ from typing import TextIO
 
 from scheduler.simulator.application import Application, measured_application
 from scheduler.simulator.errors import InvalidWorkload
+from scheduler.simulator.layouts import LayoutChoices
 
 COLUMNS = ("name", "time", "application", "num_replicas", "batch_size")
 
@@ -32,6 +33,13 @@ class Submission:
     slots_per_replica: int = 1
     slots_per_share: int | None = None
     """Slots that compute one share of a batch together, whose times are measured; None: those of a replica."""
+
+    choices: LayoutChoices | None = None
+    """Where the scheduler chooses how its replicas hold the model; else as above."""
+
+    @property
+    def replica_sizes(self) -> tuple[int, ...]:
+        return (self.slots_per_replica,) if self.choices is None else self.choices.sizes
 
     @property
     def share_size(self) -> int:

@@ -106,6 +106,7 @@ class World:
             self._timing,
             waits_for_step=self._is_live,
             on_news=self._wake,
+            on_refusal=lambda: self.loop.decisions.decide_anew(),
         )
         loop_settings = LoopSettings(
             state_dir=Path("/nonexistent"),
@@ -223,9 +224,10 @@ class World:
     def _submit(self, submission: Submission) -> None:
         training = SimulatedTraining(submission, self._settings.request, exact=self._is_live)
         least, most = self._replica_bounds(submission, training)
-        if least * submission.slots_per_replica > self.cluster.most_slots:
+        sizes = submission.replica_sizes
+        if least * sizes[0] > self.cluster.most_slots:
             raise InvalidWorkload(
-                f"{submission.name} needs {least * submission.slots_per_replica} slots and the cluster has at most "
+                f"{submission.name} needs {least * sizes[0]} slots and the cluster has at most "
                 f"{self.cluster.most_slots}; it would wait for ever"
             )
         spec = TrialSpec(
@@ -234,7 +236,8 @@ class World:
             entrypoint="simulated:training",
             min_replicas=least,
             max_replicas=most,
-            slots_per_replica=submission.slots_per_replica,
+            slots_per_replica=sizes[0],
+            replica_sizes=() if submission.choices is None else sizes,
         )
         trial_id = self.store.submit(spec, submission.at).trial_id
         self._wake()
@@ -247,7 +250,7 @@ class World:
         if self._settings.request == "rigid":
             return submission.num_replicas, submission.num_replicas
         most = MOST_REPLICAS if submission.max_replicas is None else submission.max_replicas
-        room = max(1, self.cluster.most_slots // submission.slots_per_replica)
+        room = max(1, self.cluster.most_slots // submission.replica_sizes[0])
         return 1, min(training.most_replicas, room, most)
 
     def _note_progress(self) -> None:
@@ -319,9 +322,13 @@ class World:
         for trial_id, training in self.trainings.items():
             placement: dict[str, int] = {}
             nodes = {row.replica_id: row.node for row in self.store.replicas(trial_id=trial_id)}
-            for member in self.store.trial(trial_id).members:
+            record = self.store.trial(trial_id)
+            for member in record.members:
                 placement[nodes[member]] = placement.get(nodes[member], 0) + 1
-            if placement != training.placement:
+            before = training.layout
+            if placement and record.layout:
+                training.hold(record.layout)
+            if placement != training.placement or training.layout != before:
                 training.place(placement, self._settings.rescale_seconds, self.now)
                 changed = True
             slower = len(placement) > 1 and not shared.isdisjoint(placement)
