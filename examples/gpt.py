@@ -1,8 +1,8 @@
 """Tune a small GPT whose trials take two or four slots each: models that are too large for one.
 
-    python examples/gpt.py                   trials of two slots, the model cut into two stages
-    python examples/gpt.py --slots 4         four stages
-    python examples/gpt.py --how sharded     its weights divided among the slots instead
+    python examples/gpt.py                   the scheduler chooses: two slots a replica or four, sharded or in stages
+    python examples/gpt.py --slots 4         four slots
+    python examples/gpt.py --how sharded     weights divided among the slots, never stages
 
 It learns to add: texts such as "27+58=085", character by character. Models of this size need no second slot; the code
 of one that does is the same.
@@ -18,13 +18,7 @@ import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from dist_core import (
-    Accumulator,
-    AdaptiveDataLoader,
-    ElasticFullyShard,
-    ElasticPipeline,
-    remaining_epochs_until,
-)
+from dist_core import Accumulator, AdaptiveDataLoader, ElasticModel, remaining_epochs_until
 from tuner_bridge import optimize
 
 EPOCHS = int(os.environ.get("GPT_EPOCHS", "4"))
@@ -86,24 +80,15 @@ def objective(trial: optuna.Trial) -> float:
     optimizer = torch.optim.AdamW(model.parameters(), lr=trial.suggest_float("lr", 3e-4, 1e-2, log=True))
     train, test = sums(2048, seed=1), sums(256, seed=2)
     loader = AdaptiveDataLoader(train, batch_size=32, shuffle=True)
-    staged = sharded = None
-    if os.environ.get("GPT_HOW") == "sharded":
-        sharded = ElasticFullyShard(model, optimizer)
-    else:
-        staged = ElasticPipeline(model, optimizer, loss_of, example=train[:2][0])
-        if trial.number == 0:
-            print(staged.explain())
+    layouts = os.environ.get("GPT_HOW", "sharded stages").split()
+    wrapped = ElasticModel(model, optimizer, loss_of, example=train[:2][0], layouts=layouts)
+    print(wrapped.explain(), flush=True)
     error = float("inf")
     for epoch in remaining_epochs_until(EPOCHS):
         for x, y in loader:
             optimizer.zero_grad()
-            if staged is not None:
-                staged.step(x, y)
-            elif sharded is not None:
-                loss_of(sharded(x), y).backward()
+            wrapped.step(x, y)
             optimizer.step()
-        wrapped = staged or sharded
-        assert wrapped is not None
         wrapped.eval()
         totals = Accumulator()
         with torch.no_grad():
@@ -122,8 +107,8 @@ def objective(trial: optuna.Trial) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--trials", type=int, default=6)
-    parser.add_argument("--slots", type=int, default=2, help="of a replica")
-    parser.add_argument("--how", choices=("stages", "sharded"), default="stages")
+    parser.add_argument("--slots", type=int, nargs="+", default=[2, 4], help="of a replica; several to choose from")
+    parser.add_argument("--how", choices=("stages", "sharded"), nargs="+", default=["sharded", "stages"])
     arguments = parser.parse_args()
     study = optuna.create_study(
         study_name="gpt",
@@ -138,7 +123,7 @@ def main() -> None:
         n_jobs=2,
         slots=4,
         slots_per_replica=arguments.slots,
-        environ={"GPT_HOW": arguments.how},
+        environ={"GPT_HOW": " ".join(arguments.how)},
         state_dir="elastune-gpt",
     )
     print(f"best: {study.best_value:.4f} with {study.best_params}")

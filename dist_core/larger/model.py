@@ -116,6 +116,12 @@ class ElasticModel(MeasuredModel, nn.Module):
     def part(self) -> WrappedModel:  # type: ignore[override]  # of whichever it is
         return self.inner.part
 
+    def explain(self) -> str:
+        """How it is held; where it has stages, what they take."""
+        if isinstance(self.inner, ElasticPipeline):
+            return self.inner.explain()
+        return self.layout.words
+
     def step(self, inputs: Any, targets: Any) -> torch.Tensor:
         """Forwards and backwards; the mean loss of these examples.
 

@@ -194,6 +194,23 @@ def test_on_emulated_devices_steps_take_as_long_as_their_profile_says(
         assert row.gradient_seconds == pytest.approx(float(gradient_seconds(params, atomic)))
 
 
+def test_trials_take_as_many_slots_for_a_replica_as_their_models_need(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.delenv("ELASTUNE_URL", raising=False)
+    made = study(sampler=optuna.samplers.GridSampler({"width": [16, 160]}, seed=0))
+    optimize(
+        made,
+        objectives.takes_the_slots_that_it_needs,
+        n_trials=2,
+        slots=2,
+        slots_per_replica=(1, 2),
+        max_replicas=1,
+        state_dir=tmp_path / "state",
+    )
+    assert {trial.params["width"]: trial.value for trial in made.trials} == {16: 1.0, 160: 2.0}
+
+
 @pytest.mark.parametrize(
     ("objective", "options", "error", "words"),
     [
@@ -205,6 +222,14 @@ def test_on_emulated_devices_steps_take_as_long_as_their_profile_says(
         (objectives.quadratic, {"slots": 0}, InvalidSweep, "slots is 0"),
         (objectives.quadratic, {"emulate": "many"}, InvalidSweep, "emulated devices are 'many'; they are written"),
         (objectives.quadratic, {"emulate": "1x2", "slots": 2}, InvalidSweep, "leave one out"),
+        (
+            objectives.quadratic,
+            {"memory_per_slot": 0},
+            InvalidSweep,
+            "memory_per_slot is 0; it must be a number of GiB",
+        ),
+        (objectives.quadratic, {"slots_per_replica": (2, 0)}, InvalidTrialSpec, r"slots_per_replica is \(2, 0\)"),
+        (objectives.quadratic, {"slots_per_replica": ()}, InvalidTrialSpec, "or several of them to choose from"),
         (objectives.quadratic, {"resume": True}, InvalidSweep, "this one is in memory"),
     ],
 )
