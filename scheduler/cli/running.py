@@ -18,6 +18,9 @@ def up(
     state_dir: StateDir = None,
     slots: Annotated[int | None, typer.Option(min=1, help="Room for replicas; default: GPUs, else CPU cores.")] = None,
     slots_per_gpu: Annotated[int, typer.Option(min=1, max=64, help="Replicas that share a GPU.")] = 1,
+    gpus_per_slot: Annotated[
+        int, typer.Option(min=1, max=64, help="GPUs that one process has, for code that spreads a model over several.")
+    ] = 1,
     memory_per_slot: Annotated[
         float | None, typer.Option(min=0.1, help="GiB of memory that a replica may use; default: no limit.")
     ] = None,
@@ -51,6 +54,11 @@ def up(
     from trials.launch.fork.start import start_fork_server
     from trials.launch.node_environ import node_environ
 
+    if slots_per_gpu > 1 and gpus_per_slot > 1:
+        raise SchedulerError(
+            f"--slots-per-gpu is {slots_per_gpu} and --gpus-per-slot {gpus_per_slot}; a slot is a part of a GPU or has "
+            "several: leave one of them out"
+        )
     devices = None if emulate is None else emulation(emulate, slots=slots)
     # It imports what replicas need while this process imports what a scheduler needs.
     inherited = None if embedded else node_environ(os.environ)
@@ -80,6 +88,7 @@ def up(
                 state_dir=state_dir or default_state_dir(),
                 slots=slots,
                 slots_per_gpu=slots_per_gpu,
+                gpus_per_slot=gpus_per_slot,
                 memory_per_slot=memory_per_slot,
                 host=host,
                 port=port if port is not None or embedded else 7300,

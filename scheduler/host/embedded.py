@@ -28,6 +28,7 @@ class EmbeddedScheduler:
         *,
         slots: int | None = None,
         slots_per_gpu: int | None = None,
+        gpus_per_slot: int | None = None,
         memory_per_slot: float | None = None,
         policy: str = "goodput",
         fork_server: bool = True,
@@ -40,6 +41,7 @@ class EmbeddedScheduler:
         for option, value in (
             ("--slots", slots),
             ("--slots-per-gpu", slots_per_gpu),
+            ("--gpus-per-slot", gpus_per_slot),
             ("--memory-per-slot", memory_per_slot),
             ("--emulate", emulate),
         ):

@@ -22,6 +22,7 @@ import uvicorn
 from scheduler.api.service import Service
 from scheduler.api.serving import api_config
 from scheduler.api.tokens import Tokens
+from scheduler.errors import SchedulerError
 from scheduler.host.devices import numa_nodes, usable_cores
 from scheduler.host.hosts import reachable
 from scheduler.host.retention import Retention
@@ -57,6 +58,8 @@ class ServerSettings:
     slots: int | None = None
     """None: one per GPU, or per CPU core where there is no GPU."""
     slots_per_gpu: int = 1
+    gpus_per_slot: int = 1
+    """For models that their own code spreads over several: one process has all of a slot's."""
     memory_per_slot: float | None = None
     """GiB that a replica may use; None: all that the machine has."""
     host: str = "127.0.0.1"
@@ -107,8 +110,19 @@ def _base_environ(settings: ServerSettings) -> dict[str, str]:
 def _slots(settings: ServerSettings, gpus: Nvml) -> tuple[Slot, ...]:
     if settings.emulate is not None:
         return emulated_slots(settings.emulate)
+    known = gpus.gpus()
+    if known and len(known) < settings.gpus_per_slot:
+        raise SchedulerError(
+            f"gpus_per_slot is {settings.gpus_per_slot} and this machine has {len(known)} GPUs; take fewer for a slot"
+        )
     return divide(
-        "localhost", gpus.gpus(), usable_cores(), numa_nodes(), slots=settings.slots, per_gpu=settings.slots_per_gpu
+        "localhost",
+        known,
+        usable_cores(),
+        numa_nodes(),
+        slots=settings.slots,
+        per_gpu=settings.slots_per_gpu,
+        gpus_each=settings.gpus_per_slot,
     )
 
 

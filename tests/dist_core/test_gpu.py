@@ -15,7 +15,7 @@ from torch.utils.data import TensorDataset
 from dist_core import AdaptiveDataLoader, AdaptiveDataParallel, remaining_epochs_until
 from dist_core.device import device_of
 from dist_core.trial.current import get_core, reset_core
-from tests.support.gpus import EXACT, LOSSY, ON_CPU, assert_close, settle_on_a_place, trained
+from tests.support.gpus import EXACT, GPUS, LOSSY, ON_CPU, assert_close, settle_on_a_place, trained, two_gpus
 from tests.support.perceptrons import MODELS, train
 from tests.support.ranks import run_ranks
 from tests.support.small_trials import measured_noise, running_mean
@@ -196,3 +196,64 @@ def _running_mean() -> list[float]:
 def test_running_statistics_are_one_replicas_everywhere_after_a_pass() -> None:
     first, second = run_ranks(_running_mean, 2)
     assert first == second
+
+
+# --------------------------------------------------------------------- a model that its own code spreads over several
+
+
+class Spread(nn.Module):
+    """Its layers lie where its author has put them, and so do its activations."""
+
+    def __init__(self, *places: torch.device) -> None:
+        super().__init__()
+        torch.manual_seed(3)
+        self.layers = nn.ModuleList(nn.Linear(8, 8) for _ in places)
+        self.places = places
+        for layer, place in zip(self.layers, places, strict=True):
+            layer.to(place)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer, place in zip(self.layers, self.places, strict=True):
+            x = torch.tanh(layer(x.to(place)))
+        return x
+
+
+def train_spread(*places: torch.device) -> list[float]:
+    model = Spread(*places)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    x = torch.randn(48, 8, generator=torch.Generator().manual_seed(1))
+    loader = AdaptiveDataLoader(TensorDataset(x), batch_size=12, shuffle=True)
+    wrapped = AdaptiveDataParallel(model, optimizer, noise_every=1)
+    for _ in remaining_epochs_until(3):
+        for (inputs,) in loader:
+            optimizer.zero_grad()
+            wrapped(inputs).square().mean().backward()
+            nn.utils.clip_grad_norm_(wrapped.parameters(), 1.0)
+            optimizer.step()
+    return [float(each) for parameter in model.parameters() for each in parameter.detach().cpu().flatten()]
+
+
+def _spread_over_what_is_there() -> list[float]:
+    rank, per_rank = int(os.environ.get("RANK", "0")), max(1, GPUS // 2)
+    if ON_CPU:
+        return train_spread(torch.device("cpu"), torch.device("cpu"))
+    first = rank * per_rank
+    return train_spread(torch.device("cuda", first), torch.device("cuda", first + per_rank - 1))
+
+
+@two_gpus
+def test_a_model_spread_over_two_gpus_trains_as_on_one_device() -> None:
+    cpu = torch.device("cpu")
+    reset_core()
+    weights = train_spread(cpu, cpu)
+    reset_core()
+    places = (cpu, cpu) if ON_CPU else (torch.device("cuda", 0), torch.device("cuda", 1))
+    assert_close(train_spread(*places), torch.tensor(weights))
+
+
+@pytest.mark.skipif(GPUS < 4 and not ON_CPU, reason="two replicas of two GPUs each")
+def test_replicas_of_two_gpus_each_train_as_one_process_does() -> None:
+    reset_core()
+    weights = train_spread(torch.device("cpu"), torch.device("cpu"))
+    for mine in run_ranks(_spread_over_what_is_there, 2):
+        assert_close(mine, torch.tensor(weights))

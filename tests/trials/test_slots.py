@@ -35,7 +35,7 @@ def test_slots_of_cores_spread_over_numa_nodes_neighbours_together() -> None:
 def test_gpus_are_slots_bound_to_the_cores_near_them() -> None:
     near, far = tuple(range(8)), tuple(range(8, 16))
     slots = divide("here", [gpu(0, near=near), gpu(1, near=far)], range(16))
-    assert [(slot.gpu, slot.cores, slot.threads) for slot in slots] == [("GPU-0", near, 8), ("GPU-1", far, 8)]
+    assert [(slot.gpus, slot.cores, slot.threads) for slot in slots] == [(("GPU-0",), near, 8), (("GPU-1",), far, 8)]
     assert slots[1].environ(None)["CUDA_VISIBLE_DEVICES"] == "GPU-1"
     assert slots[1].environ("3")["OMP_NUM_THREADS"] == "3"
     assert divide("here", [gpu(0, near=near)], range(8))[0].cores == ()
@@ -43,17 +43,28 @@ def test_gpus_are_slots_bound_to_the_cores_near_them() -> None:
 
 def test_parts_of_gpus_are_a_kind_of_their_own() -> None:
     slots = divide("here", [gpu(0), gpu(1)], range(16), per_gpu=4)
-    assert [slot.gpu for slot in slots] == ["GPU-0"] * 4 + ["GPU-1"] * 4
+    assert [slot.gpus for slot in slots] == [("GPU-0",)] * 4 + [("GPU-1",)] * 4
     assert {(slot.kind, slot.gpu_share, slot.threads) for slot in slots} == {("H100/4", 0.25, 2)}
     assert len(divide("here", [gpu(0), gpu(1)], range(16), slots=1)) == 1
 
 
 def test_a_machine_with_different_gpus_looks_like_several() -> None:
     slots = divide("here", [gpu(0), gpu(1, "A100"), gpu(2)], range(4))
-    assert {node: [slot.gpu for slot in its] for node, its in by_node(slots).items()} == {
+    assert {node: [slot.gpus[0] for slot in its] for node, its in by_node(slots).items()} == {
         "here": ["GPU-0", "GPU-2"],
         "here-2": ["GPU-1"],
     }
+
+
+def test_a_slot_may_have_several_gpus_of_one_model() -> None:
+    near, far = tuple(range(4)), tuple(range(4, 8))
+    gpus = [gpu(0, near=near), gpu(1, "A100", near), gpu(2, near=near), gpu(3, near=far), gpu(4, near=far), gpu(5)]
+    slots = divide("here", gpus, range(8), gpus_each=2)
+    assert [slot.gpus for slot in slots] == [("GPU-0", "GPU-2"), ("GPU-3", "GPU-4")]
+    assert [slot.cores for slot in slots] == [near, far]
+    assert {(slot.kind, slot.gpu_share, slot.threads) for slot in slots} == {("H100 x2", 1.0, 2)}
+    assert slots[0].environ(None)["CUDA_VISIBLE_DEVICES"] == "GPU-0,GPU-2"
+    assert divide("here", [gpu(0)], range(2), gpus_each=2) == ()
 
 
 @pytest.fixture

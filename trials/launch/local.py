@@ -102,7 +102,7 @@ class LocalLauncher:
                 node=node,
                 slots=len(slots),
                 kind=slots[0].kind,
-                in_use=frozenset(index for index, slot in enumerate(slots) if slot.gpu in taken),
+                in_use=frozenset(index for index, slot in enumerate(slots) if not taken.isdisjoint(slot.gpus)),
             )
             for node, slots in self._slots.items()
         ]

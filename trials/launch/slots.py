@@ -1,7 +1,7 @@
 """How a machine is divided into slots, and what confines a replica to its own: a pure plan.
 
-With GPUs a slot is a GPU, or an equal part of one; else it is a core. Slots of one kind make a node: a machine whose
-GPUs differ looks like several.
+With GPUs a slot is a GPU, an equal part of one, or several; else it is a core. Slots of one kind make a node: a machine
+whose GPUs differ looks like several.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from trials.launch.gpus import Gpu
 class Slot:
     node: str
     kind: str = ""
-    """Model of the GPU, and which part of one."""
-    gpu: str = ""
-    """UUID; empty for a slot of cores."""
+    """Model of the GPU, and which part of one, or how many."""
+    gpus: tuple[str, ...] = ()
+    """UUIDs; empty for a slot of cores."""
     gpu_share: float = 1.0
     cores: tuple[int, ...] = ()
     """Cores that its replica is bound to; empty: all that there are."""
@@ -30,7 +30,7 @@ class Slot:
         """Variables for its replica; ``threads`` is what the user has set for all, if anything."""
         variables = {
             "OMP_NUM_THREADS": threads or str(self.threads),
-            "CUDA_VISIBLE_DEVICES": self.gpu,
+            "CUDA_VISIBLE_DEVICES": ",".join(self.gpus),
             "ELASTUNE_GPU_SHARE": str(self.gpu_share),
         }
         if self.emulates:
@@ -48,11 +48,13 @@ def divide(
     *,
     slots: int | None = None,
     per_gpu: int = 1,
+    gpus_each: int = 1,
 ) -> tuple[Slot, ...]:
     """All slots of a machine. ``cores``: those this process may use; ``numa_nodes``: the machine's, with their cores.
 
     ``slots``: so many in all, where it is given; with GPUs at most as many as they have room for. Replicas are bound to
-    the cores of one NUMA node, where there are several: memory of another one is far for them.
+    the cores of one NUMA node, where there are several: memory of another one is far for them. ``per_gpu`` slots share
+    a GPU, or each has ``gpus_each``; GPUs that are left over belong to none.
     """
     if not gpus:
         count = slots or len(cores)
@@ -63,16 +65,28 @@ def divide(
         return tuple(Slot(node=node, cores=homes[index * len(homes) // count]) for index in range(count))
     names: dict[str, str] = {}
     found = []
-    threads = max(1, len(cores) // (len(gpus) * per_gpu))
-    for gpu in gpus:
-        kind = gpu.model if per_gpu == 1 else f"{gpu.model}/{per_gpu}"
+    threads = max(1, len(cores) * gpus_each // (len(gpus) * per_gpu))
+    for together in _bundles(gpus, gpus_each):
+        model = together[0].model
+        kind = f"{model}/{per_gpu}" if per_gpu > 1 else f"{model} x{gpus_each}" if gpus_each > 1 else model
         name = names.setdefault(kind, node if not names else f"{node}-{len(names) + 1}")
-        near = tuple(core for core in gpu.near_cores if core in set(cores))
+        close = {core for gpu in together for core in gpu.near_cores}
+        near = tuple(core for core in cores if core in close)
         bound = near if len(near) < len(cores) else ()
-        share = 1.0 / per_gpu
-        slot = Slot(node=name, kind=kind, gpu=gpu.uuid, gpu_share=share, cores=bound, threads=threads)
+        uuids = tuple(gpu.uuid for gpu in together)
+        slot = Slot(node=name, kind=kind, gpus=uuids, gpu_share=1.0 / per_gpu, cores=bound, threads=threads)
         found += [slot] * per_gpu
     return tuple(found[:slots])
+
+
+def _bundles(gpus: Sequence[Gpu], size: int) -> list[Sequence[Gpu]]:
+    """So many GPUs of one model each, neighbours together."""
+    alike: dict[str, list[Gpu]] = {}
+    for gpu in gpus:
+        alike.setdefault(gpu.model, []).append(gpu)
+    order = {gpu.uuid: index for index, gpu in enumerate(gpus)}
+    found = [each[at : at + size] for each in alike.values() for at in range(0, len(each) // size * size, size)]
+    return sorted(found, key=lambda bundle: order[bundle[0].uuid])
 
 
 def by_node(slots: Sequence[Slot]) -> Mapping[str, list[Slot]]:

@@ -309,6 +309,7 @@ def _serve(experiment: Mapping[str, Any], send: Callable[[Mapping[str, Any]], No
                 Path(experiment["state_dir"]),
                 slots=experiment.get("slots"),
                 slots_per_gpu=experiment.get("slots_per_gpu"),
+                gpus_per_slot=experiment.get("gpus_per_slot"),
                 memory_per_slot=experiment.get("memory_per_slot"),
                 fork_server=experiment.get("warm_start", True),
             )

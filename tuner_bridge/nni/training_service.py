@@ -24,7 +24,7 @@ PLATFORM = "tuner_bridge"
 
 @dataclass(init=False)
 class ElastuneConfig(TrainingServiceConfig):  # type: ignore[misc]  # NNI has no types
-    """``slots``, ``memory_per_slot``, ``slots_per_gpu`` and ``warm_start`` are for a scheduler of the experiment's own.
+    """``slots`` and what is said of each, and ``warm_start``, are for a scheduler of the experiment's own.
 
     ``scheduler_url`` names one that is shared; without it, ELASTUNE_URL does.
     """
@@ -39,6 +39,8 @@ class ElastuneConfig(TrainingServiceConfig):  # type: ignore[misc]  # NNI has no
     """For models that are larger than a slot: a replica is a process on each of so many; several: to choose from."""
     slots: Optional[int] = None
     slots_per_gpu: Optional[int] = None
+    gpus_per_slot: Optional[int] = None
+    """For trial code that spreads a model over several GPUs."""
     memory_per_slot: Optional[Union[float, int]] = None
     """GiB."""
     scheduler_url: Optional[str] = None
@@ -81,7 +83,7 @@ class ElastuneConfig(TrainingServiceConfig):  # type: ignore[misc]  # NNI has no
             StudyTerms.from_json({name: value for name, value in asked.items() if value is not None})
         except (InvalidTrialSpec, InvalidStudyTerms) as error:
             raise ValueError(f"trainingService: {error}") from error
-        for name in ("slots", "slots_per_gpu", "memory_per_slot"):
+        for name in ("slots", "slots_per_gpu", "gpus_per_slot", "memory_per_slot"):
             value = getattr(self, name)
             if value is None:
                 continue

@@ -30,6 +30,7 @@ def elastic(
     slots: int | None = None,
     emulate: str | None = None,
     memory_per_slot: float | None = None,
+    gpus_per_slot: int | None = None,
     state_dir: str | os.PathLike[str] | None = None,
     terms: StudyTerms | None = None,
     promise_metric: tuple[str, str] | None = None,
@@ -46,7 +47,7 @@ def elastic(
     template = template_of(
         objective, min_replicas, max_replicas, promise_metric, fresh_processes, slots_per_replica=slots_per_replica
     )
-    own = OwnSlots(slots=slots, emulate=emulate, memory_per_slot=memory_per_slot)
+    own = OwnSlots(slots=slots, emulate=emulate, memory_per_slot=memory_per_slot, gpus_per_slot=gpus_per_slot)
     return ElasticObjective(template, max_replicas, own, state_dir, terms, promise_metric)
 
 

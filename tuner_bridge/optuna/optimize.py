@@ -54,6 +54,7 @@ def optimize(
     slots: int | None = None,
     emulate: str | None = None,
     memory_per_slot: float | None = None,
+    gpus_per_slot: int | None = None,
     state_dir: str | os.PathLike[str] | None = None,
     terms: StudyTerms | None = None,
     promise_metric: tuple[str, str] | None = None,
@@ -79,6 +80,7 @@ def optimize(
             as long as that speed profile says, ten times as fast); with ``slots`` the profile only. Replicas are real
             processes of this machine all the same.
         memory_per_slot: GiB of this machine's memory that a replica's process may use.
+        gpus_per_slot: GPUs that each process has, where the objective itself spreads its model over several.
         state_dir: where the embedded scheduler keeps logs, checkpoints and its database; default
             ``.elastune/<study>``.
         terms: the study's weight, priority and quota among others, and what its slots are to achieve; `elastune set`
@@ -106,7 +108,7 @@ def optimize(
         objective, min_replicas, max_replicas, promise_metric, fresh_processes, slots_per_replica=slots_per_replica
     )
     asked_environ(environ)
-    own = OwnSlots(slots=slots, emulate=emulate, memory_per_slot=memory_per_slot)
+    own = OwnSlots(slots=slots, emulate=emulate, memory_per_slot=memory_per_slot, gpus_per_slot=gpus_per_slot)
     if n_jobs != -1 and n_jobs < 1:
         raise InvalidSweep(f"n_jobs is {n_jobs}; it must be at least 1, or -1 for as many as the slots allow")
     if resume and isinstance(study._storage, optuna.storages.InMemoryStorage):

@@ -16,10 +16,13 @@ class OwnSlots:
     emulate: str | None
     memory_per_slot: float | None
     """GiB."""
+    gpus_per_slot: int | None
 
     def __post_init__(self) -> None:
         if self.slots is not None and self.slots < 1:
             raise InvalidSweep(f"slots is {self.slots}; it must be at least 1")
+        if self.gpus_per_slot is not None and self.gpus_per_slot < 1:
+            raise InvalidSweep(f"gpus_per_slot is {self.gpus_per_slot}; it must be at least 1")
         memory = self.memory_per_slot
         if memory is not None and not (math.isfinite(memory) and memory > 0):
             raise InvalidSweep(f"memory_per_slot is {memory}; it must be a number of GiB above 0")
@@ -33,7 +36,12 @@ class OwnSlots:
 
     def refuse_beside(self, scheduler: str) -> None:
         """Raises InvalidSweep where any was asked for, and another scheduler has slots of its own."""
-        given = {"slots": self.slots, "emulate": self.emulate, "memory_per_slot": self.memory_per_slot}
+        given = {
+            "slots": self.slots,
+            "emulate": self.emulate,
+            "memory_per_slot": self.memory_per_slot,
+            "gpus_per_slot": self.gpus_per_slot,
+        }
         for name, value in given.items():
             if value is not None:
                 raise InvalidSweep(

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 
 import torch
 
-from dist_core.device import Device, Mark
+from dist_core.device import Device, Mark, device_of
 from dist_core.goodput import GradientStatistics
 from dist_core.gradients.bucket_reducer import StepNorms
 from dist_core.gradients.noise.estimator import NoiseScale, from_parts
-from dist_core.gradients.noise.norms import AdamPreconditioner, squared_norm_of_all
+from dist_core.gradients.noise.norms import AdamPreconditioner, squared_norm_of_all, summed
 
 
 @dataclass(slots=True)
@@ -112,8 +112,9 @@ class Measurements:
 
     def _sum_of(self, parts: list[torch.Tensor]) -> torch.Tensor:
         # Made in the reductions' streams.
-        self.device.read_here(parts)
-        return torch.stack(parts).sum()
+        for part in parts:
+            device_of(part).read_here([part])
+        return summed(parts)
 
     # ------------------------------------------------------------------ in a later step's round
 

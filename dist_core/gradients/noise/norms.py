@@ -54,7 +54,13 @@ def values_of(gradient: torch.Tensor) -> torch.Tensor:
 def squared_norm_of_all(gradients: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> torch.Tensor:
     """Of all gradients together, given as (parameter, gradient)."""
     norms = [squared_norm(values_of(gradient)) for _, gradient in gradients]
-    return torch.stack(norms).sum() if norms else torch.zeros((), dtype=torch.float64)
+    return summed(norms) if norms else torch.zeros((), dtype=torch.float64)
+
+
+def summed(numbers: Sequence[torch.Tensor]) -> torch.Tensor:
+    """On the device of the first: a model that is spread over several has some on each."""
+    place = numbers[0].device
+    return torch.stack([each.to(place) for each in numbers]).sum()
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +154,7 @@ class AdamPreconditioner:
         """Of all gradients together, given as (parameter, gradient); those that Adam does not train count nothing."""
         self._read_groups()
         norms = [self._of_parameter(parameter, values_of(gradient), 0) for parameter, gradient in gradients]
-        return torch.stack(norms).sum() if norms else torch.zeros((), dtype=torch.float64)
+        return summed(norms) if norms else torch.zeros((), dtype=torch.float64)
 
     def _read_groups(self) -> None:
         if not self._groups:
