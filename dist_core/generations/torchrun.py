@@ -1,9 +1,11 @@
-"""The processes that torchrun started: one group of replicas, the same to the end."""
+"""The processes that torchrun or mpirun started: one group of replicas, the same to the end."""
 
 from __future__ import annotations
 
+import atexit
 import os
 import socket
+import time
 from dataclasses import replace
 from datetime import timedelta
 
@@ -13,9 +15,12 @@ import torch.distributed as dist
 from dist_core.errors import InvalidTraining
 from dist_core.generations.group_needs import GroupNeeds
 from dist_core.generations.process_groups import ReplicaGroup, consisting_of
+from dist_core.link.environment import started_by_mpirun
 
 TORCHRUN_SECONDS = 300.0
 """Longest wait for the other processes that torchrun started."""
+THREADS_SECONDS = 0.02
+"""For threads of Gloo's to forget the last collective, which knows objects of Python's."""
 
 
 def join_torchrun(rank: int, world_size: int) -> None:
@@ -23,10 +28,20 @@ def join_torchrun(rank: int, world_size: int) -> None:
     if dist.is_initialized():
         return
     address = f"{os.environ.get('MASTER_ADDR', '(unset)')}:{os.environ.get('MASTER_PORT', '(unset)')}"
+    backends = backends_for(
+        mpirun=started_by_mpirun() and "MASTER_ADDR" not in os.environ,
+        mpi=dist.is_mpi_available(),
+        gpus=torch.cuda.is_available() and dist.is_nccl_available(),
+    )
+    # Before the interpreter ends, not while: a thread of Gloo's that then asks for the interpreter ends the process.
+    atexit.register(time.sleep, THREADS_SECONDS)
     try:
-        # By the tensor's device, as torch itself chooses where it is given no backend.
-        backends = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() and dist.is_nccl_available() else "gloo"
-        dist.init_process_group(backends, timeout=timedelta(seconds=TORCHRUN_SECONDS))
+        if backends == "mpi":
+            # It knows its processes by itself, and waits for them as long as it takes.
+            dist.init_process_group(backends)
+            return
+        timeout = timedelta(seconds=TORCHRUN_SECONDS)
+        dist.init_process_group(backends, rank=rank, world_size=world_size, timeout=timeout)
     except (RuntimeError, ValueError) as error:
         raise InvalidTraining(
             f"rank {rank} of {world_size} found nobody at MASTER_ADDR:MASTER_PORT {address} within "
@@ -35,18 +50,41 @@ def join_torchrun(rank: int, world_size: int) -> None:
         ) from error
 
 
+def backends_for(*, mpirun: bool, mpi: bool, gpus: bool) -> str:
+    """What ranks talk over. ``mpirun``: it has started them, and names no address; ``mpi``: torch was built with it.
+
+    Raises InvalidTraining where ranks of mpirun would not find each other.
+    """
+    # By the tensor's device, as torch itself chooses where it is given no backend.
+    usual = "cpu:gloo,cuda:nccl" if gpus else "gloo"
+    if not mpirun:
+        return usual
+    if gpus or not mpi:
+        lacks = "GPUs talk over NCCL" if gpus else "this torch was built without MPI"
+        raise InvalidTraining(
+            f"mpirun has started these ranks, and {lacks}, which needs an address to meet at. Give it to all of them: "
+            "mpirun -x MASTER_ADDR=<address of rank 0's host> -x MASTER_PORT=29500 ..."
+        )
+    return "mpi"
+
+
 def torchrun_part(rank: int, world_size: int, members: int, needs: GroupNeeds) -> ReplicaGroup:
     """Of the replicas that each consist of so many of these processes, in order of rank, this one's."""
     join_torchrun(rank, world_size)
     found = None
     for first in range(0, world_size, members):
         ranks = list(range(first, first + members))
-        control = dist.new_group(ranks, backend="gloo")
+        control = dist.new_group(ranks, backend=_host_backend())
         data = dist.new_group(ranks, backend="nccl" if needs.nccl else "gloo") if needs.apart else control
         if rank in ranks:
             found = ReplicaGroup(rank=rank - first, world_size=members, num_nodes=1, data=data, control=control)
     assert found is not None
     return found
+
+
+def _host_backend() -> str:
+    """Between CPUs: MPI where the processes have met over it and over nothing else."""
+    return "mpi" if dist.get_backend() == "mpi" else "gloo"
 
 
 def torchrun_group(rank: int, world_size: int, needs: GroupNeeds) -> ReplicaGroup:
@@ -55,8 +93,9 @@ def torchrun_group(rank: int, world_size: int, needs: GroupNeeds) -> ReplicaGrou
     world = dist.group.WORLD
     assert world is not None
     # A script's own default group may be of any backend.
-    control = world if world.name() == "gloo" else dist.new_group(backend="gloo")
-    fast = "nccl" if needs.nccl else "gloo"
+    host = _host_backend()
+    control = world if world.name() == host else dist.new_group(backend=host)
+    fast = "nccl" if needs.nccl else host
     data = dist.new_group(backend=fast) if needs.apart else control
     plain = ReplicaGroup(rank=rank, world_size=world_size, num_nodes=1, data=data, control=control)
     nodes: list[str] = plain.gather_json(socket.gethostname())
@@ -75,17 +114,17 @@ def torchrun_group(rank: int, world_size: int, needs: GroupNeeds) -> ReplicaGrou
         plain,
         num_nodes=len(leaders),
         extra=tuple(dist.new_group(backend=fast) for _ in range(needs.extra)),
-        extra_on_host=(dist.new_group(backend="gloo"),) if needs.extra_on_host else (),
+        extra_on_host=(dist.new_group(backend=host),) if needs.extra_on_host else (),
         within_node=within,
         between_nodes=between,
     )
     if needs.members == 1:
         return whole
     alike = whole
-    fast = "nccl" if needs.of_parts == {"nccl"} else "gloo"
+    fast = "nccl" if needs.of_parts == {"nccl"} else host
     for member in range(needs.members):
         ranks = list(range(member, world_size, needs.members))
-        made = dist.new_group(ranks, backend="gloo")
+        made = dist.new_group(ranks, backend=host)
         data = dist.new_group(ranks, backend=fast) if needs.of_parts - {"host"} else made
         if rank in ranks:
             alike = ReplicaGroup(

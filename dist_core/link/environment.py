@@ -177,7 +177,23 @@ def standalone_members(environ: Mapping[str, str] | None = None) -> int:
     return int(text)
 
 
+_RANKS = (
+    ("RANK", "WORLD_SIZE"),
+    # mpirun: Open MPI's, then those of MPICH, Intel MPI and what else speaks PMI.
+    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+    ("PMI_RANK", "PMI_SIZE"),
+)
+
+
 def standalone_world(environ: Mapping[str, str] | None = None) -> tuple[int, int]:
-    """(rank, world size) of a process without a scheduler: torchrun's variables, or (0, 1)."""
+    """(rank, world size) of a process without a scheduler: torchrun's variables, or mpirun's, or (0, 1)."""
     environ = os.environ if environ is None else environ
-    return int(environ.get("RANK", "0")), int(environ.get("WORLD_SIZE", "1"))
+    for rank, size in _RANKS:
+        if size in environ:
+            return int(environ.get(rank, "0")), int(environ[size])
+    return int(environ.get("RANK", "0")), 1
+
+
+def started_by_mpirun(environ: Mapping[str, str] | None = None) -> bool:
+    environ = os.environ if environ is None else environ
+    return "WORLD_SIZE" not in environ and any(size in environ for _, size in _RANKS)

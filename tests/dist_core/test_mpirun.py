@@ -1,0 +1,94 @@
+"""Ranks that mpirun has started: who they are, what they talk over, and what they are told where they cannot."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from dist_core.errors import InvalidTraining
+from dist_core.generations.torchrun import backends_for
+from dist_core.link.environment import standalone_world, started_by_mpirun
+from tests.support.ports import ReservedPort
+from tests.support.project import ROOT
+
+SCRIPT = """
+import torch
+from dist_core import AdaptiveDataLoader, AdaptiveDataParallel, remaining_epochs_until, rank, world_size
+
+torch.manual_seed(0)
+x = torch.randn(40, 3)
+model = torch.nn.Linear(3, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+loader = AdaptiveDataLoader(torch.utils.data.TensorDataset(x), batch_size=10, shuffle=True)
+model = AdaptiveDataParallel(model, optimizer)
+for epoch in remaining_epochs_until(2):
+    for (inputs,) in loader:
+        optimizer.zero_grad()
+        (model(inputs) - inputs.sum(1, keepdim=True)).square().mean().backward()
+        optimizer.step()
+print(rank(), world_size(), *[f"{each:.5f}" for each in model.module.weight.flatten().tolist()])
+"""
+
+
+@pytest.mark.parametrize(
+    ("environ", "world"),
+    [
+        ({}, (0, 1)),
+        ({"RANK": "2", "WORLD_SIZE": "4"}, (2, 4)),
+        ({"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "3"}, (1, 3)),
+        ({"PMI_RANK": "5", "PMI_SIZE": "8"}, (5, 8)),
+        # torchrun's own count, also within a job of MPI's.
+        ({"RANK": "0", "WORLD_SIZE": "2", "PMI_RANK": "5", "PMI_SIZE": "8"}, (0, 2)),
+    ],
+)
+def test_who_has_started_a_rank_says_which_it_is(environ: dict[str, str], world: tuple[int, int]) -> None:
+    assert standalone_world(environ) == world
+    assert started_by_mpirun(environ) == ("WORLD_SIZE" not in environ and bool(environ))
+
+
+def test_mpi_is_used_where_torch_was_built_with_it() -> None:
+    """As a stand-in for such a build, what torch would say of it."""
+    assert backends_for(mpirun=True, mpi=True, gpus=False) == "mpi"
+    assert backends_for(mpirun=False, mpi=True, gpus=False) == "gloo"
+    assert backends_for(mpirun=False, mpi=False, gpus=True) == "cpu:gloo,cuda:nccl"
+    for mpi, gpus, words in ((False, False, "this torch was built without MPI"), (True, True, "GPUs talk over NCCL")):
+        with pytest.raises(InvalidTraining, match=f"{words}, which needs an address .* mpirun -x MASTER_ADDR="):
+            backends_for(mpirun=True, mpi=mpi, gpus=gpus)
+
+
+def run(world_size: int, **address: str) -> list[subprocess.CompletedProcess[str]]:
+    """As mpirun starts them."""
+    started = []
+    for rank in range(world_size):
+        of_mpi = {"OMPI_COMM_WORLD_RANK": str(rank), "OMPI_COMM_WORLD_SIZE": str(world_size)}
+        environ = {**os.environ, **of_mpi, **address, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+        started.append(
+            subprocess.Popen(
+                [sys.executable, "-c", SCRIPT], env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+            )
+        )
+    ended = []
+    for each in started:
+        out, words = each.communicate(timeout=60)
+        ended.append(subprocess.CompletedProcess(each.args, each.returncode, out, words))
+    return ended
+
+
+def test_ranks_of_mpirun_train_together_where_they_have_an_address() -> None:
+    with ReservedPort() as port:
+        ended = run(2, MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    assert [each.returncode for each in ended] == [0, 0], ended
+    first, second = (each.stdout.split() for each in ended)
+    assert (first[:2], second[:2]) == (["0", "2"], ["1", "2"])
+    assert first[2:] == second[2:]
+    [alone] = run(1)
+    assert alone.stdout.split()[2:] == first[2:]
+
+
+def test_without_one_they_are_told() -> None:
+    [first, _] = run(2)
+    assert first.returncode != 0
+    assert "mpirun has started these ranks, and this torch was built without MPI" in first.stderr
