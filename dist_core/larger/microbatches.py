@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+
+from dist_core.partition.balance import Partition, PipelineTerms
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,14 +23,31 @@ class Division:
         return self.first + self.count * self.size
 
 
-def divided(examples: int, most: int, num_stages: int, multiple_of: int) -> list[Division]:
+def largest_microbatch(found: Partition, terms: PipelineTerms, examples: int, room: float) -> int | None:
+    """Examples of a microbatch for which every stage has memory, at least 1; None where nothing limits them.
+
+    ``examples``: that the partition's blocks were estimated for; ``room``: bytes of a stage's device.
+    """
+    most = math.inf
+    for index, stage in enumerate(found.stages):
+        kept = sum(block.activation_bytes for block in stage.blocks) * terms.in_flight(index, len(found.stages))
+        fixed = terms.state_factor * sum(block.parameter_bytes for block in stage.blocks)
+        if kept:
+            most = min(most, (room - fixed) / (kept / examples))
+    return None if math.isinf(most) else max(1, int(most))
+
+
+def divided(examples: int, most: int, num_stages: int, multiple_of: int, largest: int | None = None) -> list[Division]:
     """At most ``most`` microbatches of all examples, and what is left over behind them.
 
-    Where the examples can be divided evenly into no fewer microbatches than stages, nothing is.
+    Where the examples can be divided evenly into no fewer microbatches than stages, nothing is. More than ``most``,
+    where memory has room for ``largest`` examples in one.
     """
+    least = 1 if largest is None else -(-examples // largest)
+    most = max(most, least)
     even = [
         count
-        for count in range(min(most, examples), num_stages - 1, -1)
+        for count in range(min(most, examples), max(num_stages, least) - 1, -1)
         if examples % count == 0 and count % multiple_of == 0
     ]
     if even:

@@ -25,13 +25,14 @@ from dist_core.gradients.learning_rate import ScalingRule
 from dist_core.gradients.step_place import StepPlace
 from dist_core.larger.choice import settle_layout
 from dist_core.larger.divided_state import DividedState, held_whole
-from dist_core.larger.microbatches import Division, divided
+from dist_core.larger.microbatches import Division, divided, largest_microbatch
 from dist_core.larger.optimizers import train_in_place_of
 from dist_core.larger.part_passes import PartPasses
 from dist_core.larger.part_sums import PartSums
+from dist_core.larger.predicted import slot_memory, state_factor
 from dist_core.larger.recomputing import recompute_in
 from dist_core.larger.schedules import ScheduleKind, schedule_kind
-from dist_core.larger.stages import blocks_of, cut, stage_modules
+from dist_core.larger.stages import blocks_of, cut, examples_in, stage_modules
 from dist_core.layout import STAGES
 from dist_core.link.environment import gpu_share
 from dist_core.partition.balance import Partition, PipelineTerms
@@ -62,7 +63,11 @@ class ElasticPipeline(MeasuredModel, nn.Module):
     modules each. ``example``: a microbatch of inputs, from which their costs are estimated; or ``cuts``: the names of
     the blocks that stages begin with. ``schedule``: ``"1f1b"``, ``"simple"`` (all forward passes, then all backward
     passes), ``"interleaved"`` (``chunks`` stages a process), or the name of one of torch's. ``microbatches``: into so
-    many a replica's examples are divided at most; default: four a stage. Other options are AdaptiveDataParallel's.
+    many a replica's examples are divided at most; default: four a stage, so that these wait for a fifth of the time at
+    most, and more where memory has no room for so large ones. ``memory_bytes``: of a stage's device; default: what a
+    slot is known to have. ``memory_weight``: from 0, where the model is cut for the smallest slowest stage, to 1, for
+    the smallest fullest one. ``recompute``: blocks compute their activations again for the backward pass. Other options
+    are AdaptiveDataParallel's.
 
     In evaluation, outputs come from calling the model, on every process of a replica. A trial whose replicas are one
     slot each trains without stages. Raises InvalidTraining for what cannot be cut, and for names that do not exist.
@@ -81,7 +86,8 @@ class ElasticPipeline(MeasuredModel, nn.Module):
         schedule: str = "1f1b",
         chunks: int = 2,
         microbatches: int | None = None,
-        memory_bytes: float = float("inf"),
+        memory_bytes: float | None = None,
+        memory_weight: float = 0.0,
         recompute: bool = False,
         scaling_rule: str | ScalingRule | None = None,
         name: str | None = None,
@@ -118,11 +124,22 @@ class ElasticPipeline(MeasuredModel, nn.Module):
         self._microbatches = _checked(microbatches, self._num_stages)
         self._indices = list(range(self._whole.rank, self._num_stages, members))
         self.partition: Partition | None = None
+        self._largest: int | None = None
+        """Examples of a microbatch, as far as memory goes; None where nothing is known of it."""
         if members > 1:
-            self._terms = PipelineTerms(microbatches=self._microbatches, schedule=self._kind.terms)
-            self.partition = cut(
-                model, names, self._num_stages, self._terms, example=example, cuts=cuts, memory_bytes=memory_bytes
+            self._terms = PipelineTerms(
+                microbatches=self._microbatches,
+                schedule=self._kind.terms,
+                state_factor=state_factor(optimizers),
+                memory_weight=memory_weight,
             )
+            known = slot_memory(place, gpu_share()) if memory_bytes is None else memory_bytes
+            room = float("inf") if known is None else known / self._kind.chunks
+            self.partition = cut(
+                model, names, self._num_stages, self._terms, example=example, cuts=cuts, memory_bytes=room
+            )
+            if microbatches is None and example is not None:
+                self._largest = largest_microbatch(self.partition, self._terms, examples_in(example), room)
             self.stages = nn.ModuleList(stage_modules(model, names, self.partition, self._indices))
             own = {id(each) for each in self.stages.parameters()}
             train_in_place_of(optimizers, {id(each): None for each in model.parameters() if id(each) not in own})
@@ -192,7 +209,8 @@ class ElasticPipeline(MeasuredModel, nn.Module):
         if self._num_stages == 1:
             self._compute_loss(self.stages[0](*arguments), targets).backward()  # type: ignore[no-untyped-call]
         else:
-            for part in divided(self._examples, self._microbatches, self._num_stages, self._kind.multiple_of):
+            multiple, stages = self._kind.multiple_of, self._num_stages
+            for part in divided(self._examples, self._microbatches, stages, multiple, self._largest):
                 self._run(part, arguments, targets)
         self._passes.end_pass()
         return self._mean_loss()

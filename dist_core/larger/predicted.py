@@ -17,7 +17,7 @@ from torch import nn
 from dist_core.errors import InvalidTraining
 from dist_core.goodput.layout_terms import LayoutTerms
 from dist_core.gradients.noise.norms import is_adam
-from dist_core.larger.stages import ANY_DEVICE, copied_to_meta, on_meta
+from dist_core.larger.stages import ANY_DEVICE, copied_to_meta, examples_in, on_meta
 from dist_core.layout import SHARDED, STAGES, WHOLE, Layout
 from dist_core.link.environment import SLOT_MEMORY
 from dist_core.partition.balance import PipelineTerms, partition
@@ -63,10 +63,9 @@ def model_costs(
     if example is None:
         size = sum(each.nbytes for each in model.parameters())
         blocks = [BlockCosts(name="model", forward_seconds=1.0, backward_seconds=2.0, parameter_bytes=size)]
-        return ModelCosts(tuple(blocks), 1, (), _state_factor(optimizers))
-    first = example[0] if isinstance(example, tuple) else example
+        return ModelCosts(tuple(blocks), 1, (), state_factor(optimizers))
     blocks = estimate_blocks(copied_to_meta(model), names, on_meta(example), ANY_DEVICE)
-    return ModelCosts(tuple(blocks), max(1, len(first)), tuple(ties_between(model, names)), _state_factor(optimizers))
+    return ModelCosts(tuple(blocks), examples_in(example), tuple(ties_between(model, names)), state_factor(optimizers))
 
 
 def predicted_terms(
@@ -115,7 +114,7 @@ def slot_memory(place: torch.device, share: float) -> float | None:
     return max(float(limit) - PROCESS_BYTES, 0.5 * float(limit))
 
 
-def _state_factor(optimizers: Sequence[torch.optim.Optimizer]) -> float:
+def state_factor(optimizers: Sequence[torch.optim.Optimizer]) -> float:
     """Weights, gradients, and what the optimizer keeps of each parameter."""
     if all(map(is_adam, optimizers)):
         return 4.0

@@ -78,6 +78,11 @@ def _unknown(name: str, block: nn.Module) -> BlockCosts:
     return BlockCosts(name=name, forward_seconds=1.0, backward_seconds=2.0, parameter_bytes=size)
 
 
+def examples_in(example: Any) -> int:
+    first = example[0] if isinstance(example, tuple) else example
+    return max(1, len(first))
+
+
 def copied_to_meta(model: nn.Module) -> nn.Module:
     """The same model without its numbers, which are not copied on the way."""
     memo: dict[int, Any] = {}

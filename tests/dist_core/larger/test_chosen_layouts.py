@@ -18,6 +18,7 @@ from torch import nn
 from dist_core.errors import InvalidTraining, ReplicaExit
 from dist_core.goodput import Hints
 from dist_core.goodput.layout_terms import LayoutTerms
+from dist_core.larger.microbatches import largest_microbatch
 from dist_core.larger.model import ElasticModel
 from dist_core.larger.predicted import model_costs, predicted_terms, slot_memory
 from dist_core.larger.recomputing import recompute_in
@@ -25,6 +26,8 @@ from dist_core.larger.stages import blocks_of
 from dist_core.layout import Layout
 from dist_core.link.client import ControlChannel
 from dist_core.link.environment import SLOT_MEMORY, ReplicaEnvironment
+from dist_core.partition.balance import PipelineTerms, partition
+from dist_core.partition.blocks import StageDevice
 from dist_core.state.memory_limit import MemoryLimit
 from dist_core.trial.chosen_layout import ChosenLayout
 
@@ -86,6 +89,18 @@ def test_a_slots_memory_is_what_it_is_said_to_be(monkeypatch: pytest.MonkeyPatch
     assert slot_memory(torch.device("cpu"), 1.0) is None
     monkeypatch.setenv(SLOT_MEMORY, "4e9")
     assert slot_memory(torch.device("cpu"), 1.0) == pytest.approx(3.6e9)
+
+
+def test_microbatches_are_as_small_as_memory_wants_them() -> None:
+    costs = model_costs(stack(), blocks_of(stack()), [torch.optim.Adam(stack().parameters())], torch.zeros(8, WIDTH))
+    pipeline = PipelineTerms(microbatches=8)
+    found = partition(costs.blocks, [StageDevice(), StageDevice()], pipeline)
+    half = sum(block.parameter_bytes for block in costs.blocks[: DEPTH // 2])
+    an_example = sum(block.activation_bytes for block in found.stages[0].blocks) / 8
+    # The first of two stages keeps two microbatches.
+    assert largest_microbatch(found, pipeline, 8, 4 * half + 2 * 5.5 * an_example) == 5
+    assert largest_microbatch(found, pipeline, 8, 0.0) == 1
+    assert largest_microbatch(found, pipeline, 8, float("inf")) is None
 
 
 def test_recomputed_blocks_have_the_same_gradients_with_the_same_dropout() -> None:

@@ -93,3 +93,5 @@ def test_microbatches_hold_every_example_once(most: int, stages: int) -> None:
         assert parts[-1].stop == examples
         assert all(part.count >= 1 and part.size >= 1 for part in parts)
         assert parts[0].count <= most
+        small = divided(examples, most, stages, 1, largest=3)
+        assert small[-1].stop == examples and all(part.size <= 3 for part in small)
