@@ -11,9 +11,11 @@ import statistics
 import tempfile
 import time
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -34,7 +36,8 @@ from scheduler.simulator.mixed_sizes import fewest_slots, mixed_sizes, most_slot
 from scheduler.simulator.rivals import compared_policy
 from scheduler.simulator.world import World
 from scheduler.snapshot import LayoutOption, TrialView
-from tests.support.rig import Rig
+from tests.support.rig import PRELOAD, Rig
+from trials.launch import LocalLauncher
 
 STEPS = 4
 MICROBATCHES = 16
@@ -198,6 +201,57 @@ def resize() -> Measurement:
     )
 
 
+def reshape() -> Measurement:
+    """Sharded over two slots, then over four, and back: between the last step with one and the first with the other."""
+    launcher = LocalLauncher(slots=4, preload=(*PRELOAD, "dist_core.larger.model"))
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+        rig = Rig(Path(folder), launcher=launcher)
+        try:
+            trial_id = rig.submit(
+                1,
+                entrypoint="benchmarks.larger_training:main",
+                replica_sizes=(2, 4),
+                layout="2 sharded",
+                EPOCHS="60",
+                STEP_SECONDS="0.02",
+            )
+            rig.want(trial_id, 2)
+            rig.until_size(trial_id, 2)
+            for slots in (4, 2, 4, 2):
+                rig.until_step(max((row["step"] for row in rig.rows()), default=0) + 10)
+                rig.want(trial_id, slots, f"{slots} sharded")
+                rig.until(lambda: rig.trial(trial_id).slots_per_replica == slots, "the layout")  # noqa: B023
+                rig.until_size(trial_id, slots)
+                rig.until_step(max(row["step"] for row in rig.rows()) + 5)
+            rig.want(trial_id, 0)
+            rows = sorted(rig.rows(), key=lambda row: row["at"])
+        finally:
+            rig.close()
+            launcher.close()
+    # A row is written when a step has been made; the first one's own time is no pause.
+    times: dict[tuple[int, str], list[float]] = {}
+    for row in rows:
+        times.setdefault((row["slots"], row["replica"]), []).append(row["at"])
+    step = {
+        size: statistics.median([float(each) for key, at in times.items() if key[0] == size for each in np.diff(at)])
+        for size in (2, 4)
+    }
+    gaps = [
+        later["at"] - row["at"] - step[later["slots"]]
+        for row, later in pairwise(rows)
+        if row["slots"] != later["slots"]
+    ]
+    return Measurement(
+        what="pause of a trial that goes on sharded over another number of slots, 120 MB",
+        ours=1e3 * statistics.median(gaps),
+        peer=1000.0,
+        unit="ms",
+        peer_name="the goal",
+        target=1.0,
+        details={"pauses_ms": sorted(round(1e3 * each) for each in gaps)},
+    )
+
+
 def planner() -> Measurement:
     """200 trials on 64 slots that want 1, 2 or 4 slots at least: as one replica, or as many."""
     seen = snapshot(200, 8, 8)
@@ -294,4 +348,4 @@ def choice() -> list[Measurement]:
 
 
 def measure() -> list[Measurement]:
-    return [*waits(), uneven(), memory(), resize(), planner(), planner_of_layouts(), *choice()]
+    return [*waits(), uneven(), memory(), resize(), reshape(), planner(), planner_of_layouts(), *choice()]

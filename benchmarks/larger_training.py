@@ -45,6 +45,8 @@ def train() -> None:
                         "samples": [],
                         "state": None,
                         "pauses": known[pauses:],
+                        "at": time.monotonic(),
+                        "slots": core.whole.members,
                     }
                     pauses = len(known)
                     trace.write(json.dumps(line) + "\n")

@@ -23,11 +23,24 @@ CODE = "tests.support.larger_code:main"
 HOWS = pytest.mark.parametrize("how", ["sharded", "pipeline"])
 
 
+LONG = 20
+"""Epochs of ten steps."""
+
+
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
     """Outputs of the same training in one plain process."""
-    folder = tmp_path_factory.mktemp("undisturbed")
-    environ = {**os.environ, "TRACE_DIR": str(folder), "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    return in_one_process(tmp_path_factory.mktemp("undisturbed"), EPOCHS)
+
+
+@pytest.fixture(scope="module")
+def long_undisturbed(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
+    return in_one_process(tmp_path_factory.mktemp("undisturbed"), LONG)
+
+
+def in_one_process(folder: Path, epochs: int) -> list[float]:
+    own = {"TRACE_DIR": str(folder), "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "EPOCHS": str(epochs)}
+    environ = {**os.environ, **own}
     subprocess.run([sys.executable, "-m", "tests.support.larger_code"], check=True, env=environ, cwd=ROOT)
     outputs: list[float] = json.loads((folder / "outputs.json").read_text())
     return outputs
@@ -47,12 +60,12 @@ def rig(tmp_path: Path, launcher: LocalLauncher) -> Iterator[Rig]:
     made.close()
 
 
-def assert_as_undisturbed(rig: Rig, record: TrialRecord, undisturbed: list[float]) -> None:
+def assert_as_undisturbed(rig: Rig, record: TrialRecord, undisturbed: list[float], num_epochs: int = EPOCHS) -> None:
     assert record.state is TrialState.SUCCEEDED, f"{record.reason}\n{rig.story()}\n{rig.logs()}"
     assert record.outcome is not None
     assert record.outcome.value == pytest.approx(undisturbed, abs=1e-4)
     epochs = rig.samples_by_epoch()
-    assert sorted(epochs) == list(range(EPOCHS))
+    assert sorted(epochs) == list(range(num_epochs))
     for samples in epochs.values():
         assert sorted(samples) == list(range(SAMPLES))
 
@@ -102,9 +115,9 @@ def test_a_lost_process_of_the_only_replica_is_a_restart_from_the_checkpoint(
     assert any(entry.reason.code == "lost" for entry in rig.store.history(trial_id)), rig.story()
 
 
-def test_a_trial_goes_on_at_any_shape(rig: Rig, undisturbed: list[float]) -> None:
+def test_a_trial_goes_on_at_any_shape(rig: Rig, long_undisturbed: list[float]) -> None:
     """1x2 sharded -> 2x2 -> 1x4 -> a pipeline of 2 -> 2x1, each time from what the one before has left."""
-    trial_id = rig.submit(1, entrypoint=CODE, slots_per_replica=2, HOW="sharded", STEP_SECONDS="0.06")
+    trial_id = rig.submit(1, entrypoint=CODE, slots_per_replica=2, HOW="sharded", EPOCHS=str(LONG))
     rig.until_size(trial_id, 2)
     rig.want(trial_id, 4)
     rig.until_size(trial_id, 4)
@@ -118,7 +131,7 @@ def test_a_trial_goes_on_at_any_shape(rig: Rig, undisturbed: list[float]) -> Non
         rig.want(trial_id, slots)
         rig.until_size(trial_id, slots)
     record = rig.until_over(trial_id)
-    assert_as_undisturbed(rig, record, undisturbed)
+    assert_as_undisturbed(rig, record, long_undisturbed, LONG)
     assert record.losses == 0
 
 
