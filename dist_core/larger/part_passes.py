@@ -9,14 +9,15 @@ import torch
 from dist_core.data.order import StepPlan
 from dist_core.errors import InvalidTraining
 from dist_core.gradients.bucket_reducer import StepNorms
-from dist_core.gradients.earlier_passes import EarlierGradients, around_backward
+from dist_core.gradients.earlier_passes import around_backward
 from dist_core.gradients.noise.measurements import Measurements
 from dist_core.gradients.step_place import StepPlace
 from dist_core.larger.part_sums import PartSums
+from dist_core.training.passes_of_steps import PassesOfSteps
 from dist_core.trial.core import TrainingCore
 
 
-class PartPasses:
+class PartPasses(PassesOfSteps):
     """``weighs``: whether gradients come unweighted. ``shares_data``: whether a replica's processes see one batch."""
 
     user_accumulates = False
@@ -32,14 +33,12 @@ class PartPasses:
         weighs: bool,
         shares_data: bool,
     ) -> None:
+        super().__init__(parameters, place, over)
+        self._sums = over
         self._core = core
-        self._parameters = parameters
-        self._place = place
-        self._over = over
         self._measurements = measurements
         self._weighs = weighs
         self._shares_data = shares_data
-        self._hidden = EarlierGradients(parameters)
         self._num_parts = 1
         self._counts: list[float] | None = None
         """Examples of each pass of this replica, on measured steps."""
@@ -56,14 +55,14 @@ class PartPasses:
             return
         self._hidden.drop()
         self._measurements.begin_step()
-        self._over.reduced = False
-        self._over.passive = self._core.generation.group.world_size == 1
+        self._sums.reduced = False
+        self._sums.passive = self._core.generation.group.world_size == 1
         each = 1 if self._shares_data else self._core.generation.group.members
         self._num_parts = -(-step.num_parts // each)
         measures = measures and self._measurements.are_possible
         self._counts = self._examples_of_replica(step) if measures else None
-        self._over.measuring = measures and self._num_parts > 1
-        self._over.norms = StepNorms([], []) if self._over.measuring else None
+        self._sums.measuring = measures and self._num_parts > 1
+        self._sums.norms = StepNorms([], []) if self._sums.measuring else None
 
     def _examples_of_replica(self, step: StepPlan) -> list[float]:
         mine = [len(each) * (step.weight > 0.0) for each in step.micro_batches]
@@ -79,41 +78,9 @@ class PartPasses:
             return 1.0
         return len(step.micro_batches[self._place.index]) / step.global_batch if step.weight else 0.0
 
-    def begin_probe(self) -> None:
-        """A loop over evaluation batches begins; should an optimizer step in it, nothing of it counts."""
-        self._place.begin_probe()
-
-    def end_probe(self, *, trained: bool) -> None:
-        self._place.end_probe()
-        if trained:
-            self.drop_gradients()
-
     def begin_dry(self) -> None:
-        """A pass that changes nothing that lasts."""
-        self._place.begin_dry_step()
-        self._passed = self._over.reduced = False
-        self._over.passive, self._over.measuring = True, False
-
-    def end_dry(self) -> None:
-        self._place.is_dry = False
-        self._over.passive = False
-        self.drop_gradients()
-
-    def leave(self) -> None:
-        """What comes next is not a step of the loader; of one that was left in its middle nothing stays behind."""
-        self._place.leave()
-        self._hidden.drop()
-        self._over.measuring = False
-
-    def drop_gradients(self) -> None:
-        self._hidden.drop()
-        for parameter in self._parameters:
-            parameter.grad = None
-
-    @property
-    def took_gradients(self) -> bool:
-        """Whether gradients have come since the present step began."""
-        return self._over.reduced
+        super().begin_dry()
+        self._passed = False
 
     def note_loss_scale(self) -> None:
         """Nothing scales losses here."""
@@ -126,7 +93,7 @@ class PartPasses:
 
     def end_pass(self) -> None:
         """A backward pass is through: its gradients wait for the step's others, or all of them are summed."""
-        self._over.reduced = True
+        self._sums.reduced = True
         place = self._place
         if place.step is None or place.passed_step:
             return
@@ -150,17 +117,17 @@ class PartPasses:
         if self._splits_to_measure:
             self._measurements.measure_whole()
         counts = self._counts
-        self._over.reduce(None if counts is None else sum(counts) / place.step.global_batch)
+        self._sums.reduce(None if counts is None else sum(counts) / place.step.global_batch)
 
     @property
     def _splits_to_measure(self) -> bool:
-        return self._place.measures and self._over.is_alone and self._place.has_several_passes
+        return self._place.measures and self._sums.is_alone and self._place.has_several_passes
 
     # ------------------------------------------------------------------ a step's end
 
     def end_step(self) -> None:
         """A step is over on this replica, applied or skipped: what was measured waits for a round."""
-        step, over = self._place.step, self._over
+        step, over = self._place.step, self._sums
         over.measuring = False
         if step is not None and self._measurements.end_step(
             over.norms,

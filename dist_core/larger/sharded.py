@@ -7,7 +7,8 @@ processes of a replica stay the same, so its mesh does: survivors keep their sha
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -84,7 +85,7 @@ class ElasticFullyShard(MeasuredModel, nn.Module):
         if recompute:
             recompute_in(model, blocks_of(model) if blocks is None else blocks)
         self._whole: ReplicaGroup = core.whole.group(device)
-        self._shares = _Shares(core, self._whole)
+        self._shares = _Shares(core)
         if self._whole.world_size > 1:
             before = dict(model.named_parameters())
             self._shard(model, place, units, mixed_precision, reshard_after_forward)
@@ -151,16 +152,29 @@ class ElasticFullyShard(MeasuredModel, nn.Module):
         return output
 
 
-class _Shares:
-    """How gradients come to the process that keeps them: weighted by the examples that they are of, and summed."""
+class _Between:
+    """The processes of a replica, as fully_shard asks them."""
 
-    def __init__(self, core: TrainingCore, whole: ReplicaGroup) -> None:
+    def __init__(self, core: TrainingCore) -> None:
         self._core = core
-        self._whole = whole
-        self.weight = 1.0
 
     def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         return torch.empty(*size, dtype=dtype, device=device)
+
+    @contextmanager
+    def _naming_a_loss(self) -> Iterator[None]:
+        try:
+            yield
+        except RuntimeError as error:
+            raise losing_the_replica(self._core.generation.mark_broken, error) from error
+
+
+class _Shares(_Between):
+    """How gradients come to the process that keeps them: weighted by the examples that they are of, and summed."""
+
+    def __init__(self, core: TrainingCore) -> None:
+        super().__init__(core)
+        self.weight = 1.0
 
     def __call__(
         self,
@@ -172,22 +186,14 @@ class _Shares:
     ) -> dist.Work | None:
         if self.weight != 1.0:
             input_tensor.mul_(self.weight)
-        try:
+        with self._naming_a_loss():
             work: dist.Work | None = dist.reduce_scatter_single(
                 output_tensor, input_tensor, group=group, op=op, async_op=async_op
             )
-        except RuntimeError as error:
-            raise losing_the_replica(self._core.generation.mark_broken, error) from error
         return work
 
 
-class _Gathers:
-    def __init__(self, core: TrainingCore) -> None:
-        self._core = core
-
-    def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-        return torch.empty(*size, dtype=dtype, device=device)
-
+class _Gathers(_Between):
     def __call__(
         self,
         output_tensor: torch.Tensor,
@@ -195,10 +201,8 @@ class _Gathers:
         group: dist.ProcessGroup,
         async_op: bool = False,
     ) -> dist.Work | None:
-        try:
+        with self._naming_a_loss():
             work: dist.Work | None = dist.all_gather_single(output_tensor, input_tensor, group=group, async_op=async_op)
-        except RuntimeError as error:
-            raise losing_the_replica(self._core.generation.mark_broken, error) from error
         return work
 
 

@@ -14,19 +14,20 @@ import torch
 
 from dist_core.data.order import StepPlan
 from dist_core.gradients.bucket_reducer import StepNorms
-from dist_core.gradients.earlier_passes import EarlierGradients, around_backward
+from dist_core.gradients.earlier_passes import around_backward
 from dist_core.gradients.noise.measurements import Measurements
 from dist_core.gradients.step_place import StepPlace
 from dist_core.gradients.synchronized_norms import SynchronizedNorms
 from dist_core.gradients.wrapped_state import WrappedState
 from dist_core.torch_private import loss_scale_of
+from dist_core.training.passes_of_steps import PassesOfSteps
 from dist_core.training.reduction import Reduction
 from dist_core.trial.core import TrainingCore
 
 logger = logging.getLogger(__name__)
 
 
-class StepPasses:
+class StepPasses(PassesOfSteps):
     """``serves``: whether a server makes the updates, so that buckets are never reduced."""
 
     def __init__(
@@ -40,14 +41,11 @@ class StepPasses:
         *,
         serves: bool,
     ) -> None:
+        super().__init__(list(module.parameters()), place, over)
         self._core = core
-        self._module = module
-        self._place = place
-        self._over = over
         self._measurements = measurements
         self._wrapped = wrapped
         self._serves = serves
-        self._hidden = EarlierGradients(module.parameters())
         self._synchronized_norms = SynchronizedNorms(module)
         self._num_parts = 1
         """Replicas that have examples of the present step."""
@@ -78,44 +76,6 @@ class StepPasses:
         measures = measures and not group.passive and not self.user_accumulates and self._measurements.are_possible
         group.measuring = group.exactly = measures and self._num_parts > 1
         group.norms = StepNorms([], []) if group.measuring else None
-
-    def begin_probe(self) -> None:
-        """A loop over evaluation batches begins; should an optimizer step in it, nothing of it counts."""
-        self._place.begin_probe()
-
-    def end_probe(self, *, trained: bool) -> None:
-        self._place.end_probe()
-        if trained:
-            self.drop_gradients()
-
-    def begin_dry(self) -> None:
-        """A joiner's pass on its own: builds the buckets, changes nothing that lasts."""
-        self._place.begin_dry_step()
-        self._over.group.reduced = False
-        self._over.group.passive = True
-        self._over.group.measuring = False
-
-    def end_dry(self) -> None:
-        """What comes next is not alone any more; no gradient of the dry steps stays."""
-        self._place.is_dry = False
-        self._over.group.passive = False
-        self.drop_gradients()
-
-    def leave(self) -> None:
-        """What comes next is not a step of the loader; of one that was left in its middle nothing stays behind."""
-        self._place.leave()
-        self._hidden.drop()
-        self._over.group.measuring = False
-
-    def drop_gradients(self) -> None:
-        self._hidden.drop()
-        for parameter in self._module.parameters():
-            parameter.grad = None
-
-    @property
-    def took_gradients(self) -> bool:
-        """Whether gradients have come to the buckets since the present step began."""
-        return self._over.group.reduced
 
     def accumulate_for_user(self) -> None:
         """The user's code sums up gradients by itself from now on."""
@@ -198,5 +158,5 @@ class StepPasses:
             group.norms = None
 
     def _note_unapplied_gradients(self) -> None:
-        if any(parameter.grad is not None for parameter in self._module.parameters()):
+        if any(parameter.grad is not None for parameter in self._parameters):
             self.accumulate_for_user()

@@ -1,0 +1,57 @@
+"""PassesOfSteps: what is the same of the passes of a model's steps, whether all of it is here or a part."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from dist_core.gradients.earlier_passes import EarlierGradients
+from dist_core.gradients.step_place import StepPlace
+from dist_core.training.reduction import Reduction
+
+
+class PassesOfSteps:
+    def __init__(self, parameters: Sequence[torch.nn.Parameter], place: StepPlace, over: Reduction) -> None:
+        self._parameters = list(parameters)
+        self._place = place
+        self._over = over
+        self._hidden = EarlierGradients(self._parameters)
+
+    def begin_probe(self) -> None:
+        """A loop over evaluation batches begins; should an optimizer step in it, nothing of it counts."""
+        self._place.begin_probe()
+
+    def end_probe(self, *, trained: bool) -> None:
+        self._place.end_probe()
+        if trained:
+            self.drop_gradients()
+
+    def begin_dry(self) -> None:
+        """A joiner's pass on its own: makes what steps need, changes nothing that lasts."""
+        self._place.begin_dry_step()
+        summing = self._over.group
+        summing.reduced = False
+        summing.passive, summing.measuring = True, False
+
+    def end_dry(self) -> None:
+        """What comes next is not alone any more; no gradient of the dry steps stays."""
+        self._place.is_dry = False
+        self._over.group.passive = False
+        self.drop_gradients()
+
+    def leave(self) -> None:
+        """What comes next is not a step of the loader; of one that was left in its middle nothing stays behind."""
+        self._place.leave()
+        self._hidden.drop()
+        self._over.group.measuring = False
+
+    def drop_gradients(self) -> None:
+        self._hidden.drop()
+        for parameter in self._parameters:
+            parameter.grad = None
+
+    @property
+    def took_gradients(self) -> bool:
+        """Whether gradients have come since the present step began."""
+        return self._over.group.reduced
