@@ -38,6 +38,8 @@ class Layout(NamedTuple):
     @classmethod
     def from_name(cls, name: str) -> Layout:
         """Raises ValueError for what is no layout's name."""
+        if not isinstance(name, str):
+            raise ValueError(f"{name!r:.80} names no layout; it must be a text")
         slots, *words = name.split(" ") if name else ("",)
         recomputes = bool(words) and words[-1] == _RECOMPUTED
         kind = words[:-1] if recomputes else words
@@ -45,4 +47,7 @@ class Layout(NamedTuple):
             raise ValueError(f"{name!r:.80} names no layout; read such as '4 stages' or '2 sharded recomputed'")
         if kind and kind[0] not in (SHARDED, STAGES):
             raise ValueError(f"{name!r:.80} names no layout; its model is {SHARDED}, or has {STAGES}")
-        return cls(int(slots), kind[0] if kind else WHOLE, recomputes)
+        found = cls(int(slots), kind[0] if kind else WHOLE, recomputes)
+        if str(found) != name:
+            raise ValueError(f"{name!r:.80} names no layout; read {str(found)!r}")
+        return found

@@ -188,6 +188,8 @@ class Snapshot:
 
     now: float
     nodes: tuple[NodeView, ...]
+    whole_node: int = 0
+    """Slots of the largest node, where some are set aside and ``nodes`` has what is left."""
     trials: tuple[TrialView, ...]
     """In any order: a policy's answer does not depend on it."""
     coming: tuple[TrialView, ...] = ()
@@ -220,7 +222,7 @@ class Snapshot:
     @property
     def largest_node(self) -> int:
         """Slots of the largest node; at least 1."""
-        return max((1, *(node.slots for node in self.nodes)))
+        return max((1, self.whole_node, *(node.slots for node in self.nodes)))
 
     @property
     def total_slots(self) -> int:

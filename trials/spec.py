@@ -13,6 +13,8 @@ from trials.fields import Flag, Name, Text, Texts, Values, Variables, Whole, Who
 MOST_REPLICAS = 4096
 LARGEST_NUMBER = 2**31 - 1
 MOST_SLOTS_PER_REPLICA = 1024
+MOST_SIZES = 16
+"""Of a replica, to choose from."""
 _REPLICAS = Whole(1, MOST_REPLICAS)
 
 
@@ -85,6 +87,8 @@ class TrialSpec:
     def __post_init__(self) -> None:
         check_replica_bounds(self.min_replicas, self.max_replicas, self.slots_per_replica)
         check(self)
+        if len(self.replica_sizes) > MOST_SIZES:
+            raise InvalidTrialSpec(f"replica_sizes names {len(self.replica_sizes)}; it must name at most {MOST_SIZES}")
         if self.replica_sizes and self.slots_per_replica not in (1, *self.replica_sizes):
             sizes = ", ".join(map(str, self.replica_sizes))
             raise InvalidTrialSpec(
@@ -117,10 +121,12 @@ def sizes_from(slots_per_replica: Any) -> tuple[int, ...]:
     """What people ask for, one number of slots or several to choose from; ascending. Raises InvalidTrialSpec."""
     several = isinstance(slots_per_replica, list | tuple)
     given = list(slots_per_replica) if several else [slots_per_replica]
-    if not given or not all(is_whole(each) and 1 <= each <= MOST_SLOTS_PER_REPLICA for each in given):
+    if not 1 <= len(given) <= MOST_SIZES or not all(
+        is_whole(each) and 1 <= each <= MOST_SLOTS_PER_REPLICA for each in given
+    ):
         raise InvalidTrialSpec(
             f"slots_per_replica is {slots_per_replica!r:.80}; it must be a whole number from 1 to "
-            f"{MOST_SLOTS_PER_REPLICA}, or several of them to choose from"
+            f"{MOST_SLOTS_PER_REPLICA}, or several of them to choose from, {MOST_SIZES} at most"
         )
     return tuple(sorted(set(given)))
 

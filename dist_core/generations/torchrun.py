@@ -75,7 +75,7 @@ def torchrun_part(rank: int, world_size: int, members: int, needs: GroupNeeds) -
     for first in range(0, world_size, members):
         ranks = list(range(first, first + members))
         control = dist.new_group(ranks, backend=_host_backend())
-        data = dist.new_group(ranks, backend="nccl" if needs.nccl else "gloo") if needs.apart else control
+        data = dist.new_group(ranks, backend="nccl" if needs.nccl else _host_backend()) if needs.apart else control
         if rank in ranks:
             found = ReplicaGroup(rank=rank - first, world_size=members, num_nodes=1, data=data, control=control)
     assert found is not None

@@ -32,7 +32,8 @@ class LayoutTerms:
 
     def __post_init__(self) -> None:
         for value in (self.seconds, self.fixed_bytes, self.example_bytes):
-            if not (isinstance(value, int | float) and math.isfinite(value) and value >= 0):
+            is_number = isinstance(value, int | float) and not isinstance(value, bool)
+            if not (is_number and math.isfinite(value) and value >= 0):
                 raise ValueError(f"the layout {self.layout} costs {value!r}; it must be a finite number of at least 0")
         if not self.seconds:
             raise ValueError(f"the layout {self.layout} takes 0 seconds; it must be more")

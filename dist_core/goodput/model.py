@@ -101,8 +101,11 @@ class Hints:
                 raise ValueError(f"hint {name} is {getattr(self, name)}; it must be a whole number")
         if self.slot_memory_bytes is not None:
             _check_number("slot_memory_bytes", self.slot_memory_bytes)
-        if len(self.layouts) > MOST_LAYOUTS:
-            raise ValueError(f"hint layouts names {len(self.layouts)}; it must name at most {MOST_LAYOUTS}")
+        if self.bounds is None and self.observations:
+            raise ValueError("hint bounds is None with observations; a trial that has measured steps has bounds")
+        names = {each.layout for each in self.layouts}
+        if len(self.layouts) > MOST_LAYOUTS or len(names) < len(self.layouts):
+            raise ValueError(f"hint layouts has {len(self.layouts)}; it must name at most {MOST_LAYOUTS}, each once")
         if self.layout:
             Layout.from_name(self.layout)
         if self.slots_per_share < 1:

@@ -13,6 +13,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from dist_core.layout import Layout
+
 SAMPLES_KEPT = 48
 
 
@@ -56,6 +58,8 @@ class Observation:
             raise ValueError(f"observation {row} has an impossible configuration")
         if not (0.0 < gradient < 86400.0 and 0.0 < optim < 86400.0):
             raise ValueError(f"observation {row} has a step time outside (0 s, 1 day)")
+        if len(names) > 1:
+            Layout.from_name(names[1])
         configuration = Configuration(int(nodes), int(replicas), int(atomic), *(str(name) for name in names[:2]))
         return cls(configuration, gradient, optim, int(count))
 

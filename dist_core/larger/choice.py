@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Sequence
 from typing import Any
 
@@ -48,5 +49,6 @@ def settle_layout(
         return chosen.settle([LayoutTerms(layout, 1.0, alone.fixed_bytes / members)], memory, whole_seconds=1.0)
     names = list(blocks) if blocks is not None else blocks_of(model)
     costs = model_costs(model, names, optimizers, example)
-    terms = predicted_terms(costs, chosen.sizes, kinds, recomputes, **pipeline)
+    room = math.inf if memory is None else memory
+    terms = predicted_terms(costs, chosen.sizes, kinds, recomputes, memory=room, **pipeline)
     return chosen.settle(terms, memory, whole_seconds=costs.seconds)

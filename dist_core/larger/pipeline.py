@@ -9,6 +9,7 @@ replicas come and go as whole pipelines.
 from __future__ import annotations
 
 import json
+import math
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -29,13 +30,14 @@ from dist_core.larger.microbatches import Division, divided, largest_microbatch
 from dist_core.larger.optimizers import train_in_place_of
 from dist_core.larger.part_passes import PartPasses
 from dist_core.larger.part_sums import PartSums
-from dist_core.larger.predicted import slot_memory, state_factor
+from dist_core.larger.predicted import in_memory, model_costs, slot_memory, state_factor
 from dist_core.larger.recomputing import recompute_in
 from dist_core.larger.schedules import ScheduleKind, schedule_kind
-from dist_core.larger.stages import blocks_of, cut, examples_in, stage_modules
+from dist_core.larger.stages import blocks_of, cut, stage_modules
 from dist_core.layout import STAGES
 from dist_core.link.environment import gpu_share
 from dist_core.partition.balance import Partition, PipelineTerms
+from dist_core.partition.blocks import BlockCosts
 from dist_core.partition.explain import explain
 from dist_core.torch_private import as_default_group
 from dist_core.training.measured_model import MeasuredModel
@@ -134,12 +136,17 @@ class ElasticPipeline(MeasuredModel, nn.Module):
                 memory_weight=memory_weight,
             )
             known = slot_memory(place, gpu_share()) if memory_bytes is None else memory_bytes
-            room = float("inf") if known is None else known / self._kind.chunks
+            room = math.inf if known is None else known / self._kind.chunks
+            costs = None if example is None else model_costs(model, names, optimizers, example)
+            blocks_costs: Sequence[BlockCosts] | None = None if costs is None else costs.blocks
+            if costs is not None and not math.isinf(room):
+                # What has to fit is a microbatch of one example; how many more do is seen then.
+                blocks_costs = in_memory(costs, recomputes=recompute)
             self.partition = cut(
-                model, names, self._num_stages, self._terms, example=example, cuts=cuts, memory_bytes=room
+                model, names, self._num_stages, self._terms, costs=blocks_costs, cuts=cuts, memory_bytes=room
             )
-            if microbatches is None and example is not None:
-                self._largest = largest_microbatch(self.partition, self._terms, examples_in(example), room)
+            if microbatches is None and not math.isinf(room) and cuts is None:
+                self._largest = largest_microbatch(self.partition, self._terms, room)
             self.stages = nn.ModuleList(stage_modules(model, names, self.partition, self._indices))
             own = {id(each) for each in self.stages.parameters()}
             train_in_place_of(optimizers, {id(each): None for each in model.parameters() if id(each) not in own})

@@ -6,9 +6,10 @@ steps have been measured they count no more.
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -60,12 +61,36 @@ class ModelCosts:
 def model_costs(
     model: nn.Module, names: Sequence[str], optimizers: Sequence[torch.optim.Optimizer], example: Any
 ) -> ModelCosts:
+    factor = state_factor(optimizers)
     if example is None:
-        size = sum(each.nbytes for each in model.parameters())
+        size = _parameter_bytes(model, optimizers, factor)
         blocks = [BlockCosts(name="model", forward_seconds=1.0, backward_seconds=2.0, parameter_bytes=size)]
-        return ModelCosts(tuple(blocks), 1, (), state_factor(optimizers))
-    blocks = estimate_blocks(copied_to_meta(model), names, on_meta(example), ANY_DEVICE)
-    return ModelCosts(tuple(blocks), examples_in(example), tuple(ties_between(model, names)), state_factor(optimizers))
+        return ModelCosts(tuple(blocks), 1, (), factor)
+    found = estimate_blocks(copied_to_meta(model), names, on_meta(example), ANY_DEVICE)
+    blocks = [
+        replace(each, parameter_bytes=_parameter_bytes(model.get_submodule(each.name), optimizers, factor))
+        for each in found
+    ]
+    return ModelCosts(tuple(blocks), examples_in(example), tuple(ties_between(model, names)), factor)
+
+
+def _parameter_bytes(module: nn.Module, optimizers: Sequence[torch.optim.Optimizer], factor: float) -> int:
+    """As if all were trained: those that are frozen, or in no optimizer, have neither gradients nor state."""
+    trained = {id(each) for optimizer in optimizers for group in optimizer.param_groups for each in group["params"]}
+    return sum(
+        each.nbytes if each.requires_grad and id(each) in trained else int(each.nbytes / factor)
+        for each in module.parameters()
+    )
+
+
+def in_memory(costs: ModelCosts, *, recomputes: bool) -> list[BlockCosts]:
+    """The blocks with what they keep of a microbatch of one example, the least that there is."""
+    return [
+        replace(
+            each, activation_bytes=-(-(each.output_bytes if recomputes else each.activation_bytes) // costs.examples)
+        )
+        for each in costs.blocks
+    ]
 
 
 def predicted_terms(
@@ -74,15 +99,15 @@ def predicted_terms(
     kinds: Collection[str],
     recomputes: Collection[bool],
     *,
+    memory: float = math.inf,
     microbatches: int | None = None,
     schedule: Any = "1f1b",
     chunks: int = 1,
 ) -> list[LayoutTerms]:
     """Of all layouts of these sizes and kinds that are possible; one slot holds the model whole.
 
-    Seconds are those of an example.
-
-    ``recomputes``: whether activations may be, have to be, or must not be computed again.
+    Seconds are those of an example. ``recomputes``: whether activations may be, have to be, or must not be computed
+    again. ``memory``: of a slot, in which stages are cut to fit.
     """
     found: list[LayoutTerms] = []
     for size in sizes:
@@ -96,7 +121,7 @@ def predicted_terms(
                 count = microbatches or 4 * size * chunks
                 terms = PipelineTerms(microbatches=count, schedule=schedule, state_factor=costs.state_factor)
                 try:
-                    found.append(_stages(costs, Layout(size, STAGES, again), terms, chunks))
+                    found.append(_stages(costs, Layout(size, STAGES, again), terms, chunks, memory))
                 except InvalidTraining:
                     # Fewer blocks than stages, or weights that belong together.
                     continue
@@ -145,10 +170,17 @@ def _sharded(costs: ModelCosts, layout: Layout) -> LayoutTerms:
     return LayoutTerms(layout, SHARDED_SECONDS * max(whole.seconds, busy), fixed, whole.example_bytes)
 
 
-def _stages(costs: ModelCosts, layout: Layout, terms: PipelineTerms, chunks: int) -> LayoutTerms:
+def _stages(costs: ModelCosts, layout: Layout, terms: PipelineTerms, chunks: int, memory: float) -> LayoutTerms:
     count = layout.slots * chunks
-    devices = [StageDevice(name=f"stage {index}") for index in range(count)]
-    found = partition(costs.blocks, devices, terms, ties=costs.ties)
+    blocks = in_memory(costs, recomputes=layout.recomputes)
+    try:
+        devices = [StageDevice(name=f"stage {index}", memory_bytes=memory / chunks) for index in range(count)]
+        found = partition(blocks, devices, terms, ties=costs.ties)
+    except InvalidTraining:
+        # It does not fit, as its terms will say; unless it cannot be cut at all.
+        found = partition(
+            blocks, [StageDevice(name=f"stage {index}") for index in range(count)], terms, ties=costs.ties
+        )
     slowest = max(sum(block.seconds for block in stage.blocks) for stage in found.stages) / costs.examples
     bubble = (layout.slots - 1) / (chunks * terms.microbatches)
     seconds = chunks * slowest * (1.0 + bubble)
@@ -156,10 +188,11 @@ def _stages(costs: ModelCosts, layout: Layout, terms: PipelineTerms, chunks: int
         seconds *= _slower_by_recomputing(costs.blocks)
     fixed, activations = [0.0] * layout.slots, [0.0] * layout.slots
     for index, stage in enumerate(found.stages):
-        kept = _activations(stage.blocks, recomputes=layout.recomputes) * terms.in_flight(index, count)
+        kept = sum(block.activation_bytes for block in stage.blocks) * terms.in_flight(index, count)
         fixed[index % layout.slots] += costs.state_factor * sum(block.parameter_bytes for block in stage.blocks)
-        activations[index % layout.slots] += kept / terms.microbatches / costs.examples
-    return LayoutTerms(layout, seconds, max(fixed), max(activations))
+        activations[index % layout.slots] += kept / terms.microbatches
+    again = max(block.activation_bytes for block in costs.blocks) / costs.examples / terms.microbatches
+    return LayoutTerms(layout, seconds, max(fixed), max(activations) + (again if layout.recomputes else 0.0))
 
 
 def _activations(blocks: Sequence[BlockCosts], *, recomputes: bool) -> float:

@@ -12,11 +12,16 @@ from torch.utils.checkpoint import checkpoint
 
 
 def recompute_in(model: nn.Module, names: Sequence[str]) -> None:
-    """In those of the blocks that the model has; with the same random numbers again."""
+    """In those of the blocks that the model has; with the same random numbers again.
+
+    Not in those with a batch norm, which would count the batch twice.
+    """
     present = dict(model.named_modules())
     for name in names:
         block = present.get(name)
-        if block is not None and any(True for _ in block.parameters()):
+        if block is None or not any(True for _ in block.parameters()):
+            continue
+        if not any(isinstance(each, nn.modules.batchnorm._BatchNorm) for each in block.modules()):
             block.forward = functools.partial(_recomputed, block.forward)
 
 

@@ -12,7 +12,7 @@ from torch import nn
 from dist_core.errors import InvalidTraining
 from dist_core.partition.balance import Partition, PipelineTerms, partition, partition_at
 from dist_core.partition.blocks import BlockCosts, StageDevice
-from dist_core.partition.measure import DeviceProfile, estimate_blocks, ties_between
+from dist_core.partition.measure import DeviceProfile, ties_between
 from dist_core.partition.split import without_other_blocks
 
 ANY_DEVICE = DeviceProfile(flops_per_second=1e12, bytes_per_second=1e11)
@@ -38,28 +38,27 @@ def cut(
     num_stages: int,
     terms: PipelineTerms,
     *,
-    example: Any,
+    costs: Sequence[BlockCosts] | None,
     cuts: Sequence[str] | None,
     memory_bytes: float,
 ) -> Partition:
     """The model's stages, the same on every process that asks. Raises InvalidTraining for what cannot be cut.
 
-    ``example``: a microbatch, whatever its numbers; ``cuts``: names of blocks that stages begin with, where that is
-    known. ``memory_bytes``: of the device of each stage.
+    ``costs``: of the blocks, where they are known; ``cuts``: names of blocks that stages begin with, where these are.
+    ``memory_bytes``: of the device of each stage.
     """
     _refuse_what_lies_between(model, names)
     devices = [StageDevice(name=f"stage {index}", memory_bytes=memory_bytes) for index in range(num_stages)]
     if cuts is not None:
-        costs = [_unknown(name, model.get_submodule(name)) for name in names]
-        found = partition_at(costs, cuts, devices, terms)
+        unknown = [_unknown(name, model.get_submodule(name)) for name in names]
+        found = partition_at(unknown, cuts, devices, terms)
         _refuse_shared(found, ties_between(model, names))
         return found
-    if example is None:
+    if costs is None:
         raise InvalidTraining(
             "a pipeline is to be cut and nothing tells what its blocks compute; give example=, a microbatch of inputs, "
             "or cuts=, the names of the blocks that stages begin with"
         )
-    costs = estimate_blocks(copied_to_meta(model), names, on_meta(example), ANY_DEVICE)
     return partition(costs, devices, terms, ties=ties_between(model, names))
 
 

@@ -7,7 +7,7 @@ replica. Without ``ELASTUNE_API`` the process is standalone: plain ``python trai
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -188,7 +188,7 @@ _RANKS = (
 def standalone_world(environ: Mapping[str, str] | None = None) -> tuple[int, int]:
     """(rank, world size) of a process without a scheduler: torchrun's variables, or mpirun's, or (0, 1)."""
     environ = os.environ if environ is None else environ
-    for rank, size in _RANKS:
+    for rank, size in _ranks_in(environ):
         if size in environ:
             return int(environ.get(rank, "0")), int(environ[size])
     return int(environ.get("RANK", "0")), 1
@@ -196,4 +196,11 @@ def standalone_world(environ: Mapping[str, str] | None = None) -> tuple[int, int
 
 def started_by_mpirun(environ: Mapping[str, str] | None = None) -> bool:
     environ = os.environ if environ is None else environ
-    return "WORLD_SIZE" not in environ and any(size in environ for _, size in _RANKS)
+    return "WORLD_SIZE" not in environ and any(size in environ for _, size in _ranks_in(environ))
+
+
+def _ranks_in(environ: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    for rank, size in _RANKS:
+        # srun speaks PMI to tasks that have nothing to do with each other.
+        if not (size.startswith("PMI") and "SLURM_JOB_ID" in environ):
+            yield rank, size

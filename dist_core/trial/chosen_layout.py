@@ -97,6 +97,12 @@ class ChosenLayout:
         return best.layout
 
     def _refuse(self, terms: Sequence[LayoutTerms], memory: float) -> None:
+        if not self._possible(terms):
+            raise InvalidTraining(
+                f"this model has run out of memory with the smallest batch in every layout that it can have "
+                f"({', '.join(str(each.layout) for each in terms)}). Let a replica take more slots "
+                "(slots_per_replica), allow a smaller batch, or make the model smaller"
+            )
         least = min(terms, key=lambda each: each.fixed_bytes + each.example_bytes)
         needed = least.fixed_bytes + least.example_bytes
         raise InvalidTraining(

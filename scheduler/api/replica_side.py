@@ -221,6 +221,9 @@ def replica_routes(service: Service) -> APIRouter:
         # What was understood, and nothing that came with it.
         document = hints.to_json()
         before = store.hints([caller.trial_id]).get(caller.trial_id, {}) if hints.layouts else {}
+        if hints.bounds is None and before:
+            # Before it trains it knows of its layouts alone; what it had measured with another one stays.
+            document = {**before, **{name: document[name] for name in ("layout", "layouts", "slot_memory_bytes")}}
         store.put_hints(caller.trial_id, document)
         if hints.layouts and before.get("layouts") != document["layouts"]:
             # What it can train with may leave nothing of what it has.

@@ -15,7 +15,7 @@ from typing import Any
 
 from dist_core.goodput import Hints
 from scheduler.knowledge.coming import ComingTrials, Plans
-from scheduler.knowledge.layouts import layout_options, present_layout
+from scheduler.knowledge.layouts import as_told, layout_fields, present_layout
 from scheduler.knowledge.priorities import priorities_of
 from scheduler.knowledge.promise import Promise, Standings
 from scheduler.knowledge.study_history import StudyHistory
@@ -28,7 +28,7 @@ from trials.quota import SlotQuota
 from trials.record import ReplicaRecord, Report, Study, TrialRecord
 from trials.states import TrialState
 from trials.store import TrialStore
-from trials.terms import Goal, StudyTerms
+from trials.terms import StudyTerms
 
 DEFAULT_PAUSE_SECONDS = 0.3
 """Assumed cost of a rescale until a trial has measured its own."""
@@ -87,6 +87,12 @@ class Observer:
     def present_layout(self, trial: TrialRecord) -> str:
         """With which its replicas train, as far as they have said."""
         return present_layout(trial, self._hints.get(trial.trial_id))
+
+    def give_up_layout(self, trial: TrialRecord) -> None:
+        """Its replicas were ended for want of memory."""
+        history = self._histories.get(trial.spec.study)
+        if history is not None and trial.layout:
+            history.give_up(trial.trial_id, self.present_layout(trial))
 
     def progress(self, trial_id: str) -> float:
         """What the trial said last; 0 while nothing is known."""
@@ -276,7 +282,7 @@ class Observer:
         layout = present_layout(trial, known)
         under_way = granted is not None and granted.slots > 0 and bool(trial.members) and not backs_off
         if granted is not None and under_way:
-            going_to = granted.layout or layout
+            going_to = as_told(granted.layout, known) if granted.layout else layout
             under_way = placement != granted.placement or layout != going_to
             placement, layout = granted.placement, going_to
         if under_way:
@@ -293,17 +299,12 @@ class Observer:
         fraction = history.fraction(trial.trial_id)
         goes_on = survival.probability(fraction, promise.weight if promise is not None and promise.rank else None)
         pause = known.rescale_pause_seconds if known is not None else None
-        options = layout_options(trial, known, history, starts=bool(replicas))
-        present = next((each for each in options if each.layout == layout), options[0] if options else None)
         return TrialView(
             trial_id=trial.trial_id,
             study=trial.spec.study,
             study_title="" if study is None else study.title,
-            min_slots=min((each.min_slots for each in options), default=trial.spec.min_slots),
-            max_slots=max((each.max_slots for each in options), default=trial.spec.max_slots),
-            slots_per_replica=trial.slots_per_replica if present is None else present.slots_per_replica,
             layout=layout,
-            options=options,
+            **layout_fields(trial, known, history, layout, starts=bool(replicas)),
             placement=placement,
             can_rescale=trial.state is TrialState.RUNNING
             and trial.generation > 0
@@ -311,7 +312,6 @@ class Observer:
             and not backs_off
             and not under_way,
             held=held,
-            model=history.model(trial.trial_id, known) if present is None else present.model,
             goes_on=goes_on,
             expected_part=goes_on + (1.0 - goes_on) * survival.part_until_stopped(fraction),
             promise=promise.weight if promise is not None else 0.5,
@@ -331,7 +331,7 @@ class Observer:
             study_weight=terms.weight,
             study_priority=priority,
             quotas=(*studys_quotas, *launchers_quotas),
-            goal=_goal(terms, survival),
+            goal=survival.goal(terms),
             deadline_in=None if terms.deadline_at is None else terms.deadline_at - now,
             budget_left=None
             if terms.budget_slot_hours is None
@@ -395,9 +395,3 @@ def _quotas_of_studies(studies: Mapping[str, Study], name: str) -> list[SlotQuot
         for each, quota in quotas.items()
         if quota is not None
     ]
-
-
-def _goal(terms: StudyTerms, survival: Survival) -> Goal:
-    if terms.goal != "auto":
-        return terms.goal
-    return "time_to_best" if survival.stopped_at else "completion_time"

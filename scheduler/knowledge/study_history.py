@@ -34,7 +34,10 @@ class StudyHistory:
         self._layouts: tuple[LayoutTerms, ...] = ()
         self._predicted: dict[str, dict[str, float]] = {}
         """Seconds that a trial is predicted to take with a layout."""
-        self._slot_memory: float | None = None
+        self._slot_memory = math.inf
+        """The least that any has said: of nodes of several kinds, trials may come to all."""
+        self._given_up: dict[str, set[str]] = {}
+        """Layouts that a trial has run out of memory with."""
 
     def note(self, trial_id: str, hints: Hints) -> None:
         """What a trial has said now takes the place of what it said before."""
@@ -44,8 +47,13 @@ class StudyHistory:
         for key, rows in alike.items():
             self._measured.setdefault(key, _Alike()).note(trial_id, tuple(rows))
         if hints.layouts:
-            self._predicted[trial_id] = {str(each.layout): each.seconds for each in hints.layouts}
-            self._layouts, self._slot_memory = hints.layouts, hints.slot_memory_bytes
+            names = {str(each.layout): each.seconds for each in hints.layouts}
+            for lost in self._predicted.get(trial_id, {}).keys() - names.keys():
+                self.give_up(trial_id, lost)
+            self._predicted[trial_id] = names
+            self._layouts = hints.layouts
+            if hints.slot_memory_bytes is not None:
+                self._slot_memory = min(self._slot_memory, hints.slot_memory_bytes)
         self._bounds = hints.bounds or self._bounds
         self._slots_per_share = hints.slots_per_share
         self._progress[trial_id] = hints.progress
@@ -84,12 +92,16 @@ class StudyHistory:
     def _noise_history(self) -> dict[int, float]:
         return {index: statistics.median(values.values()) for index, values in self._noise.items()}
 
-    def layouts(self, hints: Hints | None) -> tuple[Sequence[LayoutTerms], float]:
+    def give_up(self, trial_id: str, layout: str) -> None:
+        self._given_up.setdefault(trial_id, set()).add(layout)
+
+    def layouts(self, trial_id: str, hints: Hints | None) -> tuple[Sequence[LayoutTerms], float]:
         """That the trial may have, as it or else another one has said, and the memory of a slot."""
-        if hints is not None and hints.layouts:
-            memory = hints.slot_memory_bytes
-            return hints.layouts, math.inf if memory is None else memory
-        return self._layouts, math.inf if self._slot_memory is None else self._slot_memory
+        told = hints.layouts if hints is not None and hints.layouts else self._layouts
+        given_up = self._given_up.get(trial_id, ())
+        left = [each for each in told if str(each.layout) not in given_up]
+        # With none left, its code says so.
+        return left or told, self._slot_memory
 
     def model(self, trial_id: str, hints: Hints | None) -> TrialModel | None:
         """The trial's model, on the kind of nodes that most is known of; None before anybody has measured anything."""
@@ -143,7 +155,7 @@ class StudyHistory:
 
     def _model(self, trial_id: str, hints: Hints | None, key: tuple[str, str], *, slots_per_share: int) -> TrialModel:
         bounds = self._bounds if hints is None or hints.bounds is None else hints.bounds
-        assert bounds is not None
+        assert bounds is not None, "hints with measured steps have bounds"
         profile, factor = self._measured[key].profile_of(trial_id)
         others = [other for other in self._kinds(key[1]) if other != key]
         return TrialModel(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Set
 
+from dist_core.link.environment import EXIT_PREEMPTED
 from scheduler.loop.backoff import FAILED_JOIN_SECONDS, Backoff
 from scheduler.loop.hearing import Hearing
 from scheduler.loop.journal import Journal
@@ -127,7 +128,9 @@ class Happenings:
         trial = self._store.trial(replica.trial_id)
         may_have_joined = replica.join_epoch is not None or replica.launch_index > 0
         joined = replica.state is ReplicaState.ACTIVE
-        failed = gone.status in (1, None) and replica.replica_id not in trial.members and not joined
+        # One that leaves before it has joined has no room; the scheduler hears that from those that train.
+        left = gone.status == EXIT_PREEMPTED and gone.replica_id not in self._leaving
+        failed = (gone.status in (1, None) or left) and replica.replica_id not in trial.members and not joined
         if may_have_joined and failed and trial.members:
             # A joiner that ended by itself would end so again: the next one is not started at once.
             self._backoff.begin(trial.trial_id, now, FAILED_JOIN_SECONDS)

@@ -10,7 +10,7 @@ from scheduler.knowledge.observer import Observer
 from scheduler.loop.backoff import FAILED_JOIN_SECONDS, Backoff
 from scheduler.loop.happenings import Happenings
 from scheduler.loop.journal import Journal
-from scheduler.loop.losses import Verdict, found_no_room, judge
+from scheduler.loop.losses import BACKOFF_SECONDS, LONGEST_BACKOFF_SECONDS, Verdict, found_no_room, judge
 from scheduler.loop.trial_files import TrialFiles
 from trials.launch.base import NO_ROOM
 from trials.record import Outcome, Reason, ReplicaRecord, ReplicaState, TrialRecord
@@ -58,6 +58,8 @@ class Lives:
         self._observer = observer
         self._on_end = on_end
         self._progress_at_loss: dict[str, float] = {}
+        self._refusals: dict[str, int] = {}
+        """Times in a row that a trial's replicas have left before they could train."""
 
     def advance(self, trial: TrialRecord, now: float) -> None:
         trial = self._settle_switch(trial, now)
@@ -112,6 +114,7 @@ class Lives:
 
     def forget(self, trial_id: str) -> None:
         self._progress_at_loss.pop(trial_id, None)
+        self._refusals.pop(trial_id, None)
 
     # ------------------------------------------------------------------ where all its replicas are gone
 
@@ -125,6 +128,11 @@ class Lives:
         losses = trial.losses
         told = self._happenings.take_ends(ended)
         why = next((each.why for each in told.values() if each is not None), "")
+        if any(each is not None and each.code == "out_of_memory" for each in told.values()):
+            self._observer.give_up_layout(trial)
+        if trial.layout and not asked and preempted:
+            never_ready = all(each.ready_at is None and each.stop_requested_at is None for each in ended)
+            self._note_refusal(trial.trial_id, now, again=never_ready)
         if asked or preempted:
             reason = Reason(code="paused", sentence=trial.hold or "saved its state and gave its slots back")
         elif found_no_room(ended, told):
@@ -150,6 +158,12 @@ class Lives:
             published=number,
             published_members=(),
         )
+
+    def _note_refusal(self, trial_id: str, now: float, *, again: bool) -> None:
+        """Replicas that leave again and again before they can train would go on so, if nothing else is decided."""
+        number = self._refusals[trial_id] = self._refusals.get(trial_id, 0) + 1 if again else 0
+        if number > 1:
+            self._backoff.begin(trial_id, now, min(LONGEST_BACKOFF_SECONDS, BACKOFF_SECONDS * 2.0 ** (number - 1)))
 
     def _judged(self, trial: TrialRecord, ended: Sequence[ReplicaRecord], why: str) -> Verdict:
         return judge(

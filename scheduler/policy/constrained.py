@@ -123,7 +123,8 @@ def _set_aside(snapshot: Snapshot) -> tuple[dict[str, Grant], Snapshot]:
     kept: dict[str, Grant] = {}
     used: dict[str, int] = {}
     for view in snapshot.eligible:
-        if view.preemptible or not view.min_slots <= view.held_slots <= view.max_slots:
+        within = view.options or view.min_slots <= view.held_slots <= view.max_slots
+        if view.preemptible or not view.held_slots or not within:
             continue
         if any(count > room.get(node, 0) for node, count in view.placement.items()):
             # Its node is gone or has become smaller.
@@ -140,6 +141,7 @@ def _set_aside(snapshot: Snapshot) -> tuple[dict[str, Grant], Snapshot]:
     return kept, replace(
         snapshot,
         nodes=tuple(node for node in nodes if node.slots > 0),
+        whole_node=snapshot.largest_node,
         trials=tuple(
             replace(
                 view,
@@ -200,6 +202,6 @@ def _over_quota(views: Sequence[TrialView], grants: Mapping[str, Grant]) -> dict
             if not reducible:
                 break
             largest = max(reducible, key=lambda trial: counts[trial])
-            counts[largest] -= sizes[largest]
+            counts[largest] = max(least[largest], counts[largest] - sizes[largest])
         caps |= counts
     return caps

@@ -49,6 +49,16 @@ class GoodputPolicy:
         table = GoodputTable(eligible, snapshot, self.settings)
         placed = self._placed(table, eligible, snapshot)
         for _ in range(MOST_PLACED):
+            # Slots there are, and no node with as many: another layout may do with what is free.
+            homeless = [
+                row
+                for row, view in enumerate(eligible)
+                if len(view.options) > 1 and table.chosen_counts[row] and not placed.get(view.trial_id)
+            ]
+            if not table.leave_out(homeless):
+                break
+            placed = self._placed(table, eligible, snapshot)
+        for _ in range(MOST_PLACED):
             room = free_slots(snapshot.nodes, placed.values())
             spread = {
                 row: (max(count + room.get(node, 0) for node, count in placement.items()), len(placement))
@@ -79,14 +89,23 @@ class GoodputPolicy:
         if any(not count for count in chosen[~table.hurried]):
             # Somebody waits for more than is free: what others took now would have to be taken back from them.
             chosen = table.counts[choose_counts(table.counts, table.without_growth(), snapshot.total_slots)]
-        counts = {view.trial_id: int(count) for view, count in zip(views, chosen, strict=True)}
+        table.chosen_counts = [int(count) for count in chosen]
+        counts = {view.trial_id: count for view, count in zip(views, table.chosen_counts, strict=True)}
         left_alone = {view.trial_id for view, alone in zip(views, table.left_alone, strict=True) if alone}
         rooted = {view.trial_id for view in views if is_rooted(view)}
         sizes = {
             view.trial_id: table.option(row, counts[view.trial_id]).slots_per_replica for row, view in enumerate(views)
         }
         large = {trial: size for trial, size in sizes.items() if size > 1}
-        return packed(counts, snapshot.nodes, held_by(views), left_alone=left_alone, rooted=rooted, sizes=large)
+        return packed(
+            counts,
+            snapshot.nodes,
+            held_by(views),
+            left_alone=left_alone,
+            rooted=rooted,
+            sizes=large,
+            whole_node=snapshot.largest_node,
+        )
 
     def _reason(
         self,

@@ -66,6 +66,10 @@ class GoodputTable:
         """Speed with what it has, of trials with a choice."""
         self._possible = np.ones((len(views), len(self.counts)), dtype=bool)
         """Whether any layout makes whole replicas of it."""
+        self.chosen_counts: list[int] = [0] * len(views)
+        """What the latest search has given to each."""
+        self._left_out: dict[int, set[str]] = {}
+        """Layouts for which no node has room, by row."""
         self._switches = np.zeros((len(views), len(self.counts)), dtype=bool)
         """Whether it would have to start anew with another layout than it has."""
         self.left_alone = np.array([self._is_left_alone(view) for view in views], dtype=bool)
@@ -125,6 +129,8 @@ class GoodputTable:
         )
         if self.left_alone[row]:
             possible &= stays[:, None]
+        left_out = self._left_out.get(row, set())
+        possible &= np.array([each.layout not in left_out for each in options])[:, None]
         worth = speeds * np.where(
             stays[:, None], 1.0, np.minimum(STARTS_ANEW, self._kept_of_a_start(row, view, speeds))
         )
@@ -144,6 +150,16 @@ class GoodputTable:
             self._settings.horizon_seconds, self.work[row] / np.maximum(speeds, 1e-12) + view.pause_seconds
         )
         return np.asarray(np.maximum(1.0 - cost / np.maximum(use, 1e-9), LEAST_KEPT))
+
+    def leave_out(self, rows: Sequence[int]) -> bool:
+        """The layouts that were chosen for these trials and have found no place; whether any has another."""
+        for row in rows:
+            self._left_out.setdefault(row, set()).add(self.option(row, self.chosen_counts[row]).layout)
+        if any(len(self._left_out[row]) < len(self._options[row]) for row in rows):
+            self._measure(self._views)
+            self.values = self._values(self._views, self._snapshot)
+            return True
+        return False
 
     def option(self, row: int, count: int) -> LayoutOption:
         """With which the trial trains best on so many slots."""

@@ -25,6 +25,7 @@ from scheduler.simulator.world import SimulationResult, World
 from scheduler.snapshot import LayoutOption, TrialView, check_grants
 from tests.support.loop_bench import Bench
 from tests.support.views import model, running, snapshot, views, waiting
+from trials.quota import SlotQuota
 from trials.record import TrialRecord
 from trials.spec import TrialSpec
 from trials.states import TrialState
@@ -101,8 +102,18 @@ def test_hints_carry_layouts() -> None:
     assert Hints.from_json(hints.to_json()) == hints
     untold = Hints(bounds=None, layouts=TERMS)
     assert Hints.from_json(untold.to_json()) == untold
-    for wrong in ({"layouts": [["1", -1.0, 0.0, 0.0]]}, {"layouts": [["one", 1.0, 0.0, 0.0]]}, {"layout": "no"}):
-        with pytest.raises(ValueError, match="layout"):
+    for wrong in (
+        {"layouts": [["1", -1.0, 0.0, 0.0]]},
+        {"layouts": [["1", True, 0.0, 0.0]]},
+        {"layouts": [["one", 1.0, 0.0, 0.0]]},
+        {"layouts": 2 * [["1", 1.0, 0.0, 0.0]]},
+        {"layouts": [[f"{slots}", 1.0, 0.0, 0.0] for slots in range(1, 66)]},
+        {"layout": "no"},
+        {"layout": 7},
+        {"observations": [[1, 1, 8, 0.1, 0.1, 5, "", "any layout"]]},
+        {"bounds": None},
+    ):
+        with pytest.raises(ValueError, match=r"layout|bounds"):
             Hints.from_json({**hints.to_json(), **wrong})
 
 
@@ -122,7 +133,7 @@ def test_another_trials_word_counts_until_the_trial_has_its_own() -> None:
     # One that is about to say it is not started anew for what others have said.
     assert [each.layout for each in layout_options(a_trial("1"), None, history, starts=True)] == ["1"]
     # And its own word counts, whatever theirs is.
-    mine = told(memory=8 * GB, layout="2 stages")
+    mine = told(layouts=tuple(replace(each, fixed_bytes=each.fixed_bytes / 2) for each in TERMS))
     assert [each.layout for each in layout_options(a_trial("2 stages"), mine, history, starts=True)] == ["1"]
 
 
@@ -309,6 +320,89 @@ def test_a_trial_goes_on_with_another_layout_when_its_replicas_have_left(tmp_pat
     assert record.state is TrialState.STARTING
     words = [entry.reason.sentence for entry in bench.store.history(trial_id)]
     assert any(each.startswith("goes on 4 stages instead of 2 stages, on 4 slots") for each in words), words
+
+
+def test_its_first_word_of_an_open_number_of_slots_starts_nothing_anew(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, slots=4)
+    trial_id = bench.submit(max_replicas=1, replica_sizes=(2, 4))  # type: ignore[arg-type]
+    bench.train(trial_id)
+    assert bench.trial(trial_id).layout == "2"
+    bench.store.put_hints(trial_id, told(layout="2 sharded").to_json())
+    bench.tick(3)
+    record = bench.trial(trial_id)
+    assert record.layout == "2 sharded" and not record.switching
+
+
+def test_a_trial_that_may_not_choose_is_left_as_it_is(tmp_path: Path) -> None:
+    """Another one of its study may, and has said what its code can do."""
+    bench = Bench(tmp_path, slots=4)
+    chooses = bench.submit(max_replicas=1, replica_sizes=(1, 2))  # type: ignore[arg-type]
+    plain = bench.submit(number=1, max_replicas=1)
+    bench.train(chooses)
+    bench.train(plain)
+    bench.store.put_hints(chooses, told(layout="1", memory=20 * GB).to_json())
+    bench.tick(10)
+    assert bench.trial(plain).state is TrialState.RUNNING and bench.trial(plain).layout == ""
+
+
+def test_what_a_trial_has_run_out_of_memory_with_is_not_offered_again() -> None:
+    history = history_of(t=told(*rows("2 stages", 1, 1e-3)))
+    without = tuple(each for each in TERMS if str(each.layout) != "2 stages")
+    history.note("t", told(layouts=without))
+    # A new process whose folder is empty knows nothing of it.
+    history.note("t", told())
+    found = {each.layout for each in layout_options(a_trial("4 stages"), told(), history, starts=True)}
+    assert found == {"2 sharded", "4 stages", "4 stages recomputed"}
+
+
+def test_replicas_that_leave_again_and_again_are_waited_for(tmp_path: Path) -> None:
+    """Their word does not arrive, or nothing else is decided."""
+    bench = Bench(tmp_path, slots=4)
+    trial_id = bench.submit(max_replicas=1, replica_sizes=(1, 2))  # type: ignore[arg-type]
+    started = 0
+    for _ in range(240):
+        bench.tick()
+        for row in bench.store.replicas(trial_id=trial_id):
+            started += 1
+            bench.launcher.end(row.replica_id, 143)
+    assert 3 < started < 8
+    assert bench.trial(trial_id).losses == 0
+
+
+def test_a_layout_without_a_place_gives_way_to_one_that_has(tmp_path: Path) -> None:
+    policy = policy_by_name("goodput")
+    fast, small = option("4 stages", 3.0), option("2 stages")
+    busy = [
+        running(f"b{index}", placement={f"n{index}": 2}, max_slots=2, min_slots=2, since_rescale_seconds=0.0)
+        for index in range(2)
+    ]
+    mine = with_choice(running("a", placement={"n0": 2}, since_rescale_seconds=1e3), fast, small, layout="2 stages")
+    grant = policy.allocate(snapshot(mine, *busy, slots=4, nodes=2))["a"]
+    assert (grant.layout, dict(grant.placement)) == ("2 stages", {"n0": 2, "n1": 2})
+    waits = with_choice(waiting("a"), fast, small)
+    grant = policy.allocate(snapshot(waits, *busy, slots=4, nodes=2))["a"]
+    assert (grant.layout, dict(grant.placement)) == ("2 stages", {"n0": 2, "n1": 2})
+
+
+def test_a_quota_leaves_the_layouts_that_it_has_room_for() -> None:
+    policy = policy_by_name("goodput")
+    quota = (SlotQuota("study s", 3, "its study's quota of slots is used"),)
+    view = with_choice(waiting("a", quotas=quota), option("4 stages", 3.0), option("2 stages"))
+    grant = policy.allocate(snapshot(view, slots=8))["a"]
+    assert (grant.layout, grant.slots) == ("2 stages", 2)
+
+
+def test_what_is_set_aside_makes_no_node_smaller() -> None:
+    policy = policy_by_name("goodput")
+    kept = [running(f"k{index}", placement={f"n{index}": 1}, max_slots=1, preemptible=False) for index in range(2)]
+    large = waiting("a", min_slots=4, max_slots=4, slots_per_replica=4)
+    seen = snapshot(*kept, large, slots=4, nodes=2)
+    grants = policy.allocate(seen)
+    check_grants(seen, grants)
+    assert not grants["a"].slots
+    # And one that may not be preempted keeps what it has, although it would fit on one slot now.
+    mine = with_choice(running("b", 2, preemptible=False), option("1"), layout="2 stages")
+    assert policy.allocate(snapshot(mine, slots=4))["b"].placement == {"n0": 2}
 
 
 # ---------------------------------------------------------------------- and what it is worth

@@ -226,7 +226,7 @@ def test_trials_take_as_many_slots_for_a_replica_as_their_models_need(
             objectives.quadratic,
             {"memory_per_slot": 0},
             InvalidSweep,
-            "memory_per_slot is 0; it must be a number of GiB",
+            "memory_per_slot is 0; it must be a number of GiB of",
         ),
         (objectives.quadratic, {"slots_per_replica": (2, 0)}, InvalidTrialSpec, r"slots_per_replica is \(2, 0\)"),
         (objectives.quadratic, {"slots_per_replica": ()}, InvalidTrialSpec, "or several of them to choose from"),

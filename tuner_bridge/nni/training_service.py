@@ -94,6 +94,10 @@ class ElastuneConfig(TrainingServiceConfig):  # type: ignore[misc]  # NNI has no
                     f"trainingService: {name} is {value}, but schedulerUrl names a scheduler that has slots of its "
                     "own; leave one of them out"
                 )
+        if (self.slots_per_gpu or 1) > 1 and (self.gpus_per_slot or 1) > 1:
+            raise ValueError(
+                "trainingService: a slot is a part of a GPU or has several; leave out slotsPerGpu or gpusPerSlot"
+            )
         if self.slots is not None:
             try:
                 sizes_within(sizes, self.min_replicas, self.slots, "minReplicas")

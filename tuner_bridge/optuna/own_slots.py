@@ -7,6 +7,9 @@ from dataclasses import dataclass
 
 from tuner_bridge.errors import InvalidSweep
 
+LEAST_MEMORY, MOST_GPUS = 0.1, 64
+"""As `elastune up` takes them."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OwnSlots:
@@ -21,11 +24,11 @@ class OwnSlots:
     def __post_init__(self) -> None:
         if self.slots is not None and self.slots < 1:
             raise InvalidSweep(f"slots is {self.slots}; it must be at least 1")
-        if self.gpus_per_slot is not None and self.gpus_per_slot < 1:
-            raise InvalidSweep(f"gpus_per_slot is {self.gpus_per_slot}; it must be at least 1")
+        if self.gpus_per_slot is not None and not 1 <= self.gpus_per_slot <= MOST_GPUS:
+            raise InvalidSweep(f"gpus_per_slot is {self.gpus_per_slot}; it must be from 1 to {MOST_GPUS}")
         memory = self.memory_per_slot
-        if memory is not None and not (math.isfinite(memory) and memory > 0):
-            raise InvalidSweep(f"memory_per_slot is {memory}; it must be a number of GiB above 0")
+        if memory is not None and not (math.isfinite(memory) and memory >= LEAST_MEMORY):
+            raise InvalidSweep(f"memory_per_slot is {memory}; it must be a number of GiB of at least {LEAST_MEMORY}")
         if self.emulate is not None:
             from trials.launch.emulated import emulation
 

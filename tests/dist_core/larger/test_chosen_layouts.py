@@ -9,6 +9,7 @@ from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
+from types import MethodType
 from typing import Any
 
 import pytest
@@ -20,9 +21,9 @@ from dist_core.goodput import Hints
 from dist_core.goodput.layout_terms import LayoutTerms
 from dist_core.larger.microbatches import largest_microbatch
 from dist_core.larger.model import ElasticModel
-from dist_core.larger.predicted import model_costs, predicted_terms, slot_memory
+from dist_core.larger.predicted import in_memory, model_costs, predicted_terms, slot_memory
 from dist_core.larger.recomputing import recompute_in
-from dist_core.larger.stages import blocks_of
+from dist_core.larger.stages import blocks_of, cut
 from dist_core.layout import Layout
 from dist_core.link.client import ControlChannel
 from dist_core.link.environment import SLOT_MEMORY, ReplicaEnvironment
@@ -76,6 +77,40 @@ def test_what_cannot_be_cut_is_not_offered() -> None:
     assert "16 sharded" in terms((1, 16))
 
 
+def test_frozen_weights_have_neither_gradients_nor_state() -> None:
+    model = stack()
+    for block in list(model)[1:]:
+        block.requires_grad_(False)
+    trained = [each for each in model.parameters() if each.requires_grad]
+    costs = model_costs(model, blocks_of(model), [torch.optim.Adam(trained)], torch.zeros(8, WIDTH))
+    [whole] = predicted_terms(costs, (1,), (), (False,))
+    own = sum(each.nbytes for each in trained)
+    assert whole.fixed_bytes == pytest.approx(4 * own + sum(each.nbytes for each in model.parameters()) - own)
+
+
+def test_stages_that_are_said_to_fit_can_be_cut() -> None:
+    """Whatever the size of the example, and where activations are computed again."""
+    model = stack()
+    optimizer = torch.optim.Adam(model.parameters())
+    whole = sum(each.nbytes for each in model.parameters())
+    for examples in (1, 8, 512):
+        costs = model_costs(model, blocks_of(model), [optimizer], torch.zeros(examples, WIDTH))
+        for again in BOTH:
+            # A little more than the weights of a half, their gradients and state.
+            room = 4 * whole / 2 + 20_000
+            [found] = [
+                each
+                for each in predicted_terms(costs, (2,), ("stages",), (again,), memory=room)
+                if each.layout.kind == "stages"
+            ]
+            assert found.fits(room)
+            terms = PipelineTerms(microbatches=8, state_factor=costs.state_factor)
+            blocks = in_memory(costs, recomputes=again)
+            made = cut(model, blocks_of(model), 2, terms, costs=blocks, cuts=None, memory_bytes=room)
+            largest = largest_microbatch(made, terms, room)
+            assert largest is not None and largest >= 1
+
+
 def test_without_an_example_the_weights_alone_are_known() -> None:
     model = stack()
     costs = model_costs(model, (), [torch.optim.SGD(model.parameters(), lr=0.1)], None)
@@ -92,15 +127,16 @@ def test_a_slots_memory_is_what_it_is_said_to_be(monkeypatch: pytest.MonkeyPatch
 
 
 def test_microbatches_are_as_small_as_memory_wants_them() -> None:
-    costs = model_costs(stack(), blocks_of(stack()), [torch.optim.Adam(stack().parameters())], torch.zeros(8, WIDTH))
+    model = stack()
+    costs = model_costs(model, blocks_of(model), [torch.optim.Adam(model.parameters())], torch.zeros(8, WIDTH))
     pipeline = PipelineTerms(microbatches=8)
-    found = partition(costs.blocks, [StageDevice(), StageDevice()], pipeline)
+    found = partition(in_memory(costs, recomputes=False), [StageDevice(), StageDevice()], pipeline)
     half = sum(block.parameter_bytes for block in costs.blocks[: DEPTH // 2])
-    an_example = sum(block.activation_bytes for block in found.stages[0].blocks) / 8
+    an_example = sum(block.activation_bytes for block in found.stages[0].blocks)
     # The first of two stages keeps two microbatches.
-    assert largest_microbatch(found, pipeline, 8, 4 * half + 2 * 5.5 * an_example) == 5
-    assert largest_microbatch(found, pipeline, 8, 0.0) == 1
-    assert largest_microbatch(found, pipeline, 8, float("inf")) is None
+    assert largest_microbatch(found, pipeline, 4 * half + 2 * 5.5 * an_example) == 5
+    assert largest_microbatch(found, pipeline, 0.0) == 1
+    assert largest_microbatch(found, pipeline, float("inf")) is None
 
 
 def test_recomputed_blocks_have_the_same_gradients_with_the_same_dropout() -> None:
@@ -116,10 +152,14 @@ def test_recomputed_blocks_have_the_same_gradients_with_the_same_dropout() -> No
 
     before = gradients()
     recompute_in(model, ["0", "1", "2", "elsewhere"])
+    assert not isinstance(model[0].forward, MethodType)
     for mine, kept in zip(gradients(), before, strict=True):
         torch.testing.assert_close(mine, kept)
     with torch.no_grad():
         assert not model(x).requires_grad
+    normed = nn.Sequential(nn.BatchNorm1d(8))
+    recompute_in(normed, ["0"])
+    assert isinstance(normed[0].forward, MethodType), "it would count the batch twice"
 
 
 # ---------------------------------------------------------------------- which one it takes

@@ -294,9 +294,9 @@ def status(name: str) -> dict[str, Any]:
     return dict(found[0].get("status") or {}) if found else {}
 
 
-def steady(cluster: Installed, name: str, epochs: int = 400, **spec: Any) -> None:
+def steady(cluster: Installed, name: str, epochs: int = 400, *, how: str = "", **spec: Any) -> None:
     """A trial whose code travels packed, as a sweep's does."""
-    environ = {"EPOCHS": str(epochs), "STEP_SECONDS": "0.02"}
+    environ = {"EPOCHS": str(epochs), "STEP_SECONDS": "0.02", **({"HOW": how} if how else {})}
     command = ["python", "/code/steady.py"]
     apply(trial_document(name, command=command, env=environ, workingDir="/code", package=cluster.code(), **spec))
 

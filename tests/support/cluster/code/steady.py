@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from dist_core import AdaptiveDataLoader, AdaptiveDataParallel, remaining_epochs_until, report
+from dist_core import AdaptiveDataLoader, AdaptiveDataParallel, ElasticFullyShard, remaining_epochs_until, report
 
 STEP_SECONDS = float(os.environ.get("STEP_SECONDS", "0.02"))
 EPOCHS = int(os.environ.get("EPOCHS", "400"))
@@ -23,7 +23,11 @@ def main() -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
     loader = AdaptiveDataLoader(data, batch_size=16, shuffle=True)
     loader.autoscale_batch_size(64, local_bsz_bounds=(4, 16))
-    wrapped = AdaptiveDataParallel(model, optimizer)
+    wrapped: nn.Module
+    if os.environ.get("HOW") == "sharded":
+        wrapped = ElasticFullyShard(model, optimizer)
+    else:
+        wrapped = AdaptiveDataParallel(model, optimizer)
     longest, last = 0.0, None
     for epoch in remaining_epochs_until(EPOCHS):
         for x, y in loader:
