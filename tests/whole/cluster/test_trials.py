@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
+from collections import Counter
 from datetime import datetime
 from typing import Any
 
@@ -108,31 +109,40 @@ def test_it_grows_is_drained_and_shrinks_while_survivors_train_on(cluster: Insta
 
 def test_a_replica_of_two_pods_comes_and_goes_whole(cluster: Installed) -> None:
     steady(cluster, "large", how="sharded", slotsPerReplica=2, maxReplicas=1)
-    running("large", 1)
-    first = replicas_of("large")
-    assert len(first) == 2
-    assert len({pod["spec"]["nodeName"] for pod in first}) == 1
-    kubectl("-n", NAMESPACE, "scale", "trial", "large", "--replicas=2")
-    running("large", 2)
-    by_node: dict[str, int] = {}
-    for pod in replicas_of("large"):
-        by_node[pod["spec"]["nodeName"]] = by_node.get(pod["spec"]["nodeName"], 0) + 1
-    assert all(count % 2 == 0 for count in by_node.values())
-    # Somebody drains one pod: its replica goes, the other one trains on, and another whole one comes.
-    names = {pod["metadata"]["name"] for pod in first}
-    victim = next(pod for pod in replicas_of("large") if pod["metadata"]["name"] not in names)["metadata"]["name"]
-    kubectl("-n", NAMESPACE, "delete", "pod", victim, "--wait=false")
-    until(lambda: tried("large", "replica_preempted"), 30.0, "the trial notes that one was told to leave")
-    until(
-        lambda: (
-            status("large").get("replicas") == 2 and victim not in {p["metadata"]["name"] for p in replicas_of("large")}
-        ),
-        90.0,
-        "a whole one has come in its place",
-    )
-    assert names <= {pod["metadata"]["name"] for pod in replicas_of("large")}
-    assert len(replicas_of("large")) == 4
-    delete("large")
+    try:
+        running("large", 1)
+        first = replicas_of("large")
+        assert len(first) == 2
+        assert len({pod["spec"]["nodeName"] for pod in first}) == 1
+        kubectl("-n", NAMESPACE, "scale", "trial", "large", "--replicas=2")
+        running("large", 2)
+        by_node = Counter(pod["spec"]["nodeName"] for pod in replicas_of("large"))
+        assert all(count % 2 == 0 for count in by_node.values())
+        # Somebody drains one pod: its replica goes, the other one trains on, and another whole one comes.
+        names = {pod["metadata"]["name"] for pod in first}
+        victim = next(pod for pod in replicas_of("large") if pod["metadata"]["name"] not in names)["metadata"]["name"]
+        kubectl("-n", NAMESPACE, "delete", "pod", victim, "--wait=false")
+        until(lambda: tried("large", "replica_preempted"), 30.0, "the trial notes that one was told to leave")
+
+        def is_whole_again() -> bool:
+            present = {pod["metadata"]["name"] for pod in replicas_of("large")}
+            return status("large").get("replicas") == 2 and len(present) == 4 and victim not in present
+
+        until(is_whole_again, 90.0, "a whole one has come in its place")
+        assert names <= {pod["metadata"]["name"] for pod in replicas_of("large")}
+    finally:
+        delete("large")
+
+
+def test_a_trial_without_room_on_a_pod_is_started_on_two(cluster: Installed) -> None:
+    steady(cluster, "roomy", how="chosen", replicaSizes=[1, 2], maxReplicas=1)
+    try:
+        running("roomy", 1)
+        assert status("roomy")["record"]["layout"].startswith("2 sharded")
+        assert len(replicas_of("roomy")) == 2
+        assert tried("roomy", "asks for 2 sharded")
+    finally:
+        delete("roomy")
 
 
 def quota(name: str, hard: dict[str, str], **spec: Any) -> dict[str, Any]:

@@ -10,7 +10,14 @@ import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from dist_core import AdaptiveDataLoader, AdaptiveDataParallel, ElasticFullyShard, remaining_epochs_until, report
+from dist_core import (
+    AdaptiveDataLoader,
+    AdaptiveDataParallel,
+    ElasticFullyShard,
+    ElasticModel,
+    remaining_epochs_until,
+    report,
+)
 
 STEP_SECONDS = float(os.environ.get("STEP_SECONDS", "0.02"))
 EPOCHS = int(os.environ.get("EPOCHS", "400"))
@@ -26,6 +33,12 @@ def main() -> None:
     wrapped: nn.Module
     if os.environ.get("HOW") == "sharded":
         wrapped = ElasticFullyShard(model, optimizer)
+    elif os.environ.get("HOW") == "chosen":
+        # Room for a half of it and more, but not for all.
+        os.environ["ELASTUNE_SLOT_MEMORY"] = "440e3"
+        large = nn.Sequential(nn.Linear(8, 64), *(nn.Linear(64, 64) for _ in range(8)), nn.Linear(64, 1))
+        optimizer = torch.optim.SGD(large.parameters(), lr=1e-3)
+        wrapped = ElasticModel(large, optimizer, nn.functional.mse_loss, example=torch.zeros(1, 8), layouts=["sharded"])
     else:
         wrapped = AdaptiveDataParallel(model, optimizer)
     longest, last = 0.0, None
