@@ -11,8 +11,8 @@ from __future__ import annotations
 import json
 import math
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -26,6 +26,7 @@ from dist_core.gradients.learning_rate import ScalingRule
 from dist_core.gradients.step_place import StepPlace
 from dist_core.larger.choice import settle_layout
 from dist_core.larger.divided_state import DividedState, held_whole
+from dist_core.larger.exported import TracedStage, exported_modules
 from dist_core.larger.microbatches import Division, divided, largest_microbatch
 from dist_core.larger.optimizers import train_in_place_of
 from dist_core.larger.part_passes import PartPasses
@@ -33,7 +34,7 @@ from dist_core.larger.part_sums import PartSums
 from dist_core.larger.predicted import in_memory, model_costs, slot_memory, state_factor
 from dist_core.larger.recomputing import recompute_in
 from dist_core.larger.schedules import ScheduleKind, schedule_kind
-from dist_core.larger.stages import blocks_of, cut, stage_modules
+from dist_core.larger.stages import blocks_of, cut, refuse_what_computes_otherwise, stage_modules
 from dist_core.layout import STAGES
 from dist_core.link.environment import gpu_share
 from dist_core.partition.balance import Partition, PipelineTerms
@@ -62,8 +63,10 @@ class ElasticPipeline(MeasuredModel, nn.Module):
 
     ``loss``: of a microbatch's output and targets, the mean over its examples. ``blocks``: names of the modules between
     which the model may be cut, in the order that it calls them; default: its direct parts, the entries of lists of
-    modules each. ``example``: a microbatch of inputs, from which their costs are estimated; or ``cuts``: the names of
-    the blocks that stages begin with. ``schedule``: ``"1f1b"``, ``"simple"`` (all forward passes, then all backward
+    modules each. ``split``: stages are copies of the model without the others' blocks, between which each block's first
+    argument is sent; or parts of the traced model (``"export"``, torch.export), between which all is sent that later
+    ones need. ``example``: a microbatch of inputs, from which their costs are estimated; or ``cuts``: the names of the
+    blocks that stages begin with. ``schedule``: ``"1f1b"``, ``"simple"`` (all forward passes, then all backward
     passes), ``"interleaved"`` (``chunks`` stages a process), or the name of one of torch's. ``microbatches``: into so
     many a replica's examples are divided at most; default: four a stage, so that these wait for a fifth of the time at
     most, and more where memory has no room for so large ones. ``memory_bytes``: of a stage's device; default: what a
@@ -85,6 +88,7 @@ class ElasticPipeline(MeasuredModel, nn.Module):
         blocks: Sequence[str] | None = None,
         example: Any = None,
         cuts: Sequence[str] | None = None,
+        split: Literal["copy", "export"] = "copy",
         schedule: str = "1f1b",
         chunks: int = 2,
         microbatches: int | None = None,
@@ -124,6 +128,7 @@ class ElasticPipeline(MeasuredModel, nn.Module):
         members = self._whole.world_size
         self._num_stages = members * self._kind.chunks if members > 1 else 1
         self._microbatches = _checked(microbatches, self._num_stages)
+        of_model = set(model.state_dict())
         self._indices = list(range(self._whole.rank, self._num_stages, members))
         self.partition: Partition | None = None
         self._largest: int | None = None
@@ -147,11 +152,15 @@ class ElasticPipeline(MeasuredModel, nn.Module):
             )
             if microbatches is None and not math.isinf(room) and cuts is None:
                 self._largest = largest_microbatch(self.partition, self._terms, room)
-            self.stages = nn.ModuleList(stage_modules(model, names, self.partition, self._indices))
+            self._computing = self._stage_modules(model, names, split, example)
+            # Parameters by the model's own names.
+            parts = [each.part if isinstance(each, TracedStage) else each for each in self._computing]
+            self.stages = nn.ModuleList(parts)
             own = {id(each) for each in self.stages.parameters()}
             train_in_place_of(optimizers, {id(each): None for each in model.parameters() if id(each) not in own})
         else:
-            self.stages = nn.ModuleList([model])
+            self._computing = [model]
+            self.stages = nn.ModuleList(self._computing)
         if recompute:
             for stage in self.stages:
                 recompute_in(stage, names)
@@ -177,7 +186,7 @@ class ElasticPipeline(MeasuredModel, nn.Module):
             optimizers,
             place=step_place,
             measurements=measured,
-            state=DividedState(dict(self._held()), optimizers, schedules_in(lr_scheduler)),
+            state=DividedState(dict(self._held(of_model)), optimizers, schedules_in(lr_scheduler)),
             over=over,
             passes=self._passes,
             scaling_rule=scaling_rule,
@@ -185,9 +194,22 @@ class ElasticPipeline(MeasuredModel, nn.Module):
         )
         self.part.take_part(name)
 
-    def _held(self) -> Iterator[tuple[str, Any]]:
+    def _stage_modules(self, model: nn.Module, names: Sequence[str], split: str, example: Any) -> list[nn.Module]:
+        assert self.partition is not None
+        if split not in ("copy", "export"):
+            raise InvalidTraining(f"split is {split!r}; choose 'copy' or 'export'")
+        if split == "copy":
+            if example is not None:
+                refuse_what_computes_otherwise(model, names, self.partition, example)
+            return stage_modules(model, names, self.partition, self._indices)
+        if example is None:
+            raise InvalidTraining("split='export' traces the model; give example=, a microbatch of inputs")
+        return exported_modules(model, self.partition, example, self._indices)
+
+    def _held(self, of_model: Collection[str]) -> Iterator[tuple[str, Any]]:
+        """``of_model``: names of what the model keeps; a traced one has constants of its own beside."""
         for stage in self.stages:
-            kept = stage.state_dict().keys()
+            kept = stage.state_dict().keys() & of_model
             for name, each in [*stage.named_parameters(), *stage.named_buffers()]:
                 if name in kept:
                     yield name, held_whole(each)
@@ -240,7 +262,7 @@ class ElasticPipeline(MeasuredModel, nn.Module):
                 self._schedules.popitem(last=False)
             with as_default_group(self._whole.data):
                 stages = self._kind.stages(
-                    list(self.stages), self._indices, self._num_stages, self._place, self._whole.data
+                    self._computing, self._indices, self._num_stages, self._place, self._whole.data
                 )
                 made = self._kind.make(stages, part, self._num_stages, self._compute_loss if trains else None)
             self._schedules[key] = made
