@@ -111,9 +111,10 @@ def _refuse_what_evaluates_otherwise(model: nn.Module, module: nn.Module) -> Non
         name = str(node.target)
         drops = "dropout" in name and len(node.args) > 1 and node.args[1] != 0.0
         if drops or "batch_norm" in name:
+            what = "dropout" if drops else "batch norm"
             raise InvalidTraining(
-                f"{type(model).__name__} computes otherwise when it is evaluated ({'dropout' if drops else 'batch norm'}), "
-                "which a traced model does not know; leave out split='export'"
+                f"{type(model).__name__} computes otherwise when it is evaluated ({what}), which a "
+                "traced model does not know; leave out split='export'"
             )
 
 
