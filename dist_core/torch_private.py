@@ -334,3 +334,8 @@ def memory_of(tensor: torch.Tensor) -> int:
 def forget_scaled_step(scaler: Any) -> None:
     """Let a gradient scaler take a step anew that it began and that was given up."""
     scaler._per_optimizer_states.clear()
+
+
+def times_written(tensor: torch.Tensor) -> int:
+    """How often a tensor was written to in place, as autograd counts: whether it is what it was."""
+    return int(tensor._version)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 import torch
 
 from dist_core.errors import InvalidTraining
+from dist_core.gradients.frozen_weights import FrozenWeights
 from dist_core.gradients.optimizers import load_optimizer
 
 
@@ -18,8 +19,11 @@ class WrappedState:
         optimizers: Sequence[torch.optim.Optimizer],
         schedules: Sequence[Any],
         scaler: Any,
+        frozen: FrozenWeights | None = None,
     ) -> None:
+        """``frozen``: weights that are no part of it."""
         self._module = module
+        self._frozen = frozen
         self._optimizers = optimizers
         self.schedules = list(schedules)
         self._kept_schedules: list[dict[str, Any]] = []
@@ -49,8 +53,13 @@ class WrappedState:
             yield from (value for value in state.values() if isinstance(value, torch.Tensor) and value.numel())
 
     def state_dict(self) -> dict[str, Any]:
+        module: dict[str, Any] = self._module.state_dict()
+        left_out: dict[str, int] = {}
+        if self._frozen is not None:
+            module, left_out = self._frozen.without(module)
         state = {
-            "module": self._module.state_dict(),
+            "module": module,
+            "frozen": left_out,
             "optimizers": [each.state_dict() for each in self._optimizers],
             "parameters": self._signature(),
             "lr_schedulers": [*(each.state_dict() for each in self.schedules), *self._kept_schedules],
@@ -62,7 +71,11 @@ class WrappedState:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Raises InvalidTraining where the trial's model or schedules are others than this replica's."""
         self._refuse_another_model(state["parameters"])
-        self._load_module(state["module"])
+        # Of checkpoints of earlier versions nothing is left out.
+        left_out = state.get("frozen", {})
+        if left_out:
+            (self._frozen or FrozenWeights(self._module)).check(left_out)
+        self._load_module(state["module"], left_out.keys())
         for mine, theirs in zip(self._optimizers, state["optimizers"], strict=True):
             load_optimizer(mine, theirs)
         kept = state["lr_schedulers"]
@@ -100,8 +113,14 @@ class WrappedState:
             "model in the same order; look for sets, file listings or random choices in the code that builds it"
         )
 
-    def _load_module(self, state: dict[str, torch.Tensor]) -> None:
+    def _load_module(self, state: dict[str, torch.Tensor], left_out: Collection[str]) -> None:
         """Copy what is not in place already: a joiner receives weights where they belong, a survivor keeps its own."""
+        if left_out:
+            missing = self._module.state_dict().keys() - state.keys() - set(left_out)
+            if missing:
+                raise InvalidTraining(
+                    f"the trial's model has no {min(missing)!r}; every replica has to build the same model"
+                )
         present = self._module.state_dict()
         elsewhere = {
             name: value
@@ -111,7 +130,7 @@ class WrappedState:
             or value.data_ptr() != present[name].data_ptr()
             or value.numel() == 0
         }
-        if len(elsewhere) == len(state):
+        if len(elsewhere) == len(state) and not left_out:
             self._module.load_state_dict(state)
         else:
             self._module.load_state_dict(elsewhere, strict=False)

@@ -17,6 +17,7 @@ from dist_core.device import device_of, limit_memory
 from dist_core.errors import InvalidTraining
 from dist_core.gradients.checks import refuse_what_cannot_be_trained, refuse_what_needs_the_host
 from dist_core.gradients.choice import ReductionChoice
+from dist_core.gradients.frozen_weights import FrozenWeights
 from dist_core.gradients.learning_rate import ScalingRule
 from dist_core.gradients.reduce import ReductionStrategy, reduction_strategy
 from dist_core.gradients.served_weights import served_by
@@ -43,8 +44,9 @@ class AdaptiveDataParallel(MeasuredModel, DistributedDataParallel):
     within the training loop then advances with progress. ``reduction`` names a strategy of ``all_reduce``, or several
     to time early on and keep the fastest; ``bucket_cap_mb="auto"`` does the same for the bucket size. ``noise_every``
     measures the gradient noise scale on every so many steps (None: often at first, then every tenth).
-    ``preconditioned`` measures it as the optimizer sees gradients (None: for Adam's family). Other options are those
-    of torch's class.
+    ``preconditioned`` measures it as the optimizer sees gradients (None: for Adam's family). ``frozen="rebuild"``:
+    weights that need no gradient are built by the code on every replica, and are in no checkpoint or hand-over. Other
+    options are those of torch's class.
 
     Raises InvalidTraining for a model without trainable parameters and for names that do not exist.
     """
@@ -62,10 +64,13 @@ class AdaptiveDataParallel(MeasuredModel, DistributedDataParallel):
         bucket_cap_mb: float | Literal["auto"] | None = None,
         noise_every: int | None = None,
         preconditioned: bool | None = None,
+        frozen: Literal["keep", "rebuild"] = "keep",
         **options: Any,
     ) -> None:
         optimizers = as_list(optimizer)
         refuse_what_cannot_be_trained(model, optimizers, options)
+        if frozen not in ("keep", "rebuild"):
+            raise InvalidTraining(f"frozen is {frozen!r}; choose 'keep' or 'rebuild'")
         place = next(each.device for each in model.parameters() if each.requires_grad)
         limit_memory(place, gpu_share())
         core = get_core()
@@ -82,7 +87,9 @@ class AdaptiveDataParallel(MeasuredModel, DistributedDataParallel):
         self._no_sync = False
         choice = ReductionChoice(strategies, AUTO_CAPS_MB if bucket_cap_mb == "auto" else (None,))
         served, device = served_by(choice.server, optimizers), device_of(place)
-        step_place, state = StepPlace(), WrappedState(model, optimizers, schedules_in(lr_scheduler), mp_scaler)
+        step_place = StepPlace()
+        rebuilt = FrozenWeights(model) if frozen == "rebuild" else None
+        state = WrappedState(model, optimizers, schedules_in(lr_scheduler), mp_scaler, rebuilt)
         measured = measurements_of(core, model, optimizers, device, preconditioned)
         self._over = BucketReduction(
             core, self, device, choice, measured, served, begins=lambda: self.part.begin_reduction()
