@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import time
 from pathlib import Path
+from typing import Literal
 
 import torch
 from torch import nn
@@ -20,13 +22,30 @@ from dist_core.trial.restart import run_training
 SAMPLES = 64 * 400
 
 
+class Adapted(nn.Module):
+    """An adapter beside a frozen base of so many megabytes, which nothing is computed with."""
+
+    def __init__(self, megabytes: int, shape: tuple[int, ...], classes: int) -> None:
+        super().__init__()
+        self.base = nn.Parameter(torch.randn(megabytes * 250_000), requires_grad=False)
+        self.adapter = nn.Sequential(nn.Flatten(), nn.Linear(math.prod(shape), 8), nn.Linear(8, classes))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self.adapter(x)
+        return found
+
+
 def train() -> None:
     torch.manual_seed(0)
     model, shape, batch, classes = mlp()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5)
+    adapted = os.environ.get("ADAPTED")
+    frozen: Literal["keep", "rebuild"] = "rebuild" if os.environ.get("FROZEN") == "rebuild" else "keep"
+    if adapted is not None:
+        model = Adapted(int(adapted), shape, classes)
+    optimizer = torch.optim.AdamW([each for each in model.parameters() if each.requires_grad], lr=1e-5)
     data = TensorDataset(torch.randn(512, *shape).repeat(SAMPLES // 512, 1), torch.randint(classes, (SAMPLES,)))
     loader = dist_core.AdaptiveDataLoader(data, batch_size=batch)
-    wrapped = dist_core.AdaptiveDataParallel(model, optimizer, noise_every=10)
+    wrapped = dist_core.AdaptiveDataParallel(model, optimizer, noise_every=10, frozen=frozen)
     core = get_core()
     assert core.environment is not None
     with open(Path(os.environ["TRACE_DIR"]) / f"{core.environment.replica_id}.jsonl", "a", buffering=1) as trace:
@@ -35,6 +54,8 @@ def train() -> None:
                 optimizer.zero_grad()
                 nn.functional.cross_entropy(wrapped(x), y).backward()
                 optimizer.step()
+                if adapted is not None:
+                    time.sleep(0.005)
                 if core.joined:
                     row = {
                         "at": time.time(),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 
 from benchmarks import (
+    adapters,
     autoscaling,
     batch_choice,
     besieged,
@@ -48,6 +49,7 @@ BENCHMARKS: dict[str, Benchmark] = {
         reductions,
         step_overhead,
         rescale_pause,
+        adapters,
         digits_accuracy,
         sweep_against_optuna,
         launches,
