@@ -46,7 +46,13 @@ class Join:
         joining = self._present.joining
         came_in = time.monotonic() - self._asked_at if joining else None
         self._channel.request(
-            "POST", "/ready", {"join_epoch": self._position.epoch if joining else None, "seconds": came_in}
+            "POST",
+            "/ready",
+            {
+                "join_epoch": self._position.epoch if joining else None,
+                "seconds": came_in,
+                "attempt": self._attempts,
+            },
         )
         prepared = self._wait_for_generation()
         states = self._states
@@ -69,7 +75,7 @@ class Join:
 
     def _wait_for_generation(self) -> Prepared:
         while True:
-            prepared = self._membership.wait_for_first()
+            prepared = self._membership.wait_for_first(attempt=self._attempts)
             if prepared is None:
                 raise JoinAgain
             if prepared.group is None:

@@ -46,6 +46,8 @@ TELL_SECONDS = 10.0
 HAND_OVER_SECONDS = 20.0
 """How long a replica that was told to end waits for the others to go on without it."""
 LONGEST_SAVE_SECONDS = 300.0
+ANY_ATTEMPT = 2**62
+"""The next one, whichever that is: a scheduler that has just started does not know."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +87,8 @@ class Membership:
         self.on_loss: Callable[[Sequence[str]], None] = lambda lost: None
         """Told which members of the generation that trains are gone, from the thread that hears the news."""
         self._lost: tuple[str, ...] = ()
-        self._retry_join = False
+        self._retry_join: int | None = None
+        """The attempt that the scheduler wants this joiner to make next, if any."""
         self.saving = False
         """Set by the training thread while it writes the checkpoint it leaves with."""
         self._stopped = threading.Event()
@@ -146,12 +149,16 @@ class Membership:
         with self._lock:
             return self._prepared
 
-    def wait_for_first(self, *, poll_seconds: float = 0.5) -> Prepared | None:
-        """Block a joiner until it can enter a generation; None when it has to run its code again for a later epoch."""
+    def wait_for_first(self, *, attempt: int = 0, poll_seconds: float = 0.5) -> Prepared | None:
+        """Block a joiner until it can enter a generation; None when it has to run its code again for a later epoch.
+
+        ``attempt``: the one that it is in. What it was told of an earlier one it has done by itself, for all processes
+        of its replica have to run their code equally often.
+        """
         with self._changed:
             while True:
-                if self._retry_join:
-                    self._retry_join = False
+                told, self._retry_join = self._retry_join, None
+                if told is not None and told > attempt:
                     self._discard()
                     return None
                 prepared = self._prepared
@@ -243,7 +250,8 @@ class Membership:
     def _handle(self, answer: dict[str, Any]) -> None:
         if answer.get("retry_join"):
             with self._changed:
-                self._retry_join = True
+                attempt = answer.get("attempt")
+                self._retry_join = ANY_ATTEMPT if attempt is None else int(attempt)
                 self._changed.notify_all()
         if "lost" in answer:
             self._lost = tuple(answer["lost"])

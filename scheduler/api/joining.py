@@ -25,6 +25,10 @@ class _Trial:
     hinted_at: float | None = None
     took: deque[float] = field(default_factory=lambda: deque(maxlen=SEEN_JOINERS))
     told: OrderedDict[tuple[str, int], int | None] = field(default_factory=OrderedDict)
+    stood: OrderedDict[str, int] = field(default_factory=OrderedDict)
+    """By process, the latest attempt in which it stood at its first training step."""
+    asked: OrderedDict[str, int] = field(default_factory=OrderedDict)
+    """By replica of several processes, the latest attempt that any of them has begun."""
 
 
 class Joining:
@@ -54,6 +58,27 @@ class Joining:
                 told.popitem(last=False)
             return told.setdefault(asked, epoch)
 
+    def note_asked(self, trial_id: str, whole: str, attempt: int) -> None:
+        """A process of that replica begins an attempt; the others have to follow."""
+        with self._lock:
+            _note_latest(self._of(trial_id).asked, whole, attempt)
+
+    def note_stands(self, trial_id: str, replica_id: str, attempt: int) -> None:
+        with self._lock:
+            _note_latest(self._of(trial_id).stood, replica_id, attempt)
+
+    def is_behind(self, trial_id: str, replica_id: str, whole: str) -> bool:
+        """Whether this process stands in an attempt that another one of its replica has left."""
+        with self._lock:
+            trial = self._of(trial_id)
+            return trial.stood.get(replica_id, 0) < trial.asked.get(whole, 0)
+
+    def attempt_after(self, trial_id: str, replica_id: str) -> int | None:
+        """The first attempt that is none of those in which the process stood; None where it has told of none."""
+        with self._lock:
+            stood = self._of(trial_id).stood.get(replica_id)
+            return None if stood is None else stood + 1
+
     def aim(self, trial_id: str, hints: Hints | None, now: float) -> int:
         """The epoch for a joiner that asks now; 0 for one of a trial that has not told where it is."""
         if hints is None:
@@ -70,6 +95,12 @@ class Joining:
         while len(self._trials) > MOST_TRIALS:
             self._trials.popitem(last=False)
         return trial
+
+
+def _note_latest(latest: OrderedDict[str, int], name: str, attempt: int) -> None:
+    latest[name] = max(attempt, latest.pop(name, 0))
+    while len(latest) > MOST_TOLD:
+        latest.popitem(last=False)
 
 
 def reachable_epoch(hints: Hints, age: float, needs: float) -> int:

@@ -34,6 +34,8 @@ class Ready(BaseModel):
     join_epoch: int | None = Field(default=None, ge=0, le=LARGEST_STEP)
     seconds: float | None = Field(default=None, ge=0, allow_inf_nan=False)
     """From a joiner's question for an epoch until now."""
+    attempt: int = Field(default=0, ge=0, le=LARGEST_STEP)
+    """How often it has asked."""
 
 
 class Number(BaseModel):
@@ -114,7 +116,8 @@ def replica_routes(service: Service) -> APIRouter:
             raise HTTPException(410, f"trial {trial_id} is {trial.state.value}; this replica is not wanted any more")
         if mine.retry_join:
             store.update_replica(replica_id, retry_join=False)
-            return {"retry_join": True, "generation": None}
+            attempt = service.joining.attempt_after(trial_id, replica_id)
+            return {"retry_join": True, "attempt": attempt, "generation": None}
         present = {row.replica_id for row in replicas}
         coming = trial.published_members if trial.switching else ()
         lost = [name for name in dict.fromkeys((*trial.members, *coming)) if name not in present]
@@ -160,22 +163,46 @@ def replica_routes(service: Service) -> APIRouter:
             hints = None if document is None else Hints.from_json(document)
             epoch = service.joining.aim(trial.trial_id, hints, service.clock())
         if trial.slots_per_replica > 1:
-            epoch = service.joining.alike(trial.trial_id, (first_of_replica(caller), attempt), epoch)
+            whole = replica_of(caller)
+            first = whole[0].replica_id
+            epoch = service.joining.alike(trial.trial_id, (first, attempt), epoch)
+            service.joining.note_asked(trial.trial_id, first, attempt)
+            for row in whole:
+                have_it_follow(row, first)
         return {"epoch": epoch}
 
-    def first_of_replica(caller: ReplicaRecord) -> str:
-        """The first process of the caller's replica: numbers are used again, and names are not."""
+    def replica_of(caller: ReplicaRecord) -> list[ReplicaRecord]:
+        """The processes of the caller's replica, by the first of which it goes: numbers are used again."""
         size = store.trial(caller.trial_id).slots_per_replica
         number = replica_number(caller, size)
         rows = [row for row in store.replicas(trial_id=caller.trial_id) if replica_number(row, size) == number]
-        return min(rows, key=lambda row: row.launch_index).replica_id
+        return sorted(rows, key=lambda row: row.launch_index)
+
+    def have_it_follow(row: ReplicaRecord, whole: str) -> None:
+        """One that stands and waits where another one of its replica runs its code again, and needs it for that."""
+        if row.state is ReplicaState.READY and service.joining.is_behind(row.trial_id, row.replica_id, whole):
+            store.retry_join(row.replica_id, row.join_epoch)
+            service.loop.wake()
 
     @routes.post("/ready")
     def ready(caller: Caller, body: Ready) -> None:
         ready_at = caller.ready_at or service.clock()
         if body.seconds is not None:
             service.joining.note_ready(caller.trial_id, body.seconds)
-        store.update_replica(caller.replica_id, state=ReplicaState.READY, join_epoch=body.join_epoch, ready_at=ready_at)
+        service.joining.note_stands(caller.trial_id, caller.replica_id, body.attempt)
+        # Whatever it was told before is done with that.
+        store.update_replica(
+            caller.replica_id,
+            state=ReplicaState.READY,
+            join_epoch=body.join_epoch,
+            ready_at=ready_at,
+            retry_join=False,
+        )
+        if body.join_epoch is not None and store.trial(caller.trial_id).slots_per_replica > 1:
+            whole = replica_of(caller)
+            for row in whole:
+                if row.replica_id == caller.replica_id:
+                    have_it_follow(row, whole[0].replica_id)
         service.loop.wake()
 
     @routes.post("/switched")

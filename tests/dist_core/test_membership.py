@@ -180,3 +180,31 @@ def test_a_joiner_leaves_when_its_trial_pauses() -> None:
     (ended,) = waits(mine)
     assert ended.group is None
     mine.stop()
+
+
+def test_what_a_joiner_was_told_of_an_attempt_that_it_has_left_is_over() -> None:
+    """It has run its code again by itself; once more, and the others of its replica would stand elsewhere."""
+    mine = membership()
+    told: list[Any] = []
+
+    def waits_in(attempt: int) -> list[Any]:
+        ended: list[Any] = []
+        thread = threading.Thread(
+            target=lambda: ended.append(mine.wait_for_first(attempt=attempt, poll_seconds=0.01)), daemon=True
+        )
+        thread.start()
+        thread.join(0.3)
+        told.append(thread)
+        return ended
+
+    mine._handle({"retry_join": True, "attempt": 2, "generation": None})
+    assert waits_in(2) == []
+    mine._handle(generation(2, "t-c"))
+    told[0].join(1.0)
+    again = membership()
+    again._handle({"retry_join": True, "attempt": 3, "generation": None})
+    mine = again
+    assert waits_in(2) == [None]
+    # A scheduler that has just started knows of no attempts.
+    again._handle({"retry_join": True, "attempt": None, "generation": None})
+    assert waits_in(7) == [None]

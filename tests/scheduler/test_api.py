@@ -15,7 +15,7 @@ from scheduler.api.allowances import MOST_WARNINGS, Allowance
 from scheduler.api.replica_side import CROWD
 from scheduler.runtime import runtime
 from tests.support.site import TOKENS, Site
-from trials.record import ReplicaState, Study
+from trials.record import ReplicaRecord, ReplicaState, Study
 from trials.terms import StudyTerms
 
 
@@ -339,3 +339,28 @@ def test_names_that_no_log_could_hold_are_refused(site: Site, name: str) -> None
     assert site.call("POST", "/trials", {"study": name, "number": 0, "entrypoint": "m:f"}).status_code == 422
     if "/" not in name and name not in ("", ".."):
         assert site.call("PUT", f"/studies/{quote(name)}", {"owner": "o"}).status_code == 422
+
+
+def test_a_process_that_waits_alone_is_told_to_run_again_with_the_other_one(site: Site) -> None:
+    """Both make up one replica: where one runs its code again, it needs the other one for that."""
+    trial_id = site.submit(max_replicas=2, slots_per_replica=2)["trial_id"]
+    names = [f"{trial_id}-{letter}" for letter in "abcd"]
+    for index, name in enumerate(names):
+        site.store.add_replica(
+            ReplicaRecord(replica_id=name, trial_id=trial_id, node="n0", slot=index, launch_index=index)
+        )
+    trial = site.store.trial(trial_id)
+    site.store.save_trial(replace(trial, generation=1, published=1, members=tuple(names[:2])))
+    for name in names[2:]:
+        assert site.replica("GET", "/position?attempt=1", name=name).status_code == 200
+        site.replica("POST", "/ready", {"join_epoch": 0, "attempt": 1}, name=name)
+    assert not any(row.retry_join for row in site.store.replicas(trial_id=trial_id))
+    # One of them has seen by itself that the offer is over.
+    site.replica("GET", "/position?attempt=2", name=names[2])
+    rows = {row.replica_id: row for row in site.store.replicas(trial_id=trial_id)}
+    assert (rows[names[2]].retry_join, rows[names[3]].retry_join) == (True, True)
+    news = site.replica("GET", "/watch?wait=0", name=names[3]).json()
+    assert (news["retry_join"], news["attempt"]) == (True, 2)
+    for name in names[2:]:
+        site.replica("POST", "/ready", {"join_epoch": 0, "attempt": 2}, name=name)
+    assert not any(row.retry_join for row in site.store.replicas(trial_id=trial_id))

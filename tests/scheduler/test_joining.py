@@ -63,3 +63,18 @@ def test_trials_that_were_not_heard_of_are_forgotten() -> None:
         joining.note_ready(str(number), 1.0)
     assert len(joining._trials) == MOST_TRIALS
     assert "0" not in joining._trials
+
+
+def test_processes_of_one_replica_follow_the_one_that_is_furthest() -> None:
+    joining = Joining()
+    for name in ("t-a", "t-b"):
+        joining.note_asked("t", "t-a", 1)
+        joining.note_stands("t", name, 1)
+    assert not joining.is_behind("t", "t-b", "t-a")
+    assert joining.attempt_after("t", "t-b") == 2
+    joining.note_asked("t", "t-a", 2)
+    assert joining.is_behind("t", "t-b", "t-a")
+    joining.note_stands("t", "t-b", 2)
+    assert not joining.is_behind("t", "t-b", "t-a")
+    assert joining.attempt_after("t", "t-c") is None
+    assert not joining.is_behind("another", "t-b", "t-a")
