@@ -84,7 +84,7 @@ class ChosenLayout:
                 f"{', '.join(str(each.layout) for each in terms) or 'none'}. Take another number of slots"
             )
         fitting = usable(self._possible(terms), memory)
-        best = min(usable(mine, memory) or mine, key=lambda each: (each.seconds, each.layout))
+        best = min(usable(self._possible(mine), memory) or mine, key=lambda each: (each.seconds, each.layout))
         if not fitting if self.is_choice else best.fixed_bytes > memory:
             self._refuse(terms, memory)
         self._terms, self.slot_memory = (tuple(terms), slot_memory) if self.is_choice else ((), None)

@@ -124,7 +124,7 @@ class StudyHistory:
         found = self._model(trial_id, hints, kind, slots_per_share=slots)
         if not self._measured[kind].has_measured(trial_id) or kind[1] != name:
             # Of what others, or it with another layout, have measured: as the predictions are to each other.
-            found = found.slower(terms.seconds / self._predicted_for(trial_id, kind))
+            found = found.slower(terms.seconds / (self._predicted_for(trial_id, kind) or self._of_whole(hints)))
         return replace(found, bounds=terms.bounds(found.bounds, memory))
 
     def _basis_for(self, trial_id: str, layout: str) -> tuple[str, str] | None:
@@ -138,12 +138,20 @@ class StudyHistory:
 
         return max(known, key=says, default=None)
 
-    def _predicted_for(self, trial_id: str, kind: tuple[str, str]) -> float:
-        """Seconds that what was measured there had been predicted to take: of the trial itself, else typically."""
+    def _of_whole(self, hints: Hints | None) -> float:
+        """Predicted seconds of the whole model, with which was measured what no layout is known of."""
+        told = hints.layouts if hints is not None and hints.layouts else self._layouts
+        return min((each.layout.slots, each.layout.recomputes, each.seconds) for each in told)[2]
+
+    def _predicted_for(self, trial_id: str, kind: tuple[str, str]) -> float | None:
+        """Seconds that what was measured there had been predicted to take: of the trial itself, else typically.
+
+        None where nobody has said.
+        """
         measured = self._measured[kind]
         whose = [trial_id] if measured.has_measured(trial_id) else measured.trials
         told = [self._predicted[name][kind[1]] for name in whose if kind[1] in self._predicted.get(name, {})]
-        return statistics.median(told) if told else 1.0
+        return statistics.median(told) if told else None
 
     def _kinds(self, layout: str) -> list[tuple[str, str]]:
         return [key for key, measured in self._measured.items() if key[1] == layout and measured.profile is not None]

@@ -174,6 +174,15 @@ def test_a_wider_model_is_known_to_be_slower_before_it_has_trained() -> None:
     assert float(others.goodput(1, 1)[0] / mine.goodput(1, 1)[0]) == pytest.approx(4.0)
 
 
+def test_what_was_measured_before_there_was_a_choice_is_of_whole_models() -> None:
+    before = Hints(bounds=BOUNDS, observations=tuple(rows("", 1, 1e-3)))
+    history = history_of(before=before, t=told(layout="1", bounds=None))
+    plain = history.model("before", before)
+    whole = history.model_of("t", told(layout="1", bounds=None), TERMS[0], 20 * GB)
+    assert plain is not None and whole is not None
+    assert float(whole.goodput(1, 1)[0]) == pytest.approx(float(plain.goodput(1, 1)[0]))
+
+
 def test_the_code_says_what_a_number_of_slots_is() -> None:
     assert present_layout(a_trial("2"), told(layout="2 stages")) == "2 stages"
     assert present_layout(a_trial("4"), told(layout="2 stages")) == "4"
