@@ -13,14 +13,26 @@ if TYPE_CHECKING:
     from tuner_bridge.optuna import elastic, optimize
     from tuner_bridge.optuna.current import current_trial, tell
     from tuner_bridge.optuna.metrics import report_metrics
+    from tuner_bridge.optuna.program import program
 
-__all__ = ["StudyTerms", "__version__", "current_trial", "elastic", "optimize", "report_metrics", "script", "tell"]
+__all__ = [
+    "StudyTerms",
+    "__version__",
+    "current_trial",
+    "elastic",
+    "optimize",
+    "program",
+    "report_metrics",
+    "script",
+    "tell",
+]
 
 _HOME = {
     "current_trial": "tuner_bridge.optuna.current",
     "elastic": "tuner_bridge.optuna.elastic",
     "nni_training_service_info": "tuner_bridge.nni.training_service",
     "optimize": "tuner_bridge.optuna.optimize",
+    "program": "tuner_bridge.optuna.program",
     "report_metrics": "tuner_bridge.optuna.metrics",
     "tell": "tuner_bridge.optuna.current",
 }

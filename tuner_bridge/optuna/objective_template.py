@@ -14,6 +14,7 @@ from tuner_bridge.driving.template import TrialTemplate, own_python_path, sizes_
 from tuner_bridge.errors import BridgeError, InvalidSweep
 from tuner_bridge.in_replica.scripts import Script
 from tuner_bridge.in_replica.shipping import installed_modules_of, ship
+from tuner_bridge.optuna.program import Program
 
 logger = logging.getLogger(__name__)
 
@@ -38,7 +39,14 @@ def template_of(
     payload: dict[str, Any] = {}
     preload: tuple[str, ...] = ()
     user_code: tuple[str, ...] = ()
-    if isinstance(objective, Script):
+    if isinstance(objective, Program):
+        if min_replicas > 1 or (max_replicas or 1) > 1:
+            raise InvalidSweep(
+                f"min_replicas is {min_replicas} and max_replicas {max_replicas}; a program runs on one replica"
+            )
+        max_replicas = 1
+        payload["program"] = objective.to_json()
+    elif isinstance(objective, Script):
         payload["script"] = objective.to_json()
         # What it imports from other files of its author is not known here.
         imported = (name for name in objective.imports() if name.partition(".")[0] != "tuner_bridge")

@@ -14,6 +14,7 @@ from tuner_bridge.in_replica.run import run_replica
 from tuner_bridge.in_replica.scripts import Script
 from tuner_bridge.in_replica.shipping import ShippedFunction, receive
 from tuner_bridge.optuna.current import run_script, set_current_trial
+from tuner_bridge.optuna.program import Program
 from tuner_bridge.optuna.trial import ElasticTrial
 
 
@@ -34,6 +35,9 @@ def prepare(replica: Participant, document: Mapping[str, Any]) -> Callable[[], A
     if "script" in payload:
         script = Script.from_json(payload["script"])
         return lambda: _reporting_all(trial, lambda: run_script(script, trial))
+    if "program" in payload:
+        program = Program.from_json(payload["program"])
+        return lambda: _reporting_all(trial, lambda: program(trial))
     set_current_trial(trial)
     objective = receive(ShippedFunction.from_json(payload["objective"]))
     return lambda: _reporting_all(trial, lambda: objective(trial))

@@ -98,6 +98,10 @@ class ElasticTrial(optuna.Trial):
         if self._core.reports and not self._reports.are_settled:
             self._ask("reports")
 
+    def leave_if_asked(self) -> None:
+        """While nothing is reported; raises ReplicaExit."""
+        self._core.leave_if_asked()
+
     def close(self) -> None:
         """The objective is done with it."""
         self._reports.close()

@@ -1,0 +1,213 @@
+"""Program: a command in any language as the objective of a study; what it prints tells how it does.
+
+Its parameters are put into the command, its reports and its value are read from its lines by regular expressions, as
+the collectors of Katib read theirs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import queue
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import threading
+from collections import deque
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from string import Formatter
+from typing import Any
+
+import optuna
+from optuna.distributions import (
+    BaseDistribution,
+    CategoricalDistribution,
+    FloatDistribution,
+    IntDistribution,
+    distribution_to_json,
+    json_to_distribution,
+)
+
+from trials.inside.user_code import moved_path
+from tuner_bridge.errors import InvalidSweep
+
+LOOK_SECONDS = 0.5
+"""Between two looks whether the trial is to leave, while its program prints nothing."""
+ENDING_SECONDS = 10.0
+"""That a program has from being told to end until it is ended."""
+WORDS_SHOWN = 5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Program:
+    """See ``program``. Callable with a trial of Optuna's own as well, for a plain ``study.optimize``."""
+
+    words: tuple[str, ...]
+    space: Mapping[str, BaseDistribution]
+    report: str | None
+    value: str | None
+
+    def to_json(self) -> dict[str, Any]:
+        space = {name: distribution_to_json(each) for name, each in self.space.items()}
+        return {"words": list(self.words), "space": space, "report": self.report, "value": self.value}
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any]) -> Program:
+        space = {name: json_to_distribution(text) for name, text in document["space"].items()}
+        return cls(words=tuple(document["words"]), space=space, report=document["report"], value=document["value"])
+
+    def __call__(self, trial: Any) -> float:
+        """Run it to its end; raises TrialPruned, or RuntimeError where it fails or prints no value."""
+        drawn = {name: _suggested(trial, name, each) for name, each in self.space.items()}
+        words = [
+            moved_path(word.format(**{name: _written(each) for name, each in drawn.items()})) for word in self.words
+        ]
+        reported: float | None = None
+        value: float | None = None
+        latest: deque[str] = deque(maxlen=WORDS_SHOWN)
+        counted = itertools.count()
+        with _running(words) as process:
+            for line in _lines(process, trial):
+                print(line, flush=True)
+                latest.append(line)
+                found = None if self.report is None else re.search(self.report, line)
+                if found is not None:
+                    reported = _number(found, "value", line)
+                    has_step = "step" in found.groupdict()
+                    trial.report(reported, int(_number(found, "step", line)) if has_step else next(counted))
+                    if trial.should_prune():
+                        raise optuna.TrialPruned
+                found = None if self.value is None else re.search(self.value, line)
+                if found is not None:
+                    value = _number(found, "value", line)
+            status = process.wait()
+        if status != 0:
+            raise RuntimeError(f"{words[0]} ended with status {status}; the last it printed: {' | '.join(latest)}")
+        ended = value if self.value is not None else reported
+        if ended is None:
+            raise RuntimeError(
+                f"no line that {words[0]} printed matches {self.value or self.report!r}; its last: {' | '.join(latest)}"
+            )
+        return ended
+
+
+def program(
+    command: str | list[str],
+    space: Mapping[str, BaseDistribution],
+    *,
+    report: str | None = None,
+    value: str | None = None,
+) -> Program:
+    """A command as an objective: ``program("./train --lr {lr}", {"lr": FloatDistribution(1e-4, 1.0, log=True)}, ...)``.
+
+    ``command``: split as a shell would, and run without one; names of the ``space`` in braces are replaced by what the
+    trial has drawn. ``report``: a regular expression of lines that report, whose group ``value`` (or the first) is the
+    objective and whose group ``step`` its step; without the latter, lines are counted. ``value``: one of the line with
+    the trial's value; default: the last that was reported. Raises InvalidSweep for what cannot be run.
+    """
+    words = shlex.split(command) if isinstance(command, str) else [str(word) for word in command]
+    if not words:
+        raise InvalidSweep("the command is empty; name a program and its arguments")
+    named = {name for word in words for _, name, _, _ in Formatter().parse(word) if name is not None}
+    for name in named - set(space):
+        raise InvalidSweep(
+            f"the command has {{{name}}}, which is not in the space; it has {', '.join(space) or 'none'}"
+        )
+    for name in set(space) - named:
+        raise InvalidSweep(f"the parameter {name!r} is nowhere in the command; write it as {{{name}}}")
+    for name, each in space.items():
+        if not isinstance(each, (FloatDistribution, IntDistribution, CategoricalDistribution)):
+            raise InvalidSweep(f"the distribution of {name!r} is {each!r}; give one of optuna.distributions")
+    if report is None and value is None:
+        raise InvalidSweep("nothing tells the value of a trial; give report= or value=, a regular expression of a line")
+    for what, pattern in (("report", report), ("value", value)):
+        _check_pattern(what, pattern)
+    if "/" in words[0]:
+        words[0] = os.path.abspath(words[0])
+    return Program(words=tuple(words), space=dict(space), report=report, value=value)
+
+
+def _check_pattern(what: str, pattern: str | None) -> None:
+    if pattern is None:
+        return
+    try:
+        groups = re.compile(pattern).groups
+    except re.error as error:
+        raise InvalidSweep(f"{what} is {pattern!r}, which is no regular expression: {error}") from error
+    if not groups:
+        raise InvalidSweep(f"{what} is {pattern!r}; put its number into a group, such as r'loss=(?P<value>\\S+)'")
+
+
+def _suggested(trial: Any, name: str, each: BaseDistribution) -> Any:
+    if isinstance(each, FloatDistribution):
+        return trial.suggest_float(name, each.low, each.high, step=each.step, log=each.log)
+    if isinstance(each, IntDistribution):
+        return trial.suggest_int(name, each.low, each.high, step=each.step, log=each.log)
+    assert isinstance(each, CategoricalDistribution)
+    return trial.suggest_categorical(name, each.choices)
+
+
+def _written(value: Any) -> str:
+    return repr(value) if isinstance(value, float) else str(value)
+
+
+def _number(found: re.Match[str], group: str, line: str) -> float:
+    text = found.group(group if group in found.groupdict() else 1)
+    try:
+        return float(text)
+    except (TypeError, ValueError):
+        raise RuntimeError(f"the {group} {text!r} is no number, in the line {line!r:.200}") from None
+
+
+@contextlib.contextmanager
+def _running(words: list[str]) -> Iterator[subprocess.Popen[str]]:
+    try:
+        process = subprocess.Popen(
+            words,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            stdin=subprocess.DEVNULL,
+            text=True,
+            errors="replace",
+        )
+    except OSError as error:
+        raise RuntimeError(f"{words[0]} cannot be run: {error}") from error
+    try:
+        yield process
+    finally:
+        if process.poll() is None:
+            process.send_signal(signal.SIGTERM)
+            try:
+                process.wait(ENDING_SECONDS)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
+def _lines(process: subprocess.Popen[str], trial: Any) -> Iterator[str]:
+    """As they come; between them the trial may be told to leave."""
+    arrived: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+
+    def read() -> None:
+        assert process.stdout is not None
+        with process.stdout as printed:
+            for line in printed:
+                arrived.put(line.rstrip("\n"))
+        arrived.put(None)
+
+    threading.Thread(target=read, name="program-lines", daemon=True).start()
+    while True:
+        try:
+            line = arrived.get(timeout=LOOK_SECONDS)
+        except queue.Empty:
+            sys.stdout.flush()
+            if hasattr(trial, "leave_if_asked"):
+                trial.leave_if_asked()
+            continue
+        if line is None:
+            return
+        yield line
