@@ -13,24 +13,34 @@ import torch
 from dist_core.errors import InvalidTraining
 from dist_core.torch_private import times_written
 
+SAMPLED = 1024
+"""Bytes of each weight that tell whether it was written to behind torch's back."""
+ROW = 1 << 16
+ROWS_AT_ONCE = 32
+
 
 class FrozenWeights:
-    """Of a model as it is when it is wrapped. What is trained or written to later is none any more."""
+    """Of a model as it is when it is wrapped. What is trained or written to later is none any more.
+
+    Writes are counted by torch, but for those through ``.data`` (averaged teachers, pruning): of these, a sample of
+    each weight tells, and the writing of a few single numbers can escape it.
+    """
 
     def __init__(self, module: torch.nn.Module) -> None:
         self._module = module
-        named = module.named_parameters(remove_duplicate=False)
-        frozen = {name: each for name, each in named if not each.requires_grad}
-        self._built = {name: (each.data_ptr(), times_written(each)) for name, each in frozen.items()}
-        self._sums = {name: _sum_of_bits(each) for name, each in frozen.items()}
+        frozen = {name: each for name, each in self._present().items() if not each.requires_grad}
+        # Of tensors made in inference mode torch counts no writes.
+        frozen = {name: each for name, each in frozen.items() if not each.is_inference()}
+        self._built = {name: _as_it_is(each) for name, each in frozen.items()}
+        self._sums = {name: sum_of_bits(each) for name, each in frozen.items()}
 
     def names(self) -> set[str]:
         """Of those that are still as they were built."""
-        present = dict(self._module.named_parameters(remove_duplicate=False))
+        present = self._present()
         return {
             name
             for name, built in self._built.items()
-            if not present[name].requires_grad and (present[name].data_ptr(), times_written(present[name])) == built
+            if name in present and not present[name].requires_grad and _as_it_is(present[name]) == built
         }
 
     def without(self, state: dict[str, Any]) -> tuple[dict[str, Any], dict[str, int]]:
@@ -41,18 +51,54 @@ class FrozenWeights:
 
     def check(self, theirs: dict[str, int]) -> None:
         """Raises InvalidTraining where the trial's were others than this replica's code builds."""
+        names, present = self.names(), self._present()
         for name, expected in theirs.items():
-            if self._sums.get(name) != expected:
+            if name in names:
+                own: int | None = self._sums[name]
+            else:
+                own = sum_of_bits(present[name]) if name in present else None
+            if own != expected:
                 raise InvalidTraining(
                     f"the weights {name!r} are frozen, are no part of the trial's state (frozen='rebuild'), and are "
                     "others here than where the trial began; load them from the same file on every replica, or leave "
                     "out frozen='rebuild'"
                 )
 
+    def _present(self) -> dict[str, torch.nn.Parameter]:
+        return dict(self._module.named_parameters(remove_duplicate=False))
 
-def _sum_of_bits(tensor: torch.Tensor) -> int:
-    """The same for the same numbers, wherever they lie; another one for nearly all others."""
-    words = tensor.detach().contiguous().view(-1).view(torch.uint8)
-    whole = words.numel() // 4 * 4
-    total = int(words[:whole].view(torch.int32).sum(dtype=torch.int64)) if whole else 0
-    return total + int(words[whole:].sum(dtype=torch.int64))
+
+def _as_it_is(tensor: torch.Tensor) -> tuple[int, int, int]:
+    """Where it lies, how often it was written to, and a sum over some of its numbers."""
+    present = tensor.detach()
+    if present.is_contiguous():
+        present = present.view(-1)[:: max(1, present.nbytes // SAMPLED)]
+    return tensor.data_ptr(), times_written(tensor), sum_of_bits(present)
+
+
+def sum_of_bits(tensor: torch.Tensor) -> int:
+    """The same for the same numbers in the same order, on any device; another one for nearly all others."""
+    octets = tensor.detach().contiguous().view(-1).view(torch.uint8)
+    whole = octets.numel() // 8 * 8
+    words = octets[:whole]
+    if words.storage_offset() % 8:
+        words = words.clone()
+    words = words.view(torch.int64)
+    # Odd, so that no bit is lost where the product runs over; without a pattern, so that order counts.
+    places = torch.arange(1, min(ROW, words.numel()) + 1, device=words.device) * -7046029254386353131
+    places = (places ^ (places >> 29)) | 1
+    total = 0
+    for piece in torch.split(words, ROW * ROWS_AT_ONCE):
+        # Signs are uppermost, where two of them would cancel out.
+        some = piece ^ (piece >> 32)
+        full = some.numel() // ROW * ROW
+        if full:
+            for each in (some[:full].view(-1, ROW) * places).sum(dim=1).tolist():
+                total = _next(total, each)
+        rest = some[full:]
+        total = _next(total, int((rest * places[: rest.numel()]).sum()))
+    return _next(total, int.from_bytes(bytes(octets[whole:].tolist()), "little"))
+
+
+def _next(total: int, value: int) -> int:
+    return (total * 6364136223846793005 + value + 2**63) % 2**64 - 2**63

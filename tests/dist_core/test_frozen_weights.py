@@ -11,7 +11,7 @@ from torch import nn
 
 from dist_core import AdaptiveDataLoader, AdaptiveDataParallel, remaining_epochs_until
 from dist_core.errors import InvalidTraining
-from dist_core.gradients.frozen_weights import FrozenWeights
+from dist_core.gradients.frozen_weights import FrozenWeights, sum_of_bits
 from dist_core.gradients.wrapped_state import WrappedState
 from dist_core.torch_private import times_written
 from dist_core.trial.current import get_core, reset_core
@@ -64,6 +64,43 @@ def test_what_is_written_to_or_trained_later_goes_along() -> None:
     thawed.base.requires_grad_(True)
     assert first.names() == second.names() == set()
     assert FrozenWeights(thawed).names() == set()
+
+
+def test_what_is_written_behind_torchs_back_goes_along() -> None:
+    averaged, pruned = Adapted(), Adapted()
+    first, second = FrozenWeights(averaged), FrozenWeights(pruned)
+    averaged.base.weight.data.mul_(0.9)
+    pruned.base.weight.data[: BASE // 16] = 0.0
+    assert first.names() == second.names() == set()
+
+
+def test_weights_of_any_kind_can_be_frozen() -> None:
+    flat = torch.randn(11, dtype=torch.bfloat16)
+    model = nn.Module()
+    model.odd = nn.Parameter(flat[1:10].detach(), requires_grad=False)
+    model.empty = nn.Parameter(torch.zeros(0), requires_grad=False)
+    model.turned = nn.Parameter(torch.randn(3, 5).T, requires_grad=False)
+    with torch.inference_mode():
+        inferred = nn.Linear(2, 2)
+    model.inferred = inferred.requires_grad_(False)
+    frozen = FrozenWeights(model)
+    assert frozen.names() == {"odd", "empty", "turned"}
+    del model.turned
+    assert frozen.names() == {"odd", "empty"}
+
+
+def test_rows_in_another_order_are_another_base() -> None:
+    model, other = Adapted(), Adapted()
+    with torch.no_grad():
+        other.base.weight.copy_(other.base.weight.flip(0))
+    with pytest.raises(InvalidTraining, match="are frozen"):
+        state_of(other).load_state_dict(state_of(model).state_dict())
+    for size in (1, 7, 4096, 1 << 18):
+        tensor = torch.randn(size, dtype=torch.float64)
+        assert sum_of_bits(tensor) == sum_of_bits(tensor.clone())
+        assert size == 1 or sum_of_bits(tensor) != sum_of_bits(tensor.roll(1))
+        for kind in (torch.float64, torch.float32, torch.bfloat16):
+            assert sum_of_bits(tensor.to(kind)) != sum_of_bits(-tensor.to(kind))
 
 
 def test_another_base_is_refused_by_name() -> None:
