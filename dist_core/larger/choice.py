@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Collection, Sequence
 from typing import Any
@@ -9,12 +10,48 @@ from typing import Any
 import torch
 from torch import nn
 
+from dist_core.errors import InvalidTraining
 from dist_core.goodput.layout_terms import LayoutTerms
+from dist_core.larger.alike import refuse_what_computes_otherwise
+from dist_core.larger.exported import exported_modules
 from dist_core.larger.predicted import model_costs, predicted_terms, slot_memory
-from dist_core.larger.stages import blocks_of
-from dist_core.layout import WHOLE, Layout
+from dist_core.larger.stages import blocks_of, finest
+from dist_core.layout import STAGES, WHOLE, Layout
 from dist_core.link.environment import gpu_share
+from dist_core.trial.chosen_layout import ChosenLayout
 from dist_core.trial.core import TrainingCore
+
+logger = logging.getLogger(__name__)
+
+
+def kinds_that_train(
+    chosen: ChosenLayout,
+    model: nn.Module,
+    kinds: Collection[str],
+    blocks: Sequence[str] | None,
+    split: str,
+    example: Any,
+) -> Collection[str]:
+    """Without stages, where there is another way and this model's would not compute what it does.
+
+    Found before the trial trains, not hours later when the scheduler tries them.
+    """
+    others = [kind for kind in kinds if kind != STAGES]
+    if chosen.is_settled or not chosen.is_choice or max(chosen.sizes) == 1 or len(others) == len(kinds):
+        return kinds
+    if not others and 1 not in chosen.sizes:
+        return kinds
+    names = list(blocks) if blocks is not None else blocks_of(model)
+    try:
+        found = finest(model, names)
+        if split == "export":
+            exported_modules(model, found, example, ())
+        else:
+            refuse_what_computes_otherwise(model, names, found, example)
+    except InvalidTraining as error:
+        logger.warning("this model is not divided into stages: %s", error)
+        return others
+    return kinds
 
 
 def settle_layout(

@@ -16,7 +16,7 @@ from torch import nn
 from torch.distributed.pipelining import SplitPoint, pipeline
 
 from dist_core.errors import InvalidTraining
-from dist_core.larger.stages import computes_alike
+from dist_core.larger.alike import arguments_of, difference_between
 from dist_core.partition.balance import Partition
 
 
@@ -25,7 +25,7 @@ def exported_modules(model: nn.Module, found: Partition, example: Any, indices: 
 
     ``example``: a microbatch. Raises InvalidTraining for a model that cannot be traced, or not be cut there.
     """
-    arguments = example if isinstance(example, tuple) else (example,)
+    arguments = arguments_of(example)
     firsts = {stage.blocks[0].name: SplitPoint.BEGINNING for stage in found.stages[1:]}
     try:
         with warnings.catch_warnings():
@@ -45,7 +45,7 @@ def exported_modules(model: nn.Module, found: Partition, example: Any, indices: 
     stages = _connected(pipe, arguments)
     for stage in stages:
         _refuse_what_evaluates_otherwise(model, stage)
-    _refuse_what_depends_on_the_size(model, stages, arguments)
+    _refuse_what_computes_otherwise(model, stages, arguments)
     return [stages[index] for index in indices]
 
 
@@ -67,14 +67,26 @@ class TracedStage(nn.Module):
         self._gives = gives
 
     def forward(self, *values: torch.Tensor) -> Any:
-        sent = [each if each.is_floating_point() else each.to(torch.float64) for each in self.given(values)]
+        sent = [_sent(each) for each in self.given(values)]
         return sent[0] if len(sent) == 1 else tuple(sent)
 
     def given(self, values: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Before it is made to travel."""
-        made = self.part(*(values[index].to(self._takes[index]) for index in self._uses))
+        made = self.part(*(_received(values[index], self._takes[index]) for index in self._uses))
         made = made if isinstance(made, (tuple, list)) else (made,)
         return [made[which] if is_made else values[which] for is_made, which in self._gives]
+
+
+def _sent(value: torch.Tensor) -> torch.Tensor:
+    if value.is_complex():
+        return torch.view_as_real(value)
+    return value if value.is_floating_point() else value.to(torch.float64)
+
+
+def _received(value: torch.Tensor, kind: torch.dtype) -> torch.Tensor:
+    if kind.is_complex and not value.is_complex():
+        return torch.view_as_complex(value.contiguous())
+    return value.to(kind)
 
 
 def _connected(pipe: Any, arguments: tuple[Any, ...]) -> list[TracedStage]:
@@ -125,13 +137,20 @@ def _nodes(module: nn.Module) -> Iterator[torch.fx.Node]:
             yield from graph.nodes
 
 
-def _refuse_what_depends_on_the_size(
-    model: nn.Module, modules: Sequence[nn.Module], arguments: tuple[Any, ...]
-) -> None:
-    """Microbatches are of other sizes than the example."""
+def _refuse_what_computes_otherwise(model: nn.Module, modules: Sequence[nn.Module], arguments: tuple[Any, ...]) -> None:
+    """Whether it is trained or evaluated must make no difference, nor the size of a microbatch."""
+    for trains in (True, False):
+        difference = difference_between(model, modules, arguments, trains=trains)
+        if difference is not None:
+            raise InvalidTraining(
+                f"the trace of {type(model).__name__} does not compute what the model does when it is "
+                f"{'trained' if trains else 'evaluated'} ({difference}); a trace knows one way of computing only. "
+                "Leave out split='export', or write the model's code alike for both"
+            )
     twice = tuple(torch.cat([each, each]) if isinstance(each, torch.Tensor) else each for each in arguments)
-    if not computes_alike(model, modules, twice):
+    difference = difference_between(model, modules, twice, trains=model.training)
+    if difference is not None:
         raise InvalidTraining(
             f"{type(model).__name__}, traced with {len(arguments[0])} examples, does not compute the same for twice as "
-            "many; write its code without a batch's size in it, or leave out split='export'"
+            f"many ({difference}); write its code without a batch's size in it, or leave out split='export'"
         )

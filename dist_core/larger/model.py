@@ -15,7 +15,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy
 
 from dist_core.errors import InvalidTraining
 from dist_core.gradients.learning_rate import ScalingRule
-from dist_core.larger.choice import settle_layout
+from dist_core.larger.choice import kinds_that_train, settle_layout
 from dist_core.larger.pipeline import ElasticPipeline
 from dist_core.larger.schedules import schedule_kind
 from dist_core.larger.sharded import ElasticFullyShard
@@ -75,12 +75,13 @@ class ElasticModel(MeasuredModel, nn.Module):
             )
         place = next((each.device for each in model.parameters() if each.requires_grad), torch.device("cpu"))
         kind = schedule_kind(schedule, chunks)
+        core = get_core()
         self.layout: Layout = settle_layout(
-            get_core(),
+            core,
             model,
             as_list(optimizer),
             place,
-            layouts,
+            kinds_that_train(core.layout, model, layouts, blocks, split, example),
             (False, True) if recompute is None else (recompute,),
             blocks=blocks,
             example=example,

@@ -24,6 +24,7 @@ from dist_core.generations.whole import is_of_a_connection, losing_the_replica
 from dist_core.gradients.checks import refuse_what_cannot_be_trained
 from dist_core.gradients.learning_rate import ScalingRule
 from dist_core.gradients.step_place import StepPlace
+from dist_core.larger.alike import refuse_what_computes_otherwise
 from dist_core.larger.choice import settle_layout
 from dist_core.larger.divided_state import DividedState, held_whole
 from dist_core.larger.exported import TracedStage, exported_modules
@@ -34,7 +35,7 @@ from dist_core.larger.part_sums import PartSums
 from dist_core.larger.predicted import in_memory, model_costs, slot_memory, state_factor
 from dist_core.larger.recomputing import recompute_in
 from dist_core.larger.schedules import ScheduleKind, schedule_kind
-from dist_core.larger.stages import blocks_of, cut, refuse_what_computes_otherwise, stage_modules
+from dist_core.larger.stages import blocks_of, cut, stage_modules
 from dist_core.layout import STAGES
 from dist_core.link.environment import gpu_share
 from dist_core.partition.balance import Partition, PipelineTerms

@@ -72,36 +72,20 @@ def stage_modules(model: nn.Module, names: Sequence[str], found: Partition, indi
     return stages
 
 
-def refuse_what_computes_otherwise(model: nn.Module, names: Sequence[str], found: Partition, example: Any) -> None:
-    """Raises InvalidTraining where the stages after each other are not the model: blocks need more than is sent."""
-    arguments = example if isinstance(example, tuple) else (example,)
-    modes = {each: each.training for each in model.modules()}
-    model.eval()
-    try:
-        stages = stage_modules(model, names, found, range(len(found.stages)))
-        is_same = computes_alike(model, stages, arguments)
-    finally:
-        for each, training in modes.items():
-            each.training = training
-    if not is_same:
-        raise InvalidTraining(
-            f"the stages of {type(model).__name__} do not compute what it does: from one to the next only the first "
-            "argument of a block is sent, and its code gives blocks more than that, or changes it in between. Say "
-            "split='export', which sends whatever is needed, or put that code into the blocks"
-        )
-
-
-def computes_alike(model: nn.Module, stages: Sequence[nn.Module], arguments: tuple[Any, ...]) -> bool:
-    """Whether the stages, one after another, give what the model gives."""
-    values: Any = arguments
-    try:
-        with torch.no_grad():
-            expected = model(*arguments)
-            for stage in stages:
-                values = stage(*values) if isinstance(values, (tuple, list)) else stage(values)
-            return isinstance(values, torch.Tensor) and torch.allclose(values, expected, rtol=1e-3, atol=1e-5)
-    except (RuntimeError, TypeError, ValueError, IndexError, AttributeError):
-        return False
+def finest(model: nn.Module, names: Sequence[str]) -> Partition:
+    """As many stages as blocks that share no parameter allow. Raises InvalidTraining."""
+    _refuse_what_lies_between(model, names)
+    place = {name: index for index, name in enumerate(names)}
+    ties = [[place[name] for name in tie] for tie in ties_between(model, names)]
+    firsts: list[str] = []
+    last = -1
+    for index, name in enumerate(names):
+        if index > last:
+            firsts.append(name)
+        last = max(last, index, *(max(tie) for tie in ties if index in tie))
+    devices = [StageDevice(name=f"stage {index}") for index in range(len(firsts))]
+    blocks = [_unknown(name, model.get_submodule(name)) for name in names]
+    return partition_at(blocks, firsts[1:], devices, PipelineTerms(microbatches=len(firsts)))
 
 
 def _unknown(name: str, block: nn.Module) -> BlockCosts:

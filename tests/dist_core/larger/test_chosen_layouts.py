@@ -19,6 +19,7 @@ from torch import nn
 from dist_core.errors import InvalidTraining, ReplicaExit
 from dist_core.goodput import Hints
 from dist_core.goodput.layout_terms import LayoutTerms
+from dist_core.larger.choice import kinds_that_train
 from dist_core.larger.microbatches import largest_microbatch
 from dist_core.larger.model import ElasticModel
 from dist_core.larger.predicted import in_memory, model_costs, predicted_terms, slot_memory
@@ -31,6 +32,7 @@ from dist_core.partition.balance import PipelineTerms, partition
 from dist_core.partition.blocks import StageDevice
 from dist_core.state.memory_limit import MemoryLimit
 from dist_core.trial.chosen_layout import ChosenLayout
+from tests.dist_core.larger.test_alike import Masked
 
 WIDTH, DEPTH = 64, 12
 BOTH = (False, True)
@@ -292,6 +294,18 @@ def test_what_memory_has_taught_is_kept_by_layout(tmp_path: Path) -> None:
     # As earlier versions wrote it.
     (tmp_path / "memory-limit.json").write_text('{"max_atomic": 12}')
     assert MemoryLimit(tmp_path).most_examples == 12
+
+
+def test_stages_that_would_not_compute_the_model_are_not_offered(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    model, example = Masked(), torch.randn(2, 4)
+    choice = chosen(an_environment("http://127.0.0.1:1", "1", tmp_path), tmp_path)
+    assert kinds_that_train(choice, model, ("sharded", "stages"), None, "copy", example) == ["sharded"]
+    assert "this model is not divided into stages: the stages of Masked do not compute" in caplog.text
+    assert kinds_that_train(choice, model, ("sharded", "stages"), None, "export", example) == ("sharded", "stages")
+    without = chosen(an_environment("http://127.0.0.1:1", "2", tmp_path, (2,)), tmp_path)
+    assert kinds_that_train(without, model, ("stages",), None, "copy", example) == ("stages",)
 
 
 def test_layouts_that_do_not_exist_are_refused() -> None:

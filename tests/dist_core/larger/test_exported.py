@@ -11,7 +11,9 @@ from torch import nn
 
 from dist_core import AdaptiveDataLoader, remaining_epochs_until
 from dist_core.errors import InvalidTraining
+from dist_core.larger.exported import exported_modules
 from dist_core.larger.pipeline import ElasticPipeline
+from dist_core.larger.stages import blocks_of, finest
 from tests.support.ranks import run_ranks
 
 WIDTH, SAMPLES = 8, 40
@@ -45,6 +47,35 @@ class OfOneSize(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         found: torch.Tensor = self.second(self.first(x).reshape(2, -1).reshape(-1, 4))
         return found + torch.arange(x.shape[0]).unsqueeze(-1) * int(x.shape[0])
+
+
+class Attends(nn.Module):
+    """Its attention drops only while it trains, as in published language models."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.first(x)
+        y = nn.functional.scaled_dot_product_attention(y, y, y, dropout_p=0.5 if self.training else 0.0)
+        found: torch.Tensor = self.second(y)
+        return found
+
+
+class Doubles(Attends):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self.second(self.first(x))
+        return found * 2 if self.training else found
+
+
+class Turns(Attends):
+    """Rotates by complex numbers, which are made before the first cut and used behind it."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        turned = torch.polar(torch.ones_like(x), x)
+        found: torch.Tensor = self.second(self.first(x) * turned.imag) * turned.real
+        return found
 
 
 def data() -> torch.utils.data.TensorDataset:
@@ -97,6 +128,10 @@ def refused() -> dict[str, str]:
         ("a copy", Masks(), {"example": words}),
         ("dropout", Masks(0.5), {"example": words, "split": "export"}),
         ("size", OfOneSize(), {"example": numbers, "split": "export"}),
+        ("attention", Attends().eval(), {"example": torch.randn(2, 4, 4), "split": "export"}),
+        ("attention that trains", Attends(), {"example": torch.randn(2, 4, 4), "split": "export"}),
+        ("evaluation", Doubles(), {"example": numbers + 1.0, "split": "export"}),
+        ("training", Doubles().eval(), {"example": numbers + 1.0, "split": "export"}),
         ("nothing to trace with", Masks(), {"cuts": ["blocks.3"], "split": "export"}),
         ("word", Masks(), {"example": words, "split": "halves"}),
     ):
@@ -115,5 +150,21 @@ def test_what_a_trace_or_a_copy_does_not_know_is_refused() -> None:
         assert "split='export', which sends whatever is needed" in told["a copy"]
         assert "computes otherwise when it is evaluated (dropout" in told["dropout"]
         assert "OfOneSize" in told["size"]
+        assert "when it is trained" in told["attention"] and "when it is trained" in told["training"]
+        assert "when it is evaluated" in told["attention that trains"] and "when it is evaluated" in told["evaluation"]
         assert "give example=" in told["nothing to trace with"]
         assert "split is 'halves'; choose 'copy' or 'export'" in told["word"]
+
+
+def traced(model: nn.Module, example: torch.Tensor) -> list[nn.Module]:
+    found = finest(model, blocks_of(model))
+    return exported_modules(model, found, example, range(len(found.stages)))
+
+
+def test_complex_numbers_go_from_stage_to_stage_as_they_are() -> None:
+    model, x = Turns(), torch.randn(3, 4)
+    values: Any = x
+    for stage in traced(model, torch.randn(2, 4)):
+        values = stage(*values) if isinstance(values, tuple) else stage(values)
+        assert not any(each.is_complex() for each in (values if isinstance(values, tuple) else (values,)))
+    torch.testing.assert_close(values, model(x))

@@ -1,0 +1,113 @@
+"""Whether the stages of a model, one after another, compute what the model does: tried with an example.
+
+Dropout counts as computed alike where both draw the same numbers. What the example leaves in buffers is undone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from dist_core.errors import InvalidTraining
+from dist_core.larger.stages import stage_modules
+from dist_core.partition.balance import Partition
+
+
+def arguments_of(example: Any) -> tuple[Any, ...]:
+    return example if isinstance(example, tuple) else (example,)
+
+
+def refuse_what_computes_otherwise(model: nn.Module, names: Sequence[str], found: Partition, example: Any) -> None:
+    """Raises InvalidTraining where copies of the blocks are not the model: they need more than is sent."""
+    stages = stage_modules(model, names, found, range(len(found.stages)))
+    difference = difference_between(model, stages, arguments_of(example), trains=False)
+    if difference is not None:
+        raise InvalidTraining(
+            f"the stages of {type(model).__name__} do not compute what it does ({difference}): from one to the next "
+            "only the first argument of a block is sent, and its code gives blocks more than that, or changes it in "
+            "between. Say split='export', which sends whatever is needed, or put that code into the blocks"
+        )
+
+
+def difference_between(
+    model: nn.Module, stages: Sequence[nn.Module], arguments: tuple[Any, ...], *, trains: bool
+) -> str | None:
+    """In words; None where there is none, or the whole model has no room or no numbers to be tried with.
+
+    ``trains``: whether the model is in training mode for it. Raises InvalidTraining where the model itself fails.
+    """
+    place = next(model.parameters()).device
+    tensors = [*model.parameters(), *model.buffers(), *(each for each in arguments if isinstance(each, torch.Tensor))]
+    if any(each.is_meta for each in tensors):
+        return None
+    here = tuple(each.to(place) if isinstance(each, torch.Tensor) else each for each in arguments)
+    with _as_before(model), torch.no_grad():
+        model.train(trains)
+        for stage in stages:
+            stage.train(trains)
+        try:
+            expected = _drawn_alike(place, lambda: model(*here))
+        except torch.OutOfMemoryError:
+            return None
+        except Exception as error:
+            raise InvalidTraining(
+                f"{type(model).__name__} fails for the example that is given for it: {type(error).__name__}: "
+                f"{error!s:.300}. Give example=, inputs as step() gets them"
+            ) from error
+        try:
+            values = _drawn_alike(place, lambda: _through(stages, here))
+        except torch.OutOfMemoryError:
+            return None
+        except Exception as error:
+            return f"they fail with {type(error).__name__}: {error!s:.200}"
+    return None if _are_close(values, expected) else "their outputs differ"
+
+
+def _through(stages: Sequence[nn.Module], arguments: tuple[Any, ...]) -> Any:
+    values: Any = arguments
+    for stage in stages:
+        values = stage(*values) if isinstance(values, (tuple, list)) else stage(values)
+    return values
+
+
+def _drawn_alike(place: torch.device, compute: Any) -> Any:
+    with torch.random.fork_rng(devices=[place] if place.type == "cuda" else []):
+        torch.manual_seed(0)
+        return compute()
+
+
+@contextlib.contextmanager
+def _as_before(model: nn.Module) -> Iterator[None]:
+    modes = {each: each.training for each in model.modules()}
+    kept = [(each, each.clone()) for each in model.buffers()]
+    try:
+        yield
+    finally:
+        for each, training in modes.items():
+            each.training = training
+        with torch.no_grad():
+            for buffer, before in kept:
+                buffer.copy_(before)
+
+
+def _are_close(found: Any, expected: Any) -> bool:
+    if isinstance(expected, torch.Tensor):
+        return (
+            isinstance(found, torch.Tensor)
+            and found.shape == expected.shape
+            and torch.allclose(found.to(expected.dtype), expected, rtol=1e-3, atol=1e-5, equal_nan=True)
+        )
+    if isinstance(expected, (tuple, list)):
+        found = found if isinstance(found, (tuple, list)) else (found,)
+        return len(found) == len(expected) and all(map(_are_close, found, expected))
+    if isinstance(expected, Mapping):
+        return (
+            isinstance(found, Mapping)
+            and found.keys() == expected.keys()
+            and all(_are_close(found[key], each) for key, each in expected.items())
+        )
+    return type(found) is type(expected)
