@@ -57,6 +57,8 @@ class NodeView:
     """What its slots are, where they are not all alike: a GPU's model, or a part of one."""
     reserved_for: tuple[str, ...] = ()
     """What the studies are called that alone may use it; empty: all may."""
+    whole: int = 0
+    """Slots of the largest node of its kind, where some are set aside and nodes are what is left of them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -188,8 +190,6 @@ class Snapshot:
 
     now: float
     nodes: tuple[NodeView, ...]
-    whole_node: int = 0
-    """Slots of the largest node, where some are set aside and ``nodes`` has what is left."""
     trials: tuple[TrialView, ...]
     """In any order: a policy's answer does not depend on it."""
     coming: tuple[TrialView, ...] = ()
@@ -222,7 +222,12 @@ class Snapshot:
     @property
     def largest_node(self) -> int:
         """Slots of the largest node; at least 1."""
-        return max((1, self.whole_node, *(node.slots for node in self.nodes)))
+        return max((1, *(max(node.whole, node.slots) for node in self.nodes)))
+
+    def largest_like(self, placement: Placement) -> int:
+        """Slots of the largest node of the kinds that a placement is on; at least 1."""
+        kinds = {node.kind for node in self.nodes if node.name in placement}
+        return max((1, *(max(node.whole, node.slots) for node in self.nodes if node.kind in kinds)))
 
     @property
     def total_slots(self) -> int:
@@ -259,7 +264,7 @@ def check_grants(snapshot: Snapshot, grants: Mapping[str, Grant]) -> None:
                 )
             room[node] -= count
         option = view.option(grant.layout)
-        if not view.is_whole(grant.placement, snapshot.largest_node, grant.layout):
+        if not view.is_whole(grant.placement, snapshot.largest_like(grant.placement), grant.layout):
             raise ValueError(
                 f"{view.trial_id} was granted {dict(grant.placement)}; each of its replicas takes "
                 f"{option.slots_per_replica} slots of one node"

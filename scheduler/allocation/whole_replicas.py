@@ -104,9 +104,10 @@ def in_whole_replicas(snapshot: Snapshot, grants: Mapping[str, Grant]) -> dict[s
     for trial, grant in grants.items():
         view = views[trial]
         option = view.option(grant.layout)
-        if not view.is_whole(grant.placement, snapshot.largest_node, grant.layout):
+        largest = snapshot.largest_like(grant.placement)
+        if not view.is_whole(grant.placement, largest, grant.layout):
             size, room = option.slots_per_replica, dict(grant.placement)
-            placement = place_whole(sum(room.values()), size, room, view.placement, snapshot.largest_node)
+            placement = place_whole(sum(room.values()), size, room, view.placement, largest)
             reason = grant.reason
             if sum(placement.values()) < option.min_slots:
                 placement = {}

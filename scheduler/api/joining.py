@@ -16,6 +16,8 @@ MARGIN = 1.5
 """A joiner that comes too late has to run its code again; one that aims too far waits, its slot idle."""
 SEEN_JOINERS = 4
 MOST_TOLD = 256
+MOST_PROCESSES = 1 << 16
+"""Of a trial, whose attempts are kept; more than any has, as one that is forgotten counts as behind."""
 MOST_TRIALS = 4096
 """The trial that was heard of longest ago is forgotten for a further one."""
 
@@ -99,7 +101,7 @@ class Joining:
 
 def _note_latest(latest: OrderedDict[str, int], name: str, attempt: int) -> None:
     latest[name] = max(attempt, latest.pop(name, 0))
-    while len(latest) > MOST_TOLD:
+    while len(latest) > MOST_PROCESSES:
         latest.popitem(last=False)
 
 

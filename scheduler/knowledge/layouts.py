@@ -51,13 +51,25 @@ def layout_options(
         return (_option(trial, str(spec.sizes[0]), spec.sizes[0], None),)
     least = 1 if hints is None or hints.bounds is None else hints.bounds.min_atomic
     fitting = usable(terms, memory, least)
+    room = {each.layout: memory for each in fitting}
+    if hints is not None and hints.slot_memory_bytes is not None:
+        # Where it is it may go on as it does, though others' slots have less.
+        for each in usable(terms, hints.slot_memory_bytes, least):
+            if str(each.layout) == hints.layout and each not in fitting:
+                fitting = [*fitting, each]
+                room[each.layout] = hints.slot_memory_bytes
     if not fitting and hints is not None and hints.layouts:
         # The code says so itself, and ends with that.
         fitting = [max(terms, key=lambda each: (each.most_examples(memory), each.layout.slots))]
     elif not fitting:
         fitting = terms
     found = [
-        _option(trial, str(each.layout), each.layout.slots, history.model_of(trial.trial_id, hints, each, memory))
+        _option(
+            trial,
+            str(each.layout),
+            each.layout.slots,
+            history.model_of(trial.trial_id, hints, each, room.get(each.layout, memory)),
+        )
         for each in sorted(fitting, key=lambda each: (each.layout.slots, each.seconds, each.layout))
     ]
     if all(each.model is not None for each in found):

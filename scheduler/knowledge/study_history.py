@@ -34,8 +34,8 @@ class StudyHistory:
         self._layouts: tuple[LayoutTerms, ...] = ()
         self._predicted: dict[str, dict[str, float]] = {}
         """Seconds that a trial is predicted to take with a layout."""
-        self._slot_memory = math.inf
-        """The least that any has said: of nodes of several kinds, trials may come to all."""
+        self._slot_memory: dict[str, float] = {}
+        """What each trial has said last, of the nodes it is on."""
         self._given_up: dict[str, set[str]] = {}
         """Layouts that a trial has run out of memory with."""
 
@@ -53,7 +53,7 @@ class StudyHistory:
             self._predicted[trial_id] = names
             self._layouts = hints.layouts
             if hints.slot_memory_bytes is not None:
-                self._slot_memory = min(self._slot_memory, hints.slot_memory_bytes)
+                self._slot_memory[trial_id] = hints.slot_memory_bytes
         self._bounds = hints.bounds or self._bounds
         self._slots_per_share = hints.slots_per_share
         self._progress[trial_id] = hints.progress
@@ -68,6 +68,9 @@ class StudyHistory:
         """The trial is over: stopped by its tuner, or trained to its end."""
         if stopped:
             self._stopped.add(trial_id)
+        if len(self._slot_memory) > 1:
+            # The last one's is told the next.
+            self._slot_memory.pop(trial_id, None)
 
     def fraction(self, trial_id: str) -> float:
         """Part of the declared length that the trial is known to have done."""
@@ -96,12 +99,15 @@ class StudyHistory:
         self._given_up.setdefault(trial_id, set()).add(layout)
 
     def layouts(self, trial_id: str, hints: Hints | None) -> tuple[Sequence[LayoutTerms], float]:
-        """That the trial may have, as it or else another one has said, and the memory of a slot."""
+        """That the trial may have, as it or else another one has said, and the memory of a slot.
+
+        That is the least that any of the study has: where nodes are of several kinds, it may come to all of them.
+        """
         told = hints.layouts if hints is not None and hints.layouts else self._layouts
         given_up = self._given_up.get(trial_id, ())
         left = [each for each in told if str(each.layout) not in given_up]
         # With none left, its code says so.
-        return left or told, self._slot_memory
+        return left or told, min(self._slot_memory.values(), default=math.inf)
 
     def model(self, trial_id: str, hints: Hints | None) -> TrialModel | None:
         """The trial's model, on the kind of nodes that most is known of; None before anybody has measured anything."""

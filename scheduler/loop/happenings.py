@@ -129,7 +129,8 @@ class Happenings:
         may_have_joined = replica.join_epoch is not None or replica.launch_index > 0
         joined = replica.state is ReplicaState.ACTIVE
         # One that leaves before it has joined has no room; the scheduler hears that from those that train.
-        left = gone.status == EXIT_PREEMPTED and gone.replica_id not in self._leaving
+        # Others that leave unasked were told to from outside, or had no scheduler to hear.
+        left = trial.layout != "" and gone.status == EXIT_PREEMPTED and gone.replica_id not in self._leaving
         failed = (gone.status in (1, None) or left) and replica.replica_id not in trial.members and not joined
         if may_have_joined and failed and trial.members:
             # A joiner that ended by itself would end so again: the next one is not started at once.

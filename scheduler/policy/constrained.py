@@ -137,11 +137,13 @@ def _set_aside(snapshot: Snapshot) -> tuple[dict[str, Grant], Snapshot]:
             used[quota.name] = used.get(quota.name, 0) + view.held_slots
     if not kept:
         return kept, snapshot
-    nodes = [replace(node, slots=room[node.name]) for node in snapshot.nodes]
+    largest: dict[str, int] = {}
+    for each in snapshot.nodes:
+        largest[each.kind] = max(each.slots, largest.get(each.kind, 0))
+    nodes = [replace(node, slots=room[node.name], whole=largest[node.kind]) for node in snapshot.nodes]
     return kept, replace(
         snapshot,
         nodes=tuple(node for node in nodes if node.slots > 0),
-        whole_node=snapshot.largest_node,
         trials=tuple(
             replace(
                 view,

@@ -22,7 +22,7 @@ from scheduler.simulator.cluster import SimulationSettings
 from scheduler.simulator.mixed_sizes import fewest_slots, mixed_sizes
 from scheduler.simulator.replicas import LIVE
 from scheduler.simulator.world import SimulationResult, World
-from scheduler.snapshot import LayoutOption, TrialView, check_grants
+from scheduler.snapshot import LayoutOption, NodeView, TrialView, check_grants
 from tests.support.loop_bench import Bench
 from tests.support.views import model, running, snapshot, views, waiting
 from trials.quota import SlotQuota
@@ -135,6 +135,21 @@ def test_another_trials_word_counts_until_the_trial_has_its_own() -> None:
     # And its own word counts, whatever theirs is.
     mine = told(layouts=tuple(replace(each, fixed_bytes=each.fixed_bytes / 2) for each in TERMS))
     assert [each.layout for each in layout_options(a_trial("2 stages"), mine, history, starts=True)] == ["1"]
+
+
+def test_the_smallest_slots_limit_what_is_offered_but_not_what_trains_already() -> None:
+    large = told(*rows("1", 1, 1e-3), layout="1", memory=80 * GB)
+    history = history_of(t=large)
+    alone = {each.layout for each in layout_options(a_trial("1"), large, history, starts=True)}
+    history.note("other", told(layout="4 stages", memory=5 * GB))
+    beside = {each.layout for each in layout_options(a_trial("1"), large, history, starts=True)}
+    assert alone == {"1"} and beside > alone
+    assert "1" not in {each.layout for each in layout_options(a_trial("1"), None, history, starts=False)}
+    # On small slots it says so, and leaves; and the small ones count for nothing once nobody is there.
+    small = told(*rows("1", 1, 1e-3), layout="1", memory=5 * GB)
+    assert "1" not in {each.layout for each in layout_options(a_trial("1"), small, history, starts=True)}
+    history.note_end("other", stopped=False)
+    assert {each.layout for each in layout_options(a_trial("1"), large, history, starts=True)} == alone
 
 
 def test_only_sizes_that_the_trial_allows_are_offered() -> None:
@@ -409,6 +424,12 @@ def test_what_is_set_aside_makes_no_node_smaller() -> None:
     grants = policy.allocate(seen)
     check_grants(seen, grants)
     assert not grants["a"].slots
+    # Nor one of another kind larger: there a replica of eight takes two nodes.
+    kinds = (*seen.nodes[:1], *(NodeView(name=f"x{index}", slots=8, kind="x") for index in range(2)))
+    kept = [running("k", placement={"n0": 1}, max_slots=1, preemptible=False)]
+    wide = waiting("w", min_slots=12, max_slots=12, slots_per_replica=12, only_on=("x",))
+    grants = policy.allocate(replace(seen, nodes=(replace(kinds[0], slots=16), *kinds[1:]), trials=(*kept, wide)))
+    assert sum(grants["w"].placement.values()) == 12
     # And one that may not be preempted keeps what it has, although it would fit on one slot now.
     mine = with_choice(running("b", 2, preemptible=False), option("1"), layout="2 stages")
     assert policy.allocate(snapshot(mine, slots=4))["b"].placement == {"n0": 2}

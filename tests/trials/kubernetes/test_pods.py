@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from dist_core.link.environment import SLOT_MEMORY
 from tests.support.cluster_objects import pod, request
 from trials.kubernetes.owner import Owner
 from trials.kubernetes.pods.manifest import merge_templates, pod_manifest, touches_ours
@@ -57,6 +58,18 @@ def test_a_template_may_name_a_request_or_a_limit_alone(
     found = pod_manifest(request(), owner, SETTINGS)["spec"]["containers"][0]["resources"]
     assert found["requests"] == {"nvidia.com/gpu": "1", "cpu": "2", **requests}
     assert found["limits"] == {"nvidia.com/gpu": "1", **limits}
+
+
+def test_a_replica_is_told_of_the_memory_that_its_pod_really_has() -> None:
+    def told(**container: Any) -> list[str]:
+        template = {"spec": {"containers": [{"name": "replica", **container}]}}
+        owner = replace(OWNER, templates=(template,))
+        env = pod_manifest(request(), owner, SETTINGS)["spec"]["containers"][0]["env"]
+        return [each["value"] for each in env if each["name"] == SLOT_MEMORY]
+
+    assert told() == []
+    assert told(resources={"limits": {"memory": "2Gi"}}) == [str(2 << 30)]
+    assert told(resources={"limits": {"memory": "2Gi"}}, env=[{"name": SLOT_MEMORY, "value": "7"}]) == ["7"]
 
 
 def test_a_replica_sees_its_own_trials_checkpoints_only() -> None:

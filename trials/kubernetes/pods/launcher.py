@@ -15,9 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from dist_core.link.environment import SLOT_MEMORY
 from trials.errors import ClusterRefused, ClusterUnreachable, LaunchFailed
-from trials.kubernetes.amounts import amount
 from trials.kubernetes.client.api import PODS, QUOTAS, ClusterApi
 from trials.kubernetes.names import PLACEHOLDER_LABEL, REPLICA_LABEL, Document, label_value
 from trials.kubernetes.owner import Owner
@@ -128,11 +126,7 @@ class KubernetesLauncher:
     def slot_environ(self, node: str, slot: int) -> Mapping[str, str]:
         threads = self._settings.slot.get("cpu")
         whole = int(float(threads)) if threads is not None and not threads.endswith("m") else 1
-        environ = {"OMP_NUM_THREADS": str(max(1, whole))}
-        memory = self._settings.slot.get("memory")
-        if memory is not None:
-            environ[SLOT_MEMORY] = str(int(amount(memory)))
-        return environ
+        return {"OMP_NUM_THREADS": str(max(1, whole))}
 
     def is_ready_for(self, request: LaunchRequest) -> bool:
         return True

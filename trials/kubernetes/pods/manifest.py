@@ -13,8 +13,8 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from dist_core.link.environment import GRACE_SECONDS, TOKEN, TOKEN_FILE
-from trials.kubernetes.amounts import Amounts, requests_of
+from dist_core.link.environment import GRACE_SECONDS, SLOT_MEMORY, TOKEN, TOKEN_FILE
+from trials.kubernetes.amounts import Amounts, amount, requests_of
 from trials.kubernetes.names import (
     GROUP,
     INSTANCE_LABEL,
@@ -56,6 +56,7 @@ def pod_manifest(request: LaunchRequest, owner: Owner, settings: ClusterSettings
     grace = spec.setdefault("terminationGracePeriodSeconds", int(GRACE_SECONDS))
     container["env"] = _environ(request, container.get("env") or [], image, grace)
     _give_slot(container, settings)
+    _tell_memory(container)
     container.setdefault("terminationMessagePolicy", "FallbackToLogsOnError")
     _add_volumes(spec, container, request, settings)
     labels = {
@@ -141,6 +142,13 @@ def _give_slot(container: Document, settings: ClusterSettings) -> None:
     # As Kubernetes itself takes it: who names a limit alone requests that much.
     resources["requests"] = {**settings.slot, **most, **asked}
     resources["limits"] = {**_limits({**settings.slot, **asked}), **most}
+
+
+def _tell_memory(container: Document) -> None:
+    """What the pod may use, which a template can have made less than a slot, or more."""
+    limit = container["resources"]["limits"].get("memory")
+    if limit is not None and not any(each.get("name") == SLOT_MEMORY for each in container["env"]):
+        container["env"].append({"name": SLOT_MEMORY, "value": str(int(amount(limit)))})
 
 
 def slot_amounts(settings: ClusterSettings) -> Amounts:
