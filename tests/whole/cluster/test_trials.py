@@ -165,9 +165,10 @@ def test_what_a_namespaces_quota_leaves_is_all_that_is_given_away(cluster: Insta
     apply(quota("gpus", {"requests.nvidia.com/gpu": "1"}))
     try:
         until(lambda: objects("resourcequotas", "gpus")[0].get("status", {}).get("used"), 15.0, "the quota is counted")
-        kubectl("-n", NAMESPACE, "scale", "trial", "modest", "--replicas=2")
+        # That it is told so shows that the scheduler has heard of the quota.
         steady(cluster, "second", maxReplicas=1)
         until(lambda: "resource quota 'gpus'" in status("second").get("message", ""), 30.0, "it is told why it waits")
+        kubectl("-n", NAMESPACE, "scale", "trial", "modest", "--replicas=2")
         time.sleep(6.0)
         assert status("modest")["replicas"] == 1
         assert not tried("modest", "exceeded quota")
