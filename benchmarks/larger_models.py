@@ -35,7 +35,7 @@ from scheduler.simulator.cluster import SimulationSettings
 from scheduler.simulator.mixed_sizes import fewest_slots, mixed_sizes, most_slots
 from scheduler.simulator.rivals import compared_policy
 from scheduler.simulator.world import World
-from scheduler.snapshot import LayoutOption, TrialView
+from scheduler.snapshot import LayoutOption, Snapshot, TrialView
 from tests.support.rig import PRELOAD, Rig
 from trials.launch import LocalLauncher
 
@@ -263,21 +263,27 @@ def planner() -> Measurement:
     plain = replace(seen, trials=tuple(views))
     whole = [replace(view, slots_per_replica=size) for view, size in zip(views, sizes, strict=True)]
     mixed = replace(seen, trials=tuple(whole))
-    policy = compared_policy("goodput")
-    times: dict[str, list[float]] = {"mixed": [], "plain": []}
-    for _ in range(9):
-        for name, seen in (("mixed", mixed), ("plain", plain)):
-            began = time.perf_counter()
-            policy.allocate(seen)
-            times[name].append(1e3 * (time.perf_counter() - began))
+    ours, peer = decision_times(mixed, plain)
     return Measurement(
         what="one decision on 200 trials and 64 slots, replicas of 1, 2 and 4 slots",
-        ours=statistics.median(times["mixed"]),
-        peer=statistics.median(times["plain"]),
+        ours=ours,
+        peer=peer,
         unit="ms",
         peer_name="as many replicas of one slot",
         target=2.0,
     )
+
+
+def decision_times(*snapshots: Snapshot) -> list[float]:
+    """Milliseconds of a decision on each, taken in turns."""
+    policy = compared_policy("goodput")
+    times: list[list[float]] = [[] for _ in snapshots]
+    for _ in range(9):
+        for seen, found in zip(snapshots, times, strict=True):
+            began = time.perf_counter()
+            policy.allocate(seen)
+            found.append(1e3 * (time.perf_counter() - began))
+    return [statistics.median(found) for found in times]
 
 
 LAYOUTS = ("1", "2 sharded", "2 stages", "4 sharded", "4 stages", "4 stages recomputed")
@@ -287,17 +293,11 @@ def planner_of_layouts() -> Measurement:
     """200 trials on 64 slots, each with six layouts to choose from."""
     seen = snapshot(200, 8, 8)
     several = [with_layouts(view) for view in seen.trials]
-    policy = compared_policy("goodput")
-    times: dict[str, list[float]] = {"several": [], "one": []}
-    for _ in range(9):
-        for name, trials in (("several", tuple(several)), ("one", seen.trials)):
-            began = time.perf_counter()
-            policy.allocate(replace(seen, trials=trials))
-            times[name].append(1e3 * (time.perf_counter() - began))
+    ours, peer = decision_times(replace(seen, trials=tuple(several)), seen)
     return Measurement(
         what="one decision on 200 trials and 64 slots, six layouts each",
-        ours=statistics.median(times["several"]),
-        peer=statistics.median(times["one"]),
+        ours=ours,
+        peer=peer,
         unit="ms",
         peer_name="one layout each",
         target=2.0,

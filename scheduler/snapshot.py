@@ -60,6 +60,11 @@ class NodeView:
     whole: int = 0
     """Slots of the largest node of its kind, where some are set aside and nodes are what is left of them."""
 
+    @property
+    def largest_alike(self) -> int:
+        """A replica that takes more slots goes over several nodes."""
+        return max(self.whole, self.slots)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayoutOption:
@@ -222,12 +227,12 @@ class Snapshot:
     @property
     def largest_node(self) -> int:
         """Slots of the largest node; at least 1."""
-        return max((1, *(max(node.whole, node.slots) for node in self.nodes)))
+        return max((1, *(node.largest_alike for node in self.nodes)))
 
     def largest_like(self, placement: Placement) -> int:
         """Slots of the largest node of the kinds that a placement is on; at least 1."""
         kinds = {node.kind for node in self.nodes if node.name in placement}
-        return max((1, *(max(node.whole, node.slots) for node in self.nodes if node.kind in kinds)))
+        return max((1, *(node.largest_alike for node in self.nodes if node.kind in kinds)))
 
     @property
     def total_slots(self) -> int:

@@ -13,12 +13,8 @@ import torch
 from torch import nn
 
 from dist_core.errors import InvalidTraining
-from dist_core.larger.stages import stage_modules
+from dist_core.larger.stages import arguments_of, stage_modules
 from dist_core.partition.balance import Partition
-
-
-def arguments_of(example: Any) -> tuple[Any, ...]:
-    return example if isinstance(example, tuple) else (example,)
 
 
 def refuse_what_computes_otherwise(model: nn.Module, names: Sequence[str], found: Partition, example: Any) -> None:

@@ -16,7 +16,8 @@ from torch import nn
 from torch.distributed.pipelining import SplitPoint, pipeline
 
 from dist_core.errors import InvalidTraining
-from dist_core.larger.alike import arguments_of, difference_between
+from dist_core.larger.alike import difference_between
+from dist_core.larger.stages import arguments_of
 from dist_core.partition.balance import Partition
 
 

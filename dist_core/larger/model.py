@@ -19,6 +19,7 @@ from dist_core.larger.choice import kinds_that_train, settle_layout
 from dist_core.larger.pipeline import ElasticPipeline
 from dist_core.larger.schedules import schedule_kind
 from dist_core.larger.sharded import ElasticFullyShard
+from dist_core.larger.stages import arguments_of
 from dist_core.layout import SHARDED, STAGES, Layout
 from dist_core.training.measured_model import MeasuredModel
 from dist_core.training.wrapped_model import WrappedModel, as_list
@@ -132,7 +133,7 @@ class ElasticModel(MeasuredModel, nn.Module):
         """
         if isinstance(self.inner, ElasticPipeline):
             return self.inner.step(inputs, targets)
-        loss = self._loss(self.inner(*(inputs if isinstance(inputs, tuple) else (inputs,))), targets)
+        loss = self._loss(self.inner(*arguments_of(inputs)), targets)
         loss.backward()  # type: ignore[no-untyped-call]
         return loss.detach()
 

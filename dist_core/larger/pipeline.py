@@ -35,7 +35,7 @@ from dist_core.larger.part_sums import PartSums
 from dist_core.larger.predicted import in_memory, model_costs, slot_memory, state_factor
 from dist_core.larger.recomputing import recompute_in
 from dist_core.larger.schedules import ScheduleKind, schedule_kind
-from dist_core.larger.stages import blocks_of, cut, stage_modules
+from dist_core.larger.stages import arguments_of, blocks_of, cut, stage_modules
 from dist_core.layout import STAGES
 from dist_core.link.environment import gpu_share
 from dist_core.partition.balance import Partition, PipelineTerms
@@ -228,7 +228,7 @@ class ElasticPipeline(MeasuredModel, nn.Module):
         """
         if self.part.step_place.step is not None:
             self._core.steps.note_forward()
-        arguments = inputs if isinstance(inputs, tuple) else (inputs,)
+        arguments = arguments_of(inputs)
         if not isinstance(targets, torch.Tensor):
             raise InvalidTraining(
                 f"a pipeline's targets are a {type(targets).__name__}; they must be one tensor, of which each "

@@ -93,9 +93,13 @@ def _unknown(name: str, block: nn.Module) -> BlockCosts:
     return BlockCosts(name=name, forward_seconds=1.0, backward_seconds=2.0, parameter_bytes=size)
 
 
+def arguments_of(inputs: Any) -> tuple[Any, ...]:
+    """Of the model: a tuple is all of them, anything else the only one."""
+    return inputs if isinstance(inputs, tuple) else (inputs,)
+
+
 def examples_in(example: Any) -> int:
-    first = example[0] if isinstance(example, tuple) else example
-    return max(1, len(first))
+    return max(1, len(arguments_of(example)[0]))
 
 
 def copied_to_meta(model: nn.Module) -> nn.Module:

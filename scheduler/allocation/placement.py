@@ -46,7 +46,6 @@ def packed(
     left_alone: Set[str] = frozenset(),
     rooted: Set[str] = frozenset(),
     sizes: Mapping[str, int] = MappingProxyType({}),
-    whole_node: int = 0,
 ) -> dict[str, Placement]:
     """Place each trial's count so that trials span few nodes, and move as few of them as possible.
 
@@ -59,9 +58,8 @@ def packed(
     to move away from: two that waited for each other's slots would both wait in vain.
 
     ``sizes``: slots of a replica, where they are several: those trials come first, because they cannot be spread.
-    ``whole_node``: slots of the largest node, where ``nodes`` are what is left of them.
     """
-    whole, nodes = packed_whole(counts, sizes, nodes, current, left_alone=left_alone, whole_node=whole_node)
+    whole, nodes = packed_whole(counts, sizes, nodes, current, left_alone=left_alone)
     counts = {trial: count for trial, count in counts.items() if trial not in whole}
     room = _Room(nodes)
     placed: dict[str, Placement] = {}

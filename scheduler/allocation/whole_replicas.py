@@ -69,7 +69,6 @@ def packed_whole(
     current: Mapping[str, Placement],
     *,
     left_alone: Set[str] = frozenset(),
-    whole_node: int = 0,
 ) -> tuple[dict[str, Placement], list[NodeView]]:
     """Placements of the trials whose replicas take several slots, and the nodes with what those leave.
 
@@ -77,9 +76,8 @@ def packed_whole(
     """
     nodes = list(nodes)
     free = {node.name: node.slots for node in nodes}
-    largest = max(free.values(), default=1)
     # One that is larger than what is left of a node is not larger than a node.
-    largest = max(largest, whole_node)
+    largest = max((node.largest_alike for node in nodes), default=1)
     large = [trial for trial, size in sizes.items() if size > 1 and counts.get(trial)]
     if not large:
         return {}, nodes

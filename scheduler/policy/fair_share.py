@@ -20,11 +20,5 @@ class FairSharePolicy:
         counts = spread_left_over(
             snapshot, eligible, lambda view, count: ((count + 1) / view.study_weight, -view.held_slots)
         )
-        placed = packed(
-            counts,
-            snapshot.nodes,
-            held_by(eligible),
-            sizes=sizes_of(eligible),
-            whole_node=snapshot.largest_node,
-        )
+        placed = packed(counts, snapshot.nodes, held_by(eligible), sizes=sizes_of(eligible))
         return grants_for(snapshot, placed, code="fair_share", why="an equal share")

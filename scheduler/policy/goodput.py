@@ -97,15 +97,7 @@ class GoodputPolicy:
             view.trial_id: table.option(row, counts[view.trial_id]).slots_per_replica for row, view in enumerate(views)
         }
         large = {trial: size for trial, size in sizes.items() if size > 1}
-        return packed(
-            counts,
-            snapshot.nodes,
-            held_by(views),
-            left_alone=left_alone,
-            rooted=rooted,
-            sizes=large,
-            whole_node=snapshot.largest_node,
-        )
+        return packed(counts, snapshot.nodes, held_by(views), left_alone=left_alone, rooted=rooted, sizes=large)
 
     def _reason(
         self,

@@ -17,11 +17,5 @@ class TopJobPolicy:
     def allocate(self, snapshot: Snapshot) -> dict[str, Grant]:
         eligible = snapshot.eligible
         counts = spread_left_over(snapshot, eligible, lambda view, count: (-view.promise, -view.held_slots))
-        placed = packed(
-            counts,
-            snapshot.nodes,
-            held_by(eligible),
-            sizes=sizes_of(eligible),
-            whole_node=snapshot.largest_node,
-        )
+        placed = packed(counts, snapshot.nodes, held_by(eligible), sizes=sizes_of(eligible))
         return grants_for(snapshot, placed, code="top_job", why="the best trial gets what the minimums leave over")
