@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+import queue
 import socket
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +41,7 @@ class ServedLoop:
         listener.bind(("127.0.0.1", 0))
         self.url = f"http://127.0.0.1:{listener.getsockname()[1]}"
         tokens = Tokens(OWNERS_TOKEN)
-        box: list[Service] = []
+        self._after_round: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self.loop = ControlLoop(
             store,
             launcher,
@@ -52,14 +53,27 @@ class ServedLoop:
                 base_environ={**os.environ, "OMP_NUM_THREADS": "1", **(environ or {})},
                 **settings,
             ),
-            on_change=lambda: box[0].announce(),
+            on_change=self._end_round,
         )
         nodes = tuple(NodeView(name=node.node, slots=node.slots) for node in launcher.nodes())
-        box.append(Service(store=store, loop=self.loop, tokens=tokens, nodes=lambda: nodes))
-        self._server = uvicorn.Server(api_config(box[0]))
+        self._service = Service(store=store, loop=self.loop, tokens=tokens, nodes=lambda: nodes)
+        self._server = uvicorn.Server(api_config(self._service))
         self._thread = threading.Thread(target=self._server.run, kwargs={"sockets": [listener]}, daemon=True)
         self._listener = listener
         self._thread.start()
+
+    def _end_round(self) -> None:
+        while not self._after_round.empty():
+            self._after_round.get()()
+        self._service.announce()
+
+    def between_rounds(self, change: Callable[[], None]) -> None:
+        """Have the loop call this when it holds no record that it has yet to write; returns when it has."""
+        done = threading.Event()
+        self._after_round.put(change)
+        self._after_round.put(done.set)
+        self.loop.wake()
+        assert done.wait(60.0), "the loop did not come round"
 
     def client(self) -> SchedulerClient:
         return SchedulerClient(self.url, OWNERS_TOKEN)

@@ -7,7 +7,6 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -125,9 +124,7 @@ def test_a_trial_goes_on_at_any_shape(rig: Rig, long_undisturbed: list[float]) -
         rig.until_step(max(row["step"] for row in rig.rows()) + 3)
         rig.want(trial_id, 0)
         rig.until(lambda: rig.trial(trial_id).state is TrialState.PAUSED, "the pause")
-        record = rig.trial(trial_id)
-        spec = replace(record.spec, slots_per_replica=size, environ={**record.spec.environ, "HOW": how})
-        rig.store.save_trial(replace(record, spec=spec))
+        rig.respecify(trial_id, slots_per_replica=size, HOW=how)
         rig.want(trial_id, slots)
         rig.until_size(trial_id, slots)
     record = rig.until_over(trial_id)
