@@ -152,12 +152,7 @@ class Adaptation:
     def progress_of(self, global_batch: int) -> float:
         """Progress of a step, in examples at the initial batch size; also feeds the measured goodput."""
         self._largest_used = max(self._largest_used, global_batch)
-        scale = global_batch / self.bounds.init_batch
-        statistics = self._statistics()
-        if scale <= 1.0 or statistics is None:
-            progress = float(min(global_batch, self.bounds.init_batch))
-        else:
-            progress = float(gain(statistics, scale)) * self.bounds.init_batch
+        progress = self.worth_of(global_batch)
         now = time.monotonic()
         self._progress += progress
         self._recent.append((now, self._progress))
@@ -167,6 +162,14 @@ class Adaptation:
         if now - first_time > 0.2:
             self.measured_goodput = (self._progress - first_progress) / (now - first_time)
         return progress
+
+    def worth_of(self, global_batch: int) -> float:
+        """Examples at the initial batch size that a step of so many is worth, as far as is known now."""
+        scale = global_batch / self.bounds.init_batch
+        statistics = self._statistics()
+        if scale <= 1.0 or statistics is None:
+            return float(min(global_batch, self.bounds.init_batch))
+        return float(gain(statistics, scale)) * self.bounds.init_batch
 
     # ------------------------------------------------------------------ state
 

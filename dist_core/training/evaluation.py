@@ -5,17 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from dist_core.data.order import evaluation_share
 from dist_core.training.looped import Looped
 from dist_core.training.training_loop import TrainingLoop
 from dist_core.trial.core import TrainingCore
 
 
 class Evaluation:
-    """``training``: the same loader's loop that trains."""
+    """``training``: the same loader's loop that trains. ``shared``: whether each replica has its share."""
 
-    def __init__(self, loader: Looped, training: TrainingLoop) -> None:
+    def __init__(self, loader: Looped, training: TrainingLoop, *, shared: bool = True) -> None:
         self._loader = loader
         self._training = training
+        self._shared = shared
 
     def evaluate(self, core: TrainingCore, seen: tuple[int, int] | None = None) -> Iterator[Any]:
         core.loops.go_on_behind()
@@ -34,17 +36,30 @@ class Evaluation:
 
         ``seen``: first and number of those, in the order of training, that the replicas have had already.
         """
-        # Processes of one replica compute together: they evaluate the same samples.
-        rank, world_size = core.generation.group.replica, core.generation.group.num_replicas
-        samples = self._loader.source.num_samples
-        batch = self._loader.batch_size
-        if samples is not None and -(-samples // batch) < world_size:
-            batch = -(-batch // world_size)
+        rank, world_size, batch = self._division(core)
         workers = core.habits.stream_workers or 1
         share: Iterator[Any] = self._loader.source.evaluation(
             rank=rank, world_size=world_size, batch=batch, workers=workers, seen=seen
         )
         return share
+
+    def _division(self, core: TrainingCore) -> tuple[int, int, int]:
+        """Which share of how many, in batches of which size: of a smaller one where there are not enough for all."""
+        # Processes of one replica compute together: they evaluate the same samples.
+        rank, world_size = (
+            (core.generation.group.replica, core.generation.group.num_replicas) if self._shared else (0, 1)
+        )
+        samples, batch = self._loader.source.num_samples, self._loader.batch_size
+        if samples is not None and -(-samples // batch) < world_size:
+            batch = -(-batch // world_size)
+        return rank, world_size, batch
+
+    def batches(self, core: TrainingCore) -> int:
+        """Of this replica, in one pass over a dataset with a length."""
+        rank, world_size, batch = self._division(core)
+        samples = self._loader.source.num_samples
+        assert samples is not None
+        return -(-len(evaluation_share(samples, rank=rank, world_size=world_size, batch=batch)) // batch)
 
     def train_unless_it_evaluates(self, core: TrainingCore) -> Iterator[Any]:
         """As below, over a loader that is known to train: a trainer may put its model into training mode in the body.

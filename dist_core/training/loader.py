@@ -37,8 +37,9 @@ class AdaptiveDataLoader:
     single indices; it is drawn from once a pass, with the same seed on every replica. An iterable dataset is read as a
     whole by every replica, which keeps its part; with ``num_workers`` of 2 or more it is divided among the workers of
     all replicas, each of which learns its part from ``torch.utils.data.get_worker_info()``. ``epoch_size`` is the
-    number of samples that count as an epoch, where the dataset does not know its length. Further keyword arguments go
-    to torch's DataLoader.
+    number of samples that count as an epoch, where the dataset does not know its length. ``max_local_bsz``: the most
+    that a replica computes in one pass; a batch of more takes several. Further keyword arguments go to torch's
+    DataLoader.
 
     Raises InvalidTraining for arguments that contradict each other, and for ``batch_sampler``: batches are cut here.
     """
@@ -52,6 +53,7 @@ class AdaptiveDataLoader:
         *,
         seed: int = 0,
         epoch_size: int | None = None,
+        max_local_bsz: int | None = None,
         **options: Any,
     ) -> None:
         if options.pop("batch_sampler", None) is not None:
@@ -64,7 +66,7 @@ class AdaptiveDataLoader:
         self.drop_last = bool(options.pop("drop_last", False))
         try:
             size = operator.index(batch_size)
-            self.bounds = BatchBounds(init_batch=size, max_batch=size)
+            self.bounds = BatchBounds(init_batch=size, max_batch=size, max_atomic=max_local_bsz)
         except (ValueError, TypeError) as error:
             raise InvalidTraining(str(error)) from error
         self.dataset = dataset
@@ -111,10 +113,12 @@ class AdaptiveDataLoader:
         Raises InvalidTraining for bounds that contradict each other or the batch size.
         """
         lower, upper = local_bsz_bounds if local_bsz_bounds is not None else (None, None)
-        if (lower is not None and lower > self.batch_size) or (upper is not None and upper < self.batch_size):
+        too_large = upper is not None and upper < self.batch_size and not gradient_accumulation
+        if (lower is not None and lower > self.batch_size) or too_large:
             raise InvalidTraining(
                 f"batch_size is {self.batch_size} but local_bsz_bounds are {local_bsz_bounds}; "
-                "the bounds must contain batch_size, because one replica starts with it"
+                "the bounds must contain batch_size, because one replica starts with it (in several passes with "
+                "gradient_accumulation=True, and then the upper bound may be lower)"
             )
         if self.epoch_size is None:
             raise InvalidTraining(
@@ -176,6 +180,11 @@ class AdaptiveDataLoader:
         core = get_core()
         return core.adaptation.accumulation if self._paces and core.adaptation is not None else 0
 
+    @property
+    def batches_of_step(self) -> list[Any]:
+        """What this replica computes in the present step, a batch for each pass; empty outside of the trial's steps."""
+        return [] if self._marks.loaded is None else self._marks.loaded.batches
+
     def to_tensorboard(self, writer: Any, global_step: int, tag_prefix: str = "") -> None:
         """Write batch sizes and accumulation steps as scalars under ``tag_prefix``."""
         values = {
@@ -203,6 +212,18 @@ class AdaptiveDataLoader:
         core.registry.replace(self.name, self.cursor)
         if core.adaptation is not None:
             core.adaptation.use_bounds(self.bounds)
+
+    def evaluate(self, *, shared: bool = True) -> Iterator[Any]:
+        """This replica's share of one pass, or all of it, whatever mode the models are in: nothing is trained."""
+        core = get_core()
+        self._note_workers(core)
+        return Evaluation(self, TrainingLoop(self, self._marks), shared=shared).evaluate(core)
+
+    def batches_of_evaluation(self, *, shared: bool = True) -> int:
+        """Batches that this replica evaluates. Raises TypeError, as torch does, when nobody knows."""
+        if self.source.num_samples is None:
+            raise TypeError(f"{type(self.dataset).__name__} has no length")
+        return Evaluation(self, TrainingLoop(self, self._marks), shared=shared).batches(get_core())
 
     def __iter__(self) -> Iterator[Any]:
         core = get_core()

@@ -28,6 +28,8 @@ class LoopMarks:
     def __init__(self) -> None:
         self.division: Division | None = None
         """How the present steps are divided among the replicas."""
+        self.loaded: LoadedStep | None = None
+        """The step that a batch with the user's code belongs to."""
         self.open: StepPlan | None = None
         """The step whose last batch is with the user's code, until it is counted."""
         self.completed: StepPlan | None = None
@@ -89,6 +91,7 @@ class TrainingLoop:
         try:
             ran_out = yield from self._train_steps(core, started_passes, steps_before)
         finally:
+            self._marks.loaded = None
             self._loader.source.end_loop()
         if ran_out:
             core.loops.end()
@@ -100,6 +103,7 @@ class TrainingLoop:
         while not self._is_over(core, started_passes):
             for step in self._steps_under_present_plan(core, started_passes):
                 times.begin_step()
+                self._marks.loaded = step
                 core.sums.mark()
                 for index, batch in enumerate(step.batches):
                     for model in core.models:

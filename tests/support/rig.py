@@ -117,9 +117,7 @@ class Rig:
 
         def change() -> None:
             record = self.trial(trial_id)
-            spec = replace(
-                record.spec, slots_per_replica=slots_per_replica, environ={**record.spec.environ, **environ}
-            )
+            spec = replace(record.spec, slots_per_replica=slots_per_replica, environ={**record.spec.environ, **environ})
             self.store.save_trial(replace(record, spec=spec))
 
         self._served.between_rounds(change)

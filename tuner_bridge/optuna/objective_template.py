@@ -15,6 +15,7 @@ from tuner_bridge.errors import BridgeError, InvalidSweep
 from tuner_bridge.in_replica.scripts import Script
 from tuner_bridge.in_replica.shipping import installed_modules_of, ship
 from tuner_bridge.optuna.program import Program
+from tuner_bridge.optuna.trainers import TrainerSearch
 
 logger = logging.getLogger(__name__)
 
@@ -22,7 +23,7 @@ ENTRYPOINT = "tuner_bridge.optuna.replica:main"
 
 
 def template_of(
-    objective: Callable[[Any], Any] | Script,
+    objective: Callable[[Any], Any] | Script | TrainerSearch,
     min_replicas: int,
     max_replicas: int | None,
     promise_metric: tuple[str, str] | None = None,
@@ -46,6 +47,10 @@ def template_of(
             )
         max_replicas = 1
         payload["program"] = objective.to_json()
+    elif isinstance(objective, TrainerSearch):
+        payload["trainer"] = objective.to_json()
+        preload = ("torch", "dist_core.huggingface.trainer")
+        user_code = tuple({each.loaded_as for each in (objective.trainer, objective.space)})
     elif isinstance(objective, Script):
         payload["script"] = objective.to_json()
         # What it imports from other files of its author is not known here.

@@ -27,6 +27,7 @@ from tuner_bridge.errors import InvalidSweep, SweepInterrupted
 from tuner_bridge.in_replica.scripts import Script
 from tuner_bridge.optuna.objective_template import bounded, template_of
 from tuner_bridge.optuna.own_slots import OwnSlots
+from tuner_bridge.optuna.trainers import TrainerSearch
 from tuner_bridge.optuna.trial_driver import OptunaDriver
 
 logger = logging.getLogger(__name__)
@@ -39,7 +40,7 @@ Callback = Callable[[optuna.Study, FrozenTrial], None]
 
 def optimize(
     study: optuna.Study,
-    objective: Callable[[Any], Any] | Script,
+    objective: Callable[[Any], Any] | Script | TrainerSearch,
     n_trials: int | None = None,
     timeout: float | None = None,
     n_jobs: int = 1,

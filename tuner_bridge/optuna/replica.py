@@ -9,12 +9,15 @@ from typing import Any
 import optuna
 
 from dist_core.errors import ControlChannelError, JoinAgain, PeerLost
+from dist_core.trial.metrics import listen_to_metrics
 from dist_core.trial.plain_replica import Participant
 from tuner_bridge.in_replica.run import run_replica
 from tuner_bridge.in_replica.scripts import Script
 from tuner_bridge.in_replica.shipping import ShippedFunction, receive
 from tuner_bridge.optuna.current import run_script, set_current_trial
 from tuner_bridge.optuna.program import Program
+from tuner_bridge.optuna.trainer_metrics import TrainerMetrics
+from tuner_bridge.optuna.trainers import TrainerSearch
 from tuner_bridge.optuna.trial import ElasticTrial
 
 
@@ -34,11 +37,16 @@ def prepare(replica: Participant, document: Mapping[str, Any]) -> Callable[[], A
     )
     if "script" in payload:
         script = Script.from_json(payload["script"])
+        listen_to_metrics(TrainerMetrics(trial))
         return lambda: _reporting_all(trial, lambda: run_script(script, trial))
     if "program" in payload:
         program = Program.from_json(payload["program"])
         return lambda: _reporting_all(trial, lambda: program(trial))
     set_current_trial(trial)
+    if "trainer" in payload:
+        search = TrainerSearch.from_json(payload["trainer"])
+        return lambda: _reporting_all(trial, lambda: search(trial))
+    listen_to_metrics(TrainerMetrics(trial))
     objective = receive(ShippedFunction.from_json(payload["objective"]))
     return lambda: _reporting_all(trial, lambda: objective(trial))
 

@@ -153,6 +153,11 @@ class ElasticTrial(optuna.Trial):
         """Whether this replica tells the trial's value."""
         return self._core.reports and not self._core.is_outside
 
+    @property
+    def has_reported(self) -> bool:
+        """Whether this process has reported since it took up the trial; the same on all replicas."""
+        return self._has_reported
+
     def last_report(self) -> float | None:
         """The value at the trial's last step, whichever replica reported it; None without any."""
         found = self._ask("last_report")

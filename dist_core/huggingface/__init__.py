@@ -1,0 +1,38 @@
+"""Hugging Face's trainers as elastic trials: ``Trainer``, those of TRL, and any other that is made from it.
+
+``from dist_core.huggingface import ElasticTrainer as Trainer`` is the whole change to a script; of another trainer
+``elastic(SFTTrainer)`` is the elastic one. Importing this package loads nothing of theirs; names load on use.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from dist_core.huggingface.trainer import ElasticTrainerMixin, elastic
+
+    ElasticTrainer: Any
+    ElasticSFTTrainer: Any
+    ElasticDPOTrainer: Any
+
+__all__ = ["ElasticDPOTrainer", "ElasticSFTTrainer", "ElasticTrainer", "ElasticTrainerMixin", "elastic"]
+
+_MADE_FROM = {
+    "ElasticTrainer": ("transformers", "Trainer"),
+    "ElasticSFTTrainer": ("trl", "SFTTrainer"),
+    "ElasticDPOTrainer": ("trl", "DPOTrainer"),
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module 'dist_core.huggingface' has no attribute {name!r}")
+    from dist_core.huggingface import trainer
+
+    if name in _MADE_FROM:
+        import importlib
+
+        package, original = _MADE_FROM[name]
+        globals()[name] = trainer.elastic(getattr(importlib.import_module(package), original))
+        return globals()[name]
+    return getattr(trainer, name)

@@ -1,0 +1,17 @@
+"""What Accelerate is told of the world: it is alone, for what replicas do together is ours; and which replica this is.
+
+Whoever asks it whether this is the main process (loggers, progress bars, what writes checkpoints) hears of rank 0.
+"""
+
+from __future__ import annotations
+
+from accelerate import PartialState
+from accelerate.utils import DistributedType
+
+
+def appear_alone(rank: int) -> None:
+    """``rank``: the replica's; known to be another after a rescale, so this is called again then."""
+    state = PartialState()
+    state.num_processes = 1
+    state.distributed_type = DistributedType.NO
+    state.process_index = state.local_process_index = rank

@@ -1,0 +1,554 @@
+"""ElasticTrainerMixin: a trainer of Hugging Face's whose replicas come and go.
+
+The trainer's own loop stays where it can: its set-up, its callbacks, its losses, its checkpoints. What is replaced is
+what counts by the number of processes: batches come from an ``AdaptiveDataLoader``, gradients are summed by an
+``AdaptiveDataParallel``, an epoch is the trial's, and ``global_step`` follows from the samples that were trained. One
+step is as many samples as ``per_device_train_batch_size * gradient_accumulation_steps`` of one process, however many
+replicas compute it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from functools import cache
+from typing import Any, Literal, cast
+
+import torch
+
+from dist_core.errors import InvalidTraining
+from dist_core.huggingface.alone import appear_alone
+from dist_core.huggingface.carried import CarriedState
+from dist_core.huggingface.data import TrainingPass, loader_like
+from dist_core.huggingface.evaluation import EvaluationPass, GatheredRows
+from dist_core.huggingface.refusals import refuse_arguments, refuse_old_trainer, refuse_placement
+from dist_core.huggingface.reporting import Reporting
+from dist_core.training.accumulator import Accumulator
+from dist_core.training.api import remaining_epochs_until
+from dist_core.training.loader import AdaptiveDataLoader
+from dist_core.training.model import AdaptiveDataParallel
+from dist_core.trial.current import get_core, reset_core
+
+MOST_GROWTH = 32
+"""How many times the batch that the user gave an adaptive one may become, unless it is said."""
+_TOLERANCE = 1e-9
+_STATE = "hugging-face-trainer"
+"""Among the states of the trial."""
+
+
+class ElasticTrainerMixin:
+    """Before a trainer in the bases of a class; ``elastic`` makes one.
+
+    ``batch``: ``"fixed"`` keeps the batch that the arguments give, whatever the number of replicas; ``"adaptive"`` lets
+    it follow goodput, up to 32 times that, and a number up to so many examples. ``frozen="rebuild"`` leaves weights
+    that need no gradient out of checkpoints and hand-overs, because every replica loads the same ones; None does so for
+    adapters (PEFT) beside a model that was loaded by name.
+
+    Raises InvalidTraining for arguments that ask for another way to train on several devices, and for a version of
+    transformers that is too old.
+    """
+
+    is_elastic = True
+
+    def __init__(
+        self,
+        *arguments: Any,
+        batch: Literal["fixed", "adaptive"] | int = "fixed",
+        frozen: Literal["keep", "rebuild"] | None = None,
+        **options: Any,
+    ) -> None:
+        if batch not in ("fixed", "adaptive") and not (isinstance(batch, int) and batch > 0):
+            raise InvalidTraining(
+                f"batch is {batch!r}; choose 'fixed', 'adaptive', or the most examples it may grow to"
+            )
+        refuse_old_trainer(type(self))
+        self._core = get_core()
+        self._batch = batch
+        self._frozen = frozen
+        self._elastic: Any = None
+        self._unheard: Any = None
+        """Inputs of the pass whose loss is not in the sums yet."""
+        self._updated: tuple[Any, Any] | None = None
+        """The gradient's norm and the learning rate of the step that runs, once its update is made."""
+        self._collected: float | None = None
+        """The loss that was logged in the step that runs."""
+        self._epochs: Iterator[int] = iter(())
+        self._epoch: int | None = None
+        self._processes = 1
+        cast("Any", super()).__init__(*arguments, **options)
+        me = self._me
+        refuse_arguments(me.args)
+        refuse_placement(me)
+        me.args._n_gpu = min(1, me.args.n_gpu)
+        me.add_callback(Reporting)
+
+    @property
+    def _me(self) -> Any:
+        """This object as what it also is."""
+        return self
+
+    def create_accelerator_and_postprocess(self) -> None:
+        self._processes = max(1, self._me.args.world_size)
+        self._show_rank()
+        cast("Any", super()).create_accelerator_and_postprocess()
+
+    def _show_rank(self) -> None:
+        core = self._core
+        rank = core.generation.group.rank if core.joined or core.environment is None else core.environment.launch_index
+        if core.generation.is_outside:
+            # Of those that train one is the first already.
+            rank = max(1, rank)
+        appear_alone(rank)
+        if hasattr(self, "state"):
+            self._me.state.is_world_process_zero = self._me.state.is_local_process_zero = rank == 0
+
+    # ------------------------------------------------------------------ data
+
+    @property
+    def _total_batch(self) -> int:
+        args = self._me.args
+        return int(args.per_device_train_batch_size * args.gradient_accumulation_steps * self._processes)
+
+    def get_train_dataloader(self) -> Any:
+        theirs = cast("Any", super()).get_train_dataloader()
+        args, most = self._me.args, self._me.args.per_device_train_batch_size
+        accumulates = args.gradient_accumulation_steps > 1
+        loader = loader_like(
+            theirs,
+            args,
+            self._total_batch,
+            shuffle=True,
+            drop_last=args.dataloader_drop_last,
+            most=most if accumulates else None,
+        )
+        if self._batch != "fixed":
+            largest = self._total_batch * MOST_GROWTH if self._batch == "adaptive" else self._batch
+            loader.autoscale_batch_size(largest, (1, most if accumulates else None), gradient_accumulation=True)
+        samples = loader.source.num_samples
+        batches = None
+        if samples is not None:
+            whole, rest = divmod(samples, most * self._processes)
+            batches = max(1, whole + (rest > 0 and not args.dataloader_drop_last))
+        return TrainingPass(loader, batches)
+
+    def get_eval_dataloader(self, *arguments: Any, **options: Any) -> Any:
+        return self._shared(cast("Any", super()).get_eval_dataloader(*arguments, **options))
+
+    def get_test_dataloader(self, *arguments: Any, **options: Any) -> Any:
+        return self._shared(cast("Any", super()).get_test_dataloader(*arguments, **options))
+
+    def _shared(self, theirs: Any) -> EvaluationPass:
+        loader = loader_like(theirs, self._me.args, self._me.args.eval_batch_size * self._processes, shuffle=False)
+        return EvaluationPass(loader, self._core)
+
+    # ------------------------------------------------------------------ before the first epoch
+
+    def _wrap_model(self, model: Any, training: bool = True, dataloader: Any = None) -> Any:
+        if not training:
+            return cast("Any", super())._wrap_model(model, training=False)
+        me = self._me
+        # On the optimizer itself: what Accelerate puts around it takes no part in the trial.
+        me.create_scheduler(num_training_steps=self._steps, optimizer=me.optimizer)
+        inside = me.accelerator.prepare_model(me.model, device_placement=False, evaluation_mode=True)
+        wanted = me.accelerator.ddp_handler.to_kwargs() if me.accelerator.ddp_handler is not None else {}
+        kept = {name: wanted[name] for name in ("find_unused_parameters", "bucket_cap_mb") if name in wanted}
+        self._elastic = AdaptiveDataParallel(
+            inside, me.optimizer, me.lr_scheduler, me.accelerator.scaler, frozen=self._what_of_frozen(), **kept
+        )
+        return self._elastic
+
+    def _what_of_frozen(self) -> Literal["keep", "rebuild"]:
+        if self._frozen is not None:
+            return self._frozen
+        model = self._me.accelerator.unwrap_model(self._me.model)
+        named = bool(getattr(getattr(model, "config", None), "_name_or_path", None))
+        return "rebuild" if named and hasattr(model, "peft_config") else "keep"
+
+    def _init_training_state(
+        self, max_steps: int, num_update_steps_per_epoch: int, num_train_epochs: int, resume: Any, trial: Any
+    ) -> tuple[int, int]:
+        me = self._me
+        self._begin_training()
+        self._steps = max_steps
+        self._steps_per_epoch = num_update_steps_per_epoch
+        cast("Any", super())._init_training_state(
+            max_steps, num_update_steps_per_epoch, num_train_epochs, resume, trial
+        )
+        self._show_rank()
+        # Where the trial stands is read by the states that preparing makes.
+        self._prepared = cast("Any", super())._prepare_for_training(max_steps, self._training, resume)
+        self._sums = Accumulator()
+        self._gathered = GatheredRows(self._core)
+        self._carried = CarriedState(self, lambda: self._core.position.steps)
+        me._tr_loss = torch.tensor(0.0, device=me.args.device)
+        me._total_loss_scalar, me._globalstep_last_logged = 0.0, me.state.global_step
+        me._initial_global_step = me.state.global_step
+        if me.state.global_step and not self._core.position.steps:
+            self._stand_at(me.state.global_step, resume)
+        self._core.registry.register(_STATE, self._carried)
+        self._epochs = remaining_epochs_until(num_train_epochs)
+        self._epoch = next(self._epochs, None)
+        # The trainer sets these when it begins; of a trial that has trained they are known.
+        self._begun_with: dict[str, Any] | None = self._carried.small()
+        return (num_train_epochs if self._epoch is None else self._epoch), 0
+
+    def _begin_training(self) -> None:
+        """Outside of a trial one training may follow another, each in a core of its own."""
+        if self._elastic is not None:
+            raise InvalidTraining(
+                "train() was called twice on one elastic trainer; give it all epochs at once, with num_train_epochs or "
+                "max_steps, or make a new trainer"
+            )
+        core = self._core = get_core()
+        if core.registry.has(_STATE):
+            if core.environment is not None or core.generation.group.world_size > 1:
+                raise InvalidTraining(
+                    "a second trainer trains in one trial; a trial trains its epochs once, because replicas that join "
+                    "have to find the place where the others are. Make a trial of each"
+                )
+            reset_core()
+            self._core = get_core()
+
+    def _prepare_for_training(self, *_: Any, **__: Any) -> Any:
+        return self._prepared
+
+    def set_initial_training_values(self, args: Any, dataloader: Any, *others: Any) -> Any:
+        self._training = dataloader
+        return cast("Any", super()).set_initial_training_values(args, dataloader, *others)
+
+    def _stand_at(self, step: int, resume: Any) -> None:
+        """The trainer goes on from a checkpoint of its own, and the trial has none: it begins there."""
+        loader: AdaptiveDataLoader = self._training.loader
+        epoch, within = divmod(step, self._steps_per_epoch)
+        position = self._core.position
+        position.epoch, position.steps, position.schedule_position = epoch, step, float(step)
+        position.progress = float(epoch * (loader.epoch_size or 0) + within * self._total_batch)
+        loader.cursor.passes, loader.cursor.position = epoch, within * self._total_batch
+        self._me._load_rng_state(resume)
+
+    # ------------------------------------------------------------------ an epoch
+
+    def _run_epoch(
+        self,
+        model: Any,
+        epoch: int,
+        train_dataloader: Any,
+        trial: Any = None,
+        ignore_keys_for_eval: Any = None,
+        start_time: float = 0.0,
+        **_: Any,
+    ) -> None:
+        me = self._me
+        if self._epoch is not None and epoch > self._epoch:
+            self._epoch = next(self._epochs)
+        self._go_on_as_begun()
+        grad_norm = rate = None
+        me.current_gradient_accumulation_steps = 1
+        for inputs in train_dataloader:
+            if self._core.passes_do_not_count:
+                self._dry_pass(model, inputs)
+                continue
+            if self._is_first_pass:
+                self._begin_step()
+                me.control = me.callback_handler.on_step_begin(me.args, me.state, me.control)
+            self._pass(model, inputs)
+            if not self._elastic.part.is_last_micro_batch:
+                me.control = me.callback_handler.on_substep_end(me.args, me.state, me.control)
+                continue
+            grad_norm = me._clip_grad_norm(model) if me.args.max_grad_norm > 0 else None
+            grad_norm = me._get_grad_norm(model, grad_norm=grad_norm)
+            me.control = me.callback_handler.on_pre_optimizer_step(me.args, me.state, me.control)
+            me.optimizer.step()
+            me.control = me.callback_handler.on_optimizer_step(me.args, me.state, me.control)
+            rate = me._get_learning_rate()
+            if self._updated is None and self._core.broken is None:
+                self._updated = grad_norm, rate
+            elif self._updated is not None:
+                # A replica was lost behind this step's update: the body runs again, and the update is not made twice.
+                grad_norm, rate = self._updated
+            self._step_schedule()
+            model.zero_grad()
+            self._end_step(epoch)
+            me._maybe_log_save_evaluate(
+                me._tr_loss, grad_norm, model, trial, epoch, ignore_keys_for_eval, start_time, learning_rate=rate
+            )
+            if self._stops_within_epoch(epoch):
+                break
+        self._leave_step()
+        me.control = me.callback_handler.on_epoch_end(me.args, me.state, me.control)
+        me._maybe_log_save_evaluate(
+            me._tr_loss, grad_norm, model, trial, epoch, ignore_keys_for_eval, start_time, learning_rate=rate
+        )
+
+    def _go_on_as_begun(self) -> None:
+        """The trainer has begun its counts anew; those of a trial that has trained go on."""
+        if self._begun_with is not None:
+            self._carried.take(self._begun_with)
+            self._begun_with = None
+
+    @property
+    def _is_first_pass(self) -> bool:
+        return bool(self._elastic.part.step_place.index == 0)
+
+    def _dry_pass(self, model: Any, inputs: Any) -> None:
+        """Builds what a joiner receives into; counts nowhere."""
+        me = self._me
+        me.training_step(model, inputs, self._me._get_num_items_in_batch([inputs], me.args.device))
+        if me.args.max_grad_norm > 0:
+            me._clip_grad_norm(model)
+        me.optimizer.step()
+        model.zero_grad()
+
+    def _begin_step(self) -> None:
+        self._show_rank()
+        self._leave_step()
+        self._carried.begin_step()
+        self._items: Any = None
+
+    def _leave_step(self) -> None:
+        if self._carried.end_step():
+            self._updated = self._collected = None
+
+    def _items_of_step(self) -> Any:
+        """What a loss that is a sum over tokens is divided by in this pass, so that passes and replicas add up.
+
+        The gradient of a pass counts with its share of the step's samples, so its sum over all tokens of the step is
+        multiplied with the inverse of that.
+        """
+        me, place = self._me, self._elastic.part.step_place
+        if self._is_first_pass:
+            mine = me._get_num_items_in_batch(self._training.loader.batches_of_step, me.args.device)
+            self._items = None if mine is None else self._sum_of_step(float(mine) * (place.step.weight > 0))
+        if self._items is None:
+            return None
+        share = place.share if place.step.weight else 1.0
+        return torch.tensor(self._items * share, dtype=torch.float32, device=me.args.device)
+
+    def _sum_of_step(self, mine: float) -> float:
+        if self._core.generation.group.world_size == 1:
+            return mine
+
+        def act(group: Any) -> float:
+            total = torch.tensor([mine], dtype=torch.float64)
+            group.sum(total, what="items of a step")
+            return float(total)
+
+        return self._core.together(act, otherwise=lambda: max(mine, 1.0))
+
+    def _pass(self, model: Any, inputs: Any) -> None:
+        self._unheard = inputs
+        loss = self._me.training_step(model, inputs, self._items_of_step())
+        if self._unheard is not None:
+            self._hear(loss)
+
+    def compute_loss(self, model: Any, inputs: Any, *arguments: Any, **options: Any) -> Any:
+        unheard = self._unheard
+        found = cast("Any", super()).compute_loss(model, inputs, *arguments, **options)
+        loss = found[0] if isinstance(found, tuple) else found
+        if unheard is not None and loss.device.type == "cpu":
+            # What is added before the backward pass rides in the step's own round, and is lost with no replica. A GPU
+            # would have to be waited for.
+            self._hear(loss)
+        return found
+
+    def _hear(self, loss: torch.Tensor) -> None:
+        """Add the pass to the sums over replicas that the trainer logs."""
+        me, place, inputs = self._me, self._elastic.part.step_place, self._unheard
+        self._unheard = None
+        if not place.step.weight:
+            return
+        value = float(loss.detach())
+        if not me.args.logging_nan_inf_filter or math.isfinite(value):
+            self._sums["loss"] += value * place.share * self._step_growth()
+            self._sums["weight"] += place.share * self._step_growth()
+        self._sums["flos"] += float(me.floating_point_ops(inputs))
+        before = me.state.num_input_tokens_seen
+        me._track_num_input_tokens(inputs)
+        self._sums["tokens"] += me.state.num_input_tokens_seen - before
+        me.state.num_input_tokens_seen = before
+
+    def _step_growth(self) -> int:
+        """By how many of the user's steps this one lets ``global_step`` grow: 1 with a fixed batch."""
+        return max(1, self._step_after() - int(self._me.state.global_step))
+
+    def _step_after(self) -> int:
+        """``global_step`` behind the step that runs: steps of the user's batch that the samples so far are worth."""
+        position, adaptation = self._core.position, self._core.adaptation
+        loader, place = self._training.loader, self._elastic.part.step_place
+        assert adaptation is not None
+        if loader.epoch_size is None or not loader.bounds.adaptive:
+            if loader.epoch_size is None:
+                return int(position.steps) + 1
+            progress = position.epoch_progress + min(place.step.global_batch, loader.batch_size)
+        else:
+            progress = position.epoch_progress + adaptation.worth_of(place.step.global_batch)
+        within = (progress - position.epoch * loader.epoch_size) / self._total_batch
+        steps = min(self._steps_per_epoch, math.ceil(within - _TOLERANCE * self._steps_per_epoch))
+        return int(position.epoch * self._steps_per_epoch + steps)
+
+    def _step_schedule(self) -> None:
+        me = self._me
+        waits = isinstance(me.lr_scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau)
+        if not waits and type(me.lr_scheduler).__name__ != "GreedyLR" and not me.accelerator.optimizer_step_was_skipped:
+            me.lr_scheduler.step()
+
+    def _end_step(self, epoch: int) -> None:
+        me, before = self._me, int(self._me.state.global_step)
+        after = max(before, self._step_after())
+        me.state.global_step = after
+        me.state.epoch = epoch + self._part_of_epoch(after - epoch * self._steps_per_epoch)
+        me.control = me.callback_handler.on_step_end(me.args, me.state, me.control)
+        if after == before:
+            # What is due at that step has been done.
+            me.control.should_log = me.control.should_evaluate = me.control.should_save = False
+        elif after - before > 1:
+            self._heed_steps_passed(before, after)
+
+    def _part_of_epoch(self, steps: int) -> float:
+        """As the trainer counts it, which is by micro-batches."""
+        try:
+            batches = len(self._training)
+        except TypeError:
+            return steps / self._steps_per_epoch
+        return min(steps * int(self._me.args.gradient_accumulation_steps), batches) / batches
+
+    def _heed_steps_passed(self, before: int, after: int) -> None:
+        """What is due every so many steps is so too where a large batch goes past the very step."""
+        args, state, control = self._me.args, self._me.state, self._me.control
+
+        def passed(every: int) -> bool:
+            return every > 0 and after // every > before // every
+
+        if args.logging_strategy == "steps" and passed(state.logging_steps):
+            control.should_log = True
+        if args.eval_strategy == "steps" and passed(state.eval_steps) and args.eval_delay <= after:
+            control.should_evaluate = True
+        if args.save_strategy == "steps" and passed(state.save_steps):
+            control.should_save = True
+
+    def _stops_within_epoch(self, epoch: int) -> bool:
+        control, state = self._me.control, self._me.state
+        if self._core.broken is not None or not (control.should_epoch_stop or control.should_training_stop):
+            return False
+        # At its end the loop ends by itself.
+        return bool(state.global_step < (epoch + 1) * self._steps_per_epoch)
+
+    # ------------------------------------------------------------------ what the trainer writes
+
+    def _maybe_log_save_evaluate(self, tr_loss: Any, *arguments: Any, **options: Any) -> None:
+        me = self._me
+        if self._core.passes_do_not_count:
+            return
+        if me.control.should_log and me.state.global_step > me._globalstep_last_logged:
+            self._collect()
+        cast("Any", super())._maybe_log_save_evaluate(me._tr_loss, *arguments, **options)
+
+    def _collect(self) -> None:
+        """The sums over replicas go to where the trainer keeps its own."""
+        me = self._me
+        with self._sums.synchronized() as sums:
+            # Over the passes that were heard of: a lost replica may have taken some with it.
+            steps, weight = me.state.global_step - me._globalstep_last_logged, sums.get("weight", 0.0)
+            loss = sums.get("loss", 0.0) / weight * steps if weight else 0.0
+            if self._collected is None and self._core.broken is None:
+                self._collected = loss
+            me._tr_loss.fill_(loss if self._collected is None else self._collected)
+            me.current_flos = sums.get("flos", 0.0)
+            me.state.num_input_tokens_seen += int(sums.get("tokens", 0.0))
+            for name in ("loss", "weight", "flos", "tokens"):
+                sums[name] = 0.0
+
+    def _save_checkpoint(self, model: Any, trial: Any) -> None:
+        """The others look at what the first one has written, so they wait for it."""
+        save = cast("Any", super())._save_checkpoint
+        if self._me.args.should_save:
+            save(model, trial)
+        if not self._core.generation.stands_alone:
+            self._core.together(lambda group: group.sum(torch.zeros(1), what="a checkpoint"), otherwise=lambda: None)
+        if not self._me.args.should_save:
+            save(model, trial)
+
+    def _save_rng_state(self, output_dir: str) -> None:
+        if self._me.args.should_save:
+            cast("Any", super())._save_rng_state(output_dir)
+
+    def _finalize_training(self, trial: Any, num_train_samples: Any, start_time: float) -> Any:
+        me = self._me
+        if me.control.should_training_stop and hasattr(self._epochs, "close"):
+            self._epochs.close()
+        else:
+            next(self._epochs, None)
+        self._go_on_as_begun()
+        self._collect()
+        return cast("Any", super())._finalize_training(trial, num_train_samples, start_time)
+
+    # ------------------------------------------------------------------ evaluation
+
+    def evaluation_loop(self, dataloader: Any, description: str, *arguments: Any, **options: Any) -> Any:
+        me = self._me
+        run = cast("Any", super()).evaluation_loop
+        if not (isinstance(dataloader, EvaluationPass) and dataloader.is_shared):
+            return run(dataloader, description, *arguments, **options)
+        if not me.args.eval_do_concat_batches or me.args.batch_eval_metrics:
+            raise InvalidTraining(
+                "TrainingArguments has batch_eval_metrics=True or eval_do_concat_batches=False; replicas share an "
+                "evaluation, whose metrics are computed once all predictions are there. Leave them out"
+            )
+        gathered = GatheredRows(self._core)
+        whole = me.compute_metrics
+        if whole is not None:
+            me.compute_metrics = lambda prediction: whole(_gathered_prediction(prediction, gathered))
+        self._losses: list[tuple[float, int]] | None = []
+        try:
+            output = run(dataloader, description, *arguments, **options)
+        finally:
+            me.compute_metrics, losses, self._losses = whole, self._losses, None
+        prefix = options.get("metric_key_prefix", arguments[2] if len(arguments) > 2 else "eval")
+        assert losses is not None
+        kept = [(loss, size) for loss, size in losses if math.isfinite(loss) or not me.args.logging_nan_inf_filter]
+        mean = gathered.mean(sum(loss * size for loss, size in kept), sum(size for _, size in kept))
+        if f"{prefix}_loss" in output.metrics and mean is not None:
+            output.metrics[f"{prefix}_loss"] = mean
+        if description == "Prediction":
+            predictions, labels = gathered.rows((output.predictions, output.label_ids))
+            output = output._replace(predictions=predictions, label_ids=labels)
+        return output
+
+    def prediction_step(self, model: Any, inputs: Any, *arguments: Any, **options: Any) -> Any:
+        found = cast("Any", super()).prediction_step(model, inputs, *arguments, **options)
+        losses = getattr(self, "_losses", None)
+        if losses is not None and found[0] is not None:
+            losses.append((float(found[0].mean()), _size_of(inputs)))
+        return found
+
+
+def _gathered_prediction(prediction: Any, gathered: GatheredRows) -> Any:
+    from transformers import EvalPrediction
+
+    parts = gathered.rows((prediction.predictions, prediction.label_ids, prediction.inputs, prediction.losses))
+    return EvalPrediction(predictions=parts[0], label_ids=parts[1], inputs=parts[2], losses=parts[3])
+
+
+def _size_of(inputs: Any) -> int:
+    from transformers.trainer_pt_utils import find_batch_size
+
+    return int(find_batch_size(inputs) or 1)  # type: ignore[no-untyped-call]  # not annotated there
+
+
+@cache
+def elastic(trainer: type) -> Any:
+    """The elastic one of a trainer class: ``elastic(SFTTrainer)(model=..., args=..., train_dataset=...)``.
+
+    Raises InvalidTraining for what is no trainer of Hugging Face's, and for a version that is too old.
+    """
+    import transformers
+
+    theirs: Any = transformers.Trainer
+    if not (isinstance(trainer, type) and issubclass(trainer, theirs)):
+        raise InvalidTraining(
+            f"elastic() was given {trainer!r}; it takes a class that is made from transformers' Trainer"
+        )
+    if issubclass(trainer, ElasticTrainerMixin):
+        return trainer
+    refuse_old_trainer(trainer)
+    return type(f"Elastic{trainer.__name__}", (ElasticTrainerMixin, trainer), {"__doc__": trainer.__doc__})

@@ -1,0 +1,313 @@
+"""Hugging Face's own Trainer, and the elastic one in its place: the same script, the same numbers."""
+
+from __future__ import annotations
+
+import functools
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import Dataset
+
+from tests.support.habits import GROWN, PAIR, RESCALED, Kit, as_trial, in_plain_pytorch, weights_of, with_a_loss
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300), pytest.mark.filterwarnings("ignore")]
+"""Importing these libraries takes longer than most tests, and they warn of each other."""
+
+
+class Tokens(Dataset[Any]):
+    def __init__(self, count: int, seed: int = 0) -> None:
+        generator = torch.Generator().manual_seed(seed)
+        self.labels = torch.randint(0, 2, (count,), generator=generator)
+        self.words = torch.randint(5, 50, (count, 8), generator=generator)
+        self.words[:, 1] = self.labels + 2
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitem__(self, index: int) -> Any:
+        return {
+            "input_ids": self.words[index],
+            "attention_mask": torch.ones(8, dtype=torch.long),
+            "labels": self.labels[index],
+        }
+
+
+class Sentences(Dataset[Any]):
+    """Of different lengths, the rest of each is not counted."""
+
+    def __init__(self, count: int) -> None:
+        generator = torch.Generator().manual_seed(3)
+        self.words = torch.randint(0, 20, (count, 9), generator=generator)
+        self.lengths = torch.randint(3, 9, (count,), generator=generator)
+
+    def __len__(self) -> int:
+        return len(self.words)
+
+    def __getitem__(self, index: int) -> Any:
+        labels = self.words[index].clone()
+        labels[self.lengths[index] :] = -100
+        return {"input_ids": self.words[index], "labels": labels}
+
+
+def trainer_class(kit: Kit) -> Any:
+    import transformers
+
+    from dist_core.huggingface import ElasticTrainer
+
+    return ElasticTrainer if kit.elastic else transformers.Trainer
+
+
+def arguments(folder: str, **options: Any) -> Any:
+    import transformers
+
+    library: Any = transformers
+    # Of torchrun's processes each has a batch of its own.
+    processes = int(os.environ.get("WORLD_SIZE", "1"))
+    size = options.pop("batch_size", 24)
+    defaults = {
+        "num_train_epochs": 3,
+        "per_device_train_batch_size": size // processes,
+        "per_device_eval_batch_size": 4 // processes,
+        "learning_rate": 1e-2,
+        "report_to": "none",
+        "use_cpu": True,
+        "disable_tqdm": True,
+        "logging_steps": 2,
+        "train_sampling_strategy": "sequential",
+        "seed": 0,
+    }
+    return library.TrainingArguments(folder, **{**defaults, **options})
+
+
+def classifier() -> Any:
+    import transformers
+
+    library: Any = transformers
+    torch.manual_seed(0)
+    return library.BertForSequenceClassification(
+        library.BertConfig(
+            vocab_size=60,
+            hidden_size=16,
+            num_hidden_layers=1,
+            num_attention_heads=2,
+            intermediate_size=16,
+            num_labels=2,
+            max_position_embeddings=16,
+            hidden_dropout_prob=0.0,
+            attention_probs_dropout_prob=0.0,
+        )
+    )
+
+
+def language_model() -> Any:
+    import transformers
+
+    library: Any = transformers
+    torch.manual_seed(0)
+    return library.GPT2LMHeadModel(
+        library.GPT2Config(
+            vocab_size=20, n_embd=16, n_layer=1, n_head=2, n_positions=16, resid_pdrop=0, embd_pdrop=0, attn_pdrop=0
+        )
+    )
+
+
+def accuracy(prediction: Any) -> dict[str, float]:
+    assert len(prediction.predictions) == len(prediction.label_ids)
+    return {"accuracy": float((prediction.predictions.argmax(-1) == prediction.label_ids).mean())}
+
+
+def told(trainer: Any) -> list[Any]:
+    """What the trainer has logged, without times."""
+    kept = ("train_loss", "loss", "grad_norm", "learning_rate", "eval_loss", "eval_accuracy", "epoch", "step")
+    return [value for entry in trainer.state.log_history for name in kept if (value := entry.get(name)) is not None]
+
+
+def classification(kit: Kit) -> list[float]:
+    """A model of labels, evaluated each epoch by as many samples as no number of replicas divides; the best is kept."""
+    with tempfile.TemporaryDirectory() as folder:
+        trainer = trainer_class(kit)(
+            classifier(),
+            arguments(
+                folder, eval_strategy="epoch", save_strategy="epoch", save_total_limit=2, metric_for_best_model="loss"
+            ),
+            train_dataset=Tokens(96),
+            eval_dataset=Tokens(41, seed=1),
+            compute_metrics=accuracy,
+        )
+        trainer.train()
+        weights = weights_of(trainer.model)
+        result = trainer.predict(Tokens(41, seed=2))
+        assert result.predictions.shape == (41, 2)
+        return [*weights, *told(trainer), *result.predictions.flatten().tolist(), result.metrics["test_accuracy"]]
+
+
+def generation(kit: Kit) -> list[float]:
+    """A language model whose loss is the mean over all tokens of a step, in two micro-batches, stopped by max_steps."""
+    with tempfile.TemporaryDirectory() as folder:
+        trainer = trainer_class(kit)(
+            language_model(),
+            arguments(
+                folder,
+                batch_size=12,
+                gradient_accumulation_steps=2,
+                max_steps=11,
+                lr_scheduler_type="cosine",
+                warmup_steps=2,
+                eval_strategy="steps",
+                eval_steps=4,
+            ),
+            train_dataset=Sentences(100),
+            eval_dataset=Sentences(30),
+        )
+        trainer.train()
+        return [*weights_of(trainer.model), *told(trainer), float(trainer.lr_scheduler.last_epoch)]
+
+
+HABITS = pytest.mark.parametrize("habit", [classification, generation])
+
+
+@HABITS
+@pytest.mark.parametrize("replicas", [1, 2, PAIR, GROWN, RESCALED])
+def test_the_elastic_trainer_ends_as_the_trainer(habit: Any, replicas: int) -> None:
+    expected = in_plain_pytorch(habit)
+    results = [each for each in as_trial(habit, replicas) if each is not None]
+    assert len(results) == {1: 1, 2: 2, PAIR: 2, GROWN: 3, RESCALED: 2}[replicas]
+    for found in results:
+        assert found == pytest.approx(expected, abs=2e-4)
+
+
+@HABITS
+@pytest.mark.parametrize("place", ["in a step", "in an evaluation"])
+def test_a_lost_replica_changes_no_number(habit: Any, place: str) -> None:
+    expected = in_plain_pytorch(habit)
+    survivors = with_a_loss(habit, place)
+    for found in (survivors[0], survivors[2]):
+        assert found == pytest.approx(expected, abs=2e-4)
+
+
+HALF = {"max_steps": 11, "save_strategy": "steps", "save_steps": 6, "logging_steps": 1}
+
+
+def half_trained(folder: str) -> None:
+    """By the trainer itself, which has saved what it knows."""
+    import transformers
+
+    library: Any = transformers
+
+    class StopsEarly(library.TrainerCallback):  # type: ignore[misc]  # as above
+        def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            control.should_training_stop |= state.global_step == 6
+
+    trainer = library.Trainer(
+        classifier(), arguments(folder, **HALF), train_dataset=Tokens(96), callbacks=[StopsEarly()]
+    )
+    trainer.train()
+
+
+def resumed(folder: str, kit: Kit) -> list[float]:
+    with tempfile.TemporaryDirectory() as own:
+        trainer = trainer_class(kit)(classifier(), arguments(own, **HALF), train_dataset=Tokens(96))
+        trainer.train(resume_from_checkpoint=f"{folder}/checkpoint-6")
+        assert trainer.state.global_step == 11
+        return [*weights_of(trainer.model), *told(trainer)]
+
+
+@pytest.mark.parametrize("replicas", [1, PAIR])
+def test_it_goes_on_from_a_checkpoint_of_the_trainers(tmp_path: Path, replicas: int) -> None:
+    half_trained(str(tmp_path))
+    habit = functools.partial(resumed, str(tmp_path))
+    expected = in_plain_pytorch(habit)
+    for found in as_trial(habit, replicas):
+        assert found == pytest.approx(expected, abs=2e-4)
+
+
+def best(folder: str, kit: Kit) -> list[float]:
+    """The best weights of all epochs are loaded at the end, from what the first replica has saved."""
+    trainer = trainer_class(kit)(
+        classifier(),
+        arguments(
+            folder, eval_strategy="epoch", save_strategy="epoch", load_best_model_at_end=True, save_total_limit=1
+        ),
+        train_dataset=Tokens(96),
+        eval_dataset=Tokens(41, seed=1),
+    )
+    trainer.train()
+    return [*weights_of(trainer.model), trainer.state.best_metric]
+
+
+@pytest.mark.parametrize("replicas", [1, GROWN])
+def test_the_best_weights_are_there_at_the_end(tmp_path: Path, replicas: int) -> None:
+    expected = in_plain_pytorch(functools.partial(best, str(tmp_path / "plain")))
+    for found in as_trial(functools.partial(best, str(tmp_path / "elastic")), replicas):
+        assert found == pytest.approx(expected, abs=2e-4)
+
+
+def adaptive(kit: Kit) -> list[Any]:
+    """Large batches go past steps that something is due at."""
+    with tempfile.TemporaryDirectory() as folder:
+        trainer = trainer_class(kit)(
+            classifier(),
+            arguments(folder, num_train_epochs=6, batch_size=4, logging_steps=10, eval_strategy="steps", eval_steps=25),
+            train_dataset=Tokens(400),
+            eval_dataset=Tokens(41, seed=1),
+            **({"batch": "adaptive"} if kit.elastic else {}),
+        )
+        trainer.train()
+        history = trainer.state.log_history
+        evaluations = [entry["step"] for entry in history if "eval_loss" in entry]
+        largest = trainer._elastic._core.adaptation._largest_used if kit.elastic else 4
+        steps = trainer._elastic._core.position.steps if kit.elastic else trainer.state.global_step
+        return [trainer.state.global_step, evaluations, largest, steps, history[-1]["train_loss"]]
+
+
+def test_a_batch_that_adapts_makes_fewer_steps_that_count_as_the_same_number() -> None:
+    plain_steps, plain_evaluations, *_, plain_loss = in_plain_pytorch(adaptive)
+    [(global_step, evaluations, largest, steps, loss)] = as_trial(adaptive, 1)
+    assert global_step == plain_steps == 600
+    assert largest > 4
+    assert steps < 600
+    assert len(evaluations) == len(plain_evaluations)
+    assert all(mine - theirs < 25 for mine, theirs in zip(evaluations, plain_evaluations, strict=True))
+    assert loss < 1.5 * plain_loss + 0.2
+
+
+@pytest.mark.parametrize(
+    ("wrong", "sentence"),
+    [
+        ({"auto_find_batch_size": True}, "auto_find_batch_size=True"),
+        ({"fsdp": True}, "fsdp"),
+    ],
+)
+def test_other_ways_to_train_on_several_devices_are_refused(wrong: dict[str, Any], sentence: str) -> None:
+    from dist_core.errors import InvalidTraining
+    from dist_core.huggingface.refusals import refuse_arguments
+
+    class Given:
+        deepspeed = fsdp = None
+        auto_find_batch_size = False
+
+    given = Given()
+    for name, value in wrong.items():
+        setattr(given, name, value)
+    with pytest.raises(InvalidTraining, match=sentence):
+        refuse_arguments(given)
+
+
+def test_what_is_no_trainer_is_refused() -> None:
+    from dist_core.errors import InvalidTraining
+    from dist_core.huggingface import elastic
+
+    with pytest.raises(InvalidTraining, match="takes a class that is made from transformers"):
+        elastic(dict)
+
+
+def test_an_unknown_batch_is_refused() -> None:
+    from dist_core.errors import InvalidTraining
+    from dist_core.huggingface import ElasticTrainer
+
+    with tempfile.TemporaryDirectory() as folder, pytest.raises(InvalidTraining, match="choose 'fixed', 'adaptive'"):
+        ElasticTrainer(classifier(), arguments(folder), batch="large")

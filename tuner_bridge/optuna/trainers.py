@@ -1,0 +1,82 @@
+"""TrainerSearch: a trial trains a trainer of Hugging Face's with the hyperparameters that the study suggests.
+
+The study hears of each evaluation, so any pruner works, and so does the scheduler.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from dist_core.trial.metrics import listen_to_metrics
+from tuner_bridge.errors import InvalidSweep
+from tuner_bridge.in_replica.shipping import ShippedFunction, receive
+from tuner_bridge.optuna.trainer_metrics import TrainerMetrics, without_times
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainerSearch:
+    """What a trial of a search runs; the three are functions at the top level of a module or script."""
+
+    trainer: ShippedFunction
+    space: ShippedFunction
+    objective: ShippedFunction | None
+
+    def to_json(self) -> dict[str, Any]:
+        objective = None if self.objective is None else self.objective.to_json()
+        return {"trainer": self.trainer.to_json(), "space": self.space.to_json(), "objective": objective}
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any]) -> TrainerSearch:
+        objective = document["objective"]
+        return cls(
+            trainer=ShippedFunction.from_json(document["trainer"]),
+            space=ShippedFunction.from_json(document["space"]),
+            objective=None if objective is None else ShippedFunction.from_json(objective),
+        )
+
+    def __call__(self, trial: Any) -> Any:
+        """Train with the trial's hyperparameters; the value, or values, of the last evaluation."""
+        compute = _sum_or_loss if self.objective is None else receive(self.objective)
+        trainer = _checked(receive(self.trainer)())
+        _set_arguments(trainer, receive(self.space)(trial))
+        listen_to_metrics(TrainerMetrics(trial, compute))
+        trainer.train(trial=trial)
+        last = next((entry for entry in reversed(trainer.state.log_history) if "eval_loss" in entry), None)
+        if last is None or last["step"] != trainer.state.global_step:
+            last = trainer.evaluate()
+        return _value(compute, last)
+
+
+def _checked(trainer: Any) -> Any:
+    if not getattr(trainer, "is_elastic", False):
+        raise InvalidSweep(
+            f"trainer_factory gave a {type(trainer).__name__}, which trains on one slot only; make it with "
+            "`from dist_core.huggingface import ElasticTrainer as Trainer`, or elastic(SFTTrainer)"
+        )
+    return trainer
+
+
+def _set_arguments(trainer: Any, values: Mapping[str, Any]) -> None:
+    """As ``Trainer.hyperparameter_search`` does; raises InvalidSweep for names that there are not."""
+    for name, value in values.items():
+        if not hasattr(trainer.args, name):
+            raise InvalidSweep(
+                f"hp_space gave {name!r}, which is no argument of {type(trainer.args).__name__}; an argument of the "
+                "model belongs into model_init, which is called with the trial"
+            )
+        before = getattr(trainer.args, name)
+        setattr(trainer.args, name, value if before is None or isinstance(value, bool) else type(before)(value))
+    trainer._train_batch_size = trainer.args.train_batch_size
+
+
+def _sum_or_loss(metrics: Mapping[str, float]) -> float:
+    others = without_times(metrics)
+    loss = others.pop("eval_loss", None)
+    return sum(others.values()) if others or loss is None else loss
+
+
+def _value(compute: Callable[..., Any], metrics: Mapping[str, float]) -> Any:
+    found = compute(dict(metrics))
+    return [float(each) for each in found] if isinstance(found, (list, tuple)) else float(found)
