@@ -34,6 +34,7 @@ from benchmarks import (
     sweep_against_optuna,
     sweeps,
     sweeps_in_a_row,
+    trainer_overhead,
     tuning_experiment,
 )
 from benchmarks.frame import Benchmark, run
@@ -48,6 +49,7 @@ BENCHMARKS: dict[str, Benchmark] = {
         checkpoint_stall,
         reductions,
         step_overhead,
+        trainer_overhead,
         rescale_pause,
         adapters,
         digits_accuracy,

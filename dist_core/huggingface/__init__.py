@@ -1,7 +1,8 @@
-"""Hugging Face's trainers as elastic trials: ``Trainer``, those of TRL, and any other that is made from it.
+"""Hugging Face's trainers as elastic trials: ``Trainer``, those of TRL, any other that is made from it, Accelerate.
 
 ``from dist_core.huggingface import ElasticTrainer as Trainer`` is the whole change to a script; of another trainer
-``elastic(SFTTrainer)`` is the elastic one. Importing this package loads nothing of theirs; names load on use.
+``elastic(SFTTrainer)`` is the elastic one; a loop over Accelerate's imports ``Accelerator`` from here. Importing this
+package loads nothing of theirs; names load on use.
 """
 
 from __future__ import annotations
@@ -9,13 +10,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from dist_core.huggingface.accelerator import Accelerator
     from dist_core.huggingface.trainer import ElasticTrainerMixin, elastic
 
     ElasticTrainer: Any
     ElasticSFTTrainer: Any
     ElasticDPOTrainer: Any
 
-__all__ = ["ElasticDPOTrainer", "ElasticSFTTrainer", "ElasticTrainer", "ElasticTrainerMixin", "elastic"]
+__all__ = ["Accelerator", "ElasticDPOTrainer", "ElasticSFTTrainer", "ElasticTrainer", "ElasticTrainerMixin", "elastic"]
 
 _MADE_FROM = {
     "ElasticTrainer": ("transformers", "Trainer"),
@@ -27,6 +29,10 @@ _MADE_FROM = {
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module 'dist_core.huggingface' has no attribute {name!r}")
+    if name == "Accelerator":
+        from dist_core.huggingface import accelerator
+
+        return accelerator.Accelerator
     from dist_core.huggingface import trainer
 
     if name in _MADE_FROM:

@@ -6,6 +6,7 @@ Whoever asks it whether this is the main process (loggers, progress bars, what w
 from __future__ import annotations
 
 from accelerate import PartialState
+from accelerate.state import AcceleratorState
 from accelerate.utils import DistributedType
 
 
@@ -15,3 +16,6 @@ def appear_alone(rank: int) -> None:
     state.num_processes = 1
     state.distributed_type = DistributedType.NO
     state.process_index = state.local_process_index = rank
+    if AcceleratorState._shared_state:
+        # It copies what it finds when it is made.
+        AcceleratorState._shared_state.update(PartialState._shared_state)

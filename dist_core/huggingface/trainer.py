@@ -17,6 +17,7 @@ from typing import Any, Literal, cast
 import torch
 
 from dist_core.errors import InvalidTraining
+from dist_core.gradients.noise.estimator import SPARSE_EVERY
 from dist_core.huggingface.alone import appear_alone
 from dist_core.huggingface.carried import CarriedState
 from dist_core.huggingface.data import TrainingPass, loader_like
@@ -153,7 +154,14 @@ class ElasticTrainerMixin:
         wanted = me.accelerator.ddp_handler.to_kwargs() if me.accelerator.ddp_handler is not None else {}
         kept = {name: wanted[name] for name in ("find_unused_parameters", "bucket_cap_mb") if name in wanted}
         self._elastic = AdaptiveDataParallel(
-            inside, me.optimizer, me.lr_scheduler, me.accelerator.scaler, frozen=self._what_of_frozen(), **kept
+            inside,
+            me.optimizer,
+            me.lr_scheduler,
+            me.accelerator.scaler,
+            frozen=self._what_of_frozen(),
+            # Nothing is decided by the noise scale of a batch that stays as it is.
+            noise_every=SPARSE_EVERY if self._batch == "fixed" else None,
+            **kept,
         )
         return self._elastic
 

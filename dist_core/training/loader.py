@@ -74,6 +74,8 @@ class AdaptiveDataLoader:
         self._note_workers(get_core())
         self._epoch_size = epoch_size
         self.autoscaled = False
+        self.shares_evaluation = True
+        """Whether a loop that evaluates gives each replica its share of the samples, and not all of them."""
         self.name: str | None = None
         self._marks = LoopMarks()
 
@@ -229,7 +231,7 @@ class AdaptiveDataLoader:
         core = get_core()
         self._note_workers(core)
         training = TrainingLoop(self, self._marks)
-        evaluation = Evaluation(self, training)
+        evaluation = Evaluation(self, training, shared=self.shares_evaluation)
         if not torch.is_grad_enabled() or not (self.autoscaled or core.models):
             return evaluation.evaluate(core)
         if not core.models or any(model.training for model in core.models):

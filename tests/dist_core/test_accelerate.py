@@ -1,0 +1,116 @@
+"""A loop over Accelerate, and the elastic Accelerator in its place."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader
+
+from dist_core.errors import InvalidTraining
+from tests.support.habits import GROWN, PAIR, RESCALED, Kit, as_trial, examples, in_plain_pytorch, network, weights_of
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300), pytest.mark.filterwarnings("ignore")]
+
+
+def accelerator_of(kit: Kit, **options: Any) -> Any:
+    import accelerate
+
+    from dist_core.huggingface import Accelerator
+
+    return (Accelerator if kit.elastic else accelerate.Accelerator)(cpu=True, **options)
+
+
+def batch_of_one_process(size: int) -> int:
+    """Of torchrun's processes each has a batch of its own."""
+    return size // int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def loop(kit: Kit, passes: int, samples: int = 96) -> list[float]:
+    """As Accelerate's examples have it: accumulation, clipping, a schedule by steps, an evaluation that is gathered."""
+    accelerator = accelerator_of(kit, gradient_accumulation_steps=passes)
+    model = network()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
+    size = batch_of_one_process(24 // passes)
+    training, held_out = DataLoader(examples(samples), size), DataLoader(examples(41), batch_of_one_process(8))
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 12)
+    model, optimizer, training, held_out, schedule = accelerator.prepare(model, optimizer, training, held_out, schedule)
+    found: list[float] = []
+    for _ in kit.epochs(3):
+        model.train()
+        for x, y in training:
+            with accelerator.accumulate(model):
+                loss = nn.functional.mse_loss(model(x), y)
+                accelerator.backward(loss)
+                if accelerator.sync_gradients:
+                    accelerator.clip_grad_norm_(model.parameters(), 1.0)
+                optimizer.step()
+                schedule.step()
+                optimizer.zero_grad()
+        model.eval()
+        errors = []
+        for x, y in held_out:
+            with torch.no_grad():
+                predicted = model(x)
+            predicted, y = accelerator.gather_for_metrics((predicted, y))
+            errors.append((predicted - y).square())
+        whole = torch.cat(errors)
+        assert len(whole) == 41
+        found.append(float(whole.mean()))
+    return [*weights_of(accelerator.unwrap_model(model)), *found, schedule.get_last_lr()[0]]
+
+
+def in_one_pass(kit: Kit) -> list[float]:
+    return loop(kit, 1)
+
+
+def in_three_passes(kit: Kit) -> list[float]:
+    return loop(kit, 3)
+
+
+@pytest.mark.parametrize("replicas", [1, 2, PAIR, GROWN, RESCALED])
+@pytest.mark.parametrize("habit", [in_one_pass, in_three_passes])
+def test_a_loop_over_accelerate_ends_as_on_one_process(habit: Any, replicas: int) -> None:
+    expected = in_plain_pytorch(habit)
+    results = [each for each in as_trial(habit, replicas, 3 if habit is in_three_passes else 1) if each is not None]
+    assert len(results) == {1: 1, GROWN: 3}.get(replicas, 2)
+    for found in results:
+        assert found == pytest.approx(expected, abs=2e-4)
+
+
+def _refused(kit: Kit, what: str) -> list[str]:
+    accelerator = None
+    try:
+        if what == "plugin":
+            accelerator_of(kit, fsdp_plugin=object())
+        accelerator = accelerator_of(kit)
+        if what == "model":
+            accelerator.prepare(network())
+        accelerator.prepare(DataLoader(examples(), batch_sampler=torch.utils.data.BatchSampler(range(8), 4, False)))
+    except InvalidTraining as error:
+        return [str(error)]
+    return []
+
+
+def _plugin(kit: Kit) -> list[str]:
+    return _refused(kit, "plugin")
+
+
+def _model(kit: Kit) -> list[str]:
+    return _refused(kit, "model")
+
+
+def _batches(kit: Kit) -> list[str]:
+    return _refused(kit, "batches")
+
+
+@pytest.mark.parametrize(
+    ("habit", "sentence"),
+    [(_plugin, "given fsdp_plugin"), (_model, "without its optimizer"), (_batches, "with a batch_sampler")],
+)
+def test_what_does_not_go_with_a_trial_is_refused(habit: Any, sentence: str) -> None:
+    [[message]] = as_trial(habit, 1)
+    assert sentence in message
