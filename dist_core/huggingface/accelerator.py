@@ -19,7 +19,7 @@ from accelerate.utils import GradientAccumulationPlugin, send_to_device
 from torch.utils.data import DataLoader, RandomSampler, SequentialSampler
 
 from dist_core.errors import InvalidTraining
-from dist_core.huggingface.alone import appear_alone
+from dist_core.huggingface.alone import appear_alone, processes_started
 from dist_core.training.loader import AdaptiveDataLoader
 from dist_core.training.model import AdaptiveDataParallel
 from dist_core.trial.current import get_core
@@ -54,7 +54,7 @@ class Accelerator(accelerate.Accelerator):  # type: ignore[misc]  # it is withou
         self._passes = int(plugin.num_steps)
         plugin.num_steps = 1
         super().__init__(*arguments, gradient_accumulation_plugin=plugin, **options)
-        self._processes = max(1, int(self.num_processes))
+        self._processes = processes_started()
         self._show_rank()
         get_core().changes.on_enter.append(self._show_rank)
 

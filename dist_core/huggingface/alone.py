@@ -9,10 +9,20 @@ from accelerate import PartialState
 from accelerate.state import AcceleratorState
 from accelerate.utils import DistributedType
 
+_STARTED = "processes_started"
+"""What Accelerate found, kept with what it knows."""
+
+
+def processes_started() -> int:
+    """By torchrun or the like, which gives each a batch of its own; 1 in a replica of a scheduler's."""
+    state = PartialState()
+    return max(1, int(state._shared_state.get(_STARTED, state.num_processes)))
+
 
 def appear_alone(rank: int) -> None:
     """``rank``: the replica's; known to be another after a rescale, so this is called again then."""
     state = PartialState()
+    state._shared_state.setdefault(_STARTED, state.num_processes)
     state.num_processes = 1
     state.distributed_type = DistributedType.NO
     state.process_index = state.local_process_index = rank

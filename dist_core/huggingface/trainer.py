@@ -18,7 +18,7 @@ import torch
 
 from dist_core.errors import InvalidTraining
 from dist_core.gradients.noise.estimator import SPARSE_EVERY
-from dist_core.huggingface.alone import appear_alone
+from dist_core.huggingface.alone import appear_alone, processes_started
 from dist_core.huggingface.carried import CarriedState
 from dist_core.huggingface.data import TrainingPass, loader_like
 from dist_core.huggingface.evaluation import EvaluationPass, GatheredRows
@@ -89,7 +89,9 @@ class ElasticTrainerMixin:
         return self
 
     def create_accelerator_and_postprocess(self) -> None:
-        self._processes = max(1, self._me.args.world_size)
+        # Made on first use, and told of the processes that there are.
+        assert self._me.args.world_size
+        self._processes = processes_started()
         self._show_rank()
         cast("Any", super()).create_accelerator_and_postprocess()
 
@@ -186,7 +188,6 @@ class ElasticTrainerMixin:
         # Where the trial stands is read by the states that preparing makes.
         self._prepared = cast("Any", super())._prepare_for_training(max_steps, self._training, resume)
         self._sums = Accumulator()
-        self._gathered = GatheredRows(self._core)
         self._carried = CarriedState(self, lambda: self._core.position.steps)
         me._tr_loss = torch.tensor(0.0, device=me.args.device)
         me._total_loss_scalar, me._globalstep_last_logged = 0.0, me.state.global_step
