@@ -7,6 +7,7 @@ package loads nothing of theirs; names load on use.
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Accelerator", "ElasticDPOTrainer", "ElasticSFTTrainer", "ElasticTrainer", "ElasticTrainerMixin", "elastic"]
 
+_HOME = {"Accelerator": "accelerator", "ElasticTrainerMixin": "trainer", "elastic": "trainer"}
 _MADE_FROM = {
     "ElasticTrainer": ("transformers", "Trainer"),
     "ElasticSFTTrainer": ("trl", "SFTTrainer"),
@@ -27,18 +29,9 @@ _MADE_FROM = {
 
 
 def __getattr__(name: str) -> Any:
-    if name not in __all__:
-        raise AttributeError(f"module 'dist_core.huggingface' has no attribute {name!r}")
-    if name == "Accelerator":
-        from dist_core.huggingface import accelerator
-
-        return accelerator.Accelerator
-    from dist_core.huggingface import trainer
-
     if name in _MADE_FROM:
-        import importlib
-
         package, original = _MADE_FROM[name]
-        globals()[name] = trainer.elastic(getattr(importlib.import_module(package), original))
-        return globals()[name]
-    return getattr(trainer, name)
+        return __getattr__("elastic")(getattr(import_module(package), original))
+    if name not in _HOME:
+        raise AttributeError(f"module 'dist_core.huggingface' has no attribute {name!r}")
+    return getattr(import_module(f"dist_core.huggingface.{_HOME[name]}"), name)

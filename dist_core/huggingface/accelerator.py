@@ -11,15 +11,16 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Iterator
-from typing import Any, cast
+from typing import Any
 
 import accelerate
 import torch
 from accelerate.utils import GradientAccumulationPlugin, send_to_device
-from torch.utils.data import DataLoader, RandomSampler, SequentialSampler
+from torch.utils.data import DataLoader
 
 from dist_core.errors import InvalidTraining
-from dist_core.huggingface.alone import appear_alone, processes_started
+from dist_core.huggingface.alone import appear_alone, processes_started, reducer_options
+from dist_core.huggingface.data import order_of
 from dist_core.training.loader import AdaptiveDataLoader
 from dist_core.training.model import AdaptiveDataParallel
 from dist_core.trial.current import get_core
@@ -55,15 +56,7 @@ class Accelerator(accelerate.Accelerator):  # type: ignore[misc]  # it is withou
         plugin.num_steps = 1
         super().__init__(*arguments, gradient_accumulation_plugin=plugin, **options)
         self._processes = processes_started()
-        self._show_rank()
-        get_core().changes.on_enter.append(self._show_rank)
-
-    def _show_rank(self) -> None:
-        core = get_core()
-        known = core.joined or core.environment is None
-        rank = core.generation.group.rank if known else cast("Any", core.environment).launch_index
-        # Of those that train one is the first already.
-        appear_alone(max(1, rank) if core.generation.is_outside else rank)
+        appear_alone()
 
     def prepare(self, *args: Any, device_placement: Any = None) -> Any:
         """As Accelerate's; a model comes with its optimizer, so that both take part in the trial."""
@@ -87,15 +80,11 @@ class Accelerator(accelerate.Accelerator):  # type: ignore[misc]  # it is withou
         }
         if theirs.num_workers:
             options["prefetch_factor"] = theirs.prefetch_factor
-        stream = isinstance(theirs.dataset, torch.utils.data.IterableDataset)
-        sampler = None if stream else theirs.sampler
-        ordinary = stream or isinstance(sampler, (RandomSampler, SequentialSampler))
         batch = theirs.batch_size * self._processes
         loader = _Batches(
             theirs.dataset,
             batch * self._passes,
-            shuffle=isinstance(sampler, RandomSampler),
-            sampler=None if ordinary else cast("Any", sampler),
+            **order_of(theirs),
             drop_last=theirs.drop_last,
             max_local_bsz=batch if self._passes > 1 else None,
             **options,
@@ -125,9 +114,7 @@ class Accelerator(accelerate.Accelerator):  # type: ignore[misc]  # it is withou
             for each in together
             if isinstance(each, torch.optim.lr_scheduler.LRScheduler) and each.optimizer in optimizers
         ]
-        wanted = {} if self.ddp_handler is None else self.ddp_handler.to_kwargs()
-        kept = {name: wanted[name] for name in ("find_unused_parameters", "bucket_cap_mb") if name in wanted}
-        return AdaptiveDataParallel(prepared, optimizers, schedules or None, self.scaler, **kept)
+        return AdaptiveDataParallel(prepared, optimizers, schedules or None, self.scaler, **reducer_options(self))
 
     def _do_sync(self) -> None:
         """A step's gradients are whole with its last pass, which the trial knows."""

@@ -1,13 +1,18 @@
-"""What Accelerate is told of the world: it is alone, for what replicas do together is ours; and which replica this is.
+"""Accelerate beside a trial: it is told that it is alone, for what replicas do together is ours, and which one this is.
 
 Whoever asks it whether this is the main process (loggers, progress bars, what writes checkpoints) hears of rank 0.
 """
 
 from __future__ import annotations
 
+from typing import Any
+
 from accelerate import PartialState
 from accelerate.state import AcceleratorState
 from accelerate.utils import DistributedType
+
+from dist_core.link.environment import standalone_world
+from dist_core.trial.current import get_core
 
 _STARTED = "processes_started"
 """What Accelerate found, kept with what it knows."""
@@ -19,13 +24,34 @@ def processes_started() -> int:
     return max(1, int(state._shared_state.get(_STARTED, state.num_processes)))
 
 
-def appear_alone(rank: int) -> None:
-    """``rank``: the replica's; known to be another after a rescale, so this is called again then."""
+def appear_alone() -> None:
+    """From now on; and as the replica that this process is, also after it has become another one's rank."""
     state = PartialState()
     state._shared_state.setdefault(_STARTED, state.num_processes)
     state.num_processes = 1
     state.distributed_type = DistributedType.NO
+    _show_rank()
+    entered = get_core().changes.on_enter
+    if _show_rank not in entered:
+        entered.append(_show_rank)
+
+
+def _show_rank() -> None:
+    core, state = get_core(), PartialState()
+    if core.joined:
+        rank = core.generation.group.rank
+    elif core.environment is None:
+        rank, _ = standalone_world()
+    else:
+        # Of those that train, when one joins them, another is the first already.
+        rank = max(core.environment.launch_index, int(core.generation.is_outside))
     state.process_index = state.local_process_index = rank
     if AcceleratorState._shared_state:
         # It copies what it finds when it is made.
         AcceleratorState._shared_state.update(PartialState._shared_state)
+
+
+def reducer_options(accelerator: Any) -> dict[str, Any]:
+    """Those that the wrapper takes of what Accelerate was to give DistributedDataParallel."""
+    wanted = {} if accelerator.ddp_handler is None else accelerator.ddp_handler.to_kwargs()
+    return {name: wanted[name] for name in ("find_unused_parameters", "bucket_cap_mb") if name in wanted}

@@ -43,21 +43,26 @@ def loader_like(
     if args.dataloader_num_workers:
         options["persistent_workers"] = args.dataloader_persistent_workers
         options["prefetch_factor"] = args.dataloader_prefetch_factor
-    if isinstance(theirs.dataset, torch.utils.data.IterableDataset):
+    if is_stream(theirs):
         length = args.max_steps * batch if args.max_steps > 0 else None
         return AdaptiveDataLoader(theirs.dataset, batch, epoch_size=length, max_local_bsz=most, **options)
-    sampler = _innermost(theirs)
-    ordinary = isinstance(sampler, (RandomSampler, SequentialSampler)) or not shuffle
+    order = order_of(theirs) if shuffle else {}
+    seed = args.seed if args.data_seed is None else args.data_seed
     return AdaptiveDataLoader(
-        theirs.dataset,
-        batch,
-        shuffle=shuffle and isinstance(sampler, RandomSampler),
-        sampler=None if ordinary else sampler,
-        seed=args.seed if args.data_seed is None else args.data_seed,
-        drop_last=drop_last,
-        max_local_bsz=most,
-        **options,
+        theirs.dataset, batch, **order, seed=seed, drop_last=drop_last, max_local_bsz=most, **options
     )
+
+
+def is_stream(theirs: Any) -> bool:
+    return isinstance(theirs.dataset, torch.utils.data.IterableDataset)
+
+
+def order_of(theirs: Any) -> dict[str, Any]:
+    """Arguments by which our loader goes through the samples as this one does; those of a stream have their own."""
+    sampler = _innermost(theirs)
+    if is_stream(theirs) or isinstance(sampler, SequentialSampler):
+        return {}
+    return {"shuffle": True} if isinstance(sampler, RandomSampler) else {"sampler": sampler}
 
 
 def _innermost(theirs: Any) -> Any:

@@ -23,18 +23,18 @@ class EvaluationPass:
 
     def __init__(self, loader: AdaptiveDataLoader, core: TrainingCore) -> None:
         self._loader = loader
-        self._core = core
         self.dataset = loader.dataset
         self.batch_size = loader.batch_size
         samples = loader.source.num_samples
         self.is_shared = samples is not None and samples >= core.generation.group.num_replicas
         """Whether there is something for each replica; nobody knows that of a stream, and all compute all of it."""
+        loader.shares_evaluation = self.is_shared
 
     def __len__(self) -> int:
-        return self._loader.batches_of_evaluation(shared=self.is_shared)
+        return self._loader.batches_of_evaluation()
 
     def __iter__(self) -> Iterator[Any]:
-        return self._loader.evaluate(shared=self.is_shared)
+        return self._loader.evaluate()
 
 
 class GatheredRows:

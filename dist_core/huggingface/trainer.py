@@ -18,12 +18,12 @@ import torch
 
 from dist_core.errors import InvalidTraining
 from dist_core.gradients.noise.estimator import SPARSE_EVERY
-from dist_core.huggingface.alone import appear_alone, processes_started
+from dist_core.huggingface.alone import appear_alone, processes_started, reducer_options
 from dist_core.huggingface.carried import CarriedState
 from dist_core.huggingface.data import TrainingPass, loader_like
-from dist_core.huggingface.evaluation import EvaluationPass, GatheredRows
 from dist_core.huggingface.refusals import refuse_arguments, refuse_old_trainer, refuse_placement
 from dist_core.huggingface.reporting import Reporting
+from dist_core.huggingface.shared_evaluation import SharedEvaluationMixin
 from dist_core.training.accumulator import Accumulator
 from dist_core.training.api import remaining_epochs_until
 from dist_core.training.loader import AdaptiveDataLoader
@@ -37,7 +37,7 @@ _STATE = "hugging-face-trainer"
 """Among the states of the trial."""
 
 
-class ElasticTrainerMixin:
+class ElasticTrainerMixin(SharedEvaluationMixin):
     """Before a trainer in the bases of a class; ``elastic`` makes one.
 
     ``batch``: ``"fixed"`` keeps the batch that the arguments give, whatever the number of replicas; ``"adaptive"`` lets
@@ -83,27 +83,16 @@ class ElasticTrainerMixin:
         me.args._n_gpu = min(1, me.args.n_gpu)
         me.add_callback(Reporting)
 
-    @property
-    def _me(self) -> Any:
-        """This object as what it also is."""
-        return self
-
     def create_accelerator_and_postprocess(self) -> None:
-        # Made on first use, and told of the processes that there are.
-        assert self._me.args.world_size
+        # What Accelerate knows is made as the arguments say, which settle their device with it.
+        _ = self._me.args.device
         self._processes = processes_started()
-        self._show_rank()
+        appear_alone()
         cast("Any", super()).create_accelerator_and_postprocess()
 
     def _show_rank(self) -> None:
-        core = self._core
-        rank = core.generation.group.rank if core.joined or core.environment is None else core.environment.launch_index
-        if core.generation.is_outside:
-            # Of those that train one is the first already.
-            rank = max(1, rank)
-        appear_alone(rank)
-        if hasattr(self, "state"):
-            self._me.state.is_world_process_zero = self._me.state.is_local_process_zero = rank == 0
+        state = self._me.state
+        state.is_world_process_zero = state.is_local_process_zero = self._me.is_world_process_zero()
 
     # ------------------------------------------------------------------ data
 
@@ -134,16 +123,6 @@ class ElasticTrainerMixin:
             batches = max(1, whole + (rest > 0 and not args.dataloader_drop_last))
         return TrainingPass(loader, batches)
 
-    def get_eval_dataloader(self, *arguments: Any, **options: Any) -> Any:
-        return self._shared(cast("Any", super()).get_eval_dataloader(*arguments, **options))
-
-    def get_test_dataloader(self, *arguments: Any, **options: Any) -> Any:
-        return self._shared(cast("Any", super()).get_test_dataloader(*arguments, **options))
-
-    def _shared(self, theirs: Any) -> EvaluationPass:
-        loader = loader_like(theirs, self._me.args, self._me.args.eval_batch_size * self._processes, shuffle=False)
-        return EvaluationPass(loader, self._core)
-
     # ------------------------------------------------------------------ before the first epoch
 
     def _wrap_model(self, model: Any, training: bool = True, dataloader: Any = None) -> Any:
@@ -153,8 +132,6 @@ class ElasticTrainerMixin:
         # On the optimizer itself: what Accelerate puts around it takes no part in the trial.
         me.create_scheduler(num_training_steps=self._steps, optimizer=me.optimizer)
         inside = me.accelerator.prepare_model(me.model, device_placement=False, evaluation_mode=True)
-        wanted = me.accelerator.ddp_handler.to_kwargs() if me.accelerator.ddp_handler is not None else {}
-        kept = {name: wanted[name] for name in ("find_unused_parameters", "bucket_cap_mb") if name in wanted}
         self._elastic = AdaptiveDataParallel(
             inside,
             me.optimizer,
@@ -163,7 +140,7 @@ class ElasticTrainerMixin:
             frozen=self._what_of_frozen(),
             # Nothing is decided by the noise scale of a batch that stays as it is.
             noise_every=SPARSE_EVERY if self._batch == "fixed" else None,
-            **kept,
+            **reducer_options(me.accelerator),
         )
         return self._elastic
 
@@ -302,7 +279,7 @@ class ElasticTrainerMixin:
     def _dry_pass(self, model: Any, inputs: Any) -> None:
         """Builds what a joiner receives into; counts nowhere."""
         me = self._me
-        me.training_step(model, inputs, self._me._get_num_items_in_batch([inputs], me.args.device))
+        me.training_step(model, inputs, me._get_num_items_in_batch([inputs], me.args.device))
         if me.args.max_grad_norm > 0:
             me._clip_grad_norm(model)
         me.optimizer.step()
@@ -385,12 +362,9 @@ class ElasticTrainerMixin:
         position, adaptation = self._core.position, self._core.adaptation
         loader, place = self._training.loader, self._elastic.part.step_place
         assert adaptation is not None
-        if loader.epoch_size is None or not loader.bounds.adaptive:
-            if loader.epoch_size is None:
-                return int(position.steps) + 1
-            progress = position.epoch_progress + min(place.step.global_batch, loader.batch_size)
-        else:
-            progress = position.epoch_progress + adaptation.worth_of(place.step.global_batch)
+        if loader.epoch_size is None:
+            return int(position.steps) + 1
+        progress = position.epoch_progress + adaptation.worth_of(place.step.global_batch)
         within = (progress - position.epoch * loader.epoch_size) / self._total_batch
         steps = min(self._steps_per_epoch, math.ceil(within - _TOLERANCE * self._steps_per_epoch))
         return int(position.epoch * self._steps_per_epoch + steps)
@@ -490,58 +464,6 @@ class ElasticTrainerMixin:
         self._go_on_as_begun()
         self._collect()
         return cast("Any", super())._finalize_training(trial, num_train_samples, start_time)
-
-    # ------------------------------------------------------------------ evaluation
-
-    def evaluation_loop(self, dataloader: Any, description: str, *arguments: Any, **options: Any) -> Any:
-        me = self._me
-        run = cast("Any", super()).evaluation_loop
-        if not (isinstance(dataloader, EvaluationPass) and dataloader.is_shared):
-            return run(dataloader, description, *arguments, **options)
-        if not me.args.eval_do_concat_batches or me.args.batch_eval_metrics:
-            raise InvalidTraining(
-                "TrainingArguments has batch_eval_metrics=True or eval_do_concat_batches=False; replicas share an "
-                "evaluation, whose metrics are computed once all predictions are there. Leave them out"
-            )
-        gathered = GatheredRows(self._core)
-        whole = me.compute_metrics
-        if whole is not None:
-            me.compute_metrics = lambda prediction: whole(_gathered_prediction(prediction, gathered))
-        self._losses: list[tuple[float, int]] | None = []
-        try:
-            output = run(dataloader, description, *arguments, **options)
-        finally:
-            me.compute_metrics, losses, self._losses = whole, self._losses, None
-        prefix = options.get("metric_key_prefix", arguments[2] if len(arguments) > 2 else "eval")
-        assert losses is not None
-        kept = [(loss, size) for loss, size in losses if math.isfinite(loss) or not me.args.logging_nan_inf_filter]
-        mean = gathered.mean(sum(loss * size for loss, size in kept), sum(size for _, size in kept))
-        if f"{prefix}_loss" in output.metrics and mean is not None:
-            output.metrics[f"{prefix}_loss"] = mean
-        if description == "Prediction":
-            predictions, labels = gathered.rows((output.predictions, output.label_ids))
-            output = output._replace(predictions=predictions, label_ids=labels)
-        return output
-
-    def prediction_step(self, model: Any, inputs: Any, *arguments: Any, **options: Any) -> Any:
-        found = cast("Any", super()).prediction_step(model, inputs, *arguments, **options)
-        losses = getattr(self, "_losses", None)
-        if losses is not None and found[0] is not None:
-            losses.append((float(found[0].mean()), _size_of(inputs)))
-        return found
-
-
-def _gathered_prediction(prediction: Any, gathered: GatheredRows) -> Any:
-    from transformers import EvalPrediction
-
-    parts = gathered.rows((prediction.predictions, prediction.label_ids, prediction.inputs, prediction.losses))
-    return EvalPrediction(predictions=parts[0], label_ids=parts[1], inputs=parts[2], losses=parts[3])
-
-
-def _size_of(inputs: Any) -> int:
-    from transformers.trainer_pt_utils import find_batch_size
-
-    return int(find_batch_size(inputs) or 1)  # type: ignore[no-untyped-call]  # not annotated there
 
 
 @cache

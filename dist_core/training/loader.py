@@ -215,23 +215,26 @@ class AdaptiveDataLoader:
         if core.adaptation is not None:
             core.adaptation.use_bounds(self.bounds)
 
-    def evaluate(self, *, shared: bool = True) -> Iterator[Any]:
-        """This replica's share of one pass, or all of it, whatever mode the models are in: nothing is trained."""
+    def evaluate(self) -> Iterator[Any]:
+        """One pass, as an evaluation, whatever mode the models are in: nothing is trained."""
         core = get_core()
         self._note_workers(core)
-        return Evaluation(self, TrainingLoop(self, self._marks), shared=shared).evaluate(core)
+        return self._evaluation(TrainingLoop(self, self._marks)).evaluate(core)
 
-    def batches_of_evaluation(self, *, shared: bool = True) -> int:
+    def batches_of_evaluation(self) -> int:
         """Batches that this replica evaluates. Raises TypeError, as torch does, when nobody knows."""
         if self.source.num_samples is None:
             raise TypeError(f"{type(self.dataset).__name__} has no length")
-        return Evaluation(self, TrainingLoop(self, self._marks), shared=shared).batches(get_core())
+        return self._evaluation(TrainingLoop(self, self._marks)).batches(get_core())
+
+    def _evaluation(self, training: TrainingLoop) -> Evaluation:
+        return Evaluation(self, training, shared=self.shares_evaluation)
 
     def __iter__(self) -> Iterator[Any]:
         core = get_core()
         self._note_workers(core)
         training = TrainingLoop(self, self._marks)
-        evaluation = Evaluation(self, training, shared=self.shares_evaluation)
+        evaluation = self._evaluation(training)
         if not torch.is_grad_enabled() or not (self.autoscaled or core.models):
             return evaluation.evaluate(core)
         if not core.models or any(model.training for model in core.models):

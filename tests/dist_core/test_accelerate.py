@@ -29,13 +29,12 @@ def batch_of_one_process(size: int) -> int:
     return size // int(os.environ.get("WORLD_SIZE", "1"))
 
 
-def loop(kit: Kit, passes: int, samples: int = 96) -> list[float]:
+def loop(kit: Kit, accelerator: Any, passes: int) -> list[float]:
     """As Accelerate's examples have it: accumulation, clipping, a schedule by steps, an evaluation that is gathered."""
-    accelerator = accelerator_of(kit, gradient_accumulation_steps=passes)
     model = network()
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
     size = batch_of_one_process(24 // passes)
-    training, held_out = DataLoader(examples(samples), size), DataLoader(examples(41), batch_of_one_process(8))
+    training, held_out = DataLoader(examples(), size), DataLoader(examples(41), batch_of_one_process(8))
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 12)
     model, optimizer, training, held_out, schedule = accelerator.prepare(model, optimizer, training, held_out, schedule)
     found: list[float] = []
@@ -64,11 +63,11 @@ def loop(kit: Kit, passes: int, samples: int = 96) -> list[float]:
 
 
 def in_one_pass(kit: Kit) -> list[float]:
-    return loop(kit, 1)
+    return loop(kit, accelerator_of(kit), 1)
 
 
 def in_three_passes(kit: Kit) -> list[float]:
-    return loop(kit, 3)
+    return loop(kit, accelerator_of(kit, gradient_accumulation_steps=3), 3)
 
 
 @pytest.mark.parametrize("replicas", [1, 2, PAIR, GROWN, RESCALED])
@@ -79,6 +78,20 @@ def test_a_loop_over_accelerate_ends_as_on_one_process(habit: Any, replicas: int
     assert len(results) == {1: 1, GROWN: 3}.get(replicas, 2)
     for found in results:
         assert found == pytest.approx(expected, abs=2e-4)
+
+
+def is_main(kit: Kit) -> list[bool]:
+    """Before training, and behind it."""
+    accelerator = accelerator_of(kit)
+    before = accelerator.is_main_process
+    loop(kit, accelerator, 1)
+    return [before, accelerator.is_main_process]
+
+
+@pytest.mark.parametrize("replicas", [2, PAIR, RESCALED])
+def test_one_replica_is_the_main_process(replicas: int) -> None:
+    found = [each for each in as_trial(is_main, replicas) if each is not None]
+    assert [sum(flags) for flags in zip(*found, strict=True)] == [1, 1]
 
 
 def _refused(kit: Kit, what: str) -> list[str]:

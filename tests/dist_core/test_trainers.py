@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, Dataset, TensorDataset
+from torch.utils.data import DataLoader, TensorDataset
 
 import dist_core
 from tests.support.habits import EARLIER, GROWN, PAIR, Kit, as_trial, in_plain_pytorch, weights_of, with_a_loss
+from tests.support.hugging_face import Tokens, classifier
 
 
 def rows(count: int) -> TensorDataset:
@@ -60,46 +61,13 @@ def lightning_trainer(kit: Kit) -> list[float]:
     return weights_of(module.net)
 
 
-class Tokens(Dataset[Any]):
-    def __init__(self, count: int) -> None:
-        generator = torch.Generator().manual_seed(0)
-        self.labels = torch.randint(0, 2, (count,), generator=generator)
-        self.words = torch.randint(5, 50, (count, 8), generator=generator)
-        self.words[:, 1] = self.labels + 2
-
-    def __len__(self) -> int:
-        return len(self.labels)
-
-    def __getitem__(self, index: int) -> Any:
-        return {
-            "input_ids": self.words[index],
-            "attention_mask": torch.ones(8, dtype=torch.long),
-            "labels": self.labels[index],
-        }
-
-
 def hugging_face_trainer(kit: Kit) -> list[float]:
     """It counts its own steps, and leaves the loop when it has made them all."""
     import transformers
 
     # Its annotations are narrower than what it takes.
     library: Any = transformers
-    BertConfig, BertForSequenceClassification = library.BertConfig, library.BertForSequenceClassification  # noqa: N806
-
-    torch.manual_seed(0)
-    model = BertForSequenceClassification(
-        BertConfig(
-            vocab_size=60,
-            hidden_size=16,
-            num_hidden_layers=1,
-            num_attention_heads=2,
-            intermediate_size=16,
-            num_labels=2,
-            max_position_embeddings=16,
-            hidden_dropout_prob=0.0,
-            attention_probs_dropout_prob=0.0,
-        )
-    )
+    model = classifier()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     schedule = library.get_cosine_schedule_with_warmup(optimizer, 3, 12)
     loader = kit.loader(Tokens(96), 24)

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from dist_core.trial.current import get_core
-from tests.dist_core.test_hugging_face import told
 from tests.support.habits import GROWN, RESCALED, Kit, as_trial, in_plain_pytorch
+from tests.support.hugging_face import told
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300), pytest.mark.filterwarnings("ignore")]
 
@@ -77,6 +77,12 @@ def options(folder: str) -> dict[str, Any]:
     }
 
 
+def trained_and_told(trainer: Any) -> list[float]:
+    """The adapters, and what the trainer has logged."""
+    trained = [each for each in trainer.model.parameters() if each.requires_grad]
+    return [*(float(value) for each in trained for value in each.detach().flatten()), *told(trainer)]
+
+
 def supervised(kit: Kit) -> list[float]:
     """Adapters of a causal model, whose frozen weights no hand-over carries."""
     import trl as theirs
@@ -104,8 +110,7 @@ def supervised(kit: Kit) -> list[float]:
             state = get_core().registry.capture()["model-0"]
             assert set(state["module"]) < {name for name, _ in trainer.model.named_parameters()}
             assert all("lora" in name for name in state["module"])
-        trained = [each for each in trainer.model.parameters() if each.requires_grad]
-        return [*(float(value) for each in trained for value in each.detach().flatten()), *told(trainer)]
+        return trained_and_told(trainer)
 
 
 def preferences(kit: Kit) -> list[float]:
@@ -133,8 +138,7 @@ def preferences(kit: Kit) -> list[float]:
             peft_config=adapters(),
         )
         trainer.train()
-        trained = [each for each in trainer.model.parameters() if each.requires_grad]
-        return [*(float(value) for each in trained for value in each.detach().flatten()), *told(trainer)]
+        return trained_and_told(trainer)
 
 
 @pytest.mark.parametrize("replicas", [1, GROWN, RESCALED])

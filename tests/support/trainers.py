@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from tests.dist_core.test_hugging_face import Tokens, accuracy, arguments, classifier
+from tests.support.hugging_face import Tokens, accuracy, arguments, classifier
 
 
 def make() -> Any:

@@ -10,6 +10,7 @@ import pytest
 from optuna.trial import TrialState
 
 from tests.support import trainers
+from tests.support.hugging_face import Tokens, accuracy, arguments, classifier
 from tuner_bridge import optimize
 from tuner_bridge.errors import InvalidSweep
 from tuner_bridge.optuna.trainer_metrics import TrainerMetrics
@@ -99,8 +100,6 @@ def trained_plainly(folder: str, learning_rate: float) -> float:
     import transformers
 
     library: Any = transformers
-    from tests.dist_core.test_hugging_face import Tokens, accuracy, arguments, classifier
-
     trainer = library.Trainer(
         args=arguments(folder, num_train_epochs=4, save_strategy="no", learning_rate=learning_rate),
         model_init=classifier,

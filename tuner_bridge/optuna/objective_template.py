@@ -50,7 +50,7 @@ def template_of(
     elif isinstance(objective, TrainerSearch):
         payload["trainer"] = objective.to_json()
         preload = ("torch", "dist_core.huggingface.trainer")
-        user_code = tuple({each.loaded_as for each in (objective.trainer, objective.space)})
+        user_code = tuple(sorted({each.loaded_as for each in (objective.trainer, objective.space)}))
     elif isinstance(objective, Script):
         payload["script"] = objective.to_json()
         # What it imports from other files of its author is not known here.
