@@ -20,9 +20,9 @@ from torch.utils.data import DataLoader
 
 from dist_core.errors import InvalidTraining
 from dist_core.huggingface.alone import appear_alone, processes_started, reducer_options
-from dist_core.huggingface.data import order_of
 from dist_core.training.loader import AdaptiveDataLoader
 from dist_core.training.model import AdaptiveDataParallel
+from dist_core.training.others_loader import elastic_like
 from dist_core.trial.current import get_core
 
 _OTHERS = ("deepspeed_plugin", "deepspeed_plugins", "fsdp_plugin", "megatron_lm_plugin", "parallelism_config")
@@ -69,25 +69,8 @@ class Accelerator(accelerate.Accelerator):  # type: ignore[misc]  # it is withou
         return tuple(prepared) if len(args) > 1 else prepared[0]
 
     def _elastic_loader(self, theirs: DataLoader[Any]) -> AdaptiveDataLoader:
-        if theirs.batch_size is None:
-            raise InvalidTraining(
-                "Accelerator.prepare was given a DataLoader with a batch_sampler; batches are cut by the trial, "
-                "because replicas share them. Give batch_size, and a sampler that draws single indices"
-            )
-        options: dict[str, Any] = {
-            name: getattr(theirs, name)
-            for name in ("collate_fn", "num_workers", "pin_memory", "timeout", "worker_init_fn", "persistent_workers")
-        }
-        if theirs.num_workers:
-            options["prefetch_factor"] = theirs.prefetch_factor
-        batch = theirs.batch_size * self._processes
-        loader = _Batches(
-            theirs.dataset,
-            batch * self._passes,
-            **order_of(theirs),
-            drop_last=theirs.drop_last,
-            max_local_bsz=batch if self._passes > 1 else None,
-            **options,
+        loader = elastic_like(
+            theirs, _Batches, whom="Accelerator.prepare", processes=self._processes, passes=self._passes
         )
         loader.shares_evaluation = False
         loader.device = self.device if self.device_placement else None

@@ -11,7 +11,6 @@ from accelerate import PartialState
 from accelerate.state import AcceleratorState
 from accelerate.utils import DistributedType
 
-from dist_core.link.environment import standalone_world
 from dist_core.trial.current import get_core
 
 _STARTED = "processes_started"
@@ -37,14 +36,7 @@ def appear_alone() -> None:
 
 
 def _show_rank() -> None:
-    core, state = get_core(), PartialState()
-    if core.joined:
-        rank = core.generation.group.rank
-    elif core.environment is None:
-        rank, _ = standalone_world()
-    else:
-        # Of those that train, when one joins them, another is the first already.
-        rank = max(core.environment.launch_index, int(core.generation.is_outside))
+    state, rank = PartialState(), get_core().shown_rank
     state.process_index = state.local_process_index = rank
     if AcceleratorState._shared_state:
         # It copies what it finds when it is made.

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch.utils.data import RandomSampler, SequentialSampler
 
 from dist_core.training.loader import AdaptiveDataLoader
+from dist_core.training.others_loader import is_stream, order_of
 
 
 class TrainingPass:
@@ -51,24 +51,3 @@ def loader_like(
     return AdaptiveDataLoader(
         theirs.dataset, batch, **order, seed=seed, drop_last=drop_last, max_local_bsz=most, **options
     )
-
-
-def is_stream(theirs: Any) -> bool:
-    return isinstance(theirs.dataset, torch.utils.data.IterableDataset)
-
-
-def order_of(theirs: Any) -> dict[str, Any]:
-    """Arguments by which our loader goes through the samples as this one does; those of a stream have their own."""
-    sampler = _innermost(theirs)
-    if is_stream(theirs) or isinstance(sampler, SequentialSampler):
-        return {}
-    return {"shuffle": True} if isinstance(sampler, RandomSampler) else {"sampler": sampler}
-
-
-def _innermost(theirs: Any) -> Any:
-    """The sampler that the trainer has chosen; Accelerate puts its own around it."""
-    sampler = getattr(theirs, "sampler", None)
-    batches = getattr(theirs, "batch_sampler", None)
-    while batches is not None and not isinstance(getattr(batches, "sampler", None), torch.utils.data.Sampler):
-        batches = getattr(batches, "batch_sampler", None)
-    return sampler if batches is None else batches.sampler

@@ -28,11 +28,11 @@ from dist_core.training.accumulator import Accumulator
 from dist_core.training.api import remaining_epochs_until
 from dist_core.training.loader import AdaptiveDataLoader
 from dist_core.training.model import AdaptiveDataParallel
+from dist_core.training.user_steps import UserSteps
 from dist_core.trial.current import get_core, reset_core
 
 MOST_GROWTH = 32
 """How many times the batch that the user gave an adaptive one may become, unless it is said."""
-_TOLERANCE = 1e-9
 _STATE = "hugging-face-trainer"
 """Among the states of the trial."""
 
@@ -164,6 +164,7 @@ class ElasticTrainerMixin(SharedEvaluationMixin):
         self._show_rank()
         # Where the trial stands is read by the states that preparing makes.
         self._prepared = cast("Any", super())._prepare_for_training(max_steps, self._training, resume)
+        self._user_steps = UserSteps(self._core, self._training.loader, self._total_batch, self._steps_per_epoch)
         self._sums = Accumulator()
         self._carried = CarriedState(self, lambda: self._core.position.steps)
         me._tr_loss = torch.tensor(0.0, device=me.args.device)
@@ -359,15 +360,9 @@ class ElasticTrainerMixin(SharedEvaluationMixin):
 
     def _step_after(self) -> int:
         """``global_step`` behind the step that runs: steps of the user's batch that the samples so far are worth."""
-        position, adaptation = self._core.position, self._core.adaptation
-        loader, place = self._training.loader, self._elastic.part.step_place
-        assert adaptation is not None
-        if loader.epoch_size is None:
-            return int(position.steps) + 1
-        progress = position.epoch_progress + adaptation.worth_of(place.step.global_batch)
-        within = (progress - position.epoch * loader.epoch_size) / self._total_batch
-        steps = min(self._steps_per_epoch, math.ceil(within - _TOLERANCE * self._steps_per_epoch))
-        return int(position.epoch * self._steps_per_epoch + steps)
+        position = self._core.position
+        within = self._user_steps.of_epoch_behind(self._elastic.part.step_place)
+        return int(position.steps) + 1 if within is None else position.epoch * self._steps_per_epoch + within
 
     def _step_schedule(self) -> None:
         me = self._me

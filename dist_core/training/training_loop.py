@@ -76,12 +76,15 @@ class TrainingLoop:
                     core.position.leave_loop()
                     core.way_back.begin_between_loops()
                 raise
-        if not core.joined:
+        comes_in = not core.joined
+        if comes_in:
             core.changes.come_in()
         if not core.loops.begin():
             return
         self._loader.cursor.begin_loop()
         self._loader.source.begin_loop()
+        if started_passes is None and comes_in:
+            started_passes = self._passes_before_the_others(core)
         if started_passes is None:
             started_passes = self._loader.cursor.passes
         core.position.loop_start = (core.position.loops_begun, started_passes)
@@ -158,7 +161,8 @@ class TrainingLoop:
         marks.uncounted += uncounted * len(step.micro_batches)
         start = core.position.loop_start
         is_left = bool(self._loader.cursor.position) or (start is not None and self._loader.cursor.passes == start[1])
-        left_by_count = marks.handed_out == marks.promised and self._loader.cursor.left and is_left
+        # Who looks at one more batch than it trains on does not count them.
+        left_by_count = stepped and marks.handed_out == marks.promised and self._loader.cursor.left and is_left
         if left_by_count and marks.uncounted and marks.may_be_counted and not core.models.staleness:
             # Whoever counts batches leaves before all samples were trained.
             core.leaving.postpone(RunAgain(in_loop=True))
@@ -288,6 +292,14 @@ class TrainingLoop:
         if core.position.is_resumed and not core.generation.joining and core.position.loop_start is not None:
             number, passes = core.position.loop_start
             if number == core.position.loops_begun + 1:
+                return passes
+        return None
+
+    def _passes_before_the_others(self, core: TrainingCore) -> int | None:
+        """Passes over the data before the loop that others have begun, whose last step may have just been theirs."""
+        if core.position.loop_start is not None:
+            number, passes = core.position.loop_start
+            if number == core.position.loops_begun:
                 return passes
         return None
 

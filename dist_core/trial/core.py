@@ -15,6 +15,7 @@ from dist_core.data.batch_size import Adaptation
 from dist_core.device import release_cached_memory
 from dist_core.generations.present import DRY_STEPS
 from dist_core.generations.process_groups import ReplicaGroup
+from dist_core.link.environment import standalone_world
 from dist_core.state.seeds import seed_all, trial_seed
 from dist_core.trial.elastic_world import ElasticWorld
 from dist_core.trial.participants import PacingLoader
@@ -78,6 +79,16 @@ class TrainingCore(Pieces):
         if self.generation.joined or self.environment is None:
             return self.generation.group.rank == 0
         return self.environment.launch_index == 0
+
+    @property
+    def shown_rank(self) -> int:
+        """For libraries whose first process writes for all; they ask before ranks are given, too."""
+        if self.generation.joined:
+            return int(self.generation.group.rank)
+        if self.environment is None:
+            return standalone_world()[0]
+        # Of those that train, when one joins them, another is the first already.
+        return max(self.environment.launch_index, int(self.generation.is_outside))
 
     @property
     def passes_do_not_count(self) -> bool:

@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.optim import lr_scheduler as lr
+from torch.utils.data import IterableDataset
 
 import dist_core
 import dist_core.generations.watch
@@ -54,6 +55,26 @@ def two_passes_an_epoch(kit: Kit) -> list[float]:
                 optimizer.zero_grad()
                 (factor * mse(wrapped(x), y)).backward()
                 optimizer.step()
+    return weights_of(model)
+
+
+class Streamed(IterableDataset[Any]):
+    def __iter__(self) -> Any:
+        return iter(examples())
+
+
+@habit
+def a_stream_without_a_length(kit: Kit) -> list[float]:
+    """Whoever joins behind the last step of a pass has to know that it was the last one."""
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    loader = kit.loader(Streamed())
+    wrapped = kit.wrap(model, optimizer)
+    for _ in kit.epochs(3):
+        for x, y in loader:
+            optimizer.zero_grad()
+            mse(wrapped(x), y).backward()
+            optimizer.step()
     return weights_of(model)
 
 

@@ -57,6 +57,16 @@ def test_the_metric_that_is_reported_follows_from_the_direction(
     assert trial.reports == [(reported, 3)]
 
 
+@pytest.mark.parametrize(
+    ("metrics", "reported"),
+    [({"held_out_loss": 0.5, "error": 0.2}, 0.5), ({"error": 0.2}, 0.2), ({"val_loss": 0.4, "other_loss": 0.3}, 0.4)],
+)
+def test_a_study_that_minimises_takes_the_loss_or_the_only_metric(metrics: dict[str, float], reported: float) -> None:
+    trial = Trial("minimize")
+    TrainerMetrics(trial)(metrics, 1, None)
+    assert trial.reports == [(reported, 1)]
+
+
 def test_what_is_not_clear_is_not_reported() -> None:
     trial = Trial("maximize")
     TrainerMetrics(trial)({**METRICS, "eval_f1": 0.3}, 1, None)

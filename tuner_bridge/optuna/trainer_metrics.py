@@ -58,15 +58,19 @@ class TrainerMetrics:
         if chosen is not None:
             return known.get(chosen, known.get(f"eval_{chosen}"))
         assert self._directions is not None
-        others = {name: value for name, value in known.items() if not name.endswith("loss")}
-        if self._directions[0] == StudyDirection.MINIMIZE:
-            return known.get("eval_loss", known.get("val_loss"))
-        if len(others) == 1:
-            return next(iter(others.values()))
+        losses = {name: value for name, value in known.items() if name.endswith("loss")}
+        minimises = self._directions[0] == StudyDirection.MINIMIZE
+        for name in ("eval_loss", "val_loss"):
+            if minimises and name in losses:
+                return losses[name]
+        fitting = losses if minimises and losses else {name: known[name] for name in known.keys() - losses.keys()}
+        if len(fitting) == 1:
+            return next(iter(fitting.values()))
         if not self._has_warned:
             self._has_warned = True
             logger.warning(
-                "which of %s is the study's objective is not known, so none is reported; set metric_for_best_model",
-                sorted(others) or sorted(known),
+                "which of %s is the study's objective is not known, so none is reported; set "
+                "metric_for_best_model, or the monitor of a Lightning callback",
+                sorted(fitting) or sorted(known),
             )
         return None

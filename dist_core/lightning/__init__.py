@@ -1,0 +1,37 @@
+"""Lightning's Trainer as an elastic trial: ``Trainer(strategy="elastune")``, or ``ElasticStrategy(...)`` for options.
+
+Importing this package loads nothing of Lightning's; the name is registered once Lightning's strategies are imported.
+"""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from dist_core.when_imported import when_imported
+
+if TYPE_CHECKING:
+    from dist_core.lightning.environment import ElasticEnvironment
+    from dist_core.lightning.strategy import ElasticStrategy
+
+__all__ = ["ElasticEnvironment", "ElasticStrategy"]
+
+_HOME = {"ElasticEnvironment": "environment", "ElasticStrategy": "strategy"}
+_STRATEGIES = "lightning.pytorch.strategies"
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'dist_core.lightning' has no attribute {name!r}")
+    return getattr(import_module(f"dist_core.lightning.{_HOME[name]}"), name)
+
+
+def _register() -> None:
+    import_module("dist_core.lightning.registration").register()
+
+
+if _STRATEGIES in sys.modules:
+    _register()
+else:
+    when_imported(_STRATEGIES, _register)

@@ -1,0 +1,379 @@
+"""The training loops of Lightning's trainer, over the steps and epochs of a trial.
+
+Lightning's loops stay: their hooks, counts, schedules, validations and logging. What they count is what one process
+would count, however many replicas compute a step; an epoch is the trial's; and what follows an epoch's last step comes
+once that step has counted.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections import OrderedDict
+from collections.abc import Generator, Iterator
+from typing import Any
+
+from lightning.pytorch.loops.evaluation_loop import _EvaluationLoop
+from lightning.pytorch.loops.fit_loop import _FitLoop
+from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
+from lightning.pytorch.trainer import call
+from lightning.pytorch.trainer.connectors.logger_connector.logger_connector import _LoggerConnector
+
+from dist_core.lightning.carried import CarriedProgress
+from dist_core.lightning.data import Exhausted, StepFetcher, TrainingBatches
+from dist_core.lightning.refusals import refuse_several
+from dist_core.lightning.results import SummedResults
+from dist_core.training.api import remaining_epochs_until
+from dist_core.training.model import AdaptiveDataParallel
+from dist_core.training.user_steps import UserSteps
+from dist_core.trial.core import TrainingCore
+
+STATE = "lightning-trainer"
+"""Among the states of the trial."""
+
+
+class _StepLost(Exception):
+    """A replica was lost in the step that runs: what follows it in the loop's body is left out."""
+
+
+class ElasticLoggerConnector(_LoggerConnector):
+    @property
+    def should_update_logs(self) -> bool:
+        """Also where one step of a large batch goes past the very step that is logged."""
+        trainer: Any = self.trainer
+        loop = trainer._active_loop
+        if not isinstance(loop, ElasticFitLoop) or trainer.log_every_n_steps == 0:
+            return super().should_update_logs
+        return loop.epoch_loop.passes_step(trainer.log_every_n_steps) or bool(trainer.should_stop)
+
+
+class ElasticValidationLoop(_EvaluationLoop):
+    def setup_data(self) -> None:
+        # Who has joined since the others did this does it alone.
+        with self.trainer.strategy.without_meeting():  # type: ignore[attr-defined]  # ours
+            super().setup_data()
+
+
+class ElasticEpochLoop(_TrainingEpochLoop):
+    core: TrainingCore
+    model: AdaptiveDataParallel
+    carried: CarriedProgress
+    steps: UserSteps
+    results: SummedResults
+    passes: int
+    """Batches of one process that make a step."""
+    samples_of_step: int
+    batches_before = total_before = 0
+    """Counted before the step that runs, of the epoch and in all."""
+    exhausted = False
+    """Whether the epoch has no step left."""
+    deferred = 0
+    """What is left to do behind the epoch's last step, which counts as so many steps; 0: nothing."""
+
+    def begin(self, core: TrainingCore, model: AdaptiveDataParallel, batches: TrainingBatches, passes: int) -> None:
+        self.core, self.model, self.passes = core, model, passes
+        self.samples_of_step = batches.loader.batch_size
+        try:
+            self._batches_of_pass: int | None = len(batches)
+        except TypeError:
+            self._batches_of_pass = None
+        per_epoch = -(-(self._batches_of_pass or 0) // passes)
+        if batches.loader.drop_last and self._batches_of_pass is not None:
+            per_epoch = self._batches_of_pass // passes
+        self.steps = UserSteps(core, batches.loader, self.samples_of_step, per_epoch)
+        self.carried = CarriedProgress(self.trainer, lambda: core.position.steps)
+        self._again = self._ends = False
+        self._grows = 1
+        self._global_before = self._optimized_before = self._batches_behind = 0
+        self._results = self.results = SummedResults(
+            counts=lambda: not core.passes_do_not_count and self._place.step is not None,
+            logs_step=lambda: bool(self.trainer._logger_connector.should_update_logs),
+        )
+        core.registry.register(STATE, self.carried)
+
+    @property
+    def _place(self) -> Any:
+        return self.model.part.step_place
+
+    # ------------------------------------------------------------------ an epoch
+
+    def reset(self) -> None:
+        present, self.exhausted, self._again = self.trainer.current_epoch, False, False
+        known = self.carried.present() if self.carried.loaded == present else None
+        self.deferred = 0
+        super().reset()
+        if known is not None:
+            # The trial was resumed within this epoch.
+            self.carried.take(known)
+        self.carried.loaded, self.carried.epoch = None, present
+
+    @property
+    def done(self) -> bool:
+        if self.exhausted:
+            return True
+        ended = bool(super().done)
+        # The last step's validation is still to come, or the step that a replica was lost in.
+        waits = self.deferred or self._again or self.core.broken is not None
+        return ended and not waits
+
+    def _num_ready_batches_reached(self) -> bool:
+        return self.exhausted
+
+    def _accumulated_batches_reached(self) -> bool:
+        return bool(self._place.is_last_micro_batch)
+
+    def _should_accumulate(self) -> bool:
+        return not self._place.is_last_micro_batch
+
+    def advance(self, data_fetcher: Any) -> None:
+        assert isinstance(data_fetcher, StepFetcher)
+        try:
+            self._fetch(data_fetcher)
+        except Exhausted:
+            self._end_of_data(data_fetcher)
+            raise
+        if self._place.index == 0:
+            self._begin_step(data_fetcher)
+        data_fetcher.done = self._count_pass()
+        try:
+            super().advance(data_fetcher)
+        except _StepLost:
+            self._again = True
+
+    def _fetch(self, fetcher: StepFetcher) -> None:
+        limited = self.deferred and self._is_limited
+        fetcher.fetch(until=self.carried.steps_behind if limited else None)
+        while self.core.passes_do_not_count:
+            self._dry_pass(fetcher)
+            fetcher.fetch()
+
+    @property
+    def _is_limited(self) -> bool:
+        """Whether the user wants fewer batches an epoch than there are."""
+        most = self.trainer.fit_loop.max_batches
+        return bool(most < (math.inf if self._batches_of_pass is None else self._batches_of_pass))
+
+    def _dry_pass(self, fetcher: StepFetcher) -> None:
+        """Builds what a joiner receives into; counts nowhere."""
+        trainer: Any = self.trainer
+        known, connector = self.carried.present(), trainer._logger_connector
+        batch, _, _ = next(fetcher)
+        batch = trainer.precision_plugin.convert_input(batch)
+        batch = trainer.lightning_module._on_before_batch_transfer(batch, dataloader_idx=0)
+        batch = call._call_strategy_hook(trainer, "batch_to_device", batch, dataloader_idx=0)
+        connector.on_batch_start(batch)
+        arguments = self._build_kwargs(OrderedDict(), batch, 0)
+        if trainer.lightning_module.automatic_optimization:
+            optimizer = trainer.optimizers[0]
+            self.automatic_optimization._make_closure(arguments, optimizer, 0)()
+            optimizer.step()
+        else:
+            self.manual_optimization.run(arguments)
+        for each in trainer.optimizers:
+            each.zero_grad()
+        connector.reset_results()
+        self.carried.take(known)
+
+    # ------------------------------------------------------------------ a step
+
+    def _begin_step(self, fetcher: StepFetcher) -> None:
+        self._again = False
+        self._leave_step()
+        if self.deferred:
+            # More came behind what seemed to be the last one.
+            self._do_what_follows(fetcher)
+        self.carried.begin_step()
+        progress = self.batch_progress
+        self.batches_before, self._global_before = progress.current.completed, self.global_step
+        self.total_before = progress.total.completed
+        self._optimized_before = self.manual_optimization.optim_step_progress.total.completed
+        self._batches_behind = self._batches_of_epoch_behind()
+        self._grows = -(-(self._batches_behind - self.batches_before) // self.passes)
+
+    def _leave_step(self) -> None:
+        self.carried.end_step()
+
+    def _batches_of_epoch_behind(self) -> int:
+        """Batches of one process that are trained once the step that runs has counted."""
+        steps = self.steps.of_epoch_behind(self._place)
+        if steps is None:
+            return self.batches_before + self.passes
+        most = steps * self.passes if self._batches_of_pass is None else min(steps * self.passes, self._batches_of_pass)
+        return max(self.batches_before, most)
+
+    def _count_pass(self) -> bool:
+        """Have Lightning's own counts come to where one process would be; whether the epoch's last pass is to run."""
+        place = self._place
+        part = (place.index + 1) / len(place.step.micro_batches)
+        behind = math.ceil(part * (self._batches_behind - self.batches_before) - 1e-9)
+        for tracker, before in (
+            (self.batch_progress.current, self.batches_before),
+            (self.batch_progress.total, self.total_before),
+        ):
+            now = before + behind - 1
+            vars(tracker).update(ready=now, started=now, processed=now, completed=now)
+        most = self.trainer.fit_loop.max_batches
+        is_last = self.steps.ends_epoch(place) or (self._is_limited and self._batches_behind >= most)
+        return is_last and bool(place.is_last_micro_batch)
+
+    def update_lr_schedulers(self, interval: str, update_plateau_schedulers: bool) -> None:
+        if interval == "step" and not update_plateau_schedulers:
+            self._behind_pass()
+        if not (self._ends and interval == "step"):
+            super().update_lr_schedulers(interval, update_plateau_schedulers)
+
+    def _behind_pass(self) -> None:
+        """The module has trained on its batch."""
+        own = self.manual_optimization.optim_step_progress.total
+        if not self._place.is_last_micro_batch:
+            own.ready = own.completed = self._optimized_before
+            return
+        if self.core.broken is not None:
+            raise _StepLost
+        made = self.automatic_optimization.optim_progress.optimizer.step.total
+        if self.trainer.lightning_module.automatic_optimization:
+            made.ready = made.completed = self._global_before + self._grows
+        else:
+            own.ready = own.completed = self._optimized_before + (own.completed - self._optimized_before) * self._grows
+        if self.trainer._logger_connector.should_update_logs:
+            self.results.share_step()
+
+    def passes_step(self, every: int) -> bool:
+        """Whether the step that runs comes to a multiple of this many of the user's."""
+        before = self._batches_that_stepped
+        return (before + max(1, self._grows)) // every > before // every
+
+    def on_advance_end(self, data_fetcher: Any) -> None:
+        if self._again or not self._place.is_last_micro_batch:
+            return
+        if self.batch_progress.is_last_batch:
+            # Its validation belongs behind it, where it has counted.
+            self.deferred = max(1, self._grows)
+            self.carried.steps_behind = self.core.position.steps + 1
+            return
+        super().on_advance_end(data_fetcher)
+        self._batches_that_stepped += self._grows - 1
+
+    def _should_check_val_fx(self, data_fetcher: Any) -> bool:
+        trainer: Any = self.trainer
+        if not self._should_check_val_epoch():
+            return False
+        if trainer._val_check_time_interval is not None:
+            return bool(trainer.strategy.broadcast(super()._should_check_val_fx(data_fetcher)))
+        every = trainer.val_check_batch
+        if self.exhausted and every == math.inf:
+            return True
+        if every == math.inf or (trainer.should_stop and trainer.fit_loop._can_stop_early):
+            return bool(super()._should_check_val_fx(data_fetcher))
+        whole = trainer.check_val_every_n_epoch is None
+        before = self.total_before if whole else self.batches_before
+        behind = self.batch_progress.total.ready if whole else self.batch_progress.current.ready
+        return bool(behind // every > before // every)
+
+    # ------------------------------------------------------------------ behind the last step
+
+    def _end_of_data(self, fetcher: StepFetcher) -> None:
+        """What Lightning does with the last batch of an epoch, and could not before that step had counted.
+
+        A replica that comes in at this very place has trained nothing of the epoch, and does what the others do.
+        """
+        self._leave_step()
+        self.exhausted = self.batch_progress.is_last_batch = True
+        self.update_lr_schedulers("epoch", update_plateau_schedulers=False)
+        self._ends = not self.deferred
+        try:
+            if self._ends:
+                # Nobody knew that the step was the last one.
+                self._batches_that_stepped -= 1
+                super().on_advance_end(fetcher)
+            else:
+                self._do_what_follows(fetcher)
+        finally:
+            self._ends = False
+
+    def _do_what_follows(self, fetcher: StepFetcher) -> None:
+        steps, self.deferred = self.deferred, 0
+        super().on_advance_end(fetcher)
+        self._batches_that_stepped += steps - 1
+
+
+class ElasticFitLoop(_FitLoop):
+    epoch_loop: ElasticEpochLoop
+    _epochs: Generator[int, None, None] | Iterator[int] = iter(())
+
+    def setup_data(self) -> None:
+        with self.trainer.strategy.without_meeting():  # type: ignore[attr-defined]  # ours
+            super().setup_data()
+        if self._combined_loader is not None:
+            refuse_several(len(self._combined_loader.flattened))
+            if not isinstance(self._data_fetcher, StepFetcher):
+                self._data_fetcher = StepFetcher()
+                self._data_fetcher.setup(self._combined_loader)
+
+    def reset(self) -> None:
+        loops = (self, self.epoch_loop, self.epoch_loop.val_loop)
+        if self.epoch_loop.batch_progress.total.ready and not self.epoch_loop.core.position.steps:
+            self._stand_where_the_file_was_written()
+        for loop in loops:
+            # Where to go on is the trial's to say.
+            loop._restarting = loop._loaded_from_state_dict = loop._resuming_from_checkpoint = False
+        super().reset()
+
+    def _stand_where_the_file_was_written(self) -> None:
+        """The trainer goes on from a checkpoint of its own, and the trial has none: it begins there."""
+        loop, epochs = self.epoch_loop, self.epoch_progress.current
+        assert self._combined_loader is not None
+        batches = self._combined_loader.flattened[0]
+        epoch, trained = int(epochs.processed), int(loop.batch_progress.current.ready)  # type: ignore[attr-defined]
+        if epochs.processed == epochs.ready:  # type: ignore[attr-defined]  # that tracker has it
+            trained = 0
+        elif trained >= self.max_batches:
+            epoch, trained = epoch + 1, 0
+        position, samples = loop.core.position, trained * batches.batch_size
+        position.epoch, position.steps, position.schedule_position = epoch, loop.global_step, float(loop.global_step)
+        position.progress = float(epoch * (batches.loader.epoch_size or 0) + samples)
+        batches.loader.cursor.passes, batches.loader.cursor.position = epoch, samples
+        vars(loop.batch_progress.current).update(ready=trained, started=trained, processed=trained, completed=trained)
+        loop.carried.loaded = epoch
+
+    def on_run_start(self) -> None:
+        self._passes, self.trainer.accumulate_grad_batches = self.trainer.accumulate_grad_batches, 1
+        # Lightning would end the trainer where the trial saves its state and leaves.
+        self.trainer._signal_connector.teardown()
+        self._epochs = remaining_epochs_until(self._limit)
+        self._go_to_next_epoch()
+        super().on_run_start()
+
+    @property
+    def _limit(self) -> int:
+        """Epochs in all."""
+        loop, by_epochs = self.epoch_loop, sys.maxsize if self.max_epochs in (None, -1) else int(self.max_epochs)
+        per_epoch = min(loop.steps.per_epoch or math.inf, -(-self.max_batches // loop.passes))
+        if self.max_steps == -1 or per_epoch == math.inf:
+            return by_epochs
+        return min(by_epochs, math.ceil(self.max_steps / per_epoch))
+
+    def _go_to_next_epoch(self) -> None:
+        epoch = next(self._epochs, None)
+        reached = self._limit if epoch is None else epoch
+        for tracker in (self.epoch_progress.total, self.epoch_progress.current):
+            vars(tracker).update(ready=reached, started=reached, processed=reached, completed=reached)
+
+    def on_advance_end(self) -> None:
+        loop = self.epoch_loop
+        if self._data_fetcher is not None and not loop.exhausted:
+            assert isinstance(self._data_fetcher, StepFetcher)
+            stops = loop.done
+            self._data_fetcher.close()
+        else:
+            stops = False
+        loop.results.share_epoch()
+        super().on_advance_end()
+        if not stops:
+            self._go_to_next_epoch()
+
+    def on_run_end(self) -> None:
+        if isinstance(self._epochs, Generator):
+            self._epochs.close()
+        self.trainer.accumulate_grad_batches = self._passes
+        super().on_run_end()

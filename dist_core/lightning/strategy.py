@@ -1,0 +1,272 @@
+"""ElasticStrategy: Lightning's trainer in a trial whose replicas come and go.
+
+For Lightning each replica is a process on its own device; which one writes for all it hears from the trial. Gradients
+are summed where Lightning makes its backward passes, data and loops are the trial's from the moment that fit begins.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Literal, TypeVar
+
+import torch
+from lightning.fabric.utilities import rank_zero
+from lightning.pytorch.strategies import SingleDeviceStrategy
+from lightning.pytorch.trainer.states import TrainerFn
+from torch.utils.data import DataLoader
+
+from dist_core.errors import InvalidTraining
+from dist_core.generations.process_groups import ReplicaGroup
+from dist_core.gradients.noise.estimator import SPARSE_EVERY
+from dist_core.lightning.data import TrainingBatches
+from dist_core.lightning.environment import ElasticEnvironment
+from dist_core.lightning.loops import (
+    STATE,
+    ElasticEpochLoop,
+    ElasticFitLoop,
+    ElasticLoggerConnector,
+    ElasticValidationLoop,
+)
+from dist_core.lightning.metrics import metrics_of_all_samples
+from dist_core.lightning.refusals import refuse_old_lightning, refuse_trainer
+from dist_core.lightning.registration import NAME
+from dist_core.lightning.reporting import Reporting
+from dist_core.lightning.trained import reached, trained_parts
+from dist_core.link.environment import standalone_world
+from dist_core.training.loader import AdaptiveDataLoader
+from dist_core.training.model import AdaptiveDataParallel
+from dist_core.training.others_loader import elastic_like
+from dist_core.trial.core import TrainingCore
+from dist_core.trial.current import get_core, reset_core
+
+T = TypeVar("T")
+MOST_GROWTH = 32
+"""How many times the batch that the user gave an adaptive one may become, unless it is said."""
+
+
+class ElasticStrategy(SingleDeviceStrategy):
+    """``batch``: "fixed" keeps the user's whatever the number of replicas; "adaptive" lets it follow goodput, up to 32
+    times that, and a number up to so many examples. Further options go to ``AdaptiveDataParallel``.
+
+    Raises InvalidTraining for what cannot be trained so.
+    """
+
+    strategy_name = NAME
+
+    def __init__(
+        self,
+        *,
+        batch: Literal["fixed", "adaptive"] | int = "fixed",
+        accelerator: Any = None,
+        checkpoint_io: Any = None,
+        precision_plugin: Any = None,
+        **options: Any,
+    ) -> None:
+        if batch not in ("fixed", "adaptive") and not (isinstance(batch, int) and batch > 0):
+            raise InvalidTraining(
+                f"batch is {batch!r}; choose 'fixed', 'adaptive', or the most examples it may grow to"
+            )
+        super().__init__(accelerator=accelerator, checkpoint_io=checkpoint_io, precision_plugin=precision_plugin)
+        self.cluster_environment = ElasticEnvironment()
+        self.parallel_devices: list[torch.device] | None = None
+        self._layer_sync: Any = None
+        self._batch = batch
+        self._options = options
+        self._wrapped: list[AdaptiveDataParallel] = []
+        self._meets = True
+
+    # ------------------------------------------------------------------ which process this is
+
+    def set_world_ranks(self) -> None:
+        """Lightning's helpers that do something on the first process only ask this."""
+        self._show_rank()
+        entered = get_core().changes.on_enter
+        if self._show_rank not in entered:
+            entered.append(self._show_rank)
+
+    def _show_rank(self) -> None:
+        setattr(rank_zero.rank_zero_only, "rank", self.global_rank)  # noqa: B010  # a function's
+
+    @property
+    def global_rank(self) -> int:
+        return get_core().shown_rank
+
+    @global_rank.setter
+    def global_rank(self, rank: int) -> None:
+        """It is the trial's to set."""
+
+    @property
+    def is_global_zero(self) -> bool:
+        return self.global_rank == 0
+
+    @property
+    def root_device(self) -> torch.device:
+        if not self.parallel_devices:
+            return self._root_device
+        return self.parallel_devices[int(os.environ.get("LOCAL_RANK", "0")) % len(self.parallel_devices)]
+
+    # ------------------------------------------------------------------ before training
+
+    def _setup_model(self, model: torch.nn.Module) -> torch.nn.Module:
+        return model if self._layer_sync is None else self._layer_sync.apply(model)
+
+    def setup(self, trainer: Any) -> None:
+        if trainer.state.fn != TrainerFn.FITTING:
+            super().setup(trainer)
+            return
+        core = _core_of_fit()
+        refuse_old_lightning(trainer.fit_loop.epoch_loop)
+        refuse_trainer(trainer)
+        super().setup(trainer)
+        assert self.lightning_module is not None
+        automatic = self.lightning_module.automatic_optimization
+        if not any(isinstance(each, Reporting) for each in trainer.callbacks):
+            trainer.callbacks.append(Reporting())
+        trainer.fit_loop.__class__ = ElasticFitLoop
+        trainer.fit_loop.epoch_loop.__class__ = ElasticEpochLoop
+        trainer.fit_loop.epoch_loop.val_loop.__class__ = ElasticValidationLoop
+        trainer._logger_connector.__class__ = ElasticLoggerConnector
+        schedules = [each.scheduler for each in self.lr_scheduler_configs]
+        options: dict[str, Any] = {"noise_every": SPARSE_EVERY} if self._batch == "fixed" else {}
+        options.update(self._options)
+        parts = trained_parts(self.lightning_module, self.optimizers)
+        self._wrapped = [
+            AdaptiveDataParallel(
+                part,
+                optimizer,
+                [each for each in schedules if getattr(each, "optimizer", optimizer) is optimizer] or None,
+                getattr(self.precision_plugin, "scaler", None),
+                **options,
+            )
+            for part, optimizer in zip(parts, self.optimizers, strict=True)
+        ]
+        trainer.fit_loop.setup_data()
+        if trainer.fit_loop._combined_loader is not None:
+            batches = trainer.fit_loop._combined_loader.flattened[0]
+            passes = trainer.accumulate_grad_batches if automatic else 1
+            trainer.fit_loop.epoch_loop.begin(core, self._wrapped[0], batches, passes)
+
+    def process_dataloader(self, dataloader: object) -> object:
+        assert self.lightning_module is not None
+        trainer = self.lightning_module.trainer
+        if trainer.state.fn != TrainerFn.FITTING or not trainer.training:
+            return dataloader
+        processes = standalone_world()[1] if get_core().environment is None else 1
+        passes = trainer.accumulate_grad_batches if self.lightning_module.automatic_optimization else 1
+        if isinstance(dataloader, AdaptiveDataLoader):
+            return TrainingBatches(dataloader, dataloader.batch_size)
+        if not isinstance(dataloader, DataLoader):
+            raise InvalidTraining(
+                f"fit was given a {type(dataloader).__name__} to train on; replicas share the samples of a "
+                "torch.utils.data.DataLoader. Give it one"
+            )
+        seed = int(os.environ.get("PL_GLOBAL_SEED", "0"))
+        loader = elastic_like(dataloader, AdaptiveDataLoader, whom="fit", processes=processes, passes=passes, seed=seed)
+        if self._batch != "fixed":
+            largest = loader.batch_size * MOST_GROWTH if self._batch == "adaptive" else self._batch
+            most = loader.bounds.max_atomic
+            loader.autoscale_batch_size(largest, (1, most), gradient_accumulation=True)
+        return TrainingBatches(loader, loader.batch_size // passes)
+
+    # ------------------------------------------------------------------ training
+
+    def backward(self, closure_loss: torch.Tensor, optimizer: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
+        expected = None if len(self._wrapped) == 1 else reached(closure_loss)
+        for wrapped in self._wrapped:
+            weights = [] if expected is None else [each for each in wrapped.parameters() if each.requires_grad]
+            met = expected is None or sum(id(each) in expected for each in weights)
+            if not met:
+                continue
+            if expected is not None and met < len(weights) and not wrapped.find_unused_parameters:
+                raise InvalidTraining(
+                    f"a backward pass gives gradients to {met} of {len(weights)} weights that one optimizer trains; "
+                    "replicas would wait for the others. Say so: strategy=ElasticStrategy(find_unused_parameters=True)"
+                )
+            closure_loss = wrapped(closure_loss)
+        return super().backward(closure_loss, optimizer, *args, **kwargs)
+
+    def on_validation_start(self) -> None:
+        self._restore_metrics = metrics_of_all_samples(self.lightning_module)
+
+    def on_validation_end(self) -> None:
+        self._restore_metrics()
+
+    on_test_start = on_validation_start
+    on_test_end = on_validation_end
+
+    # ------------------------------------------------------------------ what replicas do together
+
+    @contextmanager
+    def without_meeting(self) -> Iterator[None]:
+        """Within, this process does for itself what Lightning has all do together."""
+        before, self._meets = self._meets, False
+        try:
+            yield
+        finally:
+            self._meets = before
+
+    def _together(self, action: Callable[[ReplicaGroup], T], alone: T) -> T:
+        """``alone``: the result for one replica, and for a step that does not count."""
+        core = get_core()
+        if not self._meets or not core.joined or core.generation.stands_alone or core.passes_do_not_count:
+            return alone
+        return core.together(action, otherwise=lambda: alone)
+
+    def reduce(self, tensor: Any, group: Any = None, reduce_op: Any = "mean") -> Any:
+        if not isinstance(tensor, torch.Tensor):
+            return tensor
+        name = str(getattr(reduce_op, "name", reduce_op) or "sum").lower()
+        if name not in ("mean", "avg", "sum"):
+            raise InvalidTraining(f"reduce_op is {reduce_op!r}; replicas give a mean or a sum")
+
+        def act(group: ReplicaGroup) -> torch.Tensor:
+            total = tensor.detach().to("cpu", torch.float64).flatten()
+            group.sum(total, what="a tensor of the training code")
+            scale = 1.0 if name == "sum" else 1.0 / group.world_size
+            return (total * scale).reshape(tensor.shape).to(tensor.device, tensor.dtype)
+
+        return self._together(act, tensor)
+
+    def all_gather(self, tensor: torch.Tensor, group: Any = None, sync_grads: bool = False) -> torch.Tensor:
+        """Of all replicas, one after another in a new first dimension; the tensor itself outside of a trial."""
+
+        def act(group: ReplicaGroup) -> torch.Tensor:
+            rows = torch.zeros((group.world_size, tensor.numel()), dtype=torch.float64)
+            rows[group.rank] = tensor.detach().to("cpu", torch.float64).flatten()
+            group.sum(rows.view(-1), what="a tensor of the training code")
+            return rows.reshape(group.world_size, *tensor.shape).to(tensor.device, tensor.dtype)
+
+        return self._together(act, tensor if get_core().environment is None else tensor[None])
+
+    def broadcast(self, obj: T, src: int = 0) -> T:
+        """Of what can be written as JSON: paths, flags and numbers."""
+        return self._together(lambda group: group.broadcast_json(obj, source=src), obj)
+
+    def barrier(self, *args: Any, **kwargs: Any) -> None:
+        named = args[0] if args else kwargs.get("name")
+        # Lightning's own are for processes that start together, but for the one behind a checkpoint.
+        if named in (None, "Trainer.save_checkpoint"):
+            self._together(lambda group: group.sum(torch.zeros(1), what="a barrier"), None)
+
+    def reduce_boolean_decision(self, decision: bool, all: bool = True) -> bool:  # noqa: A002  # Lightning's name
+        def act(group: ReplicaGroup) -> bool:
+            votes = torch.tensor([float(decision)])
+            group.sum(votes, what="a decision")
+            return int(votes) == group.world_size if all else bool(votes)
+
+        return self._together(act, bool(decision))
+
+
+def _core_of_fit() -> TrainingCore:
+    """Outside of a trial one fit may follow another, each in a core of its own."""
+    core = get_core()
+    if core.registry.has(STATE):
+        if core.environment is not None or core.generation.group.world_size > 1:
+            raise InvalidTraining(
+                "fit was called a second time in one trial; a trial trains its epochs once, because replicas that join "
+                "have to find the place where the others are. Make a trial of each"
+            )
+        reset_core()
+    return get_core()

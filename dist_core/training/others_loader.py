@@ -1,0 +1,62 @@
+"""Loaders of torch's that a trainer was given, and an AdaptiveDataLoader over the same samples in their place."""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+from torch.utils.data import DataLoader, IterableDataset, RandomSampler, Sampler, SequentialSampler
+
+from dist_core.errors import InvalidTraining
+from dist_core.training.loader import AdaptiveDataLoader
+
+Loader = TypeVar("Loader", bound=AdaptiveDataLoader)
+
+_TAKEN_OVER = ("collate_fn", "num_workers", "pin_memory", "timeout", "worker_init_fn", "persistent_workers")
+
+
+def elastic_like(
+    theirs: DataLoader[Any], kind: type[Loader], *, whom: str, processes: int = 1, passes: int = 1, **options: Any
+) -> Loader:
+    """``processes``: each of which the loader's batch is one's own; ``passes``: of a step, with a batch each.
+
+    Raises InvalidTraining for a loader whose batches somebody else cuts; ``whom`` it was given to.
+    """
+    if theirs.batch_size is None:
+        raise InvalidTraining(
+            f"{whom} was given a DataLoader with a batch_sampler; batches are cut by the trial, because replicas share "
+            "them. Give batch_size, and a sampler that draws single indices"
+        )
+    taken = {name: getattr(theirs, name) for name in _TAKEN_OVER}
+    if theirs.num_workers:
+        taken["prefetch_factor"] = theirs.prefetch_factor
+    batch = theirs.batch_size * processes
+    return kind(
+        theirs.dataset,
+        batch * passes,
+        **order_of(theirs),
+        drop_last=theirs.drop_last,
+        max_local_bsz=batch if passes > 1 else None,
+        **taken,
+        **options,
+    )
+
+
+def is_stream(theirs: Any) -> bool:
+    return isinstance(theirs.dataset, IterableDataset)
+
+
+def order_of(theirs: Any) -> dict[str, Any]:
+    """Arguments by which our loader goes through the samples as this one does; those of a stream have their own."""
+    sampler = _innermost(theirs)
+    if is_stream(theirs) or isinstance(sampler, SequentialSampler):
+        return {}
+    return {"shuffle": True} if isinstance(sampler, RandomSampler) else {"sampler": sampler}
+
+
+def _innermost(theirs: Any) -> Any:
+    """The sampler that the user has chosen; libraries put theirs around it."""
+    sampler = getattr(theirs, "sampler", None)
+    batches = getattr(theirs, "batch_sampler", None)
+    while batches is not None and not isinstance(getattr(batches, "sampler", None), Sampler):
+        batches = getattr(batches, "batch_sampler", None)
+    return sampler if batches is None else batches.sampler

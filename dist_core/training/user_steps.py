@@ -1,0 +1,42 @@
+"""UserSteps: how many steps of the user's own batch the samples of an epoch are worth, for what counts steps."""
+
+from __future__ import annotations
+
+import math
+
+from dist_core.gradients.step_place import StepPlace
+from dist_core.training.loader import AdaptiveDataLoader
+from dist_core.trial.core import TrainingCore
+
+_TOLERANCE = 1e-9
+
+
+class UserSteps:
+    """``batch``: samples of one; ``per_epoch``: how many an epoch has, where that is known."""
+
+    def __init__(self, core: TrainingCore, loader: AdaptiveDataLoader, batch: int, per_epoch: int) -> None:
+        self._core = core
+        self._loader = loader
+        self._batch = batch
+        self.per_epoch = per_epoch
+
+    def of_epoch_behind(self, place: StepPlace) -> int | None:
+        """Steps of the present epoch, the one that runs included; None where an epoch has no length."""
+        size = self._loader.epoch_size
+        if size is None:
+            return None
+        within = (self._progress_behind(place) - self._core.position.epoch * size) / self._batch
+        return min(self.per_epoch, math.ceil(within - _TOLERANCE * self.per_epoch))
+
+    def ends_epoch(self, place: StepPlace) -> bool:
+        """Whether the training loop is over once the step that runs has counted; False also where nobody knows."""
+        size = self._loader.epoch_size
+        if size is None:
+            return False
+        if self._loader.drop_last and not self._loader.bounds.adaptive:
+            return self.of_epoch_behind(place) == self.per_epoch
+        return self._progress_behind(place) >= (self._core.position.epoch + 1) * size * (1 - _TOLERANCE)
+
+    def _progress_behind(self, place: StepPlace) -> float:
+        assert self._core.adaptation is not None and place.step is not None
+        return self._core.position.epoch_progress + self._core.adaptation.worth_of(place.step.global_batch)

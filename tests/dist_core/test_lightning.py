@@ -1,0 +1,114 @@
+"""Lightning's trainer, plain and with the elastic strategy: the same script, the same numbers, the same log."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.habits import GROWN, PAIR, RESCALED, Kit, as_trial, examples, in_plain_pytorch, with_a_loss
+
+pytest.importorskip("lightning")
+
+from tests.support import lightning as written
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300), pytest.mark.filterwarnings("ignore")]
+"""Importing it takes longer than most tests, and it warns of what is meant."""
+
+HABITS = pytest.mark.parametrize("habit", [written.supervised, written.by_steps, written.by_hand, written.of_a_stream])
+
+
+def equal(found: Any, expected: Any) -> None:
+    assert found[0] == pytest.approx(expected[0], abs=2e-4)
+
+
+def equally_logged(found: Any, expected: Any) -> None:
+    assert [row[:2] for row in found[1]] == [row[:2] for row in expected[1]]
+    assert [row[2] for row in found[1]] == pytest.approx([row[2] for row in expected[1]], abs=2e-4)
+
+
+@HABITS
+@pytest.mark.parametrize("replicas", [1, 2, PAIR, GROWN, RESCALED])
+def test_the_elastic_strategy_ends_as_the_plain_trainer(habit: Any, replicas: int) -> None:
+    expected = in_plain_pytorch(habit)
+    results = [each for each in as_trial(habit, replicas) if each is not None]
+    assert len(results) == {1: 1, 2: 2, PAIR: 2, GROWN: 3, RESCALED: 2}[replicas]
+    for found in results:
+        equal(found, expected)
+    equally_logged(results[0], expected)
+
+
+@HABITS
+@pytest.mark.parametrize("place", ["in a step", "at the end of a loop"])
+def test_a_lost_replica_changes_no_number(habit: Any, place: str) -> None:
+    expected = in_plain_pytorch(habit)
+    survivors = with_a_loss(habit, place)
+    for found in (survivors[0], survivors[2]):
+        equal(found, expected)
+    equally_logged(survivors[0], expected)
+
+
+@pytest.mark.parametrize(("precision", "tolerance"), [("64-true", 1e-6), ("bf16-mixed", 2e-2)])
+@pytest.mark.parametrize("replicas", [1, PAIR])
+def test_precision_is_lightnings(precision: str, tolerance: float, replicas: int) -> None:
+    habit = functools.partial(written.at_precision, precision)
+    expected = in_plain_pytorch(habit)
+    for found in as_trial(habit, replicas):
+        assert found[0] == pytest.approx(expected[0], abs=tolerance)
+
+
+@pytest.mark.parametrize("replicas", [1, PAIR])
+def test_it_goes_on_from_a_checkpoint_of_lightnings(tmp_path: Path, replicas: int) -> None:
+    """In the middle of an epoch, as if nothing had been: Lightning itself would begin that epoch's data again."""
+    written.half_trained(str(tmp_path))
+    habit = functools.partial(written.gone_on, str(tmp_path))
+    expected, steps = in_plain_pytorch(habit)
+    for found, made in as_trial(habit, replicas):
+        assert found == pytest.approx(expected, abs=2e-4)
+        assert made == steps
+
+
+def test_lightning_goes_on_from_a_checkpoint_of_a_trials(tmp_path: Path) -> None:
+    for kind in ("plain", "elastic"):
+        (tmp_path / kind).mkdir()
+    in_plain_pytorch(functools.partial(written.saved, str(tmp_path / "plain")))
+    as_trial(functools.partial(written.saved, str(tmp_path / "elastic")), PAIR)
+    expected, steps = written.gone_on_plainly(str(tmp_path / "plain"))
+    found, made = written.gone_on_plainly(str(tmp_path / "elastic"))
+    assert found == pytest.approx(expected, abs=2e-4)
+    assert made == steps
+
+
+def test_a_batch_that_adapts_makes_fewer_steps_that_count_as_the_same_number() -> None:
+    plain_steps, plain_validated, plain_logged, _, plain_loss = in_plain_pytorch(written.adaptive)
+    [(steps, validated, logged, own_steps, loss)] = as_trial(written.adaptive, 1)
+    assert steps == plain_steps == 600
+    assert own_steps < 600
+    assert len(validated) == len(plain_validated)
+    assert len(logged) <= len(plain_logged)
+    assert all(mine - theirs < 25 for mine, theirs in zip(validated, plain_validated, strict=True))
+    assert loss < 1.5 * plain_loss + 0.2
+
+
+def test_what_cannot_be_trained_is_refused_in_one_sentence(tmp_path: Path) -> None:
+    from lightning.pytorch.callbacks import GradientAccumulationScheduler
+    from torch.utils.data import BatchSampler, DataLoader, SequentialSampler
+
+    from dist_core.errors import InvalidTraining
+    from dist_core.lightning import ElasticStrategy
+
+    with pytest.raises(InvalidTraining, match="choose 'fixed', 'adaptive'"):
+        ElasticStrategy(batch="large")  # type: ignore[arg-type]  # on purpose
+    data: Any = examples()
+    batches = DataLoader(data, batch_sampler=BatchSampler(SequentialSampler(data), 8, drop_last=False))
+    for loader, options, sentence in (
+        (batches, {}, "batches are cut by the trial"),
+        ([DataLoader(data, 8), DataLoader(data, 8)], {}, "an elastic trial trains on one"),
+        (list(data), {}, "Give it one"),
+        (DataLoader(data, 8), {"callbacks": [GradientAccumulationScheduler({0: 2})]}, "Gradient.*let the batch grow"),
+    ):
+        trainer, _ = written.trainer_of(Kit(elastic=True), str(tmp_path), enable_checkpointing=False, **options)
+        with pytest.raises(InvalidTraining, match=sentence):
+            trainer.fit(written.Regression(), loader)
