@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from dist_core.larger.model import ElasticModel
     from dist_core.larger.pipeline import ElasticPipeline
     from dist_core.larger.sharded import ElasticFullyShard
+    from dist_core.preparation.prepare import prepared
     from dist_core.training.accumulator import Accumulator
     from dist_core.training.api import (
         current_epoch,
@@ -36,6 +37,7 @@ _HOME = {
     "current_dataloader": "training.loader",
     "current_epoch": "training.api",
     "init_process_group": "training.api",
+    "prepared": "preparation.prepare",
     "progress_step": "training.api",
     "rank": "training.api",
     "register_state": "training.api",
@@ -56,6 +58,7 @@ __all__ = [
     "current_dataloader",
     "current_epoch",
     "init_process_group",
+    "prepared",
     "progress_step",
     "rank",
     "register_state",

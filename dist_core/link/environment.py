@@ -72,6 +72,8 @@ class ReplicaEnvironment:
     """Slots that a replica of the trial may take, where it may choose."""
     grace_seconds: float = GRACE_SECONDS
     """Between being told to end and being ended."""
+    prepared_dir: Path | None = None
+    """Where the data lies that is prepared once for its study."""
 
     def to_environ(self) -> dict[str, str]:
         """The variables a launcher sets for this replica."""
@@ -97,6 +99,8 @@ class ReplicaEnvironment:
             environ[TOKEN] = self.token
         if self.token_file is not None:
             environ[TOKEN_FILE] = str(self.token_file)
+        if self.prepared_dir is not None:
+            environ["ELASTUNE_PREPARED_DIR"] = str(self.prepared_dir)
         if self.server_file is not None:
             environ["ELASTUNE_SERVER_FILE"] = str(self.server_file)
         return environ
@@ -113,6 +117,7 @@ class ReplicaEnvironment:
         try:
             server_file = environ.get("ELASTUNE_SERVER_FILE")
             token_file = environ.get(TOKEN_FILE)
+            prepared = environ.get("ELASTUNE_PREPARED_DIR")
             return cls(
                 api_url=environ["ELASTUNE_API"],
                 token="" if token_file else environ[TOKEN],
@@ -124,6 +129,7 @@ class ReplicaEnvironment:
                 node=environ["ELASTUNE_NODE"],
                 slot=int(environ["ELASTUNE_SLOT"]),
                 node_kind=environ.get("ELASTUNE_NODE_KIND", ""),
+                prepared_dir=Path(prepared) if prepared else None,
                 server_file=Path(server_file) if server_file else None,
                 host=environ.get("ELASTUNE_HOST", "127.0.0.1"),
                 replicas=int(environ.get("ELASTUNE_REPLICAS", "1")),

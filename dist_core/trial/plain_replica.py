@@ -6,6 +6,7 @@ torch comes, the training core takes this one's place, with its line to the sche
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import Any, NoReturn, Protocol
 
@@ -16,6 +17,8 @@ from dist_core.link.environment import EXIT_PREEMPTED, ReplicaEnvironment
 from dist_core.link.hints_sender import HintsSender
 from dist_core.state.states import StateRegistry
 from dist_core.when_imported import when_imported
+
+logger = logging.getLogger(__name__)
 
 UNWATCHED_SECONDS = 0.3
 """Code that is over by then has needed nobody who watches for what happens to its trial."""
@@ -67,6 +70,10 @@ class Participant(Protocol):
 
     def raise_postponed(self) -> None: ...
 
+    def warn(self, message: str) -> None:
+        """A sentence for whoever reads this trial's history and its log."""
+        ...
+
     def leave_if_asked(self) -> None: ...
 
     def can_run_again(self, error: BaseException) -> bool:
@@ -114,6 +121,10 @@ class PlainReplica:
 
     def raise_postponed(self) -> None:
         """Nothing is postponed outside of training."""
+
+    def warn(self, message: str) -> None:
+        logger.warning(message)
+        self.hints.warn(message)
 
     def leave_if_asked(self) -> None:
         """Raises ReplicaExit; there is no state to save."""

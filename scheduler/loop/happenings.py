@@ -88,6 +88,7 @@ class Happenings:
         if not self._hearing.look():
             self._deaf_until = now
         self._files.shorten_logs()
+        self._files.forget_prepared()
         self._end_silent(now)
         self._starts.note_started(now)
         self._note_exits(now)

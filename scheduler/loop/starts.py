@@ -149,6 +149,7 @@ class Starts:
             replica_id=replica.replica_id,
             launch_index=replica.launch_index,
             checkpoint_dir=self._files.checkpoint_dir(trial.trial_id),
+            prepared_dir=self._files.prepared_dir(spec.study),
             node=replica.node,
             slot=replica.slot,
             node_kind=node_kind,

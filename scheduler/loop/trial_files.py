@@ -1,9 +1,12 @@
-"""TrialFiles: where the logs and checkpoints of trials lie, and how they are kept in bounds."""
+"""TrialFiles: where logs, checkpoints and prepared data of trials lie, and how they are kept in bounds."""
 
 from __future__ import annotations
 
+import hashlib
 import logging
+import re
 import shutil
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,6 +17,10 @@ from trials.store import TrialStore
 
 LOG_SECONDS = 10.0
 """Between two looks at the size of the replicas' logs."""
+PREPARED_SECONDS = 60.0
+"""Between two looks for prepared data that no study has."""
+SPARED_SECONDS = 600.0
+"""So young a folder may be that of a study which is about to be known."""
 
 logger = logging.getLogger(__name__)
 
@@ -24,7 +31,7 @@ class TrialFiles:
         self._store = store
         self._launcher = launcher
         self._monotonic = monotonic
-        self._logs_seen_at = monotonic()
+        self._logs_seen_at = self._prepared_seen_at = monotonic()
 
     # ------------------------------------------------------------------ logs
 
@@ -72,3 +79,25 @@ class TrialFiles:
         for trial in self._store.trials():
             if trial.state.is_final:
                 self.forget_checkpoints(trial.trial_id)
+
+    # ------------------------------------------------------------------ prepared data
+
+    def prepared_dir(self, study: str) -> Path:
+        """Of all its trials: ``dist_core.prepared`` puts data there."""
+        shown = re.sub(r"[^A-Za-z0-9._-]+", "-", study)[:40]
+        return self._state_dir / "prepared" / f"{shown}-{hashlib.sha256(study.encode()).hexdigest()[:12]}"
+
+    def forget_prepared(self) -> None:
+        """Of studies that nobody knows any more."""
+        if self._monotonic() - self._prepared_seen_at < PREPARED_SECONDS:
+            return
+        self._prepared_seen_at = self._monotonic()
+        home = self._state_dir / "prepared"
+        if not home.is_dir():
+            return
+        names = {study.name for study in self._store.studies()} | {trial.spec.study for trial in self._store.trials()}
+        kept = {self.prepared_dir(name) for name in names}
+        for folder in home.iterdir():
+            if folder not in kept and time.time() - folder.stat().st_mtime > SPARED_SECONDS:
+                shutil.rmtree(folder, ignore_errors=True)
+                logger.info("prepared data forgotten folder=%s", folder.name)

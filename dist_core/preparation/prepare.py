@@ -1,0 +1,151 @@
+"""prepared: data that all trials of a study want, made once, by the replicas that come to want it."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar, overload
+
+import platformdirs
+
+from dist_core.errors import InvalidTraining
+from dist_core.preparation.address import address_of
+from dist_core.preparation.claims import Claims
+from dist_core.preparation.shards import PreparedData, Row, write_shard
+from dist_core.present import present_replica
+
+PARTS = 64
+LOOK_SECONDS = 0.2
+"""Between two looks at what others make."""
+MOST_DIGITS = 5
+
+T = TypeVar("T")
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What one call of ``make`` is to give: part ``index`` of ``count``."""
+
+    index: int
+    count: int
+
+    @overload
+    def of(self, whole: int) -> range: ...
+
+    @overload
+    def of(self, whole: Sequence[T]) -> Sequence[T]: ...
+
+    def of(self, whole: Any) -> Any:
+        """This part of a sequence, or of so many numbers from 0; the parts one after another are all of it."""
+        if isinstance(whole, int):
+            whole = range(whole)
+        size = len(whole)
+        return whole[self.index * size // self.count : (self.index + 1) * size // self.count]
+
+
+def prepared(
+    name: str,
+    make: Callable[..., Iterable[Row]],
+    *,
+    arguments: Mapping[str, Any] | None = None,
+    parts: int = PARTS,
+    folder: str | os.PathLike[str] | None = None,
+    most_bytes: int | None = None,
+) -> PreparedData:
+    """The rows that ``make(part, **arguments)`` gives for each part, made once for all trials of the study.
+
+    ``make`` gives dictionaries of numbers, texts and arrays, the same each time that it is called with a part:
+    ``for path in part.of(paths): yield {"image": ..., "label": ...}``. Replicas that come here share the parts; one
+    that ends leaves its part to the others, and a study that goes on has those that were made. Other code, arguments
+    or number of parts make other data. It lies with the study, and goes with it; in ``folder``, for whoever uses that,
+    until somebody removes it. ``most_bytes``: of disk that it may take.
+
+    Raises InvalidTraining where a row fits no table, the limit is passed or the disk is full.
+    """
+    if parts < 1 or parts >= 10**MOST_DIGITS:
+        raise InvalidTraining(f"prepared({name!r}) has {parts} parts; it takes 1 to {10**MOST_DIGITS - 1}")
+    given = dict(arguments or {})
+    replica = present_replica()
+    home = Path(folder) if folder is not None else _home()
+    place = home / address_of(name, make, given, parts)
+    place.mkdir(parents=True, exist_ok=True)
+    paths = [place / f"part-{index:05d}-of-{parts:05d}.arrow" for index in range(parts)]
+    missing = [index for index in range(parts) if not paths[index].exists()]
+    if missing:
+        replica.warn(f"data {name!r} is being prepared: {len(missing)} of {parts} parts are missing")
+        _make_all(name, make, given, paths, place, most_bytes)
+    return PreparedData(name, paths)
+
+
+def _home() -> Path:
+    environment = present_replica().environment
+    if environment is not None:
+        return environment.prepared_dir or environment.checkpoint_dir / "prepared"
+    return Path(platformdirs.user_cache_dir("elastune")) / "prepared"
+
+
+def _make_all(
+    name: str,
+    make: Callable[..., Iterable[Row]],
+    arguments: Mapping[str, Any],
+    paths: Sequence[Path],
+    place: Path,
+    most_bytes: int | None,
+) -> None:
+    claims, waits = Claims(place), False
+    # Each begins somewhere else, so that they rarely ask for the same one.
+    turn = os.getpid() % len(paths)
+    while missing := [index for index in range(len(paths)) if not paths[index].exists()]:
+        present_replica().leave_if_asked()
+        made = False
+        for index in sorted(missing, key=lambda each: (each - turn) % len(paths)):
+            with claims.holding(f"part-{index:05d}") as mine:
+                if not mine or paths[index].exists():
+                    continue
+                _make_one(name, make, arguments, paths, index, most_bytes)
+                made, turn = True, index + 1
+                break
+        if made:
+            continue
+        if not waits:
+            waits = True
+            present_replica().warn(
+                f"waits for data {name!r}: others make the last {len(missing)} of {len(paths)} parts"
+            )
+        time.sleep(LOOK_SECONDS)
+
+
+def _make_one(
+    name: str,
+    make: Callable[..., Iterable[Row]],
+    arguments: Mapping[str, Any],
+    paths: Sequence[Path],
+    index: int,
+    most_bytes: int | None,
+) -> None:
+    part = Part(index, len(paths))
+    what = f"part {index} of data {name!r}"
+    began = time.monotonic()
+    try:
+        rows = write_shard(paths[index], make(part, **arguments), what=what)
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        raise InvalidTraining(
+            f"{what} does not fit on the disk of {paths[index].parent} ({error.strerror}); make room, or give "
+            f"prepared(..., folder=) another one. The parts that are made stay"
+        ) from error
+    logger.info("%s made rows=%d seconds=%.2f", what, rows, time.monotonic() - began)
+    used = sum(path.stat().st_size for path in paths if path.exists())
+    if most_bytes is not None and used > most_bytes:
+        paths[index].unlink(missing_ok=True)
+        raise InvalidTraining(
+            f"data {name!r} would take {used} bytes with {what}, and may take {most_bytes}; make its rows smaller, or "
+            "raise most_bytes"
+        )
