@@ -19,6 +19,7 @@ from tuner_bridge.optuna.objective_template import bounded, template_of
 from tuner_bridge.optuna.optimize import driver_of, scheduler_for
 from tuner_bridge.optuna.own_slots import OwnSlots
 from tuner_bridge.optuna.trial_driver import OptunaDriver
+from tuner_bridge.trackers.base import Tracker
 
 
 def elastic(
@@ -35,6 +36,7 @@ def elastic(
     terms: StudyTerms | None = None,
     promise_metric: tuple[str, str] | None = None,
     fresh_processes: bool = False,
+    trackers: Sequence[Tracker] = (),
 ) -> ElasticObjective:
     """The objective whose trials are elastic jobs: ``study.optimize(elastic(train), n_trials=64, n_jobs=8)``.
 
@@ -48,7 +50,7 @@ def elastic(
         objective, min_replicas, max_replicas, promise_metric, fresh_processes, slots_per_replica=slots_per_replica
     )
     own = OwnSlots(slots=slots, emulate=emulate, memory_per_slot=memory_per_slot, gpus_per_slot=gpus_per_slot)
-    return ElasticObjective(template, max_replicas, own, state_dir, terms, promise_metric)
+    return ElasticObjective(template, max_replicas, own, state_dir, terms, promise_metric, trackers)
 
 
 class ElasticObjective:
@@ -62,6 +64,7 @@ class ElasticObjective:
         state_dir: str | os.PathLike[str] | None,
         terms: StudyTerms | None,
         promise_metric: tuple[str, str] | None,
+        trackers: Sequence[Tracker],
     ) -> None:
         self._template = template
         self._max_replicas = max_replicas
@@ -69,6 +72,7 @@ class ElasticObjective:
         self._state_dir = state_dir
         self._terms = terms
         self._promise_metric = promise_metric
+        self._trackers = trackers
         self._lock = threading.Lock()
         self._driver: OptunaDriver | None = None
         self._open = contextlib.ExitStack()
@@ -103,7 +107,7 @@ class ElasticObjective:
                     preload=self._template.preload,
                 )
             )
-            driver = driver_of(study, self._template, client, embedded, self._promise_metric)
+            driver = driver_of(study, self._template, client, embedded, self._promise_metric, self._trackers)
             driver.attach(None if self._terms is None else self._terms.to_json())
             starting.callback(driver.detach)
             driver.say_if_emulated()

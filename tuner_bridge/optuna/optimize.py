@@ -29,6 +29,7 @@ from tuner_bridge.optuna.objective_template import bounded, template_of
 from tuner_bridge.optuna.own_slots import OwnSlots
 from tuner_bridge.optuna.trainers import TrainerSearch
 from tuner_bridge.optuna.trial_driver import OptunaDriver
+from tuner_bridge.trackers.base import Tracker
 
 logger = logging.getLogger(__name__)
 
@@ -64,6 +65,7 @@ def optimize(
     resume: bool = False,
     live: bool = False,
     timeline: str | os.PathLike[str] | None = None,
+    trackers: Sequence[Tracker] = (),
 ) -> None:
     """Run ``study.optimize`` with each trial an elastic job of ``min_replicas`` to ``max_replicas`` processes.
 
@@ -99,6 +101,8 @@ def optimize(
             ``n_trials`` counts what is finished already. Needs a study in a persistent storage.
         live: show the sweep in the terminal while it runs.
         timeline: base name of a picture of who held which slots when; written as .png and .html at the end.
+        trackers: of ``tuner_bridge.trackers``: each has one run a trial, with its parameters, reports, resizes and
+            goodput.
 
     Raises:
         InvalidSweep: for what cannot be run.
@@ -119,7 +123,7 @@ def optimize(
         )
     with scheduler_for(study.study_name, own, state_dir, preload=template.preload) as found:
         client, embedded = found
-        driver = driver_of(study, template, client, embedded, promise_metric)
+        driver = driver_of(study, template, client, embedded, promise_metric, trackers)
         driver.attach(None if terms is None else terms.to_json(), patience_seconds=ADOPTION_SECONDS if resume else 0.0)
         try:
             driver.say_if_emulated()
@@ -164,6 +168,7 @@ def driver_of(
     client: SchedulerClient,
     embedded: EmbeddedScheduler | None,
     promise_metric: tuple[str, str] | None,
+    trackers: Sequence[Tracker] = (),
 ) -> OptunaDriver:
     return OptunaDriver(
         study,
@@ -171,6 +176,7 @@ def driver_of(
         template,
         reconnect=embedded.ensure if embedded is not None else _again,
         promise_direction=None if promise_metric is None else promise_metric[1],
+        trackers=trackers,
     )
 
 

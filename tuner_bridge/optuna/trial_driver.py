@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import optuna
@@ -14,11 +16,14 @@ from optuna.distributions import distribution_to_json
 from optuna.storages._heartbeat import is_heartbeat_enabled
 
 from scheduler.api.client import SchedulerClient
+from scheduler.errors import SchedulerError
 from tuner_bridge.driving.study_driver import StudyDriver, file_name
 from tuner_bridge.driving.template import TrialTemplate
 from tuner_bridge.errors import TrialLost
 from tuner_bridge.in_replica.wire import NOT_A_NUMBER, decode_value
 from tuner_bridge.in_replica.wired_errors import decode_exception
+from tuner_bridge.trackers.base import Tracker
+from tuner_bridge.trackers.tracked_trial import ATTRIBUTE, TrackedTrial
 
 logger = logging.getLogger(__name__)
 
@@ -39,11 +44,13 @@ class OptunaDriver(StudyDriver):
         *,
         reconnect: Callable[[SchedulerClient], SchedulerClient],
         promise_direction: str | None = None,
+        trackers: Sequence[Tracker] = (),
     ) -> None:
         direction = promise_direction or study.directions[0].name.lower()
         super().__init__(_study_key(study), direction, client, reconnect=reconnect, title=study.study_name)
         self.study = study
         self.template = template
+        self._trackers = trackers
         self._sampler_lock = threading.Lock()
 
     def adopt_interrupted(self) -> int:
@@ -83,15 +90,46 @@ class OptunaDriver(StudyDriver):
         spec = self.template.trial(self.study_key, trial.number, storage_id=trial._trial_id, prunes=prunes)
         reported = _reported_steps(self.study, trial)
 
+        tracked = self._tracked(trial)
+        spec = replace(spec, environ={**spec.environ, **tracked.environ})
+
         def ask(method: str, arguments: dict[str, Any]) -> Any:
             # Samplers are not written for several threads; one suggestion at a time.
             with self._sampler_lock:
-                return _call(trial, method, arguments, reported)
+                return _call(trial, method, arguments, reported, tracked)
 
         display = _Display(trial)
-        ended = self.run_trial(spec, ask, display)
+
+        def watch(live: Mapping[str, Any]) -> None:
+            display(live)
+            tracked.live(live)
+
+        try:
+            ended = self.run_trial(spec, ask, watch)
+        except BaseException:
+            tracked.leave()
+            raise
         display.close()
+        if self._trackers:
+            _end_tracked(tracked, ended, self._history(ended["trial_id"]))
         return _conclude(ended)
+
+    def _tracked(self, trial: optuna.Trial) -> TrackedTrial:
+        kept = trial.user_attrs.get(ATTRIBUTE, {})
+        tracked = TrackedTrial(self._trackers, self.study.study_name, self.study_key, trial.number, kept)
+        if tracked.identities != kept:
+            trial.set_user_attr(ATTRIBUTE, tracked.identities)
+        return tracked
+
+    def _history(self, trial_id: str) -> list[str]:
+        """A line for each thing that happened to it."""
+        try:
+            entries = self.client.request("GET", f"/trials/{trial_id}")["history"]
+        except SchedulerError as error:
+            logger.debug("the history was not read: %s", error)
+            return []
+        began = entries[0]["at"] if entries else 0.0
+        return [f"{entry['at'] - began:7.1f} s  {entry['what']}: {entry['reason']['sentence']}" for entry in entries]
 
 
 class _Display:
@@ -130,21 +168,40 @@ class _Display:
             self._trial.set_user_attr("elastune:batch", live["batch"])
 
 
-def _call(trial: optuna.Trial, method: str, arguments: dict[str, Any], reported: set[int]) -> Any:
+def _end_tracked(tracked: TrackedTrial, ended: Mapping[str, Any], history: Sequence[str]) -> None:
+    """The trackers are told what Optuna is going to hear."""
+    try:
+        value = _conclude(ended)
+    except optuna.TrialPruned:
+        tracked.end("pruned", None, history)
+    except Exception as error:
+        tracked.end("fail", None, (*history, f"{type(error).__name__}: {error}"))
+    else:
+        values = [float(each) for each in (value if isinstance(value, (list, tuple)) else [value])]
+        failed = any(math.isnan(each) for each in values)
+        tracked.end("fail" if failed else "complete", None if failed else values, history)
+
+
+def _call(
+    trial: optuna.Trial, method: str, arguments: dict[str, Any], reported: set[int], tracked: TrackedTrial
+) -> Any:
     """One question put to the real trial, after the reports that came with it.
 
     A trial that resumed from its checkpoint reports again what it had reported since; the first value stays.
     """
     for step, value in arguments.pop("reports", ()):
-        _report(trial, value, step, reported)
+        _report(trial, value, step, reported, tracked)
     if method in ("suggest_float", "suggest_int"):
-        return getattr(trial, method)(**arguments)
+        number = getattr(trial, method)(**arguments)
+        tracked.parameter(arguments["name"], number)
+        return number
     if method == "suggest_categorical":
         choices = arguments["choices"]
         value = trial.suggest_categorical(arguments["name"], choices)
+        tracked.parameter(arguments["name"], value)
         return next(i for i, choice in enumerate(choices) if choice == value and type(choice) is type(value))
     if method == "report":
-        return _report(trial, arguments["value"], arguments["step"], reported)
+        return _report(trial, arguments["value"], arguments["step"], reported, tracked)
     if method == "reports":
         return None
     if method == "last_report":
@@ -172,9 +229,10 @@ def _call(trial: optuna.Trial, method: str, arguments: dict[str, Any], reported:
     raise ValueError(f"an elastic trial has no method {method!r}")
 
 
-def _report(trial: optuna.Trial, value: Any, step: Any, reported: set[int]) -> None:
+def _report(trial: optuna.Trial, value: Any, step: Any, reported: set[int], tracked: TrackedTrial) -> None:
     if step not in reported:
         trial.report(value, step)
+        tracked.report(float(value), int(step))
         reported.add(int(step))
 
 
