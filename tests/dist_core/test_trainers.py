@@ -104,6 +104,58 @@ def hugging_face_trainer(kit: Kit) -> list[float]:
     return [*weights_of(model), float(schedule.last_epoch)]
 
 
+def skorch_net(kit: Kit) -> list[float]:
+    """It makes its loader anew each epoch, and calls optimizers with a closure."""
+    import skorch
+
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Linear(10, 16), nn.ReLU(), nn.Linear(16, 1))
+    net = skorch.NeuralNet(
+        module,
+        nn.BCEWithLogitsLoss,
+        optimizer=torch.optim.Adam,
+        lr=0.01,
+        batch_size=24,
+        max_epochs=1,
+        train_split=None,
+        verbose=0,
+        iterator_train=type(kit.loader(rows(1), 1)),
+    )
+    net.initialize()
+    net.module_ = kit.wrap(net.module_, net.optimizer_)
+    for _ in kit.epochs(3):
+        net.partial_fit(rows(96))
+    return weights_of(module)
+
+
+def ignite_engine(kit: Kit) -> list[float]:
+    """It begins data again that ends before its count of batches, so a generator gives it none."""
+    from ignite.engine import Engine, Events
+
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Linear(10, 16), nn.ReLU(), nn.Linear(16, 1))
+    optimizer = torch.optim.Adam(module.parameters(), lr=0.01)
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.9)
+    model, loader = kit.wrap(module, optimizer, schedule), kit.loader(rows(96), 24)
+
+    def step(engine: Engine, batch: Any) -> float:
+        model.train()
+        optimizer.zero_grad()
+        loss = nn.functional.binary_cross_entropy_with_logits(model(batch[0]), batch[1])
+        loss.backward()
+        optimizer.step()
+        return float(loss.detach())
+
+    trainer = Engine(step)
+    trainer.add_event_handler(Events.ITERATION_COMPLETED, lambda engine: schedule.step())
+    for _ in kit.epochs(3):
+        trainer.state.epoch_length = None
+        trainer.run((batch for batch in loader), max_epochs=1)
+    return [*weights_of(module), float(schedule.get_last_lr()[0])]
+
+
+TRAINERS = pytest.mark.parametrize("trains", [lightning_trainer, hugging_face_trainer, skorch_net, ignite_engine])
+
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 """Importing these libraries takes longer than most tests."""
 
@@ -118,7 +170,7 @@ def their_warnings() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("replicas", [1, PAIR, GROWN])
-@pytest.mark.parametrize("trains", [lightning_trainer, hugging_face_trainer])
+@TRAINERS
 def test_a_trainer_driven_by_hand_ends_as_on_one_process(trains: Any, replicas: int) -> None:
     expected = in_plain_pytorch(trains)
     for weights in as_trial(trains, replicas):
@@ -128,7 +180,7 @@ def test_a_trainer_driven_by_hand_ends_as_on_one_process(trains: Any, replicas: 
 
 
 @pytest.mark.parametrize("place", ["in a step", EARLIER])
-@pytest.mark.parametrize("trains", [lightning_trainer, hugging_face_trainer])
+@TRAINERS
 def test_a_trainer_that_counts_its_steps_makes_all_of_them_after_a_loss(trains: Any, place: str) -> None:
     """It counts the step that a replica was lost in, which did not count."""
     expected = in_plain_pytorch(trains)
