@@ -1,6 +1,7 @@
 """The folder a scheduler owns: its lock, its token, and the file that tells others where it listens.
 
 lock          held (flock) while a scheduler runs; names its pid
+.gitignore    of all that is in it
 server.json   address and pid of the scheduler that runs, or ran last
 token         the owner's token, readable by its owner only
 trials.db     the store
@@ -50,6 +51,9 @@ class StateFolder:
         try:
             path.mkdir(parents=True, exist_ok=True, mode=0o700)
             lock = open(path / "lock", "a+")
+            # It has tokens, and often lies in somebody's repository.
+            if not (path / ".gitignore").exists():
+                (path / ".gitignore").write_text("*\n")
         except OSError as error:
             raise StoreUnavailable(f"the state folder {path} cannot be used: {error}; choose another") from error
         try:
