@@ -60,6 +60,10 @@ class StepRecord:
     def step_counts(self) -> None:
         self._updates = self._updates_before = self.meetings = 0
 
+    def step_is_left(self) -> None:
+        """The loop was left at a batch that was only looked at: schedules that moved on beside it are no step's."""
+        self._updates = self._updates_before = 0
+
     def epoch_ends(self) -> None:
         self.meetings = 0
 

@@ -6,17 +6,22 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
+from lightning.pytorch.callbacks import Timer
 
 _SHOWN = ("_callback_metrics", "_logged_metrics", "_progress_bar_metrics")
 """Of the logger connector: the latest value of each metric."""
 
 
 class CarriedProgress:
-    """``trainer``: whose loops and callbacks it reads and sets. ``steps``: how many have counted in the trial."""
+    """``trainer``: whose loops and callbacks it reads and sets. ``steps``: how many have counted in the trial.
 
-    def __init__(self, trainer: Any, steps: Callable[[], int]) -> None:
+    ``is_new``: whether this process has made none of them yet.
+    """
+
+    def __init__(self, trainer: Any, steps: Callable[[], int], is_new: Callable[[], bool]) -> None:
         self._trainer = trainer
         self._steps = steps
+        self._is_new = is_new
         self._before: dict[str, Any] | None = None
         self._steps_before = 0
         self.epoch = 0
@@ -35,10 +40,14 @@ class CarriedProgress:
         """Whether it counted. If a replica was lost in it, it did not: what the trainer knows of it was too early."""
         if self._is_ahead:
             assert self._before is not None
-            self.take(self._before)
+            self.take(self._before, of_clocks=False)
         self._before = None
         # Another replica's state may have been taken over meanwhile.
         return self._steps() != self._steps_before
+
+    def give_up_step(self) -> None:
+        """The loop was left before it was trained."""
+        self._before = None
 
     @property
     def _is_ahead(self) -> bool:
@@ -52,7 +61,7 @@ class CarriedProgress:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._before = None
-        self.take(state)
+        self.take(state, of_clocks=self._is_new())
         self.epoch = self.loaded = int(state["epoch"])
         connector = self._trainer._logger_connector
         for name, values in state["metrics"].items():
@@ -74,21 +83,24 @@ class CarriedProgress:
             "deferred": loop.deferred,
             "is_last_batch": loop.batch_progress.is_last_batch,
             "should_stop": trainer.should_stop,
+            "steps_behind": self.steps_behind,
             "before": [loop.batches_before, loop.total_before],
             "callbacks": {each.state_key: _copied(each.state_dict()) for each in trainer.callbacks},
         }
 
-    def take(self, content: Mapping[str, Any]) -> None:
+    def take(self, content: Mapping[str, Any], *, of_clocks: bool = True) -> None:
+        """``of_clocks``: also what a callback has that measures time, which goes on here."""
         trainer, loop = self._trainer, self._trainer.fit_loop.epoch_loop
         for tracker, counts in zip(_trackers(loop), content["counts"], strict=True):
             vars(tracker).update(counts)
         loop._batches_that_stepped, loop.deferred = content["stepped"], content["deferred"]
         loop.batch_progress.is_last_batch = content["is_last_batch"]
         loop.batches_before, loop.total_before = content["before"]
+        self.steps_behind = content["steps_behind"]
         trainer.should_stop = content["should_stop"]
         for callback in trainer.callbacks:
             state = content["callbacks"].get(callback.state_key)
-            if state:
+            if state and (of_clocks or not isinstance(callback, Timer)):
                 if "dirpath" in state:
                     # Each process may have chosen a folder by what it found there.
                     callback.dirpath = state["dirpath"]

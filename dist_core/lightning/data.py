@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from typing import Any, cast
 
 from lightning.pytorch.loops.fetchers import _DataFetcher
 from torch.utils._pytree import tree_unflatten
 
 from dist_core.training.loader import AdaptiveDataLoader
-from dist_core.trial.current import get_core
 
 
 class TrainingBatches:
@@ -52,8 +51,8 @@ class StepFetcher(_DataFetcher):
     def reset(self) -> None:
         self.fetched, self.done = 0, False
 
-    def fetch(self, *, until: int | None = None) -> None:
-        """Raises Exhausted. ``until``: the trial's steps by which the loop is left early."""
+    def fetch(self, *, leaves: Callable[[], bool] = lambda: False) -> None:
+        """Raises Exhausted. ``leaves``: whether the loop is left early, asked once the last step has counted."""
         self._start_profiler()
         try:
             if self._batches is None:
@@ -64,8 +63,10 @@ class StepFetcher(_DataFetcher):
             raise Exhausted from None
         finally:
             self._stop_profiler()
-        if until is not None and get_core().position.steps >= until:
+        if leaves():
             self.close()
+            # Also of a replica that has come in just now: the next epoch begins another pass.
+            self._of_trial.loader.cursor.left = True
             raise Exhausted
 
     def __next__(self) -> Any:

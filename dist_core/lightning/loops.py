@@ -21,7 +21,8 @@ from lightning.pytorch.trainer.connectors.logger_connector.logger_connector impo
 
 from dist_core.lightning.carried import CarriedProgress
 from dist_core.lightning.data import Exhausted, StepFetcher, TrainingBatches
-from dist_core.lightning.refusals import refuse_several
+from dist_core.lightning.metrics import reset_metrics
+from dist_core.lightning.refusals import refuse_another, refuse_several, refuse_unfrozen
 from dist_core.lightning.results import SummedResults
 from dist_core.training.api import remaining_epochs_until
 from dist_core.training.model import AdaptiveDataParallel
@@ -60,8 +61,8 @@ class ElasticEpochLoop(_TrainingEpochLoop):
     carried: CarriedProgress
     steps: UserSteps
     results: SummedResults
-    passes: int
-    """Batches of one process that make a step."""
+    passes = 0
+    """Batches of one process that make a step; 0 before the loop was given its trial."""
     samples_of_step: int
     batches_before = total_before = 0
     """Counted before the step that runs, of the epoch and in all."""
@@ -81,12 +82,18 @@ class ElasticEpochLoop(_TrainingEpochLoop):
         if batches.loader.drop_last and self._batches_of_pass is not None:
             per_epoch = self._batches_of_pass // passes
         self.steps = UserSteps(core, batches.loader, self.samples_of_step, per_epoch)
-        self.carried = CarriedProgress(self.trainer, lambda: core.position.steps)
-        self._again = self._ends = False
+        self.carried = CarriedProgress(
+            self.trainer, lambda: core.position.steps, is_new=lambda: not core.position.own_steps
+        )
+        self._again = self._ends = self._trains = self._is_known_last = False
+        self._trained = _number_trained(self.trainer.lightning_module)
         self._grows = 1
         self._global_before = self._optimized_before = self._batches_behind = 0
         self._results = self.results = SummedResults(
-            counts=lambda: not core.passes_do_not_count and self._place.step is not None,
+            core,
+            counts=lambda: (
+                not core.passes_do_not_count and self._place.step is not None and self._place.step.weight > 0
+            ),
             logs_step=lambda: bool(self.trainer._logger_connector.should_update_logs),
         )
         core.registry.register(STATE, self.carried)
@@ -101,11 +108,20 @@ class ElasticEpochLoop(_TrainingEpochLoop):
         present, self.exhausted, self._again = self.trainer.current_epoch, False, False
         known = self.carried.present() if self.carried.loaded == present else None
         self.deferred = 0
+        self.carried.give_up_step()
+        refuse_unfrozen(self._trained, _number_trained(self.trainer.lightning_module))
         super().reset()
         if known is not None:
             # The trial was resumed within this epoch.
             self.carried.take(known)
         self.carried.loaded, self.carried.epoch = None, present
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether the trainer is to end within the epoch."""
+        trainer: Any = self.trainer
+        by_steps = self.max_steps != -1 and self.global_step >= self.max_steps
+        return by_steps or bool(trainer.should_stop and trainer.fit_loop._can_stop_early)
 
     @property
     def done(self) -> bool:
@@ -117,7 +133,8 @@ class ElasticEpochLoop(_TrainingEpochLoop):
         return ended and not waits
 
     def _num_ready_batches_reached(self) -> bool:
-        return self.exhausted
+        # Where a hook has the rest of the epoch left out, the batch is its last one all at once.
+        return self.exhausted or (self._trains and self.batch_progress.is_last_batch and not self._is_known_last)
 
     def _accumulated_batches_reached(self) -> bool:
         return bool(self._place.is_last_micro_batch)
@@ -134,18 +151,25 @@ class ElasticEpochLoop(_TrainingEpochLoop):
             raise
         if self._place.index == 0:
             self._begin_step(data_fetcher)
-        data_fetcher.done = self._count_pass()
+        self._is_known_last = data_fetcher.done = self._count_pass()
+        self._trains = True
         try:
             super().advance(data_fetcher)
         except _StepLost:
             self._again = True
+        finally:
+            self._trains = False
 
     def _fetch(self, fetcher: StepFetcher) -> None:
-        limited = self.deferred and self._is_limited
-        fetcher.fetch(until=self.carried.steps_behind if limited else None)
+        fetcher.fetch(leaves=self._has_enough)
         while self.core.passes_do_not_count:
             self._dry_pass(fetcher)
-            fetcher.fetch()
+            fetcher.fetch(leaves=self._has_enough)
+
+    def _has_enough(self) -> bool:
+        """Whether the last batch that the user wants of an epoch has counted, though there are more."""
+        behind = self.core.position.steps >= self.carried.steps_behind
+        return bool(self.deferred) and self._is_limited and behind and not self.core.passes_do_not_count
 
     @property
     def _is_limited(self) -> bool:
@@ -172,6 +196,7 @@ class ElasticEpochLoop(_TrainingEpochLoop):
         for each in trainer.optimizers:
             each.zero_grad()
         connector.reset_results()
+        reset_metrics(trainer.lightning_module)
         self.carried.take(known)
 
     # ------------------------------------------------------------------ a step
@@ -232,6 +257,9 @@ class ElasticEpochLoop(_TrainingEpochLoop):
             raise _StepLost
         made = self.automatic_optimization.optim_progress.optimizer.step.total
         if self.trainer.lightning_module.automatic_optimization:
+            if made.completed == self._global_before:
+                # A hook has left the batch out.
+                return
             made.ready = made.completed = self._global_before + self._grows
         else:
             own.ready = own.completed = self._optimized_before + (own.completed - self._optimized_before) * self._grows
@@ -306,13 +334,16 @@ class ElasticFitLoop(_FitLoop):
             super().setup_data()
         if self._combined_loader is not None:
             refuse_several(len(self._combined_loader.flattened))
+            loader = self._combined_loader.flattened[0].loader
+            refuse_another(loader, getattr(self, "_first_loader", loader))
+            self._first_loader = loader
             if not isinstance(self._data_fetcher, StepFetcher):
                 self._data_fetcher = StepFetcher()
                 self._data_fetcher.setup(self._combined_loader)
 
     def reset(self) -> None:
         loops = (self, self.epoch_loop, self.epoch_loop.val_loop)
-        if self.epoch_loop.batch_progress.total.ready and not self.epoch_loop.core.position.steps:
+        if self._loaded_from_state_dict and not self.epoch_loop.core.position.steps:
             self._stand_where_the_file_was_written()
         for loop in loops:
             # Where to go on is the trial's to say.
@@ -337,7 +368,7 @@ class ElasticFitLoop(_FitLoop):
         loop.carried.loaded = epoch
 
     def on_run_start(self) -> None:
-        self._passes, self.trainer.accumulate_grad_batches = self.trainer.accumulate_grad_batches, 1
+        self.trainer.accumulate_grad_batches = 1
         # Lightning would end the trainer where the trial saves its state and leaves.
         self.trainer._signal_connector.teardown()
         self._epochs = remaining_epochs_until(self._limit)
@@ -363,7 +394,7 @@ class ElasticFitLoop(_FitLoop):
         loop = self.epoch_loop
         if self._data_fetcher is not None and not loop.exhausted:
             assert isinstance(self._data_fetcher, StepFetcher)
-            stops = loop.done
+            stops = loop.is_stopped
             self._data_fetcher.close()
         else:
             stops = False
@@ -375,5 +406,13 @@ class ElasticFitLoop(_FitLoop):
     def on_run_end(self) -> None:
         if isinstance(self._epochs, Generator):
             self._epochs.close()
-        self.trainer.accumulate_grad_batches = self._passes
         super().on_run_end()
+
+    def teardown(self) -> None:
+        if self.epoch_loop.passes:
+            self.trainer.accumulate_grad_batches = self.epoch_loop.passes
+        super().teardown()
+
+
+def _number_trained(module: Any) -> int:
+    return sum(each.requires_grad for each in module.parameters())

@@ -1,4 +1,4 @@
-"""torchmetrics in an evaluation that every replica makes of all samples."""
+"""torchmetrics of a module, in passes that do not count and in evaluations that every replica makes of all samples."""
 
 from __future__ import annotations
 
@@ -19,3 +19,11 @@ def metrics_of_all_samples(module: Any) -> Callable[[], None]:
             metric.distributed_available_fn = available
 
     return undo
+
+
+def reset_metrics(module: Any) -> None:
+    from torchmetrics import Metric
+
+    for each in module.modules():
+        if isinstance(each, Metric):
+            each.reset()

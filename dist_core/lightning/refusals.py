@@ -21,16 +21,24 @@ def refuse_old_lightning(epoch_loop: Any) -> None:
         )
 
 
-def refuse_trainer(trainer: Any) -> None:
+def refuse_trainer(trainer: Any, *, in_trial: bool) -> None:
     """``trainer``: Lightning's, about to fit."""
-    from lightning.pytorch.callbacks import GradientAccumulationScheduler
+    from lightning.pytorch import callbacks
     from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 
-    if any(isinstance(each, GradientAccumulationScheduler) for each in trainer.callbacks):
-        raise InvalidTraining(
-            "the trainer has a GradientAccumulationScheduler; the batch of an elastic trial stays what it began with, "
-            "or follows goodput. Leave it out, or let the batch grow: strategy=ElasticStrategy(batch='adaptive')"
-        )
+    for callback in trainer.callbacks:
+        for name, why in _REFUSED.items():
+            kind = getattr(callbacks, name, None)
+            if kind is not None and isinstance(callback, kind):
+                raise InvalidTraining(f"the trainer has a {type(callback).__name__}; {why}")
+        # A Tuner has them exit before anything is trained.
+        if isinstance(callback, (callbacks.LearningRateFinder, callbacks.BatchSizeFinder)) and (
+            in_trial or not callback._early_exit
+        ):
+            raise InvalidTraining(
+                f"the trainer has a {type(callback).__name__}, which fits several times before it trains; a trial "
+                "trains its epochs once. Find the value before, with lightning's Tuner, or let the study suggest it"
+            )
     if is_param_in_hook_signature(trainer.lightning_module.training_step, "dataloader_iter", explicit=True):
         raise InvalidTraining(
             "training_step takes a dataloader_iter; the trial has to see each batch that is trained on. Take batch "
@@ -38,9 +46,44 @@ def refuse_trainer(trainer: Any) -> None:
         )
 
 
+_REFUSED = {
+    "GradientAccumulationScheduler": "the batch of an elastic trial stays what it began with, or follows goodput. "
+    "Leave it out, or let the batch grow: strategy=ElasticStrategy(batch='adaptive')",
+    "BaseFinetuning": "weights that are unfrozen while it trains are not summed over replicas. Freeze and unfreeze "
+    "nothing: give layers that are to learn slowly, or later, a learning rate and a schedule of their own",
+    "WeightAveraging": "the average that it keeps does not go to replicas that join. Keep it as a module of the "
+    "LightningModule, such as torch.optim.swa_utils.AveragedModel, and update it in on_train_batch_end",
+    "StochasticWeightAveraging": "it swaps schedules and keeps an average that does not go to replicas that join. Keep "
+    "the average as a module of the LightningModule, such as torch.optim.swa_utils.AveragedModel",
+}
+"""Callbacks, and what to do instead."""
+
+
+def refuse_another(loader: Any, first: Any) -> None:
+    """``loader``: elastic, made in the middle of training, in place of ``first``."""
+    for what, now, before in (
+        ("samples", loader.source.num_samples, first.source.num_samples),
+        ("samples a step", loader.batch_size, first.batch_size),
+    ):
+        if now != before:
+            raise InvalidTraining(
+                f"the training loader that was made anew has {now} {what}, and the first one had {before}; an elastic "
+                "trial counts its epochs by them. Keep them, and vary what the samples are"
+            )
+
+
 def refuse_several(loaders: int) -> None:
     if loaders > 1:
         raise InvalidTraining(
             f"fit was given {loaders} training loaders; an elastic trial trains on one. Join the datasets: "
             "torch.utils.data.StackDataset gives samples of all of them"
+        )
+
+
+def refuse_unfrozen(before: int, now: int) -> None:
+    """Numbers of weights that require a gradient, when training began and when an epoch begins."""
+    if now > before:
+        raise InvalidTraining(
+            f"{now - before} weights were unfrozen since training began; replicas sum the gradients of those that "
+            "required one then. Let them require one from the start, with a learning rate of 0 until they are to learn"
         )

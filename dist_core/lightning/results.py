@@ -9,6 +9,7 @@ import torch
 from lightning.pytorch.trainer.connectors.logger_connector.result import _ResultCollection
 
 from dist_core.training.accumulator import Accumulator
+from dist_core.trial.core import TrainingCore
 
 
 class SummedResults(_ResultCollection):
@@ -17,8 +18,9 @@ class SummedResults(_ResultCollection):
     Means and sums add up over replicas; a minimum, a maximum and torchmetrics' own objects are left to who logs them.
     """
 
-    def __init__(self, *, counts: Callable[[], bool], logs_step: Callable[[], bool]) -> None:
+    def __init__(self, core: TrainingCore, *, counts: Callable[[], bool], logs_step: Callable[[], bool]) -> None:
         super().__init__(training=True)
+        self._core = core
         self._counts = counts
         self._logs_step = logs_step
         self._of_epoch = Accumulator()
@@ -57,6 +59,17 @@ class SummedResults(_ResultCollection):
             if metric.meta.is_mean_reduction:
                 metric.cumulated_batch_size = torch.as_tensor(int(weight), device=metric.value.device)
             metric._computed, metric._update_count, metric.has_reset = None, max(1, metric._update_count), False
+
+        self._share_objects()
+
+    def _share_objects(self) -> None:
+        """A metric that adds up over replicas by itself is computed by all, if any has logged it in this epoch."""
+        if self._core.generation.stands_alone:
+            return
+        mine = [key for key, each in self.items() if not each.is_tensor and each.meta.on_epoch and not each.has_reset]
+        logged = self._core.together(lambda group: group.gather_json(mine), otherwise=lambda: [mine])
+        for key in {key for keys in logged for key in keys} & self.keys():
+            self[key].has_reset = False
 
     def _taken(self, sums: Accumulator) -> list[tuple[str, float, float]]:
         with sums.synchronized() as found:

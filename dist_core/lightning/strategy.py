@@ -30,6 +30,7 @@ from dist_core.lightning.loops import (
     ElasticValidationLoop,
 )
 from dist_core.lightning.metrics import metrics_of_all_samples
+from dist_core.lightning.prepare_data import ElasticDataConnector
 from dist_core.lightning.refusals import refuse_old_lightning, refuse_trainer
 from dist_core.lightning.registration import NAME
 from dist_core.lightning.reporting import Reporting
@@ -109,8 +110,18 @@ class ElasticStrategy(SingleDeviceStrategy):
 
     # ------------------------------------------------------------------ before training
 
+    def setup_environment(self) -> None:
+        super().setup_environment()
+        assert self.lightning_module is not None
+        self.lightning_module.trainer._data_connector.__class__ = ElasticDataConnector
+
     def _setup_model(self, model: torch.nn.Module) -> torch.nn.Module:
-        return model if self._layer_sync is None else self._layer_sync.apply(model)
+        if self._layer_sync is None:
+            return model
+        if self.root_device.type == "cpu":
+            raise InvalidTraining("sync_batchnorm=True needs GPUs, as torch's SyncBatchNorm does; leave it out on CPUs")
+        synchronized: torch.nn.Module = self._layer_sync.apply(model)
+        return synchronized
 
     def setup(self, trainer: Any) -> None:
         if trainer.state.fn != TrainerFn.FITTING:
@@ -118,7 +129,7 @@ class ElasticStrategy(SingleDeviceStrategy):
             return
         core = _core_of_fit()
         refuse_old_lightning(trainer.fit_loop.epoch_loop)
-        refuse_trainer(trainer)
+        refuse_trainer(trainer, in_trial=core.environment is not None)
         super().setup(trainer)
         assert self.lightning_module is not None
         automatic = self.lightning_module.automatic_optimization
@@ -231,8 +242,20 @@ class ElasticStrategy(SingleDeviceStrategy):
 
     def all_gather(self, tensor: torch.Tensor, group: Any = None, sync_grads: bool = False) -> torch.Tensor:
         """Of all replicas, one after another in a new first dimension; the tensor itself outside of a trial."""
+        if sync_grads:
+            raise InvalidTraining(
+                "all_gather was called with sync_grads=True; gradients do not flow from one replica to another, "
+                "because their number changes. Leave it out, or compute the loss from each replica's own samples"
+            )
 
         def act(group: ReplicaGroup) -> torch.Tensor:
+            shapes = group.gather_json(list(tensor.shape))
+            if any(shape != shapes[0] for shape in shapes):
+                raise InvalidTraining(
+                    f"all_gather was given tensors of different shapes by the replicas ({shapes}): their shares of a "
+                    "batch differ by a sample, and of an epoch by more. Sum up what is wanted, with a "
+                    "dist_core.Accumulator or self.log"
+                )
             rows = torch.zeros((group.world_size, tensor.numel()), dtype=torch.float64)
             rows[group.rank] = tensor.detach().to("cpu", torch.float64).flatten()
             group.sum(rows.view(-1), what="a tensor of the training code")

@@ -150,6 +150,8 @@ class TrainingLoop:
         try:
             if stepped:
                 core.steps.finish(self._loader, step.global_batch)
+            else:
+                core.record.step_is_left()
             core.way_back.begin_between_loops()
         except BaseException as error:
             core.leaving.postpone(error)

@@ -17,7 +17,17 @@ from tests.support import lightning as written
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300), pytest.mark.filterwarnings("ignore")]
 """Importing it takes longer than most tests, and it warns of what is meant."""
 
-HABITS = pytest.mark.parametrize("habit", [written.supervised, written.by_steps, written.by_hand, written.of_a_stream])
+HABITS = pytest.mark.parametrize(
+    "habit",
+    [
+        written.supervised,
+        written.by_steps,
+        written.by_hand,
+        written.of_a_stream,
+        written.with_a_data_module,
+        written.of_few_batches,
+    ],
+)
 
 
 def equal(found: Any, expected: Any) -> None:
@@ -48,6 +58,16 @@ def test_a_lost_replica_changes_no_number(habit: Any, place: str) -> None:
     for found in (survivors[0], survivors[2]):
         equal(found, expected)
     equally_logged(survivors[0], expected)
+
+
+@pytest.mark.parametrize("replicas", [PAIR, GROWN])
+def test_a_metric_object_over_training_adds_up_over_replicas(replicas: int) -> None:
+    """Also of those that join behind an epoch's last step, and have seen nothing of it."""
+    expected = in_plain_pytorch(written.with_a_metric_object)
+    results = as_trial(written.with_a_metric_object, replicas)
+    for found in results:
+        equal(found, expected)
+    equally_logged(results[0], expected)
 
 
 @pytest.mark.parametrize(("precision", "tolerance"), [("64-true", 1e-6), ("bf16-mixed", 2e-2)])
@@ -93,7 +113,7 @@ def test_a_batch_that_adapts_makes_fewer_steps_that_count_as_the_same_number() -
 
 
 def test_what_cannot_be_trained_is_refused_in_one_sentence(tmp_path: Path) -> None:
-    from lightning.pytorch.callbacks import GradientAccumulationScheduler
+    from lightning.pytorch import callbacks
     from torch.utils.data import BatchSampler, DataLoader, SequentialSampler
 
     from dist_core.errors import InvalidTraining
@@ -103,11 +123,16 @@ def test_what_cannot_be_trained_is_refused_in_one_sentence(tmp_path: Path) -> No
         ElasticStrategy(batch="large")  # type: ignore[arg-type]  # on purpose
     data: Any = examples()
     batches = DataLoader(data, batch_sampler=BatchSampler(SequentialSampler(data), 8, drop_last=False))
+    one = DataLoader(data, 8)
     for loader, options, sentence in (
         (batches, {}, "batches are cut by the trial"),
-        ([DataLoader(data, 8), DataLoader(data, 8)], {}, "an elastic trial trains on one"),
+        ([one, one], {}, "an elastic trial trains on one"),
         (list(data), {}, "Give it one"),
-        (DataLoader(data, 8), {"callbacks": [GradientAccumulationScheduler({0: 2})]}, "Gradient.*let the batch grow"),
+        (one, {"callbacks": [callbacks.GradientAccumulationScheduler({0: 2})]}, "let the batch grow"),
+        (one, {"callbacks": [callbacks.EMAWeightAveraging()]}, "does not go to replicas that join"),
+        (one, {"callbacks": [callbacks.StochasticWeightAveraging(0.1)]}, "keeps an average that does not go"),
+        (one, {"callbacks": [callbacks.LearningRateFinder()]}, "fits several times before it trains"),
+        (one, {"sync_batchnorm": True}, "needs GPUs"),
     ):
         trainer, _ = written.trainer_of(Kit(elastic=True), str(tmp_path), enable_checkpointing=False, **options)
         with pytest.raises(InvalidTraining, match=sentence):

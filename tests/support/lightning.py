@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import tempfile
+from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
@@ -185,6 +186,78 @@ def by_hand(kit: Kit) -> Any:
         trainer, recorded = trainer_of(kit, folder, enable_checkpointing=False)
         module = Adversaries()
         trainer.fit(module, a_loader(examples()))
+        return told(trainer, recorded, module)
+
+
+class Examples(pl.LightningDataModule):
+    """Once on each machine its data is prepared; the last step has fewer samples than there may be replicas."""
+
+    def __init__(self, folder: str) -> None:
+        super().__init__()
+        self.folder = Path(folder)
+
+    def prepare_data(self) -> None:
+        with open(self.folder / "prepared", "a") as file:
+            file.write("once\n")
+
+    def setup(self, stage: str) -> None:
+        assert (self.folder / "prepared").read_text() == "once\n"
+
+    def train_dataloader(self) -> Any:
+        return a_loader(examples(2 * BATCH + 1))
+
+    def val_dataloader(self) -> Any:
+        return DataLoader(examples(40), 16)
+
+
+class LeftOut(Regression):
+    """Of one epoch a hook leaves out the end."""
+
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> int | None:
+        return -1 if (self.current_epoch, batch_idx) == (2, 1) else None
+
+
+def with_a_data_module(kit: Kit) -> Any:
+    with tempfile.TemporaryDirectory() as folder:
+        trainer, recorded = trainer_of(kit, folder, max_epochs=5, enable_checkpointing=False)
+        module = LeftOut()
+        trainer.fit(module, datamodule=Examples(folder if not kit.elastic else _shared_folder(folder)))
+        return told(trainer, recorded, module)
+
+
+def _shared_folder(own: str) -> str:
+    """That all replicas of a trial have."""
+    environment = get_core().environment
+    return own if environment is None else str(environment.checkpoint_dir)
+
+
+class Watched(Regression):
+    """With a metric object over training."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.trained = MeanSquaredError()
+
+    def training_step(self, batch: Any, index: int) -> torch.Tensor:
+        self.trained(self.net(batch[0]), batch[1])
+        self.log("trained", self.trained, on_step=False, on_epoch=True)
+        return super().training_step(batch, index)
+
+
+def with_a_metric_object(kit: Kit) -> Any:
+    with tempfile.TemporaryDirectory() as folder:
+        trainer, recorded = trainer_of(kit, folder, enable_checkpointing=False)
+        module = Watched()
+        trainer.fit(module, a_loader(examples()))
+        return told(trainer, recorded, module)
+
+
+def of_few_batches(kit: Kit) -> Any:
+    """The end of each epoch is the user's, and others join at one."""
+    with tempfile.TemporaryDirectory() as folder:
+        trainer, recorded = trainer_of(kit, folder, limit_train_batches=2, max_epochs=6, enable_checkpointing=False)
+        module = Regression()
+        trainer.fit(module, a_loader(examples()), DataLoader(examples(40), 16))
         return told(trainer, recorded, module)
 
 
