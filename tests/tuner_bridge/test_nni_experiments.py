@@ -18,6 +18,7 @@ from scheduler.host.embedded import EmbeddedScheduler
 from tests.support import objectives
 from tests.support.nni_experiment import NniExperiment
 from tests.support.nni_scripts import x_of
+from tests.support.project import ROOT
 from tuner_bridge import optimize
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
@@ -230,3 +231,17 @@ def test_a_study_and_an_experiment_share_one_scheduler(
     made.nnictl("stop", made.id)
     client.close()
     shared.stop()
+
+
+def test_the_example_runs_as_it_is_written(experiment: Callable[..., NniExperiment]) -> None:
+    folder = ROOT / "examples" / "nni_experiment"
+    config = yaml.safe_load((folder / "experiment.yml").read_text())
+    service = config.pop("trainingService")
+    assert config.pop("trialCodeDirectory") == "."
+    made = experiment((folder / "trial.py").read_text(), service, **config)
+    made.create()
+    made.until_done()
+    assert made.states() == ["SUCCEEDED"] * 6
+    for trial in made.trials():
+        kinds = [kind for kind, _, _ in made.results(trial["trialJobId"])]
+        assert kinds == ["PERIODICAL"] * 6 + ["FINAL"]

@@ -1,0 +1,74 @@
+"""A study with a deadline, and one with a budget: the scheduler gives slots by what each is to achieve.
+
+    python examples/deadline.py [--seconds 20] [--slot-seconds 30] [--slots 2]
+
+The first one begins no trial behind its time, and has found the best that it could; the second one ends when its
+slot-seconds are used up.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+
+import optuna
+import torch
+from sklearn.datasets import load_digits
+from torch import nn
+from torch.utils.data import TensorDataset
+
+from dist_core import AdaptiveDataLoader, AdaptiveDataParallel, remaining_epochs_until
+from tuner_bridge import StudyTerms, optimize
+
+
+def objective(trial: optuna.Trial) -> float:
+    torch.manual_seed(0)
+    digits, answers = (torch.as_tensor(each) for each in load_digits(return_X_y=True))
+    digits = digits.float() / 16
+    width = trial.suggest_int("width", 32, 512, log=True)
+    net = nn.Sequential(nn.Linear(64, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 10))
+    optimizer = torch.optim.Adam(net.parameters(), lr=trial.suggest_float("lr", 1e-4, 3e-2, log=True))
+    loader = AdaptiveDataLoader(TensorDataset(digits[:1500], answers[:1500]), batch_size=30, shuffle=True)
+    model = AdaptiveDataParallel(net, optimizer)
+    accuracy = 0.0
+    for epoch in remaining_epochs_until(12):
+        for x, y in loader:
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(model(x), y).backward()
+            optimizer.step()
+        with torch.no_grad():
+            accuracy = float((net(digits[1500:]).argmax(1) == answers[1500:]).float().mean())
+        trial.report(accuracy, epoch)
+        if trial.should_prune():
+            raise optuna.TrialPruned
+    return accuracy
+
+
+def study_named(name: str) -> optuna.Study:
+    pruner = optuna.pruners.SuccessiveHalvingPruner(min_resource=2)
+    sampler = optuna.samplers.TPESampler(seed=0)
+    return optuna.create_study(study_name=name, direction="maximize", sampler=sampler, pruner=pruner)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
+    parser.add_argument("--seconds", type=float, default=20.0)
+    parser.add_argument("--slot-seconds", type=float, default=30.0)
+    parser.add_argument("--slots", type=int, default=2)
+    given = parser.parse_args()
+
+    hurried, began = study_named("hurried"), time.monotonic()
+    terms = StudyTerms(goal="deadline", deadline_at=time.time() + given.seconds)
+    optimize(hurried, objective, timeout=given.seconds, n_jobs=given.slots, slots=given.slots, terms=terms)
+    took = time.monotonic() - began
+    print(f"deadline: {len(hurried.trials)} trials, best: accuracy {hurried.best_value:.3f} after {took:.0f} s")
+
+    thrifty = study_named("thrifty")
+    terms = StudyTerms(goal="budget", budget_slot_hours=given.slot_seconds / 3600)
+    optimize(thrifty, objective, n_trials=12, n_jobs=given.slots, slots=given.slots, terms=terms, catch=(Exception,))
+    finished = thrifty.get_trials(states=(optuna.trial.TrialState.COMPLETE,))
+    print(f"budget: {len(finished)} of {len(thrifty.trials)} trials finished, best: accuracy {thrifty.best_value:.3f}")
+
+
+if __name__ == "__main__":
+    main()

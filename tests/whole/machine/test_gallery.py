@@ -1,0 +1,95 @@
+"""The examples of the gallery run as their first lines say, and end where their plain versions do."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.project import ROOT
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+
+EXAMPLES = ROOT / "examples"
+
+
+def said(folder: Path, name: str, *arguments: str, launcher: tuple[str, ...] = (), **environ: str) -> str:
+    done = run(folder, name, *arguments, launcher=launcher, **environ)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def run(
+    folder: Path, name: str, *arguments: str, launcher: tuple[str, ...] = (), **environ: str
+) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*(launcher or (sys.executable,)), str(EXAMPLES / name), *arguments],
+        cwd=folder,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "TMPDIR": str(folder), **environ},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+
+
+def best(text: str, name: str = "accuracy") -> float:
+    found = re.search(rf"best: {name} ([0-9.]+)", text)
+    assert found is not None, text
+    return float(found.group(1))
+
+
+def test_the_plain_sweep_and_the_elastic_one_find_the_same(tmp_path: Path) -> None:
+    plain, elastic = (said(tmp_path, f"moons/{name}.py", "8") for name in ("plain", "elastic"))
+    assert best(elastic, "loss") == pytest.approx(best(plain, "loss"), abs=2e-4)
+    texts = [
+        (EXAMPLES / "moons" / f"{name}.py").read_text().partition("import sys")[2] for name in ("plain", "elastic")
+    ]
+    added = [line for line in difflib.ndiff(texts[0].splitlines(), texts[1].splitlines()) if re.match(r"\+ .*\S", line)]
+    assert len(added) == 8, added
+    """Three imports, the loader, the wrapper and its call, the epochs, the call of optimize."""
+
+
+def test_images_are_made_once_and_told_apart(tmp_path: Path) -> None:
+    assert best(said(tmp_path, "vision.py", "--trials", "3")) > 0.7
+    assert (tmp_path / "vision-slots.png").exists()
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_a_script_of_adaptdls_trains(tmp_path: Path, processes: int) -> None:
+    torchrun = (str(Path(sys.executable).parent / "torchrun"), "--nproc-per-node", "2")
+    assert best(said(tmp_path, "adaptdl_port.py", launcher=torchrun if processes == 2 else ())) > 0.8
+
+
+def test_a_script_alone_goes_on_where_it_was_killed_on_two_processes(tmp_path: Path) -> None:
+    kept = {"ELASTUNE_CHECKPOINT_DIR": str(tmp_path / "checkpoints")}
+    killed = run(tmp_path, "without_a_tuner.py", launcher=(), KILLED_BEHIND="12", **kept)
+    assert killed.returncode < 0
+    torchrun = (str(Path(sys.executable).parent / "torchrun"), "--nproc-per-node", "2")
+    text = said(tmp_path, "without_a_tuner.py", launcher=torchrun, **kept)
+    epochs = sorted({int(each) for each in re.findall(r"epoch (\d+)", text)})
+    assert 0 < epochs[0] <= 11 and epochs == list(range(epochs[0], 20))
+    assert best(text) > 0.85
+
+
+def test_two_studies_share_a_scheduler(tmp_path: Path) -> None:
+    text = said(tmp_path, "two_studies.py", TRIALS="3")
+    assert re.search(r"hurried: best: accuracy 0\.[89]", text) and re.search(r"patient: best: accuracy 0\.[89]", text)
+    assert (tmp_path / "two-studies.png").exists()
+
+
+def test_a_deadline_and_a_budget_are_kept(tmp_path: Path) -> None:
+    text = said(tmp_path, "deadline.py", "--seconds", "12", "--slot-seconds", "15")
+    taken = re.search(r"after (\d+) s", text)
+    assert taken is not None and int(taken.group(1)) < 40
+    assert re.search(r"budget: (\d+) of (\d+) trials finished", text)
+
+
+def test_a_sweep_goes_on_after_a_power_cut(tmp_path: Path) -> None:
+    text = said(tmp_path, "power_cut.py")
+    assert re.search(r"killed \d+ processes, with [1-9]\d* reports", text)
+    assert "5 trials, best: accuracy 0." in text
