@@ -22,13 +22,8 @@ from dist_core.generations.process_groups import ReplicaGroup
 from dist_core.gradients.noise.estimator import SPARSE_EVERY
 from dist_core.lightning.data import TrainingBatches
 from dist_core.lightning.environment import ElasticEnvironment
-from dist_core.lightning.loops import (
-    STATE,
-    ElasticEpochLoop,
-    ElasticFitLoop,
-    ElasticLoggerConnector,
-    ElasticValidationLoop,
-)
+from dist_core.lightning.epoch_loop import STATE, ElasticEpochLoop
+from dist_core.lightning.fit_loop import ElasticFitLoop, ElasticLoggerConnector, ElasticValidationLoop
 from dist_core.lightning.metrics import metrics_of_all_samples
 from dist_core.lightning.prepare_data import ElasticDataConnector
 from dist_core.lightning.refusals import refuse_old_lightning, refuse_trainer

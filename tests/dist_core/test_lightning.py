@@ -90,6 +90,13 @@ def test_it_goes_on_from_a_checkpoint_of_lightnings(tmp_path: Path, replicas: in
         assert made == steps
 
 
+def test_outside_of_a_trial_one_trainer_fits_twice() -> None:
+    expected, passes = in_plain_pytorch(written.twice)
+    [(found, made)] = as_trial(written.twice, 1)
+    assert found == pytest.approx(expected, abs=2e-4)
+    assert made == passes == 2
+
+
 def test_lightning_goes_on_from_a_checkpoint_of_a_trials(tmp_path: Path) -> None:
     for kind in ("plain", "elastic"):
         (tmp_path / kind).mkdir()

@@ -84,7 +84,7 @@ def test_a_row_is_a_copy_of_its_own(tmp_path: Path) -> None:
     assert same(data[3], list(rows())[3])
 
 
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_loader_of_torchs_takes_them(tmp_path: Path, workers: int) -> None:
     data = prepared("squares", squares, arguments={"folder": str(tmp_path)}, parts=PARTS, folder=tmp_path / "home")
     batches = list(DataLoader(data, 20, num_workers=workers))  # type: ignore[arg-type]  # what it asks of a dataset
@@ -93,6 +93,7 @@ def test_a_loader_of_torchs_takes_them(tmp_path: Path, workers: int) -> None:
     assert float(batches[1]["square"][0, 0, 0]) == 400.0
 
 
+@pytest.mark.slow
 def test_hugging_faces_datasets_takes_the_same_files(tmp_path: Path) -> None:
     datasets = pytest.importorskip("datasets")
     write_shard(tmp_path / "0", rows(), what="rows")
@@ -177,6 +178,7 @@ def started(tmp_path: Path, call: str) -> subprocess.Popen[str]:
     return subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
+@pytest.mark.slow
 def test_each_part_is_made_once_by_all_who_want_it(tmp_path: Path) -> None:
     home, call = tmp_path / "home", f"by_process({str(tmp_path / 'home')!r}, {str(tmp_path)!r}, 0.05)"
     several = [started(tmp_path, call) for _ in range(3)]

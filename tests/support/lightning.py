@@ -313,3 +313,14 @@ def adaptive(kit: Kit) -> Any:
         logged = [step for step, row in recorded.rows if "train_loss_step" in row]
         core = get_core()
         return trainer.global_step, validated, logged, core.position.steps, float(trainer.callback_metrics["val_loss"])
+
+
+def twice(kit: Kit) -> Any:
+    """One trainer fits on some data, and then on other data."""
+    with tempfile.TemporaryDirectory() as folder:
+        trainer, _ = trainer_of(kit, folder, max_epochs=2, accumulate_grad_batches=2, enable_checkpointing=False)
+        module = Regression(logs_steps=False)
+        trainer.fit(module, a_loader(examples()), DataLoader(examples(40), 16))
+        trainer.fit_loop.max_epochs = 4
+        trainer.fit(module, a_loader(examples(144)), DataLoader(examples(40), 16))
+        return weights_of(module), trainer.accumulate_grad_batches

@@ -11,6 +11,7 @@ from tests.support import prepared_code
 from tuner_bridge import optimize
 
 
+@pytest.mark.slow
 def test_a_studys_trials_prepare_their_data_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PREPARED_NOTES", str(tmp_path))
     study = optuna.create_study(study_name="all/of it", sampler=optuna.samplers.RandomSampler(seed=0))

@@ -241,9 +241,10 @@ def test_a_sweep_has_one_run_a_trial(folder: Path) -> None:
     for kind, (_, read) in several.items():
         found = read(folder)
         assert len(found) == 2, kind
-        # The long one has both slots once the short one is over.
-        assert [value for _, value in found[1].series["elastune/replicas"]][-2:] == [1.0, 2.0], kind
-        assert len(found[1].series["elastune/goodput"]) > 1
+        # The long one may have both slots once the short one is over, where that pays on the machine of then.
+        replicas = [value for _, value in found[1].series["elastune/replicas"]]
+        assert replicas in ([1.0], [2.0], [1.0, 2.0]), replicas
+        assert found[1].series["elastune/goodput"]
         for trial, run in zip(study.trials, found, strict=True):
             assert run.state == "complete"
             assert float(run.parameters["rate"]) == pytest.approx(trial.params["rate"], rel=1e-5)

@@ -1,30 +1,23 @@
-"""The training loops of Lightning's trainer, over the steps and epochs of a trial.
+"""ElasticEpochLoop: Lightning's loop over the batches of an epoch, over the steps of a trial.
 
-Lightning's loops stay: their hooks, counts, schedules, validations and logging. What they count is what one process
-would count, however many replicas compute a step; an epoch is the trial's; and what follows an epoch's last step comes
-once that step has counted.
+Lightning's loop stays: its hooks, counts, schedules, validations and logging. What it counts is what one process would
+count, however many replicas compute a step; and what follows an epoch's last step comes once that step has counted.
 """
 
 from __future__ import annotations
 
 import math
-import sys
 from collections import OrderedDict
-from collections.abc import Generator, Iterator
 from typing import Any
 
-from lightning.pytorch.loops.evaluation_loop import _EvaluationLoop
-from lightning.pytorch.loops.fit_loop import _FitLoop
 from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
 from lightning.pytorch.trainer import call
-from lightning.pytorch.trainer.connectors.logger_connector.logger_connector import _LoggerConnector
 
 from dist_core.lightning.carried import CarriedProgress
 from dist_core.lightning.data import Exhausted, StepFetcher, TrainingBatches
 from dist_core.lightning.metrics import reset_metrics
-from dist_core.lightning.refusals import refuse_another, refuse_several, refuse_unfrozen
+from dist_core.lightning.refusals import refuse_unfrozen
 from dist_core.lightning.results import SummedResults
-from dist_core.training.api import remaining_epochs_until
 from dist_core.training.model import AdaptiveDataParallel
 from dist_core.training.user_steps import UserSteps
 from dist_core.trial.core import TrainingCore
@@ -35,24 +28,6 @@ STATE = "lightning-trainer"
 
 class _StepLost(Exception):
     """A replica was lost in the step that runs: what follows it in the loop's body is left out."""
-
-
-class ElasticLoggerConnector(_LoggerConnector):
-    @property
-    def should_update_logs(self) -> bool:
-        """Also where one step of a large batch goes past the very step that is logged."""
-        trainer: Any = self.trainer
-        loop = trainer._active_loop
-        if not isinstance(loop, ElasticFitLoop) or trainer.log_every_n_steps == 0:
-            return super().should_update_logs
-        return loop.epoch_loop.passes_step(trainer.log_every_n_steps) or bool(trainer.should_stop)
-
-
-class ElasticValidationLoop(_EvaluationLoop):
-    def setup_data(self) -> None:
-        # Who has joined since the others did this does it alone.
-        with self.trainer.strategy.without_meeting():  # type: ignore[attr-defined]  # ours
-            super().setup_data()
 
 
 class ElasticEpochLoop(_TrainingEpochLoop):
@@ -203,7 +178,7 @@ class ElasticEpochLoop(_TrainingEpochLoop):
 
     def _begin_step(self, fetcher: StepFetcher) -> None:
         self._again = False
-        self._leave_step()
+        self.carried.end_step()
         if self.deferred:
             # More came behind what seemed to be the last one.
             self._do_what_follows(fetcher)
@@ -214,9 +189,6 @@ class ElasticEpochLoop(_TrainingEpochLoop):
         self._optimized_before = self.manual_optimization.optim_step_progress.total.completed
         self._batches_behind = self._batches_of_epoch_behind()
         self._grows = -(-(self._batches_behind - self.batches_before) // self.passes)
-
-    def _leave_step(self) -> None:
-        self.carried.end_step()
 
     def _batches_of_epoch_behind(self) -> int:
         """Batches of one process that are trained once the step that runs has counted."""
@@ -305,7 +277,7 @@ class ElasticEpochLoop(_TrainingEpochLoop):
 
         A replica that comes in at this very place has trained nothing of the epoch, and does what the others do.
         """
-        self._leave_step()
+        self.carried.end_step()
         self.exhausted = self.batch_progress.is_last_batch = True
         self.update_lr_schedulers("epoch", update_plateau_schedulers=False)
         self._ends = not self.deferred
@@ -323,95 +295,6 @@ class ElasticEpochLoop(_TrainingEpochLoop):
         steps, self.deferred = self.deferred, 0
         super().on_advance_end(fetcher)
         self._batches_that_stepped += steps - 1
-
-
-class ElasticFitLoop(_FitLoop):
-    epoch_loop: ElasticEpochLoop
-    _epochs: Generator[int, None, None] | Iterator[int] = iter(())
-
-    def setup_data(self) -> None:
-        with self.trainer.strategy.without_meeting():  # type: ignore[attr-defined]  # ours
-            super().setup_data()
-        if self._combined_loader is not None:
-            refuse_several(len(self._combined_loader.flattened))
-            loader = self._combined_loader.flattened[0].loader
-            refuse_another(loader, getattr(self, "_first_loader", loader))
-            self._first_loader = loader
-            if not isinstance(self._data_fetcher, StepFetcher):
-                self._data_fetcher = StepFetcher()
-                self._data_fetcher.setup(self._combined_loader)
-
-    def reset(self) -> None:
-        loops = (self, self.epoch_loop, self.epoch_loop.val_loop)
-        if self._loaded_from_state_dict and not self.epoch_loop.core.position.steps:
-            self._stand_where_the_file_was_written()
-        for loop in loops:
-            # Where to go on is the trial's to say.
-            loop._restarting = loop._loaded_from_state_dict = loop._resuming_from_checkpoint = False
-        super().reset()
-
-    def _stand_where_the_file_was_written(self) -> None:
-        """The trainer goes on from a checkpoint of its own, and the trial has none: it begins there."""
-        loop, epochs = self.epoch_loop, self.epoch_progress.current
-        assert self._combined_loader is not None
-        batches = self._combined_loader.flattened[0]
-        epoch, trained = int(epochs.processed), int(loop.batch_progress.current.ready)  # type: ignore[attr-defined]
-        if epochs.processed == epochs.ready:  # type: ignore[attr-defined]  # that tracker has it
-            trained = 0
-        elif trained >= self.max_batches:
-            epoch, trained = epoch + 1, 0
-        position, samples = loop.core.position, trained * batches.batch_size
-        position.epoch, position.steps, position.schedule_position = epoch, loop.global_step, float(loop.global_step)
-        position.progress = float(epoch * (batches.loader.epoch_size or 0) + samples)
-        batches.loader.cursor.passes, batches.loader.cursor.position = epoch, samples
-        vars(loop.batch_progress.current).update(ready=trained, started=trained, processed=trained, completed=trained)
-        loop.carried.loaded = epoch
-
-    def on_run_start(self) -> None:
-        self.trainer.accumulate_grad_batches = 1
-        # Lightning would end the trainer where the trial saves its state and leaves.
-        self.trainer._signal_connector.teardown()
-        self._epochs = remaining_epochs_until(self._limit)
-        self._go_to_next_epoch()
-        super().on_run_start()
-
-    @property
-    def _limit(self) -> int:
-        """Epochs in all."""
-        loop, by_epochs = self.epoch_loop, sys.maxsize if self.max_epochs in (None, -1) else int(self.max_epochs)
-        per_epoch = min(loop.steps.per_epoch or math.inf, -(-self.max_batches // loop.passes))
-        if self.max_steps == -1 or per_epoch == math.inf:
-            return by_epochs
-        return min(by_epochs, math.ceil(self.max_steps / per_epoch))
-
-    def _go_to_next_epoch(self) -> None:
-        epoch = next(self._epochs, None)
-        reached = self._limit if epoch is None else epoch
-        for tracker in (self.epoch_progress.total, self.epoch_progress.current):
-            vars(tracker).update(ready=reached, started=reached, processed=reached, completed=reached)
-
-    def on_advance_end(self) -> None:
-        loop = self.epoch_loop
-        if self._data_fetcher is not None and not loop.exhausted:
-            assert isinstance(self._data_fetcher, StepFetcher)
-            stops = loop.is_stopped
-            self._data_fetcher.close()
-        else:
-            stops = False
-        loop.results.share_epoch()
-        super().on_advance_end()
-        if not stops:
-            self._go_to_next_epoch()
-
-    def on_run_end(self) -> None:
-        if isinstance(self._epochs, Generator):
-            self._epochs.close()
-        super().on_run_end()
-
-    def teardown(self) -> None:
-        if self.epoch_loop.passes:
-            self.trainer.accumulate_grad_batches = self.epoch_loop.passes
-        super().teardown()
 
 
 def _number_trained(module: Any) -> int:
