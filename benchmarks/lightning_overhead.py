@@ -19,14 +19,13 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from benchmarks.frame import Measurement
-from benchmarks.ranks import run_ranks
+from benchmarks.paired_runs import rows_of
 
 RUNS = 9
 STEPS = 60
 FIRST = 20
 BATCH = 16
 LENGTH, WIDTH = 64, 128
-TARGET = 1.03
 
 
 def _step_seconds(strategy: str, processes: int, folder: str, data: TensorDataset) -> float:
@@ -93,20 +92,4 @@ def _times(rank: int, world_size: int) -> dict[str, list[float]]:
 
 
 def measure() -> list[Measurement]:
-    rows = []
-    for world_size in (1, 2):
-        times = run_ranks(_times, world_size)
-        ratio = statistics.median(ours / plain for ours, plain in zip(times["ours"], times["plain"], strict=True))
-        peer = 1e3 * statistics.median(times["plain"])
-        rows.append(
-            Measurement(
-                what=f"Lightning, elastic, {world_size} replica{'s' * (world_size > 1)}",
-                ours=peer * ratio,
-                peer=peer,
-                unit="ms",
-                peer_name="its own trainer" + " over DDP" * (world_size > 1),
-                target=TARGET,
-            )
-        )
-        print(rows[-1].what, f"{rows[-1].ratio:.3f} (target {TARGET})", flush=True)
-    return rows
+    return rows_of(_times, what="Lightning, elastic", peer="its own trainer")

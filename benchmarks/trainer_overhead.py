@@ -17,14 +17,13 @@ import torch
 from torch.utils.data import Dataset
 
 from benchmarks.frame import Measurement
-from benchmarks.ranks import run_ranks
+from benchmarks.paired_runs import rows_of
 
 RUNS = 9
 STEPS = 60
 FIRST = 20
 BATCH = 16
 LENGTH = 64
-TARGET = 1.03
 
 
 class Sentences(Dataset[Any]):
@@ -99,20 +98,4 @@ def _times(rank: int, world_size: int) -> dict[str, list[float]]:
 
 
 def measure() -> list[Measurement]:
-    rows = []
-    for world_size in (1, 2):
-        times = run_ranks(_times, world_size)
-        ratio = statistics.median(ours / plain for ours, plain in zip(times["ours"], times["plain"], strict=True))
-        peer = 1e3 * statistics.median(times["plain"])
-        rows.append(
-            Measurement(
-                what=f"ElasticTrainer, {world_size} replica{'s' * (world_size > 1)}",
-                ours=peer * ratio,
-                peer=peer,
-                unit="ms",
-                peer_name="transformers.Trainer" + " over DDP" * (world_size > 1),
-                target=TARGET,
-            )
-        )
-        print(rows[-1].what, f"{rows[-1].ratio:.3f} (target {TARGET})", flush=True)
-    return rows
+    return rows_of(_times, what="ElasticTrainer", peer="transformers.Trainer")

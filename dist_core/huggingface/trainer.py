@@ -26,13 +26,12 @@ from dist_core.huggingface.reporting import Reporting
 from dist_core.huggingface.shared_evaluation import SharedEvaluationMixin
 from dist_core.training.accumulator import Accumulator
 from dist_core.training.api import remaining_epochs_until
+from dist_core.training.batch_word import BatchWord, check_batch_word, use_batch_word
 from dist_core.training.loader import AdaptiveDataLoader
 from dist_core.training.model import AdaptiveDataParallel
 from dist_core.training.user_steps import UserSteps
 from dist_core.trial.current import get_core, reset_core
 
-MOST_GROWTH = 32
-"""How many times the batch that the user gave an adaptive one may become, unless it is said."""
 _STATE = "hugging-face-trainer"
 """Among the states of the trial."""
 
@@ -54,14 +53,11 @@ class ElasticTrainerMixin(SharedEvaluationMixin):
     def __init__(
         self,
         *arguments: Any,
-        batch: Literal["fixed", "adaptive"] | int = "fixed",
+        batch: BatchWord = "fixed",
         frozen: Literal["keep", "rebuild"] | None = None,
         **options: Any,
     ) -> None:
-        if batch not in ("fixed", "adaptive") and not (isinstance(batch, int) and batch > 0):
-            raise InvalidTraining(
-                f"batch is {batch!r}; choose 'fixed', 'adaptive', or the most examples it may grow to"
-            )
+        check_batch_word(batch)
         refuse_old_trainer(type(self))
         self._core = get_core()
         self._batch = batch
@@ -113,9 +109,7 @@ class ElasticTrainerMixin(SharedEvaluationMixin):
             drop_last=args.dataloader_drop_last,
             most=most if accumulates else None,
         )
-        if self._batch != "fixed":
-            largest = self._total_batch * MOST_GROWTH if self._batch == "adaptive" else self._batch
-            loader.autoscale_batch_size(largest, (1, most if accumulates else None), gradient_accumulation=True)
+        use_batch_word(loader, self._batch)
         samples = loader.source.num_samples
         batches = None
         if samples is not None:

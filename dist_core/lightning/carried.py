@@ -36,14 +36,12 @@ class CarriedProgress:
     def begin_step(self) -> None:
         self._before, self._steps_before = self.present(), self._steps()
 
-    def end_step(self) -> bool:
-        """Whether it counted. If a replica was lost in it, it did not: what the trainer knows of it was too early."""
+    def end_step(self) -> None:
+        """If a replica was lost in it, it did not count: what the trainer knows of it was too early."""
         if self._is_ahead:
             assert self._before is not None
             self.take(self._before, of_clocks=False)
         self._before = None
-        # Another replica's state may have been taken over meanwhile.
-        return self._steps() != self._steps_before
 
     def give_up_step(self) -> None:
         """The loop was left before it was trained."""
@@ -124,3 +122,8 @@ def _copied(state: Any) -> Any:
     if isinstance(state, dict):
         return {key: _copied(value) for key, value in state.items()}
     return [_copied(each) for each in state] if isinstance(state, list) else state
+
+
+def set_counts(tracker: Any, number: int) -> None:
+    """Of what Lightning counts when it is ready, started, processed and completed: so many are."""
+    vars(tracker).update(ready=number, started=number, processed=number, completed=number)

@@ -13,7 +13,7 @@ from typing import Any
 from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
 from lightning.pytorch.trainer import call
 
-from dist_core.lightning.carried import CarriedProgress
+from dist_core.lightning.carried import CarriedProgress, set_counts
 from dist_core.lightning.data import Exhausted, StepFetcher, TrainingBatches
 from dist_core.lightning.metrics import reset_metrics
 from dist_core.lightning.refusals import refuse_unfrozen
@@ -207,8 +207,7 @@ class ElasticEpochLoop(_TrainingEpochLoop):
             (self.batch_progress.current, self.batches_before),
             (self.batch_progress.total, self.total_before),
         ):
-            now = before + behind - 1
-            vars(tracker).update(ready=now, started=now, processed=now, completed=now)
+            set_counts(tracker, before + behind - 1)
         most = self.trainer.fit_loop.max_batches
         is_last = self.steps.ends_epoch(place) or (self._is_limited and self._batches_behind >= most)
         return is_last and bool(place.is_last_micro_batch)

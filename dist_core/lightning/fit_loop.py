@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Generator, Iterator
-from typing import Any
+from typing import Any, cast
 
 from lightning.pytorch.loops.evaluation_loop import _EvaluationLoop
 from lightning.pytorch.loops.fit_loop import _FitLoop
 from lightning.pytorch.trainer.connectors.logger_connector.logger_connector import _LoggerConnector
 
+from dist_core.lightning.carried import set_counts
 from dist_core.lightning.data import StepFetcher
 from dist_core.lightning.epoch_loop import ElasticEpochLoop
 from dist_core.lightning.refusals import refuse_another, refuse_several
@@ -38,7 +39,8 @@ class ElasticFitLoop(_FitLoop):
 
     def reset(self) -> None:
         loops = (self, self.epoch_loop, self.epoch_loop.val_loop)
-        goes_on = self._loaded_from_state_dict or self.epoch_progress.current.processed  # type: ignore[attr-defined]
+        epochs: Any = self.epoch_progress.current
+        goes_on = self._loaded_from_state_dict or epochs.processed
         if goes_on and not self.epoch_loop.core.position.steps:
             self._stand_where_it_was()
         for loop in loops:
@@ -48,11 +50,11 @@ class ElasticFitLoop(_FitLoop):
 
     def _stand_where_it_was(self) -> None:
         """The trainer goes on from a file of its own or an earlier fit; the trial, which has none, begins there."""
-        loop, epochs = self.epoch_loop, self.epoch_progress.current
+        loop, epochs = self.epoch_loop, cast("Any", self.epoch_progress.current)
         assert self._combined_loader is not None
         batches = self._combined_loader.flattened[0]
-        epoch, trained = int(epochs.processed), int(loop.batch_progress.current.ready)  # type: ignore[attr-defined]
-        if not self._loaded_from_state_dict or epochs.processed == epochs.ready:  # type: ignore[attr-defined]  # that tracker has it
+        epoch, trained = int(epochs.processed), int(loop.batch_progress.current.ready)
+        if not self._loaded_from_state_dict or epochs.processed == epochs.ready:
             trained = 0
         elif trained >= self.max_batches:
             epoch, trained = epoch + 1, 0
@@ -60,7 +62,7 @@ class ElasticFitLoop(_FitLoop):
         position.epoch, position.steps, position.schedule_position = epoch, loop.global_step, float(loop.global_step)
         position.progress = float(epoch * (batches.loader.epoch_size or 0) + samples)
         batches.loader.cursor.passes, batches.loader.cursor.position = epoch, samples
-        vars(loop.batch_progress.current).update(ready=trained, started=trained, processed=trained, completed=trained)
+        set_counts(loop.batch_progress.current, trained)
         loop.carried.loaded = epoch
 
     def on_run_start(self) -> None:
@@ -84,7 +86,7 @@ class ElasticFitLoop(_FitLoop):
         epoch = next(self._epochs, None)
         reached = self._limit if epoch is None else epoch
         for tracker in (self.epoch_progress.total, self.epoch_progress.current):
-            vars(tracker).update(ready=reached, started=reached, processed=reached, completed=reached)
+            set_counts(tracker, reached)
 
     def on_advance_end(self) -> None:
         loop = self.epoch_loop

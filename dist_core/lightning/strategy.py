@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from lightning.fabric.utilities import rank_zero
@@ -31,6 +31,7 @@ from dist_core.lightning.registration import NAME
 from dist_core.lightning.reporting import Reporting
 from dist_core.lightning.trained import reached, trained_parts
 from dist_core.link.environment import standalone_world
+from dist_core.training.batch_word import BatchWord, check_batch_word, use_batch_word
 from dist_core.training.loader import AdaptiveDataLoader
 from dist_core.training.model import AdaptiveDataParallel
 from dist_core.training.others_loader import elastic_like
@@ -38,8 +39,6 @@ from dist_core.trial.core import TrainingCore
 from dist_core.trial.current import get_core, reset_core
 
 T = TypeVar("T")
-MOST_GROWTH = 32
-"""How many times the batch that the user gave an adaptive one may become, unless it is said."""
 
 
 class ElasticStrategy(SingleDeviceStrategy):
@@ -54,16 +53,13 @@ class ElasticStrategy(SingleDeviceStrategy):
     def __init__(
         self,
         *,
-        batch: Literal["fixed", "adaptive"] | int = "fixed",
+        batch: BatchWord = "fixed",
         accelerator: Any = None,
         checkpoint_io: Any = None,
         precision_plugin: Any = None,
         **options: Any,
     ) -> None:
-        if batch not in ("fixed", "adaptive") and not (isinstance(batch, int) and batch > 0):
-            raise InvalidTraining(
-                f"batch is {batch!r}; choose 'fixed', 'adaptive', or the most examples it may grow to"
-            )
+        check_batch_word(batch)
         super().__init__(accelerator=accelerator, checkpoint_io=checkpoint_io, precision_plugin=precision_plugin)
         self.cluster_environment = ElasticEnvironment()
         self.parallel_devices: list[torch.device] | None = None
@@ -170,10 +166,7 @@ class ElasticStrategy(SingleDeviceStrategy):
             )
         seed = int(os.environ.get("PL_GLOBAL_SEED", "0"))
         loader = elastic_like(dataloader, AdaptiveDataLoader, whom="fit", processes=processes, passes=passes, seed=seed)
-        if self._batch != "fixed":
-            largest = loader.batch_size * MOST_GROWTH if self._batch == "adaptive" else self._batch
-            most = loader.bounds.max_atomic
-            loader.autoscale_batch_size(largest, (1, most), gradient_accumulation=True)
+        use_batch_word(loader, self._batch)
         return TrainingBatches(loader, loader.batch_size // passes)
 
     # ------------------------------------------------------------------ training

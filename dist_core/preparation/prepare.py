@@ -142,8 +142,10 @@ def _make_one(
             f"prepared(..., folder=) another one. The parts that are made stay"
         ) from error
     logger.info("%s made rows=%d seconds=%.2f", what, rows, time.monotonic() - began)
+    if most_bytes is None:
+        return
     used = sum(path.stat().st_size for path in paths if path.exists())
-    if most_bytes is not None and used > most_bytes:
+    if used > most_bytes:
         paths[index].unlink(missing_ok=True)
         raise InvalidTraining(
             f"data {name!r} would take {used} bytes with {what}, and may take {most_bytes}; make its rows smaller, or "

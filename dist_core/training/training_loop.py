@@ -84,7 +84,8 @@ class TrainingLoop:
         self._loader.cursor.begin_loop()
         self._loader.source.begin_loop()
         if started_passes is None and comes_in:
-            started_passes = self._passes_before_the_others(core)
+            # Others have begun it, whose last step may have just been theirs.
+            started_passes = self._passes_at_start_of(core, core.position.loops_begun)
         if started_passes is None:
             started_passes = self._loader.cursor.passes
         core.position.loop_start = (core.position.loops_begun, started_passes)
@@ -291,17 +292,15 @@ class TrainingLoop:
 
     def _passes_before(self, core: TrainingCore) -> int | None:
         """Passes over the data before the loop that begins, where the trial was resumed within that very loop."""
-        if core.position.is_resumed and not core.generation.joining and core.position.loop_start is not None:
-            number, passes = core.position.loop_start
-            if number == core.position.loops_begun + 1:
-                return passes
+        if core.position.is_resumed and not core.generation.joining:
+            return self._passes_at_start_of(core, core.position.loops_begun + 1)
         return None
 
-    def _passes_before_the_others(self, core: TrainingCore) -> int | None:
-        """Passes over the data before the loop that others have begun, whose last step may have just been theirs."""
+    def _passes_at_start_of(self, core: TrainingCore, loop: int) -> int | None:
+        """Passes over the data before the epoch's loop of that number, if that is the trial's latest."""
         if core.position.loop_start is not None:
             number, passes = core.position.loop_start
-            if number == core.position.loops_begun:
+            if number == loop:
                 return passes
         return None
 

@@ -203,6 +203,8 @@ def test_what_a_killed_process_was_making_is_made_by_another(tmp_path: Path) -> 
     second = started(tmp_path, call)
     while len(made(tmp_path)) < PARTS and time.monotonic() < deadline:
         time.sleep(0.02)
+    # A part is noted when it begins: the second has to come to wait for the first.
+    time.sleep(1.0)
     assert second.poll() is None
     os.kill(first.pid, signal.SIGKILL)
     first.communicate()
