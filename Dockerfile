@@ -2,6 +2,11 @@
 #   docker build -t elastune:0.1.0 .
 # For a build of torch without CUDA, name PyTorch's index of CPU builds: --build-arg PIP_OPTIONS="--index-url URL"
 ARG PYTHON=3.12
+FROM node:22-slim AS page
+WORKDIR /page
+COPY scheduler/dashboard/page .
+RUN npm ci --no-audit --no-fund && npm run build
+
 FROM python:${PYTHON}-slim AS build
 ARG TORCH_VERSION=2.13.0
 ARG PIP_OPTIONS=
@@ -11,11 +16,12 @@ ENV PATH=/opt/elastune/bin:$PATH
 # The largest layer, which changes least, comes first.
 RUN pip install ${PIP_OPTIONS} "torch==${TORCH_VERSION}"
 WORKDIR /src
-COPY pyproject.toml README.md LICENSE ./
+COPY pyproject.toml setup.py README.md LICENSE ./
 COPY dist_core dist_core
 COPY trials trials
 COPY scheduler scheduler
 COPY tuner_bridge tuner_bridge
+COPY --from=page /page/built scheduler/dashboard/page/built
 RUN pip install ".[optuna,kubernetes]"
 
 FROM python:${PYTHON}-slim

@@ -10,7 +10,8 @@ SPREAD := -n $(WORKERS) --dist loadfile
 SLOW_WORKERS ?= 3
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-slow test-gpu test-cluster explore coverage check docs dist bench bench-gpu clean
+PAGE := scheduler/dashboard/page
+.PHONY: help setup page demo test test-slow test-gpu test-cluster explore coverage check docs dist bench bench-gpu clean
 
 help:
 	@echo "make demo      set up and run the main job: an Optuna sweep of elastic trials (under 3 minutes)"
@@ -21,6 +22,7 @@ help:
 	@echo "make explore   the property tests with other examples than make test's"
 	@echo "make coverage  which lines make test runs, in every process that it starts"
 	@echo "make check     ruff, mypy and the import contracts"
+	@echo "make page      the web page that a scheduler serves; needs Node.js 20 or newer"
 	@echo "make docs      the documentation as a site, in docs/_build/html; fails on what is stale"
 	@echo "make dist      wheel and sdist, in dist"
 	@echo "make bench     benchmarks against named peers; JSON in benchmarks/results"
@@ -32,13 +34,20 @@ setup: $(VENV)/.ready
 $(VENV)/.ready: scripts/setup.sh requirements/locked.txt pyproject.toml
 	@PYTHON="$(PYTHON)" VENV="$(VENV)" bash scripts/setup.sh
 
+page: $(PAGE)/built/index.html
+
+$(PAGE)/built/index.html: $(PAGE)/package-lock.json $(PAGE)/index.html $(wildcard $(PAGE)/*.ts $(PAGE)/*.json $(PAGE)/src/* $(PAGE)/src/views/*)
+	@command -v npm >/dev/null || { echo "npm is missing; on Debian and Ubuntu: apt install nodejs npm (20 or newer)" >&2; exit 1; }
+	cd $(PAGE) && npm ci --no-audit --no-fund --silent && npm run build --silent
+	@touch $@
+
 demo: setup
 	@$(BIN)/python examples/digits.py
 
 test: setup
 	$(BIN)/python -m pytest $(SPREAD)
 
-test-slow: setup
+test-slow: setup page
 	$(BIN)/python -m pytest -n $(SLOW_WORKERS) --dist worksteal -m "slow and not gpu and not cluster"
 
 test-gpu: setup
@@ -67,7 +76,7 @@ docs: setup
 	$(BIN)/sphinx-build -q -W --keep-going -b html docs docs/_build/html
 	@echo "docs/_build/html/index.html"
 
-dist: setup
+dist: setup page
 	rm -rf dist
 	$(BIN)/python -m build --no-isolation
 
@@ -78,4 +87,4 @@ bench-gpu: setup
 	$(BIN)/python -m benchmarks.run gpu
 
 clean:
-	rm -rf $(VENV) elastune-demo .elastune docs/_build dist .coverage-data
+	rm -rf $(VENV) elastune-demo .elastune docs/_build dist .coverage-data $(PAGE)/built $(PAGE)/node_modules

@@ -36,5 +36,10 @@ fi
 echo "setup: installing the pinned dependencies"
 pip install -r requirements/locked.txt
 pip install --no-deps -e .
+if command -v npm >/dev/null; then
+    make -s page || echo "setup: the web page was not built; everything else works without it"
+else
+    echo "setup: npm is not here, so the web page is not built; everything else works without it"
+fi
 touch "$VENV/.ready"
 echo "setup: done"

@@ -53,6 +53,24 @@ def tail(log: Path, most_bytes: int) -> str:
         return ""
 
 
+def following(log: Path, after: int, most_bytes: int) -> tuple[str, int]:
+    """What was printed from the byte ``after`` on, and where that ends; for a negative one the end of the log.
+
+    A log that has become shorter meanwhile is read from its start.
+    """
+    try:
+        with open_own(log) as file:
+            size = os.fstat(file.fileno()).st_size
+            begins = max(0, size - most_bytes) if after < 0 or after > size else max(after, size - most_bytes)
+            file.seek(begins)
+            if begins > max(after, 0):
+                file.readline()
+            words = file.read(most_bytes)
+            return words.decode(errors="replace"), file.tell()
+    except OSError:
+        return "", max(after, 0)
+
+
 def shorten(log: Path, limit: int = LARGEST_LOG_BYTES) -> bool:
     """Cut a file that has grown beyond ``limit`` bytes to its later half, from a line's start; whether it was."""
     try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -42,6 +43,8 @@ class Study:
     owner_seen_at: float | None = None
     """When the study's driver last asked for news (seconds since the epoch); None without a driver."""
     owner: str | None = None
+    user: str = ""
+    """Who started it, by the name on the machine that its driver runs on; empty: nobody said."""
 
     @property
     def called(self) -> str:
@@ -93,6 +96,8 @@ class TrialRecord:
     cancel_requested: str | None = None
     hold: str | None = None
     """Set while the trial must not hold slots although it is wanted, such as after its driver left."""
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+    """What its tuner has tried with it, as far as that was told: JSON by name."""
 
     @property
     def slots_per_replica(self) -> int:
@@ -108,7 +113,7 @@ class TrialRecord:
         return replace(self, **{name: getattr(present, name) for name in FACTS})
 
 
-FACTS = ("entered", "abandoned", "outcome", "cancel_requested", "hold")
+FACTS = ("entered", "abandoned", "outcome", "cancel_requested", "hold", "parameters")
 """Fields of a trial that replicas and drivers write, each by a call of the store's own; the control loop reads them."""
 
 
@@ -144,3 +149,26 @@ class Report:
     step: int
     value: float | None
     progress: float
+    at: float | None = None
+    """When it came (seconds since the epoch); None where that was not kept."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measurement:
+    """How a trial trained at a moment, for those who look at it later."""
+
+    trial_id: str
+    at: float
+    """Seconds since the epoch."""
+    progress: float
+    replicas: int
+    batch: int
+    """Global, in examples."""
+    goodput: float
+    """Measured, in examples at the initial batch size a second."""
+    predicted_goodput: float | None = None
+    """By the model that the scheduler decides with, at the same size."""
+    noise_scale: float | None = None
+    """Of the gradient, in examples; None until it was measured."""
+    learning_rate: float | None = None
+    step_seconds: float | None = None

@@ -88,6 +88,8 @@ class Hints:
     """That its code can train with, the present one among them."""
     slot_memory_bytes: float | None = None
     """Of a slot like its own; None where nothing limits it."""
+    learning_rate: float | None = None
+    """Of the first group of parameters, in the latest step."""
 
     def __post_init__(self) -> None:
         for name in ("progress", "epoch_fraction", "goodput"):
@@ -99,8 +101,9 @@ class Hints:
             _check_number(name, getattr(self, name))
             if not isinstance(getattr(self, name), numbers.Integral):
                 raise ValueError(f"hint {name} is {getattr(self, name)}; it must be a whole number")
-        if self.slot_memory_bytes is not None:
-            _check_number("slot_memory_bytes", self.slot_memory_bytes)
+        for name in ("slot_memory_bytes", "learning_rate"):
+            if getattr(self, name) is not None:
+                _check_number(name, getattr(self, name))
         if self.bounds is None and self.observations:
             raise ValueError("hint bounds is None with observations; a trial that has measured steps has bounds")
         names = {each.layout for each in self.layouts}
@@ -150,6 +153,7 @@ class Hints:
             "layout": self.layout,
             "layouts": [each.to_row() for each in self.layouts],
             "slot_memory_bytes": self.slot_memory_bytes,
+            "learning_rate": self.learning_rate,
         }
 
     @classmethod
@@ -178,6 +182,7 @@ class Hints:
                     "slots_per_share",
                     "layout",
                     "slot_memory_bytes",
+                    "learning_rate",
                 )
                 if name in document
             },

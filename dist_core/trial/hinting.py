@@ -58,4 +58,5 @@ class Hinting:
             layout=self._layout.name,
             layouts=self._layout.terms,
             slot_memory_bytes=self._layout.slot_memory,
+            learning_rate=self._models.learning_rate,
         )

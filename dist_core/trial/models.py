@@ -10,6 +10,7 @@ from dist_core.generations.group_needs import GroupNeeds
 from dist_core.generations.process_groups import ReplicaGroup
 from dist_core.generations.step_vote import Ballot, Round
 from dist_core.goodput import GradientStatistics
+from dist_core.goodput.model import LARGEST_NUMBER
 from dist_core.gradients.noise.estimator import is_measured
 from dist_core.trial.participants import TrainedModel
 
@@ -60,6 +61,13 @@ class Models:
     @property
     def rates(self) -> list[float]:
         return [rate for model in self for rate in model.rates()]
+
+    @property
+    def learning_rate(self) -> float | None:
+        """Of the first group of parameters in the present step; None where there is none that could be shown."""
+        rates = self._models[0].rates() if self._models else []
+        used = rates[0] * self._models[0].learning_rate_factor if rates else -1.0
+        return used if 0.0 <= used <= LARGEST_NUMBER else None
 
     def measures(self, step: int, *, num_replicas: int) -> bool:
         """Whether the step of that number measures the noise scale; the same on all replicas."""

@@ -163,6 +163,11 @@ class TrainedModel(Protocol):
         """The learning rates as the user and the schedules have set them."""
         ...
 
+    @property
+    def learning_rate_factor(self) -> float:
+        """What they are multiplied with in the present step."""
+        ...
+
     def adopt_schedule(self) -> None:
         """A schedule that was made after the model was wrapped becomes its own, as if it had been given."""
         ...

@@ -8,11 +8,13 @@ from typing import Any
 from fastapi import APIRouter, Depends, HTTPException
 from pydantic import BaseModel, Field
 
+from scheduler.api.action_routes import OWNERS_PAUSE
 from scheduler.api.callers import Client, calling_client
 from scheduler.api.client_access import ClientAccess
+from scheduler.api.page.rows import shown_parameters
 from scheduler.api.service import Service
 from scheduler.api.summaries import live, summary
-from scheduler.api.tokens import Access
+from scheduler.api.tokens import Access, Identity
 from scheduler.knowledge.coming import Plans
 
 LONGEST_WAIT_SECONDS = 8.0
@@ -44,6 +46,10 @@ class Waiting(BaseModel):
     wait: float = 20.0
     plans: PlansBody | None = None
     """What the driver is going to submit."""
+    parameters: dict[str, dict[str, Any]] = Field(default_factory=dict, max_length=10_000)
+    """By trial, what its tuner tries with it, as far as that has not been told yet."""
+    granted: dict[str, str] = Field(default_factory=dict, max_length=1000)
+    """To wishes for trials: why not, or nothing where it will run one."""
 
 
 def driver_routes(service: Service, access: ClientAccess) -> APIRouter:
@@ -59,10 +65,14 @@ def driver_routes(service: Service, access: ClientAccess) -> APIRouter:
                 lambda: [access.trial_for(client, trial_id) for trial_id in {*body.trials, *body.seen}]
             )
         await asyncio.to_thread(renew, name, body)
+        if body.parameters:
+            await asyncio.to_thread(note_parameters, client, body.parameters)
         for each in body.answers:
             service.mailbox.answer(name, each.id, each.answer)
         if body.plans is not None:
             service.loop.decisions.note_plans(name, Plans(body.plans.at_a_time, body.plans.left))
+        for wish, refusal in body.granted.items():
+            service.wishes.answer(name, wish, refusal)
         deadline = service.clock() + min(body.wait, LONGEST_WAIT_SECONDS)
         known = set(body.known)
         heard = service.mailbox.news(name).number if body.heard is None else body.heard
@@ -70,9 +80,10 @@ def driver_routes(service: Service, access: ClientAccess) -> APIRouter:
             changed, news = service.changed, service.mailbox.news(name)
             found = await asyncio.to_thread(_look, name, body)
             questions = [each for each in service.mailbox.open_questions(name, body.trials) if each["id"] not in known]
+            wishes = service.wishes.open_ones(name)
             left = deadline - service.clock()
-            if any(found.values()) or questions or news.number != heard or left <= 0:
-                return {**found, "questions": questions, "heard": news.number}
+            if any(found.values()) or questions or wishes or news.number != heard or left <= 0:
+                return {**found, "questions": questions, "wishes": wishes, "heard": news.number}
             waiting = {asyncio.ensure_future(event.wait()) for event in (news.more, changed)}
             _, pending = await asyncio.wait(waiting, timeout=left, return_when=asyncio.FIRST_COMPLETED)
             for task in pending:
@@ -94,9 +105,22 @@ def driver_routes(service: Service, access: ClientAccess) -> APIRouter:
         if not noted and not store.touch_study(name, body.owner, service.clock()):
             access.known_study(name)
             raise HTTPException(409, f"study {name!r} has another driver now; this one's lease ran out")
-        if any(record.hold is not None for record in map(store.trial, body.trials)):
-            store.release(body.trials)
+        # What people have paused, its driver does not let go on.
+        held = [
+            record.trial_id
+            for record in map(store.trial, body.trials)
+            if record.hold is not None and not record.hold.startswith(OWNERS_PAUSE)
+        ]
+        if held:
+            store.release(held)
             service.loop.wake()
+
+    def note_parameters(client: Identity, told: dict[str, dict[str, Any]]) -> None:
+        for trial_id, parameters in told.items():
+            record = access.trial_for(client, trial_id)
+            shown = shown_parameters(parameters)
+            if {**record.parameters, **shown} != record.parameters:
+                store.put_parameters(trial_id, shown)
 
     def _finished(trial_ids: list[str]) -> list[dict[str, Any]]:
         records = [store.trial(trial_id) for trial_id in trial_ids]

@@ -13,6 +13,7 @@ import re
 import time
 from collections import OrderedDict
 from dataclasses import dataclass
+from http.cookies import CookieError, SimpleCookie
 from typing import Any
 
 from scheduler.api.bodies import Message, Refused, counted, read_json, refuse, replayed
@@ -24,6 +25,9 @@ from trials.errors import TrialsError
 
 SMALL_BYTES = 1024**2
 LARGE_BYTES = 32 * 1024**2
+OPEN = re.compile(r"^(/|/healthz|/assets/[\w.-]+)$")
+"""What anybody may ask for: whether the scheduler works, and the page's files, which hold nobody's data."""
+PAGE_HEADER = b"x-elastune-page"
 LARGE = re.compile(r"^(/trials|/replica/(outcome|call)|/studies/[^/]+/(answers|news))$")
 """What carries a trial's arguments, results and arrays."""
 REQUESTS_A_SECOND = 200.0
@@ -88,13 +92,43 @@ class Gate:
         except Refused as error:
             await refuse(send, error, close=identity is None or error.status == 413)
 
+    def _of_session(self, scope: Message, headers: dict[bytes, str]) -> Identity | None:
+        """Whose page it is, by its cookie; None without one. Raises Refused for one that is over."""
+        server = scope.get("server") or ("", 0)
+        port = (headers.get(b"host", "").rpartition(":")[2]) or str(server[1])
+        cookies: SimpleCookie = SimpleCookie()
+        try:
+            cookies.load(headers.get(b"cookie", ""))
+        except CookieError:
+            return None
+        found = cookies.get(f"elastune_{port if port.isdigit() else 0}")
+        if found is None:
+            return None
+        _check_page(scope, headers)
+        identity = self._service.sessions.identify(found.value)
+        if identity is None:
+            raise Refused(401, "the page's session is over; `elastune page` prints a new link")
+        connection = (scope.get("extensions") or {}).get(EXTENSION)
+        if connection is not None:
+            connection.trust()
+        return identity
+
     async def _admit(self, scope: Message) -> Identity | None:
         """Who calls; None for a question about health, which anybody may ask. Raises Refused."""
         headers = {name: value.decode("latin-1") for name, value in scope["headers"]}
-        if scope["path"] == "/healthz":
+        if scope["method"] in ("GET", "HEAD") and OPEN.match(scope["path"]):
             if headers.get(b"content-length", "0") != "0" or b"transfer-encoding" in headers:
-                raise Refused(413, "a question about health has no body")
+                raise Refused(413, f"a request for {scope['path']:.100} has no body")
             return None
+        if scope["path"] == "/page/session":
+            _check_page(scope, headers)
+            if not headers.get(b"content-length", "0").isdigit() or int(headers.get(b"content-length", "0")) > 8192:
+                raise Refused(413, "a code or a token is shorter than that")
+            return None
+        if b"authorization" not in headers:
+            session = self._of_session(scope, headers)
+            if session is not None:
+                return session
         scheme, _, token = headers.get(b"authorization", "").partition(" ")
         if scheme.lower() != "bearer" or not token:
             raise Refused(401, "this scheduler needs a token: send 'Authorization: Bearer TOKEN'")
@@ -119,6 +153,15 @@ class Gate:
                 413, f"the request has {length:.20} bytes; {limit} is the most that {scope['path']:.100} takes"
             )
         return identity
+
+
+def _check_page(scope: Message, headers: dict[bytes, str]) -> None:
+    """Raises Refused for what another site has a browser send: it cannot name this header, nor look like this one."""
+    if scope["method"] not in ("GET", "HEAD") and PAGE_HEADER not in headers:
+        raise Refused(403, "what a page asks for comes with the header 'X-Elastune-Page'")
+    origin = headers.get(b"origin", "")
+    if origin and origin.partition("://")[2] != headers.get(b"host", ""):
+        raise Refused(403, f"a page of {origin:.100} cannot speak to this scheduler")
 
 
 async def _of_others(tokens: OthersTokens, token: str, replica_id: str) -> Identity | None:

@@ -16,7 +16,8 @@ from dist_core.link.client import LARGEST_STEP
 from scheduler.api.allowances import MOST_REPORTS_KEPT, MOST_WARNINGS, Allowance
 from scheduler.api.service import Service
 from scheduler.api.tokens import Access, Identity
-from trials.record import Outcome, Reason, ReplicaRecord, ReplicaState, Report, TrialRecord
+from scheduler.knowledge.measured import measurement
+from trials.record import Measurement, Outcome, Reason, ReplicaRecord, ReplicaState, Report, TrialRecord
 from trials.replicas import replica_number
 from trials.store.base import HistoryEntry
 
@@ -251,12 +252,19 @@ def replica_routes(service: Service) -> APIRouter:
         if hints.bounds is None and before:
             # Before it trains it knows of its layouts alone; what it had measured with another one stays.
             document = {**before, **{name: document[name] for name in ("layout", "layouts", "slot_memory_bytes")}}
-        store.put_hints(caller.trial_id, document)
+        store.put_hints(caller.trial_id, document, measured(caller.trial_id, hints))
         if hints.layouts and before.get("layouts") != document["layouts"]:
             # What it can train with may leave nothing of what it has.
             service.loop.decisions.decide_anew()
             service.loop.wake()
         service.joining.note_hints(caller.trial_id, service.clock())
+
+    def measured(trial_id: str, hints: Hints) -> Measurement | None:
+        """What is kept of these hints, None when it is too early for another one."""
+        trial, now = store.trial(trial_id), service.clock()
+        if hints.bounds is None or not service.measuring.take(trial_id, now, len(trial.members)):
+            return None
+        return measurement(trial, hints, service.loop.latest_views.get(trial_id), now)
 
     @routes.post("/report")
     def report(caller: Caller, body: ReportBody) -> None:
@@ -266,7 +274,9 @@ def replica_routes(service: Service) -> APIRouter:
         if left == 0:
             note_warning(caller, f"this trial has reported {reports_left.most} times; further reports are not kept")
         value = body.value if body.value is None or math.isfinite(body.value) else None
-        store.add_report(Report(caller.trial_id, body.step, value, body.progress))
+        noted = Report(caller.trial_id, body.step, value, body.progress, service.clock())
+        store.add_report(noted)
+        service.page.note_report(noted)
 
     @routes.post("/reports")
     def reports(caller: Caller, body: ReportsBody) -> None:

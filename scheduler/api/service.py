@@ -12,7 +12,11 @@ from scheduler.api.announcements import Announcements, Changes
 from scheduler.api.joining import Joining
 from scheduler.api.mailbox import Mailbox
 from scheduler.api.packages import Packages
+from scheduler.api.page.feed import PageFeed
+from scheduler.api.page.sessions import Sessions
 from scheduler.api.tokens import OthersTokens, Tokens
+from scheduler.api.wishes import Wishes
+from scheduler.knowledge.measured import Measuring
 from scheduler.loop.control_loop import ControlLoop
 from scheduler.snapshot import NodeView
 from trials.errors import StoreUnavailable
@@ -34,6 +38,9 @@ class Service:
     mailbox: Mailbox = field(default_factory=Mailbox)
     news: Announcements = field(default_factory=Announcements)
     joining: Joining = field(default_factory=Joining)
+    measuring: Measuring = field(default_factory=Measuring)
+    wishes: Wishes = field(default_factory=Wishes)
+    page: PageFeed = field(default_factory=PageFeed)
     rendezvous: dict[tuple[str, int | str], dict[str, str]] = field(default_factory=dict)
     clock: Callable[[], float] = time.time
     changed: asyncio.Event = field(default_factory=asyncio.Event)
@@ -50,6 +57,7 @@ class Service:
     """Whether the cluster may get more slots than it has now."""
 
     def __post_init__(self) -> None:
+        self.sessions = Sessions(self.tokens, self.clock)
         self._changes = Changes(self.store)
         self._looking = threading.Lock()
 

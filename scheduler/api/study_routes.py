@@ -33,6 +33,8 @@ class StudyBody(BaseModel):
     """What people call it; empty: by its name."""
     namespace: str = Field(default="", max_length=LONGEST_NAME)
     """Where its trials are to live on a cluster; its name and title begin with it then."""
+    user: str = Field(default="", max_length=LONGEST_NAME)
+    """Who runs it, as the driver's machine calls them."""
     terms: dict[str, Any] = Field(default_factory=dict)
     """Changes to the study's terms; what is not named stays."""
 
@@ -117,7 +119,14 @@ def study_routes(service: Service, access: ClientAccess) -> APIRouter:
                         409,
                         f"study {name!r} is being driven by another process; wait for it to end, or use another name",
                     )
-            study = Study(name=name, title=body.title, direction=body.direction, owner=body.owner, owner_seen_at=now)
+            study = Study(
+                name=name,
+                title=body.title,
+                direction=body.direction,
+                owner=body.owner,
+                owner_seen_at=now,
+                user=one_line(body.user),
+            )
             study = replace(study, terms=changed_terms(client, study, body.terms))
             store.put_study(study)
         service.loop.wake()

@@ -8,13 +8,16 @@ from typing import Any
 from fastapi import APIRouter, Depends, HTTPException
 from pydantic import BaseModel, Field
 
+from scheduler.api.action_routes import OWNERS_PAUSE
 from scheduler.api.callers import Client, calling_client
 from scheduler.api.client_access import ClientAccess
+from scheduler.api.page.rows import shown_parameters
 from scheduler.api.service import Service
 from scheduler.api.summaries import brief, summary
 from scheduler.api.tokens import Access
+from scheduler.knowledge.command_lines import parameters_of
 from trials.checks import check_name
-from trials.log_files import tail
+from trials.log_files import following, tail
 from trials.spec import TrialSpec
 
 LOG_BYTES = 1024 * 1024
@@ -45,7 +48,11 @@ def trial_routes(service: Service, access: ClientAccess) -> APIRouter:
                 f"min_replicas is {spec.min_replicas} but the cluster has {slots} slots; lower it or add slots",
             )
         record = store.submit(spec, service.clock())
-        store.release([record.trial_id])
+        if record.hold is not None and not record.hold.startswith(OWNERS_PAUSE):
+            store.release([record.trial_id])
+        command = spec.payload.get("command")
+        if not spec.driven and isinstance(command, list) and not record.parameters:
+            store.put_parameters(record.trial_id, shown_parameters(parameters_of(list(map(str, command)))))
         service.loop.decisions.decide_anew()
         service.loop.wake()
         return summary(record)
@@ -76,6 +83,16 @@ def trial_routes(service: Service, access: ClientAccess) -> APIRouter:
         access.trial_for(client, trial_id)
         most = max(0, min(most_bytes, MOST_LOG_BYTES))
         return [{"replica_id": path.stem, "words": tail(path, most)} for path in service.loop.logs(trial_id)]
+
+    @routes.get("/trials/{trial_id}/log/{replica_id}")
+    def replica_log(client: Client, trial_id: str, replica_id: str, after: int = -1) -> dict[str, Any]:
+        """What one replica printed from the byte ``after`` on, or the end of it; ``next`` is where to go on."""
+        record = access.trial_for(client, trial_id)
+        for path in service.loop.logs(trial_id):
+            if path.stem == replica_id:
+                words, end = following(path, after, LOG_BYTES)
+                return {"words": words, "next": end, "over": record.state.is_final}
+        raise HTTPException(404, f"trial {trial_id} has no log of a replica {replica_id!r}")
 
     @routes.post("/trials/{trial_id}/cancel")
     def cancel(client: Client, trial_id: str, body: Cancel) -> None:

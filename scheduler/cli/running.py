@@ -69,15 +69,16 @@ def up(
 
     log_to_stderr()
 
-    def announce(url: str, token: str) -> None:
+    def announce(url: str, token: str, page: str) -> None:
         if embedded:
-            print(json.dumps({"url": url, "token": token}), flush=True)
+            print(json.dumps({"url": url, "token": token, "page": page}), flush=True)
             return
         typer.echo(f"elastune scheduler listens at {url}")
         if devices is not None:
             typer.echo(devices.sentence)
         if not is_loopback(host):
             typer.echo(open_host_warning(host), err=True)
+        typer.echo(f"watch it (the link opens once; `elastune page` prints another):\n  {url}{page}")
         typer.echo(f"join it from another terminal:\n  export ELASTUNE_URL={url}")
         typer.echo(f"  export ELASTUNE_TOKEN=$(cat {(state_dir or default_state_dir()) / 'token'})")
         typer.echo("Ctrl-C stops the scheduler; replicas save their state and leave when their lease runs out")

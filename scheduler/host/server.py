@@ -19,9 +19,10 @@ from pathlib import Path
 
 import uvicorn
 
+from scheduler.api.page.session_routes import link_path
 from scheduler.api.service import Service
 from scheduler.api.serving import api_config
-from scheduler.api.tokens import Tokens
+from scheduler.api.tokens import Access, Identity, Tokens
 from scheduler.errors import SchedulerError
 from scheduler.host.devices import numa_nodes, usable_cores
 from scheduler.host.hosts import reachable
@@ -126,10 +127,11 @@ def _slots(settings: ServerSettings, gpus: Nvml) -> tuple[Slot, ...]:
     )
 
 
-def serve(settings: ServerSettings, *, on_listening: Callable[[str, str], None]) -> None:
+def serve(settings: ServerSettings, *, on_listening: Callable[[str, str, str], None]) -> None:
     """Run a scheduler until SIGTERM, SIGINT or (embedded) the owner's end. Raises StateFolderInUse.
 
-    ``on_listening`` gets the address and the token once requests are answered.
+    ``on_listening`` gets the address, the token, and the path of a link that opens the page once, when requests are
+    answered.
     """
     policy = policy_by_name(settings.policy)
     folder = StateFolder.acquire(settings.state_dir)
@@ -179,7 +181,8 @@ def serve(settings: ServerSettings, *, on_listening: Callable[[str, str], None])
     def announce_when_up() -> None:
         while not server.started and not server.should_exit:
             time.sleep(0.005)
-        on_listening(url, tokens.owner)
+        link = link_path(service.sessions.link_code(Identity(Access.OWNER), lasting=True))
+        on_listening(url, tokens.owner, link)
 
     threading.Thread(target=announce_when_up, daemon=True).start()
     if settings.stop_with_stdin:

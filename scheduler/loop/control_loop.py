@@ -178,6 +178,11 @@ class ControlLoop:
 
     # ------------------------------------------------------------------ what it shows
 
+    @property
+    def state_dir(self) -> Path:
+        """Where this machine's scheduler keeps its files."""
+        return self._settings.state_dir
+
     def logs(self, trial_id: str) -> list[Path]:
         """Files with what a trial's replicas printed, oldest first. Callable from any thread."""
         return self._files.logs(trial_id)

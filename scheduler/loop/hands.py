@@ -123,14 +123,15 @@ class Hands:
             return 0
         trial = self._store.trial(trial.trial_id)
         if trial.state in (TrialState.PENDING, TrialState.PAUSED):
-            self._journal.move(trial, TrialEvent.LAUNCHED, grant.reason, now)
+            self._journal.move(trial, TrialEvent.LAUNCHED, grant.reason, now, numbers=grant.numbers)
             return started
         after = len(self._store.replicas(trial_id=trial.trial_id))
         if trial.members and after > grant.slots:
             # It moves: some of those that train now leave when these have joined.
             self._moving.add(trial.trial_id)
         if trial.state is TrialState.RUNNING:
-            self._journal.note_rescale(trial, grant.reason, len(trial.members), min(after, grant.slots), now)
+            before, after = len(trial.members), min(after, grant.slots)
+            self._journal.note_rescale(trial, grant.reason, before, after, now, numbers=grant.numbers)
         return started
 
     def _start_on_free_slots(self, trial: TrialRecord, grant: Grant, wanted: Mapping[str, int], now: float) -> int:
@@ -202,7 +203,9 @@ class Hands:
             )
             reason = Reason(code="replica_preempted", sentence=sentence)
         if lost or leaving or trial.trial_id not in self._moving:
-            self._journal.note_rescale(self._store.trial(trial.trial_id), reason, before, after, now)
+            numbers = grant.numbers if reason is grant.reason else {}
+            present = self._store.trial(trial.trial_id)
+            self._journal.note_rescale(present, reason, before, after, now, numbers=numbers)
         self._moving.discard(trial.trial_id)
 
     # ------------------------------------------------------------------ stopping

@@ -11,7 +11,7 @@ import pytest
 import schemathesis
 from hypothesis import HealthCheck, given, settings
 
-from scheduler.api import driver_routes, replica_side
+from scheduler.api import action_routes, driver_routes, replica_side
 from tests.support.site import TOKENS, Site
 
 Case = schemathesis.Case[Any]
@@ -29,6 +29,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
         for module, name in ((driver_routes, "LONGEST_WAIT_SECONDS"), (replica_side, "LONGEST_WAIT_SECONDS")):
             patch.setattr(module, name, 0.02)
         patch.setattr(replica_side, "ANSWER_SECONDS", 0.02)
+        patch.setattr(action_routes, "DRIVER_SECONDS", 0.02)
         made.submit(0, study="other", environ={"SECRET": TREASURE}, payload={"secret": TREASURE})
         yield made
     made.store.close()

@@ -20,7 +20,7 @@ from trials.errors import StateFolderInUse, StoreUnavailable, UnknownTrial
 from trials.kubernetes.client.api import STUDIES, TRIALS, KubernetesApi
 from trials.kubernetes.resources.store import KubernetesTrialStore
 from trials.kubernetes.settings import ClusterSettings
-from trials.record import FACTS, Outcome, Reason, ReplicaRecord, ReplicaState, Report, Study, TrialRecord
+from trials.record import FACTS, Measurement, Outcome, Reason, ReplicaRecord, ReplicaState, Report, Study, TrialRecord
 from trials.spec import TrialSpec
 from trials.states import TrialState
 from trials.store import CachedTrialStore, InMemoryTrialStore, SqlTrialStore, TrialStore
@@ -149,6 +149,7 @@ def test_saving_an_old_copy_does_not_undo_facts(store: TrialStore) -> None:
     store.note_abandoned(record.trial_id, 2)
     store.request_cancel(record.trial_id, "enough")
     store.hold([record.trial_id], "held")
+    store.put_parameters(record.trial_id, {"lr": 0.1})
     store.save_trial(record)
     now = store.trial(record.trial_id)
     assert (now.entered, now.abandoned, now.cancel_requested, now.hold) == (3, 2, "enough", "held")
@@ -288,6 +289,38 @@ def test_hints_history_and_studies(store: TrialStore) -> None:
     store.set_terms("s", StudyTerms(weight=3.0))
     assert store.studies()[0].terms == StudyTerms(weight=3.0)
     assert store.studies()[0].owner_seen_at == 1.0
+
+
+def test_what_people_look_at_afterwards_is_kept(store: TrialStore) -> None:
+    first, second = store.submit(spec(), 1.0).trial_id, store.submit(spec(1, study="other"), 1.0).trial_id
+    store.put_parameters(first, {"lr": 0.1, "name": "a"})
+    store.put_parameters(first, {"depth": 3, "name": "b"})
+    assert store.trial(first).parameters == {"lr": 0.1, "name": "b", "depth": 3}
+    assert store.trial(second).parameters == {}
+    store.add_report(Report(first, 5, 0.5, 10.0, 7.5))
+    store.add_report(Report(first, 2, None, 4.0, 6.5))
+    store.add_report(Report(second, 0, 0.25, 0.0))
+    assert store.trial_reports(first) == [Report(first, 2, None, 4.0, 6.5), Report(first, 5, 0.5, 10.0, 7.5)]
+    assert store.latest_reports("s") == {first: Report(first, 5, 0.5, 10.0, 7.5)}
+    assert store.latest_reports("other") == {second: Report(second, 0, 0.25, 0.0)}
+    assert store.trial_reports(store.submit(spec(2), 1.0).trial_id) == []
+    seen = Measurement(trial_id=first, at=2.0, progress=64.0, replicas=2, batch=32, goodput=8.5, noise_scale=3.0)
+    store.put_hints(first, {"a": 1}, seen)
+    store.put_hints(first, {"a": 2})
+    assert store.measurements(first) == [seen]
+    assert store.measurements(second) == []
+    entries = [
+        HistoryEntry(at=at, trial_id=name, what="waits", reason=Reason(code="c", sentence="s"), numbers={"gain": at})
+        for at, name in ((1.0, first), (2.0, second), (3.0, first))
+    ]
+    for entry in entries:
+        store.add_history(entry)
+    assert store.recent_history(limit=2) == [entries[2], entries[1]]
+    assert store.recent_history(limit=9, before=3.0) == [entries[1], entries[0]]
+    assert store.recent_history(limit=9, study="s") == [entries[2], entries[0]]
+    study = Study(name="s", user="ada")
+    store.put_study(study)
+    assert store.studies() == [study]
 
 
 def test_an_unknown_trial_is_named(store: TrialStore) -> None:

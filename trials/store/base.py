@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from trials.record import Outcome, Reason, ReplicaRecord, ReplicaState, Report, Study, TrialRecord
+from trials.record import Measurement, Outcome, Reason, ReplicaRecord, ReplicaState, Report, Study, TrialRecord
 from trials.spec import TrialSpec
 from trials.terms import StudyTerms
 
@@ -27,6 +27,8 @@ class HistoryEntry:
     reason: Reason
     who: str = "scheduler"
     """``scheduler``, ``policy NAME``, ``trial``, ``tuner``, ``owner`` (of the token), or a replica's id."""
+    numbers: Mapping[str, float] = field(default_factory=dict)
+    """What was weighed, by names for people."""
 
     @property
     def resizes(self) -> bool:
@@ -100,6 +102,10 @@ class TrialStore(Protocol):
 
     def request_cancel(self, trial_id: str, why: str) -> None: ...
 
+    def put_parameters(self, trial_id: str, parameters: Mapping[str, Any]) -> None:
+        """What the tuner tries with the trial; adds to what is known, later values of a name win."""
+        ...
+
     def hold(self, trial_ids: Sequence[str], why: str) -> None:
         """They may not hold slots until released; those that are over stay as they are."""
         ...
@@ -122,7 +128,13 @@ class TrialStore(Protocol):
 
     def set_replica_state(self, replica_ids: Sequence[str], state: ReplicaState) -> None: ...
 
-    def put_hints(self, trial_id: str, hints: Mapping[str, Any]) -> None: ...
+    def put_hints(self, trial_id: str, hints: Mapping[str, Any], measured: Measurement | None = None) -> None:
+        """The latest hints win; ``measured`` is kept beside those of before."""
+        ...
+
+    def measurements(self, trial_id: str) -> list[Measurement]:
+        """In order of time; on a cluster those since its scheduler began."""
+        ...
 
     def hints(self, trial_ids: Sequence[str]) -> dict[str, dict[str, Any]]: ...
 
@@ -132,11 +144,25 @@ class TrialStore(Protocol):
 
     def reports(self, study: str) -> list[Report]: ...
 
+    def trial_reports(self, trial_id: str) -> list[Report]:
+        """Of one trial, in order of steps."""
+        ...
+
+    def latest_reports(self, study: str) -> dict[str, Report]:
+        """By trial the report of the highest step."""
+        ...
+
     def has_reported(self, trial_id: str) -> bool: ...
 
     def add_history(self, entry: HistoryEntry) -> None: ...
 
     def history(self, trial_id: str) -> list[HistoryEntry]: ...
+
+    def recent_history(
+        self, *, limit: int, before: float | None = None, study: str | None = None
+    ) -> list[HistoryEntry]:
+        """The latest ``limit`` entries of all trials, or of one study's, older than ``before``; the newest first."""
+        ...
 
     def resizes(self) -> list[HistoryEntry]:
         """Of all trials: changes of the number of replicas, oldest first."""

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from trials.record import Outcome, ReplicaRecord, ReplicaState, Report, Study, TrialRecord
+from trials.record import Measurement, Outcome, ReplicaRecord, ReplicaState, Report, Study, TrialRecord
 from trials.spec import TrialSpec
 from trials.store.base import HistoryEntry, SlotInterval
 from trials.store.memory import InMemoryTrialStore
@@ -134,6 +134,11 @@ class CachedTrialStore:
             self._sql.request_cancel(trial_id, why)
             memory.request_cancel(trial_id, why)
 
+    def put_parameters(self, trial_id: str, parameters: Mapping[str, Any]) -> None:
+        with self._writing() as memory:
+            self._sql.put_parameters(trial_id, parameters)
+            memory.put_parameters(trial_id, parameters)
+
     def hold(self, trial_ids: Sequence[str], why: str) -> None:
         with self._writing() as memory:
             self._sql.hold(trial_ids, why)
@@ -188,9 +193,9 @@ class CachedTrialStore:
 
     # ------------------------------------------------------------------ hints, reports, history
 
-    def put_hints(self, trial_id: str, hints: Mapping[str, Any]) -> None:
+    def put_hints(self, trial_id: str, hints: Mapping[str, Any], measured: Measurement | None = None) -> None:
         with self._writing() as memory:
-            self._sql.put_hints(trial_id, hints)
+            self._sql.put_hints(trial_id, hints, measured)
             if not memory.has_trial(trial_id) or not memory.trial(trial_id).state.is_final:
                 memory.put_hints(trial_id, hints)
 
@@ -199,6 +204,9 @@ class CachedTrialStore:
         ended = [name for name in trial_ids if memory.has_trial(name) and memory.trial(name).state.is_final]
         return memory.hints(trial_ids) | (self._sql.hints(ended) if ended else {})
 
+    def measurements(self, trial_id: str) -> list[Measurement]:
+        return self._sql.measurements(trial_id)
+
     def add_report(self, report: Report) -> None:
         with self._writing() as memory:
             self._sql.add_report(report)
@@ -206,6 +214,12 @@ class CachedTrialStore:
 
     def reports(self, study: str) -> list[Report]:
         return self._reading().reports(study)
+
+    def trial_reports(self, trial_id: str) -> list[Report]:
+        return self._reading().trial_reports(trial_id)
+
+    def latest_reports(self, study: str) -> dict[str, Report]:
+        return self._reading().latest_reports(study)
 
     def has_reported(self, trial_id: str) -> bool:
         return self._reading().has_reported(trial_id)
@@ -220,6 +234,11 @@ class CachedTrialStore:
 
     def history(self, trial_id: str) -> list[HistoryEntry]:
         return self._sql.history(trial_id)
+
+    def recent_history(
+        self, *, limit: int, before: float | None = None, study: str | None = None
+    ) -> list[HistoryEntry]:
+        return self._sql.recent_history(limit=limit, before=before, study=study)
 
     def resizes(self) -> list[HistoryEntry]:
         return self._reading().resizes()

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import heapq
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from trials.errors import UnknownTrial
-from trials.record import Outcome, Reason, ReplicaRecord, ReplicaState, Report, Study, TrialRecord
+from trials.record import Measurement, Outcome, Reason, ReplicaRecord, ReplicaState, Report, Study, TrialRecord
 from trials.spec import TrialSpec
 from trials.store.base import AIM_AGAIN, HistoryEntry, SlotInterval
 from trials.store.report_book import ReportBook
@@ -28,6 +29,7 @@ class InMemoryTrialStore:
         self._hints: dict[str, dict[str, Any]] = {}
         self._reports: dict[str, ReportBook] = {}
         self._history: dict[str, list[HistoryEntry]] = {}
+        self._measured: dict[str, list[Measurement]] = {}
         self.writes = 0
         """Counts changes: a reader that sees the same number twice has missed nothing."""
 
@@ -145,6 +147,7 @@ class InMemoryTrialStore:
                 self.forget_replica(replica_id)
             self._hints.pop(trial_id, None)
             self._history.pop(trial_id, None)
+            self._measured.pop(trial_id, None)
             self._book(record.spec.study).forget_trial(trial_id)
 
     def has_trial(self, trial_id: str) -> bool:
@@ -194,6 +197,11 @@ class InMemoryTrialStore:
     def request_cancel(self, trial_id: str, why: str) -> None:
         with self._lock:
             self._put(replace(self.trial(trial_id), cancel_requested=why))
+
+    def put_parameters(self, trial_id: str, parameters: Mapping[str, Any]) -> None:
+        with self._lock:
+            record = self.trial(trial_id)
+            self._put(replace(record, parameters={**record.parameters, **parameters}))
 
     def hold(self, trial_ids: Sequence[str], why: str) -> None:
         with self._lock:
@@ -275,9 +283,15 @@ class InMemoryTrialStore:
 
     # ------------------------------------------------------------------ hints, reports, history
 
-    def put_hints(self, trial_id: str, hints: Mapping[str, Any]) -> None:
+    def put_hints(self, trial_id: str, hints: Mapping[str, Any], measured: Measurement | None = None) -> None:
         with self._lock:
             self._hints[trial_id] = dict(hints)
+            if measured is not None:
+                self._measured.setdefault(trial_id, []).append(measured)
+
+    def measurements(self, trial_id: str) -> list[Measurement]:
+        with self._lock:
+            return list(self._measured.get(trial_id, ()))
 
     def forget_reports(self, study: str, trial_id: str, steps: Sequence[int]) -> None:
         with self._lock:
@@ -303,6 +317,14 @@ class InMemoryTrialStore:
         with self._lock:
             return self._book(study).rows()
 
+    def trial_reports(self, trial_id: str) -> list[Report]:
+        with self._lock:
+            return list(self._book(self.trial(trial_id).spec.study).of(trial_id))
+
+    def latest_reports(self, study: str) -> dict[str, Report]:
+        with self._lock:
+            return self._book(study).latest()
+
     def _book(self, study: str) -> ReportBook:
         return self._reports.setdefault(study, ReportBook())
 
@@ -313,6 +335,19 @@ class InMemoryTrialStore:
     def history(self, trial_id: str) -> list[HistoryEntry]:
         with self._lock:
             return list(self._history.get(trial_id, ()))
+
+    def recent_history(
+        self, *, limit: int, before: float | None = None, study: str | None = None
+    ) -> list[HistoryEntry]:
+        with self._lock:
+            entries = [
+                entry
+                for trial_id, entries in self._history.items()
+                if study is None or (trial_id in self._trials and self._trials[trial_id].spec.study == study)
+                for entry in entries
+                if before is None or entry.at < before
+            ]
+        return heapq.nlargest(limit, entries, key=lambda entry: entry.at)
 
     def resizes(self) -> list[HistoryEntry]:
         with self._lock:

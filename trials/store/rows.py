@@ -20,6 +20,7 @@ def entry_of(row: Any) -> HistoryEntry:
         who=row.who,
         what=row.what,
         reason=Reason(code=row.reason_code, sentence=row.reason_sentence),
+        numbers=json.loads(row.numbers),
     )
 
 
@@ -46,6 +47,7 @@ def trial_of(row: RowMapping) -> TrialRecord:
         outcome=Outcome(**outcome) if outcome else None,
         cancel_requested=row["cancel_requested"],
         hold=row["hold"],
+        parameters=json.loads(row["parameters"]),
     )
 
 

@@ -21,7 +21,7 @@ from sqlalchemy.exc import DatabaseError, DBAPIError, IntegrityError, InterfaceE
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from trials.errors import StateFolderInUse, StoreUnavailable, UnknownTrial
-from trials.record import Outcome, Reason, ReplicaRecord, ReplicaState, Report, Study, TrialRecord
+from trials.record import Measurement, Outcome, Reason, ReplicaRecord, ReplicaState, Report, Study, TrialRecord
 from trials.spec import TrialSpec
 from trials.states import FINAL_STATES, TrialState
 from trials.store.base import AIM_AGAIN, RESIZE, HistoryEntry, SlotInterval
@@ -31,6 +31,7 @@ from trials.store.rows import entry_of, plain, trial_of
 from trials.store.schema import bring_up_to_date
 from trials.store.tables import hints as _hints
 from trials.store.tables import history as _history
+from trials.store.tables import measurements as _measurements
 from trials.store.tables import replicas as _replicas
 from trials.store.tables import reports as _reports
 from trials.store.tables import studies as _studies
@@ -218,6 +219,16 @@ class SqlTrialStore:
                 _trials.update().where(_trials.c.trial_id == trial_id).values(cancel_requested=plain(why))
             )
 
+    def put_parameters(self, trial_id: str, parameters: Mapping[str, Any]) -> None:
+        meant = _trials.c.trial_id == trial_id
+        with self._write() as connection:
+            known = connection.execute(select(_trials.c.parameters).where(meant)).scalar_one_or_none()
+            if known is None:
+                raise UnknownTrial(f"no trial is called {trial_id!r}; `elastune ls` lists them")
+            connection.execute(
+                _trials.update().where(meant).values(parameters=json.dumps({**json.loads(known), **parameters}))
+            )
+
     def hold(self, trial_ids: Sequence[str], why: str) -> None:
         live = _trials.c.trial_id.in_(list(trial_ids)) & _trials.c.state.not_in([state.value for state in FINAL_STATES])
         with self._write() as connection:
@@ -231,7 +242,7 @@ class SqlTrialStore:
     def forget_trials(self, trial_ids: Sequence[str]) -> None:
         """With all that is kept of them."""
         with self._write() as connection:
-            for table in (_reports, _hints, _history, _replicas, _trials):
+            for table in (_reports, _hints, _measurements, _history, _replicas, _trials):
                 connection.execute(table.delete().where(table.c.trial_id.in_(list(trial_ids))))
 
     def forget_study(self, name: str) -> None:
@@ -280,12 +291,20 @@ class SqlTrialStore:
 
     # ------------------------------------------------------------------ hints, reports, history
 
-    def put_hints(self, trial_id: str, hints: Mapping[str, Any]) -> None:
+    def put_hints(self, trial_id: str, hints: Mapping[str, Any], measured: Measurement | None = None) -> None:
         document = json.dumps(hints)
         with self._write() as connection:
             updated = connection.execute(_hints.update().where(_hints.c.trial_id == trial_id).values(document=document))
             if not updated.rowcount:
                 connection.execute(_hints.insert().values(trial_id=trial_id, document=document))
+            if measured is not None:
+                connection.execute(_measurements.insert().values(**asdict(measured)))
+
+    def measurements(self, trial_id: str) -> list[Measurement]:
+        columns = [column for column in _measurements.c if column.name != "entry"]
+        query = select(*columns).where(_measurements.c.trial_id == trial_id).order_by(_measurements.c.entry)
+        with self._read() as connection:
+            return [Measurement(**row) for row in connection.execute(query).mappings()]
 
     def hints(self, trial_ids: Sequence[str]) -> dict[str, dict[str, Any]]:
         with self._read() as connection:
@@ -297,7 +316,11 @@ class SqlTrialStore:
             with self._write() as connection:
                 connection.execute(
                     _reports.insert().values(
-                        trial_id=report.trial_id, step=report.step, value=report.value, progress=report.progress
+                        trial_id=report.trial_id,
+                        step=report.step,
+                        value=report.value,
+                        progress=report.progress,
+                        at=report.at,
                     )
                 )
         except IntegrityError:
@@ -311,7 +334,24 @@ class SqlTrialStore:
             .order_by(_reports.c.trial_id, _reports.c.step)
         )
         with self._read() as connection:
-            return [Report(row.trial_id, row.step, row.value, row.progress) for row in connection.execute(query)]
+            return [_report_of(row) for row in connection.execute(query)]
+
+    def trial_reports(self, trial_id: str) -> list[Report]:
+        query = select(_reports).where(_reports.c.trial_id == trial_id).order_by(_reports.c.step)
+        with self._read() as connection:
+            return [_report_of(row) for row in connection.execute(query)]
+
+    def latest_reports(self, study: str) -> dict[str, Report]:
+        last = select(_reports.c.trial_id, sa.func.max(_reports.c.step).label("step")).group_by(_reports.c.trial_id)
+        latest = last.subquery()
+        query = (
+            select(_reports)
+            .join(latest, (latest.c.trial_id == _reports.c.trial_id) & (latest.c.step == _reports.c.step))
+            .join(_trials, _trials.c.trial_id == _reports.c.trial_id)
+            .where(_trials.c.study == study)
+        )
+        with self._read() as connection:
+            return {row.trial_id: _report_of(row) for row in connection.execute(query)}
 
     def has_reported(self, trial_id: str) -> bool:
         query = select(_reports.c.trial_id).where(_reports.c.trial_id == trial_id).limit(1)
@@ -328,11 +368,23 @@ class SqlTrialStore:
                     what=entry.what,
                     reason_code=entry.reason.code,
                     reason_sentence=plain(entry.reason.sentence),
+                    numbers=json.dumps(dict(entry.numbers)),
                 )
             )
 
     def history(self, trial_id: str) -> list[HistoryEntry]:
         query = select(_history).where(_history.c.trial_id == trial_id).order_by(_history.c.entry)
+        with self._read() as connection:
+            return [entry_of(row) for row in connection.execute(query)]
+
+    def recent_history(
+        self, *, limit: int, before: float | None = None, study: str | None = None
+    ) -> list[HistoryEntry]:
+        query = select(_history).order_by(_history.c.at.desc(), _history.c.entry.desc()).limit(limit)
+        if before is not None:
+            query = query.where(_history.c.at < before)
+        if study is not None:
+            query = query.join(_trials, _trials.c.trial_id == _history.c.trial_id).where(_trials.c.study == study)
         with self._read() as connection:
             return [entry_of(row) for row in connection.execute(query)]
 
@@ -345,3 +397,7 @@ class SqlTrialStore:
         with self._read() as connection:
             rows = connection.execute(select(_replicas).order_by(_replicas.c.launched_at, _replicas.c.launch_index))
             return [SlotInterval.of(row) for row in rows]
+
+
+def _report_of(row: Any) -> Report:
+    return Report(row.trial_id, row.step, row.value, row.progress, row.at)

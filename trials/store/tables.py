@@ -15,6 +15,7 @@ studies = sa.Table(
     sa.Column("terms", sa.Text, nullable=False),
     sa.Column("owner", sa.String(64)),
     sa.Column("owner_seen_at", sa.Float),
+    sa.Column("user", sa.String(255), nullable=False, default=""),
 )
 
 trials = sa.Table(
@@ -44,6 +45,7 @@ trials = sa.Table(
     sa.Column("outcome", sa.Text),
     sa.Column("cancel_requested", sa.Text),
     sa.Column("hold", sa.Text),
+    sa.Column("parameters", sa.Text, nullable=False, default="{}"),
     sa.UniqueConstraint("study", "number"),
 )
 
@@ -82,6 +84,23 @@ reports = sa.Table(
     sa.Column("step", sa.BigInteger, primary_key=True),
     sa.Column("value", sa.Float),
     sa.Column("progress", sa.Float, nullable=False),
+    sa.Column("at", sa.Float),
+)
+
+measurements = sa.Table(
+    "measurements",
+    metadata,
+    sa.Column("entry", sa.Integer, primary_key=True, autoincrement=True),
+    sa.Column("trial_id", sa.String(64), nullable=False, index=True),
+    sa.Column("at", sa.Float, nullable=False),
+    sa.Column("progress", sa.Float, nullable=False),
+    sa.Column("replicas", sa.Integer, nullable=False),
+    sa.Column("batch", sa.BigInteger, nullable=False),
+    sa.Column("goodput", sa.Float, nullable=False),
+    sa.Column("predicted_goodput", sa.Float),
+    sa.Column("noise_scale", sa.Float),
+    sa.Column("learning_rate", sa.Float),
+    sa.Column("step_seconds", sa.Float),
 )
 
 history = sa.Table(
@@ -94,4 +113,5 @@ history = sa.Table(
     sa.Column("what", sa.Text, nullable=False),
     sa.Column("reason_code", sa.String(64), nullable=False),
     sa.Column("reason_sentence", sa.Text, nullable=False),
+    sa.Column("numbers", sa.Text, nullable=False, default="{}"),
 )

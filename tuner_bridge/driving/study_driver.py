@@ -7,6 +7,7 @@ inboxes.
 
 from __future__ import annotations
 
+import getpass
 import logging
 import os
 import queue
@@ -28,6 +29,7 @@ from tuner_bridge.driving.code_on_cluster import CodeOnCluster
 from tuner_bridge.driving.first_words import FirstWords
 from tuner_bridge.driving.inboxes import Inboxes, Message
 from tuner_bridge.driving.sent_code import SentCode
+from tuner_bridge.driving.told_parameters import ToldParameters
 from tuner_bridge.errors import BridgeError, SweepInterrupted
 
 logger = logging.getLogger(__name__)
@@ -64,6 +66,10 @@ class StudyDriver:
         self._reconnect = reconnect
         self._inboxes = Inboxes()
         self._answers = Answers()
+        self.parameters = ToldParameters()
+        self._granted: dict[str, str] = {}
+        self.on_wish: Callable[[Mapping[str, Any]], None] | None = None
+        """Has a trial of these parameters run, or raises ValueError with the reason why not; the poll thread calls."""
         self._lock = threading.Lock()
         self._interrupted = threading.Event()
         self._closed = threading.Event()
@@ -94,7 +100,12 @@ class StudyDriver:
         ``terms``: the study's from now on (StudyTerms as JSON); those that are not named stay as they are.
         ``patience_seconds``: how long to wait for a dead one's lease to run out.
         """
-        body: dict[str, Any] = {"title": self._title, "direction": self._direction, "owner": self.owner}
+        body: dict[str, Any] = {
+            "title": self._title,
+            "direction": self._direction,
+            "owner": self.owner,
+            "user": _user(),
+        }
         if self._namespace:
             body["namespace"] = self._namespace
         if terms is not None:
@@ -296,6 +307,7 @@ class StudyDriver:
         answers: list[Told] = []
         while not self._closed.is_set():
             seen, known = self._inboxes.known()
+            parameters, granted = self.parameters.waiting(), self._granted
             try:
                 news = self.client.request(
                     "POST",
@@ -309,9 +321,13 @@ class StudyDriver:
                         "heard": self._heard,
                         "wait": POLL_SECONDS,
                         "plans": self._plans(),
+                        "parameters": parameters,
+                        "granted": granted,
                     },
                 )
                 self._heard = news.get("heard", -1)
+                self.parameters.are_told(parameters)
+                self._granted = {wish["id"]: self._grant(wish["parameters"]) for wish in news.get("wishes", ())}
                 unreachable_since = None
             except SchedulerUnreachable as error:
                 now = time.monotonic()
@@ -339,6 +355,16 @@ class StudyDriver:
             if self._code is not None:
                 self._code.send_again(news.get("missing_packages", ()), self.client)
 
+    def _grant(self, parameters: Mapping[str, Any]) -> str:
+        """Why no trial of these parameters will run; empty where one will."""
+        if self.on_wish is None:
+            return "the tuner of this study chooses all parameters itself"
+        try:
+            self.on_wish(parameters)
+        except ValueError as error:
+            return str(error)
+        return ""
+
     def _plans(self) -> dict[str, Any] | None:
         """So that slots which the next trials need are not given to others meanwhile."""
         return None if self.at_a_time is None else {"at_a_time": self.at_a_time, "left": self.left}
@@ -360,6 +386,14 @@ class StudyDriver:
                 if self._interrupted.is_set() or self.fatal is not None:
                     raise SweepInterrupted from None
                 time.sleep(0.2)
+
+
+def _user() -> str:
+    """Who runs this process; empty where the machine does not know."""
+    try:
+        return one_line(getpass.getuser())[:LONGEST_NAME]
+    except (KeyError, OSError):
+        return ""
 
 
 def file_name(study_name: str) -> str:

@@ -31,6 +31,7 @@ from trials.spec import sizes_from
 from tuner_bridge.driving.sent_environ import sent_environ
 from tuner_bridge.driving.study_driver import StudyDriver, file_name
 from tuner_bridge.driving.template import TrialTemplate, own_python_path, sizes_within
+from tuner_bridge.driving.told_parameters import flattened
 from tuner_bridge.errors import BridgeError, SweepInterrupted
 from tuner_bridge.nni.manager import Manager
 from tuner_bridge.nni.plain_json import check_metric
@@ -182,6 +183,7 @@ class ExperimentDriver:
 
         def submitted(trial_id: str) -> None:
             is_submitted.set()
+            self._driver.parameters.note(trial_id, _parameters_of(trial["parameter"]))
             with self._lock:
                 known.trial_id = trial_id
             if known.cancelled is not None:
@@ -347,3 +349,13 @@ def _take_standard_output() -> TextIO:
 
 if __name__ == "__main__":
     sys.exit(main())
+
+
+def _parameters_of(text: str) -> dict[str, Any]:
+    """What NNI's tuner has chosen, as far as it can be read without NNI."""
+    try:
+        found = json.loads(text)
+    except ValueError:
+        return {}
+    chosen = found.get("parameters") if isinstance(found, dict) else None
+    return flattened(chosen) if isinstance(chosen, dict) else {}

@@ -52,6 +52,15 @@ class OptunaDriver(StudyDriver):
         self.template = template
         self._trackers = trackers
         self._sampler_lock = threading.Lock()
+        self.on_wish = self._queue
+
+    def _queue(self, parameters: Mapping[str, Any]) -> None:
+        """The next trial that the sweep asks for has these parameters."""
+        if self.left == 0:
+            raise ValueError(
+                "the sweep has submitted all of its trials; start it again with resume=True and a larger n_trials"
+            )
+        self.study.enqueue_trial(dict(parameters))
 
     def adopt_interrupted(self) -> int:
         """Queue again the trials that a dead driver of this study left running; returns how many.
@@ -93,10 +102,22 @@ class OptunaDriver(StudyDriver):
         tracked = self._tracked(trial)
         spec = replace(spec, environ={**spec.environ, **tracked.environ})
 
+        trial_ids: list[str] = []
+
+        def submitted(trial_id: str) -> None:
+            trial_ids.append(trial_id)
+            if trial.params:
+                # It has been here before.
+                self.parameters.note(trial_id, trial.params)
+
         def ask(method: str, arguments: dict[str, Any]) -> Any:
             # Samplers are not written for several threads; one suggestion at a time.
             with self._sampler_lock:
-                return _call(trial, method, arguments, reported, tracked)
+                answer = _call(trial, method, arguments, reported, tracked)
+            if method.startswith("suggest_"):
+                chosen = arguments["choices"][answer] if method == "suggest_categorical" else answer
+                self.parameters.note(trial_ids[0], {arguments["name"]: chosen})
+            return answer
 
         display = _Display(trial)
 
@@ -105,7 +126,7 @@ class OptunaDriver(StudyDriver):
             tracked.live(live)
 
         try:
-            ended = self.run_trial(spec, ask, watch)
+            ended = self.run_trial(spec, ask, watch, submitted)
         except BaseException:
             tracked.leave()
             raise

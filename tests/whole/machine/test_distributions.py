@@ -19,7 +19,18 @@ import dist_core
 from tests.support.project import ROOT
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
-NOT_SOURCES = (".venv", ".git", "build", "dist", "_build", "*.egg-info", "__pycache__", ".*_cache", "elastune-demo")
+NOT_SOURCES = (
+    "node_modules",
+    ".venv",
+    ".git",
+    "build",
+    "dist",
+    "_build",
+    "*.egg-info",
+    "__pycache__",
+    ".*_cache",
+    "elastune-demo",
+)
 NAME = f"elastune-{dist_core.__version__}"
 
 
@@ -71,8 +82,27 @@ def test_they_hold_what_the_packages_need(built: Built) -> None:
         inside = set(wheel.namelist())
     assert {str(path) for path in tracked} <= inside
     assert f"{NAME}.dist-info/licenses/LICENSE" in inside
+    assert "scheduler/dashboard/page/built/index.html" in inside
+    assert any(name.startswith("scheduler/dashboard/page/built/assets/") and name.endswith(".js") for name in inside)
+    assert not any("node_modules" in name or name.endswith(".tsx") for name in inside)
     for name in ("LICENSE", "CONTRIBUTING.md", "examples/digits.py", "docs/conf.py", "tests/conftest.py", "Makefile"):
         assert (built.unpacked / name).exists(), name
+
+
+def test_neither_is_built_without_the_page(tmp_path: Path) -> None:
+    sources = tmp_path / "sources"
+    shutil.copytree(ROOT, sources, ignore=shutil.ignore_patterns(*NOT_SOURCES, "built"), symlinks=True)
+    for kind in ("--wheel", "--sdist"):
+        done = subprocess.run(
+            [sys.executable, "-m", "build", "--no-isolation", kind, "--outdir", str(tmp_path)],
+            cwd=sources,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=300,
+        )
+        assert done.returncode != 0
+        assert "run `make page` first" in done.stdout + done.stderr
 
 
 def test_the_demo_runs_where_nothing_else_is_installed(built: Built, empty: Path, tmp_path: Path) -> None:

@@ -153,6 +153,7 @@ def record_status(record: TrialRecord) -> Document:
             "outcome": None if record.outcome is None else json.dumps(asdict(record.outcome)),
             "cancelRequested": record.cancel_requested,
             "hold": record.hold,
+            "parameters": json.dumps(dict(record.parameters)) if record.parameters else None,
         },
     }
 
@@ -188,6 +189,7 @@ def record_from(document: Mapping[str, Any], trial_id: str, number: int | None =
         outcome=None if outcome is None else Outcome(**json.loads(outcome)),
         cancel_requested=kept.get("cancelRequested"),
         hold=kept.get("hold"),
+        parameters=json.loads(kept.get("parameters") or "{}"),
     )
 
 
@@ -213,12 +215,7 @@ def trial_object(document: Mapping[str, Any], trial_id: str, number: int | None 
         replicas=tuple(
             replica_from(name, trial_id, each) for name, each in (status.get("replicaRecords") or {}).items()
         ),
-        reports=tuple(
-            Report(trial_id, int(step), None if value == "nan" else float(value), float(progress))
-            for step, (value, progress) in (
-                (step, text.split()) for step, text in (status.get("reports") or {}).items()
-            )
-        ),
+        reports=tuple(report_from(trial_id, int(step), text) for step, text in (status.get("reports") or {}).items()),
         history=tuple(history_from(trial_id, text) for _, text in sorted((status.get("history") or {}).items())),
         history_keys=tuple(status.get("history") or ()),
         hints=None if hints is None else json.loads(hints),
@@ -266,16 +263,28 @@ def replica_from(replica_id: str, trial_id: str, kept: Mapping[str, Any]) -> Rep
 
 
 def report_status(report: Report) -> str:
-    return f"{'nan' if report.value is None else repr(report.value)} {report.progress!r}"
+    value = "nan" if report.value is None else repr(report.value)
+    return f"{value} {report.progress!r}" + ("" if report.at is None else f" {report.at!r}")
+
+
+def report_from(trial_id: str, step: int, text: str) -> Report:
+    value, progress, *at = text.split()
+    return Report(
+        trial_id, step, None if value == "nan" else float(value), float(progress), float(at[0]) if at else None
+    )
 
 
 def history_status(entry: HistoryEntry) -> str:
-    return json.dumps([entry.at, entry.what, entry.reason.code, entry.reason.sentence, entry.who])
+    kept = [entry.at, entry.what, entry.reason.code, entry.reason.sentence, entry.who]
+    return json.dumps([*kept, dict(entry.numbers)] if entry.numbers else kept)
 
 
 def history_from(trial_id: str, text: str) -> HistoryEntry:
-    at, what, code, sentence, who = json.loads(text)
-    return HistoryEntry(at=at, trial_id=trial_id, what=what, reason=Reason(code=code, sentence=sentence), who=who)
+    at, what, code, sentence, who, *numbers = json.loads(text)
+    reason = Reason(code=code, sentence=sentence)
+    return HistoryEntry(
+        at=at, trial_id=trial_id, what=what, reason=reason, who=who, numbers=numbers[0] if numbers else {}
+    )
 
 
 # ---------------------------------------------------------------------- studies
@@ -302,6 +311,7 @@ def study_from(document: Mapping[str, Any], *, home: str) -> Study:
         terms=replace(terms, yields_to=tuple(qualified(namespace, name, home) for name in terms.yields_to)),
         owner=status.get("owner"),
         owner_seen_at=status.get("ownerSeenAt"),
+        user=status.get("user") or "",
     )
 
 
@@ -315,7 +325,7 @@ def study_spec(study: Study, namespace: str, home: str) -> Document:
 
 
 def study_status(study: Study) -> Document:
-    return {"owner": study.owner, "ownerSeenAt": study.owner_seen_at}
+    return {"owner": study.owner, "ownerSeenAt": study.owner_seen_at, "user": study.user or None}
 
 
 def study_document(study: Study, name: str, namespace: str, labels: Mapping[str, str], home: str) -> Document:

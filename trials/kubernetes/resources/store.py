@@ -31,7 +31,7 @@ from trials.kubernetes.resources import documents
 from trials.kubernetes.resources.following import Following
 from trials.kubernetes.resources.writes import KeptStudy, Resources
 from trials.kubernetes.settings import ClusterSettings
-from trials.record import Outcome, Reason, ReplicaRecord, ReplicaState, Report, Study, TrialRecord
+from trials.record import Measurement, Outcome, Reason, ReplicaRecord, ReplicaState, Report, Study, TrialRecord
 from trials.spec import TrialSpec
 from trials.store.base import AIM_AGAIN, HistoryEntry, SlotInterval
 from trials.store.memory import InMemoryTrialStore
@@ -242,6 +242,11 @@ class KubernetesTrialStore:
     def request_cancel(self, trial_id: str, why: str) -> None:
         self._resources.request_cancel(trial_id, why)
 
+    def put_parameters(self, trial_id: str, parameters: Mapping[str, Any]) -> None:
+        self._resources.change_record(
+            trial_id, lambda present: replace(present, parameters={**present.parameters, **parameters})
+        )
+
     def hold(self, trial_ids: Sequence[str], why: str) -> None:
         def held(present: TrialRecord) -> TrialRecord | None:
             return None if present.state.is_final or present.hold == why else replace(present, hold=why)
@@ -329,7 +334,7 @@ class KubernetesTrialStore:
 
     # ------------------------------------------------------------------ hints, reports, history
 
-    def put_hints(self, trial_id: str, hints: Mapping[str, Any]) -> None:
+    def put_hints(self, trial_id: str, hints: Mapping[str, Any], measured: Measurement | None = None) -> None:
         """Replicas tell them twice a second, and a write is one of the whole object: they wait for another change."""
         with self._resources.noting:
             now = self._clock()
@@ -337,7 +342,11 @@ class KubernetesTrialStore:
             if is_due:
                 self._hints_sent_at[trial_id] = now
             self._resources.note(trial_id, {"hints": documents.text_of(hints)}, soon=is_due)
-            self._memory.put_hints(trial_id, hints)
+            self._memory.put_hints(trial_id, hints, measured)
+
+    def measurements(self, trial_id: str) -> list[Measurement]:
+        """Since this scheduler began: the object has no room for them."""
+        return self._memory.measurements(trial_id)
 
     def hints(self, trial_ids: Sequence[str]) -> dict[str, dict[str, Any]]:
         return self._memory.hints(trial_ids)
@@ -360,6 +369,12 @@ class KubernetesTrialStore:
     def reports(self, study: str) -> list[Report]:
         return self._memory.reports(study)
 
+    def trial_reports(self, trial_id: str) -> list[Report]:
+        return self._memory.trial_reports(trial_id)
+
+    def latest_reports(self, study: str) -> dict[str, Report]:
+        return self._memory.latest_reports(study)
+
     def has_reported(self, trial_id: str) -> bool:
         return self._memory.has_reported(trial_id)
 
@@ -379,6 +394,11 @@ class KubernetesTrialStore:
 
     def history(self, trial_id: str) -> list[HistoryEntry]:
         return self._memory.history(trial_id)
+
+    def recent_history(
+        self, *, limit: int, before: float | None = None, study: str | None = None
+    ) -> list[HistoryEntry]:
+        return self._memory.recent_history(limit=limit, before=before, study=study)
 
     def resizes(self) -> list[HistoryEntry]:
         return self._memory.resizes()

@@ -1,0 +1,112 @@
+"""What people do to a trial beside ending it: have it pause and go on, run once more, or run with other parameters."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from fastapi import APIRouter, Depends, HTTPException
+from pydantic import BaseModel, Field
+
+from scheduler.api.callers import Client, calling_client
+from scheduler.api.client_access import ClientAccess
+from scheduler.api.page.rows import shown_parameters
+from scheduler.api.service import Service
+from scheduler.api.summaries import summary
+from scheduler.knowledge.command_lines import parameters_of, with_parameters
+from trials.record import TrialRecord
+from trials.spec import TrialSpec
+
+OWNERS_PAUSE = "paused by request"
+"""How the reason begins of a trial that people hold; its driver does not let it go."""
+DRIVER_SECONDS = 12.0
+"""How long a driver may take to say whether it runs a trial that people wish for."""
+
+
+class Pause(BaseModel):
+    why: str = Field(default="", max_length=300)
+
+
+class Clone(BaseModel):
+    parameters: dict[str, Any] = Field(default_factory=dict, max_length=200)
+    """Those that are to be other ones."""
+
+
+def action_routes(service: Service, access: ClientAccess) -> APIRouter:
+    store = service.store
+    routes = APIRouter(dependencies=[Depends(calling_client)], tags=["clients"])
+
+    @routes.post("/trials/{trial_id}/pause")
+    def pause(client: Client, trial_id: str, body: Pause) -> dict[str, Any]:
+        """It saves its state and gives its slots back until somebody lets it go on."""
+        record = access.trial_for(client, trial_id)
+        if record.state.is_final:
+            raise HTTPException(409, f"trial {trial_id} is {record.state.value}; what is over cannot pause")
+        store.hold([trial_id], OWNERS_PAUSE + (f": {body.why}" if body.why else "; `elastune resume` lets it go on"))
+        service.loop.decisions.decide_anew()
+        service.loop.wake()
+        return summary(store.trial(trial_id))
+
+    @routes.post("/trials/{trial_id}/resume")
+    def resume(client: Client, trial_id: str) -> dict[str, Any]:
+        record = access.trial_for(client, trial_id)
+        if record.hold is None or not record.hold.startswith(OWNERS_PAUSE):
+            why = f"it is {record.state.value}" if record.hold is None else record.hold
+            raise HTTPException(409, f"nobody has paused trial {trial_id}: {why}")
+        store.release([trial_id])
+        service.loop.decisions.decide_anew()
+        service.loop.wake()
+        return summary(store.trial(trial_id))
+
+    @routes.post("/trials/{trial_id}/clone")
+    async def clone(client: Client, trial_id: str, body: Clone) -> dict[str, Any]:
+        """A further trial like this one, with some parameters changed; its tuner is asked where it has one."""
+        record = await asyncio.to_thread(access.trial_for, client, trial_id)
+        if record.spec.driven:
+            return await ask_driver(record, body.parameters)
+        return await asyncio.to_thread(submit_like, record, body.parameters)
+
+    async def ask_driver(record: TrialRecord, changed: Mapping[str, Any]) -> dict[str, Any]:
+        unknown = set(changed) - set(record.parameters)
+        if unknown:
+            known = ", ".join(sorted(record.parameters)) or "none that were told"
+            raise HTTPException(422, f"the trial has no parameter {min(unknown)!r}; it has {known}")
+        study = record.spec.study
+        service.mailbox.notify(study)
+        try:
+            refusal = await service.wishes.make(study, {**record.parameters, **changed}, DRIVER_SECONDS)
+        except TimeoutError:
+            raise HTTPException(
+                409,
+                f"the driver of study {study!r} did not answer; start its sweep again with resume=True, and ask then",
+            ) from None
+        if refusal:
+            raise HTTPException(422, refusal)
+        return {"study": study, "parameters": {**record.parameters, **changed}, "queued": True}
+
+    def submit_like(record: TrialRecord, changed: Mapping[str, Any]) -> dict[str, Any]:
+        spec = record.spec
+        command = spec.payload.get("command")
+        if changed and not isinstance(command, list):
+            raise HTTPException(422, "the trial is not a command, and has no arguments that could be changed")
+        payload = dict(spec.payload)
+        if isinstance(command, list):
+            try:
+                payload["command"] = with_parameters(command, changed)
+            except ValueError as error:
+                raise HTTPException(422, str(error)) from error
+        further = numbered(replace(spec, payload=payload))
+        made = store.submit(further, service.clock())
+        if "command" in payload:
+            store.put_parameters(made.trial_id, shown_parameters(parameters_of(payload["command"])))
+        service.loop.decisions.decide_anew()
+        service.loop.wake()
+        return summary(made)
+
+    def numbered(spec: TrialSpec) -> TrialSpec:
+        taken = [record.spec.number for record in store.trials() if record.spec.study == spec.study]
+        return replace(spec, number=max(taken, default=-1) + 1)
+
+    return routes

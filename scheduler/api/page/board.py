@@ -1,0 +1,252 @@
+"""What open pages have been told, and what has changed since: each change is worked out and written once for all.
+
+A change has a number; a page that was away names the last one that it has and is told what came after it, or everything
+anew where that is too long ago. Two schedulers never give the same number: it begins with the process's own mark.
+
+Callable from any thread. Nothing is looked at while no page is open.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import threading
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+from scheduler.api.client_access import ClientAccess
+from scheduler.api.page.rows import interval_row, node_row, report_row, study_row, trial_row
+from scheduler.api.tokens import Access, Identity
+from scheduler.knowledge.expected_starts import expected_starts
+from scheduler.loop.happenings import OWNER_LEASE_SECONDS
+from scheduler.snapshot import Snapshot
+from trials.record import ReplicaRecord, Report, TrialRecord
+from trials.store.base import SlotInterval
+
+if TYPE_CHECKING:
+    from scheduler.api.service import Service
+
+KEPT_CHANGES = 600
+KEPT_CHARACTERS = 8 * 1024**2
+
+Change = tuple[str, str]
+"""Its number, and what it says."""
+
+
+class Board:
+    """For callers that may see the same."""
+
+    def __init__(self, service: Service, access: ClientAccess, client: Identity) -> None:
+        self._service = service
+        self._access = access
+        self._client = client
+        self._lock = threading.Lock()
+        self._run = secrets.token_hex(4)
+        self._number = 0
+        self._changes: deque[Change] = deque(maxlen=KEPT_CHANGES)
+        self._kept_characters = 0
+        self._rows: dict[str, dict[str, Any]] = {}
+        self._seen: dict[str, tuple[Any, ...]] = {}
+        self._latest: dict[str, Report] = {}
+        self._intervals: dict[str, list[Any]] = {}
+        self._live: dict[str, ReplicaRecord] = {}
+        self._studies: list[dict[str, Any]] = []
+        self._nodes: list[dict[str, Any]] = []
+        self._reports: list[Report] = []
+        self._decided_on: Snapshot | None = None
+        self._expected: dict[str, float] = {}
+        self._begin()
+
+    # ------------------------------------------------------------------ for pages
+
+    def everything(self) -> Change:
+        """As of the last look."""
+        with self._lock:
+            return self._everything()
+
+    def _everything(self) -> Change:
+        told = {
+            "all": True,
+            "now": self._service.clock(),
+            "access": self._client.access.value,
+            "emulated": self._service.emulated,
+            "policy": self._service.loop.decisions.policy_name,
+            "studies": self._studies,
+            "nodes": self._nodes,
+            "trials": list(self._rows.values()),
+            "intervals": list(self._intervals.values()),
+        }
+        return self._mark(self._number), _written(told)
+
+    def since(self, mark: str) -> list[Change] | None:
+        """What came after that change, None when it is not known here any more."""
+        with self._lock:
+            return self._since(mark)
+
+    def _since(self, mark: str) -> list[Change] | None:
+        run, _, number = mark.rpartition("-")
+        if run != self._run or not number.isdigit() or int(number) > self._number:
+            return None
+        missed = self._number - int(number)
+        if missed > len(self._changes):
+            return None
+        return list(self._changes)[len(self._changes) - missed :]
+
+    def note_report(self, report: Report) -> None:
+        self._reports.append(report)
+
+    # ------------------------------------------------------------------ looking
+
+    def look(self) -> Change | None:
+        """What has changed since the last look; None when nothing has. Raises StoreUnavailable."""
+        with self._lock:
+            return self._look()
+
+    def _look(self) -> Change | None:
+        told: dict[str, Any] = {}
+        reports, self._reports = self._reports, []
+        trials, gone = self._look_at_trials(reports)
+        if trials:
+            told["trials"] = trials
+        if gone:
+            told["gone"] = gone
+        intervals = self._look_at_replicas()
+        if intervals:
+            told["intervals"] = intervals
+        mine = [report_row(report) for report in reports if report.trial_id in self._rows]
+        if mine:
+            told["reports"] = mine
+        studies, nodes = self._study_rows(), [node_row(node) for node in self._service.nodes()]
+        if studies != self._studies:
+            self._studies = told["studies"] = studies
+        if nodes != self._nodes:
+            self._nodes = told["nodes"] = nodes
+        if not told:
+            return None
+        self._number += 1
+        change = self._mark(self._number), _written({"now": self._service.clock(), **told})
+        self._keep(change)
+        return change
+
+    def _keep(self, change: Change) -> None:
+        if len(self._changes) == KEPT_CHANGES:
+            self._kept_characters -= len(self._changes[0][1])
+        self._changes.append(change)
+        self._kept_characters += len(change[1])
+        while self._kept_characters > KEPT_CHARACTERS and len(self._changes) > 1:
+            self._kept_characters -= len(self._changes.popleft()[1])
+
+    def _mark(self, number: int) -> str:
+        return f"{self._run}-{number}"
+
+    def _begin(self) -> None:
+        store = self._service.store
+        for study in self._access.seen_studies(self._client):
+            self._latest |= store.latest_reports(study.name)
+        self._look_at_trials([])
+        self._studies = self._study_rows()
+        self._nodes = [node_row(node) for node in self._service.nodes()]
+        self._live = {row.replica_id: row for row in store.replicas()}
+        for interval in store.slot_intervals():
+            self._put_interval(interval)
+
+    def _study_rows(self) -> list[dict[str, Any]]:
+        now = self._service.clock()
+        return [
+            study_row(
+                study,
+                driven=study.owner is not None and now - (study.owner_seen_at or 0.0) < OWNER_LEASE_SECONDS,
+            )
+            for study in self._access.seen_studies(self._client)
+        ]
+
+    def _look_at_trials(self, reports: list[Report]) -> tuple[list[dict[str, Any]], list[str]]:
+        """Rows of trials that have changed, and ids of those that are forgotten."""
+        for report in reports:
+            known = self._latest.get(report.trial_id)
+            if known is None or report.step >= known.step:
+                self._latest[report.trial_id] = report
+        records = self._access.seen_trials(self._client)
+        hints = self._service.store.hints([record.trial_id for record in records if not record.state.is_final])
+        self._look_ahead()
+        changed = []
+        for record in records:
+            seen = self._facts(record, hints)
+            before = self._seen.get(record.trial_id)
+            if before is not None and all(map(_same, before, seen)):
+                continue
+            self._seen[record.trial_id] = seen
+            row = trial_row(
+                record,
+                view=self._service.loop.latest_views.get(record.trial_id),
+                hints=hints.get(record.trial_id),
+                latest=self._latest.get(record.trial_id),
+                expected_start=self._expected.get(record.trial_id),
+            )
+            if row != self._rows.get(record.trial_id):
+                self._rows[record.trial_id] = row
+                changed.append(row)
+        gone = []
+        if len(self._rows) > len(records):
+            gone = list(self._rows.keys() - {record.trial_id for record in records})
+            for trial_id in gone:
+                for kept in (self._rows, self._seen, self._latest):
+                    kept.pop(trial_id, None)
+                for replica_id in [name for name, row in self._intervals.items() if row[1] == trial_id]:
+                    del self._intervals[replica_id]
+        return changed, gone
+
+    def _facts(self, record: TrialRecord, hints: dict[str, dict[str, Any]]) -> tuple[Any, ...]:
+        """What a row is made of, by objects that are replaced when they change."""
+        if record.state.is_final:
+            return record, None, None, None, self._latest.get(record.trial_id), None
+        view = self._service.loop.latest_views.get(record.trial_id)
+        return (
+            record,
+            hints.get(record.trial_id),
+            None if view is None else view.promise,
+            None if view is None else view.held_slots,
+            self._latest.get(record.trial_id),
+            self._expected.get(record.trial_id),
+        )
+
+    def _look_ahead(self) -> None:
+        snapshot = self._service.loop.decisions.snapshot
+        if snapshot is not None and snapshot is not self._decided_on:
+            self._decided_on = snapshot
+            # To the second: what moves by less is no news.
+            starts = expected_starts(snapshot)
+            self._expected = {name: float(round(snapshot.now + seconds)) for name, seconds in starts.items()}
+
+    # ------------------------------------------------------------------ slots
+
+    def _look_at_replicas(self) -> list[list[Any]]:
+        store = self._service.store
+        live = {row.replica_id: row for row in store.replicas()}
+        ended = self._live.keys() - live.keys()
+        began = live.keys() - self._live.keys()
+        changed = [self._put_interval(SlotInterval.of(live[name])) for name in began]
+        for trial_id in {self._live[name].trial_id for name in ended}:
+            rows = store.replicas(trial_id=trial_id, live_only=False)
+            changed += [self._put_interval(SlotInterval.of(row)) for row in rows if row.replica_id in ended]
+        self._live = live
+        return changed
+
+    def _put_interval(self, interval: SlotInterval) -> list[Any]:
+        row = interval_row(interval, mine=self._client.access is not Access.STUDY or interval.trial_id in self._rows)
+        self._intervals[str(row[0])] = row
+        return row
+
+
+def _same(before: Any, now: Any) -> bool:
+    return before is now or (isinstance(now, float | int) and before == now)
+
+
+def _written(told: dict[str, Any]) -> str:
+    return json.dumps(told, separators=(",", ":"), default=_plain)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, tuple | set | frozenset):
+        return list(value)
+    raise TypeError(f"{type(value).__name__} is nothing for a page")

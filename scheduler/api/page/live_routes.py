@@ -1,0 +1,30 @@
+"""What a page is told without asking: everything once, then each change."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Annotated
+
+from fastapi import APIRouter, Depends, Header
+from fastapi.sse import EventSourceResponse, ServerSentEvent
+
+from scheduler.api.callers import Client, allow, calling_client
+from scheduler.api.client_access import ClientAccess
+from scheduler.api.service import Service
+
+RETRY_MILLISECONDS = 1000
+
+
+def live_routes(service: Service, access: ClientAccess) -> APIRouter:
+    routes = APIRouter(prefix="/page", dependencies=[Depends(calling_client)], tags=["page"])
+
+    @routes.get("/events", response_class=EventSourceResponse, include_in_schema=False)
+    async def events(
+        client: Client, last_event_id: Annotated[str, Header()] = "", after: str = ""
+    ) -> AsyncIterator[ServerSentEvent]:
+        """Trials, studies and slots as they are, then what changes; after a break, what was missed."""
+        allow(client, study=client.subject, read=True)
+        async for mark, told in service.page.follow(service, access, client, last_event_id or after):
+            yield ServerSentEvent(raw_data=told, id=mark, retry=RETRY_MILLISECONDS)
+
+    return routes

@@ -1,0 +1,75 @@
+"""Getting in: what a browser calls before it has a session, and to leave; links for those who have a token."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import APIRouter, Depends, HTTPException, Request, Response
+from pydantic import BaseModel, Field
+
+from scheduler.api.callers import Client, allow, calling_client
+from scheduler.api.page.sessions import SESSION_SECONDS
+from scheduler.api.service import Service
+from scheduler.api.tokens import Access, Identity
+
+
+class SessionBody(BaseModel):
+    code: str = Field(default="", max_length=200)
+    """From a link."""
+    token: str = Field(default="", max_length=4000)
+    """The owner's, a study's or a reader's, typed in."""
+
+
+class LinkBody(BaseModel):
+    access: str = Field(default="owner", pattern="^(owner|read)$")
+
+
+def session_routes(service: Service) -> APIRouter:
+    routes = APIRouter(prefix="/page", tags=["page"])
+
+    @routes.post("/session")
+    def begin(body: SessionBody, request: Request, response: Response) -> dict[str, str]:
+        """A cookie for the code of a link, or for a token."""
+        identity = service.sessions.redeem(body.code) if body.code else None
+        if identity is None and body.token:
+            identity = service.tokens.identify(body.token.strip())
+            if identity is not None and identity.access is Access.REPLICA:
+                identity = None
+        if identity is None:
+            what = "token is not this scheduler's" if body.token else "link was used already, or is too old"
+            raise HTTPException(401, f"the {what}; `elastune page` prints a new link")
+        response.set_cookie(
+            cookie_name(request),
+            service.sessions.cookie_for(identity),
+            max_age=int(SESSION_SECONDS),
+            httponly=True,
+            samesite="strict",
+            secure=request.url.scheme == "https",
+        )
+        return {"access": identity.access.value}
+
+    @routes.delete("/session")
+    def end(request: Request, response: Response) -> None:
+        response.delete_cookie(cookie_name(request), httponly=True, samesite="strict")
+
+    @routes.post("/links", dependencies=[Depends(calling_client)])
+    def link(client: Client, body: LinkBody) -> dict[str, Any]:
+        """The path of a link that opens the page once."""
+        identity = client
+        if client.access is Access.OWNER and body.access == "read":
+            identity = Identity(Access.READ)
+        elif client.access is not Access.STUDY:
+            allow(client, read=True)
+        return {"path": link_path(service.sessions.link_code(identity))}
+
+    return routes
+
+
+def link_path(code: str) -> str:
+    return f"/#code={code}"
+
+
+def cookie_name(request: Request) -> str:
+    """With the port, which cookies are not told apart by."""
+    port = request.headers.get("host", "").rpartition(":")[2]
+    return f"elastune_{port if port.isdigit() else 0}"

@@ -1,0 +1,82 @@
+"""How a browser gets in: a link that opens once, or a token typed in, and a cookie from then on.
+
+A link carries its code behind a `#`, which browsers send to nobody; the page hands it over and gets a cookie, which no
+script can read and no other site can send. A cookie says what it opens and until when, signed with the scheduler's key:
+it outlives a restart, and ends when the token that it stands for is replaced.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import hmac
+import secrets
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+
+from scheduler.api.tokens import Access, Identity, Tokens
+
+SESSION_SECONDS = 30 * 86400.0
+LINK_SECONDS = 15 * 60.0
+"""Of one that was asked for; the one that a scheduler prints when it starts is good until it was used."""
+MOST_LINKS = 256
+
+
+class Sessions:
+    """Callable from any thread."""
+
+    def __init__(self, tokens: Tokens, clock: Callable[[], float]) -> None:
+        self._tokens = tokens
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._links: OrderedDict[str, tuple[Identity, float | None]] = OrderedDict()
+
+    def link_code(self, identity: Identity, *, lasting: bool = False) -> str:
+        """Opens one session. ``lasting``: however late it is used."""
+        code = secrets.token_urlsafe(24)
+        with self._lock:
+            self._links[_digest(code)] = identity, None if lasting else self._clock() + LINK_SECONDS
+            while len(self._links) > MOST_LINKS:
+                self._links.popitem(last=False)
+        return code
+
+    def redeem(self, code: str) -> Identity | None:
+        """Whose session the code opens; None for one that is unknown, used or too old."""
+        with self._lock:
+            identity, until = self._links.pop(_digest(code), (None, None))
+        return identity if until is None or self._clock() <= until else None
+
+    def cookie_for(self, identity: Identity) -> str:
+        until = int(self._clock() + SESSION_SECONDS)
+        subject = base64.urlsafe_b64encode(identity.subject.encode(errors="surrogatepass")).decode().rstrip("=")
+        said = f"{identity.access.value}.{subject}.{until}"
+        return f"{said}.{self._signature(said, identity)}"
+
+    def identify(self, cookie: str) -> Identity | None:
+        """Whose session it is; None for one that is not ours, or not any more."""
+        said, _, signature = cookie.rpartition(".")
+        access, _, rest = said.partition(".")
+        subject, _, until = rest.partition(".")
+        try:
+            name = base64.urlsafe_b64decode(subject + "=" * (-len(subject) % 4)).decode()
+            identity = Identity(Access(access), name)
+            expected = self._signature(said, identity)
+        except (ValueError, KeyError):
+            return None
+        equal = hmac.compare_digest(signature.encode(errors="replace"), expected.encode())
+        return identity if equal and until.isdigit() and self._clock() <= int(until) else None
+
+    def _signature(self, said: str, identity: Identity) -> str:
+        """With the token that the session stands for, so that it ends with that one."""
+        if identity.access is Access.OWNER:
+            token = self._tokens.owner
+        elif identity.access is Access.READ:
+            token = self._tokens.for_reading()
+        else:
+            token = self._tokens.for_study(identity.subject)
+        return hmac.new(token.encode(errors="surrogatepass"), f"page {said}".encode(), hashlib.sha256).hexdigest()
+
+
+def _digest(code: str) -> str:
+    return hashlib.sha256(code.encode(errors="replace")).hexdigest()

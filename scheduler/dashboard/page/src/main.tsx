@@ -1,0 +1,6 @@
+import { render } from "preact";
+import { App } from "./app";
+import "./styles.css";
+
+const home = document.getElementById("app");
+if (home) render(<App />, home);

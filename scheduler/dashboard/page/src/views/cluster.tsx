@@ -1,0 +1,350 @@
+// Nodes, studies with their shares, who used how much, and what other policies would have done.
+
+import { useEffect, useState } from "preact/hooks";
+import { Refused, get, part, patch, post } from "../api";
+import { moment, number, percent, plural } from "../format";
+import { State, mine } from "../parts";
+import { store, useStore } from "../store";
+import { FINAL, type Study } from "../types";
+
+const GOALS = ["auto", "completion_time", "best_found", "deadline", "budget"];
+
+export function ClusterView({ study }: { study: string }) {
+  useStore(1000);
+  return (
+    <>
+      <h1>Cluster</h1>
+      <Nodes />
+      <Studies only={study} />
+      <Usage />
+      <Policies />
+    </>
+  );
+}
+
+function Nodes() {
+  const held = new Map<string, number>();
+  for (const interval of store.intervals.values()) if (interval[5] === null) held.set(interval[2], (held.get(interval[2]) ?? 0) + 1);
+  return (
+    <section aria-labelledby="nodes">
+      <h2 id="nodes">{plural(store.nodes.length, "node")}</h2>
+      <div class="scroll">
+        <table>
+          <thead>
+            <tr>
+              <th scope="col">node</th>
+              <th scope="col">kind</th>
+              <th scope="col">slots in use</th>
+              <th scope="col">reserved for</th>
+            </tr>
+          </thead>
+          <tbody>
+            {store.nodes.map((node) => (
+              <tr key={node.name}>
+                <td>{node.name}</td>
+                <td>{node.kind || "–"}</td>
+                <td>
+                  {held.get(node.name) ?? 0} of {node.slots}
+                </td>
+                <td>{node.reserved_for.join(", ") || "–"}</td>
+              </tr>
+            ))}
+          </tbody>
+        </table>
+      </div>
+    </section>
+  );
+}
+
+function Studies({ only }: { only: string }) {
+  const studies = only ? store.studies.filter((study) => study.name === only) : store.studies;
+  return (
+    <section aria-labelledby="studies">
+      <h2 id="studies">{plural(studies.length, "study").replace("studys", "studies")}</h2>
+      {studies.length === 0 ? (
+        <p class="empty">None yet.</p>
+      ) : (
+        <div class="scroll">
+          <table>
+            <thead>
+              <tr>
+                {["study", "user", "driver", "trials", "slots now", "weight", "priority", "most slots", "goal", "deadline", "slot hours at most", ""].map((name) => (
+                  <th scope="col" key={name}>
+                    {name || <span class="sr">change</span>}
+                  </th>
+                ))}
+              </tr>
+            </thead>
+            <tbody>
+              {studies.map((study) => (
+                <StudyRow key={study.name} study={study} />
+              ))}
+            </tbody>
+          </table>
+        </div>
+      )}
+    </section>
+  );
+}
+
+function StudyRow({ study }: { study: Study }) {
+  const [changes, setChanges] = useState<Record<string, string> | null>(null);
+  const [said, setSaid] = useState("");
+  const trials = mine(study.name);
+  const slots = trials.reduce((sum, trial) => sum + (FINAL.has(trial.state) ? 0 : (trial.slots ?? 0)), 0);
+  const ended = trials.filter((trial) => FINAL.has(trial.state)).length;
+  const field = (name: keyof Study, label: string) =>
+    changes === null ? (
+      shownTerm(study, name)
+    ) : (
+      <input
+        aria-label={`${label} of ${study.title}`}
+        size={7}
+        value={changes[name] ?? ""}
+        onInput={(event) => setChanges({ ...changes, [name]: event.currentTarget.value })}
+      />
+    );
+  const begin = () => {
+    setSaid("");
+    setChanges({
+      weight: String(study.weight),
+      priority: String(study.priority),
+      quota: study.quota === null ? "" : String(study.quota),
+      goal: study.goal,
+      deadline_at: study.deadline_at === null ? "" : new Date(study.deadline_at * 1000).toISOString().slice(0, 16),
+      budget_slot_hours: study.budget_slot_hours === null ? "" : String(study.budget_slot_hours),
+    });
+  };
+  const save = async () => {
+    if (changes === null) return;
+    try {
+      const body: Record<string, unknown> = {};
+      const numbers: [keyof Study, boolean][] = [
+        ["weight", false],
+        ["priority", false],
+        ["quota", true],
+        ["budget_slot_hours", true],
+      ];
+      for (const [name, optional] of numbers) {
+        const text = (changes[name] ?? "").trim();
+        const found = text === "" && optional ? null : Number(text);
+        if (Number.isNaN(found)) throw new Refused(0, `${name} is ${JSON.stringify(text)}; it must be a number`);
+        if (found !== study[name]) body[name] = found;
+      }
+      const until = changes.deadline_at ? Date.parse(`${changes.deadline_at}Z`) / 1000 : null;
+      if (until !== null && Number.isNaN(until)) throw new Refused(0, "the deadline must be like 2026-12-31T18:00 (UTC)");
+      if (until !== study.deadline_at && Math.abs((until ?? 0) - (study.deadline_at ?? 0)) >= 60) body.deadline_at = until;
+      if (changes.goal !== study.goal) body.goal = changes.goal;
+      const answer = await patch<{ warnings: string[] }>(`/studies/${part(study.name)}`, body);
+      setSaid(answer.warnings.join(" ") || "changed");
+      setChanges(null);
+    } catch (error) {
+      setSaid(error instanceof Refused ? error.message : String(error));
+    }
+  };
+  return (
+    <>
+      <tr>
+        <td title={study.name}>{study.title}</td>
+        <td>{study.user || "–"}</td>
+        <td>{study.driven ? "there" : "gone"}</td>
+        <td>
+          {ended} of {trials.length} over
+        </td>
+        <td>{slots}</td>
+        <td>{field("weight", "weight")}</td>
+        <td>{field("priority", "priority")}</td>
+        <td>{field("quota", "most slots")}</td>
+        <td>
+          {changes === null ? (
+            study.goal
+          ) : (
+            <select aria-label={`goal of ${study.title}`} value={changes.goal} onChange={(event) => setChanges({ ...changes, goal: event.currentTarget.value })}>
+              {[...new Set([...GOALS, study.goal])].map((goal) => (
+                <option key={goal}>{goal}</option>
+              ))}
+            </select>
+          )}
+        </td>
+        <td>{field("deadline_at", "deadline")}</td>
+        <td>{field("budget_slot_hours", "slot hours at most")}</td>
+        <td>
+          {store.mayAct &&
+            (changes === null ? (
+              <button type="button" onClick={begin} aria-label={`Change ${study.title}`}>
+                Change
+              </button>
+            ) : (
+              <>
+                <button type="button" onClick={() => void save()}>
+                  Save
+                </button>{" "}
+                <button type="button" onClick={() => setChanges(null)}>
+                  Leave
+                </button>
+              </>
+            ))}
+        </td>
+      </tr>
+      {said && (
+        <tr>
+          <td colSpan={12} role="status" class="said">
+            {said}
+          </td>
+        </tr>
+      )}
+    </>
+  );
+}
+
+function shownTerm(study: Study, name: keyof Study): string {
+  const found = study[name];
+  if (found === null) return "–";
+  return name === "deadline_at" ? moment(found as number) : String(found);
+}
+
+interface Used {
+  study: string;
+  title: string;
+  user: string;
+  day: string;
+  hours: number;
+  trials: number;
+}
+
+function Usage() {
+  const [rows, setRows] = useState<Used[]>([]);
+  const [price, setPrice] = useState(() => localStorage.getItem("elastune.price") ?? "");
+  const [by, setBy] = useState<"study" | "user" | "day">("study");
+  const [error, setError] = useState("");
+  useEffect(() => {
+    const look = () => get<Used[]>("/page/usage").then(setRows, (refused: Error) => setError(refused.message));
+    void look();
+    const timer = setInterval(look, 10_000);
+    return () => clearInterval(timer);
+  }, []);
+  const groups = new Map<string, { hours: number; trials: number }>();
+  for (const row of rows) {
+    const name = by === "study" ? row.title : by === "user" ? row.user || "unknown" : row.day;
+    const sum = groups.get(name) ?? { hours: 0, trials: 0 };
+    groups.set(name, { hours: sum.hours + row.hours, trials: sum.trials + row.trials });
+  }
+  const total = [...groups.values()].reduce((sum, each) => sum + each.hours, 0);
+  const cost = Number(price);
+  return (
+    <section aria-labelledby="usage">
+      <div class="line">
+        <h2 id="usage">Slot hours</h2>
+        <label>
+          by{" "}
+          <select value={by} onChange={(event) => setBy(event.currentTarget.value as typeof by)}>
+            <option>study</option>
+            <option>user</option>
+            <option>day</option>
+          </select>
+        </label>
+        <label>
+          price of a slot hour{" "}
+          <input
+            size={6}
+            inputMode="decimal"
+            value={price}
+            onInput={(event) => {
+              setPrice(event.currentTarget.value);
+              localStorage.setItem("elastune.price", event.currentTarget.value);
+            }}
+          />
+        </label>
+      </div>
+      {error && <p class="error">{error}</p>}
+      <table>
+        <thead>
+          <tr>
+            <th scope="col">{by}</th>
+            <th scope="col">slot hours</th>
+            <th scope="col">share</th>
+            {cost > 0 && <th scope="col">cost</th>}
+          </tr>
+        </thead>
+        <tbody>
+          {[...groups].sort((a, b) => (by === "day" ? a[0].localeCompare(b[0]) : b[1].hours - a[1].hours)).map(([name, sum]) => (
+            <tr key={name}>
+              <td>{name}</td>
+              <td class="right">{sum.hours.toFixed(3)}</td>
+              <td class="right">{percent(total ? sum.hours / total : 0)}</td>
+              {cost > 0 && <td class="right">{(sum.hours * cost).toFixed(2)}</td>}
+            </tr>
+          ))}
+        </tbody>
+      </table>
+    </section>
+  );
+}
+
+interface WhatIf {
+  state: string;
+  error?: string;
+  ran?: string;
+  policies?: { policy: string; trials: number; makespan_seconds: number; mean_completion_seconds: number; rescales_per_trial: number; slot_hours: number }[];
+}
+
+function Policies() {
+  const [found, setFound] = useState<WhatIf | null>(null);
+  const [said, setSaid] = useState("");
+  const ask = () => get<WhatIf>("/page/what-if").then(setFound, (refused: Error) => setSaid(refused.message));
+  useEffect(() => {
+    void ask();
+  }, []);
+  useEffect(() => {
+    if (found?.state !== "running") return;
+    const timer = setInterval(ask, 1000);
+    return () => clearInterval(timer);
+  }, [found?.state]);
+  const start = async () => {
+    setSaid("");
+    try {
+      setFound(await post<WhatIf>("/page/what-if"));
+    } catch (error) {
+      setSaid(error instanceof Refused ? error.message : String(error));
+    }
+  };
+  return (
+    <section aria-labelledby="what-if">
+      <div class="line">
+        <h2 id="what-if">What other policies would have done</h2>
+        {store.access === "owner" && (
+          <button type="button" disabled={found?.state === "running"} onClick={() => void start()}>
+            {found?.state === "running" ? "Simulating what is recorded…" : "Simulate from the record"}
+          </button>
+        )}
+        {found && found.state !== "none" && <State state={found.state} />}
+      </div>
+      {(said || found?.error) && <p class="error">{said || found?.error}</p>}
+      {found?.ran && <p class="dim">{found.ran}</p>}
+      {found?.policies && (
+        <table>
+          <thead>
+            <tr>
+              <th scope="col">policy</th>
+              <th scope="col">all trials over after</th>
+              <th scope="col">mean time of a trial</th>
+              <th scope="col">changes of size a trial</th>
+              <th scope="col">slot hours</th>
+            </tr>
+          </thead>
+          <tbody>
+            {found.policies.map((each) => (
+              <tr key={each.policy}>
+                <td>{each.policy}</td>
+                <td class="right">{number(each.makespan_seconds)} s</td>
+                <td class="right">{number(each.mean_completion_seconds)} s</td>
+                <td class="right">{number(each.rescales_per_trial, 3)}</td>
+                <td class="right">{each.slot_hours.toFixed(3)}</td>
+              </tr>
+            ))}
+          </tbody>
+        </table>
+      )}
+    </section>
+  );
+}

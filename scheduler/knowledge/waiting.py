@@ -1,0 +1,71 @@
+"""Who waited for what, over time: from the histories of the trials. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from trials.record import TrialRecord
+from trials.states import FINAL_STATES, TrialState
+from trials.store.base import HistoryEntry
+
+WAITS = "waits"
+_HOLDS = {state.value for state in TrialState if state.holds_slots}
+_ENDS = {state.value for state in FINAL_STATES}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WaitingSeries:
+    at: list[float]
+    """Ends of the bins, in seconds since the epoch."""
+    reasons: dict[str, list[float]]
+    """By reason, how many trials waited for it, on average within each bin."""
+
+
+def waiting_series(
+    records: Iterable[TrialRecord], entries: Sequence[HistoryEntry], now: float, *, bins: int
+) -> WaitingSeries:
+    """From the first submission to the last end, or to now where trials are live.
+
+    ``entries`` may begin later than the trials did: until its first entry a trial waited to be looked at.
+    """
+    of_trial: dict[str, list[HistoryEntry]] = {}
+    for entry in sorted(entries, key=lambda entry: entry.at):
+        of_trial.setdefault(entry.trial_id, []).append(entry)
+    spans: list[tuple[str, float, float]] = []
+    first, last = float("inf"), float("-inf")
+    for record in records:
+        end = now if record.finished_at is None else record.finished_at
+        first, last = min(first, record.submitted_at), max(last, end)
+        spans += _waits(record, of_trial.get(record.trial_id, []), end)
+    if not first < last:
+        return WaitingSeries(at=[], reasons={})
+    edges = np.linspace(first, last, bins + 1)
+    width = edges[1] - edges[0]
+    reasons: dict[str, np.ndarray[tuple[int], np.dtype[np.float64]]] = {}
+    for reason, began, ended in spans:
+        shares = np.clip(np.minimum(ended, edges[1:]) - np.maximum(began, edges[:-1]), 0.0, None) / width
+        reasons[reason] = reasons.get(reason, np.zeros(bins)) + shares
+    ordered = sorted(reasons.items(), key=lambda item: -float(item[1].sum()))
+    return WaitingSeries(
+        at=edges[1:].tolist(), reasons={reason: np.round(counts, 4).tolist() for reason, counts in ordered}
+    )
+
+
+def _waits(record: TrialRecord, history: Sequence[HistoryEntry], end: float) -> list[tuple[str, float, float]]:
+    """Reason, begin and end of each time that the trial held no slot."""
+    found = []
+    reason: str | None = "submitted"
+    since = record.submitted_at
+    for entry in history:
+        changes = entry.what == WAITS or entry.what in (TrialState.PENDING.value, TrialState.PAUSED.value)
+        if not changes and entry.what not in _HOLDS and entry.what not in _ENDS:
+            continue
+        if reason is not None and entry.at > since:
+            found.append((reason, since, min(entry.at, end)))
+        reason, since = (entry.reason.code if changes else None), entry.at
+    if reason is not None and end > since and not (history and history[-1].what in _ENDS):
+        found.append((reason, since, end))
+    return found
