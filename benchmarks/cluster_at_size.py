@@ -27,9 +27,9 @@ import httpx2
 import psutil
 
 from benchmarks.frame import Measurement
-from scheduler.api.client import SchedulerClient
 from scheduler.api.connections import raise_descriptor_limit
 from scheduler.api.tokens import Tokens
+from scheduler.client.connection import SchedulerClient
 from trials.errors import ClusterRefused
 from trials.kubernetes.client.api import NODES, PODS, Collection, KubernetesApi
 from trials.kubernetes.settings import ClusterSettings

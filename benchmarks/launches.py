@@ -19,7 +19,7 @@ import optuna
 
 from benchmarks import trivial
 from benchmarks.frame import Measurement
-from scheduler.api.client import SchedulerClient
+from scheduler.client.connection import SchedulerClient
 from scheduler.host.embedded import EmbeddedScheduler
 from tests.support.rig import Rig
 from trials.spec import TrialSpec

@@ -15,7 +15,7 @@ from pathlib import Path
 import psutil
 
 from benchmarks.frame import Measurement
-from scheduler.api.client import SchedulerClient
+from scheduler.client.connection import SchedulerClient
 from scheduler.host.embedded import EmbeddedScheduler
 from trials.spec import TrialSpec
 

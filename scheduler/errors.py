@@ -4,6 +4,7 @@ SchedulerError
 ├── SchedulerUnreachable   nobody answers at the address: start one, or correct ELASTUNE_URL
 ├── NotAuthorized          the token is wrong or missing: set ELASTUNE_TOKEN
 ├── RequestRefused         the scheduler understood and said no: the message tells why
+├── NotRunning             the folder's scheduler has ended: what it has kept can be looked at
 └── SchedulerDidNotStart   the embedded scheduler ended before it answered: its log tells why
 """
 
@@ -24,6 +25,10 @@ class NotAuthorized(SchedulerError):
 
 class RequestRefused(SchedulerError):
     """A request that cannot be carried out as it is."""
+
+
+class NotRunning(SchedulerError):
+    """A state folder whose scheduler has ended."""
 
 
 class SchedulerDidNotStart(SchedulerError):

@@ -87,6 +87,18 @@ class StateFolder:
             self._lock = None
 
 
+def is_held(path: Path) -> bool:
+    """Whether a scheduler runs on the folder."""
+    try:
+        with open(path / "lock") as lock:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    return False
+
+
 def read_server_file(path: Path) -> dict[str, Any] | None:
     """Where the folder's scheduler runs, or ran last; None if none ever did."""
     try:

@@ -20,7 +20,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import typer.main
+import click
 import yaml
 
 from dist_core.version import __version__
@@ -195,23 +195,23 @@ def _our_command(words: list[str]) -> Iterator[str]:
             options = {each for parameter in command.params for each in (*parameter.opts, *parameter.secondary_opts)}
             if option not in options | {"--help"}:
                 yield f"`{said}` has no option {option}"
-        elif hasattr(command, "commands"):
-            if word not in command.commands:
+        elif isinstance(command, click.Group):
+            found = command.get_command(click.Context(command), word)
+            if found is None:
                 # A sentence that begins with our name is none of our commands.
                 if said == "elastune" and not re.fullmatch(r"[a-z]+", word):
                     return
                 yield f"`{said}` has no command {word}"
                 return
-            command = command.commands[word]
+            command = found
             said += f" {word}"
 
 
 @cache
-def _command() -> Any:
+def _command() -> click.Command:
     from scheduler import cli
 
-    cli._add_front_ends()
-    return typer.main.get_command(cli.app)
+    return cli.command_line
 
 
 @cache

@@ -32,4 +32,6 @@ def _last_state(line: str) -> str:
 
 def one_line(words: str) -> str:
     """The text as one line: line ends and tabs are shown as such."""
+    if words.isascii() and words.isprintable():
+        return words
     return printable(words).replace("\n", "\\n").replace("\t", "\\t")

@@ -29,6 +29,10 @@ class Pause(BaseModel):
     why: str = Field(default="", max_length=300)
 
 
+class Forget(BaseModel):
+    trials: list[str] = Field(max_length=100_000)
+
+
 class Clone(BaseModel):
     parameters: dict[str, Any] = Field(default_factory=dict, max_length=200)
     """Those that are to be other ones."""
@@ -67,6 +71,20 @@ def action_routes(service: Service, access: ClientAccess) -> APIRouter:
         if record.spec.driven:
             return await ask_driver(record, body.parameters)
         return await asyncio.to_thread(submit_like, record, body.parameters)
+
+    @routes.post("/trials/forget")
+    def forget(client: Client, body: Forget) -> dict[str, int]:
+        """Forget trials that are over, with their reports, histories and logs."""
+        records = [access.trial_for(client, trial_id) for trial_id in body.trials]
+        if service.forget is None:
+            raise HTTPException(
+                409, "this scheduler's trials are objects of the cluster; `kubectl delete` removes them"
+            )
+        live = next((record for record in records if not record.state.is_final), None)
+        if live is not None:
+            raise HTTPException(409, f"trial {live.trial_id} is {live.state.value}; stop it first")
+        service.forget(body.trials)
+        return {"forgotten": len(records)}
 
     async def ask_driver(record: TrialRecord, changed: Mapping[str, Any]) -> dict[str, Any]:
         unknown = set(changed) - set(record.parameters)

@@ -14,6 +14,7 @@ from scheduler.api.page.live_routes import live_routes
 from scheduler.api.page.looking_back import looking_back_routes
 from scheduler.api.page.session_routes import session_routes
 from scheduler.api.page.what_if import what_if_routes
+from scheduler.api.row_routes import row_routes
 from scheduler.api.service import Service
 from scheduler.api.study_routes import study_routes
 from scheduler.api.token_routes import token_routes
@@ -29,6 +30,7 @@ def client_routes(service: Service) -> APIRouter:
         trial_routes,
         action_routes,
         display_routes,
+        row_routes,
         token_routes,
         live_routes,
         looking_back_routes,

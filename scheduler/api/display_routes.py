@@ -31,14 +31,16 @@ def display_routes(service: Service, access: ClientAccess) -> APIRouter:
         mine = {record.trial_id for record in records}
         known = access.seen_studies(client)
         hints = store.hints([record.trial_id for record in records if not record.state.is_final])
-        latest: dict[str, dict[str, Any]] = {}
-        for study in known:
-            for report in store.reports(study.name):
-                latest[report.trial_id] = {"step": report.step, "value": report.value}
+        latest = {
+            trial_id: {"step": report.step, "value": report.value}
+            for study in known
+            for trial_id, report in store.latest_reports(study.name).items()
+        }
         return {
             "now": service.clock(),
             "nodes": [asdict(node) for node in service.nodes()],
             "emulated": service.emulated,
+            "held_slots": len(store.replicas()),
             "studies": [asdict(study) for study in known],
             "trials": [
                 {**brief(record), **live(service, record, hints), "latest": latest.get(record.trial_id)}
@@ -56,6 +58,7 @@ def display_routes(service: Service, access: ClientAccess) -> APIRouter:
             "now": service.clock(),
             "emulated": service.emulated,
             "nodes": [asdict(node) for node in service.nodes()],
+            "studies": [{"name": study.name, "title": study.title} for study in access.seen_studies(client)],
             "intervals": [asdict(each) for each in store.slot_intervals() if each.trial_id in mine],
             "trials": [brief(record) for record in records],
             "changes": [asdict(entry) for entry in store.resizes() if entry.trial_id in mine],

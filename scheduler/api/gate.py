@@ -27,6 +27,9 @@ SMALL_BYTES = 1024**2
 LARGE_BYTES = 32 * 1024**2
 OPEN = re.compile(r"^(/|/healthz|/assets/[\w.-]+)$")
 """What anybody may ask for: whether the scheduler works, and the page's files, which hold nobody's data."""
+READING = ("GET", "HEAD")
+OVER = ("/page/session", "/page/links")
+"""What may be asked for beside reading where nothing runs any more."""
 PAGE_HEADER = b"x-elastune-page"
 LARGE = re.compile(r"^(/trials|/replica/(outcome|call)|/studies/[^/]+/(answers|news))$")
 """What carries a trial's arguments, results and arrays."""
@@ -84,6 +87,8 @@ class Gate:
                         429, f"replica {identity.subject} calls more than {REQUESTS_A_SECOND:.0f} times a second"
                     )
                 await asyncio.sleep(delay)
+            if self._service.over and scope["method"] not in READING and scope["path"] not in OVER:
+                raise Refused(409, self._service.over)
             if scope["path"].startswith("/packages/"):
                 receive = counted(receive, LARGEST_PACKAGE)
             else:

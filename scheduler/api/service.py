@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from scheduler.api.announcements import Announcements, Changes
@@ -53,6 +53,10 @@ class Service:
     """Where, beside its own, studies may be on a cluster: their names begin with the namespace and a dot."""
     others_tokens: OthersTokens | None = None
     """Those that replicas show beside our own, where the cluster gives them out."""
+    forget: Callable[[Sequence[str]], None] | None = None
+    """Has trials that are over forgotten; None where whoever keeps them does that."""
+    over: str = ""
+    """Why nothing can be changed: the scheduler has ended, and what it has kept is looked at."""
     grows: bool = False
     """Whether the cluster may get more slots than it has now."""
 

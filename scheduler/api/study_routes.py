@@ -76,6 +76,15 @@ def study_routes(service: Service, access: ClientAccess) -> APIRouter:
             raise HTTPException(403, f"a study's own token cannot change its {unequal[0]}; the owner's is needed")
         return terms
 
+    @routes.get("/where")
+    def where(client: Client) -> dict[str, Any]:
+        """Whether replicas run on another machine than those who submit, and with what."""
+        return {
+            "runs_elsewhere": service.packages is not None,
+            "runtime": runtime() if service.packages is None else None,
+            "slots": sum(node.slots for node in service.nodes()),
+        }
+
     @routes.get("/studies")
     def studies(client: Client) -> list[dict[str, Any]]:
         return [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import asdict
 from typing import Any
 
@@ -14,7 +15,7 @@ from scheduler.api.client_access import ClientAccess
 from scheduler.api.page.rows import shown_parameters
 from scheduler.api.service import Service
 from scheduler.api.summaries import brief, summary
-from scheduler.api.tokens import Access
+from scheduler.api.tokens import Access, Identity
 from scheduler.knowledge.command_lines import parameters_of
 from trials.checks import check_name
 from trials.log_files import following, tail
@@ -30,11 +31,20 @@ class Cancel(BaseModel):
 
 def trial_routes(service: Service, access: ClientAccess) -> APIRouter:
     store = service.store
+    numbering = threading.Lock()
+    """Held from looking for a number until its trial is there."""
     routes = APIRouter(dependencies=[Depends(calling_client)], tags=["clients"])
 
     @routes.post("/trials")
     def submit(client: Client, document: dict[str, Any]) -> dict[str, Any]:
-        """Submit a trial; the same (study, number) again returns the one that is there."""
+        """Submit a trial; the same (study, number) again returns the one that is there. Without a number: the next."""
+        if "number" not in document:
+            with numbering:
+                taken = [each.spec.number for each in store.trials() if each.spec.study == document.get("study")]
+                return submitted(client, {**document, "number": max(taken, default=-1) + 1})
+        return submitted(client, document)
+
+    def submitted(client: Identity, document: dict[str, Any]) -> dict[str, Any]:
         try:
             spec = TrialSpec.from_json(document)
         except TypeError as error:

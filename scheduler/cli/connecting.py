@@ -1,75 +1,45 @@
-"""Which scheduler, trial and study a command is about."""
+"""Which scheduler a command is about, and what many commands take."""
 
 from __future__ import annotations
 
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING
 
-import typer
+import click
 
-from scheduler.api.client import SchedulerClient, default_state_dir
-from scheduler.errors import SchedulerError, SchedulerUnreachable
-from scheduler.state_folder import read_server_file
-from trials.plain_words import printable
+if TYPE_CHECKING:
+    from scheduler.client import Client
 
-StateDir = Annotated[
-    Path | None, typer.Option(help="State folder; default: $ELASTUNE_HOME or the user's state folder.")
-]
+PATH = click.Path(path_type=Path)
+state_dir = click.option(
+    "--state-dir", type=PATH, help="State folder; default: $ELASTUNE_HOME or the user's state folder."
+)
+scheduler_name = click.option(
+    "--scheduler", "scheduler", default="", envvar="ELASTUNE_SCHEDULER", help="One that elastune.toml names."
+)
+as_json = click.option("--json", "as_json", is_flag=True, help="As JSON.")
 
 opened = ExitStack()
 """Connections that this command has made."""
 
 
-def client_of(state_dir: Path | None) -> SchedulerClient:
-    """The scheduler that ELASTUNE_URL names, else the one that runs on the state folder."""
-    client = _find_client(state_dir)
+def client_of(state_dir: Path | None, scheduler: str = "", *, also_ended: bool = False) -> Client:
+    """The scheduler that the options name, else ELASTUNE_URL or elastune.toml, else the one of this user's folder.
+
+    ``also_ended``: what an ended one has kept will do.
+    """
+    from scheduler.client import Client
+    from scheduler.client.places import default_state_dir
+    from scheduler.errors import NotRunning
+
+    try:
+        client = Client.connect(state_dir=state_dir, scheduler=scheduler, quick=True)
+    except NotRunning:
+        if not also_ended:
+            raise
+        from scheduler.host.recorded import recorded
+
+        client = Client(opened.enter_context(recorded(state_dir or default_state_dir())))
     opened.callback(client.close)
     return client
-
-
-def _find_client(state_dir: Path | None) -> SchedulerClient:
-    if state_dir is None:
-        named = SchedulerClient.from_environ()
-        if named is not None:
-            return named
-    folder = state_dir or default_state_dir()
-    server = read_server_file(folder)
-    if server is None:
-        raise SchedulerError(
-            f"no scheduler has run on {folder}; start one with `elastune up`, set ELASTUNE_URL, or name the folder of "
-            "a sweep's own scheduler with --state-dir"
-        )
-    client = SchedulerClient(server["url"], (folder / "token").read_text().strip())
-    try:
-        client.check()
-    except SchedulerUnreachable as error:
-        client.close()
-        raise SchedulerError(
-            f"the scheduler of {folder} is not running (it was last at {server['url']}); a sweep's own one ends with "
-            "its sweep, another is started with `elastune up --state-dir`"
-        ) from error
-    return client
-
-
-def trial_id_of(client: SchedulerClient, wanted: str) -> str:
-    """The trial that an id, the beginning of one, or a number within its study stands for."""
-    trials = client.request("GET", "/trials")
-    found = [trial["trial_id"] for trial in trials if trial["trial_id"] == wanted] or [
-        trial["trial_id"] for trial in trials if str(trial["number"]) == wanted or trial["trial_id"].startswith(wanted)
-    ]
-    if len(found) != 1:
-        many = f"{len(found)} trials are" if found else "no trial is"
-        raise SchedulerError(f"{many} called {wanted!r}; `elastune ls` lists their ids")
-    return str(found[0])
-
-
-def study_name_of(client: SchedulerClient, wanted: str) -> str:
-    """Of the one study that is called so: by its name, its title, or how one of these begins."""
-    known: list[tuple[str, str]] = [(each["name"], each["title"]) for each in client.request("GET", "/studies")]
-    found = [name for name, title in known if wanted in (name, title)]
-    found = found or [name for name, title in known if name.startswith(wanted) or title.startswith(wanted)]
-    if len(found) != 1:
-        names = ", ".join(sorted(found or (name for name, _ in known))) or "-"
-        raise SchedulerError(f"{len(found) or 'no'} studies are called {wanted!r}; there are: {printable(names)}")
-    return found[0]

@@ -2,72 +2,221 @@
 
 from __future__ import annotations
 
+import json
+import sys
 import time
+from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import Any
 
-import typer
+import click
 
-from scheduler.api.client import default_state_dir
-from scheduler.cli.connecting import StateDir, client_of, trial_id_of
+from scheduler.cli.connecting import PATH, as_json, client_of, scheduler_name, state_dir
 from trials.plain_words import printable
 
-
-def list_trials(state_dir: StateDir = None) -> None:
-    """All trials with their state and the reason for it."""
-    from scheduler.dashboard.terminal import print_trials
-
-    print_trials(client_of(state_dir).request("GET", "/overview"))
+LAST = 40
+FOLLOW_SECONDS = 0.4
 
 
-def top(state_dir: StateDir = None, seconds: Annotated[float, typer.Option(help="Between two looks.")] = 0.5) -> None:
+def _print_json(value: Any) -> None:
+    print(json.dumps(value, indent=2 if sys.stdout.isatty() else None))
+
+
+@click.command("ls")
+@click.option("--study", help="Of one study.")
+@click.option("--state", help="In that state, or: live, waiting, over.")
+@click.option(
+    "--last",
+    type=click.IntRange(min=0),
+    default=LAST,
+    show_default=True,
+    help="So many of those that are over; 0: all.",
+)
+@as_json
+@state_dir
+@scheduler_name
+def list_trials(
+    study: str | None, state: str | None, last: int, as_json: bool, state_dir: Path | None, scheduler: str
+) -> None:
+    """Trials with their state and the reason for it; also of a sweep whose scheduler has ended."""
+    from scheduler.client.rows import Trial, row_of
+
+    client = client_of(state_dir, scheduler, also_ended=True)
+    asked = {"study": study, "state": state, "last": last or None}
+    given = {name: value for name, value in asked.items() if value is not None}
+    found = client.connection.request("GET", "/rows", params=given)
+    if as_json:
+        _print_json(found["trials"])
+        return
+    trials = [row_of(Trial, each) for each in found["trials"]]
+    from scheduler.dashboard.listings import print_trials
+
+    print_trials(trials, found["now"])
+    left_out = found["over"] - sum(trial.is_over for trial in trials)
+    if left_out > 0:
+        print(f"and {left_out} more that are over; --last 0 lists all")
+    if found["emulated"]:
+        print(found["emulated"])
+
+
+@click.command("studies")
+@as_json
+@state_dir
+@scheduler_name
+def studies(as_json: bool, state_dir: Path | None, scheduler: str) -> None:
+    """Studies with their trials, slots, slot hours and terms."""
+    from scheduler.dashboard.listings import print_studies
+
+    found = client_of(state_dir, scheduler, also_ended=True).studies()
+    if as_json:
+        _print_json([asdict(study) for study in found])
+    else:
+        print_studies(found)
+
+
+@click.command("nodes")
+@as_json
+@state_dir
+@scheduler_name
+def nodes(as_json: bool, state_dir: Path | None, scheduler: str) -> None:
+    """Nodes with their slots, and how many are in use."""
+    from scheduler.dashboard.listings import print_nodes
+
+    found = client_of(state_dir, scheduler, also_ended=True).nodes()
+    if as_json:
+        _print_json([asdict(node) for node in found])
+    else:
+        print_nodes(found)
+
+
+@click.command("top")
+@click.option("--seconds", type=float, default=0.5, show_default=True, help="Between two looks.")
+@click.option("--once", is_flag=True, help="Look once, and end.")
+@state_dir
+@scheduler_name
+def top(seconds: float, once: bool, state_dir: Path | None, scheduler: str) -> None:
     """Live view of studies, trials and slots."""
-    from scheduler.dashboard.terminal import LiveView
+    from scheduler.dashboard.terminal import LiveView, print_view
 
-    client = client_of(state_dir)
+    client = client_of(state_dir, scheduler).connection
+    if once:
+        print_view(client.request("GET", "/overview"))
+        return
     with LiveView() as view:
         while True:
             view.show(client.request("GET", "/overview"))
             time.sleep(seconds)
 
 
-def show(trial: str, state_dir: StateDir = None) -> None:
+@click.command("show")
+@click.argument("trial")
+@as_json
+@state_dir
+@scheduler_name
+def show(trial: str, as_json: bool, state_dir: Path | None, scheduler: str) -> None:
     """One trial: its state, its replicas, and what happened to it when and why."""
-    from scheduler.dashboard.terminal import print_trial
-
-    client = client_of(state_dir)
-    print_trial(client.request("GET", f"/trials/{trial_id_of(client, trial)}"))
-
-
-def why(trial: str, state_dir: StateDir = None) -> None:
-    """Why a trial has the slots that it has: the last decision, what went into it, and how it changed."""
-    from scheduler.dashboard.terminal import print_why
-
-    client = client_of(state_dir)
-    print_why(client.request("GET", f"/trials/{trial_id_of(client, trial)}/why"))
-
-
-def logs(trial: str, state_dir: StateDir = None) -> None:
-    """What a trial's replicas printed, oldest replica first."""
-    folder = (state_dir or default_state_dir()) / "logs" / trial
-    if folder.is_dir():
-        # Also those of a scheduler that has ended.
-        for path in sorted(folder.glob("*.log"), key=lambda path: path.stat().st_mtime):
-            typer.echo(f"==> {path.name} <==")
-            typer.echo(printable(path.read_text(errors="replace")), nl=False)
+    client = client_of(state_dir, scheduler, also_ended=True)
+    if as_json:
+        _print_json(client.story(trial))
         return
-    client = client_of(state_dir)
-    for each in client.request("GET", f"/trials/{trial_id_of(client, trial)}/log"):
-        typer.echo(f"==> {each['replica_id']} <==")
-        typer.echo(printable(each["words"]), nl=False)
+    from scheduler.dashboard.listings import print_trial
+
+    print_trial(client.connection.request("GET", f"/trials/{client.trial(trial).id}"))
 
 
-def timeline(
-    output: Annotated[Path, typer.Argument(help="Base name; writes BASE.png and BASE.html.")],
-    state_dir: StateDir = None,
+@click.command("why")
+@click.argument("trial")
+@as_json
+@state_dir
+@scheduler_name
+def why(trial: str, as_json: bool, state_dir: Path | None, scheduler: str) -> None:
+    """Why a trial has the slots that it has: the last decision, what went into it, and how it changed."""
+    client = client_of(state_dir, scheduler, also_ended=True)
+    found = client.connection.request("GET", f"/trials/{client.trial(trial).id}/why")
+    if as_json:
+        _print_json(found)
+        return
+    from scheduler.dashboard.listings import print_why
+
+    print_why(found)
+
+
+@click.command("logs")
+@click.argument("trial")
+@click.option("--follow", "-f", is_flag=True, help="Go on as it prints, until the trial is over.")
+@click.option("--tail", type=click.IntRange(min=0), help="So many lines of each replica.")
+@click.option("--replica", help="One alone: its id, or how that begins or ends.")
+@state_dir
+@scheduler_name
+def logs(
+    trial: str, follow: bool, tail: int | None, replica: str | None, state_dir: Path | None, scheduler: str
 ) -> None:
+    """What a trial's replicas printed, oldest replica first."""
+    client = client_of(state_dir, scheduler, also_ended=True)
+    found = client.trial(trial)
+    follow_logs(client, found, follow=follow, tail=tail, replica=replica)
+
+
+def follow_logs(client: Any, trial: Any, *, follow: bool, tail: int | None = None, replica: str | None = None) -> None:
+    """Print them; with ``follow`` until the trial is over, new replicas included."""
+    places: dict[str, int] = {}
+    headed = ""
+
+    def wanted(name: str) -> bool:
+        return replica is None or name.startswith(replica) or name.endswith(replica)
+
+    def tell(name: str, words: str) -> None:
+        nonlocal headed
+        if name != headed:
+            click.echo(f"==> {name} <==")
+            headed = name
+        click.echo(printable(words), nl=False)
+
+    while True:
+        over = client.trial(trial.id).is_over
+        for name in [name for name in client.logs(trial) if wanted(name)]:
+            words, places[name], _ = client.log_since(trial, name, places.get(name, -1))
+            if tail is not None and words:
+                words = "".join(words.splitlines(keepends=True)[-tail:]) if tail else ""
+            if words:
+                tell(name, words)
+        tail = None
+        if not follow or over:
+            return
+        time.sleep(FOLLOW_SECONDS)
+
+
+@click.command("timeline")
+@click.argument("output", type=PATH)
+@state_dir
+@scheduler_name
+def timeline(output: Path, state_dir: Path | None, scheduler: str) -> None:
     """Draw who held which slots over time."""
     from scheduler.dashboard.picture import draw_timeline
 
-    for path in draw_timeline(client_of(state_dir).request("GET", "/timeline"), output):
-        typer.echo(path)
+    client = client_of(state_dir, scheduler, also_ended=True)
+    for path in draw_timeline(client.connection.request("GET", "/timeline"), output):
+        click.echo(path)
+
+
+@click.command("page")
+@click.option("--read", is_flag=True, help="A link for reading only.")
+@state_dir
+@scheduler_name
+def page(read: bool, state_dir: Path | None, scheduler: str) -> None:
+    """Print a link that opens the web page once; serves it itself where the folder's scheduler has ended."""
+    from scheduler.client import Client
+    from scheduler.client.places import default_state_dir
+    from scheduler.errors import NotRunning
+
+    try:
+        click.echo(client_of(state_dir, scheduler).page_link(read=read))
+    except NotRunning:
+        from scheduler.host.recorded import recorded
+
+        with recorded(state_dir or default_state_dir()) as connection:
+            click.echo(
+                f"{Client(connection).page_link(read=True)}\nthe scheduler has ended; Ctrl-C ends this page", nl=True
+            )
+            while True:
+                time.sleep(3600.0)

@@ -4,51 +4,94 @@ from __future__ import annotations
 
 import json
 import os
+import sys
+import time
 from pathlib import Path
-from typing import Annotated
 
-import typer
+import click
 
-from scheduler.api.client import default_state_dir
-from scheduler.cli.connecting import StateDir
+from scheduler.cli.connecting import PATH, state_dir
+from scheduler.client.places import default_state_dir
 from scheduler.errors import SchedulerError
+from scheduler.state_folder import is_held, read_server_file
+
+START_SECONDS = 60.0
 
 
+@click.command("up")
+@state_dir
+@click.option("--slots", type=click.IntRange(min=1), help="Room for replicas; default: GPUs, else CPU cores.")
+@click.option(
+    "--slots-per-gpu",
+    type=click.IntRange(min=1, max=64),
+    default=1,
+    show_default=True,
+    help="Replicas that share a GPU.",
+)
+@click.option(
+    "--gpus-per-slot",
+    type=click.IntRange(min=1, max=64),
+    default=1,
+    show_default=True,
+    help="GPUs that one process has, for code that spreads a model over several.",
+)
+@click.option(
+    "--memory-per-slot", type=click.FloatRange(min=0.1), help="GiB of memory that a replica may use; default: no limit."
+)
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
+@click.option("--port", type=click.IntRange(min=1, max=65535), help="Port to listen on; default: 7300.")
+@click.option("--policy", default="goodput", show_default=True, help="Who gets which slots.")
+@click.option(
+    "--fork-server/--no-fork-server", default=True, help="Start replicas by forking a process with torch loaded."
+)
+@click.option(
+    "--emulate",
+    help="Devices to emulate instead of using this machine's: NODESxSLOTS, or NODESxSLOTS:PROFILE@FACTOR, such "
+    "as 4x8:resnet50-imagenet@10 for ten times the speed of that profile. A name it does not know lists "
+    "all.",
+)
+@click.option(
+    "--database",
+    envvar="ELASTUNE_DATABASE",
+    help="Keep trials there, such as postgresql+psycopg://USER@HOST/NAME; default: a file in the state folder.",
+)
+@click.option(
+    "--keep-days",
+    type=click.FloatRange(min=0.0),
+    default=90.0,
+    show_default=True,
+    help="How long trials that are over are kept, with their logs; 0: for ever.",
+)
+@click.option(
+    "--webhook",
+    envvar="ELASTUNE_WEBHOOK",
+    help="Address that is told, as JSON, when a trial fails, a study is done, or a budget is used by 80%.",
+)
+@click.option("--detach", is_flag=True, help="In the background, until `elastune down`; what it says goes to a file.")
+@click.option("--embedded/--no-embedded", default=False, hidden=True)
+@click.option("--preload", default="torch", show_default=True, hidden=True)
 def up(
-    state_dir: StateDir = None,
-    slots: Annotated[int | None, typer.Option(min=1, help="Room for replicas; default: GPUs, else CPU cores.")] = None,
-    slots_per_gpu: Annotated[int, typer.Option(min=1, max=64, help="Replicas that share a GPU.")] = 1,
-    gpus_per_slot: Annotated[
-        int, typer.Option(min=1, max=64, help="GPUs that one process has, for code that spreads a model over several.")
-    ] = 1,
-    memory_per_slot: Annotated[
-        float | None, typer.Option(min=0.1, help="GiB of memory that a replica may use; default: no limit.")
-    ] = None,
-    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
-    port: Annotated[int | None, typer.Option(help="Port to listen on; default: 7300.")] = None,
-    policy: Annotated[str, typer.Option(help="Who gets which slots.")] = "goodput",
-    fork_server: Annotated[bool, typer.Option(help="Start replicas by forking a process with torch loaded.")] = True,
-    emulate: Annotated[
-        str | None,
-        typer.Option(
-            help="Devices to emulate instead of using this machine's: NODESxSLOTS, or NODESxSLOTS:PROFILE@FACTOR, such "
-            "as 4x8:resnet50-imagenet@10 for ten times the speed of that profile. A name it does not know lists all."
-        ),
-    ] = None,
-    database: Annotated[
-        str | None,
-        typer.Option(
-            envvar="ELASTUNE_DATABASE",
-            help="Keep trials there, such as postgresql+psycopg://USER@HOST/NAME; default: a file in the state folder.",
-        ),
-    ] = None,
-    keep_days: Annotated[
-        float, typer.Option(min=0.0, help="How long trials that are over are kept, with their logs; 0: for ever.")
-    ] = 90.0,
-    embedded: Annotated[bool, typer.Option(hidden=True)] = False,
-    preload: Annotated[str, typer.Option(hidden=True)] = "torch",
+    state_dir: Path | None,
+    slots: int | None,
+    slots_per_gpu: int,
+    gpus_per_slot: int,
+    memory_per_slot: float | None,
+    host: str,
+    port: int | None,
+    policy: str,
+    fork_server: bool,
+    emulate: str | None,
+    database: str | None,
+    keep_days: float,
+    webhook: str | None,
+    detach: bool,
+    embedded: bool,
+    preload: str,
 ) -> None:
     """Run a scheduler that owns this machine's slots, until Ctrl-C."""
+    if detach:
+        _detach(state_dir or default_state_dir())
+        return
     from scheduler.host.replica_modules import stages_for
     from trials.launch.emulated import emulation
     from trials.launch.fork.start import start_fork_server
@@ -73,15 +116,15 @@ def up(
         if embedded:
             print(json.dumps({"url": url, "token": token, "page": page}), flush=True)
             return
-        typer.echo(f"elastune scheduler listens at {url}")
+        click.echo(f"elastune scheduler listens at {url}")
         if devices is not None:
-            typer.echo(devices.sentence)
+            click.echo(devices.sentence)
         if not is_loopback(host):
-            typer.echo(open_host_warning(host), err=True)
-        typer.echo(f"watch it (the link opens once; `elastune page` prints another):\n  {url}{page}")
-        typer.echo(f"join it from another terminal:\n  export ELASTUNE_URL={url}")
-        typer.echo(f"  export ELASTUNE_TOKEN=$(cat {(state_dir or default_state_dir()) / 'token'})")
-        typer.echo("Ctrl-C stops the scheduler; replicas save their state and leave when their lease runs out")
+            click.echo(open_host_warning(host), err=True)
+        click.echo(f"watch it (the link opens once; `elastune page` prints another):\n  {url}{page}")
+        click.echo(f"join it from another terminal:\n  export ELASTUNE_URL={url}")
+        click.echo(f"  export ELASTUNE_TOKEN=$(cat {(state_dir or default_state_dir()) / 'token'})")
+        click.echo("Ctrl-C stops the scheduler; replicas save their state and leave when their lease runs out")
 
     try:
         serve(
@@ -99,6 +142,7 @@ def up(
                 database=None if embedded else database,
                 stop_with_stdin=embedded,
                 keep_seconds=keep_days * 86400.0,
+                webhook=webhook,
             ),
             on_listening=announce,
         )
@@ -107,20 +151,96 @@ def up(
             started.close()
 
 
+def _detach(folder: Path) -> None:
+    """Start the same command without --detach as a process of its own; ends when it answers."""
+    import subprocess
+
+    from scheduler.client.connection import of_folder
+
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    log = folder / "scheduler.log"
+    words = [word for word in sys.argv[1:] if word != "--detach"]
+    with open(log, "a") as file:
+        began = file.tell()
+        process = subprocess.Popen(
+            [sys.executable, "-m", "scheduler.cli", *words],
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=file,
+            start_new_session=True,
+        )
+    deadline = time.monotonic() + START_SECONDS
+    while process.poll() is None and time.monotonic() < deadline:
+        server = read_server_file(folder)
+        if server is not None and server.get("pid") == process.pid:
+            try:
+                of_folder(folder).close()
+            except SchedulerError:
+                time.sleep(0.05)
+                continue
+            click.echo(
+                f"the scheduler runs in the background, process {process.pid}; `elastune down` stops it\n  log: {log}"
+            )
+            click.echo("\n".join(log.read_text()[began:].rstrip().splitlines()[:-1]))
+            return
+        time.sleep(0.05)
+    if process.poll() is None:
+        process.terminate()
+    said = log.read_text()[began:].strip().splitlines()
+    raise SchedulerError(said[-1].removeprefix("elastune: ") if said else f"the scheduler did not start; see {log}")
+
+
+@click.command("down")
+@state_dir
+def down(state_dir: Path | None) -> None:
+    """Stop the scheduler of a state folder; its replicas save their state and leave."""
+    import signal
+
+    folder = state_dir or default_state_dir()
+    server = read_server_file(folder)
+    pid = None if server is None else server.get("pid")
+    if pid is None or not is_held(folder):
+        click.echo(f"no scheduler runs on {folder}")
+        return
+    os.kill(int(pid), signal.SIGTERM)
+    deadline = time.monotonic() + START_SECONDS
+    while is_held(folder):
+        if time.monotonic() > deadline:
+            raise SchedulerError(f"the scheduler (process {pid}) was told to stop and has not ended yet")
+        time.sleep(0.05)
+    click.echo(f"the scheduler of {folder} has ended")
+
+
+@click.command("operator")
+@click.option("--settings", type=PATH, required=True, help="The cluster's settings, a YAML file.")
+@click.option("--host", default="0.0.0.0", show_default=True, help="Address to listen on.")  # noqa: S104  # a pod's own
+@click.option("--port", type=int, default=7300, show_default=True, help="Port of the API.")
+@click.option(
+    "--webhook-port", type=int, default=7443, show_default=True, help="Port for admission reviews and probes."
+)
+@click.option("--service", help="Service that leads to the API.")
+@click.option("--url", help="Where replicas reach the API; default: its service.")
+@click.option("--webhook", help="ValidatingWebhookConfiguration that asks this one.")
+@click.option("--token-secret", help="Secret for the token; default: ELASTUNE_TOKEN.")
+@click.option("--webhook-secret", help="Secret for the webhook's certificate.")
+@click.option("--webhook-name", multiple=True, help="Name that the API server calls it by.")
+@click.option("--policy", default="goodput", show_default=True, help="Who gets which slots.")
+@click.option("--identity", default="", envvar="POD_NAME", help="Of this process among its like.")
+@click.option("--lease", default="elastune", show_default=True, help="Lease that the leader holds.")
 def operator(
-    settings: Annotated[Path, typer.Option(help="The cluster's settings, a YAML file.")],
-    host: Annotated[str, typer.Option(help="Address to listen on.")] = "0.0.0.0",  # noqa: S104  # a pod's own
-    port: Annotated[int, typer.Option(help="Port of the API.")] = 7300,
-    webhook_port: Annotated[int, typer.Option(help="Port for admission reviews and probes.")] = 7443,
-    service: Annotated[str | None, typer.Option(help="Service that leads to the API.")] = None,
-    url: Annotated[str | None, typer.Option(help="Where replicas reach the API; default: its service.")] = None,
-    webhook: Annotated[str | None, typer.Option(help="ValidatingWebhookConfiguration that asks this one.")] = None,
-    token_secret: Annotated[str | None, typer.Option(help="Secret for the token; default: ELASTUNE_TOKEN.")] = None,
-    webhook_secret: Annotated[str | None, typer.Option(help="Secret for the webhook's certificate.")] = None,
-    webhook_name: Annotated[list[str] | None, typer.Option(help="Name that the API server calls it by.")] = None,
-    policy: Annotated[str, typer.Option(help="Who gets which slots.")] = "goodput",
-    identity: Annotated[str, typer.Option(envvar="POD_NAME", help="Of this process among its like.")] = "",
-    lease: Annotated[str, typer.Option(help="Lease that the leader holds.")] = "elastune",
+    settings: Path,
+    host: str,
+    port: int,
+    webhook_port: int,
+    service: str | None,
+    url: str | None,
+    webhook: str | None,
+    token_secret: str | None,
+    webhook_secret: str | None,
+    webhook_name: tuple[str, ...],
+    policy: str,
+    identity: str,
+    lease: str,
 ) -> None:
     """Run a scheduler for a Kubernetes cluster; the chart starts it so."""
     try:

@@ -3,57 +3,80 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
 
-import typer
+import click
 
+from scheduler.cli.connecting import PATH
 from trials.terms import GOALS
 
 
+@click.command("simulate")
+@click.argument("workload", required=False, type=PATH)
+@click.option(
+    "--traces", type=PATH, help="Folder with measurements, one folder an application; default: the workload's."
+)
+@click.option("--recorded", type=PATH, help="State folder of a scheduler: simulate the trials that it has run.")
+@click.option("--policy", multiple=True, help="May be given several times; ratios are to the first.")
+@click.option(
+    "--sweep", type=click.IntRange(min=2), help="Instead of a workload: an ASHA sweep of so many configurations."
+)
+@click.option("--goal", default="auto", show_default=True, help=f"What the sweep is to achieve: {', '.join(GOALS)}.")
+@click.option("--nodes", type=click.IntRange(min=1), default=16, show_default=True)
+@click.option("--slots-per-node", type=click.IntRange(min=1), default=4, show_default=True)
+@click.option(
+    "--slots-per-replica",
+    type=click.IntRange(min=1),
+    default=1,
+    show_default=True,
+    help="With --sweep: slots that each replica of a trial takes.",
+)
+@click.option(
+    "--live/--no-live",
+    default=False,
+    help="As a live scheduler does: it decides when something happens, and starts take time.",
+)
+@click.option("--every", type=click.FloatRange(min=1.0), help="Seconds between decisions; 60, or none with --live.")
+@click.option(
+    "--rescale-seconds",
+    type=click.FloatRange(min=0.0),
+    help="Pause of a job whose allocation changes; 30, or what was seen with --live.",
+)
+@click.option(
+    "--information",
+    default="pooled",
+    show_default=True,
+    help="What policies know: own measurements, declared epochs too, or pooled by code too.",
+)
+@click.option(
+    "--jobs",
+    type=click.IntRange(min=1),
+    default=60,
+    show_default=True,
+    help="Without a workload file: number of random jobs.",
+)
+@click.option("--seed", type=int, default=0, show_default=True, help="Without a workload file: which random jobs.")
+@click.option("--json", "json_path", type=PATH, help="Write all figures here.")
+@click.option("--picture", type=PATH, help="Write allocations and completion times here, as PNG.")
+@click.option("--why", help="Tell what happened to this job, or this configuration of a sweep, and why.")
 def simulate(
-    workload: Annotated[
-        Path | None, typer.Argument(help="CSV: name,time,application,num_replicas,batch_size. Default: random jobs.")
-    ] = None,
-    traces: Annotated[
-        Path | None, typer.Option(help="Folder with measurements, one folder an application; default: the workload's.")
-    ] = None,
-    recorded: Annotated[
-        Path | None, typer.Option(help="State folder of a scheduler: simulate the trials that it has run.")
-    ] = None,
-    policy: Annotated[
-        list[str] | None, typer.Option(help="May be given several times; ratios are to the first.")
-    ] = None,
-    sweep: Annotated[
-        int | None,
-        typer.Option(min=2, help="Instead of a workload: an ASHA sweep of so many configurations."),
-    ] = None,
-    goal: Annotated[str, typer.Option(help=f"What the sweep is to achieve: {', '.join(GOALS)}.")] = "auto",
-    nodes: Annotated[int, typer.Option(min=1)] = 16,
-    slots_per_node: Annotated[int, typer.Option(min=1)] = 4,
-    slots_per_replica: Annotated[
-        int, typer.Option(min=1, help="With --sweep: slots that each replica of a trial takes.")
-    ] = 1,
-    live: Annotated[
-        bool,
-        typer.Option(help="As a live scheduler does: it decides when something happens, and starts take time."),
-    ] = False,
-    every: Annotated[
-        float | None, typer.Option(min=1.0, help="Seconds between decisions; 60, or none with --live.")
-    ] = None,
-    rescale_seconds: Annotated[
-        float | None,
-        typer.Option(min=0.0, help="Pause of a job whose allocation changes; 30, or what was seen with --live."),
-    ] = None,
-    information: Annotated[
-        str, typer.Option(help="What policies know: own measurements, declared epochs too, or pooled by code too.")
-    ] = "pooled",
-    jobs: Annotated[int, typer.Option(min=1, help="Without a workload file: number of random jobs.")] = 60,
-    seed: Annotated[int, typer.Option(help="Without a workload file: which random jobs.")] = 0,
-    json_path: Annotated[Path | None, typer.Option("--json", help="Write all figures here.")] = None,
-    picture: Annotated[Path | None, typer.Option(help="Write allocations and completion times here, as PNG.")] = None,
-    why: Annotated[
-        str | None, typer.Option(help="Tell what happened to this job, or this configuration of a sweep, and why.")
-    ] = None,
+    workload: Path | None,
+    traces: Path | None,
+    recorded: Path | None,
+    policy: tuple[str, ...],
+    sweep: int | None,
+    goal: str,
+    nodes: int,
+    slots_per_node: int,
+    slots_per_replica: int,
+    live: bool,
+    every: float | None,
+    rescale_seconds: float | None,
+    information: str,
+    jobs: int,
+    seed: int,
+    json_path: Path | None,
+    picture: Path | None,
+    why: str | None,
 ) -> None:
     """Run policies over a workload in virtual time, and compare them."""
     from scheduler.simulator.command import run, run_sweep
@@ -61,7 +84,7 @@ def simulate(
     if sweep is not None:
         run_sweep(
             sweep,
-            policies=policy or ["goodput", "fair_share", "asha_static"],
+            policies=list(policy) or ["goodput", "fair_share", "asha_static"],
             goal=goal,
             nodes=nodes,
             slots_per_node=slots_per_node,
@@ -78,7 +101,7 @@ def simulate(
         workload,
         traces,
         recorded=recorded,
-        policies=policy or ["goodput", "pollux", "tiresias"],
+        policies=list(policy) or ["goodput", "pollux", "tiresias"],
         nodes=nodes,
         slots_per_node=slots_per_node,
         live=live,

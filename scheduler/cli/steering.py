@@ -2,39 +2,142 @@
 
 from __future__ import annotations
 
+import json
 import time
-from typing import Annotated, Any
-from urllib.parse import quote
+from pathlib import Path
+from typing import Any
 
-import typer
+import click
 
-from scheduler.cli.connecting import StateDir, client_of, study_name_of, trial_id_of
-from scheduler.errors import SchedulerError
+from scheduler.cli.connecting import client_of, scheduler_name, state_dir
 from trials.plain_words import printable
 from trials.terms import GOALS
 
 
-def stop(trial: str, state_dir: StateDir = None) -> None:
-    """Cancel a trial."""
-    client = client_of(state_dir)
-    body = {"why": "cancelled with `elastune stop`"}
-    client.request("POST", f"/trials/{trial_id_of(client, trial)}/cancel", body)
+@click.command("stop")
+@click.argument("trial", required=False)
+@click.option("--study", help="All trials of a study that are not over.")
+@state_dir
+@scheduler_name
+def stop(trial: str | None, study: str | None, state_dir: Path | None, scheduler: str) -> None:
+    """End a trial, or all of a study."""
+    from scheduler.errors import SchedulerError
+
+    if (trial is None) == (study is None):
+        raise SchedulerError("name a trial to stop, or all trials of a study with --study")
+    client = client_of(state_dir, scheduler)
+    why = "cancelled with `elastune stop`"
+    if study is not None:
+        found = client.trials(study=client.study(study).name, state="live")
+        for each in found:
+            client.stop(each, why)
+        click.echo(f"{len(found)} trial{'s' * (len(found) != 1)} of {printable(study)} stopped")
+        return
+    one = client.trial(trial or "")
+    if client.stop(one, why):
+        click.echo(f"trial {printable(one.label)} is told to stop")
+    else:
+        click.echo(f"trial {printable(one.label)} was over already: {one.state}")
 
 
+@click.command("pause")
+@click.argument("trial")
+@click.option("--why", default="", help="For whoever asks why it waits.")
+@state_dir
+@scheduler_name
+def pause(trial: str, why: str, state_dir: Path | None, scheduler: str) -> None:
+    """Have a trial save its state and give its slots back until `elastune resume`."""
+    client = client_of(state_dir, scheduler)
+    one = client.trial(trial)
+    client.pause(one, why)
+    click.echo(f"trial {printable(one.label)} pauses; `elastune resume {one.id}` lets it go on")
+
+
+@click.command("resume")
+@click.argument("trial")
+@state_dir
+@scheduler_name
+def resume(trial: str, state_dir: Path | None, scheduler: str) -> None:
+    """Let a paused trial go on."""
+    client = client_of(state_dir, scheduler)
+    one = client.trial(trial)
+    client.resume(one)
+    click.echo(f"trial {printable(one.label)} goes on when it gets slots")
+
+
+@click.command("retry")
+@click.argument("trial")
+@state_dir
+@scheduler_name
+def retry(trial: str, state_dir: Path | None, scheduler: str) -> None:
+    """Run a trial once more, as it was: as a new trial."""
+    _again(client_of(state_dir, scheduler), trial, {})
+
+
+@click.command("clone")
+@click.argument("trial")
+@click.option(
+    "--set", "changes", multiple=True, required=True, help="A parameter, such as lr=0.1; may be given several times."
+)
+@state_dir
+@scheduler_name
+def clone(trial: str, changes: tuple[str, ...], state_dir: Path | None, scheduler: str) -> None:
+    """Run a trial again with other parameters: as a new trial."""
+    from scheduler.errors import SchedulerError
+
+    changed: dict[str, Any] = {}
+    for each in changes:
+        name, equals, value = each.partition("=")
+        if not equals or not name:
+            raise SchedulerError(f"--set is {each!r}; it must be like lr=0.1")
+        changed[name] = _read(value)
+    _again(client_of(state_dir, scheduler), trial, changed)
+
+
+def _again(client: Any, trial: str, changed: dict[str, Any]) -> None:
+    one = client.trial(trial)
+    made = client.clone(one, **changed)
+    if made is None:
+        click.echo(f"a trial like {printable(one.label)} is queued; its sweep runs it next")
+    else:
+        click.echo(f"submitted as trial {printable(made.label)} ({made.id})")
+
+
+def _read(text: str) -> Any:
+    try:
+        value = json.loads(text)
+    except ValueError:
+        return text
+    return value if value is None or isinstance(value, bool | int | float | str) else text
+
+
+@click.command("set")
+@click.argument("study")
+@click.option("--weight", type=float, help="Share of the slots relative to other studies.")
+@click.option("--priority", type=int, help="Studies with a higher one come first.")
+@click.option("--yields-to", multiple=True, help="Study that comes first whatever its priority.")
+@click.option("--quota", type=int, help="Most slots at once; 0: no limit.")
+@click.option("--goal", help=f"One of {', '.join(GOALS)}.")
+@click.option("--deadline-in", type=float, help="Minutes until its best result is wanted.")
+@click.option("--budget", type=float, help="Slot-hours that it may use in all; 0: no limit.")
+@state_dir
+@scheduler_name
 def set_terms(
-    study: Annotated[str, typer.Argument(help="Name of the study, or how it begins.")],
-    weight: Annotated[float | None, typer.Option(help="Share of the slots relative to other studies.")] = None,
-    priority: Annotated[int | None, typer.Option(help="Studies with a higher one come first.")] = None,
-    yields_to: Annotated[list[str] | None, typer.Option(help="Study that comes first whatever its priority.")] = None,
-    quota: Annotated[int | None, typer.Option(help="Most slots at once; 0: no limit.")] = None,
-    goal: Annotated[str | None, typer.Option(help=f"One of {', '.join(GOALS)}.")] = None,
-    deadline_in: Annotated[float | None, typer.Option(help="Minutes until its best result is wanted.")] = None,
-    budget: Annotated[float | None, typer.Option(help="Slot-hours that it may use in all; 0: no limit.")] = None,
-    state_dir: StateDir = None,
+    study: str,
+    weight: float | None,
+    priority: int | None,
+    yields_to: tuple[str, ...],
+    quota: int | None,
+    goal: str | None,
+    deadline_in: float | None,
+    budget: float | None,
+    state_dir: Path | None,
+    scheduler: str,
 ) -> None:
     """Change a study's share, its place among others, or what its slots are to achieve; also while it runs."""
-    client = client_of(state_dir)
-    name = study_name_of(client, study)
+    from scheduler.dashboard.lines import clock
+
+    client = client_of(state_dir, scheduler)
     changes: dict[str, Any] = {
         "weight": weight,
         "priority": priority,
@@ -46,28 +149,32 @@ def set_terms(
     }
     named = {name: value for name, value in changes.items() if value is not None}
     named.update({name: None for name in ("quota", "budget_slot_hours") if named.get(name) == 0})
-    answer = client.request("PATCH", f"/studies/{quote(name)}", named)
-    for term, value in answer["terms"].items():
-        typer.echo(f"{term}: {value}")
-    for warning in answer["warnings"]:
-        typer.echo(f"elastune: {printable(warning)}", err=True)
+    terms, warnings = client.set_terms(study, **named)
+    for term, value in terms.items():
+        click.echo(f"{term}: {clock(value) if term == 'deadline_at' and value is not None else value}")
+    for warning in warnings:
+        click.echo(f"elastune: {printable(warning)}", err=True)
 
 
-def token(
-    study: Annotated[str | None, typer.Argument(help="Study that the token is to be for.")] = None,
-    read: Annotated[bool, typer.Option("--read", help="For reading metrics, overviews and decisions only.")] = False,
-    replace: Annotated[
-        bool, typer.Option(help="Make a new one and refuse the old one from now on; without --read or a study: yours.")
-    ] = False,
-    state_dir: StateDir = None,
-) -> None:
+@click.command("token")
+@click.argument("study", required=False)
+@click.option("--read", is_flag=True, help="For reading metrics, overviews and decisions only.")
+@click.option(
+    "--replace/--no-replace",
+    default=False,
+    help="Make a new one and refuse the old one from now on; without --read or a study: yours.",
+)
+@state_dir
+@scheduler_name
+def token(study: str | None, read: bool, replace: bool, state_dir: Path | None, scheduler: str) -> None:
     """Print a token that opens one study, or one that only reads; or replace a token."""
+    from scheduler.errors import SchedulerError
+
     if study is not None and read:
         raise SchedulerError("a token is for one study or for reading; leave out STUDY or --read")
-    client = client_of(state_dir)
-    access = "read" if read else "owner" if study is None else "study"
-    if access == "owner" and not replace:
-        typer.echo(client.token)
+    client = client_of(state_dir, scheduler)
+    if study is None and not read and not replace:
+        click.echo(client.connection.token)
         return
-    body = {"access": access, "study": study or "", "replace": replace}
-    typer.echo(client.request("POST", "/tokens", body)["token"])
+    access: Any = "read" if read else "owner" if study is None else "study"
+    click.echo(client.token(access, study=study or "", replace=replace))

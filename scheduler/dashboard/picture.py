@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from scheduler.dashboard.colors import trial_color
+from scheduler.dashboard.colors import Names
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,7 +16,9 @@ class Bar:
 
     row: str
     trial_id: str
-    number: int
+    label: str
+    """``3``, or ``alpha/3`` where there are several studies."""
+    color: str
     began: float
     ended: float
     note: str
@@ -26,6 +28,7 @@ def bars(timeline: Mapping[str, Any]) -> tuple[list[str], list[Bar]]:
     """Rows (slots, top to bottom) and bars of the picture; pure."""
     rows = [f"{node['name']} / {slot}" for node in timeline["nodes"] for slot in range(node["slots"])]
     trials = {trial["trial_id"]: trial for trial in timeline["trials"]}
+    names = Names(timeline["trials"], timeline.get("studies", ()))
     intervals = timeline["intervals"]
     if not intervals:
         return rows, []
@@ -38,7 +41,8 @@ def bars(timeline: Mapping[str, Any]) -> tuple[list[str], list[Bar]]:
             Bar(
                 row=f"{interval['node']} / {interval['slot']}",
                 trial_id=interval["trial_id"],
-                number=trial["number"],
+                label=names.label(interval["trial_id"]),
+                color=names.color(interval["trial_id"]),
                 began=interval["began"] - start,
                 ended=ended - start,
                 note=f"{trial['state']}: {trial['reason']['sentence']}",
@@ -75,7 +79,7 @@ def _draw_png(rows: list[str], drawn: list[Bar], title: str, path: Path) -> None
             bar.ended - bar.began,
             left=bar.began,
             height=0.92,
-            color=trial_color(bar.number),
+            color=bar.color,
             edgecolor="white",
             linewidth=0.8,
         )
@@ -83,7 +87,7 @@ def _draw_png(rows: list[str], drawn: list[Bar], title: str, path: Path) -> None
             axes.text(
                 (bar.began + bar.ended) / 2,
                 position[bar.row],
-                str(bar.number),
+                bar.label,
                 ha="center",
                 va="center",
                 color="white",
@@ -105,18 +109,19 @@ def _draw_html(rows: list[str], drawn: list[Bar], title: str, path: Path) -> Non
     from plotly import graph_objects
 
     figure = graph_objects.Figure()
-    for number in sorted({bar.number for bar in drawn}):
-        mine = [bar for bar in drawn if bar.number == number]
+    for trial_id in dict.fromkeys(bar.trial_id for bar in drawn):
+        mine = [bar for bar in drawn if bar.trial_id == trial_id]
+        label = mine[0].label
         figure.add_bar(
             y=[bar.row for bar in mine],
             x=[bar.ended - bar.began for bar in mine],
             base=[bar.began for bar in mine],
             orientation="h",
-            name=f"trial {number}",
-            marker={"color": trial_color(number), "line": {"color": "white", "width": 1}},
-            text=[str(number)] * len(mine),
+            name=f"trial {label}",
+            marker={"color": mine[0].color, "line": {"color": "white", "width": 1}},
+            text=[label] * len(mine),
             textposition="inside",
-            hovertext=[f"trial {number} ({bar.trial_id})<br>{bar.note}" for bar in mine],
+            hovertext=[f"trial {label} ({bar.trial_id})<br>{bar.note}" for bar in mine],
             hoverinfo="text+x",
         )
     figure.update_layout(

@@ -5,10 +5,8 @@ from __future__ import annotations
 import logging
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from textwrap import indent
 from types import TracebackType
 from typing import Any
 
@@ -19,9 +17,10 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from scheduler.dashboard.colors import trial_color
-from trials.plain_words import one_line, printable
+from scheduler.dashboard.colors import Names
+from trials.plain_words import one_line
 
+WAITING = ("pending", "paused")
 FINAL = ("succeeded", "pruned", "cancelled", "failed")
 REFRESH_SECONDS = 0.25
 WIDE = 240
@@ -33,16 +32,32 @@ CHANGES_SHOWN = 5
 def sweep_view(overview: Mapping[str, Any], *, title: str = "", total: int | None = None) -> RenderableType:
     """One frame: a pure function of the API's overview."""
     trials = overview["trials"]
-    parts: list[RenderableType] = [_progress(trials, title, total), _slots(overview), _running(trials)]
+    names = Names(trials, overview.get("studies", ()))
+    parts: list[RenderableType] = [*_progress(overview, title, total), _slots(overview, names), _running(trials, names)]
     if overview.get("emulated"):
         parts.append(_plain(overview["emulated"], style="dim"))
     changes = overview.get("changes", [])[-CHANGES_SHOWN:]
     if changes:
-        parts.append(_changes(changes, trials))
+        parts.append(_changes(changes, names))
     return Group(*parts)
 
 
-def _progress(trials: list[dict[str, Any]], title: str, total: int | None) -> RenderableType:
+def _progress(overview: Mapping[str, Any], title: str, total: int | None) -> Iterator[RenderableType]:
+    """One bar a sweep; without a title one for each study that is not over."""
+    trials = overview["trials"]
+    by_study: dict[str, list[dict[str, Any]]] = {}
+    for trial in trials:
+        by_study.setdefault(trial.get("study", ""), []).append(trial)
+    if title or len(by_study) < 2:
+        yield _bar(trials, title, total)
+        return
+    titles = {study["name"]: study.get("title") or study["name"] for study in overview.get("studies", ())}
+    for name, mine in by_study.items():
+        if any(trial["state"] not in FINAL for trial in mine):
+            yield _bar(mine, titles.get(name, name), None)
+
+
+def _bar(trials: list[dict[str, Any]], title: str, total: int | None) -> RenderableType:
     done = sum(trial["state"] in FINAL for trial in trials)
     pruned = sum(trial["state"] == "pruned" for trial in trials)
     failed = sum(trial["state"] == "failed" for trial in trials)
@@ -57,30 +72,34 @@ def _progress(trials: list[dict[str, Any]], title: str, total: int | None) -> Re
     return grid
 
 
-def _slots(overview: Mapping[str, Any]) -> RenderableType:
+def _slots(overview: Mapping[str, Any], names: Names) -> RenderableType:
     total = sum(node["slots"] for node in overview["nodes"])
     line = Text("slots ")
     used = 0
     for trial in overview["trials"]:
         for _ in range(trial.get("slots") or 0):
-            line.append("■ ", style=trial_color(trial["number"]))
+            line.append("■ ", style=names.color(trial.get("trial_id", str(trial["number"]))))
             used += 1
-    line.append("□ " * max(0, total - used), style="dim")
-    line.append(f" {used} of {total} in use")
+    others = max(0, overview.get("held_slots", used) - used)
+    line.append("▨ " * others, style="dim")
+    line.append("□ " * max(0, total - used - others), style="dim")
+    line.append(f" {used} of {total} in use" + (f", {others} by others" if others else ""))
     return line
 
 
-def _running(trials: list[dict[str, Any]]) -> RenderableType:
+def _running(trials: list[dict[str, Any]], names: Names) -> RenderableType:
     table = Table(box=None, header_style="dim", pad_edge=False)
-    for column in ("trial", "state", "replicas", "batch", "goodput/s", "promise", "step", "value", "done"):
-        table.add_column(column, justify="left" if column in ("trial", "state") else "right")
+    for column in ("trial", "state", "replicas", "batch", "goodput/s", "promise", "step", "value", "done", "why"):
+        left = column in ("trial", "state", "why")
+        table.add_column(column, justify="left" if left else "right", no_wrap=column == "why", overflow="ellipsis")
     for trial in trials:
         if trial["state"] in FINAL:
             continue
         latest = trial.get("latest") or {}
         share = trial.get("share_done")
+        own = trial.get("trial_id", str(trial["number"]))
         table.add_row(
-            Text(f"{trial['number']}", style=trial_color(trial["number"])),
+            Text(names.label(own), style=names.color(own)),
             _plain(trial["state"]),
             _replicas(trial),
             _number(trial.get("batch"), "{:d}"),
@@ -89,6 +108,7 @@ def _running(trials: list[dict[str, Any]]) -> RenderableType:
             _number(latest.get("step"), "{:d}"),
             _number(latest.get("value"), "{:.4f}"),
             _number(share, "{:.0%}"),
+            _plain(trial["reason"]["sentence"] if trial["state"] in WAITING and "reason" in trial else "", style="dim"),
         )
     return table
 
@@ -100,39 +120,23 @@ def _replicas(trial: Mapping[str, Any]) -> str:
     return f"{trial['replicas']}/{trial['max_replicas']}" + (f" x{layout}" if layout != "1" else "")
 
 
-def _changes(changes: list[dict[str, Any]], trials: list[dict[str, Any]]) -> RenderableType:
-    numbers = {trial["trial_id"]: trial["number"] for trial in trials}
+def _changes(changes: list[dict[str, Any]], names: Names) -> RenderableType:
     lines = Table.grid(padding=(0, 1))
     for change in changes:
-        number = numbers.get(change["trial_id"])
-        if number is None:
+        trial_id = change["trial_id"]
+        if trial_id not in names:
             continue
         lines.add_row(
-            Text(f"trial {number}", style=trial_color(number)),
+            Text(f"trial {names.label(trial_id)}", style=names.color(trial_id)),
             _plain(change["what"]),
-            _plain(_with_numbers(change["reason"]["sentence"], numbers), style="dim"),
+            _plain(names.within(change["reason"]["sentence"]), style="dim"),
         )
     return lines
-
-
-def _with_numbers(sentence: str, numbers: Mapping[str, int]) -> str:
-    """People know trials by their number in the study."""
-    for trial_id, number in numbers.items():
-        sentence = sentence.replace(trial_id, f"trial {number}")
-    return sentence
 
 
 def _plain(words: str, style: str = "") -> Text:
     """Somebody's words, as they are: not markup, and nothing for the terminal to obey."""
     return Text(one_line(words), style=style)
-
-
-def _heading(trial: Mapping[str, Any]) -> str:
-    return f"trial {trial['trial_id']} (study {trial['study']}, number {trial['number']}): {trial['state']}"
-
-
-def _because(reason: Mapping[str, Any]) -> str:
-    return f"{reason['code']}: {reason['sentence']}"
 
 
 def _number(value: Any, form: str) -> str:
@@ -167,11 +171,10 @@ class LiveView:
         if self._console.is_terminal:
             self._live.update(sweep_view(overview, title=self._title, total=self._total))
             return
-        numbers = {trial["trial_id"]: trial["number"] for trial in overview["trials"]}
+        names = Names(overview["trials"], overview.get("studies", ()))
         for change in overview.get("changes", [])[self._printed :]:
-            number = numbers.get(change["trial_id"], change["trial_id"])
-            sentence = _with_numbers(change["reason"]["sentence"], numbers)
-            print(one_line(f"trial {number}: {change['what']}: {sentence}"), flush=True)
+            sentence = names.within(change["reason"]["sentence"])
+            print(one_line(f"trial {names.label(change['trial_id'])}: {change['what']}: {sentence}"), flush=True)
         self._printed = len(overview.get("changes", []))
 
 
@@ -221,77 +224,6 @@ def _logs_above(console: Console) -> list[tuple[logging.Logger, list[logging.Han
     return [(logger, list(old), new)]
 
 
-def print_trials(overview: Mapping[str, Any]) -> None:
-    """`elastune ls`."""
-    table = Table(box=None, header_style="bold", pad_edge=False)
-    for column in ("trial", "study", "number", "state", "replicas", "step", "value"):
-        # Names are copied from here, so they stay whole; the reason takes what is left.
-        table.add_column(column, no_wrap=True, overflow="ignore")
-    table.add_column("why")
-    for trial in overview["trials"]:
-        latest = trial.get("latest") or {}
-        cells = (
-            trial["trial_id"],
-            trial["study"],
-            str(trial["number"]),
-            trial["state"],
-            str(trial["replicas"]),
-            _number(latest.get("step"), "{:d}"),
-            _number(latest.get("value"), "{:.4f}"),
-            _because(trial["reason"]),
-        )
-        table.add_row(*map(_plain, cells))
-    console = Console(width=None if sys.stdout.isatty() else WIDE)
-    console.print(table)
-    _print_emulated(console, overview)
-
-
-def _print_emulated(console: Console, answer: Mapping[str, Any]) -> None:
-    if answer.get("emulated"):
-        console.print(_plain(answer["emulated"], style="dim"))
-
-
-def print_why(answer: Mapping[str, Any]) -> None:
-    """`elastune why TRIAL`."""
-    console = Console(soft_wrap=not sys.stdout.isatty(), highlight=False)
-    trial, grant = answer["trial"], answer["grant"]
-    console.print(_plain(f"{_heading(trial)}, holds {answer['held_slots']} slots"))
-    if answer["policy_error"] is not None:
-        console.print(_plain(f"the policy's last answer could not be used, allocations stay: {answer['policy_error']}"))
-    if grant is None:
-        console.print(_plain(f"why: {_because(trial['reason'])}"))
-    else:
-        where = ", ".join(f"{count} on {node}" for node, count in grant["placement"].items()) or "none"
-        console.print(_plain(f"policy {answer['policy']} grants: {where}"))
-        console.print(_plain(f"why: {_because(grant['reason'])}"))
-        for name, value in grant["numbers"].items():
-            console.print(_plain(f"  {name}: {value:.4g}"))
-    for change in answer["changes"]:
-        when = time.strftime("%H:%M:%S", time.localtime(change["at"]))
-        console.print(_plain(f"{when} {change['what']}: {change['reason']['sentence']}"))
-    _print_emulated(console, answer)
-
-
-def print_trial(trial: Mapping[str, Any]) -> None:
-    """`elastune show TRIAL`."""
-    console = Console(soft_wrap=not sys.stdout.isatty())
-    console.print(_plain(_heading(trial)))
-    console.print(_plain(f"why: {_because(trial['reason'])}"))
-    if trial["outcome"] is not None and trial["outcome"]["traceback"]:
-        console.print(Text(indent(printable(trial["outcome"]["traceback"]), "  ")))
-    history = Table(box=None, header_style="bold", pad_edge=False)
-    for column in ("when", "who", "what", "why"):
-        history.add_column(column)
-    for entry in trial["history"]:
-        when = time.strftime("%H:%M:%S", time.localtime(entry["at"]))
-        history.add_row(*map(_plain, (when, entry["who"], entry["what"], _because(entry["reason"]))))
-    console.print(history)
-    replicas = Table(box=None, header_style="bold", pad_edge=False)
-    for column in ("replica", "node", "slot", "state", "pid", "exit status"):
-        replicas.add_column(column)
-    for replica in trial["replicas"]:
-        status = "-" if replica["exit_status"] is None else str(replica["exit_status"])
-        place = (replica["replica_id"], replica["node"], str(replica["slot"]))
-        replicas.add_row(*map(_plain, (*place, replica["state"], str(replica["pid"]), status)))
-    console.print(replicas)
-    _print_emulated(console, trial)
+def print_view(overview: Mapping[str, Any]) -> None:
+    """`elastune top --once`."""
+    Console(width=None if sys.stdout.isatty() else WIDE).print(sweep_view(overview))

@@ -15,7 +15,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from scheduler.api.client import SchedulerClient
+from scheduler.client.connection import SchedulerClient
 from scheduler.errors import SchedulerDidNotStart
 
 STARTS = 3

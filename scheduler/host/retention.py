@@ -5,8 +5,10 @@ Called after each look of the control loop, from its thread; every step is safe 
 
 from __future__ import annotations
 
+import itertools
 import logging
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 
 from scheduler.loop.control_loop import ControlLoop
@@ -63,9 +65,20 @@ class Retention:
         self._keep_seconds = keep_seconds
         self._clock = clock
         self._swept_at = float("-inf")
+        self._wanted: deque[str] = deque()
+
+    def forget(self, trial_ids: Sequence[str]) -> None:
+        """At the next looks, whatever their age. Callable from any thread."""
+        self._wanted.extend(trial_ids)
+        self._loop.wake()
 
     def look(self) -> None:
         now = self._clock()
+        if self._wanted:
+            try:
+                self._forget_wanted()
+            except StoreUnavailable as error:
+                logger.warning("what is not wanted is forgotten at a later look error=%s", error)
         if not self._keep_seconds or now - self._swept_at < SWEEP_SECONDS:
             return
         self._swept_at = now
@@ -73,6 +86,19 @@ class Retention:
             self._sweep(now)
         except StoreUnavailable as error:
             logger.warning("what is old is forgotten at a later look error=%s", error)
+
+    def _forget_wanted(self) -> None:
+        """A part of them, which is taken from the list when it is done."""
+        some = list(itertools.islice(self._wanted, MOST_AT_ONCE))
+        over = {trial.trial_id for trial in self._store.trials() if trial.state.is_final}
+        mine = [trial_id for trial_id in some if trial_id in over]
+        self._store.forget_trials(mine)
+        for trial_id in mine:
+            self._loop.forget_trial(trial_id)
+        for _ in some:
+            self._wanted.popleft()
+        if self._wanted:
+            self._loop.wake()
 
     def _sweep(self, now: float) -> None:
         trials, studies = self._store.trials(), self._store.studies()

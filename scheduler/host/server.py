@@ -26,6 +26,7 @@ from scheduler.api.tokens import Access, Identity, Tokens
 from scheduler.errors import SchedulerError
 from scheduler.host.devices import numa_nodes, usable_cores
 from scheduler.host.hosts import reachable
+from scheduler.host.notifications import Notifier
 from scheduler.host.retention import Retention
 from scheduler.host.secret_files import keep_private, save_in_folder, secrets_in_folder
 from scheduler.loop.control_loop import ControlLoop
@@ -76,6 +77,8 @@ class ServerSettings:
     token: str | None = None
     keep_seconds: float
     """How long trials that are over are kept; 0: for ever."""
+    webhook: str | None = None
+    """Told when a trial fails, a study is done, or a budget is nearly used."""
     database: str | None = None
     """SQLAlchemy's URL of a database that a server keeps; None: a file in the state folder."""
 
@@ -166,13 +169,15 @@ def serve(settings: ServerSettings, *, on_listening: Callable[[str, str, str], N
             server_file=folder.server_file.resolve(),
         ),
         clock=clock,
-        on_change=lambda: _after_look(service_box[0], retention),
+        on_change=lambda: _after_look(service_box[0], retention, notifier),
     )
     retention = Retention(store, loop, settings.keep_seconds, clock=clock)
+    notifier = None if settings.webhook is None else Notifier(settings.webhook, store, clock=clock)
     launcher.on_change = loop.wake
     nodes = tuple(NodeView(name=node.node, slots=node.slots, kind=node.kind) for node in launcher.nodes())
     emulated = "" if settings.emulate is None else settings.emulate.sentence
     service = Service(store=store, loop=loop, tokens=tokens, nodes=lambda: nodes, clock=clock, emulated=emulated)
+    service.forget = retention.forget
     service_box.append(service)
     server = uvicorn.Server(api_config(service))
     folder.write_server_file(url)
@@ -195,9 +200,11 @@ def serve(settings: ServerSettings, *, on_listening: Callable[[str, str, str], N
         folder.release()
 
 
-def _after_look(service: Service, retention: Retention) -> None:
+def _after_look(service: Service, retention: Retention, notifier: Notifier | None) -> None:
     service.announce()
     retention.look()
+    if notifier is not None:
+        notifier.look()
 
 
 def _replace_process(*, embedded: bool) -> None:

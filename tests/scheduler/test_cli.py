@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 import dist_core
-from scheduler.api.client import SchedulerClient
 from scheduler.cli import main
+from scheduler.client.connection import SchedulerClient
 from scheduler.host.embedded import EmbeddedScheduler
 
 
@@ -81,7 +81,7 @@ def test_mistakes_end_in_one_sentence(site: tuple[Path, SchedulerClient], tmp_pa
     folder, _ = site
     for arguments, words in (
         (("show", "nope", "--state-dir", str(folder)), "no trial is called 'nope'"),
-        (("show", "t", "--state-dir", str(folder)), "2 trials are called 't'"),
+        (("show", "t", "--state-dir", str(folder)), "2 trials are called 't': s/0, s/1; name one so"),
         (("ls", "--state-dir", str(tmp_path)), "no scheduler has run on"),
         (("up", "--state-dir", str(folder)), "belongs to a running scheduler (pid"),
         (("up", "--state-dir", str(tmp_path / "x"), "--policy", "nope"), "policy 'nope' is not known"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import httpx2
 import pytest
 
-from scheduler.api.client import SchedulerClient
+from scheduler.client.connection import SchedulerClient
 from scheduler.errors import NotAuthorized, RequestRefused, SchedulerError, SchedulerUnreachable
 
 

@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 
 from scheduler.api import connections
 from scheduler.api.bodies import DEEPEST, nested_deeper
-from scheduler.api.client import SchedulerClient
 from scheduler.api.gate import BURST, REQUESTS_A_SECOND, SMALL_BYTES, Rates
+from scheduler.client.connection import SchedulerClient
 from scheduler.errors import SchedulerUnreachable
 from scheduler.policy import policy_by_name
 from tests.support.served import OWNERS_TOKEN, ServedLoop

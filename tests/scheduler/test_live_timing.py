@@ -7,11 +7,11 @@ import math
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
+from click.testing import CliRunner
 
 from dist_core.goodput import BatchBounds, ThroughputParams
 from dist_core.gradients.noise.estimator import is_measured
-from scheduler.cli import app
+from scheduler.cli import command_line
 from scheduler.policy import policy_by_name
 from scheduler.simulator.application import ModelledApplication
 from scheduler.simulator.cluster import SimulationSettings
@@ -115,7 +115,7 @@ def test_slots_that_wait_for_a_start_or_an_end_are_never_held_twice() -> None:
 
 def test_the_command_simulates_a_live_scheduler() -> None:
     done = CliRunner().invoke(
-        app, ["simulate", "--sweep", "4", "--nodes", "1", "--live", "--every", "60", "--policy", "goodput"]
+        command_line, ["simulate", "--sweep", "4", "--nodes", "1", "--live", "--every", "60", "--policy", "goodput"]
     )
     assert done.exit_code == 0, done.output
     assert "goodput" in done.output

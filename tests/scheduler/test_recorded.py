@@ -6,10 +6,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
+from click.testing import CliRunner
 
 from dist_core.goodput import BatchBounds, Configuration, GradientStatistics, Hints, Observation
-from scheduler.cli import app
+from scheduler.cli import command_line
 from scheduler.policy import policy_by_name
 from scheduler.simulator.cluster import SimulationSettings
 from scheduler.simulator.compare import compare
@@ -76,7 +76,7 @@ def test_more_nodes_would_have_been_faster(state: Path) -> None:
 
 def test_the_command_reads_it(state: Path, tmp_path: Path) -> None:
     arguments = ["simulate", "--recorded", str(state), "--nodes", "1", "--policy", "goodput"]
-    done = CliRunner().invoke(app, [*arguments, "--picture", str(tmp_path / "slots.png")])
+    done = CliRunner().invoke(command_line, [*arguments, "--picture", str(tmp_path / "slots.png")])
     assert done.exit_code == 0, done.output
     assert (tmp_path / "slots.png").read_bytes().startswith(b"\x89PNG")
     assert "1 trials without measurements are left out" in done.output
@@ -151,7 +151,7 @@ def test_a_recorded_sweep_runs_again_with_its_reports_and_its_stops(sweep: Path)
 
 def test_the_command_runs_a_recorded_sweep_as_a_live_scheduler_would(sweep: Path) -> None:
     arguments = ["simulate", "--recorded", str(sweep), "--live", "--nodes", "1", "--slots-per-node", "2"]
-    done = CliRunner().invoke(app, [*arguments, "--policy", "goodput", "--policy", "fair_share"])
+    done = CliRunner().invoke(command_line, [*arguments, "--policy", "goodput", "--policy", "fair_share"])
     assert done.exit_code == 0, done.output
     assert "fair_share" in done.output
 

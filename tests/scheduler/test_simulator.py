@@ -11,9 +11,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
+from click.testing import CliRunner
 
-from scheduler.cli import app
+from scheduler.cli import command_line
 from scheduler.loop.control_loop import ControlLoop
 from scheduler.simulator.application import measured_application
 from scheduler.simulator.cluster import SimulationSettings
@@ -160,17 +160,19 @@ def test_measurements_are_interpolated(tmp_path: Path) -> None:
 def test_the_command_prints_a_table_and_writes_files(tmp_path: Path) -> None:
     arguments = ["simulate", "--jobs", "5", "--policy", "goodput", "--policy", "fifo", "--nodes", "2"]
     arguments += ["--json", str(tmp_path / "s.json"), "--picture", str(tmp_path / "s.png")]
-    shown = CliRunner().invoke(app, arguments, catch_exceptions=False)
+    shown = CliRunner().invoke(command_line, arguments, catch_exceptions=False)
     assert shown.exit_code == 0
     assert "goodput" in shown.output and "fifo" in shown.output
     [first, second] = json.loads((tmp_path / "s.json").read_text())
     assert first["policy"] == "goodput" and len(first["completions"]) == 5
     assert second["mean_completion"] > 0
-    told = CliRunner().invoke(app, [*arguments, "--why", first["completions"][0]["name"]], catch_exceptions=False)
+    told = CliRunner().invoke(
+        command_line, [*arguments, "--why", first["completions"][0]["name"]], catch_exceptions=False
+    )
     assert f"{first['completions'][0]['name']} under fifo" in told.output
     assert "starting: starts on" in told.output
     with pytest.raises(ValueError, match="no job is called 'nobody'; some that are"):
-        CliRunner().invoke(app, [*arguments, "--why", "nobody"], catch_exceptions=False)
+        CliRunner().invoke(command_line, [*arguments, "--why", "nobody"], catch_exceptions=False)
     assert 0.0 <= first["undone"] < 1.0 and second["undone"] == 0.0 and "undone" in shown.output
     assert (tmp_path / "s.png").read_bytes().startswith(b"\x89PNG")
 

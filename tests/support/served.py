@@ -12,10 +12,10 @@ from typing import Any
 
 import uvicorn
 
-from scheduler.api.client import SchedulerClient
 from scheduler.api.service import Service
 from scheduler.api.serving import api_config
 from scheduler.api.tokens import Tokens
+from scheduler.client.connection import SchedulerClient
 from scheduler.loop.control_loop import ControlLoop
 from scheduler.loop.settings import LoopSettings
 from scheduler.snapshot import NodeView, Policy

@@ -9,7 +9,7 @@ from typing import Any
 import optuna
 import pytest
 
-from scheduler.api.client import SchedulerClient
+from scheduler.client.connection import SchedulerClient
 from scheduler.host.embedded import EmbeddedScheduler
 from scheduler.policy import policy_by_name
 from tests.support.nni_experiment import NniExperiment

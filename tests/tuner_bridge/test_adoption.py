@@ -10,7 +10,7 @@ import optuna
 import pytest
 from optuna.storages.journal import JournalFileBackend
 
-from scheduler.api.client import SchedulerClient
+from scheduler.client.connection import SchedulerClient
 from scheduler.errors import RequestRefused, SchedulerUnreachable
 from tuner_bridge.driving.template import TrialTemplate
 from tuner_bridge.errors import SweepInterrupted

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from scheduler.api.client import SchedulerClient
+from scheduler.client.connection import SchedulerClient
 from scheduler.errors import RequestRefused
 from tuner_bridge.driving.study_driver import StudyDriver
 

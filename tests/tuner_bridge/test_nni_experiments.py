@@ -13,7 +13,7 @@ import optuna
 import pytest
 import yaml
 
-from scheduler.api.client import SchedulerClient
+from scheduler.client.connection import SchedulerClient
 from scheduler.host.embedded import EmbeddedScheduler
 from tests.support import objectives
 from tests.support.nni_experiment import NniExperiment

@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Sequence
 
-from scheduler.api.client import SchedulerClient
+from scheduler.client.connection import SchedulerClient
 from scheduler.errors import SchedulerError
 from trials.spec import TrialSpec
 from tuner_bridge.driving.code_on_cluster import CodeOnCluster

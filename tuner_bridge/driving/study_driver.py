@@ -18,7 +18,7 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from scheduler.api.client import SchedulerClient
+from scheduler.client.connection import SchedulerClient
 from scheduler.errors import RequestRefused, SchedulerError, SchedulerUnreachable
 from scheduler.runtime import differences, runtime
 from trials.checks import LONGEST_NAME

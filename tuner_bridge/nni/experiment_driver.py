@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
-from scheduler.api.client import SchedulerClient
+from scheduler.client.connection import SchedulerClient
 from scheduler.errors import SchedulerError, SchedulerUnreachable
 from scheduler.host.embedded import EmbeddedScheduler
 from trials.errors import TrialsError

@@ -15,12 +15,16 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-import typer
+import click
 
 from scheduler.errors import SchedulerError
 
 PLATFORM = "tuner_bridge"
-commands = typer.Typer(help="NNI's experiments on elastune.", no_args_is_help=True)
+
+
+@click.group()
+def commands() -> None:
+    """NNI's experiments on elastune."""
 
 
 @commands.command()
@@ -32,7 +36,7 @@ def register() -> None:
     services = _read(path)
     services[PLATFORM] = {"nodeModulePath": str(info.node_module_path), "nodeClassName": info.node_class_name}
     _write(path, services)
-    typer.echo(f"registered in {path}; an experiment uses it with 'trainingService: {{platform: {PLATFORM}}}'")
+    click.echo(f"registered in {path}; an experiment uses it with 'trainingService: {{platform: {PLATFORM}}}'")
 
 
 @commands.command()
@@ -41,10 +45,10 @@ def unregister() -> None:
     path = _file()
     services = _read(path)
     if services.pop(PLATFORM, None) is None:
-        typer.echo(f"{PLATFORM} is not registered in {path}; nothing to do")
+        click.echo(f"{PLATFORM} is not registered in {path}; nothing to do")
         return
     _write(path, services)
-    typer.echo(f"no longer registered in {path}")
+    click.echo(f"no longer registered in {path}")
 
 
 def _file() -> Path:

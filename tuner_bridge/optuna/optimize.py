@@ -16,7 +16,7 @@ from typing import Any
 import optuna
 from optuna.trial import FrozenTrial
 
-from scheduler.api.client import SchedulerClient
+from scheduler.client.connection import SchedulerClient
 from scheduler.errors import SchedulerError
 from scheduler.host.embedded import EmbeddedScheduler
 from trials.terms import StudyTerms

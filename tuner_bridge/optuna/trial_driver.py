@@ -15,7 +15,7 @@ import optuna
 from optuna.distributions import distribution_to_json
 from optuna.storages._heartbeat import is_heartbeat_enabled
 
-from scheduler.api.client import SchedulerClient
+from scheduler.client.connection import SchedulerClient
 from scheduler.errors import SchedulerError
 from tuner_bridge.driving.study_driver import StudyDriver, file_name
 from tuner_bridge.driving.template import TrialTemplate

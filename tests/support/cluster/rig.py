@@ -23,7 +23,7 @@ from typing import Any
 
 import helm_python as helm
 
-from scheduler.api.client import SchedulerClient
+from scheduler.client.connection import SchedulerClient
 from scheduler.errors import SchedulerUnreachable
 from tests.support.ports import ReservedPort, until_it_answers
 from tests.support.project import ROOT

@@ -1,0 +1,156 @@
+"""Trials, studies and nodes as short rows: what the command line and programs list."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from fastapi import APIRouter, Depends, Response
+
+from scheduler.api.callers import Client, allow, calling_client
+from scheduler.api.client_access import ClientAccess
+from scheduler.api.page.rows import node_row, study_row, trial_row
+from scheduler.api.service import Service
+from scheduler.knowledge.accounts import slot_seconds_by_trial
+from scheduler.knowledge.expected_starts import expected_starts
+from scheduler.loop.happenings import OWNER_LEASE_SECONDS
+from trials.record import TrialRecord
+from trials.states import TrialState
+
+WAITING = (TrialState.PENDING, TrialState.PAUSED)
+
+
+def row_routes(service: Service, access: ClientAccess) -> APIRouter:
+    store = service.store
+    routes = APIRouter(prefix="/rows", dependencies=[Depends(calling_client)], tags=["clients"])
+
+    @routes.get("")
+    def rows(
+        client: Client,
+        study: str | None = None,
+        state: str | None = None,
+        last: int | None = None,
+        trial: str | None = None,
+        hours: bool = False,
+    ) -> Response:
+        """Trials by study, state, or a name; ``last``: so many of those that are over."""
+        allow(client, study=client.subject, read=True)
+        records = access.seen_trials(client)
+        titles = {each.name: each.called for each in access.seen_studies(client)}
+        if study is not None:
+            wanted = {name for name, title in titles.items() if study in (name, title)}
+            wanted = wanted or {
+                name for name, title in titles.items() if name.startswith(study) or title.startswith(study)
+            }
+            records = [record for record in records if record.spec.study in (wanted or {study})]
+        if state is not None:
+            records = [record for record in records if _is(record, state)]
+        if trial is not None:
+            records = _called(records, trial, titles)
+        over = sum(record.state.is_final for record in records)
+        if last is not None:
+            records = _latest(records, max(0, last))
+        live = [record.trial_id for record in records if not record.state.is_final]
+        hints = store.hints(live)
+        latest = {
+            trial_id: report
+            for name in {record.spec.study for record in records}
+            for trial_id, report in store.latest_reports(name).items()
+        }
+        snapshot = service.loop.decisions.snapshot
+        starts = {} if snapshot is None or not live else expected_starts(snapshot)
+        seconds = slot_seconds_by_trial(store.slot_intervals(), service.clock()) if hours else {}
+        shown = []
+        for record in records:
+            expected = starts.get(record.trial_id)
+            row = trial_row(
+                record,
+                view=service.loop.latest_views.get(record.trial_id),
+                hints=hints.get(record.trial_id),
+                latest=latest.get(record.trial_id),
+                expected_start=None if expected is None or snapshot is None else snapshot.now + expected,
+            )
+            row["title"] = titles.get(record.spec.study, record.spec.study)
+            if hours:
+                row["slot_hours"] = seconds.get(record.trial_id, 0.0) / 3600.0
+            shown.append(row)
+        told = {"now": service.clock(), "emulated": service.emulated, "over": over, "trials": shown}
+        return Response(json.dumps(told), media_type="application/json")
+
+    @routes.get("/studies")
+    def studies(client: Client) -> list[dict[str, Any]]:
+        """With how many trials they have, and what they use."""
+        allow(client, study=client.subject, read=True)
+        now = service.clock()
+        seconds = slot_seconds_by_trial(store.slot_intervals(), now)
+        held: dict[str, int] = {}
+        for replica in store.replicas():
+            held[replica.trial_id] = held.get(replica.trial_id, 0) + 1
+        found = []
+        known = access.seen_studies(client)
+        by_study: dict[str, list[TrialRecord]] = {}
+        for record in access.seen_trials(client):
+            by_study.setdefault(record.spec.study, []).append(record)
+        for study in known:
+            mine = by_study.get(study.name, [])
+            driven = study.owner is not None and now - (study.owner_seen_at or 0.0) < OWNER_LEASE_SECONDS
+            found.append(
+                {
+                    **study_row(study, driven=driven),
+                    "trials": len(mine),
+                    "over": sum(record.state.is_final for record in mine),
+                    "slots": sum(held.get(record.trial_id, 0) for record in mine),
+                    "slot_hours": sum(seconds.get(record.trial_id, 0.0) for record in mine) / 3600.0,
+                }
+            )
+        return found
+
+    @routes.get("/nodes")
+    def nodes(client: Client) -> list[dict[str, Any]]:
+        allow(client, study=client.subject, read=True)
+        used: dict[str, int] = {}
+        for replica in store.replicas():
+            used[replica.node] = used.get(replica.node, 0) + 1
+        return [{**node_row(node), "used": used.get(node.name, 0)} for node in service.nodes()]
+
+    return routes
+
+
+def _is(record: TrialRecord, state: str) -> bool:
+    if state == "live":
+        return not record.state.is_final
+    if state == "over":
+        return record.state.is_final
+    if state == "waiting":
+        return record.state in WAITING
+    return record.state.value == state
+
+
+def _called(records: Sequence[TrialRecord], wanted: str, titles: dict[str, str]) -> list[TrialRecord]:
+    """Of that id, ``STUDY/NUMBER``, number, or beginning of an id; the first of these that any has."""
+    study, slash, number = wanted.rpartition("/")
+    ways = (
+        lambda record: record.trial_id == wanted,
+        lambda record: (
+            bool(slash)
+            and number == str(record.spec.number)
+            and study in (record.spec.study, titles.get(record.spec.study))
+        ),
+        lambda record: str(record.spec.number) == wanted,
+        lambda record: record.trial_id.startswith(wanted),
+    )
+    for way in ways:
+        found = [record for record in records if way(record)]
+        if found:
+            return found
+    return []
+
+
+def _latest(records: Sequence[TrialRecord], last: int) -> list[TrialRecord]:
+    """Those that are not over, and so many that ended last; in order of submission."""
+    ended = sorted(
+        (record for record in records if record.state.is_final), key=lambda record: record.finished_at or 0.0
+    )
+    kept = {record.trial_id for record in ended[len(ended) - min(last, len(ended)) :]}
+    return [record for record in records if not record.state.is_final or record.trial_id in kept]

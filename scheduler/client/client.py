@@ -1,0 +1,181 @@
+"""Client: what the command line can do, from Python.
+
+from scheduler.client import Client
+
+with Client.connect() as client:
+    for trial in client.trials(study="alpha", state="running"):
+        print(trial.label, trial.score)
+    client.pause(client.trial("alpha/3"))
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal
+from urllib.parse import quote
+
+from scheduler.client.connection import SchedulerClient, of_folder
+from scheduler.client.finding import named_scheduler
+from scheduler.client.places import default_state_dir
+from scheduler.client.rows import Entry, Node, Study, Trial, UsedHours, row_of
+from scheduler.errors import SchedulerError
+from trials.plain_words import printable
+
+
+class Client:
+    """Thread-safe. Every call raises SchedulerUnreachable, NotAuthorized, RequestRefused or SchedulerError.
+
+    Where a trial is wanted, a Trial, its id, how that begins, ``STUDY/NUMBER`` or a number that one trial alone has
+    will do; where a study is wanted, its title, its name, or how one of these begins.
+    """
+
+    def __init__(self, connection: SchedulerClient) -> None:
+        self.connection = connection
+
+    @classmethod
+    def connect(cls, *, state_dir: str | Path | None = None, scheduler: str = "", quick: bool = False) -> Client:
+        """To the scheduler of a state folder, or the one that elastune.toml calls so; else to the one that ELASTUNE_URL
+        names, the file's default, or this machine's. ``quick``: for a few questions of one thread."""
+        return cls(_connection(None if state_dir is None else Path(state_dir), scheduler, quick=quick))
+
+    def close(self) -> None:
+        self.connection.close()
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @property
+    def url(self) -> str:
+        return self.connection.url
+
+    # ------------------------------------------------------------------ looking
+
+    def trials(self, *, study: str | None = None, state: str | None = None, last: int | None = None) -> list[Trial]:
+        """In order of submission. ``state``: one, or ``live``, ``waiting``, ``over``; ``last``: so many of those that
+        are over, beside all that are not."""
+        asked: dict[str, Any] = {"study": study, "state": state, "last": last}
+        found = self._get("/rows", **asked)
+        return [row_of(Trial, each) for each in found["trials"]]
+
+    def trial(self, wanted: str | Trial) -> Trial:
+        if isinstance(wanted, Trial):
+            return wanted
+        found: list[dict[str, Any]] = self._get("/rows", trial=wanted)["trials"]
+        if len(found) == 1:
+            return row_of(Trial, found[0])
+        if not found:
+            raise SchedulerError(f"no trial is called {wanted!r}; `elastune ls` lists their ids")
+        several = ", ".join(printable(row_of(Trial, each).label) for each in found[:5])
+        raise SchedulerError(f"{len(found)} trials are called {wanted!r}: {several}; name one so, or by its id")
+
+    def story(self, trial: str | Trial) -> dict[str, Any]:
+        """All that is kept of a trial: reports, measurements, history, replicas and the last decision, as JSON."""
+        found: dict[str, Any] = self._get(f"/page/trials/{self.trial(trial).id}")
+        return found
+
+    def history(self, *, study: str | None = None, most: int = 200, before: float | None = None) -> list[Entry]:
+        """What happened to all trials, or to a study's, the newest first."""
+        name = None if study is None else self.study(study).name
+        return [row_of(Entry, each) for each in self._get("/page/story", study=name, most=most, before=before)]
+
+    def studies(self) -> list[Study]:
+        return [row_of(Study, each) for each in self._get("/rows/studies")]
+
+    def study(self, wanted: str | Study) -> Study:
+        if isinstance(wanted, Study):
+            return wanted
+        known = self.studies()
+        found = [each for each in known if wanted in (each.name, each.title)]
+        found = found or [each for each in known if each.name.startswith(wanted) or each.title.startswith(wanted)]
+        if len(found) != 1:
+            names = ", ".join(sorted(each.name for each in found or known)) or "-"
+            raise SchedulerError(f"{len(found) or 'no'} studies are called {wanted!r}; there are: {printable(names)}")
+        return found[0]
+
+    def nodes(self) -> list[Node]:
+        return [row_of(Node, each) for each in self._get("/rows/nodes")]
+
+    def usage(self) -> list[UsedHours]:
+        """Slot hours by study and day."""
+        return [row_of(UsedHours, each) for each in self._get("/page/usage")]
+
+    def logs(self, trial: str | Trial) -> dict[str, str]:
+        """What each of a trial's replicas printed, the oldest first; of long ones the end."""
+        found = self._get(f"/trials/{self.trial(trial).id}/log")
+        return {each["replica_id"]: each["words"] for each in found}
+
+    def log_since(self, trial: str | Trial, replica: str, after: int = -1) -> tuple[str, int, bool]:
+        """What a replica printed from a byte on, where to go on, and whether its trial is over."""
+        found = self._get(f"/trials/{self.trial(trial).id}/log/{quote(replica)}", after=after)
+        return found["words"], found["next"], found["over"]
+
+    # ------------------------------------------------------------------ changing
+
+    def submit(self, spec: Mapping[str, Any]) -> Trial:
+        """A trial by its specification (trials.spec.TrialSpec as JSON); without a number it gets the next one."""
+        made = self.connection.request("POST", "/trials", dict(spec))
+        return self.trial(made["trial_id"])
+
+    def stop(self, trial: str | Trial, why: str = "stopped by request") -> bool:
+        """End a trial; False when it was over already."""
+        found = self.trial(trial)
+        if found.is_over:
+            return False
+        self._post(f"/trials/{found.id}/cancel", {"why": why})
+        return True
+
+    def pause(self, trial: str | Trial, why: str = "") -> None:
+        """Have it save its state and give its slots back, until ``resume``."""
+        self._post(f"/trials/{self.trial(trial).id}/pause", {"why": why})
+
+    def resume(self, trial: str | Trial) -> None:
+        self._post(f"/trials/{self.trial(trial).id}/resume", {})
+
+    def clone(self, trial: str | Trial, **parameters: Any) -> Trial | None:
+        """Run a trial again with these parameters changed; None where its sweep is going to submit it."""
+        made = self._post(f"/trials/{self.trial(trial).id}/clone", {"parameters": parameters})
+        return self.trial(made["trial_id"]) if "trial_id" in made else None
+
+    def set_terms(self, study: str | Study, **terms: Any) -> tuple[dict[str, Any], list[str]]:
+        """Change a study's terms (trials.terms.StudyTerms); returns all of them, and warnings."""
+        answer = self.connection.request("PATCH", f"/studies/{quote(self.study(study).name)}", terms)
+        return answer["terms"], answer["warnings"]
+
+    def forget(self, trials: Sequence[str]) -> int:
+        """Forget trials that are over, by id, with all that is kept of them; returns how many there were."""
+        forgotten: int = self._post("/trials/forget", {"trials": list(trials)})["forgotten"]
+        return forgotten
+
+    def token(self, access: Literal["owner", "study", "read"], *, study: str = "", replace: bool = False) -> str:
+        token: str = self._post("/tokens", {"access": access, "study": study, "replace": replace})["token"]
+        return token
+
+    def page_link(self, *, read: bool = False) -> str:
+        """An address that opens the web page once."""
+        path: str = self._post("/page/links", {"access": "read" if read else "owner"})["path"]
+        return f"{self.url}{path}"
+
+    # ------------------------------------------------------------------ requests
+
+    def _get(self, path: str, **asked: Any) -> Any:
+        given = {name: value for name, value in asked.items() if value is not None}
+        return self.connection.request("GET", path, params=given)
+
+    def _post(self, path: str, body: Mapping[str, Any]) -> Any:
+        return self.connection.request("POST", path, dict(body))
+
+
+def _connection(state_dir: Path | None, scheduler: str, *, quick: bool) -> SchedulerClient:
+    if state_dir is not None:
+        return of_folder(state_dir, quick=quick)
+    named = named_scheduler(scheduler) if scheduler else None
+    if named is not None:
+        return SchedulerClient.of_named(named, quick=quick)
+    return SchedulerClient.from_environ(quick=quick) or of_folder(default_state_dir(), quick=quick)

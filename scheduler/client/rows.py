@@ -1,0 +1,144 @@
+"""What a scheduler tells of trials, studies and nodes, as plain objects. Times are seconds since the epoch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from functools import cache
+from typing import Any, TypeVar
+
+FINAL = frozenset({"succeeded", "pruned", "cancelled", "failed"})
+WAITING = frozenset({"pending", "paused"})
+Row = TypeVar("Row")
+
+
+def row_of(kind: type[Row], told: Mapping[str, Any]) -> Row:
+    """What this version knows of; a newer scheduler may tell more."""
+    known = _names(kind)  # type: ignore[arg-type]  # classes are hashable
+    return kind(**{name: value for name, value in told.items() if name in known})
+
+
+@cache
+def _names(kind: type[Any]) -> frozenset[str]:
+    return frozenset(each.name for each in fields(kind))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trial:
+    id: str
+    study: str
+    """Its name among all studies of the scheduler."""
+    number: int
+    title: str = ""
+    """What the study is called."""
+    state: str
+    code: str
+    """Of the reason, for programs."""
+    why: str
+    replicas: int
+    min: int
+    max: int
+    size: int = 1
+    """Slots of a replica."""
+    submitted: float
+    finished: float | None = None
+    layout: str = ""
+    losses: int = 0
+    held: str | None = None
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+    step: int | None = None
+    latest: float | None = None
+    """The value reported at that step."""
+    progress: float | None = None
+    value: float | list[float] | None = None
+    """What it returned."""
+    error: str | None = None
+    slots: int = 0
+    promise: float | None = None
+    rank: str = ""
+    batch: int | None = None
+    goodput: float | None = None
+    """Examples at the initial batch size a second."""
+    epoch: int | None = None
+    done: float | None = None
+    """Part of its declared length."""
+    rate: float | None = None
+    """The learning rate."""
+    expected: float | None = None
+    """When it can be expected to start."""
+    slot_hours: float | None = None
+
+    @property
+    def is_over(self) -> bool:
+        return self.state in FINAL
+
+    @property
+    def is_waiting(self) -> bool:
+        return self.state in WAITING
+
+    @property
+    def label(self) -> str:
+        """As people name it where there are several studies: ``alpha/0``."""
+        return f"{self.title or self.study}/{self.number}"
+
+    @property
+    def score(self) -> float | None:
+        """What it returned, else what it reported last; of several objectives the first."""
+        found = self.latest if self.value is None else self.value
+        return found[0] if isinstance(found, list) else found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Study:
+    name: str
+    title: str
+    direction: str
+    user: str = ""
+    driven: bool = False
+    """Its sweep runs."""
+    weight: float = 1.0
+    priority: int = 0
+    yields_to: list[str] = field(default_factory=list)
+    quota: int | None = None
+    goal: str = "auto"
+    deadline_at: float | None = None
+    budget_slot_hours: float | None = None
+    trials: int = 0
+    over: int = 0
+    slots: int = 0
+    """Held now."""
+    slot_hours: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Node:
+    name: str
+    slots: int
+    kind: str = ""
+    reserved_for: list[str] = field(default_factory=list)
+    used: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UsedHours:
+    """Of one study on one day."""
+
+    study: str
+    title: str
+    user: str
+    day: str
+    hours: float
+    trials: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """Something that happened to a trial."""
+
+    at: float
+    what: str
+    code: str
+    why: str
+    who: str
+    trial: str = ""
+    numbers: Mapping[str, float] = field(default_factory=dict)

@@ -1,0 +1,133 @@
+"""`elastune submit -- COMMAND`: an elastic job without a tuner."""
+
+from __future__ import annotations
+
+import getpass
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from scheduler.cli.connecting import client_of, scheduler_name, state_dir
+from trials.plain_words import printable
+from tuner_bridge.driving.sent_environ import sent_environ
+from tuner_bridge.errors import InvalidSweep
+
+ENTRYPOINT = "tuner_bridge.in_replica.commands:run"
+STUDY = "jobs"
+
+
+@click.command("submit")
+@click.argument("command", nargs=-1, required=True, metavar="-- COMMAND...")
+@click.option(
+    "--replicas", default="1", show_default=True, help="How many at least and at most, such as 1:8, or a number."
+)
+@click.option(
+    "--slots-per-replica",
+    type=click.IntRange(min=1),
+    default=1,
+    show_default=True,
+    help="For models that are larger than a slot.",
+)
+@click.option("--study", default=STUDY, show_default=True, help="That it belongs to.")
+@click.option("--env", multiple=True, help="NAME=VALUE, or the NAME of a variable that is set here.")
+@click.option("--follow", "-f", is_flag=True, help="Print what it prints until it is over.")
+@click.option("--preemptible/--no-preemptible", default=True, help="Else it keeps its slots from start to end.")
+@state_dir
+@scheduler_name
+def submit(
+    command: tuple[str, ...],
+    replicas: str,
+    slots_per_replica: int,
+    study: str,
+    env: tuple[str, ...],
+    follow: bool,
+    preemptible: bool,
+    state_dir: Path | None,
+    scheduler: str,
+) -> None:
+    """Run a command as an elastic job: elastune submit --replicas 1:8 -- python train.py --lr 0.1"""
+    least, most = _bounds(replicas)
+    client = client_of(state_dir, scheduler)
+    spec: dict[str, Any] = {
+        "study": study,
+        "entrypoint": ENTRYPOINT,
+        "payload": {"command": command},
+        "min_replicas": least,
+        "max_replicas": most,
+        "slots_per_replica": slots_per_replica,
+        "working_dir": str(Path.cwd()),
+        "python_path": [str(Path.cwd())],
+        "preload": ["torch"] if _is_python(command[0]) else [],
+        "environ": {**sent_environ(None), **_variables(env)},
+        "preemptible": preemptible,
+        "driven": False,
+    }
+    known = {each.name for each in client.studies()} | {each.title for each in client.studies()}
+    if study not in known:
+        client.connection.request("PUT", f"/studies/{study}", {"owner": f"submit-{os.getpid()}", "user": _user()})
+        client.connection.request("POST", f"/studies/{study}/detach", {"owner": f"submit-{os.getpid()}"})
+    spec = _placed(client, spec)
+    trial = client.submit(spec)
+    click.echo(f"submitted as trial {printable(trial.label)} ({trial.id})", err=follow)
+    if follow:
+        _follow(client, trial)
+
+
+def _placed(client: Any, spec: dict[str, Any]) -> dict[str, Any]:
+    """With the working folder sent along, where replicas run elsewhere."""
+    elsewhere = client.connection.request("GET", "/where")["runs_elsewhere"]
+    if not elsewhere:
+        return spec
+    from trials.spec import TrialSpec
+    from tuner_bridge.driving.code_on_cluster import CodeOnCluster
+    from tuner_bridge.driving.sent_code import SentCode
+
+    placed = SentCode(CodeOnCluster.from_environ()).place(TrialSpec.from_json({**spec, "number": 0}), client.connection)
+    document = placed.to_json()
+    del document["number"]
+    return document
+
+
+def _follow(client: Any, trial: Any) -> None:
+    from scheduler.cli.looking import follow_logs
+
+    follow_logs(client, trial, follow=True)
+    ended = client.trial(trial.id)
+    click.echo(
+        f"trial {printable(ended.label)} is over: {ended.state}: {printable(ended.error or ended.why)}", err=True
+    )
+    if ended.state != "succeeded":
+        raise SystemExit(1)
+
+
+def _bounds(replicas: str) -> tuple[int, int]:
+    least, colon, most = replicas.partition(":")
+    try:
+        return int(least), int(most if colon else least)
+    except ValueError:
+        raise InvalidSweep(f"--replicas is {replicas!r}; it must be a number, or two such as 1:8") from None
+
+
+def _variables(asked: Sequence[str]) -> dict[str, str]:
+    found = {}
+    for each in asked:
+        name, equals, value = each.partition("=")
+        if not equals and name not in os.environ:
+            raise InvalidSweep(f"--env names {name!r}, which is not set here; give its value: --env {name}=...")
+        found[name] = value if equals else os.environ[name]
+    return found
+
+
+def _is_python(word: str) -> bool:
+    return Path(word).name.startswith("python") or word.endswith(".py") or word == sys.executable
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return ""
