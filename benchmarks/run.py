@@ -39,6 +39,7 @@ from benchmarks import (
     sweeps_in_a_row,
     trainer_overhead,
     tuning_experiment,
+    web_page,
 )
 from benchmarks.frame import Benchmark, run
 
@@ -78,6 +79,7 @@ BENCHMARKS: dict[str, Benchmark] = {
         sweeps_in_a_row,
         tuning_experiment,
         autoscaling,
+        web_page,
         gpu,
     )
 }

@@ -39,7 +39,7 @@ START_SECONDS = 60.0
     "--memory-per-slot", type=click.FloatRange(min=0.1), help="GiB of memory that a replica may use; default: no limit."
 )
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
-@click.option("--port", type=click.IntRange(min=1, max=65535), help="Port to listen on; default: 7300.")
+@click.option("--port", type=click.IntRange(min=0, max=65535), help="Port to listen on; 0: any; default: 7300.")
 @click.option("--policy", default="goodput", show_default=True, help="Who gets which slots.")
 @click.option(
     "--fork-server/--no-fork-server", default=True, help="Start replicas by forking a process with torch loaded."

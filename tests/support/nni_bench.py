@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from trials.spec import TrialSpec
+from tuner_bridge.driving.told_parameters import ToldParameters
 from tuner_bridge.errors import SweepInterrupted
 from tuner_bridge.nni.experiment_driver import ExperimentDriver
 
@@ -35,6 +36,7 @@ class Driver:
     interrupted = False
 
     def __init__(self) -> None:
+        self.parameters = ToldParameters()
         self.client = Channel()
         self.specs: list[TrialSpec] = []
         self.cancelled: list[tuple[str, str]] = []

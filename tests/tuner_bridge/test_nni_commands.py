@@ -9,6 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import click
 import pytest
 
 from scheduler.errors import SchedulerError
@@ -19,6 +20,12 @@ from tuner_bridge.nni import registration as command
 from tuner_bridge.nni.trial_command import as_script
 
 PYTHON_FOLDER = str(Path(sys.executable).parent)
+
+
+def _call(wanted: click.Command) -> None:
+    """The command without a command line."""
+    assert wanted.callback is not None
+    wanted.callback()
 
 
 @pytest.mark.parametrize(
@@ -80,18 +87,18 @@ def test_registering_changes_nothing_else_and_keeps_the_file_whole(
     path.write_text(json.dumps({"another": {"nodeModulePath": "x", "nodeClassName": "y"}}))
     monkeypatch.setattr(command, "_file", lambda: path)
     path.chmod(0o644)
-    command.register()
+    _call(command.register)
     assert path.stat().st_mode & 0o777 == 0o644
     assert list(tmp_path.iterdir()) == [path]
     services = json.loads(path.read_text())
     assert set(services) == {"another", "tuner_bridge"}
     assert Path(services["tuner_bridge"]["nodeModulePath"]).exists()
-    command.unregister()
-    command.unregister()
+    _call(command.unregister)
+    _call(command.unregister)
     assert set(json.loads(path.read_text())) == {"another"}
     path.write_text("[broken")
     with pytest.raises(SchedulerError, match="not what NNI writes there"):
-        command.register()
+        _call(command.register)
     assert path.read_text() == "[broken"
 
 

@@ -99,8 +99,8 @@ export function App() {
         <button type="button" class="plain" onClick={leave}>
           Sign out
         </button>
+        {store.emulated && <p class="note">{store.emulated}</p>}
       </header>
-      {store.emulated && <p class="note">{store.emulated}</p>}
       <main id="main" tabIndex={-1}>
         {store.connection === "connecting" ? <p class="empty">Asking the scheduler…</p> : <View route={route} />}
       </main>

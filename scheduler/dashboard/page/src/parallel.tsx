@@ -158,10 +158,11 @@ export function Parallel({ trials, direction, top }: { trials: Trial[]; directio
               <button
                 type="button"
                 class="plain"
-                aria-label={`${axis.name}: ${axis.log ? "logarithmic" : "linear"} axis`}
+                title={`${axis.log ? "logarithmic" : "linear"} axis; changes it`}
                 onClick={() => setLogs({ ...logs, [axis.name]: !axis.log })}
               >
                 {axis.log ? "log" : "lin"}
+                <span class="sr"> axis of {axis.name}</span>
               </button>
             )}
           </span>

@@ -171,8 +171,8 @@ function StudyRow({ study }: { study: Study }) {
         <td>
           {store.mayAct &&
             (changes === null ? (
-              <button type="button" onClick={begin} aria-label={`Change ${study.title}`}>
-                Change
+              <button type="button" onClick={begin}>
+                Change<span class="sr"> {study.title}</span>
               </button>
             ) : (
               <>

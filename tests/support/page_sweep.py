@@ -1,0 +1,32 @@
+"""A sweep for looking at: two studies at once on emulated slots, in a process of their own."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+
+import optuna
+
+from tests.support.objectives import trains
+from tuner_bridge import optimize
+
+
+def main() -> None:
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    names, trials = sys.argv[1].split(","), int(sys.argv[2])
+
+    def run(name: str) -> None:
+        study = optuna.create_study(study_name=name, sampler=optuna.samplers.RandomSampler(seed=1))
+        optimize(study, trains, n_trials=trials, n_jobs=3, max_replicas=2)
+
+    threads = [threading.Thread(target=run, args=(name,)) for name in names]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    main()
