@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import csv
 import io
+import json
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -14,6 +16,7 @@ import pytest
 
 import dist_core
 from scheduler.cli import main
+from scheduler.cli.commands import COMMANDS
 from scheduler.client.connection import SchedulerClient
 from scheduler.host.embedded import EmbeddedScheduler
 
@@ -93,3 +96,109 @@ def test_mistakes_end_in_one_sentence(site: tuple[Path, SchedulerClient], tmp_pa
         assert result.returncode == 1, result.stdout
         assert words in result.stderr
         assert len(result.stderr.strip().splitlines()) == 1, result.stderr
+
+
+def test_the_list_of_commands_says_what_each_command_says(tmp_path: Path) -> None:
+    for name, command in COMMANDS.items():
+        loaded = command.load()
+        assert loaded.name == name
+        assert loaded.help is not None
+        assert " ".join(loaded.help.split("\n\n")[0].split()) == command.sentence
+    listed = run("--help").stdout
+    for name in (*COMMANDS, "nni", "submit"):
+        assert f"\n  {name} " in listed
+    assert run().returncode == 2
+    assert "No such command 'nope'" in run("nope").stderr
+
+
+def test_short_answers_load_little() -> None:
+    heavy = "fastapi", "pydantic", "sqlalchemy", "rich", "numpy", "torch", "optuna", "uvicorn", "scipy"
+    for words in (["--help"], ["ls", "--help"], ["completion", "bash"]):
+        code = f"import sys; sys.argv[1:] = {words}\nfrom scheduler.cli import main\nmain()\nprint(*sys.modules)"
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+        loaded = set(done.stdout.splitlines()[-1].split())
+        assert not loaded.intersection(heavy), words
+
+
+def test_rows_come_as_tables_and_as_json(site: tuple[Path, SchedulerClient]) -> None:
+    folder, client = site
+    where = ("--state-dir", str(folder))
+    client.request("PUT", "/studies/s", {"owner": "me", "user": "ada"})
+    assert [row["number"] for row in json.loads(run("ls", "--json", "--last", "0", *where).stdout)][:2] == [0, 1]
+    assert json.loads(run("studies", "--json", *where).stdout)[0]["user"] == "ada"
+    assert json.loads(run("nodes", "--json", *where).stdout)[0]["slots"] == 1
+    assert "ada" in run("studies", *where).stdout
+    assert "0/1" in run("nodes", *where).stdout or "1/1" in run("nodes", *where).stdout
+    assert json.loads(run("show", "s/0", "--json", *where).stdout)["trial"]["number"] == 0
+    assert json.loads(run("why", "s/0", "--json", *where).stdout)["trial"]["number"] == 0
+    assert "slots" in run("top", "--once", *where).stdout
+    assert run("page", *where).stdout.startswith(f"{client.url}/#code=")
+    for by in ("study", "user", "day"):
+        assert run("report", "--by", by, "--price", "2", *where).stdout.splitlines()[-1].startswith("all")
+    assert "must be study, user or day" in run("report", "--by", "week", *where).stderr
+
+
+def test_a_job_is_submitted_paused_cloned_exported_and_forgotten(
+    site: tuple[Path, SchedulerClient], tmp_path: Path
+) -> None:
+    folder, client = site
+    where = ("--state-dir", str(folder))
+    submitted = run("submit", *where, "--replicas", "1:1", "--env", "A=b", "--", "sleep", "0", "--lr", "0.25")
+    assert submitted.stdout.startswith("submitted as trial jobs/0 (t"), submitted.stderr
+    assert "pauses" in run("pause", "jobs/0", "--why", "lunch", *where).stdout
+    spec = client.request("GET", "/trials")[-1]["trial_id"]
+    assert client.request("GET", f"/trials/{spec}")["spec"]["environ"]["A"] == "b"
+    assert "goes on" in run("resume", "jobs/0", *where).stdout
+    assert "nobody has paused" in run("resume", "jobs/0", *where).stderr
+    cloned = run("clone", "jobs/0", "--set", "lr=0.5", *where)
+    assert "submitted as trial jobs/1" in cloned.stdout, cloned.stderr
+    assert "no 'depth' to change" in run("clone", "jobs/0", "--set", "depth=5", *where).stderr
+    assert "must be like lr=0.1" in run("clone", "jobs/0", "--set", "lr", *where).stderr
+    assert "submitted as trial jobs/2" in run("retry", "jobs/0", *where).stdout
+    assert "3 trials of jobs stopped" in run("stop", "--study", "jobs", *where).stdout
+    assert "name a trial to stop" in run("stop", *where).stderr
+    assert run("export", "--csv", str(tmp_path / "x.csv"), "--study", "jobs", *where).returncode == 0
+    with open(tmp_path / "x.csv") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["param_lr"] for row in rows] == ["0.25", "0.5", "0.25"]
+    assert "in" in run("export", "--parquet", str(tmp_path / "x.parquet"), *where).stdout
+    assert "name a file" in run("export", *where).stderr
+    assert "no trial ended longer ago than 3d" in run("rm", "--older-than", "3d", *where).stdout
+    assert "must be a number with" in run("rm", "--older-than", "soon", *where).stderr
+    assert "--replicas is 'x'" in run("submit", "--replicas", "x", *where, "--", "true").stderr
+    assert "--env names 'NOT_SET_HERE'" in run("submit", "--env", "NOT_SET_HERE", *where, "--", "true").stderr
+
+
+def test_a_scheduler_in_the_background_is_started_and_stopped(tmp_path: Path) -> None:
+    where = ("--state-dir", str(tmp_path / "state"))
+    command = [sys.executable, "-m", "scheduler.cli", "up", "--detach", "--port", "0", "--slots", "1", *where]
+    started = subprocess.run([*command, "--no-fork-server"], capture_output=True, text=True, check=False, timeout=90)
+    try:
+        assert started.returncode == 0, started.stderr
+        assert "runs in the background" in started.stdout and "#code=" in started.stdout
+        assert run("nodes", *where).returncode == 0
+        second = subprocess.run(command, capture_output=True, text=True, check=False, timeout=90)
+        assert second.returncode == 1
+        assert "belongs to a running scheduler" in second.stderr
+    finally:
+        stopped = run("down", *where)
+    assert "has ended" in stopped.stdout
+    assert "no scheduler runs" in run("down", *where).stdout
+    listed = run("nodes", *where)
+    assert listed.returncode == 0, "what it has kept is there still"
+
+
+def test_the_doctor_looks_at_everything(tmp_path: Path) -> None:
+    said = run("doctor", "--state-dir", str(tmp_path)).stdout
+    for what in (
+        "Python",
+        "torch",
+        "cores",
+        "memory",
+        "control groups",
+        "state folder",
+        "port",
+        "open files",
+        "web page",
+    ):
+        assert f" {what}: " in said

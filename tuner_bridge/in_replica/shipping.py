@@ -52,6 +52,10 @@ class ShippedFunction:
         )
 
 
+class TypedIn(InvalidSweep):
+    """The function is in no file; a notebook has the cells that define it."""
+
+
 def ship(function: Any) -> ShippedFunction:
     """How to find ``function`` in another process; raises InvalidSweep for what cannot be found by name."""
     if function is None or not callable(function):
@@ -89,9 +93,9 @@ def ship(function: Any) -> ShippedFunction:
         return ShippedFunction(module=spec.name, qualname=name, main_path=None)
     path = getattr(module, "__file__", None)
     if path is None or not os.path.exists(path):
-        raise InvalidSweep(
+        raise TypedIn(
             f"the objective {name} was typed into an interactive session, where replicas cannot import it. Put it into "
-            "a .py file next to the notebook and import it from there"
+            "a .py file next to where you are and import it from there"
         )
     assert isinstance(function, types.FunctionType)
     given = given_under_main(Path(path), function)

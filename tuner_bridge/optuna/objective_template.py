@@ -7,19 +7,34 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from trials.spec import check_replica_bounds, sizes_from
+from tuner_bridge.driving.notebook_code import module_of, written
 from tuner_bridge.driving.template import TrialTemplate, own_python_path, sizes_within
 from tuner_bridge.errors import BridgeError, InvalidSweep
 from tuner_bridge.in_replica.scripts import Script
-from tuner_bridge.in_replica.shipping import installed_modules_of, ship
+from tuner_bridge.in_replica.shipping import ShippedFunction, TypedIn, installed_modules_of, ship
+from tuner_bridge.optuna.notebook import run_cells
 from tuner_bridge.optuna.program import Program
 from tuner_bridge.optuna.trainers import TrainerSearch
 
 logger = logging.getLogger(__name__)
 
 ENTRYPOINT = "tuner_bridge.optuna.replica:main"
+
+
+def _shipped(objective: Callable[[Any], Any]) -> ShippedFunction:
+    """How replicas find the objective; one that was written in a notebook is put into a file for them."""
+    try:
+        return ship(objective)
+    except TypedIn:
+        cells = run_cells()
+        if cells is None:
+            raise
+    path = written(module_of(cells, objective.__name__), Path.cwd())
+    return ShippedFunction(module="__main__", qualname=objective.__name__, main_path=str(path))
 
 
 def template_of(
@@ -57,7 +72,7 @@ def template_of(
         imported = (name for name in objective.imports() if name.partition(".")[0] != "tuner_bridge")
         preload = (*imported, "torch")
     else:
-        shipped = ship(objective)
+        shipped = _shipped(objective)
         payload["objective"] = shipped.to_json()
         preload = installed_modules_of(objective)
         if "torch" in sys.modules:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
+import shutil
 import signal
 import sys
 import threading
@@ -11,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import optuna
 from optuna.trial import FrozenTrial
@@ -25,10 +27,12 @@ from tuner_bridge.driving.study_driver import file_name
 from tuner_bridge.driving.template import TrialTemplate
 from tuner_bridge.errors import InvalidSweep, SweepInterrupted
 from tuner_bridge.in_replica.scripts import Script
+from tuner_bridge.optuna.notebook import in_notebook, page_link, show_page
 from tuner_bridge.optuna.objective_template import bounded, template_of
 from tuner_bridge.optuna.own_slots import OwnSlots
 from tuner_bridge.optuna.trainers import TrainerSearch
 from tuner_bridge.optuna.trial_driver import OptunaDriver
+from tuner_bridge.plain_endings import INTERRUPTED, end_plainly
 from tuner_bridge.trackers.base import Tracker
 
 logger = logging.getLogger(__name__)
@@ -63,7 +67,7 @@ def optimize(
     environ: Asked = None,
     fresh_processes: bool = False,
     resume: bool = False,
-    live: bool = False,
+    live: bool | Literal["page"] = False,
     timeline: str | os.PathLike[str] | None = None,
     trackers: Sequence[Tracker] = (),
 ) -> None:
@@ -99,7 +103,8 @@ def optimize(
             no process, no growing memory, no failure.
         resume: go on with a sweep whose driver died: trials it left running continue from their checkpoints, and
             ``n_trials`` counts what is finished already. Needs a study in a persistent storage.
-        live: show the sweep in the terminal while it runs.
+        live: show the sweep while it runs: in the terminal, with a link to its page, or in a notebook as the page
+            itself; ``"page"``: print the link alone.
         timeline: base name of a picture of who held which slots when; written as .png and .html at the end.
         trackers: of ``tuner_bridge.trackers``: each has one run a trial, with its parameters, reports, resizes and
             goodput.
@@ -109,6 +114,8 @@ def optimize(
         SchedulerError: when ELASTUNE_URL does not lead to a scheduler.
         Exception: otherwise what ``study.optimize`` raises.
     """
+    end_plainly()
+    _check_amounts(n_trials, timeout, n_jobs)
     template = template_of(
         objective, min_replicas, max_replicas, promise_metric, fresh_processes, slots_per_replica=slots_per_replica
     )
@@ -121,7 +128,10 @@ def optimize(
             "resume=True needs a study that outlives its process, this one is in memory; create it with "
             "storage='sqlite:///sweep.db' (or any other storage) and load_if_exists=True"
         )
-    with scheduler_for(study.study_name, own, state_dir, preload=template.preload) as found:
+    leaves_nothing = isinstance(study._storage, optuna.storages.InMemoryStorage)
+    with scheduler_for(
+        study.study_name, own, state_dir, preload=template.preload, leaves_nothing=leaves_nothing
+    ) as found:
         client, embedded = found
         driver = driver_of(study, template, client, embedded, promise_metric, trackers)
         driver.attach(None if terms is None else terms.to_json(), patience_seconds=ADOPTION_SECONDS if resume else 0.0)
@@ -155,7 +165,9 @@ def optimize(
             if driver.fatal is not None:
                 raise driver.fatal from None
             _say_how_to_resume(study, driver)
-            raise KeyboardInterrupt from None
+            interrupt = KeyboardInterrupt()
+            interrupt.add_note(INTERRUPTED)
+            raise interrupt from None
         finally:
             if timeline is not None:
                 _draw(driver.client, Path(timeline))
@@ -187,10 +199,12 @@ def scheduler_for(
     state_dir: str | os.PathLike[str] | None,
     *,
     preload: Sequence[str],
+    leaves_nothing: bool = False,
 ) -> Iterator[tuple[SchedulerClient, EmbeddedScheduler | None]]:
     """The scheduler that ELASTUNE_URL names, or one of our own for the duration of the sweep.
 
-    ``preload``: modules that the latter has in memory for the replicas that it starts.
+    ``preload``: modules that the latter has in memory for the replicas that it starts. ``leaves_nothing``: its folder
+    goes when the sweep ends well, unless it was asked for.
     """
     named = SchedulerClient.from_environ()
     if named is not None:
@@ -203,11 +217,43 @@ def scheduler_for(
     folder = Path(state_dir) if state_dir is not None else Path(".elastune") / file_name(study_name)
     embedded = EmbeddedScheduler(folder, **asdict(own), preload=preload)
     client = embedded.start()
+    failed = True
     try:
         yield client, embedded
+        failed = _has_failures(client) if leaves_nothing else True
     finally:
         client.close()
         embedded.stop()
+        if not failed and state_dir is None:
+            _remove(folder)
+
+
+def _has_failures(client: SchedulerClient) -> bool:
+    """Whether there is something in the folder that its people may want to read."""
+    asking = SchedulerClient(client.url, client.token, quick=True)
+    try:
+        return any(trial["state"] == "failed" for trial in asking.request("GET", "/trials"))
+    except SchedulerError:
+        return True
+    finally:
+        asking.close()
+
+
+def _remove(folder: Path) -> None:
+    """The sweep's folder, and the one around it where that is empty then."""
+    shutil.rmtree(folder, ignore_errors=True)
+    with contextlib.suppress(OSError):
+        folder.parent.rmdir()
+
+
+def _check_amounts(n_trials: Any, timeout: Any, n_jobs: Any) -> None:
+    """Raises InvalidSweep for what Optuna would stumble over when everything has been started."""
+    if n_trials is not None and (not isinstance(n_trials, int) or isinstance(n_trials, bool) or n_trials < 0):
+        raise InvalidSweep(f"n_trials is {n_trials!r}; it must be a whole number, or None for no limit")
+    if timeout is not None and (not isinstance(timeout, int | float) or isinstance(timeout, bool) or timeout < 0):
+        raise InvalidSweep(f"timeout is {timeout!r}; it must be a number of seconds, or None for no limit")
+    if not isinstance(n_jobs, int) or isinstance(n_jobs, bool):
+        raise InvalidSweep(f"n_jobs is {n_jobs!r}; it must be a whole number")
 
 
 def _again(client: SchedulerClient) -> SchedulerClient:
@@ -285,8 +331,16 @@ def _interruptible(driver: OptunaDriver) -> Iterator[None]:
 
 
 @contextmanager
-def _display(driver: OptunaDriver, n_trials: int | None, *, live: bool) -> Iterator[None]:
+def _display(driver: OptunaDriver, n_trials: int | None, *, live: bool | str) -> Iterator[None]:
     if not live:
+        yield
+        return
+    if in_notebook():
+        show_page(driver.client)
+        yield
+        return
+    print(f"elastune: the sweep's page: {page_link(driver.client)}", file=sys.stderr)
+    if live == "page":
         yield
         return
     from scheduler.dashboard.terminal import show_while

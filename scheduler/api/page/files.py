@@ -16,6 +16,8 @@ POLICY = (
     "connect-src 'self'; form-action 'none'; base-uri 'none'; frame-ancestors {ancestors}"
 )
 """Nothing from elsewhere, and no script or style within the page's text."""
+ANCESTORS = "'self' http://localhost:* http://127.0.0.1:*"
+"""Who may show the page in a frame: notebooks of the browser's own machine."""
 TYPES = {".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml", ".html": "text/html; charset=utf-8"}
 NOT_BUILT = (
     "The page was not built: this is an installation from sources. Run `make page` (it needs Node.js 20), or install a "
@@ -41,7 +43,7 @@ def file_routes() -> APIRouter:
 def _file(name: str, caching: str) -> Response:
     path = (FOLDER / name).resolve()
     headers = {
-        "Content-Security-Policy": POLICY.format(ancestors="'self'"),
+        "Content-Security-Policy": POLICY.format(ancestors=ANCESTORS),
         "X-Content-Type-Options": "nosniff",
         "Referrer-Policy": "no-referrer",
         "Cache-Control": caching,

@@ -1,0 +1,198 @@
+"""Mistakes end in a sentence, notebooks' functions run, and a sweep in memory leaves nothing behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+
+from scheduler.errors import SchedulerUnreachable
+from tuner_bridge.driving.notebook_code import module_of, written
+from tuner_bridge.errors import InvalidSweep, TrialLost
+from tuner_bridge.plain_endings import INTERRUPTED, ending_of
+
+SCRIPT = """
+import optuna, sys, time
+from tuner_bridge import optimize
+optuna.logging.set_verbosity(optuna.logging.WARNING)
+
+def objective(trial):
+    x = trial.suggest_float("x", 0, 1)
+    time.sleep({sleep})
+    return x
+
+if __name__ == "__main__":
+    study = optuna.create_study()
+    optimize(study, {objective}, {options})
+    print("values", len(study.trials))
+"""
+
+
+def script(tmp_path: Path, options: str, *, objective: str = "objective", sleep: float = 0.0) -> Path:
+    path = tmp_path / "tune.py"
+    path.write_text(SCRIPT.format(options=options, objective=objective, sleep=sleep))
+    return path
+
+
+def run(path: Path, **environ: str) -> subprocess.CompletedProcess[str]:
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("ELASTUNE_")}
+    return subprocess.run(
+        [sys.executable, path.name],
+        cwd=path.parent,
+        env={**clean, "OMP_NUM_THREADS": "1", **environ},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "objective", "environ", "words"),
+    [
+        ("n_trials=1, slots=0", "objective", {}, "slots is 0; it must be at least 1"),
+        ('n_trials="5"', "objective", {}, "n_trials is '5'; it must be a whole number"),
+        ('timeout="10"', "objective", {}, "timeout is '10'; it must be a number of seconds"),
+        ("n_trials=1", "lambda trial: 0.0", {}, "the objective is a lambda"),
+        ("n_trials=1, resume=True", "objective", {}, "resume=True needs a study that outlives its process"),
+        ("n_trials=1", "objective", {"ELASTUNE_URL": "http://127.0.0.1:9"}, "no scheduler answers"),
+        ("n_trials=1", "objective", {"ELASTUNE_SCHEDULER": "lab"}, "no elastune.toml is in this folder"),
+    ],
+)
+def test_a_mistake_in_a_call_ends_a_script_in_one_sentence(
+    tmp_path: Path, options: str, objective: str, environ: dict[str, str], words: str
+) -> None:
+    done = run(script(tmp_path, options, objective=objective), **environ)
+    assert done.returncode == 1
+    lines = done.stderr.strip().splitlines()
+    assert len(lines) == 2, done.stderr
+    assert "tune.py" in lines[0] and "optimize(study" in lines[0]
+    assert lines[1].startswith("elastune: ") and words in lines[1]
+    assert not (tmp_path / ".elastune").exists()
+
+
+def test_everything_is_printed_where_it_is_asked_for(tmp_path: Path) -> None:
+    done = run(script(tmp_path, "n_trials=1, slots=0"), ELASTUNE_TRACEBACK="1")
+    assert "Traceback (most recent call last)" in done.stderr
+
+
+def test_ctrl_c_ends_without_a_traceback_and_a_sweep_in_memory_leaves_no_folder(tmp_path: Path) -> None:
+    path = script(tmp_path, "n_trials=3, slots=1", sleep=30.0)
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("ELASTUNE_")}
+    running = subprocess.Popen(
+        [sys.executable, path.name],
+        cwd=tmp_path,
+        env=environ,
+        stderr=subprocess.PIPE,
+        text=True,
+        stdout=subprocess.PIPE,
+    )
+    deadline = time.monotonic() + 60.0
+    while not list(tmp_path.glob(".elastune/*/logs/*/*.log")):
+        assert time.monotonic() < deadline, "no replica has started"
+        time.sleep(0.05)
+    running.send_signal(signal.SIGINT)
+    _, said = running.communicate(timeout=90)
+    assert "Traceback" not in said
+    assert "elastune: interrupted; running trials were ended" in said
+    assert running.returncode not in (0, None)
+
+
+def test_a_sweep_in_memory_leaves_nothing_behind(tmp_path: Path) -> None:
+    done = run(script(tmp_path, "n_trials=2, slots=1"))
+    assert done.returncode == 0, done.stderr
+    assert "values 2" in done.stdout
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["tune.py"]
+
+
+def test_only_our_own_errors_end_plainly() -> None:
+    assert ending_of(SchedulerUnreachable("nobody"), None) == "elastune: nobody"
+    assert ending_of(InvalidSweep("a\x1b[31m"), None) == "elastune: a"
+    for other in (ValueError("x"), TrialLost("gone"), KeyboardInterrupt()):
+        assert ending_of(other, None) is None
+    interrupt = KeyboardInterrupt()
+    interrupt.add_note(INTERRUPTED)
+    assert ending_of(interrupt, None) == ""
+
+
+# ---------------------------------------------------------------------- notebooks
+
+CELLS = [
+    "import math\nimport optuna",
+    "from __future__ import annotations\nSCALE = 2\nUNUSED = expensive()",
+    "def helper(x):\n    return math.sqrt(x) * SCALE",
+    "def objective(trial):\n    return 0",
+    "for each in range(3):\n    total = each",
+    "get_ipython().run_line_magic('time', '')",
+    "class Net:\n    def run(self, x):\n        return helper(x)",
+    "def objective(trial: optuna.Trial) -> float:\n    return Net().run(trial.suggest_float('x', 1, 4))",
+    "this is no python",
+    "study = optuna.create_study()\noptimize(study, objective)",
+]
+
+
+def test_a_notebooks_function_takes_along_what_it_uses() -> None:
+    text = module_of(CELLS, "objective")
+    assert "expensive" not in text and "optimize" not in text and "return 0" not in text
+    namespace: dict[str, object] = {"__name__": "made"}
+    exec(compile(text, "made.py", "exec"), namespace)
+
+    class Trial:
+        def suggest_float(self, name: str, low: float, high: float) -> float:
+            return high
+
+    objective = namespace["objective"]
+    assert callable(objective)
+    assert objective(Trial()) == 4.0
+
+
+def test_what_cannot_be_taken_along_is_named() -> None:
+    with pytest.raises(InvalidSweep, match="objective uses 'total', which a loop"):
+        module_of([*CELLS[:5], "def objective(trial):\n    return total"], "objective")
+    with pytest.raises(InvalidSweep, match="no cell of the notebook that was run defines missing"):
+        module_of(CELLS, "missing")
+
+
+def test_a_notebooks_module_is_a_file_that_says_what_it_is(tmp_path: Path) -> None:
+    text = module_of(CELLS, "objective")
+    path = written(text, tmp_path)
+    assert path.read_text() == text
+    assert written(text, tmp_path) == path
+    path.unlink()
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_a_sweep_runs_in_a_real_notebook_and_shows_its_page(tmp_path: Path) -> None:
+    nbformat = pytest.importorskip("nbformat")
+    nbclient = pytest.importorskip("nbclient")
+    cells = [
+        "import optuna\nfrom tuner_bridge import optimize\noptuna.logging.set_verbosity(optuna.logging.WARNING)",
+        "FACTOR = 3.0\ndef scaled(x):\n    return x * FACTOR",
+        "def objective(trial):\n    return scaled(trial.suggest_float('x', 1.0, 2.0))",
+        textwrap.dedent(
+            """
+            study = optuna.create_study()
+            optimize(study, objective, n_trials=2, slots=1, live=True)
+            print("best", study.best_value == 3.0 * study.best_params["x"])
+            """
+        ),
+        "optimize(study, lambda trial: 0.0, n_trials=1)",
+    ]
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
+    client = nbclient.NotebookClient(
+        notebook, timeout=120, kernel_name="python3", allow_errors=True, resources={"metadata": {"path": str(tmp_path)}}
+    )
+    client.execute()
+    outputs = notebook.cells[3].outputs
+    assert any("best True" in each.get("text", "") for each in outputs), outputs
+    shown = [each["data"]["text/html"] for each in outputs if "text/html" in each.get("data", {})]
+    assert any("<iframe" in each and "#code=" in each for each in shown)
+    [error] = notebook.cells[4].outputs
+    assert error["ename"] == "InvalidSweep"

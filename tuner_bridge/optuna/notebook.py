@@ -1,0 +1,52 @@
+"""A sweep and a notebook: its page below a cell, and the cells that an objective was written in."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any
+
+from scheduler.client.connection import SchedulerClient
+
+
+def page_link(client: SchedulerClient) -> str:
+    """An address that opens the page once."""
+    return f"{client.url}{client.request('POST', '/page/links', {})['path']}"
+
+
+def in_notebook() -> bool:
+    """Whether this process shows what it makes in cells, as Jupyter's do."""
+    return type(_shell()).__name__ == "ZMQInteractiveShell"
+
+
+def run_cells() -> list[str] | None:
+    """The cells that were run, oldest first, in plain Python; None where there are no cells."""
+    shell = _shell()
+    if shell is None:
+        return None
+    cells: list[str] = shell.user_ns.get("In", [])
+    return [shell.transform_cell(cell) for cell in cells]
+
+
+def _shell() -> Any:
+    interactive = sys.modules.get("IPython")
+    return None if interactive is None else interactive.get_ipython()
+
+
+FRAME = """<a href={link} target="_blank">open the sweep's page in a tab of its own</a>
+<iframe id={name} width="100%" height="{height}" style="border:0"></iframe>
+<script>{{
+  // Browsers send a page's cookie within a frame only where both are of one host by name.
+  const host = location.hostname === "localhost" ? "localhost" : "127.0.0.1";
+  document.getElementById({name}).src = {framed}.replace("//127.0.0.1:", `//${{host}}:`);
+}}</script>"""
+
+
+def show_page(client: SchedulerClient, *, height: int = 640) -> None:
+    """The page below the cell, for a browser on this machine; a link for one that reaches the address otherwise."""
+    from IPython.display import HTML, display
+
+    tab, framed = page_link(client), page_link(client)
+    name = f"elastune-{framed[-8:]}"
+    html = FRAME.format(link=json.dumps(tab), name=json.dumps(name), framed=json.dumps(framed), height=height)
+    display(HTML(html))  # type: ignore[no-untyped-call]  # IPython has no types for them
