@@ -114,7 +114,7 @@ def up(
 
     def announce(url: str, token: str, page: str) -> None:
         if embedded:
-            print(json.dumps({"url": url, "token": token, "page": page}), flush=True)
+            print(json.dumps({"url": url, "token": token}), flush=True)
             return
         click.echo(f"elastune scheduler listens at {url}")
         if devices is not None:

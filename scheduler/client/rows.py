@@ -25,6 +25,8 @@ def _names(kind: type[Any]) -> frozenset[str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trial:
+    """A trial as lists show it."""
+
     id: str
     study: str
     """Its name among all studies of the scheduler."""
@@ -90,6 +92,8 @@ class Trial:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Study:
+    """A study, what is asked for it, and what it has used."""
+
     name: str
     title: str
     direction: str
@@ -112,6 +116,8 @@ class Study:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Node:
+    """A machine, and how many of its slots are in use."""
+
     name: str
     slots: int
     kind: str = ""
@@ -121,7 +127,7 @@ class Node:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UsedHours:
-    """Of one study on one day."""
+    """What one study has used on one day."""
 
     study: str
     title: str

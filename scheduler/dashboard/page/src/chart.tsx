@@ -93,6 +93,7 @@ export function Chart({ title, lines, data, height = 180, time = false, xLabel, 
             ctx.save();
             ctx.strokeStyle = ink("--dim");
             ctx.setLineDash([3, 3]);
+            let line = 0;
             for (const mark of seen.current.marks ?? []) {
               const x = Math.round(drawn.valToPos(mark.x, "x", true)) + 0.5;
               if (x < bbox.left || x > bbox.left + bbox.width) continue;
@@ -102,7 +103,10 @@ export function Chart({ title, lines, data, height = 180, time = false, xLabel, 
               ctx.stroke();
               ctx.fillStyle = ink("--dim");
               ctx.font = `${10 * devicePixelRatio}px system-ui, sans-serif`;
-              ctx.fillText(mark.words, x + 3 * devicePixelRatio, bbox.top + 10 * devicePixelRatio);
+              ctx.textAlign = "left";
+              // Those that are close to each other are written below each other.
+              ctx.fillText(mark.words, x + 3 * devicePixelRatio, bbox.top + (10 + 11 * (line % 3)) * devicePixelRatio);
+              line += 1;
             }
             ctx.restore();
           },
