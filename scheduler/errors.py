@@ -10,6 +10,8 @@ SchedulerError
 
 from __future__ import annotations
 
+from pathlib import Path
+
 
 class SchedulerError(Exception):
     """Base of everything that the scheduler's front side raises on purpose."""
@@ -29,6 +31,10 @@ class RequestRefused(SchedulerError):
 
 class NotRunning(SchedulerError):
     """A state folder whose scheduler has ended."""
+
+    def __init__(self, message: str, folder: Path) -> None:
+        super().__init__(message)
+        self.folder = folder
 
 
 class SchedulerDidNotStart(SchedulerError):

@@ -31,12 +31,12 @@ class StateFolder:
     _lock: IO[str] | None = None
 
     @classmethod
-    def acquire(cls, path: Path) -> StateFolder:
+    def acquire(cls, path: Path, *, patience_seconds: float = ENDING_SECONDS) -> StateFolder:
         """Own the folder; raises StateFolderInUse with the owner's pid and address, or StoreUnavailable.
 
         A scheduler that is about to end, because its sweep did, is waited for.
         """
-        deadline = time.monotonic() + ENDING_SECONDS
+        deadline = time.monotonic() + patience_seconds
         while True:
             try:
                 return cls._acquire_now(path)
@@ -66,6 +66,10 @@ class StateFolder:
                 f"{server.get('url', 'an unknown address')}); set ELASTUNE_URL to use it, stop it, or "
                 "choose another folder"
             ) from None
+        lock.seek(0)
+        lock.truncate()
+        lock.write(f"{os.getpid()}\n")
+        lock.flush()
         return cls(path, lock)
 
     @property
@@ -97,6 +101,15 @@ def is_held(path: Path) -> bool:
     except OSError:
         return False
     return False
+
+
+def holder_of(path: Path) -> int | None:
+    """The process that holds the folder; None where none does, or it has not said so yet."""
+    try:
+        words = (path / "lock").read_text().strip()
+    except OSError:
+        return None
+    return int(words) if is_held(path) and words.isdigit() else None
 
 
 def read_server_file(path: Path) -> dict[str, Any] | None:

@@ -13,6 +13,7 @@ from scheduler.allocation.groups import NodeGroup, may_use
 from scheduler.snapshot import TrialView
 
 AGING_SECONDS = 3600.0
+BUDGET_USED = "its study's budget of slot-hours is used"
 
 
 def not_admitted(
@@ -29,9 +30,7 @@ def not_admitted(
     studies that have trials elsewhere, which keep their slots.
     """
     refused = _beyond_quota(views) | {
-        view.trial_id: "its study's budget of slot-hours is used"
-        for view in views
-        if view.budget_left is not None and view.budget_left <= 0.0
+        view.trial_id: BUDGET_USED for view in views if view.budget_left is not None and view.budget_left <= 0.0
     }
     open_to = {
         view.trial_id: [index for index, group in enumerate(groups) if may_use(view, group)]

@@ -15,6 +15,7 @@ from scheduler.api.client_access import ClientAccess
 from scheduler.api.page.rows import shown_parameters
 from scheduler.api.service import Service
 from scheduler.api.summaries import summary
+from scheduler.api.tokens import Access
 from scheduler.knowledge.command_lines import parameters_of, with_parameters
 from trials.record import TrialRecord
 from trials.spec import TrialSpec
@@ -80,9 +81,19 @@ def action_routes(service: Service, access: ClientAccess) -> APIRouter:
             raise HTTPException(
                 409, "this scheduler's trials are objects of the cluster; `kubectl delete` removes them"
             )
-        live = next((record for record in records if not record.state.is_final), None)
-        if live is not None:
-            raise HTTPException(409, f"trial {live.trial_id} is {live.state.value}; stop it first")
+        held = {row.trial_id for row in store.replicas()}
+        studies = {study.name: study for study in store.studies()}
+        for record in records:
+            study = studies.get(record.spec.study)
+            if not record.state.is_final or record.trial_id in held:
+                said = record.state.value if not record.state.is_final else "ending"
+                raise HTTPException(409, f"trial {record.trial_id} is {said}; stop it first, and wait for its end")
+            if study is not None and study.owner is not None:
+                raise HTTPException(409, f"study {study.called!r} has a sweep that runs, and may compare its trials")
+            if study is not None and study.terms.budget_slot_hours is not None and client.access is not Access.OWNER:
+                raise HTTPException(
+                    403, f"study {study.called!r} has a budget, which is judged by what its trials used"
+                )
         service.forget(body.trials)
         return {"forgotten": len(records)}
 
@@ -115,8 +126,8 @@ def action_routes(service: Service, access: ClientAccess) -> APIRouter:
                 payload["command"] = with_parameters(command, changed)
             except ValueError as error:
                 raise HTTPException(422, str(error)) from error
-        further = numbered(replace(spec, payload=payload))
-        made = store.submit(further, service.clock())
+        with service.numbering:
+            made = store.submit(numbered(replace(spec, payload=payload)), service.clock())
         if "command" in payload:
             store.put_parameters(made.trial_id, shown_parameters(parameters_of(payload["command"])))
         service.loop.decisions.decide_anew()

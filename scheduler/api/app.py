@@ -22,6 +22,10 @@ def create_app(service: Service) -> FastAPI:
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         service.event_loop = asyncio.get_running_loop()
+        if service.over:
+            # What is looked at is not to be changed, and replicas that may run are somebody else's.
+            yield
+            return
         service.loop.start()
         yield
         await asyncio.to_thread(service.loop.stop)

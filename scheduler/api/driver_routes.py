@@ -8,6 +8,7 @@ from typing import Any
 from fastapi import APIRouter, Depends, HTTPException
 from pydantic import BaseModel, Field
 
+from scheduler.allocation.admission import BUDGET_USED
 from scheduler.api.action_routes import OWNERS_PAUSE
 from scheduler.api.callers import Client, calling_client
 from scheduler.api.client_access import ClientAccess
@@ -46,6 +47,8 @@ class Waiting(BaseModel):
     wait: float = 20.0
     plans: PlansBody | None = None
     """What the driver is going to submit."""
+    ends_when_spent: bool = False
+    """It wants to hear when the study's budget is used."""
     parameters: dict[str, dict[str, Any]] = Field(default_factory=dict, max_length=10_000)
     """By trial, what its tuner tries with it, as far as that has not been told yet."""
     granted: dict[str, str] = Field(default_factory=dict, max_length=1000)
@@ -96,7 +99,15 @@ def driver_routes(service: Service, access: ClientAccess) -> APIRouter:
             "finished": _finished(body.trials),
             "live": _news_of(body.seen),
             "missing_packages": _missing_packages(body.trials),
+            "spent": [True] if body.ends_when_spent and _is_spent(body.trials) else [],
         }
+
+    def _is_spent(trial_ids: list[str]) -> bool:
+        """Whether the study's budget is used: all of these trials wait, and for that alone."""
+        records = [record for record in map(store.trial, trial_ids) if not record.state.is_final]
+        return bool(records) and all(
+            not record.state.holds_slots and record.reason.sentence == BUDGET_USED for record in records
+        )
 
     def renew(name: str, body: Waiting) -> None:
         study = access.find_study(name)

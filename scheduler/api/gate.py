@@ -13,7 +13,6 @@ import re
 import time
 from collections import OrderedDict
 from dataclasses import dataclass
-from http.cookies import CookieError, SimpleCookie
 from typing import Any
 
 from scheduler.api.bodies import Message, Refused, counted, read_json, refuse, replayed
@@ -30,6 +29,7 @@ OPEN = re.compile(r"^(/|/healthz|/assets/[\w.-]+)$")
 READING = ("GET", "HEAD")
 OVER = ("/page/session", "/page/links")
 """What may be asked for beside reading where nothing runs any more."""
+LARGEST_SESSION_BYTES = 8192
 PAGE_HEADER = b"x-elastune-page"
 LARGE = re.compile(r"^(/trials|/replica/(outcome|call)|/studies/[^/]+/(answers|news))$")
 """What carries a trial's arguments, results and arrays."""
@@ -101,16 +101,11 @@ class Gate:
         """Whose page it is, by its cookie; None without one. Raises Refused for one that is over."""
         server = scope.get("server") or ("", 0)
         port = (headers.get(b"host", "").rpartition(":")[2]) or str(server[1])
-        cookies: SimpleCookie = SimpleCookie()
-        try:
-            cookies.load(headers.get(b"cookie", ""))
-        except CookieError:
-            return None
-        found = cookies.get(f"elastune_{port if port.isdigit() else 0}")
+        found = _cookie(headers.get(b"cookie", ""), f"elastune_{port if port.isdigit() else 0}")
         if found is None:
             return None
         _check_page(scope, headers)
-        identity = self._service.sessions.identify(found.value)
+        identity = self._service.sessions.identify(found)
         if identity is None:
             raise Refused(401, "the page's session is over; `elastune page` prints a new link")
         connection = (scope.get("extensions") or {}).get(EXTENSION)
@@ -127,7 +122,8 @@ class Gate:
             return None
         if scope["path"] == "/page/session":
             _check_page(scope, headers)
-            if not headers.get(b"content-length", "0").isdigit() or int(headers.get(b"content-length", "0")) > 8192:
+            length = headers.get(b"content-length", "0")
+            if b"transfer-encoding" in headers or not length.isdigit() or int(length) > LARGEST_SESSION_BYTES:
                 raise Refused(413, "a code or a token is shorter than that")
             return None
         if b"authorization" not in headers:
@@ -158,6 +154,15 @@ class Gate:
                 413, f"the request has {length:.20} bytes; {limit} is the most that {scope['path']:.100} takes"
             )
         return identity
+
+
+def _cookie(header: str, wanted: str) -> str | None:
+    """Of that name, beside whatever other servers of this host have set: browsers tell no ports apart."""
+    for each in header.split(";"):
+        name, equals, value = each.strip().partition("=")
+        if equals and name == wanted:
+            return value.strip('"')
+    return None
 
 
 def _check_page(scope: Message, headers: dict[bytes, str]) -> None:

@@ -12,6 +12,7 @@ from scheduler.api.callers import Client, allow, calling_client
 from scheduler.api.client_access import ClientAccess
 from scheduler.api.page.rows import node_row, study_row, trial_row
 from scheduler.api.service import Service
+from scheduler.api.tokens import Access
 from scheduler.knowledge.accounts import slot_seconds_by_trial
 from scheduler.knowledge.expected_starts import expected_starts
 from scheduler.loop.happenings import OWNER_LEASE_SECONDS
@@ -70,6 +71,7 @@ def row_routes(service: Service, access: ClientAccess) -> APIRouter:
                 hints=hints.get(record.trial_id),
                 latest=latest.get(record.trial_id),
                 expected_start=None if expected is None or snapshot is None else snapshot.now + expected,
+                for_reader=client.access is Access.READ,
             )
             row["title"] = titles.get(record.spec.study, record.spec.study)
             if hours:

@@ -64,6 +64,8 @@ class Service:
         self.sessions = Sessions(self.tokens, self.clock)
         self._changes = Changes(self.store)
         self._looking = threading.Lock()
+        self.numbering = threading.Lock()
+        """Held from looking for a trial's number until its trial is there."""
 
     def announce(self) -> None:
         """Let those look again who wait for something that may be there now. Callable from any thread."""

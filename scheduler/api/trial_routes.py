@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from dataclasses import asdict
 from typing import Any
 
@@ -17,8 +16,10 @@ from scheduler.api.service import Service
 from scheduler.api.summaries import brief, summary
 from scheduler.api.tokens import Access, Identity
 from scheduler.knowledge.command_lines import parameters_of
-from trials.checks import check_name
+from trials.checks import LONGEST_NAME, check_name
 from trials.log_files import following, tail
+from trials.plain_words import one_line
+from trials.record import Study
 from trials.spec import TrialSpec
 
 LOG_BYTES = 1024 * 1024
@@ -31,26 +32,40 @@ class Cancel(BaseModel):
 
 def trial_routes(service: Service, access: ClientAccess) -> APIRouter:
     store = service.store
-    numbering = threading.Lock()
-    """Held from looking for a number until its trial is there."""
     routes = APIRouter(dependencies=[Depends(calling_client)], tags=["clients"])
 
     @routes.post("/trials")
     def submit(client: Client, document: dict[str, Any]) -> dict[str, Any]:
-        """Submit a trial; the same (study, number) again returns the one that is there. Without a number: the next."""
+        """Submit a trial; the same (study, number) again returns the one that is there. Without a number: the next.
+
+        A trial without a driver may name its ``user``, and its study need not be there.
+        """
         if "number" not in document:
-            with numbering:
+            with service.numbering:
                 taken = [each.spec.number for each in store.trials() if each.spec.study == document.get("study")]
                 return submitted(client, {**document, "number": max(taken, default=-1) + 1})
         return submitted(client, document)
 
+    def register(name: str, user: str) -> None:
+        """The study of a job that has no tuner; raises HTTPException for one that a tuner has."""
+        study = access.find_study(name)
+        if study is None:
+            store.put_study(Study(name=name, user=one_line(user)))
+        elif study.owner is not None or any(
+            record.spec.study == name and record.spec.driven for record in store.trials()
+        ):
+            raise HTTPException(409, f"study {name!r} is a sweep's; a job needs a study of another name")
+
     def submitted(client: Identity, document: dict[str, Any]) -> dict[str, Any]:
+        user = str(document.pop("user", ""))[:LONGEST_NAME]
         try:
             spec = TrialSpec.from_json(document)
         except TypeError as error:
             raise HTTPException(422, f"not a trial: {error}") from error
         access.allow_study(client, spec.study)
         check_name("the study's name", spec.study)
+        if not spec.driven:
+            register(spec.study, user)
         slots = sum(node.slots for node in service.nodes())
         if spec.min_slots > slots and not service.grows:
             raise HTTPException(

@@ -61,14 +61,14 @@ def main() -> Any:
     except click.ClickException as error:
         error.show()
         return error.exit_code
-    except (SchedulerError, TrialsError, ValueError) as error:
-        print(f"elastune: {printable(str(error))}", file=sys.stderr)
-        return 1
-    except (click.Abort, KeyboardInterrupt):
-        return INTERRUPTED
     except BrokenPipeError:
         # Whoever read has seen enough.
         sys.stderr.close()
         return 0
+    except (SchedulerError, TrialsError, ValueError, OSError) as error:
+        print(f"elastune: {printable(str(error))}", file=sys.stderr)
+        return 1
+    except (click.Abort, KeyboardInterrupt):
+        return INTERRUPTED
     finally:
         opened.close()

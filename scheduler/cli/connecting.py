@@ -30,16 +30,15 @@ def client_of(state_dir: Path | None, scheduler: str = "", *, also_ended: bool =
     ``also_ended``: what an ended one has kept will do.
     """
     from scheduler.client import Client
-    from scheduler.client.places import default_state_dir
     from scheduler.errors import NotRunning
 
     try:
         client = Client.connect(state_dir=state_dir, scheduler=scheduler, quick=True)
-    except NotRunning:
+    except NotRunning as error:
         if not also_ended:
             raise
         from scheduler.host.recorded import recorded
 
-        client = Client(opened.enter_context(recorded(state_dir or default_state_dir())))
+        client = Client(opened.enter_context(recorded(error.folder)))
     opened.callback(client.close)
     return client

@@ -29,7 +29,12 @@ def remove(older_than: str, study: str | None, yes: bool, state_dir: Path | None
     client = client_of(state_dir, scheduler)
     name = None if study is None else client.study(study).name
     now = time.time()
-    old = [trial.id for trial in client.trials(study=name, state="over") if now - (trial.finished or now) > seconds]
+    driven = {each.name for each in client.studies() if each.driven}
+    old = [
+        trial.id
+        for trial in client.trials(study=name, state="over")
+        if now - (trial.finished or now) > seconds and trial.study not in driven
+    ]
     if not old:
         click.echo(f"no trial ended longer ago than {older_than}")
         return

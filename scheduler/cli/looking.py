@@ -174,7 +174,7 @@ def follow_logs(client: Any, trial: Any, *, follow: bool, tail: int | None = Non
 
     while True:
         over = client.trial(trial.id).is_over
-        for name in [name for name in client.logs(trial) if wanted(name)]:
+        for name in [name for name in client.replicas_with_logs(trial) if wanted(name)]:
             words, places[name], _ = client.log_since(trial, name, places.get(name, -1))
             if tail is not None and words:
                 words = "".join(words.splitlines(keepends=True)[-tail:]) if tail else ""
@@ -206,15 +206,14 @@ def timeline(output: Path, state_dir: Path | None, scheduler: str) -> None:
 def page(read: bool, state_dir: Path | None, scheduler: str) -> None:
     """Print a link that opens the web page once; serves it itself where the folder's scheduler has ended."""
     from scheduler.client import Client
-    from scheduler.client.places import default_state_dir
     from scheduler.errors import NotRunning
 
     try:
         click.echo(client_of(state_dir, scheduler).page_link(read=read))
-    except NotRunning:
+    except NotRunning as error:
         from scheduler.host.recorded import recorded
 
-        with recorded(state_dir or default_state_dir()) as connection:
+        with recorded(error.folder) as connection:
             click.echo(
                 f"{Client(connection).page_link(read=True)}\nthe scheduler has ended; Ctrl-C ends this page", nl=True
             )

@@ -13,7 +13,7 @@ import click
 from scheduler.cli.connecting import PATH, state_dir
 from scheduler.client.places import default_state_dir
 from scheduler.errors import SchedulerError
-from scheduler.state_folder import is_held, read_server_file
+from scheduler.state_folder import holder_of, is_held, read_server_file
 
 START_SECONDS = 60.0
 
@@ -197,12 +197,11 @@ def down(state_dir: Path | None) -> None:
     import signal
 
     folder = state_dir or default_state_dir()
-    server = read_server_file(folder)
-    pid = None if server is None else server.get("pid")
-    if pid is None or not is_held(folder):
+    pid = holder_of(folder)
+    if pid is None:
         click.echo(f"no scheduler runs on {folder}")
         return
-    os.kill(int(pid), signal.SIGTERM)
+    os.kill(pid, signal.SIGTERM)
     deadline = time.monotonic() + START_SECONDS
     while is_held(folder):
         if time.monotonic() > deadline:

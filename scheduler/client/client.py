@@ -80,10 +80,10 @@ class Client:
         found: dict[str, Any] = self._get(f"/page/trials/{self.trial(trial).id}")
         return found
 
-    def history(self, *, study: str | None = None, most: int = 200, before: float | None = None) -> list[Entry]:
+    def history(self, *, study: str | None = None, most: int = 200, until: float | None = None) -> list[Entry]:
         """What happened to all trials, or to a study's, the newest first."""
         name = None if study is None else self.study(study).name
-        return [row_of(Entry, each) for each in self._get("/page/story", study=name, most=most, before=before)]
+        return [row_of(Entry, each) for each in self._get("/page/story", study=name, most=most, until=until)]
 
     def studies(self) -> list[Study]:
         return [row_of(Study, each) for each in self._get("/rows/studies")]
@@ -110,6 +110,11 @@ class Client:
         """What each of a trial's replicas printed, the oldest first; of long ones the end."""
         found = self._get(f"/trials/{self.trial(trial).id}/log")
         return {each["replica_id"]: each["words"] for each in found}
+
+    def replicas_with_logs(self, trial: str | Trial) -> list[str]:
+        """Ids of those that have printed something, the oldest first."""
+        found = self._get(f"/trials/{self.trial(trial).id}/log", most_bytes=0)
+        return [each["replica_id"] for each in found]
 
     def log_since(self, trial: str | Trial, replica: str, after: int = -1) -> tuple[str, int, bool]:
         """What a replica printed from a byte on, where to go on, and whether its trial is over."""

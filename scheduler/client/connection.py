@@ -153,7 +153,8 @@ def of_folder(folder: Path, *, quick: bool = False) -> SchedulerClient:
     except SchedulerUnreachable as error:
         raise NotRunning(
             f"the scheduler of {folder} is not running (it was last at {server['url']}); a sweep's own one ends with "
-            "its sweep, another is started with `elastune up --state-dir`"
+            "its sweep, another is started with `elastune up --state-dir`",
+            folder,
         ) from error
 
 

@@ -1,15 +1,18 @@
 """Which scheduler is meant: by state folder, by name in elastune.toml, by the environment, or this machine's own.
 
-elastune.toml is looked for in the working folder and those above it, then in the user's settings:
+The user's settings, `~/.config/elastune/elastune.toml`, say where schedulers are and how to get in:
 
     default = "lab"
 
     [schedulers.lab]
     url = "http://lab.example:7300"
-    token_file = "~/.config/elastune/lab.token"
+    token_file = "lab.token"
 
     [schedulers.mine]
     state_dir = "~/.local/state/elastune"
+
+An elastune.toml in the working folder, or in one above it, only chooses among them (`default = "mine"`): it may have
+come with somebody else's code, and a scheduler that it named would be sent tokens, code and environments.
 """
 
 from __future__ import annotations
@@ -40,30 +43,61 @@ class Named:
 def named_scheduler(
     name: str = "", environ: Mapping[str, str] | None = None, folder: Path | None = None
 ) -> Named | None:
-    """Of that name, or the file's default one; None where there is no file, or it has no default.
+    """Of that name, or the default one of the folder or the settings; None where nothing is chosen.
 
     Raises SchedulerError for a name that is not there and for a file that cannot be used.
     """
     environ = os.environ if environ is None else environ
-    path = _file(environ, Path.cwd() if folder is None else folder)
-    if path is None:
-        if name:
-            raise SchedulerError(
-                f"no {FILE} is in this folder, above it, or among your settings; {name!r} is looked for there"
-            )
-        return None
-    try:
-        document = tomllib.loads(path.read_text())
-    except (OSError, ValueError) as error:
-        raise SchedulerError(f"{path} cannot be read: {error}") from error
-    known = document.get("schedulers", {})
-    name = name or document.get("default", "")
+    settings = Path(environ.get("XDG_CONFIG_HOME") or Path.home() / ".config") / "elastune" / FILE
+    own = _document(settings) if settings.is_file() else {}
+    chosen = _chosen(Path.cwd() if folder is None else folder, settings)
+    name = name or (chosen[1] if chosen is not None else "") or _default(settings, own)
     if not name:
         return None
+    known = own.get("schedulers", {})
     if not isinstance(known, dict) or not isinstance(known.get(name), dict):
         names = ", ".join(sorted(known)) if isinstance(known, dict) and known else "none"
-        raise SchedulerError(f"{path} names no scheduler {name!r}; there are: {names}")
-    return _read(path, name, known[name], environ)
+        asked = f" ({chosen[0]} asks for it)" if chosen is not None and chosen[1] == name else ""
+        raise SchedulerError(f"your settings ({settings}) name no scheduler {name!r}{asked}; there are: {names}")
+    _check_owner(settings)
+    return _read(settings, name, known[name], environ)
+
+
+def _document(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise SchedulerError(f"{path} cannot be read: {error}") from error
+
+
+def _default(path: Path, document: Mapping[str, Any]) -> str:
+    found = document.get("default", "")
+    if not isinstance(found, str):
+        raise SchedulerError(f"{path}: default is {found!r}; it must be the name of a scheduler")
+    return found
+
+
+def _chosen(folder: Path, settings: Path) -> tuple[Path, str] | None:
+    """What the file of the working folder, or the nearest one above it, asks for."""
+    for each in (folder, *folder.parents):
+        path = each / FILE
+        if path.is_file() and path != settings:
+            document = _document(path)
+            unknown = set(document) - {"default"}
+            if unknown:
+                raise SchedulerError(
+                    f"{path} has {min(unknown)!r}; beside code it may only choose: default = 'NAME'. Where schedulers "
+                    f"are say your own settings, {settings}"
+                )
+            return path, _default(path, document)
+    return None
+
+
+def _check_owner(path: Path) -> None:
+    """Whoever can write the file has one's code sent anywhere."""
+    found = path.stat()
+    if found.st_uid not in (os.getuid(), 0) or found.st_mode & 0o022:
+        raise SchedulerError(f"{path} can be written by others, who could send your sweeps anywhere: chmod 600 {path}")
 
 
 def _read(path: Path, name: str, given: Mapping[str, Any], environ: Mapping[str, str]) -> Named:
@@ -92,11 +126,3 @@ def _path(file: Path, text: str) -> Path:
     """As it is meant in the file."""
     path = Path(text).expanduser()
     return path if path.is_absolute() else file.parent / path
-
-
-def _file(environ: Mapping[str, str], folder: Path) -> Path | None:
-    for each in (folder, *folder.parents):
-        if (each / FILE).is_file():
-            return each / FILE
-    settings = Path(environ.get("XDG_CONFIG_HOME") or Path.home() / ".config") / "elastune" / FILE
-    return settings if settings.is_file() else None

@@ -22,19 +22,15 @@ class QuickTransport(httpx2.BaseTransport):
         self._seconds = seconds
 
     def handle_request(self, request: httpx2.Request) -> httpx2.Response:
-        try:
-            return self._ask(request)
-        except (http.client.BadStatusLine, ConnectionResetError, BrokenPipeError):
-            # It was kept open for longer than the server keeps it.
-            self._connection.close()
-        except OSError as error:
-            self._connection.close()
-            raise httpx2.ConnectError(str(error), request=request) from error
+        # What only reads is asked again where the server had closed a connection that was kept open.
+        may_repeat = self._connection.sock is not None and request.method == "GET"
         try:
             return self._ask(request)
         except (OSError, http.client.HTTPException) as error:
             self._connection.close()
-            raise httpx2.ConnectError(str(error) or type(error).__name__, request=request) from error
+            if not may_repeat:
+                raise httpx2.ConnectError(str(error) or type(error).__name__, request=request) from error
+        return self.handle_request(request)
 
     def _ask(self, request: httpx2.Request) -> httpx2.Response:
         if self._connection.sock is None:

@@ -43,6 +43,10 @@ def _pieces(command: Sequence[str]) -> list[tuple[str, str | None, int]]:
     index = 0
     while index < len(command):
         word = command[index]
+        if word == "-c":
+            # A program in the place of a value; what comes behind it is its own.
+            index += 2
+            continue
         option, assigned = _OPTION.match(word), _ASSIGNED.match(word)
         if option is not None and option.group(2) is not None:
             found.append((option.group(1), option.group(2), index))

@@ -25,15 +25,18 @@ class WaitingSeries:
 
 
 def waiting_series(
-    records: Iterable[TrialRecord], entries: Sequence[HistoryEntry], now: float, *, bins: int
+    records: Iterable[TrialRecord], entries: Sequence[HistoryEntry], now: float, *, bins: int, cut: bool = False
 ) -> WaitingSeries:
     """From the first submission to the last end, or to now where trials are live.
 
-    ``entries`` may begin later than the trials did: until its first entry a trial waited to be looked at.
+    ``entries``: the newest first. Until its first one a trial waited to be looked at. ``cut``: there were older ones;
+    trials from before the oldest of these are left out.
     """
     of_trial: dict[str, list[HistoryEntry]] = {}
-    for entry in sorted(entries, key=lambda entry: entry.at):
+    for entry in reversed(entries):
         of_trial.setdefault(entry.trial_id, []).append(entry)
+    if cut and entries:
+        records = [record for record in records if record.submitted_at >= entries[-1].at]
     spans: list[tuple[str, float, float]] = []
     first, last = float("inf"), float("-inf")
     for record in records:

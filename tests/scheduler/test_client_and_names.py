@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+import socket
+import threading
+import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +21,10 @@ from scheduler.errors import NotRunning, RequestRefused, SchedulerError, Schedul
 from scheduler.host.embedded import EmbeddedScheduler
 from scheduler.host.recorded import recorded
 from trials.errors import StoreUnavailable
+from trials.record import ReplicaRecord
+from trials.spec import TrialSpec
+from trials.states import TrialState
+from trials.store import SqlTrialStore
 
 COMMAND = "tuner_bridge.in_replica.commands:run"
 
@@ -105,75 +113,111 @@ def test_nobody_who_answers_is_one_sentence_either_way() -> None:
 # ---------------------------------------------------------------------- names
 
 
+@pytest.fixture
+def settings(tmp_path: Path) -> Path:
+    """The folder of the user's settings."""
+    made = tmp_path / "settings" / "elastune"
+    made.mkdir(parents=True)
+    return made
+
+
 def write(folder: Path, text: str) -> Path:
     path = folder / "elastune.toml"
     path.write_text(text)
+    path.chmod(0o600)
     return path
 
 
-def test_schedulers_are_named_in_a_file_above_the_working_folder(tmp_path: Path) -> None:
-    (tmp_path / "token").write_text("secret\n")
-    write(
-        tmp_path,
-        """
-        default = "lab"
-        [schedulers.lab]
-        url = "http://lab:7300"
-        token_file = "token"
-        [schedulers.mine]
-        state_dir = "state"
-        [schedulers.other]
-        url = "http://other:7300"
-        token_env = "OTHER_TOKEN"
-        """,
-    )
+def environ_of(settings: Path, **others: str) -> dict[str, str]:
+    return {"XDG_CONFIG_HOME": str(settings.parent), **others}
+
+
+SETTINGS = """
+default = "lab"
+[schedulers.lab]
+url = "http://lab:7300"
+token_file = "token"
+[schedulers.mine]
+state_dir = "state"
+[schedulers.other]
+url = "http://other:7300"
+token_env = "OTHER_TOKEN"
+"""
+
+
+def test_settings_name_schedulers_and_a_folder_chooses_among_them(settings: Path, tmp_path: Path) -> None:
+    (settings / "token").write_text("secret\n")
+    write(settings, SETTINGS)
     below = tmp_path / "a" / "b"
     below.mkdir(parents=True)
-    lab = named_scheduler("", {}, below)
+    environ = environ_of(settings)
+    lab = named_scheduler("", environ, below)
     assert lab is not None and (lab.url, lab.token) == ("http://lab:7300", "secret")
-    mine = named_scheduler("mine", {}, below)
-    assert mine is not None and mine.state_dir == tmp_path / "state"
-    other = named_scheduler("other", {"OTHER_TOKEN": "t"}, below)
+    mine = named_scheduler("mine", environ, below)
+    assert mine is not None and mine.state_dir == settings / "state"
+    other = named_scheduler("other", {**environ, "OTHER_TOKEN": "t"}, below)
     assert other is not None and other.token == "t"
+    write(tmp_path, 'default = "mine"')
+    chosen = named_scheduler("", environ, below)
+    assert chosen is not None and chosen.name == "mine"
     with pytest.raises(SchedulerError, match="no token is known for 'other'"):
-        named_scheduler("other", {}, below)
-    with pytest.raises(SchedulerError, match="names no scheduler 'nope'; there are: lab, mine, other"):
-        named_scheduler("nope", {}, below)
+        named_scheduler("other", environ, below)
+    with pytest.raises(SchedulerError, match="name no scheduler 'nope'; there are: lab, mine, other"):
+        named_scheduler("nope", environ, below)
+
+
+def test_what_came_with_code_sends_nothing_anywhere(settings: Path, tmp_path: Path) -> None:
+    for text in (
+        'default = "x"\n[schedulers.x]\nurl = "http://evil"\ntoken_env = "SECRET"',
+        'default = "x"\n[schedulers.x]\nstate_dir = "somewhere"',
+    ):
+        write(tmp_path, text)
+        with pytest.raises(SchedulerError, match="beside code it may only choose"):
+            named_scheduler("", environ_of(settings, SECRET="s"), tmp_path)
+    write(tmp_path, 'default = "x"')
+    with pytest.raises(SchedulerError, match=r"name no scheduler 'x' \(.*elastune\.toml asks for it\)"):
+        named_scheduler("", environ_of(settings), tmp_path)
+    (tmp_path / "elastune.toml").unlink()
+    write(settings, SETTINGS).chmod(0o622)
+    with pytest.raises(SchedulerError, match="can be written by others"):
+        named_scheduler("", environ_of(settings), tmp_path)
 
 
 @pytest.mark.parametrize(
     ("text", "words"),
     [
         ("default = ", "cannot be read"),
+        ("default = 3", "must be the name of a scheduler"),
         ('default = "x"\n[schedulers.x]\nurl = "http://x"\nport = "1"', "has no 'port'"),
         ('default = "x"\n[schedulers.x]\nurl = 3', "has texts only"),
         ('default = "x"\n[schedulers.x]\ntoken_env = "A"', "needs either a url or a state_dir"),
         ('default = "x"\n[schedulers.x]\nurl = "http://x"\nstate_dir = "y"', "needs either a url or a state_dir"),
         ('default = "x"\n[schedulers.x]\nurl = "http://x"\ntoken_file = "missing"', "the token of 'x' cannot be read"),
-        ('default = "x"\nschedulers = 3', "names no scheduler 'x'"),
+        ('default = "x"\nschedulers = 3', "name no scheduler 'x'"),
     ],
 )
-def test_a_file_that_cannot_be_used_is_named(tmp_path: Path, text: str, words: str) -> None:
-    write(tmp_path, text)
+def test_settings_that_cannot_be_used_are_named(settings: Path, tmp_path: Path, text: str, words: str) -> None:
+    write(settings, text)
     with pytest.raises(SchedulerError, match=words):
-        named_scheduler("", {}, tmp_path)
+        named_scheduler("", environ_of(settings), tmp_path)
 
 
-def test_without_a_file_nothing_is_named(tmp_path: Path) -> None:
-    environ = {"XDG_CONFIG_HOME": str(tmp_path / "settings")}
-    assert named_scheduler("", environ, tmp_path) is None
-    with pytest.raises(SchedulerError, match=r"no elastune\.toml is in this folder"):
-        named_scheduler("lab", environ, tmp_path)
-    (tmp_path / "settings" / "elastune").mkdir(parents=True)
-    write(tmp_path / "settings" / "elastune", '[schedulers.lab]\nstate_dir = "/x"')
-    named = named_scheduler("lab", environ, tmp_path)
+def test_without_settings_nothing_is_named(settings: Path, tmp_path: Path) -> None:
+    assert named_scheduler("", environ_of(settings), tmp_path) is None
+    with pytest.raises(SchedulerError, match="name no scheduler 'lab'; there are: none"):
+        named_scheduler("lab", environ_of(settings), tmp_path)
+    write(settings, '[schedulers.lab]\nstate_dir = "/x"')
+    named = named_scheduler("lab", environ_of(settings), tmp_path)
     assert named is not None and named.state_dir == Path("/x")
-    assert named_scheduler("", environ, tmp_path) is None, "it has no default"
+    assert named_scheduler("", environ_of(settings), tmp_path) is None, "it has no default"
 
 
-def test_the_environment_comes_before_the_file(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write(tmp_path, f'default = "mine"\n[schedulers.mine]\nstate_dir = "{folder}"')
+def test_the_environment_comes_before_the_settings(
+    folder: Path, settings: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(settings, f'default = "mine"\n[schedulers.mine]\nstate_dir = "{folder}"')
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(settings.parent))
     monkeypatch.delenv("ELASTUNE_URL", raising=False)
     found = SchedulerClient.from_environ()
     assert found is not None
@@ -217,17 +261,66 @@ def test_what_an_ended_scheduler_has_kept_is_read_and_cannot_be_changed(tmp_path
         pass
 
 
+def test_looking_at_what_a_killed_scheduler_has_kept_changes_nothing(tmp_path: Path) -> None:
+    """Replicas may train on, and another scheduler may come for them."""
+    store = SqlTrialStore(f"sqlite:///{tmp_path / 'trials.db'}")
+    record = store.submit(TrialSpec(study="s", number=0, entrypoint="m:f"), 1.0)
+    running = replace(record, state=TrialState.RUNNING, generation=1, members=("r1",), losses=5)
+    store.save_trial(running)
+    place: dict[str, Any] = {"node": "n", "slot": 0, "launch_index": 0}
+    store.add_replica(ReplicaRecord(replica_id="r1", trial_id=record.trial_id, pid=1, launched_at=1.0, **place))
+    checkpoint = tmp_path / "checkpoints" / record.trial_id / "kept"
+    checkpoint.parent.mkdir(parents=True)
+    checkpoint.write_text("x")
+    with recorded(tmp_path) as reading:
+        client = Client(reading)
+        assert client.trials()[0].state == "running"
+        time.sleep(1.5)
+        assert client.trials()[0].state == "running"
+    assert store.trial(record.trial_id) == running
+    assert [row.replica_id for row in store.replicas()] == ["r1"]
+    assert checkpoint.exists()
+    store.close()
+
+
+def test_a_post_is_sent_once_whatever_becomes_of_its_answer() -> None:
+    heard: list[bytes] = []
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def serve() -> None:
+            while True:
+                try:
+                    accepted, _ = server.accept()
+                except OSError:
+                    return
+                with accepted:
+                    heard.append(accepted.recv(65536))
+
+        thread = threading.Thread(target=serve, daemon=True)
+        thread.start()
+        connection = SchedulerClient(f"http://127.0.0.1:{server.getsockname()[1]}", "t", quick=True)
+        with pytest.raises(SchedulerUnreachable):
+            connection.request("POST", "/trials", {})
+        connection.close()
+        server.shutdown(socket.SHUT_RDWR)
+    thread.join(timeout=5.0)
+    assert len([each for each in heard if each.startswith(b"POST")]) == 1
+
+
 def test_what_is_forgotten_is_gone(tmp_path: Path) -> None:
     embedded = EmbeddedScheduler(tmp_path / "state", emulate="1x1:bert-squad", fork_server=False)
     with Client(embedded.start()) as client:
         spec: dict[str, Any] = {"study": "s", "entrypoint": "no.such:main", "max_losses": 0}
-        live, ended = client.submit(spec), client.submit(spec)
+        ended = client.submit(spec)
         client.stop(ended)
-        while not client.trial(ended.id).is_over:
-            pass
-        with pytest.raises(RequestRefused, match="stop it first"):
-            client.forget([live.id, ended.id] if not client.trial(live.id).is_over else ["nope"])
-        assert client.forget([ended.id]) == 1
+        deadline = time.monotonic() + 30.0
+        while True:
+            try:
+                assert client.forget([ended.id]) == 1
+                break
+            except RequestRefused:
+                # Its replica has not gone yet.
+                assert time.monotonic() < deadline
         while any(trial.id == ended.id for trial in client.trials()):
             pass
     embedded.stop()

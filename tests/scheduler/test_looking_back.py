@@ -52,7 +52,7 @@ def test_waiting_is_counted_by_reason_until_a_trial_holds_a_slot() -> None:
         entry("a", 9.0, "starting"),
         entry("a", 10.0, "succeeded"),
     ]
-    series = waiting_series([record("a", 0.0, 10.0)], history, 99.0, bins=10)
+    series = waiting_series([record("a", 0.0, 10.0)], history[::-1], 99.0, bins=10)
     assert series.at == pytest.approx(list(range(1, 11)))
     assert series.reasons["submitted"] == [1, 1, 0, 0, 0, 0, 0, 0, 0, 0]
     assert series.reasons["no_free_slot"] == [0, 0, 1, 1, 1, 1, 0, 0, 0, 0]
@@ -65,12 +65,19 @@ def test_a_trial_that_waits_still_is_counted_until_now_and_nothing_comes_of_noth
     assert waiting_series([], [], 4.0, bins=4).at == []
 
 
+def test_what_began_before_the_oldest_entry_that_was_read_is_left_out() -> None:
+    entries = [entry("b", 6.0, "starting"), entry("b", 5.0, "waits", "held")]
+    trials = [record("a", 0.0, 9.0), record("b", 5.0, 9.0)]
+    assert set(waiting_series(trials, entries, 9.0, bins=4, cut=True).reasons) == {"held"}
+    assert "submitted" in waiting_series(trials, entries, 9.0, bins=4).reasons
+
+
 @given(
     st.lists(st.tuples(st.floats(0, 100), st.sampled_from(["waits", "starting", "paused", "running", "warning"]))),
     st.integers(1, 30),
 )
 def test_a_trial_waits_for_one_thing_at_a_time(changes: list[tuple[float, str]], bins: int) -> None:
-    history = [entry("a", at, what) for at, what in changes]
+    history = [entry("a", at, what) for at, what in sorted(changes, reverse=True)]
     series = waiting_series([record("a", 0.0, 100.0)], history, 100.0, bins=bins)
     total = np.sum(list(series.reasons.values()), axis=0)
     assert np.all(total <= 1.0 + 1e-3)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncGenerator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
@@ -19,6 +20,7 @@ from scheduler.api.page.rows import number_of, shown_parameters
 from scheduler.api.page.sessions import LINK_SECONDS, SESSION_SECONDS, Sessions
 from scheduler.api.tokens import Access, Identity, Secrets, Tokens
 from tests.support.site import TOKENS, Site
+from trials.errors import StoreUnavailable
 from trials.record import Outcome, Reason, ReplicaState, Report, Study
 from trials.states import TrialState
 
@@ -214,7 +216,9 @@ def test_a_link_opens_once_and_a_cookie_stays_until_its_token_is_replaced() -> N
     forged = cookies[Identity(Access.READ)].replace("read", "owner", 1)
     for wrong in (forged, cookies[OWNER][:-1] + "x", "", "a.b.c.d", "owner..999999999999.", "replica.eA.9999999999.x"):
         assert sessions.identify(wrong) is None
+    waiting = sessions.link_code(OWNER)
     tokens.replace(Access.OWNER)
+    assert sessions.redeem(waiting) is None, "a link is worth no more than the token that it was made with"
     assert sessions.identify(cookies[OWNER]) is None
     assert sessions.identify(cookies[Identity(Access.READ)]) == Identity(Access.READ)
     now += SESSION_SECONDS + 1.0
@@ -241,6 +245,14 @@ def test_a_browser_gets_in_by_a_link_or_a_token_and_reads_with_its_cookie(site: 
     assert site.http.post(f"/trials/{trial_id}/cancel", json={}, headers=PAGE).status_code == 200
     assert site.http.delete("/page/session", headers=PAGE).status_code == 200
     assert site.http.get("/overview").status_code == 401
+
+
+def test_cookies_of_other_servers_on_the_host_are_no_matter(site: Site) -> None:
+    cookie = site.service.sessions.cookie_for(OWNER)
+    for other in ('a={"b":1}; ', "broken; =; x", ""):
+        headers = {"Cookie": f"{other}; elastune_0={cookie}; z=1"}
+        assert site.http.get("/overview", headers=headers).status_code == 200
+    assert site.http.get("/overview", headers={"Cookie": "elastune_0=nonsense"}).status_code == 401
 
 
 def test_a_readers_page_reads_only(site: Site) -> None:
@@ -354,6 +366,83 @@ def test_a_command_runs_again_with_other_arguments(site: Site) -> None:
     refused = site.call("POST", f"/trials/{trial_id}/clone", {"parameters": {"depth": 3}})
     assert refused.status_code == 422
     assert "it has lr, epochs" in refused.json()["detail"]
+
+
+def test_readers_see_no_arguments_and_nobody_sees_inline_code(site: Site) -> None:
+    command = ["python", "-c", "print(1)", "--api-key", "SECRET", "--lr", "0.1"]
+    trial_id = site.submit(driven=False, payload={"command": command})["trial_id"]
+    assert "c" not in site.store.trial(trial_id).parameters
+    reader = TOKENS.for_reading()
+    for path in ("/rows", f"/page/trials/{trial_id}"):
+        assert "SECRET" in site.call("GET", path).text
+        assert "SECRET" not in site.call("GET", path, token=reader).text
+    assert "SECRET" not in board_of(site, Identity(Access.READ)).everything()[1]
+
+
+def test_clones_made_at_once_have_numbers_of_their_own(site: Site) -> None:
+    trial_id = site.submit(study="jobs", driven=False, payload={"command": ["train", "--lr", "0.1"]})["trial_id"]
+
+    def clone(lr: float) -> str:
+        made = site.call("POST", f"/trials/{trial_id}/clone", {"parameters": {"lr": lr}})
+        return str(made.json()["trial_id"])
+
+    with ThreadPoolExecutor(4) as many:
+        made = list(many.map(clone, (0.2, 0.3, 0.4, 0.5)))
+    assert len(set(made)) == 4
+    assert [site.store.trial(name).parameters["lr"] for name in made] == [0.2, 0.3, 0.4, 0.5]
+
+
+def test_jobs_and_sweeps_keep_out_of_each_others_studies(site: Site) -> None:
+    site.call("PUT", "/studies/s", {"owner": "me"})
+    job = {"study": "s", "entrypoint": "m:f", "driven": False}
+    refused = site.call("POST", "/trials", job)
+    assert refused.status_code == 409
+    assert "is a sweep's" in refused.json()["detail"]
+    site.call("POST", "/studies/s/detach", {"owner": "me"})
+    site.submit(0)
+    assert site.call("POST", "/trials", job).status_code == 409
+    made = site.call("POST", "/trials", {**job, "study": "jobs of mine", "user": "ada"})
+    assert made.status_code == 200
+    assert [study.user for study in site.store.studies() if study.name == "jobs of mine"] == ["ada"]
+
+
+def test_what_is_still_needed_is_not_forgotten(site: Site) -> None:
+    site.service.forget = lambda _: None
+    name = site.with_replica()
+    trial_id = name.partition("-")[0]
+    body = {"trials": [trial_id]}
+    assert "stop it first" in site.call("POST", "/trials/forget", body).json()["detail"]
+    ended = replace(site.store.trial(trial_id), state=TrialState.SUCCEEDED, finished_at=1.0)
+    site.store.save_trial(ended)
+    assert "is ending" in site.call("POST", "/trials/forget", body).json()["detail"]
+    site.store.update_replica(name, state=ReplicaState.GONE, gone_at=2.0)
+    site.call("PUT", "/studies/s", {"owner": "me", "terms": {"budget_slot_hours": 5.0}})
+    assert "has a sweep that runs" in site.call("POST", "/trials/forget", body).json()["detail"]
+    site.call("POST", "/studies/s/detach", {"owner": "me"})
+    of_study = site.call("POST", "/trials/forget", body, token=TOKENS.for_study("s"))
+    assert (of_study.status_code, "has a budget" in of_study.json()["detail"]) == (403, True)
+    assert site.call("POST", "/trials/forget", body).json() == {"forgotten": 1}
+
+
+def test_what_a_failed_look_found_is_told_by_the_next(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    name = site.with_replica()
+    board = board_of(site)
+    site.submit(1)
+    site.store.update_replica(name, state=ReplicaState.GONE, gone_at=2.0)
+    read = site.store.replicas
+
+    def away(**options: Any) -> Any:
+        if not options.get("live_only", True):
+            raise StoreUnavailable("the disk is away")
+        return read(**options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(site.store, "replicas", away)
+        with pytest.raises(StoreUnavailable):
+            board.look()
+    change = told(board.look())
+    assert len(change["trials"]) == 2
+    assert change["intervals"][0][-1] == 2.0
 
 
 def test_a_tuners_trial_runs_again_if_its_driver_takes_it(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:

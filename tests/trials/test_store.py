@@ -316,7 +316,7 @@ def test_what_people_look_at_afterwards_is_kept(store: TrialStore) -> None:
     for entry in entries:
         store.add_history(entry)
     assert store.recent_history(limit=2) == [entries[2], entries[1]]
-    assert store.recent_history(limit=9, before=3.0) == [entries[1], entries[0]]
+    assert store.recent_history(limit=9, until=2.0) == [entries[1], entries[0]]
     assert store.recent_history(limit=9, study="s") == [entries[2], entries[0]]
     study = Study(name="s", user="ada")
     store.put_study(study)

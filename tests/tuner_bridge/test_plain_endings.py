@@ -62,7 +62,7 @@ def run(path: Path, **environ: str) -> subprocess.CompletedProcess[str]:
         ("n_trials=1", "lambda trial: 0.0", {}, "the objective is a lambda"),
         ("n_trials=1, resume=True", "objective", {}, "resume=True needs a study that outlives its process"),
         ("n_trials=1", "objective", {"ELASTUNE_URL": "http://127.0.0.1:9"}, "no scheduler answers"),
-        ("n_trials=1", "objective", {"ELASTUNE_SCHEDULER": "lab"}, "no elastune.toml is in this folder"),
+        ("n_trials=1", "objective", {"ELASTUNE_SCHEDULER": "lab"}, "name no scheduler 'lab'; there are: none"),
     ],
 )
 def test_a_mistake_in_a_call_ends_a_script_in_one_sentence(
@@ -104,11 +104,38 @@ def test_ctrl_c_ends_without_a_traceback_and_a_sweep_in_memory_leaves_no_folder(
     assert running.returncode not in (0, None)
 
 
+def test_a_folder_that_was_there_stays(tmp_path: Path) -> None:
+    """Of a study in a database, for example, that is called the same."""
+    path = script(tmp_path, "n_trials=1, slots=1")
+    path.write_text(path.read_text().replace("create_study()", "create_study(study_name='digits')"))
+    kept = tmp_path / ".elastune" / "digits" / "checkpoints" / "t1" / "kept"
+    kept.parent.mkdir(parents=True)
+    kept.write_text("what is to be resumed")
+    assert run(path).returncode == 0
+    assert (tmp_path / ".elastune" / "digits" / "trials.db").exists()
+
+
 def test_a_sweep_in_memory_leaves_nothing_behind(tmp_path: Path) -> None:
     done = run(script(tmp_path, "n_trials=2, slots=1"))
     assert done.returncode == 0, done.stderr
     assert "values 2" in done.stdout
     assert sorted(path.name for path in tmp_path.iterdir()) == ["tune.py"]
+
+
+@pytest.mark.parametrize("elastic", [False, True])
+def test_a_sweep_ends_when_its_budget_is_used(tmp_path: Path, elastic: bool) -> None:
+    terms = "slots=1, terms=StudyTerms(budget_slot_hours=4 / 3600)"
+    path = script(tmp_path, f"n_trials=9, {terms}", sleep=2.0)
+    text = path.read_text().replace("import optimize", "import StudyTerms, elastic, optimize")
+    if elastic:
+        text = text.replace(
+            f"optimize(study, objective, n_trials=9, {terms})", f"study.optimize(elastic(objective, {terms}), 9)"
+        )
+    path.write_text(text)
+    done = run(path)
+    assert done.returncode == 0, done.stderr
+    assert elastic or "is used, and its sweep ends" in done.stderr
+    assert 1 <= int(done.stdout.split("values ")[1]) < 9
 
 
 def test_only_our_own_errors_end_plainly() -> None:
@@ -150,6 +177,30 @@ def test_a_notebooks_function_takes_along_what_it_uses() -> None:
     objective = namespace["objective"]
     assert callable(objective)
     assert objective(Trial()) == 4.0
+
+
+def made(cells: list[str]) -> dict[str, object]:
+    namespace: dict[str, object] = {"__name__": "made"}
+    exec(compile(module_of(cells, "objective"), "made.py", "exec"), namespace)
+    return namespace
+
+
+def test_values_are_as_they_were_in_the_notebook() -> None:
+    uses = "def objective(trial):\n    return size, settings, layers, rows, n"
+    namespace = made(
+        [
+            "size = 16\nsize *= 2\nsettings = {}\nsettings['a'] = 1\nlayers = []",
+            "layers.append(size)\nlayers.append(4)",
+            "rows = [3, 1]\nrows = sorted(rows)",
+            "n = 10\nsquares = [n * n for n in range(3)]",
+            uses,
+        ]
+    )
+    objective = namespace["objective"]
+    assert callable(objective)
+    assert objective(None) == (32, {"a": 1}, [32, 4], [1, 3], 10)
+    with pytest.raises(InvalidSweep, match="objective uses 'size', which a loop"):
+        module_of(["size = 1\nif True:\n    size = 2", "def objective(trial):\n    return size"], "objective")
 
 
 def test_what_cannot_be_taken_along_is_named() -> None:

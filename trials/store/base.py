@@ -158,10 +158,11 @@ class TrialStore(Protocol):
 
     def history(self, trial_id: str) -> list[HistoryEntry]: ...
 
-    def recent_history(
-        self, *, limit: int, before: float | None = None, study: str | None = None
-    ) -> list[HistoryEntry]:
-        """The latest ``limit`` entries of all trials, or of one study's, older than ``before``; the newest first."""
+    def recent_history(self, *, limit: int, until: float | None = None, study: str | None = None) -> list[HistoryEntry]:
+        """The latest ``limit`` entries of all trials, or of one study's, not younger than ``until``; the newest first.
+
+        Those of one moment come in one order however often they are asked for.
+        """
         ...
 
     def resizes(self) -> list[HistoryEntry]:

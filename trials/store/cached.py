@@ -235,10 +235,8 @@ class CachedTrialStore:
     def history(self, trial_id: str) -> list[HistoryEntry]:
         return self._sql.history(trial_id)
 
-    def recent_history(
-        self, *, limit: int, before: float | None = None, study: str | None = None
-    ) -> list[HistoryEntry]:
-        return self._sql.recent_history(limit=limit, before=before, study=study)
+    def recent_history(self, *, limit: int, until: float | None = None, study: str | None = None) -> list[HistoryEntry]:
+        return self._sql.recent_history(limit=limit, until=until, study=study)
 
     def resizes(self) -> list[HistoryEntry]:
         return self._reading().resizes()

@@ -336,18 +336,16 @@ class InMemoryTrialStore:
         with self._lock:
             return list(self._history.get(trial_id, ()))
 
-    def recent_history(
-        self, *, limit: int, before: float | None = None, study: str | None = None
-    ) -> list[HistoryEntry]:
+    def recent_history(self, *, limit: int, until: float | None = None, study: str | None = None) -> list[HistoryEntry]:
         with self._lock:
             entries = [
-                entry
+                (entry.at, place, entry)
                 for trial_id, entries in self._history.items()
                 if study is None or (trial_id in self._trials and self._trials[trial_id].spec.study == study)
-                for entry in entries
-                if before is None or entry.at < before
+                for place, entry in enumerate(entries)
+                if until is None or entry.at <= until
             ]
-        return heapq.nlargest(limit, entries, key=lambda entry: entry.at)
+        return [entry for _, _, entry in heapq.nlargest(limit, entries, key=lambda each: each[:2])]
 
     def resizes(self) -> list[HistoryEntry]:
         with self._lock:

@@ -377,12 +377,10 @@ class SqlTrialStore:
         with self._read() as connection:
             return [entry_of(row) for row in connection.execute(query)]
 
-    def recent_history(
-        self, *, limit: int, before: float | None = None, study: str | None = None
-    ) -> list[HistoryEntry]:
+    def recent_history(self, *, limit: int, until: float | None = None, study: str | None = None) -> list[HistoryEntry]:
         query = select(_history).order_by(_history.c.at.desc(), _history.c.entry.desc()).limit(limit)
-        if before is not None:
-            query = query.where(_history.c.at < before)
+        if until is not None:
+            query = query.where(_history.c.at <= until)
         if study is not None:
             query = query.join(_trials, _trials.c.trial_id == _history.c.trial_id).where(_trials.c.study == study)
         with self._read() as connection:

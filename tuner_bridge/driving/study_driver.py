@@ -77,6 +77,10 @@ class StudyDriver:
         """Why the sweep cannot go on; None while it can."""
         self.on_fatal: Callable[[], None] = lambda: None
         """Called from the poll thread when it cannot."""
+        self.ends_when_spent = False
+        """Whether the front end ends a sweep whose budget is used; else its trials wait for a larger one."""
+        self.spent = False
+        """The study's budget is used, and none of its trials holds a slot any more: nothing would go on by itself."""
         self._has_begun = False
         """Whether a trial was submitted."""
         self._left: list[str] = []
@@ -323,6 +327,7 @@ class StudyDriver:
                         "plans": self._plans(),
                         "parameters": parameters,
                         "granted": granted,
+                        "ends_when_spent": self.ends_when_spent,
                     },
                 )
                 self._heard = news.get("heard", -1)
@@ -346,6 +351,10 @@ class StudyDriver:
                 if not self._closed.is_set():
                     lost = isinstance(error, RequestRefused)
                     self.fatal = BridgeError(f"the sweep lost its study: {error}") if lost else error
+                return
+            if news.get("spent"):
+                self.spent = True
+                self.interrupt()
                 return
             questions, fresh = self._inboxes.hand_out(news)
             if not fresh and (news["questions"] or news["finished"]):

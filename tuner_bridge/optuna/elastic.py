@@ -82,8 +82,11 @@ class ElasticObjective:
         try:
             return driver.run(trial)
         except SweepInterrupted:
-            assert driver.fatal is not None
-            raise driver.fatal from None
+            if driver.fatal is not None:
+                raise driver.fatal from None
+            assert driver.spent
+            trial.study.stop()
+            raise optuna.TrialPruned("the study's budget of slot-hours is used") from None
 
     def _driver_for(self, study: optuna.Study) -> OptunaDriver:
         with self._lock:

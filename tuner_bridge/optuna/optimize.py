@@ -21,6 +21,8 @@ from optuna.trial import FrozenTrial
 from scheduler.client.connection import SchedulerClient
 from scheduler.errors import SchedulerError
 from scheduler.host.embedded import EmbeddedScheduler
+from scheduler.state_folder import StateFolder
+from trials.errors import StateFolderInUse, StoreUnavailable
 from trials.terms import StudyTerms
 from tuner_bridge.driving.sent_environ import Asked, asked_environ, sent_environ, withheld
 from tuner_bridge.driving.study_driver import file_name
@@ -164,6 +166,9 @@ def optimize(
         except SweepInterrupted:
             if driver.fatal is not None:
                 raise driver.fatal from None
+            if driver.spent:
+                _say_that_it_is_spent(study, driver)
+                return
             _say_how_to_resume(study, driver)
             interrupt = KeyboardInterrupt()
             interrupt.add_note(INTERRUPTED)
@@ -215,16 +220,17 @@ def scheduler_for(
             named.close()
         return
     folder = Path(state_dir) if state_dir is not None else Path(".elastune") / file_name(study_name)
+    is_ours = state_dir is None and leaves_nothing and not folder.exists()
     embedded = EmbeddedScheduler(folder, **asdict(own), preload=preload)
     client = embedded.start()
-    failed = True
+    goes = False
     try:
         yield client, embedded
-        failed = _has_failures(client) if leaves_nothing else True
+        goes = is_ours and not _has_failures(client)
     finally:
         client.close()
         embedded.stop()
-        if not failed and state_dir is None:
+        if goes:
             _remove(folder)
 
 
@@ -240,8 +246,13 @@ def _has_failures(client: SchedulerClient) -> bool:
 
 
 def _remove(folder: Path) -> None:
-    """The sweep's folder, and the one around it where that is empty then."""
+    """The sweep's folder, unless somebody works in it by now, and the one around it where that is empty then."""
+    try:
+        held = StateFolder.acquire(folder, patience_seconds=0.0)
+    except (StateFolderInUse, StoreUnavailable):
+        return
     shutil.rmtree(folder, ignore_errors=True)
+    held.release()
     with contextlib.suppress(OSError):
         folder.parent.rmdir()
 
@@ -353,6 +364,20 @@ def _display(driver: OptunaDriver, n_trials: int | None, *, live: bool | str) ->
 
     with show_while(fetch, title=driver.study.study_name, total=n_trials):
         yield
+
+
+def _say_that_it_is_spent(study: optuna.Study, driver: OptunaDriver) -> None:
+    """The sweep ends as one that has run all of its trials does."""
+    words = f"elastune: the budget of study {study.study_name!r} is used, and its sweep ends"
+    if isinstance(study._storage, optuna.storages.InMemoryStorage):
+        driver.cancel_all("its study's budget is used, and the study was in memory")
+        print(words, file=sys.stderr)
+        return
+    print(
+        f"{words}. Trials that were not over have saved their state: raise it (`elastune set ... --budget HOURS`, or "
+        "terms=), and run the same script with resume=True to go on",
+        file=sys.stderr,
+    )
 
 
 def _say_how_to_resume(study: optuna.Study, driver: OptunaDriver) -> None:

@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 import optuna
-from optuna.distributions import distribution_to_json
+from optuna.distributions import CategoricalDistribution, IntDistribution, distribution_to_json
 from optuna.storages._heartbeat import is_heartbeat_enabled
 
 from scheduler.client.connection import SchedulerClient
@@ -53,6 +53,7 @@ class OptunaDriver(StudyDriver):
         self._trackers = trackers
         self._sampler_lock = threading.Lock()
         self.on_wish = self._queue
+        self.ends_when_spent = True
 
     def _queue(self, parameters: Mapping[str, Any]) -> None:
         """The next trial that the sweep asks for has these parameters."""
@@ -60,7 +61,7 @@ class OptunaDriver(StudyDriver):
             raise ValueError(
                 "the sweep has submitted all of its trials; start it again with resume=True and a larger n_trials"
             )
-        self.study.enqueue_trial(dict(parameters))
+        self.study.enqueue_trial(_within_space(self.study, parameters))
 
     def adopt_interrupted(self) -> int:
         """Queue again the trials that a dead driver of this study left running; returns how many.
@@ -284,6 +285,33 @@ def _conclude(summary: Mapping[str, Any]) -> Any:
     error = decode_exception(outcome["value"])
     error.add_note("raised in a replica:\n" + outcome["traceback"])
     raise error
+
+
+def _within_space(study: optuna.Study, parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """The values as the study's own trials have them; raises ValueError for one that it would never draw.
+
+    They come as a display has them: of a categorical choice its text.
+    """
+    spaces: dict[str, Any] = {}
+    for trial in study.get_trials(deepcopy=False):
+        spaces.update(trial.distributions)
+    found = {}
+    for name, value in parameters.items():
+        space = spaces.get(name)
+        if space is None:
+            raise ValueError(f"no trial of the study has a parameter {name!r}; it has {', '.join(sorted(spaces))}")
+        if isinstance(space, CategoricalDistribution):
+            same = [each for each in space.choices if each == value and type(each) is type(value)]
+            same = same or [each for each in space.choices if str(each)[:200] == str(value)]
+            if not same:
+                raise ValueError(f"{name} is {value!r}; the study chooses among {', '.join(map(str, space.choices))}")
+            found[name] = same[0]
+            continue
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not is_number or not space._contains(float(value)):
+            raise ValueError(f"{name} is {value!r}; the study draws it from {space.low} to {space.high}")
+        found[name] = int(value) if isinstance(space, IntDistribution) else float(value)
+    return found
 
 
 def _reported_steps(study: optuna.Study, trial: optuna.Trial) -> set[int]:

@@ -100,11 +100,17 @@ class Board:
     def look(self) -> Change | None:
         """What has changed since the last look; None when nothing has. Raises StoreUnavailable."""
         with self._lock:
-            return self._look()
+            try:
+                return self._look()
+            except BaseException:
+                # What was found so far has been told to nobody: it is found again.
+                self._seen.clear()
+                self._rows.clear()
+                raise
 
     def _look(self) -> Change | None:
         told: dict[str, Any] = {}
-        reports, self._reports = self._reports, []
+        reports = list(self._reports)
         trials, gone = self._look_at_trials(reports)
         if trials:
             told["trials"] = trials
@@ -121,6 +127,7 @@ class Board:
             self._studies = told["studies"] = studies
         if nodes != self._nodes:
             self._nodes = told["nodes"] = nodes
+        del self._reports[: len(reports)]
         if not told:
             return None
         self._number += 1
@@ -182,6 +189,7 @@ class Board:
                 hints=hints.get(record.trial_id),
                 latest=self._latest.get(record.trial_id),
                 expected_start=self._expected.get(record.trial_id),
+                for_reader=self._client.access is Access.READ,
             )
             if row != self._rows.get(record.trial_id):
                 self._rows[record.trial_id] = row

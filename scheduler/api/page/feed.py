@@ -60,7 +60,8 @@ class PageFeed:
         queue: asyncio.Queue[Change | None] = asyncio.Queue()
         watched.pages.add(queue)
         try:
-            missed = watched.board.since(last) if last else None
+            # A look that waits for the database holds the board, and must not hold up the loop.
+            missed = await asyncio.to_thread(watched.board.since, last) if last else None
             for change in [await asyncio.to_thread(watched.board.everything)] if missed is None else missed:
                 yield change
             while True:
@@ -101,6 +102,10 @@ class PageFeed:
                     change = await asyncio.to_thread(watched.board.look)
                 except StoreUnavailable as error:
                     logger.warning("pages are not told what happens: %s", error)
+                    continue
+                except Exception:
+                    # Pages of others, and the next look, are none the worse.
+                    logger.exception("a look for pages failed")
                     continue
                 if change is not None:
                     _hand_out(watched, change)

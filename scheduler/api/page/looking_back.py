@@ -25,6 +25,7 @@ MOST_POINTS = 1000
 MOST_CURVES = 200
 POINTS_OF_MANY = 200
 MOST_ENTRIES = 1000
+MOST_LOOKED_AT = 50_000
 WAITING_BINS = 120
 Point = TypeVar("Point")
 
@@ -54,6 +55,7 @@ def looking_back_routes(service: Service, access: ClientAccess) -> APIRouter:
                 view=service.loop.latest_views.get(trial_id),
                 hints=None if record.state.is_final else hints,
                 latest=latest[-1] if latest else None,
+                for_reader=client.access is Access.READ,
             ),
             "traceback": None if outcome is None or client.access is Access.READ else outcome.traceback or None,
             "pause_seconds": None if hints is None else hints.get("rescale_pause_seconds"),
@@ -86,12 +88,12 @@ def looking_back_routes(service: Service, access: ClientAccess) -> APIRouter:
 
     @routes.get("/story")
     def story(
-        client: Client, study: str | None = None, before: float | None = None, most: int = 200
+        client: Client, study: str | None = None, until: float | None = None, most: int = 200
     ) -> list[dict[str, Any]]:
         """What happened to all trials, or to a study's: the newest first."""
         may_see(client, study)
         limit = max(1, min(most, MOST_ENTRIES))
-        entries = store.recent_history(limit=limit, before=before, study=study)
+        entries = store.recent_history(limit=limit, until=until, study=study)
         return [{"trial": entry.trial_id, **entry_row(entry)} for entry in entries]
 
     @routes.get("/waiting")
@@ -99,8 +101,9 @@ def looking_back_routes(service: Service, access: ClientAccess) -> APIRouter:
         """How many trials waited for which reason, over time."""
         may_see(client, study)
         records = [record for record in access.seen_trials(client) if study is None or record.spec.study == study]
-        entries = store.recent_history(limit=50_000, study=study)
-        series = waiting_series(records, entries, service.clock(), bins=WAITING_BINS)
+        entries = store.recent_history(limit=MOST_LOOKED_AT, study=study)
+        is_cut = len(entries) == MOST_LOOKED_AT
+        series = waiting_series(records, entries, service.clock(), bins=WAITING_BINS, cut=is_cut)
         return {"at": series.at, "reasons": series.reasons}
 
     @routes.get("/usage")

@@ -23,10 +23,12 @@ def trial_row(
     hints: Mapping[str, Any] | None = None,
     latest: Report | None = None,
     expected_start: float | None = None,
+    for_reader: bool = False,
 ) -> dict[str, Any]:
     """One line of the table; times in seconds since the epoch, goodput in examples at the initial batch size a second.
 
-    ``expected_start``: of a trial that waits, as far as that can be told.
+    ``expected_start``: of a trial that waits, as far as that can be told. ``for_reader``: without the arguments of a
+    command, which may hold anything.
     """
     spec, outcome = record.spec, record.outcome
     row: dict[str, Any] = {
@@ -50,7 +52,7 @@ def trial_row(
         row["losses"] = record.losses
     if record.hold is not None:
         row["held"] = record.hold[:LONGEST_SENTENCE]
-    if record.parameters:
+    if record.parameters and not (for_reader and "command" in spec.payload):
         row["parameters"] = shown_parameters(record.parameters)
     if latest is not None:
         row |= {"step": latest.step, "latest": latest.value, "progress": latest.progress}

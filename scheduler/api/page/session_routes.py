@@ -44,7 +44,7 @@ def session_routes(service: Service) -> APIRouter:
             max_age=int(SESSION_SECONDS),
             httponly=True,
             samesite="strict",
-            secure=request.url.scheme == "https",
+            secure="https" in (request.url.scheme, request.headers.get("x-forwarded-proto")),
         )
         return {"access": identity.access.value}
 

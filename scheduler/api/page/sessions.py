@@ -14,6 +14,7 @@ import secrets
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from scheduler.api.tokens import Access, Identity, Tokens
 
@@ -21,6 +22,15 @@ SESSION_SECONDS = 30 * 86400.0
 LINK_SECONDS = 15 * 60.0
 """Of one that was asked for; the one that a scheduler prints when it starts is good until it was used."""
 MOST_LINKS = 256
+"""That wait to be opened, for one and the same; the oldest go."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Link:
+    identity: Identity
+    until: float | None
+    standing: str
+    """Of the token that it was made with."""
 
 
 class Sessions:
@@ -30,22 +40,27 @@ class Sessions:
         self._tokens = tokens
         self._clock = clock
         self._lock = threading.Lock()
-        self._links: OrderedDict[str, tuple[Identity, float | None]] = OrderedDict()
+        self._links: OrderedDict[str, _Link] = OrderedDict()
 
     def link_code(self, identity: Identity, *, lasting: bool = False) -> str:
         """Opens one session. ``lasting``: however late it is used."""
         code = secrets.token_urlsafe(24)
+        until = None if lasting else self._clock() + LINK_SECONDS
         with self._lock:
-            self._links[_digest(code)] = identity, None if lasting else self._clock() + LINK_SECONDS
-            while len(self._links) > MOST_LINKS:
-                self._links.popitem(last=False)
+            mine = [digest for digest, link in self._links.items() if link.identity == identity]
+            for digest in mine[: max(0, len(mine) + 1 - MOST_LINKS)]:
+                del self._links[digest]
+            self._links[_digest(code)] = _Link(identity, until, self._standing(identity))
         return code
 
     def redeem(self, code: str) -> Identity | None:
         """Whose session the code opens; None for one that is unknown, used or too old."""
         with self._lock:
-            identity, until = self._links.pop(_digest(code), (None, None))
-        return identity if until is None or self._clock() <= until else None
+            link = self._links.pop(_digest(code), None)
+        if link is None or (link.until is not None and self._clock() > link.until):
+            return None
+        # The token that it was made with may have been replaced since.
+        return link.identity if hmac.compare_digest(link.standing, self._standing(link.identity)) else None
 
     def cookie_for(self, identity: Identity) -> str:
         until = int(self._clock() + SESSION_SECONDS)
@@ -62,20 +77,26 @@ class Sessions:
             name = base64.urlsafe_b64decode(subject + "=" * (-len(subject) % 4)).decode()
             identity = Identity(Access(access), name)
             expected = self._signature(said, identity)
-        except (ValueError, KeyError):
+        except ValueError:
             return None
         equal = hmac.compare_digest(signature.encode(errors="replace"), expected.encode())
         return identity if equal and until.isdigit() and self._clock() <= int(until) else None
 
     def _signature(self, said: str, identity: Identity) -> str:
-        """With the token that the session stands for, so that it ends with that one."""
+        """With the scheduler's key, over the token that the session stands for too, so that it ends with that one."""
+        return self._tokens.signed(f"page {said} {self._standing(identity)}")
+
+    def _standing(self, identity: Identity) -> str:
+        """Of the token that opens the same; raises ValueError for what has no page."""
+        if identity.access is Access.REPLICA or (identity.subject and identity.access is not Access.STUDY):
+            raise ValueError(f"{identity} has no page")
         if identity.access is Access.OWNER:
             token = self._tokens.owner
         elif identity.access is Access.READ:
             token = self._tokens.for_reading()
         else:
             token = self._tokens.for_study(identity.subject)
-        return hmac.new(token.encode(errors="surrogatepass"), f"page {said}".encode(), hashlib.sha256).hexdigest()
+        return hashlib.sha256(token.encode(errors="surrogatepass")).hexdigest()
 
 
 def _digest(code: str) -> str:

@@ -202,7 +202,9 @@ class Following:
             present = next((each for each in self._memory.studies() if each.name == study.name), None)
             if present is not None:
                 # The driver's lease is newer here.
-                study = replace(study, owner=present.owner, owner_seen_at=present.owner_seen_at)
+                study = replace(
+                    study, owner=present.owner, owner_seen_at=present.owner_seen_at, user=study.user or present.user
+                )
             self._memory.put_study(study)
         return True
 

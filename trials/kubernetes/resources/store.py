@@ -395,10 +395,8 @@ class KubernetesTrialStore:
     def history(self, trial_id: str) -> list[HistoryEntry]:
         return self._memory.history(trial_id)
 
-    def recent_history(
-        self, *, limit: int, before: float | None = None, study: str | None = None
-    ) -> list[HistoryEntry]:
-        return self._memory.recent_history(limit=limit, before=before, study=study)
+    def recent_history(self, *, limit: int, until: float | None = None, study: str | None = None) -> list[HistoryEntry]:
+        return self._memory.recent_history(limit=limit, until=until, study=study)
 
     def resizes(self) -> list[HistoryEntry]:
         return self._memory.resizes()

@@ -2,6 +2,7 @@
 // is drawn, not when a change comes, so that two hundred trials that report cost no more than one.
 
 import { useEffect, useState } from "preact/hooks";
+import { get, part } from "./api";
 import type { Interval, Node, Point, Study, Told, Trial } from "./types";
 
 export type Connection = "connecting" | "live" | "lost" | "locked";
@@ -71,6 +72,7 @@ class Store {
     if (told.all) {
       this.trials.clear();
       this.intervals.clear();
+      void this.readCurvesAgain();
     }
     if (told.access !== undefined) this.access = told.access;
     if (told.emulated !== undefined) this.emulated = told.emulated;
@@ -89,6 +91,19 @@ class Store {
       if (curve) insert(curve, point);
     }
     this.changed();
+  }
+
+  /** What was reported while the page was away, of the curves that are looked at. */
+  private async readCurvesAgain(): Promise<void> {
+    const ids = [...this.curves.keys()];
+    if (ids.length === 0) return;
+    try {
+      const found = await get<Record<string, Point[]>>(`/page/curves?${ids.map((id) => `trial=${part(id)}`).join("&")}`);
+      for (const [id, points] of Object.entries(found)) if (this.curves.has(id)) this.curves.set(id, points);
+      this.changed();
+    } catch {
+      // Away again: the next whole telling comes with the next try.
+    }
   }
 
   changed(): void {

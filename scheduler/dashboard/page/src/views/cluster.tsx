@@ -7,7 +7,8 @@ import { State, mine } from "../parts";
 import { store, useStore } from "../store";
 import { FINAL, type Study } from "../types";
 
-const GOALS = ["auto", "completion_time", "best_found", "deadline", "budget"];
+// As trials/terms.py has them; the scheduler refuses others with its own list.
+const GOALS = ["auto", "completion_time", "time_to_best", "fairness", "makespan", "deadline", "budget"];
 
 export function ClusterView({ study }: { study: string }) {
   useStore(1000);
@@ -99,6 +100,7 @@ function StudyRow({ study }: { study: Study }) {
     ) : (
       <input
         aria-label={`${label} of ${study.title}`}
+        type={name === "deadline_at" ? "datetime-local" : "text"}
         size={7}
         value={changes[name] ?? ""}
         onInput={(event) => setChanges({ ...changes, [name]: event.currentTarget.value })}
@@ -111,7 +113,7 @@ function StudyRow({ study }: { study: Study }) {
       priority: String(study.priority),
       quota: study.quota === null ? "" : String(study.quota),
       goal: study.goal,
-      deadline_at: study.deadline_at === null ? "" : new Date(study.deadline_at * 1000).toISOString().slice(0, 16),
+      deadline_at: study.deadline_at === null ? "" : localMinute(study.deadline_at),
       budget_slot_hours: study.budget_slot_hours === null ? "" : String(study.budget_slot_hours),
     });
   };
@@ -131,8 +133,8 @@ function StudyRow({ study }: { study: Study }) {
         if (Number.isNaN(found)) throw new Refused(0, `${name} is ${JSON.stringify(text)}; it must be a number`);
         if (found !== study[name]) body[name] = found;
       }
-      const until = changes.deadline_at ? Date.parse(`${changes.deadline_at}Z`) / 1000 : null;
-      if (until !== null && Number.isNaN(until)) throw new Refused(0, "the deadline must be like 2026-12-31T18:00 (UTC)");
+      const until = changes.deadline_at ? Date.parse(changes.deadline_at) / 1000 : null;
+      if (until !== null && Number.isNaN(until)) throw new Refused(0, "the deadline must be a day and a time of day");
       if (until !== study.deadline_at && Math.abs((until ?? 0) - (study.deadline_at ?? 0)) >= 60) body.deadline_at = until;
       if (changes.goal !== study.goal) body.goal = changes.goal;
       const answer = await patch<{ warnings: string[] }>(`/studies/${part(study.name)}`, body);
@@ -195,6 +197,12 @@ function StudyRow({ study }: { study: Study }) {
       )}
     </>
   );
+}
+
+/** As an input for a day and a time of this browser's clock takes it. */
+function localMinute(at: number): string {
+  const when = new Date(at * 1000);
+  return new Date(at * 1000 - when.getTimezoneOffset() * 60_000).toISOString().slice(0, 16);
 }
 
 function shownTerm(study: Study, name: keyof Study): string {

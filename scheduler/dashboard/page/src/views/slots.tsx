@@ -316,9 +316,10 @@ function Tip({ under, width }: { under: { bar: Bar; x: number; y: number }; widt
   const trial = store.trials.get(id);
   const [decision, setDecision] = useState<Entry | undefined>();
   useEffect(() => {
+    setDecision(undefined);
     if (!id) return;
     let wanted = true;
-    const known = `${id} ${ended ?? ""}`;
+    const known = `${replica} ${ended ?? ""}`;
     if (!stories.has(known)) stories.set(known, get<TrialStory>(`/page/trials/${part(id)}`).then((story) => story.history));
     stories
       .get(known)

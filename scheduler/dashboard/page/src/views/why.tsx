@@ -9,6 +9,8 @@ import { store, useStore } from "../store";
 import { type Entry, WAITING } from "../types";
 
 const PAGE = 100;
+const MOST = 1000;
+const KEPT = 5000;
 const KINDS: [string, string, (entry: Entry) => boolean][] = [
   ["", "everything", () => true],
   ["sizes", "changes of size", (entry) => entry.what.endsWith("replicas") || entry.what.endsWith("replica")],
@@ -128,29 +130,33 @@ function Story({ study }: { study: string }) {
   const [kind, setKind] = useState("");
   const [older, setOlder] = useState(true);
   const [error, setError] = useState("");
-  const ask = (before?: number) =>
-    get<Entry[]>(`/page/story?most=${PAGE}${study ? `&study=${part(study)}` : ""}${before ? `&before=${before}` : ""}`);
+  const ask = (most: number, until?: number) =>
+    get<Entry[]>(`/page/story?most=${most}${study ? `&study=${part(study)}` : ""}${until === undefined ? "" : `&until=${until}`}`);
   useEffect(() => {
-    let pages = 0;
-    const look = () => {
-      if (pages > 1) return;
-      void ask().then(
-        (found) => {
-          setEntries((present) => {
-            const last = found[found.length - 1]?.at ?? 0;
-            return [...found, ...present.filter((entry) => entry.at < last)].slice(0, 5000);
-          });
-          if (pages === 0) setOlder(found.length === PAGE);
-          pages = 1;
-          setError("");
-        },
-        (refused: Error) => setError(refused.message),
-      );
+    let wanted = true;
+    let latest = -Infinity;
+    const look = async () => {
+      try {
+        let found = await ask(PAGE);
+        // More than a page has happened since: what lies in between is asked for as well.
+        if (latest > -Infinity && (found[found.length - 1]?.at ?? 0) > latest) found = await ask(MOST);
+        if (!wanted) return;
+        if (latest === -Infinity) setOlder(found.length === PAGE);
+        latest = found[0]?.at ?? latest;
+        const oldest = found[found.length - 1]?.at ?? 0;
+        setEntries((present) => [...found, ...present.filter((entry) => entry.at < oldest)].slice(0, KEPT));
+        setError("");
+      } catch (refused) {
+        if (wanted) setError((refused as Error).message);
+      }
     };
     setEntries([]);
-    look();
-    const timer = setInterval(look, 3000);
-    return () => clearInterval(timer);
+    void look();
+    const timer = setInterval(() => void look(), 3000);
+    return () => {
+      wanted = false;
+      clearInterval(timer);
+    };
   }, [study]);
   const shown = entries.filter(KINDS.find(([name]) => name === kind)?.[2] ?? (() => true));
   return (
@@ -176,9 +182,11 @@ function Story({ study }: { study: string }) {
           onClick={() => {
             const last = entries[entries.length - 1];
             if (!last) return;
-            void ask(last.at).then((found) => {
-              setEntries([...entries, ...found]);
-              setOlder(found.length === PAGE);
+            // Those of the last moment that are known already come once more, first.
+            const known = entries.filter((entry) => entry.at === last.at).length;
+            void ask(PAGE + known, last.at).then((found) => {
+              setEntries([...entries, ...found.slice(known)]);
+              setOlder(found.length === PAGE + known);
             });
           }}
         >
