@@ -48,7 +48,8 @@ test: setup
 	$(BIN)/python -m pytest $(SPREAD)
 
 test-slow: setup page
-	$(BIN)/python -m pytest -n $(SLOW_WORKERS) --dist worksteal -m "slow and not gpu and not cluster"
+	$(BIN)/python -m pytest -n $(SLOW_WORKERS) --dist worksteal -m "slow and not browser and not gpu and not cluster"
+	$(BIN)/python -m pytest -m "browser and not gpu and not cluster"
 
 test-gpu: setup
 	$(BIN)/python -m pytest -m gpu

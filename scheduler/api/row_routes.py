@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -39,6 +40,7 @@ def row_routes(service: Service, access: ClientAccess) -> APIRouter:
         allow(client, study=client.subject, read=True)
         records = access.seen_trials(client)
         titles = {each.name: each.called for each in access.seen_studies(client)}
+        shared = Counter(titles.values())
         if study is not None:
             wanted = {name for name, title in titles.items() if study in (name, title)}
             wanted = wanted or {
@@ -73,7 +75,9 @@ def row_routes(service: Service, access: ClientAccess) -> APIRouter:
                 expected_start=None if expected is None or snapshot is None else snapshot.now + expected,
                 for_reader=client.access is Access.READ,
             )
-            row["title"] = titles.get(record.spec.study, record.spec.study)
+            title = titles.get(record.spec.study, record.spec.study)
+            # Where two are called the same, each goes by its own name.
+            row["title"] = title if shared[title] < 2 else record.spec.study
             if hours:
                 row["slot_hours"] = seconds.get(record.trial_id, 0.0) / 3600.0
             shown.append(row)

@@ -325,6 +325,15 @@ def test_slot_hours_are_told_by_study_and_day(site: Site) -> None:
     assert [(row["title"], row["user"], row["hours"], row["trials"]) for row in rows] == [("mine", "ada", 1.0, 1)]
 
 
+def test_studies_of_one_title_go_by_their_names(site: Site) -> None:
+    for name, title in (("a-1", "same"), ("a-2", "same"), ("b-1", "other")):
+        site.store.put_study(Study(name=name, title=title))
+        site.submit(0, study=name)
+    titles = [row["title"] for row in site.call("GET", "/rows").json()["trials"]]
+    assert titles == ["a-1", "a-2", "other"]
+    assert len(site.call("GET", "/rows?study=same").json()["trials"]) == 2
+
+
 def test_importance_is_not_told_from_a_few_trials(site: Site) -> None:
     site.store.put_study(Study(name="s"))
     assert "0 trials have a value" in site.call("GET", "/page/importance?study=s").json()["why"]

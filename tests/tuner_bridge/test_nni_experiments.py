@@ -224,8 +224,9 @@ def test_a_study_and_an_experiment_share_one_scheduler(
     made.run("-m", "scheduler.cli", "set", "digits", "--weight", "3")
     assert {e["name"]: e for e in client.request("GET", "/studies")}[f"nni-{made.id}"]["weight"] == 3.0
     listed = made.run("-m", "scheduler.cli", "ls")
-    assert "beside" in listed
-    assert f"nni-{made.id}" in listed
+    assert "beside/0" in listed
+    assert "digits/0" in listed
+    assert f"nni-{made.id}" in made.run("-m", "scheduler.cli", "studies")
     made.until_done()
     assert made.states() == ["SUCCEEDED"] * 6
     made.nnictl("stop", made.id)

@@ -347,10 +347,6 @@ def _take_standard_output() -> TextIO:
     return out
 
 
-if __name__ == "__main__":
-    sys.exit(main())
-
-
 def _parameters_of(text: str) -> dict[str, Any]:
     """What NNI's tuner has chosen, as far as it can be read without NNI."""
     try:
@@ -359,3 +355,7 @@ def _parameters_of(text: str) -> dict[str, Any]:
         return {}
     chosen = found.get("parameters") if isinstance(found, dict) else None
     return flattened(chosen) if isinstance(chosen, dict) else {}
+
+
+if __name__ == "__main__":
+    sys.exit(main())

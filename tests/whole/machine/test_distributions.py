@@ -76,7 +76,7 @@ def test_they_hold_what_the_packages_need(built: Built) -> None:
         path.relative_to(ROOT)
         for name in ("dist_core", "trials", "scheduler", "tuner_bridge")
         for path in (ROOT / name).rglob("*")
-        if path.suffix in (".py", ".js")
+        if path.suffix in (".py", ".js") and "node_modules" not in path.parts
     ]
     with zipfile.ZipFile(built.wheel) as wheel:
         inside = set(wheel.namelist())

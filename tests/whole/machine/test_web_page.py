@@ -28,6 +28,7 @@ AXE = ROOT / "scheduler/dashboard/page/node_modules/axe-core/axe.min.js"
 VIEWS = ("slots", "trials", "why", "search", "cluster")
 pytestmark = [
     pytest.mark.slow,
+    pytest.mark.browser,
     pytest.mark.timeout(300),
     pytest.mark.skipif(BROWSER is None, reason="no Chromium; on Debian and Ubuntu: apt install chromium"),
     pytest.mark.skipif(not (FOLDER / "index.html").is_file(), reason="the page is not built: make page"),
@@ -320,7 +321,7 @@ def test_it_can_be_used_without_a_mouse(seen: Seen) -> None:
 
 
 def test_every_view_follows_a_sweep_that_runs_and_acts_on_it(seen: Seen, over: Scheduler) -> None:
-    sweep = over.sweep("gamma", trials=6, epochs=90)
+    sweep = over.sweep("gamma", trials=6, epochs=150)
     try:
         seen.page.locator(".list.training li").first.wait_for(timeout=60_000)
         seen.has("trial trains" if seen.page.get_by_text("trial trains").count() else "trials train")

@@ -75,7 +75,7 @@ export function App() {
               <option value="">all {store.studies.length}</option>
               {store.studies.map((study) => (
                 <option key={study.name} value={study.name}>
-                  {study.title}
+                  {store.called(study.name)}
                 </option>
               ))}
             </select>

@@ -125,9 +125,15 @@ class Store {
     return this.studies.find((each) => each.name === name);
   }
 
+  /** By its title, unless another study has the same. */
+  called(name: string): string {
+    const title = this.study(name)?.title ?? name;
+    return this.studies.some((each) => each.title === title && each.name !== name) ? name : title;
+  }
+
   /** As people call it: by its study where there are several. */
   label(trial: Trial): string {
-    return this.studies.length > 1 ? `${this.study(trial.study)?.title ?? trial.study}/${trial.number}` : `${trial.number}`;
+    return this.studies.length > 1 ? `${this.called(trial.study)}/${trial.number}` : `${trial.number}`;
   }
 
   get mayAct(): boolean {
