@@ -16,6 +16,8 @@ from trials.plain_words import printable
 
 LAST = 40
 FOLLOW_SECONDS = 0.4
+LATE_SECONDS = 10.0
+"""That a trial's first words may come after its end."""
 
 
 def _print_json(value: Any) -> None:
@@ -161,6 +163,7 @@ def follow_logs(client: Any, trial: Any, *, follow: bool, tail: int | None = Non
     """Print them; with ``follow`` until the trial is over, new replicas included."""
     places: dict[str, int] = {}
     headed = ""
+    late_until: float | None = None
 
     def wanted(name: str) -> bool:
         return replica is None or name.startswith(replica) or name.endswith(replica)
@@ -181,7 +184,10 @@ def follow_logs(client: Any, trial: Any, *, follow: bool, tail: int | None = Non
             if words:
                 tell(name, words)
         tail = None
-        if not follow or over:
+        if over and late_until is None:
+            # What a pod printed comes after its end.
+            late_until = time.monotonic() + (0.0 if places else LATE_SECONDS)
+        if not follow or (late_until is not None and (places or time.monotonic() > late_until)):
             return
         time.sleep(FOLLOW_SECONDS)
 
