@@ -229,6 +229,9 @@ def test_a_study_and_an_experiment_share_one_scheduler(
     assert f"nni-{made.id}" in made.run("-m", "scheduler.cli", "studies")
     made.until_done()
     assert made.states() == ["SUCCEEDED"] * 6
+    rows = [row for row in client.request("GET", "/rows")["trials"] if row["title"] == "digits"]
+    assert len(rows) == 6
+    assert all(set(row["parameters"]) == set(made.config["searchSpace"]) for row in rows)
     made.nnictl("stop", made.id)
     client.close()
     shared.stop()
