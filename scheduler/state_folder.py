@@ -21,6 +21,7 @@ from typing import IO, Any
 
 from trials.errors import StateFolderInUse, StoreUnavailable
 
+DATABASE = "trials.db"
 ENDING_SECONDS = 70.0
 """Longest wait for a scheduler that is ending to let go of its folder."""
 
@@ -78,7 +79,7 @@ class StateFolder:
 
     @property
     def database_url(self) -> str:
-        return f"sqlite:///{self.path.resolve() / 'trials.db'}"
+        return f"sqlite:///{self.path.resolve() / DATABASE}"
 
     def write_server_file(self, url: str, *, ending: bool = False) -> None:
         partial = self.path / f"server.json.{os.getpid()}"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import getpass
 import os
 import sys
 from collections.abc import Sequence
@@ -14,6 +13,7 @@ import click
 from scheduler.cli.connecting import client_of, scheduler_name, state_dir
 from trials.plain_words import printable
 from tuner_bridge.driving.sent_environ import sent_environ
+from tuner_bridge.driving.this_user import this_user
 from tuner_bridge.errors import InvalidSweep
 
 ENTRYPOINT = "tuner_bridge.in_replica.commands:run"
@@ -69,7 +69,7 @@ def submit(
     # Studies go by their titles, where people have given them one.
     named = [each.name for each in client.studies() if study == each.title]
     spec = _placed(client, {**spec, "study": named[0] if len(named) == 1 else study})
-    trial = client.submit({**spec, "user": _user()})
+    trial = client.submit({**spec, "user": this_user()})
     click.echo(f"submitted as trial {printable(trial.label)} ({trial.id})", err=follow)
     if follow:
         _follow(client, trial)
@@ -122,10 +122,3 @@ def _variables(asked: Sequence[str]) -> dict[str, str]:
 
 def _is_python(word: str) -> bool:
     return Path(word).name.startswith("python") or word.endswith(".py") or word == sys.executable
-
-
-def _user() -> str:
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError):
-        return ""

@@ -57,7 +57,7 @@ def action_routes(service: Service, access: ClientAccess) -> APIRouter:
     @routes.post("/trials/{trial_id}/resume")
     def resume(client: Client, trial_id: str) -> dict[str, Any]:
         record = access.trial_for(client, trial_id)
-        if record.hold is None or not record.hold.startswith(OWNERS_PAUSE):
+        if not is_paused_by_people(record):
             why = f"it is {record.state.value}" if record.hold is None else record.hold
             raise HTTPException(409, f"nobody has paused trial {trial_id}: {why}")
         store.release([trial_id])
@@ -139,3 +139,8 @@ def action_routes(service: Service, access: ClientAccess) -> APIRouter:
         return replace(spec, number=max(taken, default=-1) + 1)
 
     return routes
+
+
+def is_paused_by_people(record: TrialRecord) -> bool:
+    """Then nobody but people lets it go on."""
+    return record.hold is not None and record.hold.startswith(OWNERS_PAUSE)

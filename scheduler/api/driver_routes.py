@@ -9,7 +9,7 @@ from fastapi import APIRouter, Depends, HTTPException
 from pydantic import BaseModel, Field
 
 from scheduler.allocation.admission import BUDGET_USED
-from scheduler.api.action_routes import OWNERS_PAUSE
+from scheduler.api.action_routes import is_paused_by_people
 from scheduler.api.callers import Client, calling_client
 from scheduler.api.client_access import ClientAccess
 from scheduler.api.page.rows import shown_parameters
@@ -120,7 +120,7 @@ def driver_routes(service: Service, access: ClientAccess) -> APIRouter:
         held = [
             record.trial_id
             for record in map(store.trial, body.trials)
-            if record.hold is not None and not record.hold.startswith(OWNERS_PAUSE)
+            if record.hold is not None and not is_paused_by_people(record)
         ]
         if held:
             store.release(held)

@@ -18,6 +18,7 @@ from typing import Any
 from scheduler.api.bodies import Message, Refused, counted, read_json, refuse, replayed
 from scheduler.api.connections import EXTENSION
 from scheduler.api.packages import LARGEST_BYTES as LARGEST_PACKAGE
+from scheduler.api.page.sessions import cookie_name
 from scheduler.api.service import Service
 from scheduler.api.tokens import Access, Identity, OthersTokens
 from trials.errors import TrialsError
@@ -99,9 +100,7 @@ class Gate:
 
     def _of_session(self, scope: Message, headers: dict[bytes, str]) -> Identity | None:
         """Whose page it is, by its cookie; None without one. Raises Refused for one that is over."""
-        server = scope.get("server") or ("", 0)
-        port = (headers.get(b"host", "").rpartition(":")[2]) or str(server[1])
-        found = _cookie(headers.get(b"cookie", ""), f"elastune_{port if port.isdigit() else 0}")
+        found = _cookie(headers.get(b"cookie", ""), cookie_name(headers.get(b"host", "")))
         if found is None:
             return None
         _check_page(scope, headers)

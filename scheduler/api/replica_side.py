@@ -310,6 +310,7 @@ def replica_routes(service: Service) -> APIRouter:
     @routes.post("/outcome")
     def outcome(caller: Caller, body: OutcomeBody) -> None:
         store.set_outcome(caller.trial_id, Outcome(**body.model_dump()))
+        service.measuring.forget(caller.trial_id)
         service.loop.wake()
 
     def forget_old_keys(caller: str) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,8 +15,7 @@ from scheduler.api.service import Service
 from scheduler.api.tokens import Access
 from scheduler.knowledge.accounts import slot_seconds_by_trial
 from scheduler.knowledge.expected_starts import expected_starts
-from scheduler.loop.happenings import OWNER_LEASE_SECONDS
-from trials.record import TrialRecord
+from trials.record import TrialRecord, told_apart
 from trials.states import TrialState
 
 WAITING = (TrialState.PENDING, TrialState.PAUSED)
@@ -40,7 +38,7 @@ def row_routes(service: Service, access: ClientAccess) -> APIRouter:
         allow(client, study=client.subject, read=True)
         records = access.seen_trials(client)
         titles = {each.name: each.called for each in access.seen_studies(client)}
-        shared = Counter(titles.values())
+        apart = told_apart(titles)
         if study is not None:
             wanted = {name for name, title in titles.items() if study in (name, title)}
             wanted = wanted or {
@@ -75,9 +73,7 @@ def row_routes(service: Service, access: ClientAccess) -> APIRouter:
                 expected_start=None if expected is None or snapshot is None else snapshot.now + expected,
                 for_reader=client.access is Access.READ,
             )
-            title = titles.get(record.spec.study, record.spec.study)
-            # Where two are called the same, each goes by its own name.
-            row["title"] = title if shared[title] < 2 else record.spec.study
+            row["title"] = apart.get(record.spec.study, record.spec.study)
             if hours:
                 row["slot_hours"] = seconds.get(record.trial_id, 0.0) / 3600.0
             shown.append(row)
@@ -100,10 +96,9 @@ def row_routes(service: Service, access: ClientAccess) -> APIRouter:
             by_study.setdefault(record.spec.study, []).append(record)
         for study in known:
             mine = by_study.get(study.name, [])
-            driven = study.owner is not None and now - (study.owner_seen_at or 0.0) < OWNER_LEASE_SECONDS
             found.append(
                 {
-                    **study_row(study, driven=driven),
+                    **study_row(study, now),
                     "trials": len(mine),
                     "over": sum(record.state.is_final for record in mine),
                     "slots": sum(held.get(record.trial_id, 0) for record in mine),

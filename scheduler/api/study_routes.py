@@ -14,7 +14,7 @@ from scheduler.api.client_access import ClientAccess
 from scheduler.api.service import Service
 from scheduler.api.tokens import Access, Identity
 from scheduler.knowledge.priorities import effective_priorities, unknown_names
-from scheduler.loop.happenings import OWNER_LEASE_SECONDS
+from scheduler.loop.happenings import is_driven
 from scheduler.runtime import runtime
 from trials.checks import LONGEST_NAME, check_name
 from trials.errors import InvalidStudyTerms
@@ -122,8 +122,7 @@ def study_routes(service: Service, access: ClientAccess) -> APIRouter:
         with changing:
             now = service.clock()
             for study in store.studies():
-                fresh = study.owner_seen_at is not None and now - study.owner_seen_at < OWNER_LEASE_SECONDS
-                if study.name == name and study.owner not in (None, body.owner) and fresh:
+                if study.name == name and study.owner != body.owner and is_driven(study, now):
                     raise HTTPException(
                         409,
                         f"study {name!r} is being driven by another process; wait for it to end, or use another name",

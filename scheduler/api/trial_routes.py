@@ -8,7 +8,7 @@ from typing import Any
 from fastapi import APIRouter, Depends, HTTPException
 from pydantic import BaseModel, Field
 
-from scheduler.api.action_routes import OWNERS_PAUSE
+from scheduler.api.action_routes import is_paused_by_people
 from scheduler.api.callers import Client, calling_client
 from scheduler.api.client_access import ClientAccess
 from scheduler.api.page.rows import shown_parameters
@@ -73,7 +73,7 @@ def trial_routes(service: Service, access: ClientAccess) -> APIRouter:
                 f"min_replicas is {spec.min_replicas} but the cluster has {slots} slots; lower it or add slots",
             )
         record = store.submit(spec, service.clock())
-        if record.hold is not None and not record.hold.startswith(OWNERS_PAUSE):
+        if record.hold is not None and not is_paused_by_people(record):
             store.release([record.trial_id])
         command = spec.payload.get("command")
         if not spec.driven and isinstance(command, list) and not record.parameters:

@@ -6,9 +6,10 @@ Those of another study begin elsewhere on the wheel, and trials are named by the
 from __future__ import annotations
 
 import colorsys
-from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any
+
+from trials.record import told_apart
 
 _GOLDEN_RATIO = 0.61803398875
 _STUDY_TURN = 0.29
@@ -27,10 +28,7 @@ class Names:
 
     def __init__(self, trials: Iterable[Mapping[str, Any]], studies: Iterable[Mapping[str, Any]] = ()) -> None:
         trials = list(trials)
-        titles = {study["name"]: study.get("title") or study["name"] for study in studies}
-        shared = Counter(titles.values())
-        # Where two are called the same, each goes by its own name.
-        titles = {name: title if shared[title] < 2 else name for name, title in titles.items()}
+        titles = told_apart({study["name"]: study.get("title") or study["name"] for study in studies})
         shown = {trial.get("study", "") for trial in trials}
         ordered = [*(name for name in titles if name in shown), *sorted(shown - titles.keys())]
         places = {name: place for place, name in enumerate(ordered)}

@@ -18,13 +18,12 @@ from rich.table import Table
 from rich.text import Text
 
 from scheduler.dashboard.colors import Names
+from scheduler.dashboard.lines import WIDE
 from trials.plain_words import one_line
 
 WAITING = ("pending", "paused")
 FINAL = ("succeeded", "pruned", "cancelled", "failed")
 REFRESH_SECONDS = 0.25
-WIDE = 240
-"""Characters of a line that is read by no terminal."""
 
 CHANGES_SHOWN = 5
 

@@ -68,10 +68,13 @@ def news(
             text = f"trial {name} failed: {trial.reason.sentence}"
             about = {"trial": trial.trial_id, "study": trial.spec.study}
             notices.append(Notice(event="trial_failed", text=text, about=about))
+    of_study: dict[str, list[TrialRecord]] = {}
+    for trial in trials:
+        of_study.setdefault(trial.spec.study, []).append(trial)
     done: dict[str, int] = {}
     budgets: dict[str, float] = {}
     for study in studies:
-        mine = [trial for trial in trials if trial.spec.study == study.name]
+        mine = of_study.get(study.name, [])
         if study.owner is None and mine and all(trial.state.is_final for trial in mine):
             done[study.name] = len(mine)
             if seen.done.get(study.name) != len(mine):

@@ -24,10 +24,9 @@ from scheduler.loop.control_loop import ControlLoop
 from scheduler.loop.settings import LoopSettings
 from scheduler.policy import policy_by_name
 from scheduler.snapshot import NodeView
+from scheduler.state_folder import DATABASE
 from trials.launch import InMemoryLauncher
 from trials.store import SqlTrialStore, TrialStore
-
-DATABASE = "trials.db"
 
 
 @contextmanager

@@ -12,13 +12,18 @@ from scheduler.loop.journal import Journal
 from scheduler.loop.starts import Starts
 from scheduler.loop.trial_files import TrialFiles
 from trials.launch.base import Exit, Launcher
-from trials.record import ReplicaRecord, ReplicaState
+from trials.record import ReplicaRecord, ReplicaState, Study
 from trials.store import TrialStore
 
 OWNER_LEASE_SECONDS = 20.0
 """A study whose driver has not asked for news for so long is paused: nobody would take its results."""
 
 logger = logging.getLogger(__name__)
+
+
+def is_driven(study: Study, now: float) -> bool:
+    """Whether the study has a driver that has called of late."""
+    return study.owner is not None and now - (study.owner_seen_at or 0.0) < OWNER_LEASE_SECONDS
 
 
 class Happenings:

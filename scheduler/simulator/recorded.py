@@ -21,11 +21,11 @@ from scheduler.simulator.as_it_ran import AsItRan, RanTrial, as_it_ran, entered
 from scheduler.simulator.errors import InvalidWorkload
 from scheduler.simulator.replicas import Timing
 from scheduler.simulator.workload import Submission
+from scheduler.state_folder import DATABASE
 from trials.record import Outcome, ReplicaRecord, Report, Study, TrialRecord
 from trials.states import TrialState
 from trials.store import SqlTrialStore, TrialStore
 
-DATABASE = "trials.db"
 SUCCESSOR_SECONDS = 5.0
 """A trial that is submitted within so long after an end of its study is that one's successor."""
 

@@ -8,10 +8,10 @@ from rich.console import Console
 
 from scheduler.client.rows import Trial
 from scheduler.dashboard.colors import trial_color
-from scheduler.dashboard.lines import Column, duration, table
+from scheduler.dashboard.lines import WIDE, Column, duration, table
 from scheduler.dashboard.listings import print_trial, print_trials, print_why
 from scheduler.dashboard.picture import bars, draw_timeline
-from scheduler.dashboard.terminal import WIDE, sweep_view
+from scheduler.dashboard.terminal import sweep_view
 
 
 def timeline() -> dict[str, Any]:

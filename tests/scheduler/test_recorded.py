@@ -14,8 +14,9 @@ from scheduler.policy import policy_by_name
 from scheduler.simulator.cluster import SimulationSettings
 from scheduler.simulator.compare import compare
 from scheduler.simulator.errors import InvalidWorkload
-from scheduler.simulator.recorded import DATABASE, read_recorded
+from scheduler.simulator.recorded import read_recorded
 from scheduler.simulator.replay import RecordedWorld
+from scheduler.state_folder import DATABASE
 from trials.record import Outcome, ReplicaRecord, Report, Study
 from trials.spec import TrialSpec
 from trials.states import TrialState

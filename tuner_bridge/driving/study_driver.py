@@ -7,7 +7,6 @@ inboxes.
 
 from __future__ import annotations
 
-import getpass
 import logging
 import os
 import queue
@@ -29,6 +28,7 @@ from tuner_bridge.driving.code_on_cluster import CodeOnCluster
 from tuner_bridge.driving.first_words import FirstWords
 from tuner_bridge.driving.inboxes import Inboxes, Message
 from tuner_bridge.driving.sent_code import SentCode
+from tuner_bridge.driving.this_user import this_user
 from tuner_bridge.driving.told_parameters import ToldParameters
 from tuner_bridge.errors import BridgeError, SweepInterrupted
 
@@ -108,7 +108,7 @@ class StudyDriver:
             "title": self._title,
             "direction": self._direction,
             "owner": self.owner,
-            "user": _user(),
+            "user": this_user(),
         }
         if self._namespace:
             body["namespace"] = self._namespace
@@ -395,14 +395,6 @@ class StudyDriver:
                 if self._interrupted.is_set() or self.fatal is not None:
                     raise SweepInterrupted from None
                 time.sleep(0.2)
-
-
-def _user() -> str:
-    """Who runs this process; empty where the machine does not know."""
-    try:
-        return one_line(getpass.getuser())[:LONGEST_NAME]
-    except (KeyError, OSError):
-        return ""
 
 
 def file_name(study_name: str) -> str:

@@ -18,7 +18,6 @@ from scheduler.api.client_access import ClientAccess
 from scheduler.api.page.rows import interval_row, node_row, report_row, study_row, trial_row
 from scheduler.api.tokens import Access, Identity
 from scheduler.knowledge.expected_starts import expected_starts
-from scheduler.loop.happenings import OWNER_LEASE_SECONDS
 from scheduler.snapshot import Snapshot
 from trials.record import ReplicaRecord, Report, TrialRecord
 from trials.store.base import SlotInterval
@@ -159,13 +158,7 @@ class Board:
 
     def _study_rows(self) -> list[dict[str, Any]]:
         now = self._service.clock()
-        return [
-            study_row(
-                study,
-                driven=study.owner is not None and now - (study.owner_seen_at or 0.0) < OWNER_LEASE_SECONDS,
-            )
-            for study in self._access.seen_studies(self._client)
-        ]
+        return [study_row(study, now) for study in self._access.seen_studies(self._client)]
 
     def _look_at_trials(self, reports: list[Report]) -> tuple[list[dict[str, Any]], list[str]]:
         """Rows of trials that have changed, and ids of those that are forgotten."""

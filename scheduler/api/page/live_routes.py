@@ -10,7 +10,7 @@ from fastapi.sse import EventSourceResponse, ServerSentEvent
 
 from scheduler.api.callers import Client, allow, calling_client
 from scheduler.api.client_access import ClientAccess
-from scheduler.api.page.session_routes import cookie_name
+from scheduler.api.page.sessions import cookie_name
 from scheduler.api.service import Service
 from scheduler.api.tokens import Identity
 
@@ -22,7 +22,7 @@ def live_routes(service: Service, access: ClientAccess) -> APIRouter:
 
     def may_go_on(request: Request, client: Identity) -> bool:
         """Whether what opened the stream still opens it: its token may have been replaced since."""
-        cookie = request.cookies.get(cookie_name(request))
+        cookie = request.cookies.get(cookie_name(request.headers.get("host", "")))
         token = request.headers.get("authorization", "").partition(" ")[2]
         present = service.tokens.identify(token) if token else service.sessions.identify(cookie or "")
         return present == client

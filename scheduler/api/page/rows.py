@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
+from scheduler.loop.happenings import is_driven
 from scheduler.snapshot import NodeView, TrialView
 from trials.record import ReplicaRecord, Report, Study, TrialRecord
 from trials.store.base import SlotInterval
@@ -116,14 +117,13 @@ def shown_parameters(parameters: Mapping[str, Any]) -> dict[str, Any]:
     return shown
 
 
-def study_row(study: Study, *, driven: bool) -> dict[str, Any]:
-    """``driven``: its driver has called of late."""
+def study_row(study: Study, now: float) -> dict[str, Any]:
     return {
         "name": study.name,
         "title": study.called,
         "direction": study.direction,
         "user": study.user,
-        "driven": driven,
+        "driven": is_driven(study, now),
         **study.terms.to_json(),
     }
 

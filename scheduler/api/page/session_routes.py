@@ -8,7 +8,7 @@ from fastapi import APIRouter, Depends, HTTPException, Request, Response
 from pydantic import BaseModel, Field
 
 from scheduler.api.callers import Client, allow, calling_client
-from scheduler.api.page.sessions import SESSION_SECONDS
+from scheduler.api.page.sessions import SESSION_SECONDS, cookie_name
 from scheduler.api.service import Service
 from scheduler.api.tokens import Access, Identity
 
@@ -39,7 +39,7 @@ def session_routes(service: Service) -> APIRouter:
             what = "token is not this scheduler's" if body.token else "link was used already, or is too old"
             raise HTTPException(401, f"the {what}; `elastune page` prints a new link")
         response.set_cookie(
-            cookie_name(request),
+            cookie_name(request.headers.get("host", "")),
             service.sessions.cookie_for(identity),
             max_age=int(SESSION_SECONDS),
             httponly=True,
@@ -50,7 +50,7 @@ def session_routes(service: Service) -> APIRouter:
 
     @routes.delete("/session")
     def end(request: Request, response: Response) -> None:
-        response.delete_cookie(cookie_name(request), httponly=True, samesite="strict")
+        response.delete_cookie(cookie_name(request.headers.get("host", "")), httponly=True, samesite="strict")
 
     @routes.post("/links", dependencies=[Depends(calling_client)])
     def link(client: Client, body: LinkBody) -> dict[str, Any]:
@@ -67,9 +67,3 @@ def session_routes(service: Service) -> APIRouter:
 
 def link_path(code: str) -> str:
     return f"/#code={code}"
-
-
-def cookie_name(request: Request) -> str:
-    """With the port, which cookies are not told apart by."""
-    port = request.headers.get("host", "").rpartition(":")[2]
-    return f"elastune_{port if port.isdigit() else 0}"

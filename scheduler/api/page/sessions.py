@@ -99,5 +99,11 @@ class Sessions:
         return hashlib.sha256(token.encode(errors="surrogatepass")).hexdigest()
 
 
+def cookie_name(host: str) -> str:
+    """For a page of that address, with the port: browsers tell cookies of one host not apart by it."""
+    port = host.rpartition(":")[2]
+    return f"elastune_{port if port.isdigit() else 0}"
+
+
 def _digest(code: str) -> str:
     return hashlib.sha256(code.encode(errors="replace")).hexdigest()

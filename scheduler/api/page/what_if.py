@@ -16,10 +16,10 @@ from fastapi import APIRouter, Depends, HTTPException
 
 from scheduler.api.callers import Client, allow, calling_client
 from scheduler.api.service import Service
+from scheduler.state_folder import DATABASE
 
 POLICIES = ("goodput", "fair_share", "pollux", "fifo")
 LONGEST_SECONDS = 300.0
-DATABASE = "trials.db"
 
 
 def what_if_routes(service: Service) -> APIRouter:
