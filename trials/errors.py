@@ -10,6 +10,8 @@ TrialsError
 ├── InvalidClusterSettings what is said of the cluster means nothing: fix the input
 ├── ClusterRefused         the cluster's API server refuses something for good: the message says what
 ├── ClusterUnreachable     the cluster's API server does not answer, or none is known: retry later
+├── SlurmRefused           Slurm refuses something for good: the message has its own words
+├── SlurmUnreachable       Slurm's controller does not answer: retry later
 └── LaunchFailed           a replica could not be started: the trial waits and is tried again
 """
 
@@ -66,6 +68,14 @@ class ClusterRefused(TrialsError):
 
 class ClusterUnreachable(StoreUnavailable):
     """What was asked of the API server may or may not have been done."""
+
+
+class SlurmRefused(TrialsError):
+    """One of Slurm's commands ended with an error; its own words are in the message."""
+
+
+class SlurmUnreachable(TrialsError):
+    """What was asked of Slurm's controller may or may not have been done."""
 
 
 class LaunchFailed(TrialsError):

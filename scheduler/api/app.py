@@ -10,6 +10,7 @@ from typing import Any
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse
 
+from scheduler.api.agent_routes import agent_routes
 from scheduler.api.client_side import client_routes
 from scheduler.api.gate import Gate
 from scheduler.api.replica_side import replica_routes
@@ -35,6 +36,8 @@ def create_app(service: Service) -> FastAPI:
     app.add_middleware(Gate, service=service)
     app.include_router(client_routes(service))
     app.include_router(replica_routes(service))
+    if service.roster is not None:
+        app.include_router(agent_routes(service.roster))
 
     @app.get("/healthz")
     def healthz(response: Response) -> dict[str, str]:

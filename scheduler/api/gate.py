@@ -27,12 +27,14 @@ SMALL_BYTES = 1024**2
 LARGE_BYTES = 32 * 1024**2
 OPEN = re.compile(r"^(/|/healthz|/assets/[\w.-]+)$")
 """What anybody may ask for: whether the scheduler works, and the page's files, which hold nobody's data."""
+AGENTS = "/agents/"
+"""What agents may call, and nobody else."""
 READING = ("GET", "HEAD")
 OVER = ("/page/session", "/page/links")
 """What may be asked for beside reading where nothing runs any more."""
 LARGEST_SESSION_BYTES = 8192
 PAGE_HEADER = b"x-elastune-page"
-LARGE = re.compile(r"^(/trials|/replica/(outcome|call)|/studies/[^/]+/(answers|news))$")
+LARGE = re.compile(r"^(/trials|/agents/turn|/replica/(outcome|call)|/studies/[^/]+/(answers|news))$")
 """What carries a trial's arguments, results and arrays."""
 REQUESTS_A_SECOND = 200.0
 """Of one replica, in the long run; more of them wait."""
@@ -125,7 +127,7 @@ class Gate:
             if b"transfer-encoding" in headers or not length.isdigit() or int(length) > LARGEST_SESSION_BYTES:
                 raise Refused(413, "a code or a token is shorter than that")
             return None
-        if b"authorization" not in headers:
+        if b"authorization" not in headers and not scope["path"].startswith(AGENTS):
             session = self._of_session(scope, headers)
             if session is not None:
                 return session
@@ -134,9 +136,15 @@ class Gate:
             raise Refused(401, "this scheduler needs a token: send 'Authorization: Bearer TOKEN'")
         is_replica = scope["path"].startswith("/replica/")
         replica_id = headers.get(b"x-elastune-replica", "") if is_replica else ""
-        identity = self._service.tokens.identify(token, replica_id)
+        is_agent = scope["path"].startswith(AGENTS)
+        if is_agent:
+            identity = Identity(Access.AGENT) if self._service.tokens.is_agent(token) else None
+        else:
+            identity = self._service.tokens.identify(token, replica_id)
         if identity is None and replica_id and self._service.others_tokens is not None:
             identity = await _of_others(self._service.others_tokens, token, replica_id)
+        if identity is None and is_agent:
+            raise Refused(403, "this token is not that of an agent of this scheduler")
         if identity is None and is_replica:
             raise Refused(403, f"this token is not that of replica {replica_id!r:.200}")
         if identity is None:

@@ -19,6 +19,7 @@ from scheduler.api.wishes import Wishes
 from scheduler.knowledge.measured import Measuring
 from scheduler.loop.control_loop import ControlLoop
 from scheduler.snapshot import NodeView
+from trials.agents.roster import Roster
 from trials.errors import StoreUnavailable
 from trials.store import TrialStore
 
@@ -57,6 +58,8 @@ class Service:
     """Has trials that are over forgotten; None where whoever keeps them does that."""
     over: str = ""
     """Why nothing can be changed: the scheduler has ended, and what it has kept is looked at."""
+    roster: Roster | None = None
+    """The agents that run replicas on other nodes, where there are such."""
     grows: bool = False
     """Whether the cluster may get more slots than it has now."""
 

@@ -1,8 +1,9 @@
-"""Who may do what. Four kinds of token, each opening less than the one before:
+"""Who may do what. Five kinds of token, each opening less than the one before:
 
 the owner's       everything but what replicas say
 a study's         its trials and its reports, and the driver's side of it
 a reader's        metrics, overviews and decisions; no logs, code or environments
+an agent's        what agents of other nodes are told: which replicas to run there
 a replica's       its own trial, for as long as it is wanted
 
 All but the owner's are derived from a key that never leaves the scheduler, so that they need no table and survive a
@@ -31,6 +32,7 @@ class Access(enum.Enum):
     OWNER = "owner"
     STUDY = "study"
     READ = "read"
+    AGENT = "agent"
     REPLICA = "replica"
 
 
@@ -100,6 +102,12 @@ class Tokens:
 
     def for_reading(self) -> str:
         return f"read.{self._derived('read')}"
+
+    def for_agents(self) -> str:
+        return self._derived("agents")
+
+    def is_agent(self, presented: str) -> bool:
+        return hmac.compare_digest(presented.encode(errors="replace"), self.for_agents().encode())
 
     def identify(self, presented: str, replica_id: str = "") -> Identity | None:
         """Whose the token is; None if it is nobody's. ``replica_id``: who the caller says it is, if a replica."""

@@ -25,7 +25,7 @@ class Command:
 
 
 COMMANDS: dict[str, Command] = {
-    "up": Command("running", "up", "Run a scheduler that owns this machine's slots, until Ctrl-C."),
+    "up": Command("running", "up", "Run a scheduler that owns this machine's slots, or its Slurm job's, until Ctrl-C."),
     "down": Command(
         "running", "down", "Stop the scheduler of a state folder; its replicas save their state and leave."
     ),

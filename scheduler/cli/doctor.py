@@ -64,7 +64,7 @@ def _python() -> Iterator[Finding]:
 
 
 def _devices() -> Iterator[Finding]:
-    from scheduler.host.devices import usable_cores
+    from trials.launch.devices import usable_cores
     from trials.launch.gpus import Nvml
 
     gpus = Nvml().gpus()

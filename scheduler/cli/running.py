@@ -38,7 +38,7 @@ START_SECONDS = 60.0
 @click.option(
     "--memory-per-slot", type=click.FloatRange(min=0.1), help="GiB of memory that a replica may use; default: no limit."
 )
-@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
+@click.option("--host", help="Address to listen on; default: 127.0.0.1, or one that the nodes of the job reach.")
 @click.option("--port", type=click.IntRange(min=0, max=65535), help="Port to listen on; 0: any; default: 7300.")
 @click.option("--policy", default="goodput", show_default=True, help="Who gets which slots.")
 @click.option(
@@ -67,6 +67,25 @@ START_SECONDS = 60.0
     envvar="ELASTUNE_WEBHOOK",
     help="Address that is told, as JSON, when a trial fails, a study is done, or a budget is used by 80%.",
 )
+@click.option(
+    "--slurm/--no-slurm",
+    "use_slurm",
+    default=True,
+    show_default=True,
+    help="In a job of Slurm: use all of its nodes, not this machine alone.",
+)
+@click.option(
+    "--interface",
+    envvar="ELASTUNE_INTERFACE",
+    default="",
+    help="Network interface by whose address nodes reach each other; default: the one on the way.",
+)
+@click.option(
+    "--prologue",
+    envvar="ELASTUNE_PROLOGUE",
+    default="",
+    help="Lines of bash that run on each other node first, such as 'module load cuda'.",
+)
 @click.option("--detach", is_flag=True, help="In the background, until `elastune down`; what it says goes to a file.")
 @click.option("--embedded/--no-embedded", default=False, hidden=True)
 @click.option("--preload", default="torch", show_default=True, hidden=True)
@@ -76,7 +95,7 @@ def up(
     slots_per_gpu: int,
     gpus_per_slot: int,
     memory_per_slot: float | None,
-    host: str,
+    host: str | None,
     port: int | None,
     policy: str,
     fork_server: bool,
@@ -84,28 +103,37 @@ def up(
     database: str | None,
     keep_days: float,
     webhook: str | None,
+    use_slurm: bool,
+    interface: str,
+    prologue: str,
     detach: bool,
     embedded: bool,
     preload: str,
 ) -> None:
-    """Run a scheduler that owns this machine's slots, until Ctrl-C."""
+    """Run a scheduler that owns this machine's slots, or its Slurm job's, until Ctrl-C."""
     if detach:
         _detach(state_dir or default_state_dir())
         return
-    from scheduler.host.replica_modules import stages_for
-    from trials.launch.emulated import emulation
-    from trials.launch.fork.start import start_fork_server
-    from trials.launch.node_environ import node_environ
+    from scheduler.cli.sites import Wanted, choose_site
 
-    if slots_per_gpu > 1 and gpus_per_slot > 1:
-        raise SchedulerError(
-            f"--slots-per-gpu is {slots_per_gpu} and --gpus-per-slot {gpus_per_slot}; a slot is a part of a GPU or has "
-            "several: leave one of them out"
+    folder = state_dir or default_state_dir()
+    chosen = choose_site(
+        Wanted(
+            state_dir=folder,
+            slots=slots,
+            slots_per_gpu=slots_per_gpu,
+            gpus_per_slot=gpus_per_slot,
+            memory_per_slot=memory_per_slot,
+            host=host,
+            fork_server=fork_server,
+            emulate=emulate,
+            embedded=embedded,
+            preload=preload,
+            interface=interface,
+            prologue=prologue,
+            use_slurm=use_slurm,
         )
-    devices = None if emulate is None else emulation(emulate, slots=slots)
-    # It imports what replicas need while this process imports what a scheduler needs.
-    inherited = None if embedded else node_environ(os.environ)
-    started = start_fork_server(stages_for(preload.split(",")), inherited) if fork_server else None
+    )
     from scheduler.host.hosts import is_loopback, open_host_warning
     from scheduler.host.server import ServerSettings, serve
     from scheduler.log_lines import log_to_stderr
@@ -117,38 +145,32 @@ def up(
             print(json.dumps({"url": url, "token": token}), flush=True)
             return
         click.echo(f"elastune scheduler listens at {url}")
-        if devices is not None:
-            click.echo(devices.sentence)
-        if not is_loopback(host):
-            click.echo(open_host_warning(host), err=True)
+        if chosen.sentence:
+            click.echo(chosen.sentence)
+        if not is_loopback(chosen.host):
+            click.echo(open_host_warning(chosen.host), err=True)
         click.echo(f"watch it (the link opens once; `elastune page` prints another):\n  {url}{page}")
         click.echo(f"join it from another terminal:\n  export ELASTUNE_URL={url}")
-        click.echo(f"  export ELASTUNE_TOKEN=$(cat {(state_dir or default_state_dir()) / 'token'})")
+        click.echo(f"  export ELASTUNE_TOKEN=$(cat {folder / 'token'})")
         click.echo("Ctrl-C stops the scheduler; replicas save their state and leave when their lease runs out")
 
     try:
         serve(
             ServerSettings(
-                state_dir=state_dir or default_state_dir(),
-                slots=slots,
-                slots_per_gpu=slots_per_gpu,
-                gpus_per_slot=gpus_per_slot,
-                memory_per_slot=memory_per_slot,
-                host=host,
+                state_dir=folder,
+                host=chosen.host,
                 port=port if port is not None or embedded else 7300,
                 policy=policy,
-                fork_server=started,
-                emulate=devices,
                 database=None if embedded else database,
                 stop_with_stdin=embedded,
                 keep_seconds=keep_days * 86400.0,
                 webhook=webhook,
             ),
+            chosen.make,
             on_listening=announce,
         )
     finally:
-        if started is not None:
-            started.close()
+        chosen.close()
 
 
 def _detach(folder: Path) -> None:

@@ -24,31 +24,22 @@ from scheduler.api.service import Service
 from scheduler.api.serving import api_config
 from scheduler.api.tokens import Access, Identity, Tokens
 from scheduler.errors import SchedulerError
-from scheduler.host.devices import numa_nodes, usable_cores
 from scheduler.host.hosts import reachable
 from scheduler.host.notifications import Notifier
 from scheduler.host.retention import Retention
 from scheduler.host.secret_files import keep_private, save_in_folder, secrets_in_folder
+from scheduler.host.sites import Site
 from scheduler.loop.control_loop import ControlLoop
 from scheduler.loop.settings import LoopSettings
 from scheduler.loop.steady_clock import SteadyClock
 from scheduler.loop.watchdog import Watchdog
 from scheduler.policy import policy_by_name
-from scheduler.snapshot import NodeView
 from scheduler.state_folder import StateFolder, read_server_file
 from trials.errors import StoreUnavailable
-from trials.launch import LocalLauncher
-from trials.launch.emulated import Emulation, emulated_slots
-from trials.launch.fork.start import StartedForkServer
-from trials.launch.gpus import Nvml
-from trials.launch.node_environ import node_environ
-from trials.launch.slots import Slot, divide
 from trials.store import CachedTrialStore, SqlTrialStore, TrialStore
 
 logger = logging.getLogger(__name__)
 
-SECRETS = frozenset({"ELASTUNE_DATABASE", "ELASTUNE_TOKEN", "ELASTUNE_URL", "PGPASSWORD", "PGPASSFILE"})
-"""What replicas do not inherit: they may open their own trial only."""
 EXIT_STUCK = 75
 DRAIN_SECONDS = 60.0
 """Longest time that replicas get to save their state when the scheduler is stopped for good."""
@@ -57,21 +48,10 @@ DRAIN_SECONDS = 60.0
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerSettings:
     state_dir: Path
-    slots: int | None = None
-    """None: one per GPU, or per CPU core where there is no GPU."""
-    slots_per_gpu: int = 1
-    gpus_per_slot: int = 1
-    """For models that their own code spreads over several: one process has all of a slot's."""
-    memory_per_slot: float | None = None
-    """GiB that a replica may use; None: all that the machine has."""
     host: str = "127.0.0.1"
     port: int | None = None
     """None: the port this folder's scheduler had last time if it is free, else any."""
     policy: str = "goodput"
-    fork_server: StartedForkServer | None = None
-    """None: replicas start cold."""
-    emulate: Emulation | None = None
-    """Devices that the slots stand for, instead of this machine's own."""
     stop_with_stdin: bool = False
     """End when standard input closes: the owner is gone."""
     token: str | None = None
@@ -105,32 +85,9 @@ def _bind(settings: ServerSettings) -> socket.socket:
     raise AssertionError("unreachable")
 
 
-def _base_environ(settings: ServerSettings) -> dict[str, str]:
-    """Of one's own scheduler all but its secrets; of one that is shared what belongs to the machine."""
-    own = {name: value for name, value in os.environ.items() if name not in SECRETS}
-    return own if settings.stop_with_stdin else node_environ(own)
-
-
-def _slots(settings: ServerSettings, gpus: Nvml) -> tuple[Slot, ...]:
-    if settings.emulate is not None:
-        return emulated_slots(settings.emulate)
-    known = gpus.gpus()
-    if known and len(known) < settings.gpus_per_slot:
-        raise SchedulerError(
-            f"gpus_per_slot is {settings.gpus_per_slot} and this machine has {len(known)} GPUs; take fewer for a slot"
-        )
-    return divide(
-        "localhost",
-        known,
-        usable_cores(),
-        numa_nodes(),
-        slots=settings.slots,
-        per_gpu=settings.slots_per_gpu,
-        gpus_each=settings.gpus_per_slot,
-    )
-
-
-def serve(settings: ServerSettings, *, on_listening: Callable[[str, str, str], None]) -> None:
+def serve(
+    settings: ServerSettings, make_site: Callable[[], Site], *, on_listening: Callable[[str, str, str], None]
+) -> None:
     """Run a scheduler until SIGTERM, SIGINT or (embedded) the owner's end. Raises StateFolderInUse.
 
     ``on_listening`` gets the address, the token, and the path of a link that opens the page once, when requests are
@@ -148,13 +105,8 @@ def serve(settings: ServerSettings, *, on_listening: Callable[[str, str, str], N
         fixed=given,
     )
     store = CachedTrialStore(SqlTrialStore(settings.database or folder.database_url, exclusive=True))
-    gpus = Nvml()
-    launcher = LocalLauncher(
-        slots=_slots(settings, gpus),
-        gpus=gpus,
-        memory_bytes=None if settings.memory_per_slot is None else int(settings.memory_per_slot * 2**30),
-        fork_server=settings.fork_server or False,
-    )
+    site = make_site()
+    launcher = site.launcher
     clock = SteadyClock()
     service_box: list[Service] = []
     loop = ControlLoop(
@@ -165,7 +117,7 @@ def serve(settings: ServerSettings, *, on_listening: Callable[[str, str, str], N
             state_dir=folder.path.resolve(),
             api_url=lambda: url,
             replica_token=tokens.for_replica,
-            base_environ=_base_environ(settings),
+            base_environ=site.environ(is_shared=not settings.stop_with_stdin),
             server_file=folder.server_file.resolve(),
         ),
         clock=clock,
@@ -173,19 +125,35 @@ def serve(settings: ServerSettings, *, on_listening: Callable[[str, str, str], N
     )
     retention = Retention(store, loop, settings.keep_seconds, clock=clock)
     notifier = None if settings.webhook is None else Notifier(settings.webhook, store, clock=clock)
-    launcher.on_change = loop.wake
-    nodes = tuple(NodeView(name=node.node, slots=node.slots, kind=node.kind) for node in launcher.nodes())
-    emulated = "" if settings.emulate is None else settings.emulate.sentence
-    service = Service(store=store, loop=loop, tokens=tokens, nodes=lambda: nodes, clock=clock, emulated=emulated)
+    site.call_on_change(loop.wake)
+    service = Service(
+        store=store,
+        loop=loop,
+        tokens=tokens,
+        nodes=site.nodes,
+        clock=clock,
+        emulated=site.emulated,
+        roster=site.roster,
+        grows=site.grows,
+    )
     service.forget = retention.forget
     service_box.append(service)
     server = uvicorn.Server(api_config(service))
     folder.write_server_file(url)
+    site.begin(store, url, tokens.for_agents())
     Watchdog(lambda: loop.age, lambda: _replace_process(embedded=settings.stop_with_stdin)).start()
+
+    failures: list[SchedulerError] = []
 
     def announce_when_up() -> None:
         while not server.started and not server.should_exit:
             time.sleep(0.005)
+        try:
+            site.wait_until_there()
+        except SchedulerError as error:
+            failures.append(error)
+            server.should_exit = True
+            return
         link = link_path(service.sessions.link_code(Identity(Access.OWNER), lasting=True))
         on_listening(url, tokens.owner, link)
 
@@ -198,6 +166,8 @@ def serve(settings: ServerSettings, *, on_listening: Callable[[str, str, str], N
         launcher.close()
         store.close()
         folder.release()
+    if failures:
+        raise failures[0]
 
 
 def _after_look(service: Service, retention: Retention, notifier: Notifier | None) -> None:

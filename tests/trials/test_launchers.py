@@ -13,6 +13,9 @@ from typing import Any
 import psutil
 import pytest
 
+from tests.support.agents import AgentInThread, until_there
+from trials.agents.launcher import AgentLauncher
+from trials.agents.roster import Roster
 from trials.errors import LaunchFailed
 from trials.inside.cgroups import Cgroups
 from trials.launch import InMemoryLauncher, Launcher, LaunchRequest, LocalLauncher, pending_starts
@@ -111,15 +114,22 @@ def request_for(
     )
 
 
-@pytest.fixture(params=["cold", "fork server"])
-def launcher(request: pytest.FixtureRequest) -> Iterator[LocalLauncher]:
-    made = LocalLauncher(slots=2, fork_server=request.param == "fork server")
-    yield made
-    made.close()
+@pytest.fixture(params=["cold", "fork server", "agent"])
+def launcher(request: pytest.FixtureRequest) -> Iterator[Launcher]:
+    made = LocalLauncher(slots=2, node="n", fork_server=request.param != "cold")
+    if request.param != "agent":
+        yield made
+        made.close()
+        return
+    roster = Roster()
+    agent = AgentInThread(roster, "n", made)
+    until_there(roster)
+    yield AgentLauncher(roster)
+    agent.end()
 
 
 @pytest.fixture
-def launch(launcher: LocalLauncher, tmp_path: Path) -> Iterator[Callable[[str], ReplicaRecord]]:
+def launch(launcher: Launcher, tmp_path: Path) -> Iterator[Callable[[str], ReplicaRecord]]:
     (tmp_path / "user_code.py").write_text(SCRIPT)
     replicas: list[ReplicaRecord] = []
 
@@ -145,7 +155,7 @@ def wait_for_exit(launcher: Launcher, replica: ReplicaRecord, seconds: float = 2
 
 @pytest.mark.parametrize(("function", "status"), [("returns_seven", 7), ("raises", 1), ("exits", 5)])
 def test_the_end_of_a_replica_is_its_status_and_its_words_are_in_the_log(
-    launcher: LocalLauncher, launch: Callable[[str], ReplicaRecord], tmp_path: Path, function: str, status: int
+    launcher: Launcher, launch: Callable[[str], ReplicaRecord], tmp_path: Path, function: str, status: int
 ) -> None:
     replica = launch(function)
     assert wait_for_exit(launcher, replica).status == status
@@ -156,9 +166,7 @@ def test_the_end_of_a_replica_is_its_status_and_its_words_are_in_the_log(
         assert "ValueError: on purpose" in log
 
 
-def test_a_polite_stop_lets_the_replica_end_itself(
-    launcher: LocalLauncher, launch: Callable[[str], ReplicaRecord]
-) -> None:
+def test_a_polite_stop_lets_the_replica_end_itself(launcher: Launcher, launch: Callable[[str], ReplicaRecord]) -> None:
     replica = launch("sleeps")
     assert replica.pid is not None
     child = wait_until_it_has_a_child(replica.pid)
@@ -169,9 +177,7 @@ def test_a_polite_stop_lets_the_replica_end_itself(
     launcher.stop(replica, force=False)
 
 
-def test_a_forced_stop_takes_the_children_along(
-    launcher: LocalLauncher, launch: Callable[[str], ReplicaRecord]
-) -> None:
+def test_a_forced_stop_takes_the_children_along(launcher: Launcher, launch: Callable[[str], ReplicaRecord]) -> None:
     replica = launch("sleeps")
     assert replica.pid is not None
     child = wait_until_it_has_a_child(replica.pid)
@@ -193,7 +199,7 @@ def wait_until_it_has_a_child(pid: int) -> psutil.Process:
 
 @needs_groups
 def test_a_process_that_left_the_session_ends_with_its_replica(
-    launcher: LocalLauncher, launch: Callable[[str], ReplicaRecord], tmp_path: Path
+    launcher: Launcher, launch: Callable[[str], ReplicaRecord], tmp_path: Path
 ) -> None:
     replica = launch("leaves_a_stray")
     assert wait_for_exit(launcher, replica).status == 0
@@ -269,11 +275,12 @@ def test_a_gpu_that_a_stranger_works_on_is_closed_until_he_leaves(monkeypatch: p
     launcher.close()
 
 
-def test_a_process_that_is_not_ours_any_more_is_seen_to_be_gone(launcher: LocalLauncher) -> None:
+def test_a_process_that_is_not_ours_any_more_is_seen_to_be_gone(launcher: Launcher) -> None:
     stranger = ReplicaRecord(
         replica_id="r", trial_id="t", node="n", slot=0, launch_index=0, pid=os.getpid(), process_started=1.0
     )
-    assert launcher.exits([stranger]) == [Exit("r", None)]
+    (gone,) = launcher.exits([stranger])
+    assert (gone.replica_id, gone.status) == ("r", None)
 
 
 def test_a_fork_server_that_was_killed_is_replaced(tmp_path: Path) -> None:

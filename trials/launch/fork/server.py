@@ -71,14 +71,17 @@ class _Server:
         for descriptor in self.wakeup:
             os.set_blocking(descriptor, False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        # Whoever ends a whole job signals all of its processes; this one is needed until the last replica has left.
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, signal.SIG_IGN)
         signal.set_wakeup_fd(self.wakeup[1], warn_on_full_buffer=False)
 
     def let_go(self) -> None:
         """In a child: give up what belongs to its parent alone."""
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, signal.SIG_DFL)
         self.connection.close()
         for descriptor in (*self.wakeup, *self.received_sockets):
             os.close(descriptor)

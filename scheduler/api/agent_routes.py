@@ -1,0 +1,78 @@
+"""What agents of other nodes call: they say all that they know, and are told all that they are to do."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import Annotated, Any
+
+from fastapi import APIRouter, HTTPException, Query
+from pydantic import TypeAdapter, ValidationError
+
+from scheduler.api.callers import Client
+from scheduler.api.tokens import Access
+from trials.agents.roster import Roster
+from trials.agents.words import News
+
+LONGEST_WAIT_SECONDS = 30.0
+
+_NEWS = TypeAdapter(News)
+
+
+def agent_routes(roster: Roster) -> APIRouter:
+    routes = APIRouter(tags=["agents"])
+    bell = _Bell()
+    roster.on_orders = bell.ring
+
+    @routes.post("/agents/turn")
+    async def turn(
+        client: Client,
+        document: dict[str, Any],
+        heard: Annotated[int, Query(ge=0)] = 0,
+        wait: Annotated[float, Query(ge=0.0, le=LONGEST_WAIT_SECONDS)] = 0.0,
+    ) -> dict[str, Any]:
+        """Hear an agent; answer when it has something to do beyond what it has ``heard``, or after ``wait`` s."""
+        if client.access is not Access.AGENT:
+            raise HTTPException(403, "agents alone call this")
+        try:
+            news = _NEWS.validate_python(document)
+        except ValidationError as error:
+            raise HTTPException(422, str(error)) from error
+        roster.hear(news)
+        if wait > 0.0 and roster.version(news.agent) == heard:
+            await bell.wait(news.agent, lambda: roster.version(news.agent) != heard, wait)
+        return asdict(roster.orders(news.agent))
+
+    return routes
+
+
+class _Bell:
+    """Wakes those who wait for an agent's orders; rung from any thread."""
+
+    def __init__(self) -> None:
+        self._events: dict[str, tuple[asyncio.AbstractEventLoop, asyncio.Event]] = {}
+
+    def ring(self, agent: str) -> None:
+        waiting = self._events.get(agent)
+        if waiting is not None and not waiting[0].is_closed():
+            waiting[0].call_soon_threadsafe(waiting[1].set)
+
+    async def wait(self, agent: str, rung: Callable[[], bool], seconds: float) -> None:
+        event = asyncio.Event()
+        self._events[agent] = asyncio.get_running_loop(), event
+        # Orders may have come before there was anybody to wake.
+        if not rung():
+            with contextlib.suppress(TimeoutError):
+                await _until(event, seconds)
+        if self._events.get(agent, (None, None))[1] is event:
+            del self._events[agent]
+
+
+async def _until(event: asyncio.Event, seconds: float) -> None:
+    try:
+        await asyncio.wait_for(event.wait(), seconds)
+    except asyncio.CancelledError as error:
+        # The server stops, and agents ask again.
+        raise HTTPException(503, "this scheduler is about to end") from error

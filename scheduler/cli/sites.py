@@ -1,0 +1,136 @@
+"""Whose slots `elastune up` gives out: this machine's, or those of the allocation of Slurm that it runs in."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from scheduler.errors import SchedulerError
+
+if TYPE_CHECKING:
+    from scheduler.host.sites import Site
+
+LOOPBACK = "127.0.0.1"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """What was asked of the command line, as far as it is about slots."""
+
+    state_dir: Path
+    slots: int | None
+    slots_per_gpu: int
+    gpus_per_slot: int
+    memory_per_slot: float | None
+    host: str | None
+    fork_server: bool
+    emulate: str | None
+    embedded: bool
+    preload: str
+    interface: str
+    prologue: str
+    use_slurm: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chosen:
+    make: Callable[[], Site]
+    host: str
+    """Address to listen on."""
+    sentence: str
+    """What people should know of it; may be empty."""
+    close: Callable[[], None] = lambda: None
+
+
+def choose_site(wanted: Wanted) -> Chosen:
+    """Raises SchedulerError for what contradicts itself or cannot be had."""
+    if wanted.slots_per_gpu > 1 and wanted.gpus_per_slot > 1:
+        raise SchedulerError(
+            f"--slots-per-gpu is {wanted.slots_per_gpu} and --gpus-per-slot {wanted.gpus_per_slot}; a slot is a part "
+            "of a GPU or has several: leave one of them out"
+        )
+    if wanted.use_slurm and "SLURM_JOB_ID" in os.environ and not _has_shape(wanted.emulate) and wanted.slots is None:
+        chosen = _in_allocation(wanted)
+        if chosen is not None:
+            return chosen
+    return _machine(wanted)
+
+
+def _has_shape(emulate: str | None) -> bool:
+    """Whether emulated devices are counted in nodes and slots, and so have nothing to do with an allocation's."""
+    return emulate is not None and emulate.partition(":")[0].replace("x", "", 1).isdigit()
+
+
+def _machine(wanted: Wanted) -> Chosen:
+    from trials.launch.emulated import emulation
+    from trials.launch.fork.replica_modules import stages_for
+    from trials.launch.fork.start import start_fork_server
+    from trials.launch.node_environ import node_environ
+
+    devices = None if wanted.emulate is None else emulation(wanted.emulate, slots=wanted.slots)
+    # It imports what replicas need while this process imports what a scheduler needs.
+    inherited = None if wanted.embedded else node_environ(os.environ)
+    started = start_fork_server(stages_for(wanted.preload.split(",")), inherited) if wanted.fork_server else None
+
+    def make() -> Site:
+        from scheduler.host.sites import MachineSettings, MachineSite
+
+        return MachineSite(
+            MachineSettings(
+                slots=wanted.slots,
+                slots_per_gpu=wanted.slots_per_gpu,
+                gpus_per_slot=wanted.gpus_per_slot,
+                memory_per_slot=wanted.memory_per_slot,
+                fork_server=started,
+                emulate=devices,
+            )
+        )
+
+    return Chosen(
+        make=make,
+        host=wanted.host or LOOPBACK,
+        sentence="" if devices is None else devices.sentence,
+        close=started.close if started is not None else lambda: None,
+    )
+
+
+def _in_allocation(wanted: Wanted) -> Chosen | None:
+    """None where the allocation is this machine alone, whose slots need nobody else to start anything."""
+    from scheduler.slurm.addresses import address_for
+    from scheduler.slurm.agents import AgentSettings
+    from scheduler.slurm.allocation_site import AllocationSite
+    from trials.errors import SlurmRefused, SlurmUnreachable
+    from trials.slurm.allocation import allocation
+    from trials.slurm.commands import Slurm
+
+    slurm = Slurm()
+    try:
+        given = allocation(os.environ, slurm.hostnames)
+    except (SlurmRefused, SlurmUnreachable) as error:
+        raise SchedulerError(
+            f"this is job {os.environ['SLURM_JOB_ID']} of Slurm, and its nodes cannot be told: {error}; `--no-slurm` "
+            "uses this machine alone"
+        ) from error
+    if given is None or given.is_this_machine:
+        return None
+    elsewhere = next(node for node in given.nodes if node != given.here)
+    host = wanted.host or address_for(slurm, elsewhere, wanted.interface)
+    settings = AgentSettings(
+        state_dir=wanted.state_dir,
+        preload=wanted.preload,
+        fork_server=wanted.fork_server,
+        emulate=wanted.emulate,
+        slots_per_gpu=wanted.slots_per_gpu,
+        gpus_per_slot=wanted.gpus_per_slot,
+        memory_per_slot=wanted.memory_per_slot,
+        interface=wanted.interface,
+        prologue=wanted.prologue,
+    )
+    return Chosen(
+        make=lambda: AllocationSite(slurm, given, settings),
+        host=host,
+        sentence=f"job {given.job} of Slurm: {len(given.nodes)} nodes, {', '.join(given.nodes)}",
+    )

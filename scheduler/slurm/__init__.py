@@ -1,0 +1,1 @@
+"""A scheduler for nodes that Slurm has given, or gives on demand."""

@@ -1,0 +1,95 @@
+"""The nodes of the allocation that this process runs in."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable
+
+from scheduler.errors import SchedulerError
+from scheduler.slurm.agents import AgentSettings
+from scheduler.snapshot import NodeView
+from trials.agents.launcher import AgentLauncher
+from trials.agents.roster import Roster
+from trials.launch.emulated import emulation
+from trials.slurm.allocation import Allocation
+from trials.slurm.commands import Slurm
+from trials.slurm.steps import AgentSteps
+from trials.store import TrialStore
+
+FIRST_SECONDS = 30.0
+"""Longest wait for the agents of all nodes, before a sweep goes on with those that have come."""
+
+
+class AllocationSite:
+    def __init__(self, slurm: Slurm, given: Allocation, settings: AgentSettings) -> None:
+        self._slurm = slurm
+        self._given = given
+        self._settings = settings
+        self._steps: AgentSteps | None = None
+        self._news = threading.Event()
+        self.roster = Roster()
+        self.launcher = AgentLauncher(self.roster, look=self._look, end=self._end)
+        self.grows = False
+        self.emulated = ""
+        if settings.emulate is not None:
+            name = emulation(settings.emulate, slots=1).profile.name
+            self.emulated = f"devices are emulated: steps take as long as {name} says"
+
+    def environ(self, *, is_shared: bool) -> dict[str, str]:
+        return self._settings.replica_environ(os.environ, is_shared=is_shared)
+
+    def nodes(self) -> tuple[NodeView, ...]:
+        return tuple(
+            NodeView(name=node.node, slots=node.slots - len(node.in_use), kind=node.kind)
+            for node in self.launcher.nodes()
+        )
+
+    def call_on_change(self, wake: Callable[[], None]) -> None:
+        def heard() -> None:
+            self._news.set()
+            wake()
+
+        self.roster.on_news = heard
+
+    def begin(self, store: TrialStore, url: str, agents_token: str) -> None:
+        self.roster.expect(store.replicas())
+        self._steps = AgentSteps(
+            self._slurm,
+            self._given,
+            self.roster,
+            command=self._settings.command,
+            description=self._settings.description(url, agents_token),
+            logs=self._settings.state_dir / "agents",
+            options=self._settings.options,
+            environ=self._settings.environ,
+        )
+        self._steps.begin()
+
+    def wait_until_there(self) -> None:
+        """For the agents of all nodes; for fewer when that takes long. Raises SchedulerError when there is none."""
+        assert self._steps is not None
+        deadline = time.monotonic() + FIRST_SECONDS
+        while time.monotonic() < deadline:
+            self._news.clear()
+            there = {news.host for news in self.roster.agents()}
+            settled = there | self._steps.troubles.keys()
+            if settled >= set(self._given.nodes):
+                break
+            self._news.wait(0.5)
+        if not self.roster.agents():
+            words = "; ".join(dict.fromkeys(self._steps.troubles.values())) or "they have not called"
+            raise SchedulerError(
+                f"no agent came up on the nodes of job {self._given.job} ({', '.join(self._given.nodes)}): {words}; "
+                f"what they print is in {self._settings.state_dir / 'agents'}"
+            )
+
+    def _look(self) -> None:
+        if self._steps is not None:
+            self._steps.look()
+            self._steps.note_there()
+
+    def _end(self) -> None:
+        if self._steps is not None:
+            self._steps.close()

@@ -1,0 +1,1 @@
+"""Replicas on other machines: an agent on each looks after them, for a launcher beside the scheduler."""

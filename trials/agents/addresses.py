@@ -1,0 +1,31 @@
+"""Which of its addresses a machine is reached at."""
+
+from __future__ import annotations
+
+import socket
+
+import psutil
+
+
+def address_towards(host: str) -> str:
+    """This machine's on the way to that one. Raises OSError where no way leads there."""
+    try:
+        family, kind, _, _, where = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, kind) as probe:
+            # Sends nothing: the system only looks up the way.
+            probe.connect(where)
+            return str(probe.getsockname()[0])
+    except OSError as error:
+        raise OSError(f"no way leads from here to {host}: {error}") from error
+
+
+def address_of(interface: str) -> str:
+    """The interface's IPv4 address, else its IPv6 one. Raises OSError where it has none."""
+    known = psutil.net_if_addrs()
+    for family in (socket.AF_INET, socket.AF_INET6):
+        for address in known.get(interface, ()):
+            if address.family == family:
+                return str(address.address).partition("%")[0]
+    raise OSError(
+        f"there is no network interface {interface!r} with an address here; there are {', '.join(sorted(known))}"
+    )

@@ -1,0 +1,295 @@
+"""The agent of a node: has its replicas started, watched and ended there as a scheduler on the same machine would.
+
+It is level-triggered like the scheduler: with every message it says all that it knows, and is told all that it is to
+do. When its scheduler is away it goes on as long as a replica lives, and ends when nobody has called for a while.
+
+Concurrency: one thread looks after replicas; one asks for orders and waits for them; one tells news at once.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from trials.agents.line import Line, Refused
+from trials.agents.words import AgentReplica, AgentSlot, News, Orders, Phase
+from trials.errors import LaunchFailed
+from trials.launch.base import LaunchRequest
+from trials.launch.local import LocalLauncher
+from trials.record import ReplicaRecord
+
+LOOK_SECONDS = 0.5
+"""Between two looks at replicas, where nothing wakes it."""
+ALONE_SECONDS = 60.0
+"""An agent without replicas whose scheduler has not answered for so long ends."""
+FORSAKEN_SECONDS = 300.0
+"""So does one with replicas: their leases have run out long ago."""
+RETRY_SECONDS = 0.25
+LEAVE_SECONDS = 120.0
+"""Longest that replicas get to save, where nobody ends the agent before."""
+
+logger = logging.getLogger(__name__)
+
+
+class Agent:
+    """``node``: what the launcher calls this machine. ``environ``: what replicas find here, unless they bring it.
+
+    ``address``: where replicas of other nodes reach those of this one.
+    """
+
+    def __init__(
+        self,
+        launcher: LocalLauncher,
+        line: Line,
+        news: News,
+        *,
+        node: str,
+        address: str,
+        environ: Mapping[str, str],
+        grace_seconds: float | None = None,
+    ) -> None:
+        self._launcher = launcher
+        self._line = line
+        self._news = news
+        self._node = node
+        self._address = address
+        self._environ = environ
+        self._grace_seconds = grace_seconds
+        self._replicas: dict[str, AgentReplica] = {}
+        self._waiting: dict[str, LaunchRequest] = {}
+        """Told to start, and not begun."""
+        self._begun: set[str] = set()
+        """Every replica that it was ever told to start: a late message starts none twice."""
+        self._stops: dict[str, bool] = {}
+        """Replicas that are to end, and whether by force."""
+        self._stopping: dict[str, bool] = {}
+        """Those that were told, and how."""
+        self._orders: Orders | None = None
+        self._heard = 0
+        """Which orders were the last."""
+        self._leaves = ""
+        self._leaving_since: float | None = None
+        self._told = threading.Event()
+        self._over = threading.Event()
+        self._wake = threading.Event()
+        self._lock = threading.Lock()
+        launcher.on_change = self._wake.set
+
+    # ------------------------------------------------------------------ running
+
+    def run(self) -> None:
+        """Until it is not wanted any more, or has to leave."""
+        threads = [
+            threading.Thread(target=self._listen, name="orders", daemon=True),
+            threading.Thread(target=self._tell, name="news", daemon=True),
+        ]
+        for thread in threads:
+            thread.start()
+        while not self._over.is_set():
+            self._wake.wait(LOOK_SECONDS)
+            self._wake.clear()
+            if self._look():
+                break
+        self._over.set()
+        # What it has said last had better arrive: else the scheduler waits for a process that is gone.
+        self._say(wait=False)
+        self._launcher.close()
+
+    def leave(self, why: str) -> None:
+        """Have the replicas save and leave, and end then. Callable from a signal handler."""
+        self._leaves = self._leaves or why
+        self._wake.set()
+
+    def _look(self) -> bool:
+        """Look after everything once; whether this is the end."""
+        with self._lock:
+            orders, self._orders = self._orders, None
+        before, numbers = (dict(self._replicas), self._leaves, self._news.leaves), self._news.numbers
+        if orders is not None:
+            self._take(orders)
+        self._start_waiting()
+        self._note_started()
+        for replica_id, force in self._stops.items():
+            self._stop(replica_id, force=force)
+        self._note_exits()
+        if self._is_forsaken():
+            self._leaves = self._leaves or "its scheduler does not answer"
+        done = bool(self._leaves) and self._leave()
+        if (dict(self._replicas), self._leaves, self._news.leaves) != before or self._news.numbers != numbers:
+            self._set_news()
+        return done
+
+    def _is_forsaken(self) -> bool:
+        lives = any(each.phase in (Phase.STARTING, Phase.RUNNING) for each in self._replicas.values())
+        return self._line.lost_for > (FORSAKEN_SECONDS if lives else ALONE_SECONDS)
+
+    def _leave(self) -> bool:
+        """Have everything end; whether it has."""
+        if self._leaving_since is None:
+            self._leaving_since = time.monotonic()
+            logger.info("leaving: %s", self._leaves)
+        for replica_id in self._waiting:
+            self._replicas[replica_id] = AgentReplica(phase=Phase.REFUSED, why=self._leaves)
+        self._waiting.clear()
+        late = time.monotonic() - self._leaving_since > LEAVE_SECONDS
+        alive = self._alive()
+        for replica_id in alive:
+            self._stop(replica_id, force=late)
+        return not alive
+
+    def _alive(self) -> list[str]:
+        return [name for name, each in self._replicas.items() if each.phase in (Phase.STARTING, Phase.RUNNING)]
+
+    # ------------------------------------------------------------------ orders
+
+    def _take(self, orders: Orders) -> None:
+        for replica_id in orders.noted:
+            self._replicas.pop(replica_id, None)
+            self._stopping.pop(replica_id, None)
+        if orders.numbers and orders.numbers != self._news.numbers:
+            self._news = replace(self._news, numbers=orders.numbers)
+        for document in orders.launch:
+            request = self._request(document)
+            if request.replica_id not in self._begun:
+                self._begun.add(request.replica_id)
+                self._replicas[request.replica_id] = AgentReplica(phase=Phase.STARTING)
+                self._waiting[request.replica_id] = request
+        self._stops = dict(orders.stop)
+        if orders.end:
+            self._leaves = self._leaves or "its scheduler has ended"
+
+    def _request(self, document: Mapping[str, Any]) -> LaunchRequest:
+        environ = {**self._environ, **document["environ"], "ELASTUNE_HOST": self._address}
+        if self._grace_seconds is not None:
+            environ["ELASTUNE_GRACE_SECONDS"] = str(self._grace_seconds)
+        return LaunchRequest(
+            **{
+                **document,
+                "environ": environ,
+                "log": Path(document["log"]),
+                "python_path": tuple(document["python_path"]),
+                "preload": tuple(document["preload"]),
+                "user_code": tuple(document["user_code"]),
+            }
+        )
+
+    def _stop(self, replica_id: str, *, force: bool) -> None:
+        state = self._replicas.get(replica_id)
+        if state is None or state.phase not in (Phase.STARTING, Phase.RUNNING):
+            return
+        if replica_id in self._waiting:
+            del self._waiting[replica_id]
+            self._replicas[replica_id] = AgentReplica(phase=Phase.REFUSED, why="it was stopped before it had started")
+            return
+        if self._stopping.get(replica_id, False) or (replica_id in self._stopping and not force):
+            return
+        if state.pid is None:
+            # At a later look, when its process is known.
+            return
+        self._stopping[replica_id] = force
+        self._launcher.stop(self._row(replica_id, state), force=force)
+
+    # ------------------------------------------------------------------ replicas
+
+    def _start_waiting(self) -> None:
+        for replica_id, request in list(self._waiting.items()):
+            if not self._launcher.is_ready_for(request):
+                continue
+            del self._waiting[replica_id]
+            try:
+                process = self._launcher.launch(request)
+            except LaunchFailed as error:
+                self._replicas[replica_id] = AgentReplica(phase=Phase.REFUSED, why=str(error))
+                continue
+            if process is not None:
+                self._replicas[replica_id] = AgentReplica(
+                    phase=Phase.RUNNING, pid=process.pid, process_started=process.started
+                )
+
+    def _note_started(self) -> None:
+        for replica_id, state in list(self._replicas.items()):
+            if state.phase is not Phase.STARTING or replica_id in self._waiting:
+                continue
+            try:
+                process = self._launcher.started(replica_id)
+            except LaunchFailed as error:
+                self._replicas[replica_id] = AgentReplica(phase=Phase.REFUSED, why=str(error))
+                continue
+            if process is not None:
+                self._replicas[replica_id] = replace(
+                    state, phase=Phase.RUNNING, pid=process.pid, process_started=process.started
+                )
+
+    def _note_exits(self) -> None:
+        running = [self._row(name, each) for name, each in self._replicas.items() if each.phase is Phase.RUNNING]
+        for gone in self._launcher.exits(running):
+            self._replicas[gone.replica_id] = replace(
+                self._replicas[gone.replica_id], phase=Phase.ENDED, status=gone.status, why=gone.why, code=gone.code
+            )
+
+    def _row(self, replica_id: str, state: AgentReplica) -> ReplicaRecord:
+        return ReplicaRecord(
+            replica_id=replica_id,
+            trial_id="",
+            node=self._node,
+            slot=0,
+            launch_index=0,
+            pid=state.pid,
+            process_started=state.process_started,
+        )
+
+    # ------------------------------------------------------------------ news
+
+    def _set_news(self) -> None:
+        in_use = next((node.in_use for node in self._launcher.nodes()), frozenset())
+        with self._lock:
+            self._news = replace(
+                self._news,
+                version=self._news.version + 1,
+                replicas=dict(self._replicas),
+                in_use=in_use,
+                leaves=self._leaves,
+            )
+        self._told.set()
+
+    def _listen(self) -> None:
+        """Ask for orders, again and again."""
+        while not self._over.is_set():
+            if not self._say(wait=True):
+                self._over.wait(RETRY_SECONDS)
+
+    def _tell(self) -> None:
+        """Say at once what has changed; what does not arrive is said by the next question for orders."""
+        while not self._over.is_set():
+            self._told.wait()
+            self._told.clear()
+            self._say(wait=False)
+
+    def _say(self, *, wait: bool) -> bool:
+        with self._lock:
+            news, heard = self._news, self._heard
+        try:
+            orders = self._line.say(news, heard, wait=wait)
+        except Refused as error:
+            self.leave(f"the scheduler at {self._line.url} refuses it: {error}")
+            self._over.wait(RETRY_SECONDS)
+            return False
+        if orders is None:
+            return False
+        with self._lock:
+            self._orders, self._heard = orders, orders.version
+        self._wake.set()
+        return True
+
+
+def agent_slots(launcher: LocalLauncher) -> tuple[AgentSlot, ...]:
+    """Of the launcher's only node."""
+    (node,) = launcher.nodes()
+    return tuple(
+        AgentSlot(kind=node.kind, environ=launcher.slot_environ(node.node, slot)) for slot in range(node.slots)
+    )

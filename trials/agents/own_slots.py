@@ -1,0 +1,56 @@
+"""How a machine that somebody gave us is divided into slots: a pure plan.
+
+Its GPUs as its driver tells them; where it does not, those that the queue has set aside; without any, the cores that
+the queue has set aside.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from trials.launch.emulated import emulation
+from trials.launch.gpus import Gpu
+from trials.launch.slots import Slot, divide
+
+GIVEN_GPUS = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "ZE_AFFINITY_MASK")
+
+
+def own_slots(
+    host: str,
+    environ: Mapping[str, str],
+    gpus: Sequence[Gpu],
+    cores: Sequence[int],
+    numa_nodes: Sequence[Sequence[int]] = (),
+    *,
+    most: int | None = None,
+    per_gpu: int = 1,
+    gpus_each: int = 1,
+) -> tuple[Slot, ...]:
+    """``most``: so many at most."""
+    given = environ.get("SLURM_CPUS_ON_NODE", "")
+    known = list(gpus) or [Gpu(uuid=index, model="") for index in _given_gpus(environ)]
+    count = most if known or most else int(given) if given.isdigit() else None
+    return divide(host, known, cores, numa_nodes, slots=count, per_gpu=per_gpu, gpus_each=gpus_each)
+
+
+def of_one_kind(slots: Sequence[Slot]) -> tuple[Slot, ...]:
+    """A machine whose GPUs differ is several nodes to a scheduler of its own; an agent has those that are most."""
+    kinds = [slot.kind for slot in slots]
+    kind = max(dict.fromkeys(kinds), key=kinds.count)
+    node = slots[0].node
+    return tuple(replace(slot, node=node) for slot in slots if slot.kind == kind)
+
+
+def emulating(slots: Sequence[Slot], profile: str) -> tuple[Slot, ...]:
+    """As many slots that stand for devices which are not there."""
+    text = emulation(profile, slots=len(slots)).profile.to_text()
+    return tuple(Slot(node=slot.node, emulates=text) for slot in slots)
+
+
+def _given_gpus(environ: Mapping[str, str]) -> list[str]:
+    """Of a machine whose driver does not say which there are; a queue does."""
+    if not any(name in environ for name in ("SLURM_STEP_GPUS", "SLURM_JOB_GPUS")):
+        return []
+    words = next((environ[name] for name in GIVEN_GPUS if environ.get(name)), "")
+    return [word.strip() for word in words.split(",") if word.strip()]

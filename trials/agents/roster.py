@@ -1,0 +1,299 @@
+"""Roster: which agents there are, what each has said last, and what it is to do.
+
+Agents of one host make one node. Their slots are numbered within it; a number stays an agent's as long as it lives, and
+one of an agent that is gone is nobody's until the next one takes it. What a node's agents have said survives neither
+them nor this process: agents say all that they know with every message, and keep their numbers.
+
+Concurrency: the control loop's thread and the API's threads call; a lock holds them apart.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from trials.agents.words import AgentReplica, News, Orders, Phase
+from trials.launch.base import NodeSlots
+from trials.record import ReplicaRecord
+
+QUIET_SECONDS = 15.0
+"""An agent says something every few seconds; nothing new is started with one that has not for so long."""
+LOST_SECONDS = 60.0
+"""One that has said nothing for so long is gone, and its replicas with it."""
+RETURN_SECONDS = 45.0
+"""After a start of this process: by then agents that were there before have called."""
+
+
+@dataclass(slots=True)
+class _Agent:
+    news: News
+    numbers: tuple[int, ...]
+    seen_at: float
+    launches: dict[str, Mapping[str, Any]] = field(default_factory=dict)
+    """Replicas that it was told to start and has not said a word of."""
+    stops: dict[str, bool] = field(default_factory=dict)
+    noted: set[str] = field(default_factory=set)
+    dismissed: bool = False
+    version: int = 1
+    """Of what it is to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """An agent is gone; why, for people."""
+
+    why: str
+
+
+class Roster:
+    """``on_news``: called, from any thread, when an agent has said something new. ``on_orders``: when the agent of that
+    name has something to do."""
+
+    def __init__(self, *, monotonic: Callable[[], float] = time.monotonic) -> None:
+        self.on_news: Callable[[], None] = lambda: None
+        self.on_orders: Callable[[str], None] = lambda agent: None
+        self._monotonic = monotonic
+        self._began = monotonic()
+        self._agents: dict[str, _Agent] = {}
+        self._losses: dict[str, Lost] = {}
+        """By replica: why it is gone without its agent's word."""
+        self._expected: dict[str, dict[int, str]] = {}
+        """Of before this process began: nodes, and which replica is on which of their slots."""
+        self._lock = threading.RLock()
+
+    # ------------------------------------------------------------------ what agents say
+
+    def hear(self, news: News) -> None:
+        """Raises ValueError for one that cannot be."""
+        with self._lock:
+            agent = self._agents.get(news.agent)
+            if agent is None:
+                agent = self._agents[news.agent] = _Agent(news, self._numbers_for(news), self._monotonic())
+                changed = True
+            else:
+                changed = news.version > agent.news.version
+                agent.seen_at = self._monotonic()
+                if changed:
+                    agent.news = news
+            for replica_id in agent.news.replicas.keys() & agent.launches.keys():
+                del agent.launches[replica_id]
+            agent.noted &= agent.news.replicas.keys()
+            waiting = self._expected.get(news.host, {})
+            for number in [number for number, replica_id in waiting.items() if replica_id in news.replicas]:
+                del waiting[number]
+            for replica_id in self._losses.keys() & news.replicas.keys():
+                del self._losses[replica_id]
+        if changed:
+            self.on_news()
+
+    def _numbers_for(self, news: News) -> tuple[int, ...]:
+        """Those that it has already, as long as nobody else has them; else the lowest that are free."""
+        taken = {number for each in self._agents.values() if each.news.host == news.host for number in each.numbers}
+        if len(set(news.numbers)) == len(news.slots) and taken.isdisjoint(news.numbers) and min(news.numbers) >= 0:
+            return news.numbers
+        taken |= self._expected.get(news.host, {}).keys()
+        free = (number for number in range(len(taken) + len(news.slots)) if number not in taken)
+        return tuple(number for number, _ in zip(free, news.slots, strict=False))
+
+    def orders(self, agent_name: str) -> Orders:
+        """What the agent is to do now."""
+        with self._lock:
+            agent = self._agents.get(agent_name)
+            if agent is None:
+                return Orders()
+            replicas = agent.news.replicas
+            return Orders(
+                version=agent.version,
+                numbers=agent.numbers,
+                launch=tuple(agent.launches.values()),
+                stop={
+                    name: force
+                    for name, force in agent.stops.items()
+                    if name in agent.launches or (name in replicas and not _is_over(replicas[name]))
+                },
+                noted=tuple(sorted(agent.noted)),
+                end=agent.dismissed,
+            )
+
+    def version(self, agent_name: str) -> int:
+        """Of what the agent is to do; 0 where there is no such agent."""
+        agent = self._agents.get(agent_name)
+        return 0 if agent is None else agent.version
+
+    def _tell(self, *names: str) -> None:
+        """These have something more to do."""
+        with self._lock:
+            for name in names:
+                if name in self._agents:
+                    self._agents[name].version += 1
+        for name in names:
+            self.on_orders(name)
+
+    # ------------------------------------------------------------------ who is there
+
+    def expect(self, replicas: Sequence[ReplicaRecord]) -> None:
+        """Replicas that agents had before this process began: their nodes stay until it is clear that none comes."""
+        with self._lock:
+            for replica in replicas:
+                self._expected.setdefault(replica.node, {})[replica.slot] = replica.replica_id
+
+    def agents(self) -> list[News]:
+        with self._lock:
+            return [agent.news for agent in self._agents.values()]
+
+    def nodes(self) -> list[NodeSlots]:
+        """Slots that no agent has any more, or whose agent is quiet or leaves, count as in use."""
+        now = self._monotonic()
+        with self._lock:
+            open_slots: dict[str, set[int]] = {}
+            most: dict[str, int] = {}
+            kinds: dict[str, str] = {}
+            for agent in self._agents.values():
+                host = agent.news.host
+                most[host] = max(most.get(host, 0), *(number + 1 for number in agent.numbers))
+                closed = agent.news.leaves or agent.dismissed or now - agent.seen_at > QUIET_SECONDS
+                free = [] if closed else [n for at, n in enumerate(agent.numbers) if at not in agent.news.in_use]
+                open_slots.setdefault(host, set()).update(free)
+                kinds[host] = agent.news.slots[0].kind
+            if now - self._began < RETURN_SECONDS:
+                for host, slots in self._expected.items():
+                    if slots:
+                        most[host] = max(most.get(host, 0), *(number + 1 for number in slots))
+            return [
+                NodeSlots(
+                    node=host,
+                    slots=most[host],
+                    kind=kinds.get(host, ""),
+                    in_use=frozenset(range(most[host])) - open_slots.get(host, set()),
+                )
+                for host in sorted(most, key=_in_order)
+            ]
+
+    def slot_environ(self, node: str, number: int) -> Mapping[str, str]:
+        with self._lock:
+            for agent in self._agents.values():
+                if agent.news.host == node and number in agent.numbers:
+                    return agent.news.slots[agent.numbers.index(number)].environ
+        return {}
+
+    # ------------------------------------------------------------------ replicas
+
+    def order(self, node: str, number: int, replica_id: str, document: Mapping[str, Any]) -> bool:
+        """Have the agent of that slot start a replica; False where there is none that would."""
+        with self._lock:
+            name = next(
+                (
+                    name
+                    for name, agent in self._agents.items()
+                    if agent.news.host == node and number in agent.numbers and not agent.news.leaves
+                ),
+                None,
+            )
+            if name is None:
+                return False
+            self._agents[name].launches[replica_id] = document
+        self._tell(name)
+        return True
+
+    def state_of(self, replica_id: str) -> AgentReplica | Lost | None:
+        """What is known of a replica: None where nobody says a word of it."""
+        with self._lock:
+            for agent in self._agents.values():
+                found = agent.news.replicas.get(replica_id)
+                if found is not None:
+                    return found
+                if replica_id in agent.launches:
+                    return AgentReplica(phase=Phase.STARTING)
+            lost = self._losses.get(replica_id)
+            if lost is not None:
+                return lost
+            waits = any(replica_id in slots.values() for slots in self._expected.values())
+            if waits and self._monotonic() - self._began < RETURN_SECONDS:
+                return AgentReplica(phase=Phase.STARTING)
+            return None
+
+    def running(self) -> dict[str, str]:
+        """Replicas that run or are about to, with the agents that have them."""
+        with self._lock:
+            return {
+                replica_id: name
+                for name, agent in self._agents.items()
+                for replica_id in (
+                    *agent.launches,
+                    *(each for each, state in agent.news.replicas.items() if not _is_over(state)),
+                )
+            }
+
+    def stop(self, replica_id: str, *, force: bool) -> None:
+        with self._lock:
+            found = None
+            for name, agent in self._agents.items():
+                if replica_id in agent.news.replicas or replica_id in agent.launches:
+                    if agent.stops.get(replica_id, False) or (replica_id in agent.stops and not force):
+                        return
+                    agent.stops[replica_id] = force
+                    found = name
+        if found is not None:
+            self._tell(found)
+
+    def note_ends(self, live: Sequence[str]) -> None:
+        """``live``: the replicas that have not ended as far as the scheduler has noted; others need not be told."""
+        alive = set(live)
+        told = []
+        with self._lock:
+            for name, agent in self._agents.items():
+                over = {each for each, state in agent.news.replicas.items() if _is_over(state)} - alive
+                if over - agent.noted:
+                    agent.noted |= over
+                    told.append(name)
+                for replica_id in agent.stops.keys() - agent.news.replicas.keys() - agent.launches.keys():
+                    del agent.stops[replica_id]
+            for replica_id in self._losses.keys() - alive:
+                del self._losses[replica_id]
+        self._tell(*told)
+
+    # ------------------------------------------------------------------ agents that go
+
+    def lose(self, agent_name: str, why: str) -> None:
+        """It is gone, and with it whatever it had."""
+        with self._lock:
+            agent = self._agents.pop(agent_name, None)
+            if agent is None:
+                return
+            over = {each for each, state in agent.news.replicas.items() if _is_over(state)}
+            for replica_id in (agent.news.replicas.keys() | agent.launches.keys()) - over:
+                self._losses[replica_id] = Lost(why)
+            for replica_id in over - agent.noted:
+                # Its last words came too late for anybody to read.
+                self._losses[replica_id] = Lost(why)
+        self.on_news()
+
+    def lose_silent(self) -> None:
+        """Those that have said nothing for so long that they are not there any more."""
+        now = self._monotonic()
+        with self._lock:
+            silent = [(name, agent.news) for name, agent in self._agents.items() if now - agent.seen_at > LOST_SECONDS]
+        for name, news in silent:
+            self.lose(name, f"the agent of {news.host} has not called for {LOST_SECONDS:.0f} s")
+
+    def dismiss(self, agent_name: str | None = None) -> None:
+        """That agent, or every one, is not wanted any more."""
+        with self._lock:
+            names = [name for name in self._agents if agent_name in (None, name)]
+            for name in names:
+                self._agents[name].dismissed = True
+        self._tell(*names)
+
+
+def _is_over(state: AgentReplica) -> bool:
+    return state.phase in (Phase.ENDED, Phase.REFUSED)
+
+
+def _in_order(host: str) -> list[tuple[int, str]]:
+    """Of names with numbers, as people count: n2 comes before n10."""
+    parts = re.findall(r"\d+|\D+", host)
+    return [(int(part), "") if part.isdigit() else (-1, part) for part in parts]

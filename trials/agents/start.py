@@ -1,0 +1,146 @@
+"""Starts the agent of this machine, as `ELASTUNE_AGENT` describes it; `python -m trials.agents.start`."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+import socket
+import sys
+import uuid
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from trials.agents.addresses import address_of, address_towards
+from trials.agents.agent import Agent, agent_slots
+from trials.agents.line import Line
+from trials.agents.own_slots import emulating, of_one_kind, own_slots
+from trials.agents.words import AGENT_VARIABLE, News
+from trials.launch.devices import numa_nodes, usable_cores
+from trials.launch.fork.replica_modules import stages_for
+from trials.launch.fork.start import start_fork_server
+from trials.launch.gpus import Nvml
+from trials.launch.local import LocalLauncher
+
+KEPT_OF_QUEUE = (
+    "SLURM_CLUSTER_NAME",
+    "SLURM_CONF",
+    "SLURM_JOB_ACCOUNT",
+    "SLURM_JOB_ID",
+    "SLURM_JOB_PARTITION",
+    "SLURM_TMPDIR",
+)
+"""What replicas may know of the job that they run in. Frameworks take the rest for a world that they are in."""
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentDescription:
+    """What an agent has to know; plain JSON in its environment."""
+
+    url: str
+    """Where its scheduler is reached."""
+    token: str
+    server_file: str = ""
+    preload: str = "torch"
+    fork_server: bool = True
+    emulate: str | None = None
+    slots_per_gpu: int = 1
+    gpus_per_slot: int = 1
+    most_slots: int | None = None
+    memory_bytes: int | None = None
+    interface: str = ""
+    """Network interface by whose address replicas find each other; empty: the one that leads to the scheduler."""
+    grace_seconds: float | None = None
+    """Between being told to leave and being ended, as whoever gave the machine out has it."""
+
+    def to_text(self) -> str:
+        return json.dumps(asdict(self))
+
+
+def main() -> int:
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
+    logging.getLogger("httpx2").setLevel(logging.WARNING)
+    words = os.environ.pop(AGENT_VARIABLE, "")
+    if not words:
+        sys.stderr.write(f"elastune agent: {AGENT_VARIABLE} is not set; a scheduler starts agents, people do not\n")
+        return 2
+    description = AgentDescription(**json.loads(words))
+    inherited = replica_environ(os.environ)
+    started = None
+    if description.fork_server:
+        started = start_fork_server(stages_for(description.preload.split(",")), inherited)
+    host = os.environ.get("SLURMD_NODENAME") or socket.gethostname().partition(".")[0]
+    try:
+        there = urlsplit(description.url).hostname or ""
+        address = address_of(description.interface) if description.interface else address_towards(there)
+    except OSError as error:
+        sys.stderr.write(f"elastune agent on {host}: {error}\n")
+        if started is not None:
+            started.close()
+        return 2
+    gpus = Nvml()
+    found = own_slots(
+        host,
+        os.environ,
+        gpus.gpus(),
+        usable_cores(),
+        numa_nodes(),
+        most=description.most_slots,
+        per_gpu=description.slots_per_gpu,
+        gpus_each=description.gpus_per_slot,
+    )
+    slots = of_one_kind(found) if description.emulate is None else emulating(found, description.emulate)
+    launcher = LocalLauncher(
+        slots=slots,
+        node=host,
+        gpus=gpus,
+        memory_bytes=description.memory_bytes,
+        fork_server=started if started is not None else False,
+    )
+    server_file = Path(description.server_file) if description.server_file else None
+    news = News(
+        agent=uuid.uuid4().hex,
+        host=host,
+        version=1,
+        job=os.environ.get("SLURM_JOB_ID", ""),
+        pool=os.environ.get("SLURM_JOB_PARTITION", ""),
+        slots=agent_slots(launcher),
+        shares_files=server_file is not None and server_file.exists(),
+    )
+    if description.interface:
+        inherited |= {"NCCL_SOCKET_IFNAME": description.interface, "GLOO_SOCKET_IFNAME": description.interface}
+    agent = Agent(
+        launcher,
+        Line(description.url, description.token, server_file),
+        news,
+        node=host,
+        address=address,
+        environ=inherited,
+        grace_seconds=description.grace_seconds,
+    )
+    signal.signal(signal.SIGTERM, lambda *_: agent.leave("its job is being ended"))
+    signal.signal(signal.SIGUSR1, lambda *_: agent.leave("its job's time limit is near"))
+    signal.signal(signal.SIGUSR2, lambda *_: agent.leave("its scheduler has ended"))
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    logger.info("agent of %s: %d slots, scheduler at %s, replicas at %s", host, len(slots), description.url, address)
+    agent.run()
+    logger.info("agent of %s has ended", host)
+    return 0
+
+
+def replica_environ(environ: Mapping[str, str]) -> dict[str, str]:
+    """What replicas find on this machine; of the queue's variables only those that say which job it is."""
+    return {
+        name: value
+        for name, value in environ.items()
+        if name in KEPT_OF_QUEUE or not name.startswith(("SLURM", "SRUN", "PMI", "ELASTUNE_"))
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(main())

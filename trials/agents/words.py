@@ -1,0 +1,111 @@
+"""What an agent says and is told: whole states, never changes, so that every message may be lost or repeated."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from trials.launch.base import LaunchRequest
+
+AGENT_VARIABLE = "ELASTUNE_AGENT"
+"""Tells an agent what it is, as JSON; it takes the variable away before it starts anything."""
+MOST_SLOTS = 4096
+MOST_REPLICAS = 2 * MOST_SLOTS
+
+
+class Phase(enum.StrEnum):
+    STARTING = "starting"
+    RUNNING = "running"
+    ENDED = "ended"
+    REFUSED = "refused"
+    """It could not be started; ``why`` tells."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentReplica:
+    """What an agent knows of one of its replicas."""
+
+    phase: Phase
+    pid: int | None = None
+    process_started: float = 0.0
+    status: int | None = None
+    why: str = ""
+    code: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentSlot:
+    kind: str = ""
+    environ: Mapping[str, str] = field(default_factory=dict)
+    """Variables that confine a replica to it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class News:
+    """All that an agent has to say."""
+
+    agent: str
+    """Its own name, another one for each process."""
+    host: str
+    """The machine, as whoever gave it out calls it: agents of one host make one node."""
+    version: int
+    """Counts what it has to say: of two, the higher is the later one."""
+    job: str = ""
+    """Of the queue, where it came from one."""
+    pool: str = ""
+    """What the queue calls the part of the cluster that it is in."""
+    slots: tuple[AgentSlot, ...]
+    numbers: tuple[int, ...] = ()
+    """What its slots are called in their node, as it was told; empty before."""
+    replicas: Mapping[str, AgentReplica] = field(default_factory=dict)
+    in_use: frozenset[int] = frozenset()
+    """Its slots, by their order here, that somebody else works on."""
+    leaves: str = ""
+    """Why it starts nothing more and is about to end; empty as long as it stays."""
+    shares_files: bool = True
+    """Whether it sees the scheduler's state folder."""
+
+    def __post_init__(self) -> None:
+        if len(self.slots) > MOST_SLOTS or len(self.replicas) > MOST_REPLICAS:
+            raise ValueError(f"an agent has {len(self.slots)} slots and {len(self.replicas)} replicas; too many")
+        if not self.agent or not self.host:
+            raise ValueError("an agent has a name and a host")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Orders:
+    """All that an agent is to do, beside what it is known to have done."""
+
+    version: int = 0
+    """Another, higher number when there is something more to do."""
+    numbers: tuple[int, ...] = ()
+    launch: tuple[Mapping[str, Any], ...] = ()
+    """Requests as `request_document` writes them."""
+    stop: Mapping[str, bool] = field(default_factory=dict)
+    """Replicas that are to end, and whether by force."""
+    noted: tuple[str, ...] = ()
+    """Replicas whose end is known and need not be told any more."""
+    end: bool = False
+    """It is not wanted any more: its replicas are to leave, and so is it."""
+
+
+def request_document(request: LaunchRequest) -> dict[str, Any]:
+    return {
+        "replica_id": request.replica_id,
+        "trial_id": request.trial_id,
+        "study": request.study,
+        "node": request.node,
+        "slot": request.slot,
+        "entrypoint": request.entrypoint,
+        "environ": dict(request.environ),
+        "working_dir": request.working_dir,
+        "python_path": list(request.python_path),
+        "preload": list(request.preload),
+        "user_code": list(request.user_code),
+        "log": str(request.log),
+        "image": request.image,
+        "package": request.package,
+        "moved_to": request.moved_to,
+    }

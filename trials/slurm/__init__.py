@@ -1,0 +1,1 @@
+"""Slurm: nodes of an allocation, and jobs of a queue, on which agents run replicas."""

@@ -1,0 +1,90 @@
+"""Slurm's own commands, and what they say when they refuse something.
+
+Large sites ban those who ask their controller often: every call that reaches it is counted, and whoever looks again
+and again asks one question for all.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import subprocess
+from collections.abc import Mapping, Sequence
+
+from trials.errors import SlurmRefused, SlurmUnreachable
+
+PATIENCE_SECONDS = 30.0
+AWAY = (
+    "Unable to contact slurm controller",
+    "Socket timed out",
+    "Connection refused",
+    "Communication connection failure",
+)
+"""Of what Slurm says where its controller does not answer, which passes; anything else is a refusal."""
+MOST_WORDS = 600
+
+logger = logging.getLogger(__name__)
+
+
+class Slurm:
+    """``environ``: of the commands; default: this process's, without what says which step it is itself."""
+
+    def __init__(self, environ: Mapping[str, str] | None = None) -> None:
+        self.environ = outside_of_steps(os.environ if environ is None else environ)
+        self.calls = 0
+        """How often its controller was asked for something."""
+
+    def run(self, command: str, *arguments: str, environ: Mapping[str, str] | None = None, stdin: str = "") -> str:
+        """What the command prints. Raises SlurmRefused with its own words, or SlurmUnreachable."""
+        self.calls += 1
+        return self._run(command, arguments, {**self.environ, **(environ or {})}, stdin)
+
+    def hostnames(self, nodes: str) -> list[str]:
+        """The nodes that such as ``n[1-4,7]`` stands for; needs no controller."""
+        return self._run("scontrol", ("show", "hostnames", nodes), self.environ, "").split()
+
+    def _run(self, command: str, arguments: Sequence[str], environ: Mapping[str, str], stdin: str) -> str:
+        try:
+            done = subprocess.run(
+                [command, *arguments],
+                input=stdin,
+                env=dict(environ),
+                capture_output=True,
+                text=True,
+                timeout=PATIENCE_SECONDS,
+                start_new_session=True,
+            )
+        except FileNotFoundError as error:
+            raise SlurmRefused(
+                f"{command} is not there: this machine has no Slurm, or its commands are not on PATH; run this where "
+                "`sinfo` works, or leave --slurm out"
+            ) from error
+        except subprocess.TimeoutExpired as error:
+            raise SlurmUnreachable(f"{command} did not answer for {PATIENCE_SECONDS:.0f} s") from error
+        if done.returncode == 0:
+            return done.stdout
+        words = said(done.stderr or done.stdout)
+        if any(each in words for each in AWAY):
+            raise SlurmUnreachable(f"{command}: {words}")
+        raise SlurmRefused(f"{command} {arguments[0] if arguments else ''}: {words or f'status {done.returncode}'}")
+
+
+def said(text: str) -> str:
+    """What a command complained of, without its own name before each line."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    shown = [line.partition(": error: ")[2] or line for line in lines]
+    return "; ".join(dict.fromkeys(shown))[:MOST_WORDS]
+
+
+def is_here() -> bool:
+    return shutil.which("sbatch") is not None
+
+
+def outside_of_steps(environ: Mapping[str, str]) -> dict[str, str]:
+    """Without what a job's script or step has in its environment: commands take that for options of theirs."""
+    return {
+        name: value
+        for name, value in environ.items()
+        if name in ("SLURM_CONF", "SLURM_CLUSTERS") or not name.startswith(("SLURM", "SBATCH", "SALLOC", "SRUN", "PMI"))
+    }
