@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dist_core.goodput import BatchBounds
+from trials.queued import QueuedSlots
 from trials.quota import SlotQuota
 from trials.record import Reason
 from trials.terms import Goal
@@ -57,6 +58,8 @@ class NodeView:
     """What its slots are, where they are not all alike: a GPU's model, or a part of one."""
     reserved_for: tuple[str, ...] = ()
     """What the studies are called that alone may use it; empty: all may."""
+    given_by: str = ""
+    """Which job of a queue it came with, for people."""
     whole: int = 0
     """Slots of the largest node of its kind, where some are set aside and nodes are what is left of them."""
 
@@ -64,6 +67,23 @@ class NodeView:
     def largest_alike(self) -> int:
         """A replica that takes more slots goes over several nodes."""
         return max(self.whole, self.slots)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobView:
+    """A job of a queue with which slots come, for people."""
+
+    job: str
+    queue: str
+    slots: int
+    waits: bool
+    since: float
+    """When it was submitted; of one that runs, when it began."""
+    starts_at: float | None = None
+    """When one that waits is expected to begin, as far as that is known."""
+    node: str = ""
+    reason: str = ""
+    """Why it waits, in the queue's words."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -200,6 +220,8 @@ class Snapshot:
     coming: tuple[TrialView, ...] = ()
     """Trials that are about to be submitted, as far as that can be told: slots free for them only are no room to grow
     into. They are given nothing yet."""
+    queued: tuple[QueuedSlots, ...] = ()
+    """Slots that were asked for elsewhere and have not come yet."""
 
     def __post_init__(self) -> None:
         names = [node.name for node in self.nodes]

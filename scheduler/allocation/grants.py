@@ -34,16 +34,37 @@ def waits(view: TrialView, snapshot: Snapshot, free: int) -> Reason:
     """Why a trial gets nothing, and what it would need."""
     size = view.slots_per_replica
     each = f", {size} of one node for each of its replicas" if size > 1 else ""
+    needs = f"needs {slots(view.min_slots)}{each}"
+    if snapshot.queued:
+        return Reason(code="queued", sentence=f"{needs}; {on_their_way(snapshot, view.min_slots)}")
     if view.min_slots > snapshot.total_slots:
         return Reason(
             code="too_large",
-            sentence=f"needs {slots(view.min_slots)}{each}; the cluster has {snapshot.total_slots}, "
-            f"{snapshot.largest_node} on its largest node",
+            sentence=f"{needs}; the cluster has {snapshot.total_slots}, {snapshot.largest_node} on its largest node",
         )
-    return Reason(
-        code="no_free_slot",
-        sentence=f"needs {slots(view.min_slots)}{each}; {free} of {snapshot.total_slots} can be freed now",
-    )
+    return Reason(code="no_free_slot", sentence=f"{needs}; {free} of {snapshot.total_slots} can be freed now")
+
+
+def on_their_way(snapshot: Snapshot, needed: int) -> str:
+    """Which slots are waited for, and since they are not there, why. Says nothing that changes by the second."""
+    parts = []
+    for each in snapshot.queued:
+        if each.slots:
+            when = "" if each.expected_in is None else f", expected in {_roughly(each.expected_in)}"
+            parts.append(f"{min(needed, each.slots)} of its slots are queued in {each.where}{when}")
+        if each.trouble:
+            parts.append(each.trouble)
+    return "; ".join(parts)
+
+
+def _roughly(seconds: float) -> str:
+    """To a minute, to ten of them, or to an hour."""
+    minutes = seconds / 60.0
+    if minutes < 1.0:
+        return "less than a minute"
+    if minutes < 20.0:
+        return f"{minutes:.0f} min"
+    return f"{10.0 * round(minutes / 10.0):.0f} min" if minutes < 90.0 else f"{minutes / 60.0:.0f} h"
 
 
 def slots(count: int) -> str:

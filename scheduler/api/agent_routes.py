@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Callable
 from dataclasses import asdict
 from typing import Annotated, Any
 
-from fastapi import APIRouter, HTTPException, Query
+from fastapi import APIRouter, HTTPException, Query, Request
 from pydantic import TypeAdapter, ValidationError
 
 from scheduler.api.callers import Client
@@ -29,6 +28,7 @@ def agent_routes(roster: Roster) -> APIRouter:
     @routes.post("/agents/turn")
     async def turn(
         client: Client,
+        request: Request,
         document: dict[str, Any],
         heard: Annotated[int, Query(ge=0)] = 0,
         wait: Annotated[float, Query(ge=0.0, le=LONGEST_WAIT_SECONDS)] = 0.0,
@@ -42,7 +42,13 @@ def agent_routes(roster: Roster) -> APIRouter:
             raise HTTPException(422, str(error)) from error
         roster.hear(news)
         if wait > 0.0 and roster.version(news.agent) == heard:
-            await bell.wait(news.agent, lambda: roster.version(news.agent) != heard, wait)
+            hung_up = asyncio.ensure_future(_hung_up(request))
+            try:
+                await bell.wait(news.agent, lambda: roster.version(news.agent) != heard, wait, hung_up)
+            finally:
+                if hung_up.done():
+                    roster.note_hung_up(news.agent)
+                hung_up.cancel()
         return asdict(roster.orders(news.agent))
 
     return routes
@@ -59,20 +65,26 @@ class _Bell:
         if waiting is not None and not waiting[0].is_closed():
             waiting[0].call_soon_threadsafe(waiting[1].set)
 
-    async def wait(self, agent: str, rung: Callable[[], bool], seconds: float) -> None:
+    async def wait(self, agent: str, rung: Callable[[], bool], seconds: float, hung_up: asyncio.Future[None]) -> None:
+        """Until it rings, or nobody is there any more to hear it."""
         event = asyncio.Event()
         self._events[agent] = asyncio.get_running_loop(), event
         # Orders may have come before there was anybody to wake.
         if not rung():
-            with contextlib.suppress(TimeoutError):
-                await _until(event, seconds)
+            ringing = asyncio.ensure_future(event.wait())
+            either: set[asyncio.Future[Any]] = {ringing, hung_up}
+            try:
+                await asyncio.wait(either, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+            except asyncio.CancelledError as error:
+                # The server stops, and agents ask again.
+                raise HTTPException(503, "this scheduler is about to end") from error
+            finally:
+                ringing.cancel()
         if self._events.get(agent, (None, None))[1] is event:
             del self._events[agent]
 
 
-async def _until(event: asyncio.Event, seconds: float) -> None:
-    try:
-        await asyncio.wait_for(event.wait(), seconds)
-    except asyncio.CancelledError as error:
-        # The server stops, and agents ask again.
-        raise HTTPException(503, "this scheduler is about to end") from error
+async def _hung_up(request: Request) -> None:
+    """Until the caller closes the connection; its kernel does so, too, when it is killed."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass

@@ -10,7 +10,7 @@ from fastapi import APIRouter, Depends, Response
 
 from scheduler.api.callers import Client, allow, calling_client
 from scheduler.api.client_access import ClientAccess
-from scheduler.api.page.rows import node_row, study_row, trial_row
+from scheduler.api.page.rows import node_row, queue_row, study_row, trial_row
 from scheduler.api.service import Service
 from scheduler.api.tokens import Access
 from scheduler.knowledge.accounts import slot_seconds_by_trial
@@ -114,6 +114,12 @@ def row_routes(service: Service, access: ClientAccess) -> APIRouter:
         for replica in store.replicas():
             used[replica.node] = used.get(replica.node, 0) + 1
         return [{**node_row(node), "used": used.get(node.name, 0)} for node in service.nodes()]
+
+    @routes.get("/queue")
+    def queue(client: Client) -> dict[str, Any]:
+        """Jobs of a queue with which slots come, where there is one."""
+        allow(client, study=client.subject, read=True)
+        return queue_row(service.queue(), service.queue_trouble())
 
     return routes
 

@@ -18,7 +18,7 @@ from scheduler.api.tokens import OthersTokens, Tokens
 from scheduler.api.wishes import Wishes
 from scheduler.knowledge.measured import Measuring
 from scheduler.loop.control_loop import ControlLoop
-from scheduler.snapshot import NodeView
+from scheduler.snapshot import JobView, NodeView
 from trials.agents.roster import Roster
 from trials.errors import StoreUnavailable
 from trials.store import TrialStore
@@ -62,6 +62,18 @@ class Service:
     """The agents that run replicas on other nodes, where there are such."""
     grows: bool = False
     """Whether the cluster may get more slots than it has now."""
+
+    queue: Callable[[], tuple[JobView, ...]] = tuple
+    """Jobs with which slots come, where a queue gives them."""
+    queue_trouble: Callable[[], str] = str
+    """Why no more of them are asked for, for people."""
+    most_slots: int = 0
+    """So many it may have then, as far as that is known."""
+
+    @property
+    def slots(self) -> int:
+        """What a study can count on: those that there are, or may come to be."""
+        return max(self.most_slots, sum(node.slots for node in self.nodes()))
 
     def __post_init__(self) -> None:
         self.sessions = Sessions(self.tokens, self.clock)

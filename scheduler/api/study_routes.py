@@ -82,7 +82,7 @@ def study_routes(service: Service, access: ClientAccess) -> APIRouter:
         return {
             "runs_elsewhere": service.packages is not None,
             "runtime": runtime() if service.packages is None else None,
-            "slots": sum(node.slots for node in service.nodes()),
+            "slots": service.slots,
         }
 
     @routes.get("/studies")
@@ -140,7 +140,7 @@ def study_routes(service: Service, access: ClientAccess) -> APIRouter:
         service.loop.wake()
         return {
             "warnings": warnings_about(study),
-            "slots": sum(node.slots for node in service.nodes()),
+            "slots": service.slots,
             "runs_elsewhere": service.packages is not None,
             "runtime": runtime() if service.packages is None else None,
             "emulated": service.emulated,

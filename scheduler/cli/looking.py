@@ -82,13 +82,15 @@ def studies(as_json: bool, state_dir: Path | None, scheduler: str) -> None:
 @scheduler_name
 def nodes(as_json: bool, state_dir: Path | None, scheduler: str) -> None:
     """Nodes with their slots, and how many are in use."""
-    from scheduler.dashboard.listings import print_nodes
+    from scheduler.dashboard.listings import print_nodes, print_queue
 
-    found = client_of(state_dir, scheduler, also_ended=True).nodes()
+    client = client_of(state_dir, scheduler, also_ended=True)
+    found = client.nodes()
     if as_json:
         _print_json([asdict(node) for node in found])
-    else:
-        print_nodes(found)
+        return
+    print_nodes(found)
+    print_queue(*client.queue(), time.time())
 
 
 @click.command("top")

@@ -68,12 +68,13 @@ START_SECONDS = 60.0
     help="Address that is told, as JSON, when a trial fails, a study is done, or a budget is used by 80%.",
 )
 @click.option(
-    "--slurm/--no-slurm",
-    "use_slurm",
-    default=True,
-    show_default=True,
-    help="In a job of Slurm: use all of its nodes, not this machine alone.",
+    "--slurm",
+    "pool",
+    envvar="ELASTUNE_SLURM",
+    help="Take slots from Slurm as trials can use them: sbatch's long options and limits, such as "
+    "'partition=scavenge account=x gpus=1 time=4:00:00 slots=0:32'.",
 )
+@click.option("--no-slurm", is_flag=True, help="In a job of Slurm: use this machine alone, not all of its nodes.")
 @click.option(
     "--interface",
     envvar="ELASTUNE_INTERFACE",
@@ -103,7 +104,8 @@ def up(
     database: str | None,
     keep_days: float,
     webhook: str | None,
-    use_slurm: bool,
+    pool: str | None,
+    no_slurm: bool,
     interface: str,
     prologue: str,
     detach: bool,
@@ -131,7 +133,8 @@ def up(
             preload=preload,
             interface=interface,
             prologue=prologue,
-            use_slurm=use_slurm,
+            use_slurm=not no_slurm,
+            pool=pool,
         )
     )
     from scheduler.host.hosts import is_loopback, open_host_warning

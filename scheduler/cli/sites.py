@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,6 +12,7 @@ from scheduler.errors import SchedulerError
 
 if TYPE_CHECKING:
     from scheduler.host.sites import Site
+    from scheduler.slurm.agents import AgentSettings
 
 LOOPBACK = "127.0.0.1"
 
@@ -33,6 +34,8 @@ class Wanted:
     interface: str
     prologue: str
     use_slurm: bool
+    pool: str | None
+    """Of Slurm's jobs, as it was described; None for none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +55,8 @@ def choose_site(wanted: Wanted) -> Chosen:
             f"--slots-per-gpu is {wanted.slots_per_gpu} and --gpus-per-slot {wanted.gpus_per_slot}; a slot is a part "
             "of a GPU or has several: leave one of them out"
         )
+    if wanted.pool is not None:
+        return _pool(wanted, wanted.pool)
     if wanted.use_slurm and "SLURM_JOB_ID" in os.environ and not _has_shape(wanted.emulate) and wanted.slots is None:
         chosen = _in_allocation(wanted)
         if chosen is not None:
@@ -100,7 +105,6 @@ def _machine(wanted: Wanted) -> Chosen:
 def _in_allocation(wanted: Wanted) -> Chosen | None:
     """None where the allocation is this machine alone, whose slots need nobody else to start anything."""
     from scheduler.slurm.addresses import address_for
-    from scheduler.slurm.agents import AgentSettings
     from scheduler.slurm.allocation_site import AllocationSite
     from trials.errors import SlurmRefused, SlurmUnreachable
     from trials.slurm.allocation import allocation
@@ -118,7 +122,52 @@ def _in_allocation(wanted: Wanted) -> Chosen | None:
         return None
     elsewhere = next(node for node in given.nodes if node != given.here)
     host = wanted.host or address_for(slurm, elsewhere, wanted.interface)
-    settings = AgentSettings(
+    settings = _agent_settings(wanted)
+    return Chosen(
+        make=lambda: AllocationSite(slurm, given, settings),
+        host=host,
+        sentence=f"job {given.job} of Slurm: {len(given.nodes)} nodes, {', '.join(given.nodes)}",
+    )
+
+
+def _pool(wanted: Wanted, text: str) -> Chosen:
+    from scheduler.slurm.addresses import address_for
+    from scheduler.slurm.pool_settings import pool_settings
+    from scheduler.slurm.pool_site import PoolSite
+    from trials.errors import SlurmRefused, SlurmUnreachable
+    from trials.slurm.commands import Slurm
+
+    if wanted.slots is not None or _has_shape(wanted.emulate):
+        raise SchedulerError(
+            "--slurm says how many slots there may be, as slots=0:32; leave --slots and NODESxSLOTS out"
+        )
+    pool = pool_settings(text, gpus_per_slot=wanted.gpus_per_slot, slots_per_gpu=wanted.slots_per_gpu)
+    slurm = Slurm()
+    host = wanted.host
+    if host is None:
+        try:
+            names = slurm.run("sinfo", "--noheader", "--Node", "--format=%N", *_of_partition(pool.options)).split()
+        except (SlurmRefused, SlurmUnreachable) as error:
+            raise SchedulerError(f"a pool of jobs cannot be had: {error}") from error
+        if not names:
+            raise SchedulerError(f"{pool.where} of Slurm has no nodes; `sinfo` lists partitions that have")
+        host = address_for(slurm, names[0], wanted.interface)
+    return Chosen(
+        make=lambda: PoolSite(slurm, pool, _agent_settings(wanted)),
+        host=host,
+        sentence=f"slots come from Slurm, {pool.where}: {pool.least_slots} to {pool.most_slots} as trials can use them",
+    )
+
+
+def _of_partition(options: Mapping[str, str | None]) -> list[str]:
+    named = options.get("partition")
+    return [] if named is None else [f"--partition={named}"]
+
+
+def _agent_settings(wanted: Wanted) -> AgentSettings:
+    from scheduler.slurm.agents import AgentSettings
+
+    return AgentSettings(
         state_dir=wanted.state_dir,
         preload=wanted.preload,
         fork_server=wanted.fork_server,
@@ -128,9 +177,4 @@ def _in_allocation(wanted: Wanted) -> Chosen | None:
         memory_per_slot=wanted.memory_per_slot,
         interface=wanted.interface,
         prologue=wanted.prologue,
-    )
-    return Chosen(
-        make=lambda: AllocationSite(slurm, given, settings),
-        host=host,
-        sentence=f"job {given.job} of Slurm: {len(given.nodes)} nodes, {', '.join(given.nodes)}",
     )

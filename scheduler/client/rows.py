@@ -122,7 +122,23 @@ class Node:
     slots: int
     kind: str = ""
     reserved_for: list[str] = field(default_factory=list)
+    given_by: str = ""
+    """Which job of a queue it came with."""
     used: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueuedJob:
+    """A job of a queue with which slots come."""
+
+    job: str
+    queue: str
+    slots: int
+    waits: bool
+    since: float
+    starts_at: float | None = None
+    node: str = ""
+    reason: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

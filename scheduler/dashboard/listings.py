@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from textwrap import indent
 from typing import Any
 
-from scheduler.client.rows import Node, Study, Trial, UsedHours
+from scheduler.client.rows import Node, QueuedJob, Study, Trial, UsedHours
 from scheduler.dashboard.lines import STATE_COLORS, Column, clock, duration, print_table, shown
 from trials.plain_words import one_line, printable
 
@@ -78,7 +78,26 @@ def print_nodes(nodes: Sequence[Node]) -> None:
         Column("in use", lambda node: f"{node.used}/{node.slots}", right=True),
         Column("reserved for", lambda node: ", ".join(node.reserved_for) or "-"),
     ]
+    if any(node.given_by for node in nodes):
+        columns.append(Column("given by", lambda node: node.given_by or "-"))
     print_table(columns, nodes)
+
+
+def print_queue(jobs: Sequence[QueuedJob], trouble: str, now: float) -> None:
+    """Those that wait, and why no more of them do; nothing where there is nothing to say."""
+    columns: list[Column[QueuedJob]] = [
+        Column("job", lambda job: job.job),
+        Column("queue", lambda job: job.queue),
+        Column("slots", lambda job: job.slots, right=True),
+        Column("waits for", lambda job: f"{now - job.since:.0f} s", right=True),
+        Column("expected", lambda job: "-" if job.starts_at is None else clock(job.starts_at)),
+        Column("why", lambda job: job.reason or "-"),
+    ]
+    waiting = [job for job in jobs if job.waits]
+    if waiting:
+        print_table(columns, waiting)
+    if trouble:
+        print(trouble)
 
 
 def print_usage(used: Iterable[UsedHours], *, by: str, price: float | None) -> None:

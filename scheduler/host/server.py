@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import signal
 import socket
 import sys
 import threading
@@ -16,6 +17,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 
 import uvicorn
 
@@ -131,16 +133,19 @@ def serve(
         loop=loop,
         tokens=tokens,
         nodes=site.nodes,
+        queue=site.queue,
+        queue_trouble=site.queue_trouble,
         clock=clock,
         emulated=site.emulated,
         roster=site.roster,
         grows=site.grows,
+        most_slots=site.most_slots,
     )
     service.forget = retention.forget
     service_box.append(service)
-    server = uvicorn.Server(api_config(service))
+    server = _Server(api_config(service), site.drain)
     folder.write_server_file(url)
-    site.begin(store, url, tokens.for_agents())
+    site.begin(store, loop, url, tokens.for_agents())
     Watchdog(lambda: loop.age, lambda: _replace_process(embedded=settings.stop_with_stdin)).start()
 
     failures: list[SchedulerError] = []
@@ -160,6 +165,8 @@ def serve(
     threading.Thread(target=announce_when_up, daemon=True).start()
     if settings.stop_with_stdin:
         threading.Thread(target=_stop_with_owner, args=(server, store, loop, folder, url), daemon=True).start()
+    # uvicorn raises the signal that ended it once more, which would end this process before it has put things in order.
+    signal.signal(signal.SIGTERM, _end_quietly)
     try:
         server.run(sockets=[listener])
     finally:
@@ -168,6 +175,33 @@ def serve(
         folder.release()
     if failures:
         raise failures[0]
+
+
+class _Server(uvicorn.Server):
+    """Answers on while what is served drains; told twice, it ends at once."""
+
+    def __init__(self, config: uvicorn.Config, drain: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._drain = drain
+        self._draining: threading.Thread | None = None
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        if self._draining is not None:
+            super().handle_exit(sig, frame)
+            return
+        self._draining = threading.Thread(target=self._end_drained, args=(sig, frame), name="drain", daemon=True)
+        self._draining.start()
+
+    def _end_drained(self, sig: int, frame: FrameType | None) -> None:
+        try:
+            self._drain()
+        except Exception:
+            logger.exception("not everything could be put in order")
+        super().handle_exit(sig, frame)
+
+
+def _end_quietly(number: int, frame: object) -> None:
+    raise SystemExit(0)
 
 
 def _after_look(service: Service, retention: Retention, notifier: Notifier | None) -> None:

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from scheduler.errors import SchedulerError
-from scheduler.snapshot import NodeView
+from scheduler.loop.control_loop import ControlLoop
+from scheduler.snapshot import JobView, NodeView
 from trials.agents.own_slots import own_slots
 from trials.agents.roster import Roster
 from trials.launch import LocalLauncher
@@ -40,6 +41,11 @@ class Site(Protocol):
         ...
 
     @property
+    def most_slots(self) -> int:
+        """So many may come to be at a time; 0 where it is what there is."""
+        ...
+
+    @property
     def emulated(self) -> str:
         """A sentence where slots stand for devices that are not there; else empty."""
         ...
@@ -50,16 +56,28 @@ class Site(Protocol):
 
     def nodes(self) -> tuple[NodeView, ...]: ...
 
+    def queue(self) -> tuple[JobView, ...]:
+        """Jobs with which slots come, where a queue gives them."""
+        ...
+
+    def queue_trouble(self) -> str:
+        """Why no more of them are asked for, for people."""
+        ...
+
     def call_on_change(self, wake: Callable[[], None]) -> None:
         """Have ``wake`` called, from any thread, when the loop had better look."""
         ...
 
-    def begin(self, store: TrialStore, url: str, agents_token: str) -> None:
+    def begin(self, store: TrialStore, loop: ControlLoop, url: str, agents_token: str) -> None:
         """The scheduler is about to answer at this address."""
         ...
 
     def wait_until_there(self) -> None:
         """For the first slots, where they take a moment to come. Raises SchedulerError where they do not."""
+        ...
+
+    def drain(self) -> None:
+        """The scheduler is told to end: what cannot run on without it saves and leaves, as long as it still answers."""
         ...
 
 
@@ -91,6 +109,7 @@ class MachineSite:
         )
         self.roster = None
         self.grows = False
+        self.most_slots = 0
         self.emulated = "" if settings.emulate is None else settings.emulate.sentence
         self._nodes = tuple(
             NodeView(name=node.node, slots=node.slots, kind=node.kind) for node in self.launcher.nodes()
@@ -104,14 +123,23 @@ class MachineSite:
     def nodes(self) -> tuple[NodeView, ...]:
         return self._nodes
 
+    def queue(self) -> tuple[JobView, ...]:
+        return ()
+
+    def queue_trouble(self) -> str:
+        return ""
+
     def call_on_change(self, wake: Callable[[], None]) -> None:
         self.launcher.on_change = wake
 
-    def begin(self, store: TrialStore, url: str, agents_token: str) -> None:
+    def begin(self, store: TrialStore, loop: ControlLoop, url: str, agents_token: str) -> None:
         """Its slots are there already."""
 
     def wait_until_there(self) -> None:
         """They are."""
+
+    def drain(self) -> None:
+        """Replicas run on, for the next scheduler to adopt, until their leases run out."""
 
 
 def _slots(settings: MachineSettings, gpus: Nvml) -> tuple[Slot, ...]:

@@ -157,6 +157,7 @@ class Observer:
             now=now,
             nodes=nodes,
             trials=views,
+            queued=tuple(self._launcher.queued()),
             coming=self._coming_views(trials, studies, priorities, plans, now, sum(node.slots for node in nodes)),
         )
 

@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Protocol
 
 from scheduler.allocation.admission import least_slots, not_admitted
-from scheduler.allocation.grants import slots
+from scheduler.allocation.grants import slots, waits
 from scheduler.allocation.groups import NodeGroup, assign_by_room, node_groups
 from scheduler.allocation.whole_replicas import in_whole_replicas
 from scheduler.snapshot import Grant, Policy, Snapshot, TrialView
@@ -51,9 +51,8 @@ class ConstrainedPolicy:
         kept, snapshot = _set_aside(snapshot)
         groups = node_groups(snapshot.nodes, snapshot.trials)
         if not groups:
-            full = "all slots are held by trials that may not be preempted" if kept else "others use all nodes"
             return kept | {
-                view.trial_id: Grant(placement={}, reason=Reason(code="held", sentence=view.held or full))
+                view.trial_id: Grant(placement={}, reason=_without_nodes(view, snapshot, kept=bool(kept)))
                 for view in snapshot.trials
             }
         served = {view.study for view in everybody if view.trial_id in kept}
@@ -153,6 +152,14 @@ def _set_aside(snapshot: Snapshot) -> tuple[dict[str, Grant], Snapshot]:
             if view.trial_id not in kept
         ),
     )
+
+
+def _without_nodes(view: TrialView, snapshot: Snapshot, *, kept: bool) -> Reason:
+    """Why a trial waits where no slot is left; ``kept``: others hold theirs to their end."""
+    if view.held is None and snapshot.queued:
+        return waits(view, snapshot, 0)
+    full = "all slots are held by trials that may not be preempted" if kept else "others use all nodes"
+    return Reason(code="held", sentence=view.held or full)
 
 
 def _held(snapshot: Snapshot, reasons: Mapping[str, str]) -> Snapshot:

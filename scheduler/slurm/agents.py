@@ -10,7 +10,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from scheduler.host.sites import without_secrets
+from scheduler.snapshot import NodeView
+from trials.agents.roster import Roster
 from trials.agents.start import AgentDescription
+from trials.launch.emulated import emulation
 from trials.launch.fork.start import own_path
 
 OF_ANOTHER_NODE = (
@@ -62,11 +65,47 @@ class AgentSettings:
         # A login shell: sites define `module` in its profile.
         return ("/bin/bash", "-lc", f"{self.prologue}\n{start}")
 
+    def job_script(self, container: tuple[str, ...] = ()) -> str:
+        """Of a job that runs an agent: its process takes the script's place, so that it hears the job's signals."""
+        python = shlex.quote(self.python or ("python3" if container else sys.executable))
+        start = f"{python} -m trials.agents.start"
+        if container:
+            options = " ".join(map(shlex.quote, container))
+            start = f"srun --ntasks=1 --cpu-bind=none --mem=0 {options} {start}"
+        shell = "#!/bin/bash -l" if self.prologue else "#!/bin/bash"
+        return "\n".join([shell, *([self.prologue] if self.prologue else []), f"exec {start}", ""])
+
     @property
     def environ(self) -> dict[str, str]:
         """Of an agent, so that it finds this suite where it is not installed."""
         known = os.environ.get("PYTHONPATH", "")
         return {"PYTHONPATH": os.pathsep.join([*own_path(), *([known] if known else [])])}
+
+    @property
+    def emulated(self) -> str:
+        """A sentence where slots stand for devices that are not there."""
+        if self.emulate is None:
+            return ""
+        return f"devices are emulated: steps take as long as {emulation(self.emulate, slots=1).profile.name} says"
+
+    @staticmethod
+    def node_views(roster: Roster) -> tuple[NodeView, ...]:
+        """What is shown of the nodes that agents are on."""
+        given: dict[str, set[str]] = {}
+        for news in roster.agents():
+            if news.job:
+                given.setdefault(news.host, set()).add(
+                    f"job {news.job} in {news.pool}" if news.pool else f"job {news.job}"
+                )
+        return tuple(
+            NodeView(
+                name=node.node,
+                slots=node.slots - len(node.in_use),
+                kind=node.kind,
+                given_by=", ".join(sorted(given.get(node.node, ()))),
+            )
+            for node in roster.nodes()
+        )
 
     def description(self, url: str, token: str) -> str:
         return AgentDescription(

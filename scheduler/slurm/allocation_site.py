@@ -8,11 +8,11 @@ import time
 from collections.abc import Callable
 
 from scheduler.errors import SchedulerError
+from scheduler.loop.control_loop import ControlLoop
 from scheduler.slurm.agents import AgentSettings
-from scheduler.snapshot import NodeView
+from scheduler.snapshot import JobView, NodeView
 from trials.agents.launcher import AgentLauncher
 from trials.agents.roster import Roster
-from trials.launch.emulated import emulation
 from trials.slurm.allocation import Allocation
 from trials.slurm.commands import Slurm
 from trials.slurm.steps import AgentSteps
@@ -20,6 +20,9 @@ from trials.store import TrialStore
 
 FIRST_SECONDS = 30.0
 """Longest wait for the agents of all nodes, before a sweep goes on with those that have come."""
+
+DRAIN_SECONDS = 25.0
+"""For replicas to save and leave; Slurm ends by force what has not ended in 30 s."""
 
 
 class AllocationSite:
@@ -32,19 +35,20 @@ class AllocationSite:
         self.roster = Roster()
         self.launcher = AgentLauncher(self.roster, look=self._look, end=self._end)
         self.grows = False
-        self.emulated = ""
-        if settings.emulate is not None:
-            name = emulation(settings.emulate, slots=1).profile.name
-            self.emulated = f"devices are emulated: steps take as long as {name} says"
+        self.most_slots = 0
+        self.emulated = settings.emulated
 
     def environ(self, *, is_shared: bool) -> dict[str, str]:
         return self._settings.replica_environ(os.environ, is_shared=is_shared)
 
     def nodes(self) -> tuple[NodeView, ...]:
-        return tuple(
-            NodeView(name=node.node, slots=node.slots - len(node.in_use), kind=node.kind)
-            for node in self.launcher.nodes()
-        )
+        return self._settings.node_views(self.roster)
+
+    def queue(self) -> tuple[JobView, ...]:
+        return ()
+
+    def queue_trouble(self) -> str:
+        return "" if self._steps is None else "; ".join(dict.fromkeys(self._steps.troubles.values()))
 
     def call_on_change(self, wake: Callable[[], None]) -> None:
         def heard() -> None:
@@ -53,7 +57,7 @@ class AllocationSite:
 
         self.roster.on_news = heard
 
-    def begin(self, store: TrialStore, url: str, agents_token: str) -> None:
+    def begin(self, store: TrialStore, loop: ControlLoop, url: str, agents_token: str) -> None:
         self.roster.expect(store.replicas())
         self._steps = AgentSteps(
             self._slurm,
@@ -84,6 +88,10 @@ class AllocationSite:
                 f"no agent came up on the nodes of job {self._given.job} ({', '.join(self._given.nodes)}): {words}; "
                 f"what they print is in {self._settings.state_dir / 'agents'}"
             )
+
+    def drain(self) -> None:
+        """Its job ends with it, in most cases."""
+        self.roster.dismiss_all(DRAIN_SECONDS)
 
     def _look(self) -> None:
         if self._steps is not None:

@@ -49,7 +49,7 @@ def test_a_board_tells_everything_and_then_what_changes(site: Site) -> None:
     everything = told(board.everything())
     assert [trial["id"] for trial in everything["trials"]] == [first]
     assert everything["studies"][0]["title"] == "my study"
-    assert everything["nodes"] == [{"name": "n0", "slots": 2, "kind": "", "reserved_for": []}]
+    assert everything["nodes"] == [{"name": "n0", "slots": 2, "kind": "", "reserved_for": [], "given_by": ""}]
     assert everything["access"] == "owner"
     assert board.look() is None, "nothing has happened"
     second = site.submit(1)["trial_id"]

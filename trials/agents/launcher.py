@@ -13,6 +13,7 @@ from trials.agents.roster import Lost, Roster
 from trials.agents.words import AgentReplica, Phase, request_document
 from trials.errors import LaunchFailed
 from trials.launch.base import Exit, LaunchRequest, NodeSlots, ReplicaProcess
+from trials.queued import QueuedSlots
 from trials.quota import SlotQuota
 from trials.record import ReplicaRecord
 
@@ -22,7 +23,8 @@ NODE_LOST = "node_lost"
 
 
 class AgentLauncher:
-    """``look``: called at each look of the loop, to keep agents coming; ``end``: when no agent is wanted any more."""
+    """``look``: called at each look of the loop, to keep agents coming; ``end``: when no agent is wanted any more.
+    ``queued``: slots whose agents are still to come."""
 
     def __init__(
         self,
@@ -30,11 +32,13 @@ class AgentLauncher:
         *,
         look: Callable[[], None] = lambda: None,
         end: Callable[[], None] = lambda: None,
+        queued: Callable[[], Sequence[QueuedSlots]] = lambda: (),
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._roster = roster
         self._look = look
         self._end = end
+        self._queued = queued
         self._monotonic = monotonic
         self._orphans_since: dict[str, float] = {}
 
@@ -43,6 +47,9 @@ class AgentLauncher:
 
     def quotas(self, trial_id: str) -> Sequence[SlotQuota]:
         return ()
+
+    def queued(self) -> Sequence[QueuedSlots]:
+        return self._queued()
 
     def slot_environ(self, node: str, slot: int) -> Mapping[str, str]:
         return self._roster.slot_environ(node, slot)

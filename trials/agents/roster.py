@@ -22,8 +22,10 @@ from trials.record import ReplicaRecord
 
 QUIET_SECONDS = 15.0
 """An agent says something every few seconds; nothing new is started with one that has not for so long."""
-LOST_SECONDS = 60.0
+LOST_SECONDS = 40.0
 """One that has said nothing for so long is gone, and its replicas with it."""
+HUNG_UP_SECONDS = 4.0
+"""The same of one that has closed its line: if it lives, it calls again at once."""
 RETURN_SECONDS = 45.0
 """After a start of this process: by then agents that were there before have called."""
 
@@ -33,6 +35,7 @@ class _Agent:
     news: News
     numbers: tuple[int, ...]
     seen_at: float
+    hung_up_at: float | None = None
     launches: dict[str, Mapping[str, Any]] = field(default_factory=dict)
     """Replicas that it was told to start and has not said a word of."""
     stops: dict[str, bool] = field(default_factory=dict)
@@ -76,7 +79,7 @@ class Roster:
                 changed = True
             else:
                 changed = news.version > agent.news.version
-                agent.seen_at = self._monotonic()
+                agent.seen_at, agent.hung_up_at = self._monotonic(), None
                 if changed:
                     agent.news = news
             for replica_id in agent.news.replicas.keys() & agent.launches.keys():
@@ -276,9 +279,37 @@ class Roster:
         """Those that have said nothing for so long that they are not there any more."""
         now = self._monotonic()
         with self._lock:
-            silent = [(name, agent.news) for name, agent in self._agents.items() if now - agent.seen_at > LOST_SECONDS]
-        for name, news in silent:
-            self.lose(name, f"the agent of {news.host} has not called for {LOST_SECONDS:.0f} s")
+            silent = {
+                name: _end_of(agent.news, now - agent.seen_at)
+                for name, agent in self._agents.items()
+                if now - agent.seen_at > LOST_SECONDS
+                or (agent.hung_up_at is not None and now - agent.hung_up_at > HUNG_UP_SECONDS)
+            }
+        for name, why in silent.items():
+            self.lose(name, why)
+
+    def note_hung_up(self, agent_name: str) -> None:
+        """It has closed its line while it waited for orders."""
+        with self._lock:
+            agent = self._agents.get(agent_name)
+            if agent is not None:
+                agent.hung_up_at = self._monotonic()
+
+    @property
+    def all_have_left(self) -> bool:
+        """Whether every agent that calls has nothing left, and is about to end."""
+        with self._lock:
+            return all(
+                agent.news.leaves and all(_is_over(state) for state in agent.news.replicas.values())
+                for agent in self._agents.values()
+            )
+
+    def dismiss_all(self, patience_seconds: float) -> None:
+        """Have every agent's replicas save and leave, and wait for that."""
+        self.dismiss()
+        deadline = self._monotonic() + patience_seconds
+        while not self.all_have_left and self._monotonic() < deadline:
+            time.sleep(0.05)
 
     def dismiss(self, agent_name: str | None = None) -> None:
         """That agent, or every one, is not wanted any more."""
@@ -291,6 +322,14 @@ class Roster:
 
 def _is_over(state: AgentReplica) -> bool:
     return state.phase in (Phase.ENDED, Phase.REFUSED)
+
+
+def _end_of(news: News, seconds: float) -> str:
+    """Why an agent is taken to be gone, for people."""
+    of_job = f" of job {news.job}" if news.job else ""
+    if news.leaves:
+        return f"the agent of {news.host}{of_job} has ended: {news.leaves}"
+    return f"the agent of {news.host}{of_job} has not called for {seconds:.0f} s"
 
 
 def _in_order(host: str) -> list[tuple[int, str]]:

@@ -107,7 +107,8 @@ def main() -> int:
         agent=uuid.uuid4().hex,
         host=host,
         version=1,
-        job=os.environ.get("SLURM_JOB_ID", ""),
+        job=own_job(os.environ),
+        step=os.environ.get("SLURM_STEP_ID", ""),
         pool=os.environ.get("SLURM_JOB_PARTITION", ""),
         slots=agent_slots(launcher),
         shares_files=server_file is not None and server_file.exists(),
@@ -131,6 +132,12 @@ def main() -> int:
     agent.run()
     logger.info("agent of %s has ended", host)
     return 0
+
+
+def own_job(environ: Mapping[str, str]) -> str:
+    """What `squeue` calls the job that this process is in; empty where it is in none."""
+    array, task = environ.get("SLURM_ARRAY_JOB_ID", ""), environ.get("SLURM_ARRAY_TASK_ID", "")
+    return f"{array}_{task}" if array and task else environ.get("SLURM_JOB_ID", "")
 
 
 def replica_environ(environ: Mapping[str, str]) -> dict[str, str]:

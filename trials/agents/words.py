@@ -54,6 +54,8 @@ class News:
     """Counts what it has to say: of two, the higher is the later one."""
     job: str = ""
     """Of the queue, where it came from one."""
+    step: str = ""
+    """Which step of that job it is, where it is one."""
     pool: str = ""
     """What the queue calls the part of the cluster that it is in."""
     slots: tuple[AgentSlot, ...]

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from trials.queued import QueuedSlots
 from trials.quota import SlotQuota
 from trials.record import ReplicaRecord
 
@@ -78,6 +79,10 @@ class Launcher(Protocol):
 
     def quotas(self, trial_id: str) -> Sequence[SlotQuota]:
         """Limits on what the trial's pods or processes may use that are not its study's."""
+        ...
+
+    def queued(self) -> Sequence[QueuedSlots]:
+        """Slots that are on their way, or why none are."""
         ...
 
     def slot_environ(self, node: str, slot: int) -> Mapping[str, str]:

@@ -32,6 +32,7 @@ from trials.launch.fork.start import StartedForkServer, own_path, start_fork_ser
 from trials.launch.gpus import GpuSource, NoGpus
 from trials.launch.pending_starts import PendingStarts
 from trials.launch.slots import Slot, by_node
+from trials.queued import QueuedSlots
 from trials.quota import SlotQuota
 from trials.record import ReplicaRecord
 
@@ -125,6 +126,9 @@ class LocalLauncher:
             return False
 
     def quotas(self, trial_id: str) -> Sequence[SlotQuota]:
+        return ()
+
+    def queued(self) -> Sequence[QueuedSlots]:
         return ()
 
     def slot_environ(self, node: str, slot: int) -> Mapping[str, str]:

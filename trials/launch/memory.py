@@ -8,6 +8,7 @@ from pathlib import Path
 
 from trials.errors import LaunchFailed
 from trials.launch.base import Exit, LaunchRequest, NodeSlots, ReplicaProcess
+from trials.queued import QueuedSlots
 from trials.quota import SlotQuota
 from trials.record import ReplicaRecord
 
@@ -35,6 +36,9 @@ class InMemoryLauncher:
         self._nodes = tuple(nodes)
 
     def quotas(self, trial_id: str) -> Sequence[SlotQuota]:
+        return ()
+
+    def queued(self) -> Sequence[QueuedSlots]:
         return ()
 
     def slot_environ(self, node: str, slot: int) -> Mapping[str, str]:

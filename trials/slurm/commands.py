@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import os
-import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
 
@@ -75,10 +74,6 @@ def said(text: str) -> str:
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     shown = [line.partition(": error: ")[2] or line for line in lines]
     return "; ".join(dict.fromkeys(shown))[:MOST_WORDS]
-
-
-def is_here() -> bool:
-    return shutil.which("sbatch") is not None
 
 
 def outside_of_steps(environ: Mapping[str, str]) -> dict[str, str]:

@@ -19,8 +19,9 @@ from pathlib import Path
 from trials.agents.roster import Roster
 from trials.agents.words import AGENT_VARIABLE
 from trials.errors import SlurmRefused, SlurmUnreachable
+from trials.slurm.agent_logs import complaint
 from trials.slurm.allocation import Allocation
-from trials.slurm.commands import Slurm, said
+from trials.slurm.commands import Slurm
 
 STEP_NAME = "elastune-agent"
 FIRST_PAUSE_SECONDS = 2.0
@@ -135,7 +136,7 @@ class AgentSteps:
 
     def _await(self, node: str, process: subprocess.Popen[bytes], log: Path, began: int) -> None:
         status = process.wait()
-        words = _last_words(log, began)
+        words = complaint(log, began)
         with self._lock:
             self._steps.pop(node, None)
             failures = self._failures[node] = self._failures.get(node, 0) + 1
@@ -168,6 +169,7 @@ class AgentSteps:
         for process in steps:
             # srun hands it on; the scheduler may not answer any more.
             process.send_signal(signal.SIGUSR2)
+        self._end_adopted()
         deadline = time.monotonic() + END_SECONDS
         for process in steps:
             try:
@@ -180,18 +182,13 @@ class AgentSteps:
                 except subprocess.TimeoutExpired:
                     process.kill()
 
-
-def _last_words(log: Path, began: int) -> str:
-    """What was printed since, by Slurm or by the agent, if it was a complaint."""
-    try:
-        with open(log, "rb") as file:
-            file.seek(began)
-            text = file.read()[-4096:].decode(errors="replace")
-    except OSError:
-        return ""
-    complaints = [
-        line
-        for line in text.splitlines()
-        if "error" in line.lower() or line.startswith(("elastune", "/bin/sh", "slurm"))
-    ]
-    return said("\n".join(complaints[-3:]))
+    def _end_adopted(self) -> None:
+        """Agents of steps that an earlier scheduler has started."""
+        own = self._steps.keys()
+        steps = [f"{news.job}.{news.step}" for news in self._roster.agents() if news.step and news.host not in own]
+        if not steps:
+            return
+        try:
+            self._slurm.run("scancel", "--signal=USR2", *steps)
+        except (SlurmRefused, SlurmUnreachable) as error:
+            logger.warning("steps not told to end error=%s", error)

@@ -15,7 +15,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from scheduler.api.client_access import ClientAccess
-from scheduler.api.page.rows import interval_row, node_row, report_row, study_row, trial_row
+from scheduler.api.page.rows import interval_row, node_row, queue_row, report_row, study_row, trial_row
 from scheduler.api.tokens import Access, Identity
 from scheduler.knowledge.expected_starts import expected_starts
 from scheduler.snapshot import Snapshot
@@ -51,6 +51,7 @@ class Board:
         self._live: dict[str, ReplicaRecord] = {}
         self._studies: list[dict[str, Any]] = []
         self._nodes: list[dict[str, Any]] = []
+        self._queue: dict[str, Any] = {}
         self._reports: list[Report] = []
         self._decided_on: Snapshot | None = None
         self._expected: dict[str, float] = {}
@@ -72,6 +73,7 @@ class Board:
             "policy": self._service.loop.decisions.policy_name,
             "studies": self._studies,
             "nodes": self._nodes,
+            "queue": self._queue,
             "trials": list(self._rows.values()),
             "intervals": list(self._intervals.values()),
         }
@@ -126,6 +128,9 @@ class Board:
             self._studies = told["studies"] = studies
         if nodes != self._nodes:
             self._nodes = told["nodes"] = nodes
+        queue = self._queue_row()
+        if queue != self._queue:
+            self._queue = told["queue"] = queue
         del self._reports[: len(reports)]
         if not told:
             return None
@@ -152,9 +157,13 @@ class Board:
         self._look_at_trials([])
         self._studies = self._study_rows()
         self._nodes = [node_row(node) for node in self._service.nodes()]
+        self._queue = self._queue_row()
         self._live = {row.replica_id: row for row in store.replicas()}
         for interval in store.slot_intervals():
             self._put_interval(interval)
+
+    def _queue_row(self) -> dict[str, Any]:
+        return queue_row(self._service.queue(), self._service.queue_trouble())
 
     def _study_rows(self) -> list[dict[str, Any]]:
         now = self._service.clock()

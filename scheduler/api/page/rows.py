@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from typing import Any
 
 from scheduler.loop.happenings import is_driven
-from scheduler.snapshot import NodeView, TrialView
+from scheduler.snapshot import JobView, NodeView, TrialView
 from trials.record import ReplicaRecord, Report, Study, TrialRecord
 from trials.store.base import SlotInterval
 
@@ -130,7 +130,12 @@ def study_row(study: Study, now: float) -> dict[str, Any]:
 
 def node_row(node: NodeView) -> dict[str, Any]:
     shown = asdict(node)
-    return {name: shown[name] for name in ("name", "slots", "kind", "reserved_for")}
+    return {name: shown[name] for name in ("name", "slots", "kind", "reserved_for", "given_by")}
+
+
+def queue_row(jobs: Iterable[JobView], trouble: str) -> dict[str, Any]:
+    """Jobs with which slots come, and why no more of them are asked for."""
+    return {"jobs": [asdict(job) for job in jobs], "trouble": trouble}
 
 
 def interval_row(interval: SlotInterval, *, mine: bool = True) -> list[Any]:

@@ -26,6 +26,7 @@ from trials.kubernetes.pods.status import PodEnd, belongs_to, created_at, is_stu
 from trials.kubernetes.settings import ClusterSettings
 from trials.launch.base import Exit, LaunchRequest, NodeSlots, ReplicaProcess
 from trials.log_files import open_own
+from trials.queued import QueuedSlots
 from trials.quota import SlotQuota
 from trials.record import ReplicaRecord
 
@@ -122,6 +123,9 @@ class KubernetesLauncher:
             with self._lock:
                 self._told_quotas[namespace] = self._clock(), quotas
                 self._known = (-1, [], {})
+
+    def queued(self) -> Sequence[QueuedSlots]:
+        return ()
 
     def slot_environ(self, node: str, slot: int) -> Mapping[str, str]:
         threads = self._settings.slot.get("cpu")

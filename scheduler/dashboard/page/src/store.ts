@@ -3,7 +3,7 @@
 
 import { useEffect, useState } from "preact/hooks";
 import { get, part } from "./api";
-import type { Interval, Node, Point, Study, Told, Trial } from "./types";
+import type { Interval, Node, Point, Queue, Study, Told, Trial } from "./types";
 
 export type Connection = "connecting" | "live" | "lost" | "locked";
 
@@ -11,6 +11,7 @@ class Store {
   trials = new Map<string, Trial>();
   studies: Study[] = [];
   nodes: Node[] = [];
+  queue: Queue = { jobs: [], trouble: "" };
   intervals = new Map<string, Interval>();
   /** Reports of the trials whose curves somebody looks at. */
   curves = new Map<string, Point[]>();
@@ -79,6 +80,7 @@ class Store {
     if (told.policy !== undefined) this.policy = told.policy;
     if (told.studies) this.studies = told.studies;
     if (told.nodes) this.nodes = told.nodes;
+    if (told.queue) this.queue = told.queue;
     for (const trial of told.trials ?? []) this.trials.set(trial.id, trial);
     for (const interval of told.intervals ?? []) this.intervals.set(interval[0], interval);
     for (const id of told.gone ?? []) {

@@ -55,6 +55,23 @@ export interface Node {
   slots: number;
   kind: string;
   reserved_for: string[];
+  given_by: string;
+}
+
+export interface QueuedJob {
+  job: string;
+  queue: string;
+  slots: number;
+  waits: boolean;
+  since: number;
+  starts_at: number | null;
+  node: string;
+  reason: string;
+}
+
+export interface Queue {
+  jobs: QueuedJob[];
+  trouble: string;
 }
 
 /** Replica, trial (empty: somebody else's), node, slot, from, until (null: still held). */
@@ -71,6 +88,7 @@ export interface Told {
   policy?: string;
   studies?: Study[];
   nodes?: Node[];
+  queue?: Queue;
   trials?: Trial[];
   gone?: string[];
   intervals?: Interval[];

@@ -16,6 +16,7 @@ export function ClusterView({ study }: { study: string }) {
     <>
       <h1>Cluster</h1>
       <Nodes />
+      <Waiting />
       <Studies only={study} />
       <Usage />
       <Policies />
@@ -25,6 +26,7 @@ export function ClusterView({ study }: { study: string }) {
 
 function Nodes() {
   const held = new Map<string, number>();
+  const given = store.nodes.some((node) => node.given_by);
   for (const interval of store.intervals.values()) if (interval[5] === null) held.set(interval[2], (held.get(interval[2]) ?? 0) + 1);
   return (
     <section aria-labelledby="nodes">
@@ -37,6 +39,7 @@ function Nodes() {
               <th scope="col">kind</th>
               <th scope="col">slots in use</th>
               <th scope="col">reserved for</th>
+              {given && <th scope="col">given by</th>}
             </tr>
           </thead>
           <tbody>
@@ -48,11 +51,51 @@ function Nodes() {
                   {held.get(node.name) ?? 0} of {node.slots}
                 </td>
                 <td>{node.reserved_for.join(", ") || "–"}</td>
+                {given && <td>{node.given_by || "–"}</td>}
               </tr>
             ))}
           </tbody>
         </table>
       </div>
+    </section>
+  );
+}
+
+/** Jobs that wait in a queue, with which slots will come. */
+function Waiting() {
+  const waiting = store.queue.jobs.filter((job) => job.waits);
+  if (waiting.length === 0 && !store.queue.trouble) return null;
+  return (
+    <section aria-labelledby="queue">
+      <h2 id="queue">{plural(waiting.length, "job")} in the queue</h2>
+      {store.queue.trouble && <p>{store.queue.trouble}</p>}
+      {waiting.length > 0 && (
+        <div class="scroll">
+          <table>
+            <thead>
+              <tr>
+                {["job", "queue", "slots", "since", "expected", "why"].map((name) => (
+                  <th scope="col" key={name}>
+                    {name}
+                  </th>
+                ))}
+              </tr>
+            </thead>
+            <tbody>
+              {waiting.map((job) => (
+                <tr key={job.job}>
+                  <td>{job.job}</td>
+                  <td>{job.queue}</td>
+                  <td>{job.slots}</td>
+                  <td>{moment(job.since)}</td>
+                  <td>{job.starts_at === null ? "–" : moment(job.starts_at)}</td>
+                  <td>{job.reason || "–"}</td>
+                </tr>
+              ))}
+            </tbody>
+          </table>
+        </div>
+      )}
     </section>
   );
 }

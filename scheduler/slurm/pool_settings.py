@@ -1,0 +1,146 @@
+"""What a pool of jobs is to be like, from the line that users write behind ``--slurm``.
+
+``partition=scavenge account=x gpus=1 time=4:00:00 slots=0:32``: words are sbatch's own long options, and a few of ours,
+which sbatch has not: how many slots there may be, and what they may cost.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from scheduler.errors import SchedulerError
+
+OURS = ("hours", "idle", "per-hour", "price", "slots", "warn", "worth")
+NOT_YOURS = {
+    "array": "jobs are submitted as there is use for them; say how many slots with slots=0:32",
+    "comment": "by it the scheduler knows its jobs again",
+    "dependency": "such jobs are waited for in vain",
+    "error": "what agents print is in the state folder, under agents/",
+    "export": "agents get what they need",
+    "job-name": "names say which study a job is for",
+    "nodes": "each job is on one node; say how many slots with slots=0:32",
+    "ntasks": "each job runs one agent, which starts all replicas of its node",
+    "open-mode": "what agents print is in the state folder, under agents/",
+    "output": "what agents print is in the state folder, under agents/",
+    "signal": "the scheduler sets it; warn=120 says how many seconds before the time limit",
+    "wrap": "jobs run agents",
+}
+LARGEST = 100_000
+FORM = "such as 'partition=scavenge account=x gpus=1 time=4:00:00 slots=0:32'"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolSettings:
+    options: Mapping[str, str | None]
+    """Of sbatch, by long name; None for one without a value."""
+    least_slots: int = 0
+    most_slots: int = 16
+    slots_per_job: int = 1
+    """As far as the options tell; agents say how many there are."""
+    hours: float | None = None
+    """Slot hours that all jobs together may take; None: no limit."""
+    per_hour: int | None = None
+    """Slots that may be asked for within an hour."""
+    idle_seconds: float = 60.0
+    """A job without replicas for so long is given back."""
+    warn_seconds: int = 120
+    """Before its time limit a job has its replicas save and leave."""
+    price: float = 1.0
+    """Of a slot for an hour, in the money that ``worth`` is counted in."""
+    worth: float = 10.0
+    """What an hour sooner is worth for each trial."""
+    container: tuple[str, ...] = field(default=())
+    """Options of srun that put agents into a container."""
+
+    @property
+    def where(self) -> str:
+        """For people: the queue's name."""
+        return self.options.get("partition") or "the default partition"
+
+    def sbatch_options(self, log_folder: str) -> list[str]:
+        words = [f"--{name}" if value is None else f"--{name}={value}" for name, value in self.options.items()]
+        return [
+            *words,
+            "--nodes=1",
+            "--ntasks=1",
+            # One that is asked for anew starts sooner than one that was put back, and only where it is of use.
+            *([] if "requeue" in self.options else ["--no-requeue"]),
+            "--open-mode=append",
+            f"--signal=B:USR1@{self.warn_seconds}",
+            f"--output={log_folder}/%j.log",
+        ]
+
+
+def pool_settings(text: str, *, gpus_per_slot: int = 1, slots_per_gpu: int = 1) -> PoolSettings:
+    """Raises SchedulerError for what means nothing."""
+    options: dict[str, str | None] = {}
+    ours: dict[str, str] = {}
+    container: list[str] = []
+    try:
+        words = shlex.split(text)
+    except ValueError as error:
+        raise SchedulerError(f"--slurm is {text!r}: {error}; write it {FORM}") from error
+    for word in words:
+        name, equals, value = word.removeprefix("--").partition("=")
+        if not re.fullmatch(r"[a-z][a-z-]*", name):
+            raise SchedulerError(f"--slurm has {word!r}; its words are sbatch's long options, {FORM}")
+        if name in NOT_YOURS:
+            raise SchedulerError(f"--slurm has {word!r}: leave it out, {NOT_YOURS[name]}")
+        if name in OURS:
+            ours[name] = value
+        elif name.startswith("container"):
+            container.append(f"--{name}={value}" if equals else f"--{name}")
+        else:
+            options[name] = value if equals else None
+    slots_per_job = _slots_per_job(options, gpus_per_slot=gpus_per_slot, slots_per_gpu=slots_per_gpu)
+    least, most = _bounds(ours.get("slots", f"0:{max(16, slots_per_job)}"))
+    return PoolSettings(
+        options=options,
+        least_slots=least,
+        most_slots=most,
+        slots_per_job=slots_per_job,
+        hours=_number("hours", ours["hours"]) if "hours" in ours else None,
+        per_hour=int(_number("per-hour", ours["per-hour"])) if "per-hour" in ours else None,
+        idle_seconds=_number("idle", ours.get("idle", "60")),
+        warn_seconds=int(_number("warn", ours.get("warn", "120"))),
+        price=_number("price", ours.get("price", "1")),
+        worth=_number("worth", ours.get("worth", "10")),
+        container=tuple(container),
+    )
+
+
+def _slots_per_job(options: dict[str, str | None], *, gpus_per_slot: int, slots_per_gpu: int) -> int:
+    """From what each job asks for; a GPU where nothing is said."""
+    for name in ("gpus", "gpus-per-node", "gpus-per-task", "gres"):
+        value = options.get(name)
+        if value is not None and (name != "gres" or "gpu" in value):
+            count = re.search(r"(?:^|:)(\d+)$", value.split(",")[0])
+            gpus = int(count[1]) if count else 1
+            if gpus < gpus_per_slot:
+                raise SchedulerError(
+                    f"--gpus-per-slot is {gpus_per_slot} and each job has {name}={value}; ask for more GPUs a job"
+                )
+            return max(1, gpus * slots_per_gpu // gpus_per_slot)
+    cores = options.get("cpus-per-task")
+    if cores is not None or "exclusive" in options:
+        return int(cores) if cores is not None and cores.isdigit() else 1
+    options["gpus"] = str(gpus_per_slot)
+    return slots_per_gpu
+
+
+def _bounds(text: str) -> tuple[int, int]:
+    found = re.fullmatch(r"(?:(\d+):)?(\d+)", text)
+    if found is None or not 1 <= int(found[2]) <= LARGEST or int(found[1] or 0) > int(found[2]):
+        raise SchedulerError(
+            f"--slurm has slots={text}; it must be LEAST:MOST, such as slots=0:32, with MOST at least 1"
+        )
+    return int(found[1] or 0), int(found[2])
+
+
+def _number(name: str, text: str) -> float:
+    if not re.fullmatch(r"\d+(\.\d+)?", text):
+        raise SchedulerError(f"--slurm has {name}={text}; it must be a number that is not below 0")
+    return float(text)

@@ -1,0 +1,129 @@
+"""Slots that Slurm gives on demand: a pool of jobs, and the agents in them.
+
+Concurrency: a thread of its own looks after the pool, because Slurm may take its time to answer; the control loop waits
+for nobody.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+from scheduler.errors import SchedulerError
+from scheduler.loop.control_loop import ControlLoop
+from scheduler.slurm.agents import AgentSettings
+from scheduler.slurm.pool import Pool
+from scheduler.slurm.pool_settings import PoolSettings
+from scheduler.slurm.used_hours import UsedHours
+from scheduler.snapshot import JobView, NodeView
+from trials.agents.launcher import AgentLauncher
+from trials.agents.roster import Roster
+from trials.agents.words import AGENT_VARIABLE
+from trials.errors import SlurmRefused, SlurmUnreachable
+from trials.launch.node_environ import node_environ
+from trials.queued import QueuedSlots
+from trials.slurm.commands import Slurm
+from trials.slurm.jobs import JobQueue
+from trials.store import TrialStore
+
+LOOK_SECONDS = 0.5
+DRAIN_SECONDS = 60.0
+"""For replicas to save and leave, when the scheduler is told to end."""
+
+logger = logging.getLogger(__name__)
+
+
+class PoolSite:
+    def __init__(self, slurm: Slurm, pool: PoolSettings, agents: AgentSettings) -> None:
+        self._slurm = slurm
+        self._settings = pool
+        self._agents = agents
+        self._folder = agents.state_dir.resolve()
+        self._pool: Pool | None = None
+        self._stopping = threading.Event()
+        self._thread: threading.Thread | None = None
+        self.roster = Roster()
+        self.launcher = AgentLauncher(self.roster, end=self._end, queued=self.queued)
+        self.grows = True
+        self.most_slots = pool.most_slots
+        self.emulated = agents.emulated
+
+    def environ(self, *, is_shared: bool) -> dict[str, str]:
+        return self._agents.replica_environ(os.environ, is_shared=is_shared)
+
+    def nodes(self) -> tuple[NodeView, ...]:
+        return self._agents.node_views(self.roster)
+
+    def queue(self) -> tuple[JobView, ...]:
+        return () if self._pool is None else self._pool.views()
+
+    def queue_trouble(self) -> str:
+        return "; ".join(each.trouble for each in self.queued() if each.trouble)
+
+    def call_on_change(self, wake: Callable[[], None]) -> None:
+        self.roster.on_news = wake
+
+    def queued(self) -> Sequence[QueuedSlots]:
+        return () if self._pool is None else self._pool.queued()
+
+    def begin(self, store: TrialStore, loop: ControlLoop, url: str, agents_token: str) -> None:
+        """Raises SchedulerError where Slurm would refuse such jobs."""
+        self.roster.expect(store.replicas())
+        logs = self._folder / "agents"
+        logs.mkdir(parents=True, exist_ok=True)
+        queue = JobQueue(
+            self._slurm,
+            # As long as the scheduler has its secrets, it knows its jobs again.
+            mark=f"elastune {hashlib.sha256(agents_token.encode()).hexdigest()[:12]}",
+            options=self._settings.sbatch_options(str(logs)),
+            script=self._agents.job_script(self._settings.container),
+            environ={
+                **node_environ(os.environ),
+                **self._agents.environ,
+                AGENT_VARIABLE: self._agents.description(url, agents_token),
+            },
+        )
+        try:
+            queue.try_out()
+        except SlurmRefused as error:
+            raise SchedulerError(f"Slurm refuses such jobs as --slurm describes: {error}") from error
+        except SlurmUnreachable as error:
+            logger.warning("slurm does not answer yet error=%s", error)
+        used = UsedHours(self._folder / "pool.json")
+        pool = self._pool = Pool(queue, self._settings, self.roster, used, logs=logs, clock=time.time)
+        self._thread = threading.Thread(target=self._run, args=(pool, loop), name="pool", daemon=True)
+        self._thread.start()
+
+    def _run(self, pool: Pool, loop: ControlLoop) -> None:
+        while not self._stopping.wait(LOOK_SECONDS):
+            try:
+                pool.look(loop.decisions.snapshot, time.monotonic())
+            except Exception:
+                logger.exception("the pool could not be looked after")
+
+    def wait_until_there(self) -> None:
+        """Nothing is asked for before there is use for it."""
+
+    def drain(self) -> None:
+        """Nothing is left in the queue: jobs that wait are taken back, the others end when their replicas have left."""
+        self._stopping.set()
+        if self._pool is None or self._thread is None:
+            return
+        self._thread.join(LOOK_SECONDS)
+        try:
+            self._pool.take_back_waiting()
+        except (SlurmRefused, SlurmUnreachable) as error:
+            logger.warning("jobs not taken back yet error=%s", error)
+        self.roster.dismiss_all(DRAIN_SECONDS)
+
+    def _end(self) -> None:
+        self._stopping.set()
+        try:
+            if self._pool is not None:
+                self._pool.end()
+        except (SlurmRefused, SlurmUnreachable) as error:
+            logger.error("jobs may be left in the queue error=%s", error)

@@ -1,0 +1,113 @@
+"""Jobs of the queue on which agents run: submitted, listed, and taken back. All of them are listed by one question."""
+
+from __future__ import annotations
+
+import datetime
+import getpass
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from trials.slurm.commands import Slurm
+
+FORMAT = "%i|%A|%T|%S|%V|%N|%P|%k|%r"
+"""Id, number, state, start (expected, where it waits), submission, nodes, partition, comment, reason."""
+WAITING = frozenset(
+    {"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "RESV_DEL_HOLD", "SPECIAL_EXIT"}
+)
+HELD = ("JobHeldUser", "JobHeldAdmin", "BadConstraints", "launch failed requeued held")
+"""Reasons of jobs that will not start before somebody does something about them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueuedJob:
+    job: str
+    """As `scancel` takes it: one of an array has its number behind an underscore."""
+    number: str
+    """That no other job has: its log is named after it."""
+    waits: bool
+    """It has not begun, or is back in the queue."""
+    submitted_at: float
+    starts_at: float | None
+    """When it began; of one that waits, when it is expected to, as far as Slurm says."""
+    nodes: str
+    pool: str
+    reason: str
+    """Why it waits, in Slurm's words."""
+
+    @property
+    def is_held(self) -> bool:
+        return self.waits and any(self.reason.startswith(each) for each in HELD)
+
+
+class JobQueue:
+    """``mark``: a comment by which this scheduler's jobs are told from others. The rest describes one of them."""
+
+    def __init__(
+        self, slurm: Slurm, *, mark: str, options: Sequence[str], script: str, environ: Mapping[str, str]
+    ) -> None:
+        self._slurm = slurm
+        self._mark = mark
+        self._options = tuple(options)
+        self._script = script
+        self._environ = environ
+        self._user = getpass.getuser()
+
+    def try_out(self) -> None:
+        """Raises SlurmRefused where such a job would be refused."""
+        self._slurm.run("sbatch", "--test-only", *self._options, environ=self._environ, stdin=self._script)
+
+    def submit(self, count: int, name: str) -> str:
+        """So many alike, by one call; their common id. Raises SlurmRefused, SlurmUnreachable."""
+        several = [f"--array=0-{count - 1}"] if count > 1 else []
+        words = [*self._options, *several, f"--job-name={name}", f"--comment={self._mark}", "--parsable"]
+        return self._slurm.run("sbatch", *words, environ=self._environ, stdin=self._script).strip().partition(";")[0]
+
+    def jobs(self) -> list[QueuedJob]:
+        """All of ours that wait or run. Raises SlurmRefused, SlurmUnreachable."""
+        listed = self._slurm.run("squeue", "--noheader", "--array", f"--user={self._user}", f"--format={FORMAT}")
+        return parse_jobs(listed, self._mark)
+
+    def cancel(self, jobs: Sequence[str], *, only_waiting: bool = False) -> None:
+        """``only_waiting``: not those that have begun meanwhile."""
+        if jobs:
+            self._slurm.run("scancel", *(["--state=PENDING"] if only_waiting else []), *jobs)
+
+
+ENDED = frozenset(
+    {
+        "BOOT_FAIL", "CANCELLED", "COMPLETED", "COMPLETING", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY",
+        "PREEMPTED", "REVOKED", "STAGE_OUT", "TIMEOUT",
+    }
+)  # fmt: skip
+
+
+def parse_jobs(listed: str, mark: str) -> list[QueuedJob]:
+    """Those of the mark that are not over, from what `squeue` prints in ``FORMAT``."""
+    found = []
+    for line in listed.splitlines():
+        parts = line.strip().split("|", 8)
+        if len(parts) != 9 or parts[7] != mark or parts[2] in ENDED:
+            continue
+        job, number, state, starts, submitted, nodes, pool, _, reason = parts
+        waits = state in WAITING
+        found.append(
+            QueuedJob(
+                job=job,
+                number=number,
+                waits=waits,
+                submitted_at=_seconds(submitted) or 0.0,
+                starts_at=_seconds(starts),
+                nodes=nodes,
+                pool=pool,
+                reason=reason if waits else "",
+            )
+        )
+    return found
+
+
+def _seconds(text: str) -> float | None:
+    """Slurm prints local time."""
+    if not re.match(r"\d{4}-\d\d-\d\dT", text):
+        return None
+    return datetime.datetime.fromisoformat(text).astimezone().timestamp()
