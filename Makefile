@@ -11,7 +11,7 @@ SLOW_WORKERS ?= 3
 
 .DEFAULT_GOAL := help
 PAGE := scheduler/dashboard/page
-.PHONY: help setup page demo test test-slow test-gpu test-cluster explore coverage check docs dist bench bench-gpu clean
+.PHONY: help setup page demo test test-slow test-gpu test-cluster test-slurm explore coverage check docs dist bench bench-gpu clean
 
 help:
 	@echo "make demo      set up and run the main job: an Optuna sweep of elastic trials (under 3 minutes)"
@@ -19,6 +19,7 @@ help:
 	@echo "make test-slow run the slow tests: whole sweeps that are killed and resumed"
 	@echo "make test-gpu  run the tests that need an NVIDIA GPU; some need two"
 	@echo "make test-cluster  run the tests on the Kubernetes cluster that KUBECONFIG names"
+	@echo "make test-slurm  run the tests on the Slurm that SLURM_CONF names: one of your own, where you are root"
 	@echo "make explore   the property tests with other examples than make test's"
 	@echo "make coverage  which lines make test runs, in every process that it starts"
 	@echo "make check     ruff, mypy and the import contracts"
@@ -48,7 +49,7 @@ test: setup
 	$(BIN)/python -m pytest $(SPREAD)
 
 test-slow: setup page
-	$(BIN)/python -m pytest -n $(SLOW_WORKERS) --dist worksteal -m "slow and not browser and not gpu and not cluster"
+	$(BIN)/python -m pytest -n $(SLOW_WORKERS) --dist worksteal -m "slow and not browser and not gpu and not cluster and not slurm"
 	$(BIN)/python -m pytest -m "browser and not gpu and not cluster"
 
 test-gpu: setup
@@ -56,6 +57,9 @@ test-gpu: setup
 
 test-cluster: setup
 	$(BIN)/python -m pytest -m "cluster and not gpu"
+
+test-slurm: setup
+	$(BIN)/python -m pytest -m "slurm and not slow"
 
 explore: setup
 	$(BIN)/python -m pytest $(SPREAD) --hypothesis-profile=explore --timeout=1800 $$(grep -rlE "^from hypothesis" tests --include="test_*.py")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -146,22 +146,17 @@ def _pool(wanted: Wanted, text: str) -> Chosen:
     host = wanted.host
     if host is None:
         try:
-            names = slurm.run("sinfo", "--noheader", "--Node", "--format=%N", *_of_partition(pool.options)).split()
+            names = slurm.run("sinfo", "--noheader", "--Node", "--format=%N").split()
         except (SlurmRefused, SlurmUnreachable) as error:
             raise SchedulerError(f"a pool of jobs cannot be had: {error}") from error
         if not names:
-            raise SchedulerError(f"{pool.where} of Slurm has no nodes; `sinfo` lists partitions that have")
+            raise SchedulerError("a pool of jobs cannot be had: Slurm has no nodes")
         host = address_for(slurm, names[0], wanted.interface)
     return Chosen(
         make=lambda: PoolSite(slurm, pool, _agent_settings(wanted)),
         host=host,
         sentence=f"slots come from Slurm, {pool.where}: {pool.least_slots} to {pool.most_slots} as trials can use them",
     )
-
-
-def _of_partition(options: Mapping[str, str | None]) -> list[str]:
-    named = options.get("partition")
-    return [] if named is None else [f"--partition={named}"]
 
 
 def _agent_settings(wanted: Wanted) -> AgentSettings:

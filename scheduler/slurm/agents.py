@@ -63,7 +63,7 @@ class AgentSettings:
         if not self.prologue:
             return ("/bin/sh", "-c", start)
         # A login shell: sites define `module` in its profile.
-        return ("/bin/bash", "-lc", f"{self.prologue}\n{start}")
+        return ("/bin/bash", "-lc", f"{self._prologue}\n{start}")
 
     def job_script(self, container: tuple[str, ...] = ()) -> str:
         """Of a job that runs an agent: its process takes the script's place, so that it hears the job's signals."""
@@ -73,7 +73,12 @@ class AgentSettings:
             options = " ".join(map(shlex.quote, container))
             start = f"srun --ntasks=1 --cpu-bind=none --mem=0 {options} {start}"
         shell = "#!/bin/bash -l" if self.prologue else "#!/bin/bash"
-        return "\n".join([shell, *([self.prologue] if self.prologue else []), f"exec {start}", ""])
+        return "\n".join([shell, *([self._prologue] if self.prologue else []), f"exec {start}", ""])
+
+    @property
+    def _prologue(self) -> str:
+        """Ends what it is part of where its last command fails."""
+        return f"{{ {self.prologue}\n}} || {{ echo 'elastune: the prologue failed, status '$? >&2; exit 1; }}"
 
     @property
     def environ(self) -> dict[str, str]:

@@ -22,7 +22,7 @@ from trials.agents.roster import Roster
 from trials.errors import SlurmRefused, SlurmUnreachable
 from trials.queued import QueuedSlots
 from trials.slurm.agent_logs import complaint
-from trials.slurm.jobs import QueuedJob
+from trials.slurm.jobs import QueuedJob, log_name
 
 LEAST_POLL_SECONDS = 2.0
 """Between two questions to the controller, however much happens."""
@@ -134,11 +134,9 @@ class Pool:
         if job.job in self._called:
             self._called.discard(job.job)
             return
-        words = complaint(self._logs / f"{job.number}.log") if job.number else ""
-        if job.waits and not words:
-            # Taken back, by us or by somebody else.
-            return
-        self._rest(f"job {job.job} of {job.pool} ended before its agent could call: {words or 'it said nothing'}", now)
+        # It failed, or somebody else took it back: in either case the next one had better wait.
+        words = complaint(self._logs / log_name(job.job)) or "it said nothing"
+        self._rest(f"job {job.job} was over before its agent could call: {words}", now)
 
     def _rest(self, why: str, now: float) -> None:
         """Ask for nothing for a while, longer each time."""
@@ -207,7 +205,6 @@ class Pool:
         self.jobs += [
             QueuedJob(
                 job=f"{job}_{index}" if count > 1 else job,
-                number="",
                 waits=True,
                 submitted_at=self._clock(),
                 starts_at=None,

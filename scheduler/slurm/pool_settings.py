@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from scheduler.errors import SchedulerError
+from trials.slurm.jobs import LOGS
 
 OURS = ("hours", "idle", "per-hour", "price", "slots", "warn", "worth")
 NOT_YOURS = {
@@ -70,7 +71,7 @@ class PoolSettings:
             *([] if "requeue" in self.options else ["--no-requeue"]),
             "--open-mode=append",
             f"--signal=B:USR1@{self.warn_seconds}",
-            f"--output={log_folder}/%j.log",
+            f"--output={log_folder}/{LOGS}",
         ]
 
 

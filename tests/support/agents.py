@@ -35,6 +35,9 @@ class DirectLine(Line):
     def url(self) -> str:
         return "the test"
 
+    def close(self) -> None:
+        """Nothing is open."""
+
     def say(self, news: News, heard: int, *, wait: bool) -> Orders | None:
         if self.is_cut:
             return None

@@ -19,6 +19,7 @@ from scheduler.client.connection import SchedulerClient
 from scheduler.loop.control_loop import ControlLoop
 from scheduler.loop.settings import LoopSettings
 from scheduler.snapshot import NodeView, Policy
+from trials.agents.roster import Roster
 from trials.launch import Launcher
 from trials.store import TrialStore
 
@@ -34,6 +35,7 @@ class ServedLoop:
         policy: Policy,
         *,
         environ: Mapping[str, str] | None = None,
+        roster: Roster | None = None,
         **settings: Any,
     ) -> None:
         self.store = store
@@ -55,8 +57,10 @@ class ServedLoop:
             ),
             on_change=self._end_round,
         )
-        nodes = tuple(NodeView(name=node.node, slots=node.slots) for node in launcher.nodes())
-        self._service = Service(store=store, loop=self.loop, tokens=tokens, nodes=lambda: nodes)
+        self.tokens = tokens
+        self._service = Service(
+            store=store, loop=self.loop, tokens=tokens, nodes=lambda: _views(launcher), roster=roster
+        )
         self._server = uvicorn.Server(api_config(self._service))
         self._thread = threading.Thread(target=self._server.run, kwargs={"sockets": [listener]}, daemon=True)
         self._listener = listener
@@ -82,3 +86,7 @@ class ServedLoop:
         self._server.should_exit = True
         self._thread.join(timeout=20.0)
         self._listener.close()
+
+
+def _views(launcher: Launcher) -> tuple[NodeView, ...]:
+    return tuple(NodeView(name=node.node, slots=node.slots) for node in launcher.nodes())

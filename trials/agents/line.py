@@ -35,6 +35,8 @@ class Line:
         self._server_file = server_file
         self._lock = threading.Lock()
         self._client = self._connect(url)
+        self._left: list[httpx2.Client] = []
+        """Of addresses where the scheduler is not any more; other threads may still wait for an answer there."""
         self._answered_at = time.monotonic()
 
     def _connect(self, url: str) -> httpx2.Client:
@@ -95,5 +97,10 @@ class Line:
         with self._lock:
             if url == self._url:
                 return False
+            self._left.append(self._client)
             self._url, self._client = url, self._connect(url)
             return True
+
+    def close(self) -> None:
+        for client in (*self._left, self._client):
+            client.close()

@@ -6,7 +6,17 @@ from pathlib import Path
 
 from trials.slurm.commands import said
 
-COMPLAINTS = ("error", "leaving: ", "elastune agent", "not found", "No such file", "No module", "CANCELLED", "oom")
+COMPLAINTS = (
+    "error",
+    "leaving: ",
+    "elastune agent",
+    "elastune: ",
+    "not found",
+    "No such file",
+    "No module",
+    "CANCELLED",
+    "oom",
+)
 READ_BYTES = 4096
 
 

@@ -10,11 +10,15 @@ from dataclasses import dataclass
 
 from trials.slurm.commands import Slurm
 
-FORMAT = "%i|%A|%T|%S|%V|%N|%P|%k|%r"
-"""Id, number, state, start (expected, where it waits), submission, nodes, partition, comment, reason."""
+FORMAT = "%i|%T|%S|%V|%N|%P|%k|%r"
+"""Id, state, start (expected, where it waits), submission, nodes, partition, comment, reason."""
 WAITING = frozenset(
     {"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "RESV_DEL_HOLD", "SPECIAL_EXIT"}
 )
+LOGS = "%A.%a.log"
+"""How `sbatch` is to name what a job prints."""
+NO_TASK = 4294967294
+"""Slurm's number for the task of a job that is no array's."""
 HELD = ("JobHeldUser", "JobHeldAdmin", "BadConstraints", "launch failed requeued held")
 """Reasons of jobs that will not start before somebody does something about them."""
 
@@ -23,8 +27,6 @@ HELD = ("JobHeldUser", "JobHeldAdmin", "BadConstraints", "launch failed requeued
 class QueuedJob:
     job: str
     """As `scancel` takes it: one of an array has its number behind an underscore."""
-    number: str
-    """That no other job has: its log is named after it."""
     waits: bool
     """It has not begun, or is back in the queue."""
     submitted_at: float
@@ -82,19 +84,24 @@ ENDED = frozenset(
 )  # fmt: skip
 
 
+def log_name(job: str) -> str:
+    """What ``LOGS`` stands for."""
+    array, _, task = job.partition("_")
+    return f"{array}.{task or NO_TASK}.log"
+
+
 def parse_jobs(listed: str, mark: str) -> list[QueuedJob]:
     """Those of the mark that are not over, from what `squeue` prints in ``FORMAT``."""
     found = []
     for line in listed.splitlines():
-        parts = line.strip().split("|", 8)
-        if len(parts) != 9 or parts[7] != mark or parts[2] in ENDED:
+        parts = line.strip().split("|", 7)
+        if len(parts) != 8 or parts[6] != mark or parts[1] in ENDED:
             continue
-        job, number, state, starts, submitted, nodes, pool, _, reason = parts
+        job, state, starts, submitted, nodes, pool, _, reason = parts
         waits = state in WAITING
         found.append(
             QueuedJob(
                 job=job,
-                number=number,
                 waits=waits,
                 submitted_at=_seconds(submitted) or 0.0,
                 starts_at=_seconds(starts),

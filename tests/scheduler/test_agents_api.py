@@ -1,0 +1,197 @@
+"""Agents over HTTP: who may be one, how soon it hears, what becomes of its replicas."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+
+from scheduler.errors import SchedulerUnreachable
+from scheduler.policy import policy_by_name
+from tests.support.project import ROOT
+from tests.support.served import OWNERS_TOKEN, ServedLoop
+from trials.agents.launcher import AgentLauncher
+from trials.agents.line import Line, Refused
+from trials.agents.roster import Roster
+from trials.agents.start import AgentDescription
+from trials.agents.words import AGENT_VARIABLE, AgentSlot, News, Orders
+from trials.store import SqlTrialStore
+
+NEWS = News(agent="a", host="n1", version=1, slots=(AgentSlot(kind="H100"),))
+
+
+@pytest.fixture
+def roster() -> Roster:
+    return Roster()
+
+
+@pytest.fixture
+def served(tmp_path: Path, roster: Roster) -> Iterator[ServedLoop]:
+    store = SqlTrialStore(f"sqlite:///{tmp_path / 'trials.db'}")
+    loop = ServedLoop(tmp_path, store, AgentLauncher(roster), policy_by_name("fifo"), roster=roster)
+    deadline = time.monotonic() + 30.0
+    with closing(loop.client()) as client:
+        while True:
+            try:
+                client.check()
+                break
+            except SchedulerUnreachable:
+                assert time.monotonic() < deadline
+                time.sleep(0.02)
+    yield loop
+    loop.close()
+    store.close()
+
+
+@contextmanager
+def line_to(url: str, token: str, server_file: Path | None = None) -> Iterator[Line]:
+    line = Line(url, token, server_file)
+    yield line
+    line.close()
+
+
+def turn(served: ServedLoop, token: str, body: Any, path: str = "/agents/turn") -> httpx2.Response:
+    with httpx2.Client(trust_env=False, timeout=20.0) as client:
+        return client.post(served.url + path, json=body, headers={"Authorization": f"Bearer {token}"})
+
+
+def document(**changes: Any) -> dict[str, Any]:
+    return {"agent": "a", "host": "n1", "version": 1, "slots": [{"kind": "", "environ": {}}], **changes}
+
+
+def test_agents_alone_may_speak_as_agents_and_may_do_nothing_else(served: ServedLoop, roster: Roster) -> None:
+    token = served.tokens.for_agents()
+    assert turn(served, token, document()).json()["numbers"] == [0]
+    for other in (OWNERS_TOKEN, served.tokens.for_reading(), served.tokens.for_study("s"), "x" * 40):
+        answer = turn(served, other, document(agent="b"))
+        assert (answer.status_code, answer.json()["detail"]) == (
+            403,
+            "this token is not that of an agent of this scheduler",
+        )
+    for path in ("/trials", "/replica/ready", "/studies/s"):
+        assert turn(served, token, {}, path).status_code in (401, 403)
+    assert [news.agent for news in roster.agents()] == ["a"]
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"agent": ""},
+        {"slots": [{"environ": 3}]},
+        {"version": "x"},
+        {"replicas": {"r": {"phase": "flies"}}},
+        {"in_use": ["a"]},
+        {"slots": [{}] * 5000},
+    ],
+)
+def test_what_no_agent_says_is_refused(served: ServedLoop, roster: Roster, wrong: dict[str, Any]) -> None:
+    assert turn(served, served.tokens.for_agents(), document(**wrong)).status_code == 422
+    assert roster.agents() == []
+
+
+def test_an_agent_that_waits_hears_at_once(served: ServedLoop, roster: Roster) -> None:
+    heard: list[tuple[float, Orders | None]] = []
+    with line_to(served.url, served.tokens.for_agents()) as line:
+        first = line.say(NEWS, 0, wait=False)
+        assert first is not None and first.numbers == (0,)
+        version = first.version
+
+        def listen() -> None:
+            answer = line.say(NEWS, version, wait=True)
+            heard.append((time.monotonic(), answer))
+
+        thread = threading.Thread(target=listen)
+        thread.start()
+        time.sleep(0.3)
+        assert heard == []
+        asked = time.monotonic()
+        roster.order("n1", 0, "r", {"replica_id": "r"})
+        thread.join(10.0)
+    at, orders = heard[0]
+    assert orders is not None and orders.launch == ({"replica_id": "r"},)
+    assert at - asked < 1.0
+
+
+def test_the_line_follows_a_scheduler_that_has_moved_and_tells_a_stranger_from_a_refusal(
+    served: ServedLoop, tmp_path: Path
+) -> None:
+    file = tmp_path / "server.json"
+    file.write_text(json.dumps({"url": served.url}))
+    with line_to("http://127.0.0.1:9", served.tokens.for_agents(), file) as moved:
+        assert moved.say(NEWS, 0, wait=False) is None
+        assert moved.say(NEWS, 0, wait=False) is not None
+    with (
+        line_to(served.url, "somebody else's", file) as wrong,
+        pytest.raises(Refused, match="not that of an agent"),
+    ):
+        wrong.say(NEWS, 0, wait=False)
+
+
+def test_an_agent_of_its_own_process_runs_a_trial_and_ends_with_its_scheduler(
+    served: ServedLoop, roster: Roster, tmp_path: Path
+) -> None:
+    description = AgentDescription(url=served.url, token=served.tokens.for_agents(), fork_server=False, most_slots=1)
+    environ = {**os.environ, AGENT_VARIABLE: description.to_text(), "SLURMD_NODENAME": "n7"}
+    (tmp_path / "code.py").write_text(
+        "import os\n"
+        "def run():\n"
+        "    print('on', os.environ['ELASTUNE_NODE'], 'ELASTUNE_AGENT' in os.environ, os.environ['ELASTUNE_HOST'])\n"
+    )
+    process = subprocess.Popen([sys.executable, "-m", "trials.agents.start"], env=environ, cwd=ROOT)
+    try:
+        with closing(served.client()) as client:
+            deadline = time.monotonic() + 30.0
+            while not roster.agents():
+                assert time.monotonic() < deadline
+                time.sleep(0.02)
+            spec = {
+                "study": "s",
+                "number": 0,
+                "entrypoint": "code:run",
+                "driven": False,
+                "working_dir": str(tmp_path),
+                "python_path": [str(tmp_path)],
+            }
+            trial = client.request("POST", "/trials", spec)["trial_id"]
+            while True:
+                shown = client.request("GET", f"/trials/{trial}")
+                logs = [path.read_text() for path in (tmp_path / "logs").rglob("*.log")]
+                if logs and logs[0]:
+                    break
+                assert time.monotonic() < deadline, shown
+                time.sleep(0.02)
+            assert shown["replicas"][0]["node"] == "n7"
+        assert logs[0].split("\n")[0] == "on n7 False 127.0.0.1"
+        roster.dismiss()
+        assert process.wait(20.0) == 0
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_an_agent_says_what_it_lacks() -> None:
+    environ = {**os.environ, AGENT_VARIABLE: AgentDescription(url="http://x.invalid:1", token="t").to_text()}
+    for changed, words in (
+        ({AGENT_VARIABLE: ""}, "ELASTUNE_AGENT is not set; a scheduler starts agents, people do not"),
+        ({}, "no way leads from here to x.invalid"),
+    ):
+        done = subprocess.run(
+            [sys.executable, "-m", "trials.agents.start"],
+            env={**environ, **changed},
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        assert done.returncode == 2
+        assert words in done.stderr and "Traceback" not in done.stderr

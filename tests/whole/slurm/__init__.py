@@ -1,0 +1,1 @@
+"""On a real Slurm: `make test-slurm`."""

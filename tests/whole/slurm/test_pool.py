@@ -1,0 +1,158 @@
+"""A pool of jobs that comes and goes with what trials can use, and keeps what it has been told."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.support.project import ROOT
+from tests.support.slurm import agents, jobs, slurm, until, up
+
+POOL = "partition=scavenge gpus=1 slots=0:6 idle=3"
+
+SWEEP = """
+import time, optuna
+from tuner_bridge import optimize
+
+def objective(trial):
+    time.sleep(0.3)
+    return trial.suggest_float("x", 0, 1)
+
+if __name__ == "__main__":
+    study = optuna.create_study(study_name="from-a-pool")
+    optimize(study, objective, n_trials=12, n_jobs=4)
+    print("values", len([trial for trial in study.trials if trial.state.name == "COMPLETE"]))
+"""
+
+
+def test_the_pool_grows_with_a_trial_and_is_given_back(tmp_path: Path) -> None:
+    with up(tmp_path, "--slurm", POOL) as scheduler:
+        assert jobs() == []
+        trial = scheduler.submit("2:4", 40)
+        scheduler.until_state(trial, "running")
+        assert 2 <= len(jobs()) <= 6
+        shown = scheduler.run("nodes")
+        assert "in scavenge" in shown, "each node says which jobs it came with"
+        names = slurm("squeue", "--noheader", "--format=%j").split()
+        assert set(names) <= {"elastune-jobs", "elastune"}
+        scheduler.until_state(trial, "succeeded", 120.0)
+        until(lambda: not jobs(), 40.0, "jobs that nobody uses are not given back")
+        assert set(scheduler.epochs(trial)) == set(range(40))
+
+
+def test_a_sweep_of_somebody_who_joins_runs_in_the_pool(tmp_path: Path) -> None:
+    (tmp_path / "tune.py").write_text(SWEEP)
+    with up(tmp_path, "--slurm", POOL) as scheduler:
+        server = json.loads((scheduler.state / "server.json").read_text())
+        token = (scheduler.state / "token").read_text().strip()
+        environ = {**os.environ, "ELASTUNE_URL": server["url"], "ELASTUNE_TOKEN": token, "PYTHONPATH": str(ROOT)}
+        done = subprocess.run(
+            [sys.executable, "tune.py"], cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=120
+        )
+        assert "values 12" in done.stdout, done.stderr
+
+
+def test_a_job_that_somebody_cancels_is_a_loss_like_others(tmp_path: Path) -> None:
+    with up(tmp_path, "--slurm", POOL) as scheduler:
+        trial = scheduler.submit("2:2", 400)
+        scheduler.until_state(trial, "running")
+        slurm("scancel", jobs(state="R")[0])
+        until(lambda: len(scheduler.starts(trial)) >= 3, 60.0, "it does not go on")
+        scheduler.until_state(trial, "running")
+        latest = max(scheduler.epochs(trial))
+        until(lambda: max(scheduler.epochs(trial)) > latest, 30.0, "it does not train on")
+
+
+def test_preemption_makes_a_trial_wait_with_a_reason_and_it_goes_on_from_where_it_was(tmp_path: Path) -> None:
+    with up(tmp_path, "--slurm", POOL) as scheduler:
+        trial = scheduler.submit("2:2", 3000)
+        scheduler.until_state(trial, "running")
+        slurm("sbatch", "--partition=main", "--nodes=2", "--exclusive", "--output=/dev/null", "--wrap=sleep 15")
+        until(lambda: scheduler.state_of(trial) == "paused", 90.0, "it is not preempted")
+        reached = max(scheduler.epochs(trial))
+        until(lambda: "slots are queued in scavenge" in scheduler.why(trial), 30.0, scheduler.why(trial))
+        scheduler.until_state(trial, "running", 60.0)
+        until(lambda: max(scheduler.epochs(trial)) > reached + 1, 30.0, "it does not train on")
+        after = scheduler.epochs(trial)
+        assert min(after[-2:]) >= reached - 1, "what was done before is not done again"
+        scheduler.run("stop", trial)
+
+
+@pytest.mark.skipif(not os.environ.get("ELASTUNE_TEST_SLURM"), reason="nobody says how to stop the controller")
+def test_a_controller_that_is_away_stops_no_trial_and_no_job_is_asked_for_twice(tmp_path: Path) -> None:
+    home = Path(os.environ["SLURM_CONF"]).parent
+    with up(tmp_path, "--slurm", POOL) as scheduler:
+        trial = scheduler.submit("1:1", 10_000)
+        scheduler.until_state(trial, "running")
+        os.kill(int((home / "slurmctld.pid").read_text()), 9)
+        try:
+            second = scheduler.submit("1:1", 20)
+            reached = max(scheduler.epochs(trial))
+            until(
+                lambda: any(each in scheduler.why(second) for each in ("contact", "not answer", "refused")),
+                60.0,
+                "nobody says that Slurm is away",
+            )
+            assert max(scheduler.epochs(trial)) > reached
+        finally:
+            subprocess.run(["slurmctld"], check=True, capture_output=True)
+        scheduler.until_state(second, "succeeded", 90.0)
+        assert len(scheduler.starts(trial)) == len(scheduler.starts(second)) == 1
+        assert len(jobs()) <= 2
+
+
+def test_a_time_limit_that_is_near_has_replicas_save_and_move_on(tmp_path: Path) -> None:
+    line = "partition=scavenge gpus=1 slots=0:2 idle=3 time=1 warn=40"
+    with up(tmp_path, "--slurm", line) as scheduler:
+        trial = scheduler.submit("1:1", 10_000)
+        scheduler.until_state(trial, "running")
+        first = jobs(state="R")
+        until(lambda: len(scheduler.starts(trial)) >= 2, 100.0, "it does not move on")
+        assert set(jobs()) - set(first)
+        shown = scheduler.run("why", trial)
+        assert "was killed" not in shown
+        scheduler.until_state(trial, "running")
+        epochs = scheduler.epochs(trial)
+        assert len(epochs) - len(set(epochs)) <= 1, "nothing but the epoch under way is begun twice"
+
+
+def test_a_scheduler_that_is_killed_finds_its_pool_again_and_another_ones_is_not_touched(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    with up(tmp_path / "a", "--slurm", POOL) as first, up(tmp_path / "b", "--slurm", POOL) as second:
+        mine, others = first.submit("2:2", 10_000), second.submit("1:1", 10_000)
+        first.until_state(mine, "running")
+        second.until_state(others, "running")
+        present = set(jobs(state="R"))
+        first.kill()
+        first.start_again()
+        until(lambda: first.slots_of(mine) == 2 and first.state_of(mine) == "running", 30.0, "it is not found again")
+        time.sleep(6.0)
+        assert set(jobs(state="R")) >= present
+        assert (len(first.starts(mine)), len(second.starts(others))) == (2, 1)
+        first.stop()
+        until(lambda: len(jobs()) < len(present), 20.0, "its jobs are left")
+        assert second.state_of(others) == "running"
+    assert until(lambda: not jobs() and not agents(), 30.0, "something is left")
+
+
+def test_no_token_can_be_seen_by_others(tmp_path: Path) -> None:
+    with up(tmp_path, "--slurm", POOL) as scheduler:
+        trial = scheduler.submit("1:1", 10_000)
+        scheduler.until_state(trial, "running")
+        (job,) = jobs(state="R")[:1]
+        with open(f"/proc/{agents()[0]}/cmdline") as file:
+            command = file.read()
+        shown = slurm("scontrol", "show", "job", "-dd", job) + slurm("squeue", "--json") + command
+        commands = subprocess.run(["ps", "axww", "-o", "args"], capture_output=True, text=True, check=True).stdout
+        kept = json.loads((scheduler.state / "tokens.json").read_text())
+        owner = (scheduler.state / "token").read_text().strip()
+        for secret in (owner, kept["key"]):
+            assert secret not in shown + commands
+        assert "ELASTUNE_AGENT" not in shown
