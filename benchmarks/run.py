@@ -33,6 +33,7 @@ from benchmarks import (
     prepared_data,
     reductions,
     rescale_pause,
+    slurm_queue,
     step_overhead,
     sweep_against_optuna,
     sweeps,
@@ -80,6 +81,7 @@ BENCHMARKS: dict[str, Benchmark] = {
         tuning_experiment,
         autoscaling,
         web_page,
+        slurm_queue,
         gpu,
     )
 }

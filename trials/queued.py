@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueuedSlots:
-    """Slots that were asked for elsewhere and have not come yet."""
+    """So many at one place."""
 
     slots: int
     where: str

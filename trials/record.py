@@ -131,6 +131,8 @@ class ReplicaRecord:
     node: str
     slot: int
     launch_index: int
+    job: str = ""
+    """Of a queue, with which its slot came; empty where there is none."""
     state: ReplicaState = ReplicaState.LAUNCHED
     join_epoch: int | None = None
     pid: int | None = None

@@ -3,25 +3,40 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import time
 from collections.abc import Callable
 from dataclasses import asdict
+from pathlib import Path
 from typing import Annotated, Any
 
 from fastapi import APIRouter, HTTPException, Query, Request
-from pydantic import TypeAdapter, ValidationError
+from pydantic import Base64Bytes, BaseModel, Field, TypeAdapter, ValidationError
 
 from scheduler.api.callers import Client
 from scheduler.api.tokens import Access
 from trials.agents.roster import Roster
 from trials.agents.words import News
+from trials.log_files import open_own
 
 LONGEST_WAIT_SECONDS = 30.0
+
+MOST_LOGS = 10_000
 
 _NEWS = TypeAdapter(News)
 
 
-def agent_routes(roster: Roster) -> APIRouter:
+class LogPart(BaseModel):
+    replica: str = Field(max_length=256)
+    at: int = Field(ge=0)
+    """The byte of the replica's log that it begins with."""
+    part: Base64Bytes
+
+
+def agent_routes(roster: Roster, log_of: Callable[[str], Path | None]) -> APIRouter:
     routes = APIRouter(tags=["agents"])
+    arrived: dict[str, int] = {}
+    """By replica: bytes of its log that have come since this process began, with what was there."""
     bell = _Bell()
     roster.on_orders = bell.ring
 
@@ -41,15 +56,40 @@ def agent_routes(roster: Roster) -> APIRouter:
         except ValidationError as error:
             raise HTTPException(422, str(error)) from error
         roster.hear(news)
+        since = time.monotonic()
         if wait > 0.0 and roster.version(news.agent) == heard:
             hung_up = asyncio.ensure_future(_hung_up(request))
             try:
                 await bell.wait(news.agent, lambda: roster.version(news.agent) != heard, wait, hung_up)
             finally:
                 if hung_up.done():
-                    roster.note_hung_up(news.agent)
+                    roster.note_hung_up(news.agent, since)
                 hung_up.cancel()
         return asdict(roster.orders(news.agent))
+
+    @routes.post("/agents/logs")
+    def logs(client: Client, body: LogPart) -> dict[str, int]:
+        """Keep a part of what a replica has printed; how many bytes are there then, from which to go on."""
+        if client.access is not Access.AGENT:
+            raise HTTPException(403, "agents alone call this")
+        log = log_of(body.replica)
+        if log is None:
+            # Nobody will ask for it any more.
+            return {"have": body.at + len(body.part)}
+        try:
+            log.parent.mkdir(parents=True, exist_ok=True)
+            with open_own(log, os.O_RDWR | os.O_CREAT) as file:
+                size = file.seek(0, os.SEEK_END)
+                # One that has grown too large is cut meanwhile; what has come is counted on.
+                have = arrived.setdefault(body.replica, size)
+                if body.at == have:
+                    file.write(body.part)
+                    have = arrived[body.replica] = have + len(body.part)
+        except OSError as error:
+            raise HTTPException(503, f"the log cannot be kept: {error}") from error
+        while len(arrived) > MOST_LOGS:
+            del arrived[next(iter(arrived))]
+        return {"have": have}
 
     return routes
 

@@ -37,7 +37,7 @@ def create_app(service: Service) -> FastAPI:
     app.include_router(client_routes(service))
     app.include_router(replica_routes(service))
     if service.roster is not None:
-        app.include_router(agent_routes(service.roster))
+        app.include_router(agent_routes(service.roster, service.loop.log_of))
 
     @app.get("/healthz")
     def healthz(response: Response) -> dict[str, str]:

@@ -34,7 +34,7 @@ OVER = ("/page/session", "/page/links")
 """What may be asked for beside reading where nothing runs any more."""
 LARGEST_SESSION_BYTES = 8192
 PAGE_HEADER = b"x-elastune-page"
-LARGE = re.compile(r"^(/trials|/agents/turn|/replica/(outcome|call)|/studies/[^/]+/(answers|news))$")
+LARGE = re.compile(r"^(/trials|/agents/(turn|logs)|/replica/(outcome|call)|/studies/[^/]+/(answers|news))$")
 """What carries a trial's arguments, results and arrays."""
 REQUESTS_A_SECOND = 200.0
 """Of one replica, in the long run; more of them wait."""

@@ -140,6 +140,8 @@ class Tokens:
             elif access in (Access.READ, Access.STUDY):
                 what = "read" if access is Access.READ else f"study {study}"
                 changed = replace(kept, versions={**kept.versions, what: kept.versions.get(what, 0) + 1})
+            elif access is Access.AGENT:
+                raise RequestRefused("agents' token comes from the scheduler's key, and ends with its folder")
             else:
                 raise RequestRefused("a replica's token ends with the replica; stop its trial instead")
             if self._save is None:

@@ -16,6 +16,8 @@ from scheduler.errors import SchedulerError
 from scheduler.state_folder import holder_of, is_held, read_server_file
 
 START_SECONDS = 60.0
+END_SECONDS = 130.0
+"""Agents on other nodes have their replicas save before a scheduler ends."""
 
 
 @click.command("up")
@@ -74,7 +76,19 @@ START_SECONDS = 60.0
     help="Take slots from Slurm as trials can use them: sbatch's long options and limits, such as "
     "'partition=scavenge account=x gpus=1 time=4:00:00 slots=0:32'.",
 )
-@click.option("--no-slurm", is_flag=True, help="In a job of Slurm: use this machine alone, not all of its nodes.")
+@click.option(
+    "--no-slurm",
+    is_flag=True,
+    envvar="ELASTUNE_NO_SLURM",
+    help="In a job of Slurm: use this machine alone, not all of its nodes.",
+)
+@click.option(
+    "--no-shared-files",
+    is_flag=True,
+    envvar="ELASTUNE_NO_SHARED_FILES",
+    help="Nodes of Slurm share no folder with this machine: sweeps' folders are packed and sent, logs come back, and "
+    "checkpoints stay on the node.",
+)
 @click.option(
     "--interface",
     envvar="ELASTUNE_INTERFACE",
@@ -106,6 +120,7 @@ def up(
     webhook: str | None,
     pool: str | None,
     no_slurm: bool,
+    no_shared_files: bool,
     interface: str,
     prologue: str,
     detach: bool,
@@ -134,6 +149,7 @@ def up(
             interface=interface,
             prologue=prologue,
             use_slurm=not no_slurm,
+            shares_files=not no_shared_files,
             pool=pool,
         )
     )
@@ -155,13 +171,14 @@ def up(
         click.echo(f"watch it (the link opens once; `elastune page` prints another):\n  {url}{page}")
         click.echo(f"join it from another terminal:\n  export ELASTUNE_URL={url}")
         click.echo(f"  export ELASTUNE_TOKEN=$(cat {folder / 'token'})")
-        click.echo("Ctrl-C stops the scheduler; replicas save their state and leave when their lease runs out")
+        click.echo(f"Ctrl-C stops the scheduler; {chosen.at_the_end}")
 
     try:
         serve(
             ServerSettings(
                 state_dir=folder,
                 host=chosen.host,
+                reached_at=chosen.reached_at,
                 port=port if port is not None or embedded else 7300,
                 policy=policy,
                 database=None if embedded else database,
@@ -227,7 +244,7 @@ def down(state_dir: Path | None) -> None:
         click.echo(f"no scheduler runs on {folder}")
         return
     os.kill(pid, signal.SIGTERM)
-    deadline = time.monotonic() + START_SECONDS
+    deadline = time.monotonic() + END_SECONDS
     while is_held(folder):
         if time.monotonic() > deadline:
             raise SchedulerError(f"the scheduler (process {pid}) was told to stop and has not ended yet")

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from scheduler.errors import SchedulerError
+from scheduler.host.hosts import ANY
 
 if TYPE_CHECKING:
     from scheduler.host.sites import Site
     from scheduler.slurm.agents import AgentSettings
 
 LOOPBACK = "127.0.0.1"
+LEAVE_AT_ONCE = "replicas save their state and leave at once"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +36,7 @@ class Wanted:
     interface: str
     prologue: str
     use_slurm: bool
+    shares_files: bool
     pool: str | None
     """Of Slurm's jobs, as it was described; None for none."""
 
@@ -43,8 +46,12 @@ class Chosen:
     make: Callable[[], Site]
     host: str
     """Address to listen on."""
+    reached_at: str = ""
+    """By which nodes reach it, where that is another one."""
     sentence: str
     """What people should know of it; may be empty."""
+    at_the_end: str = "replicas save their state and leave when their lease runs out"
+    """What becomes of replicas when the scheduler is told to end."""
     close: Callable[[], None] = lambda: None
 
 
@@ -121,11 +128,15 @@ def _in_allocation(wanted: Wanted) -> Chosen | None:
     if given is None or given.is_this_machine:
         return None
     elsewhere = next(node for node in given.nodes if node != given.here)
-    host = wanted.host or address_for(slurm, elsewhere, wanted.interface)
+    reached = (
+        wanted.host if wanted.host and wanted.host not in ANY else address_for(slurm, [elsewhere], wanted.interface)
+    )
     settings = _agent_settings(wanted)
     return Chosen(
         make=lambda: AllocationSite(slurm, given, settings),
-        host=host,
+        host=wanted.host or reached,
+        reached_at=reached,
+        at_the_end=LEAVE_AT_ONCE,
         sentence=f"job {given.job} of Slurm: {len(given.nodes)} nodes, {', '.join(given.nodes)}",
     )
 
@@ -134,6 +145,7 @@ def _pool(wanted: Wanted, text: str) -> Chosen:
     from scheduler.slurm.addresses import address_for
     from scheduler.slurm.pool_settings import pool_settings
     from scheduler.slurm.pool_site import PoolSite
+    from trials.agents.agent import LEAVE_SECONDS
     from trials.errors import SlurmRefused, SlurmUnreachable
     from trials.slurm.commands import Slurm
 
@@ -143,24 +155,32 @@ def _pool(wanted: Wanted, text: str) -> Chosen:
         )
     pool = pool_settings(text, gpus_per_slot=wanted.gpus_per_slot, slots_per_gpu=wanted.slots_per_gpu)
     slurm = Slurm()
-    host = wanted.host
-    if host is None:
+    if wanted.host and wanted.host not in ANY:
+        reached = wanted.host
+    else:
         try:
-            names = slurm.run("sinfo", "--noheader", "--Node", "--format=%N").split()
+            names = slurm.run("sinfo", "--noheader", "--Node", "--format=%N", *_of_partition(pool.options)).split()
         except (SlurmRefused, SlurmUnreachable) as error:
             raise SchedulerError(f"a pool of jobs cannot be had: {error}") from error
-        if not names:
-            raise SchedulerError("a pool of jobs cannot be had: Slurm has no nodes")
-        host = address_for(slurm, names[0], wanted.interface)
+        # A partition that is not there is refused with Slurm's words when jobs are tried out.
+        reached = address_for(slurm, names, wanted.interface) if names else LOOPBACK
     return Chosen(
-        make=lambda: PoolSite(slurm, pool, _agent_settings(wanted)),
-        host=host,
+        make=lambda: PoolSite(slurm, pool, _agent_settings(wanted, max(LEAVE_SECONDS, pool.warn_seconds))),
+        host=wanted.host or reached,
+        reached_at=reached,
+        at_the_end=f"{LEAVE_AT_ONCE}, and no job is left in the queue",
         sentence=f"slots come from Slurm, {pool.where}: {pool.least_slots} to {pool.most_slots} as trials can use them",
     )
 
 
-def _agent_settings(wanted: Wanted) -> AgentSettings:
+def _of_partition(options: Mapping[str, str | None]) -> list[str]:
+    named = options.get("partition")
+    return [] if named is None else [f"--partition={named}"]
+
+
+def _agent_settings(wanted: Wanted, leave_seconds: float | None = None) -> AgentSettings:
     from scheduler.slurm.agents import AgentSettings
+    from trials.agents.agent import LEAVE_SECONDS
 
     return AgentSettings(
         state_dir=wanted.state_dir,
@@ -172,4 +192,7 @@ def _agent_settings(wanted: Wanted) -> AgentSettings:
         memory_per_slot=wanted.memory_per_slot,
         interface=wanted.interface,
         prologue=wanted.prologue,
+        is_shared=not wanted.embedded,
+        shares_files=wanted.shares_files,
+        leave_seconds=leave_seconds or LEAVE_SECONDS,
     )

@@ -128,7 +128,7 @@ class Node:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class QueuedJob:
+class WaitingJob:
     """A job of a queue with which slots come."""
 
     job: str

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from textwrap import indent
 from typing import Any
 
-from scheduler.client.rows import Node, QueuedJob, Study, Trial, UsedHours
+from scheduler.client.rows import Node, Study, Trial, UsedHours, WaitingJob
 from scheduler.dashboard.lines import STATE_COLORS, Column, clock, duration, print_table, shown
 from trials.plain_words import one_line, printable
 
@@ -83,9 +83,9 @@ def print_nodes(nodes: Sequence[Node]) -> None:
     print_table(columns, nodes)
 
 
-def print_queue(jobs: Sequence[QueuedJob], trouble: str, now: float) -> None:
+def print_queue(jobs: Sequence[WaitingJob], trouble: str, now: float) -> None:
     """Those that wait, and why no more of them do; nothing where there is nothing to say."""
-    columns: list[Column[QueuedJob]] = [
+    columns: list[Column[WaitingJob]] = [
         Column("job", lambda job: job.job),
         Column("queue", lambda job: job.queue),
         Column("slots", lambda job: job.slots, right=True),
@@ -160,10 +160,14 @@ def print_trial(trial: Mapping[str, Any]) -> None:
         Column("why", lambda entry: _because(entry["reason"])),
     ]
     print_table(history, trial["history"])
+    jobs: list[Column[Mapping[str, Any]]] = []
+    if any(replica.get("job") for replica in trial["replicas"]):
+        jobs.append(Column("job", lambda replica: replica["job"] or "-"))
     replicas: list[Column[Mapping[str, Any]]] = [
         Column("replica", lambda replica: replica["replica_id"]),
         Column("node", lambda replica: replica["node"]),
         Column("slot", lambda replica: replica["slot"], right=True),
+        *jobs,
         Column("state", lambda replica: replica["state"]),
         Column("pid", lambda replica: replica["pid"], right=True),
         Column("exit status", lambda replica: replica["exit_status"]),

@@ -19,6 +19,8 @@ from scheduler.client.connection import SchedulerClient
 from scheduler.errors import SchedulerDidNotStart
 
 STARTS = 3
+LONGEST_END_SECONDS = 130.0
+"""For replicas to save, and for jobs of a queue to be taken back."""
 
 
 class EmbeddedScheduler:
@@ -122,7 +124,7 @@ class EmbeddedScheduler:
         if process is None or process.stdin is None:
             return
         process.stdin.close()
-        deadline = time.monotonic() + 70.0
+        deadline = time.monotonic() + LONGEST_END_SECONDS
         try:
             process.wait(timeout=max(0.1, deadline - time.monotonic()))
         except subprocess.TimeoutExpired:

@@ -15,6 +15,10 @@ def is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
+def in_url(host: str) -> str:
+    return f"[{host}]" if ":" in host else host
+
+
 def reachable(host: str) -> str:
     """An address at which this machine's own processes reach what listens on ``host``."""
     return "127.0.0.1" if host in ANY else host

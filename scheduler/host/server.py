@@ -21,12 +21,13 @@ from types import FrameType
 
 import uvicorn
 
+from scheduler.api.packages import Packages
 from scheduler.api.page.session_routes import link_path
 from scheduler.api.service import Service
 from scheduler.api.serving import api_config
 from scheduler.api.tokens import Access, Identity, Tokens
 from scheduler.errors import SchedulerError
-from scheduler.host.hosts import reachable
+from scheduler.host.hosts import in_url, reachable
 from scheduler.host.notifications import Notifier
 from scheduler.host.retention import Retention
 from scheduler.host.secret_files import keep_private, save_in_folder, secrets_in_folder
@@ -51,6 +52,8 @@ DRAIN_SECONDS = 60.0
 class ServerSettings:
     state_dir: Path
     host: str = "127.0.0.1"
+    reached_at: str = ""
+    """Address at which nodes reach it; empty: ``host`` itself."""
     port: int | None = None
     """None: the port this folder's scheduler had last time if it is free, else any."""
     policy: str = "goodput"
@@ -74,7 +77,8 @@ def _bind(settings: ServerSettings) -> socket.socket:
             wanted = int(str(last.get("url", "")).rpartition(":")[2])
     for port in dict.fromkeys([wanted or 0, 0] if settings.port is None else [wanted or 0]):
         # Only to sockets that name their protocol does asyncio apply TCP_NODELAY; without it each answer waits 40 ms.
-        listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+        family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+        listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             listener.bind((settings.host, port))
@@ -99,7 +103,7 @@ def serve(
     folder = StateFolder.acquire(settings.state_dir)
     keep_private(folder.path)
     listener = _bind(settings)
-    url = f"http://{reachable(settings.host)}:{listener.getsockname()[1]}"
+    url = f"http://{in_url(settings.reached_at or reachable(settings.host))}:{listener.getsockname()[1]}"
     given = settings.token is not None
     tokens = Tokens(
         secrets_in_folder(folder.path, settings.token),
@@ -120,7 +124,7 @@ def serve(
             api_url=lambda: url,
             replica_token=tokens.for_replica,
             base_environ=site.environ(is_shared=not settings.stop_with_stdin),
-            server_file=folder.server_file.resolve(),
+            server_file=None if site.runs_elsewhere else folder.server_file.resolve(),
         ),
         clock=clock,
         on_change=lambda: _after_look(service_box[0], retention, notifier),
@@ -140,6 +144,7 @@ def serve(
         roster=site.roster,
         grows=site.grows,
         most_slots=site.most_slots,
+        packages=Packages(folder.path.resolve() / "packages") if site.runs_elsewhere else None,
     )
     service.forget = retention.forget
     service_box.append(service)

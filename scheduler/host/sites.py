@@ -41,6 +41,11 @@ class Site(Protocol):
         ...
 
     @property
+    def runs_elsewhere(self) -> bool:
+        """Whether replicas share no files with this machine, so that code has to be brought to them."""
+        ...
+
+    @property
     def most_slots(self) -> int:
         """So many may come to be at a time; 0 where it is what there is."""
         ...
@@ -110,6 +115,7 @@ class MachineSite:
         self.roster = None
         self.grows = False
         self.most_slots = 0
+        self.runs_elsewhere = False
         self.emulated = "" if settings.emulate is None else settings.emulate.sentence
         self._nodes = tuple(
             NodeView(name=node.node, slots=node.slots, kind=node.kind) for node in self.launcher.nodes()

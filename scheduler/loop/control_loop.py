@@ -183,6 +183,12 @@ class ControlLoop:
         """Where this machine's scheduler keeps its files."""
         return self._settings.state_dir
 
+    def log_of(self, replica_id: str) -> Path | None:
+        """Where what that replica prints is kept; None where it is not known. Callable from any thread."""
+        trial_id = replica_id.rpartition("-")[0]
+        rows = self._store.replicas(trial_id=trial_id, live_only=False)
+        return next((self._files.log(row) for row in rows if row.replica_id == replica_id), None)
+
     def logs(self, trial_id: str) -> list[Path]:
         """Files with what a trial's replicas printed, oldest first. Callable from any thread."""
         return self._files.logs(trial_id)

@@ -61,6 +61,7 @@ class Starts:
                 trial_id=trial.trial_id,
                 node=place.node.node,
                 slot=place.slot,
+                job=place.node.jobs.get(place.slot, ""),
                 launch_index=index + member,
                 launched_at=now,
             )

@@ -5,16 +5,17 @@ from __future__ import annotations
 import os
 import shlex
 import sys
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from scheduler.host.sites import without_secrets
 from scheduler.snapshot import NodeView
+from trials.agents.agent import LEAVE_SECONDS
 from trials.agents.roster import Roster
 from trials.agents.start import AgentDescription
 from trials.launch.emulated import emulation
 from trials.launch.fork.start import own_path
+from trials.launch.node_environ import node_environ
 
 OF_ANOTHER_NODE = (
     "CUDA_VISIBLE_DEVICES",
@@ -36,6 +37,14 @@ OF_PROLOGUE = (
 )
 """What a prologue changes: there it holds, and not what this process has."""
 
+CONTAINED = """trap 'kill -USR1 $agent' TERM USR1
+trap '' INT
+{start} &
+agent=$!
+while kill -0 $agent 2>/dev/null; do wait $agent; done
+"""
+"""srun ends its step by force when it is told to end itself; what it is told by USR1 it hands on."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentSettings:
@@ -51,29 +60,39 @@ class AgentSettings:
     interface: str = ""
     prologue: str = ""
     """Lines of bash that run on the node before anything else: modules, a conda environment."""
-    python: str = ""
-    """Interpreter on the nodes; empty: this process's own."""
-    options: tuple[str, ...] = field(default=())
-    """Further ones of srun, such as a container's."""
+    leave_seconds: float = LEAVE_SECONDS
+    """Longest that replicas get to save when an agent has to leave."""
+    shares_files: bool = True
+    """Whether nodes see the state folder and the sweeps' code."""
+    is_shared: bool = False
+    """Whether others than this process's user have trials there: they get none of its environment."""
 
     @property
     def command(self) -> tuple[str, ...]:
         """Starts an agent on a node."""
-        start = f"exec {shlex.quote(self.python or sys.executable)} -m trials.agents.start"
+        start = f"exec {shlex.quote(sys.executable)} -m trials.agents.start"
         if not self.prologue:
             return ("/bin/sh", "-c", start)
-        # A login shell: sites define `module` in its profile.
         return ("/bin/bash", "-lc", f"{self._prologue}\n{start}")
 
     def job_script(self, container: tuple[str, ...] = ()) -> str:
         """Of a job that runs an agent: its process takes the script's place, so that it hears the job's signals."""
-        python = shlex.quote(self.python or ("python3" if container else sys.executable))
+        python = "python3" if container else shlex.quote(sys.executable)
         start = f"{python} -m trials.agents.start"
         if container:
             options = " ".join(map(shlex.quote, container))
             start = f"srun --ntasks=1 --cpu-bind=none --mem=0 {options} {start}"
-        shell = "#!/bin/bash -l" if self.prologue else "#!/bin/bash"
-        return "\n".join([shell, *([self._prologue] if self.prologue else []), f"exec {start}", ""])
+            return "\n".join([self._shell, *self._lines, CONTAINED.format(start=start)])
+        return "\n".join([self._shell, *self._lines, f"exec {start}", ""])
+
+    @property
+    def _shell(self) -> str:
+        # A login shell: sites define `module` in its profile.
+        return "#!/bin/bash -l" if self.prologue else "#!/bin/bash"
+
+    @property
+    def _lines(self) -> list[str]:
+        return [self._prologue] if self.prologue else []
 
     @property
     def _prologue(self) -> str:
@@ -82,9 +101,19 @@ class AgentSettings:
 
     @property
     def environ(self) -> dict[str, str]:
-        """Of an agent, so that it finds this suite where it is not installed."""
-        known = os.environ.get("PYTHONPATH", "")
-        return {"PYTHONPATH": os.pathsep.join([*own_path(), *([known] if known else [])])}
+        """Of an agent, and so of its replicas: this process's own, as far as it is true of another node."""
+        own = without_secrets(os.environ)
+        own = node_environ(own) if self.is_shared else own
+        known = own.get("PYTHONPATH", "")
+        return {
+            **{
+                name: value
+                for name, value in own.items()
+                if name not in OF_ANOTHER_NODE and not name.startswith("ELASTUNE_")
+            },
+            # It finds this suite where it is not installed.
+            "PYTHONPATH": os.pathsep.join([*own_path(), *([known] if known else [])]),
+        }
 
     @property
     def emulated(self) -> str:
@@ -92,6 +121,13 @@ class AgentSettings:
         if self.emulate is None:
             return ""
         return f"devices are emulated: steps take as long as {emulation(self.emulate, slots=1).profile.name} says"
+
+    def strangers(self, roster: Roster) -> list[str]:
+        """What is wrong with nodes on which nothing is started, because nobody could read what it writes."""
+        hosts = ", ".join(sorted({news.host for news in roster.agents() if not news.shares_files}))
+        folder = self.state_dir.resolve()
+        rule = "name one that all nodes share (--state-dir, or state_dir= of optimize)"
+        return [f"{hosts} cannot see the state folder {folder}: {rule}"] if hosts else []
 
     @staticmethod
     def node_views(roster: Roster) -> tuple[NodeView, ...]:
@@ -124,15 +160,6 @@ class AgentSettings:
             gpus_per_slot=self.gpus_per_slot,
             memory_bytes=None if self.memory_per_slot is None else int(self.memory_per_slot * 2**30),
             interface=self.interface,
+            leave_seconds=self.leave_seconds,
+            shares_files=self.shares_files,
         ).to_text()
-
-    def replica_environ(self, own: Mapping[str, str], *, is_shared: bool) -> dict[str, str]:
-        """What replicas inherit of the scheduler's environment; the rest is their node's."""
-        if is_shared:
-            return {}
-        dropped = {*OF_ANOTHER_NODE, *(OF_PROLOGUE if self.prologue else ())}
-        return {
-            name: value
-            for name, value in without_secrets(own).items()
-            if name not in dropped and not name.startswith(("SLURM", "SBATCH", "SRUN", "PMI"))
-        }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from collections.abc import Callable
@@ -18,8 +17,10 @@ from trials.slurm.commands import Slurm
 from trials.slurm.steps import AgentSteps
 from trials.store import TrialStore
 
-FIRST_SECONDS = 30.0
-"""Longest wait for the agents of all nodes, before a sweep goes on with those that have come."""
+FIRST_SECONDS = 300.0
+"""Longest wait for a first agent: environments on cold file systems take their time."""
+OTHERS_SECONDS = 30.0
+"""Longest wait for the others, before a sweep goes on with those that have come."""
 
 DRAIN_SECONDS = 25.0
 """For replicas to save and leave; Slurm ends by force what has not ended in 30 s."""
@@ -36,10 +37,12 @@ class AllocationSite:
         self.launcher = AgentLauncher(self.roster, look=self._look, end=self._end)
         self.grows = False
         self.most_slots = 0
+        self.runs_elsewhere = not settings.shares_files
         self.emulated = settings.emulated
 
     def environ(self, *, is_shared: bool) -> dict[str, str]:
-        return self._settings.replica_environ(os.environ, is_shared=is_shared)
+        """Nothing: replicas have their agent's, which is what this process gave it and what its node adds."""
+        return {}
 
     def nodes(self) -> tuple[NodeView, ...]:
         return self._settings.node_views(self.roster)
@@ -48,7 +51,8 @@ class AllocationSite:
         return ()
 
     def queue_trouble(self) -> str:
-        return "" if self._steps is None else "; ".join(dict.fromkeys(self._steps.troubles.values()))
+        troubles = () if self._steps is None else self._steps.troubles.values()
+        return "; ".join(dict.fromkeys([*troubles, *self._settings.strangers(self.roster)]))
 
     def call_on_change(self, wake: Callable[[], None]) -> None:
         def heard() -> None:
@@ -66,7 +70,6 @@ class AllocationSite:
             command=self._settings.command,
             description=self._settings.description(url, agents_token),
             logs=self._settings.state_dir / "agents",
-            options=self._settings.options,
             environ=self._settings.environ,
         )
         self._steps.begin()
@@ -74,16 +77,16 @@ class AllocationSite:
     def wait_until_there(self) -> None:
         """For the agents of all nodes; for fewer when that takes long. Raises SchedulerError when there is none."""
         assert self._steps is not None
-        deadline = time.monotonic() + FIRST_SECONDS
-        while time.monotonic() < deadline:
+        began = time.monotonic()
+        while time.monotonic() - began < (OTHERS_SECONDS if self.roster.agents() else FIRST_SECONDS):
             self._news.clear()
             there = {news.host for news in self.roster.agents()}
             settled = there | self._steps.troubles.keys()
             if settled >= set(self._given.nodes):
                 break
             self._news.wait(0.5)
-        if not self.roster.agents():
-            words = "; ".join(dict.fromkeys(self._steps.troubles.values())) or "they have not called"
+        if not any(news.shares_files for news in self.roster.agents()):
+            words = self.queue_trouble() or "they have not called"
             raise SchedulerError(
                 f"no agent came up on the nodes of job {self._given.job} ({', '.join(self._given.nodes)}): {words}; "
                 f"what they print is in {self._settings.state_dir / 'agents'}"

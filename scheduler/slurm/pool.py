@@ -18,7 +18,7 @@ from scheduler.slurm.pool_settings import PoolSettings
 from scheduler.slurm.pool_size import PoolState, expected_wait, plan_pool
 from scheduler.slurm.used_hours import UsedHours
 from scheduler.snapshot import JobView, Snapshot
-from trials.agents.roster import Roster
+from trials.agents.roster import QUIET_SECONDS, Roster
 from trials.errors import SlurmRefused, SlurmUnreachable
 from trials.queued import QueuedSlots
 from trials.slurm.agent_logs import complaint
@@ -32,8 +32,18 @@ CALM_POLL_SECONDS = 30.0
 """The same while all jobs have agents that call."""
 EXCITED_SECONDS = 15.0
 """After something has changed it is looked for more often for so long."""
-PATIENCE_SECONDS = 10.0
-"""Jobs that wait are taken back when nobody has wanted them for so long."""
+PATIENCE_SECONDS = 60.0
+"""Jobs that wait are taken back when nobody has wanted them for so long: they lose their place in the queue."""
+AGENT_SECONDS = 300.0
+"""A job that runs for so long without an agent that calls is taken back."""
+WORRY_SECONDS = 10.0
+"""An agent calls every five seconds."""
+STEADY_SECONDS = 60.0
+"""An agent that has called for so long shows that jobs work."""
+MOST_FAILURES = 10
+"""That are counted."""
+MOST_AT_ONCE = 500
+"""Sites limit arrays to 1001."""
 FIRST_PAUSE_SECONDS = 5.0
 LONGEST_PAUSE_SECONDS = 600.0
 WAITS_KEPT = 15
@@ -80,12 +90,18 @@ class Pool:
         self.limited_by = ""
         """Which of the user's limits holds."""
         self._polled_at = self._excited_at = float("-inf")
+        self._is_known = False
+        """Whether the queue has told of its jobs."""
         self._waits: deque[float] = deque(maxlen=WAITS_KEPT)
         self._asked: deque[tuple[float, int]] = deque()
         self._idle_since: dict[str, float] = {}
         self._surplus_since: float | None = None
+        self._asked_at = float("-inf")
         self._called: set[str] = set()
         """Jobs whose agent has called."""
+        self._called_since: dict[str, float] = {}
+        self._agentless_since: dict[str, float] = {}
+        self._most_at_once = MOST_AT_ONCE
         self._failures = 0
         self._not_before = float("-inf")
 
@@ -97,14 +113,13 @@ class Pool:
             self._note_agents(now)
             if now - self._polled_at >= self._poll_seconds(now):
                 self._poll(now)
-            if snapshot is not None:
-                self._act(snapshot, now)
-        except SlurmUnreachable as error:
-            # What was asked may have been done: the next answer tells.
-            self._excited_at = self._polled_at = now
-            self._rest(str(error), now)
-        except SlurmRefused as error:
-            self._rest(f"Slurm refuses more jobs: {error}", now)
+        except (SlurmUnreachable, SlurmRefused) as error:
+            # Whatever squeue complains of passes; nothing is decided on what it may have said before.
+            self._excited_at = now
+            self._say(f"{error}; the pool stays as it is meanwhile")
+            self._is_known = False
+        if snapshot is not None and self._is_known:
+            self._act(snapshot, now)
 
     def _poll_seconds(self, now: float) -> float:
         if now - self._excited_at < EXCITED_SECONDS:
@@ -117,34 +132,51 @@ class Pool:
         """Ask for all jobs at once, and see which are gone."""
         self._polled_at = now
         before = {job.job: job for job in self.jobs}
-        self.jobs = self._queue.jobs()
-        running = {job.job for job in self.jobs if not job.waits}
-        for job in self.jobs:
+        found = self._queue.jobs()
+        listed = {job.job for job in found}
+        # Some queues show not everything: what calls is there.
+        found += [before[job] for job in sorted(self._called & before.keys() - listed) if self._is_there(job, now)]
+        self.jobs = found
+        if not self._is_known:
+            self._is_known = True
+            self.trouble = "" if self._not_before <= now else self.trouble
+        present = {job.job for job in found}
+        for job in found:
             known = before.get(job.job)
             if not job.waits and known is not None and known.waits and job.starts_at is not None:
                 self._waits.append(max(0.0, job.starts_at - job.submitted_at))
         for news in self._roster.agents():
-            if news.job not in running:
+            if news.job not in present and self._roster.quiet_for(news.agent) > QUIET_SECONDS:
                 why = news.leaves or "it is not in the queue any more: cancelled, preempted or ended"
                 self._roster.lose(news.agent, f"job {news.job} on {news.host} is gone: {why}")
-        for name in before.keys() - {job.job for job in self.jobs}:
-            self._note_gone(before[name], now)
+        self._note_gone([before[name] for name in sorted(before.keys() - present)], now)
 
-    def _note_gone(self, job: QueuedJob, now: float) -> None:
-        if job.job in self._called:
-            self._called.discard(job.job)
-            return
-        # It failed, or somebody else took it back: in either case the next one had better wait.
-        words = complaint(self._logs / log_name(job.job)) or "it said nothing"
-        self._rest(f"job {job.job} was over before its agent could call: {words}", now)
+    def _is_there(self, job: str, now: float) -> bool:
+        """Whether the job's agent calls, and is not about to end."""
+        return any(
+            news.job == job and not news.leaves and self._roster.quiet_for(news.agent) <= QUIET_SECONDS
+            for news in self._roster.agents()
+        )
+
+    def _note_gone(self, gone: Sequence[QueuedJob], now: float) -> None:
+        failed = [job for job in gone if job.job not in self._called]
+        self._called -= {job.job for job in gone}
+        if failed:
+            # They failed, or somebody else took them back: in either case the next one had better wait.
+            last = failed[-1]
+            words = complaint(self._logs / log_name(last.job)) or "it said nothing"
+            self._rest(f"job {last.job} was over before its agent could call: {words}", now)
 
     def _rest(self, why: str, now: float) -> None:
         """Ask for nothing for a while, longer each time."""
-        self._failures += 1
+        self._failures = min(self._failures + 1, MOST_FAILURES)
         pause = min(LONGEST_PAUSE_SECONDS, FIRST_PAUSE_SECONDS * 2.0 ** (self._failures - 1))
         self._not_before = now + pause
+        self._say(why)
+
+    def _say(self, why: str) -> None:
         if why != self.trouble:
-            logger.warning("pool rests seconds=%.0f why=%s", pause, why)
+            logger.warning("pool rests why=%s", why)
         self.trouble = why
 
     def _note_agents(self, now: float) -> None:
@@ -152,10 +184,16 @@ class Pool:
         called = {news.job for news in agents}
         if called - self._called:
             self._called |= called
-            self._failures, self.trouble, self._excited_at = 0, "", now
-        if any(not job.waits and job.job in self._called - called for job in self.jobs):
-            # One that was there is gone: what has become of its job?
+            self.trouble, self._excited_at = "", now
+        self._called_since = {job: self._called_since.get(job, now) for job in called}
+        if any(now - since > STEADY_SECONDS for since in self._called_since.values()):
+            self._failures = 0
+        without = {job.job for job in self.jobs if not job.waits and not job.is_over} - called
+        is_quiet = any(self._roster.quiet_for(news.agent) > WORRY_SECONDS for news in agents)
+        if is_quiet or without - self._agentless_since.keys():
+            # One that was there is gone, or has just begun: what has become of its job?
             self._excited_at = now
+        self._agentless_since = {job: self._agentless_since.get(job, now) for job in without}
         busy = set(self._roster.running().values())
         for news in agents:
             if news.agent in busy or news.leaves:
@@ -172,7 +210,7 @@ class Pool:
             self._asked.popleft()
         state = PoolState(
             waiting=tuple(job.job for job in self.jobs if job.waits),
-            running=tuple(job.job for job in self.jobs if not job.waits),
+            running=tuple(job.job for job in self.jobs if not job.waits and not job.is_over),
             idle=self._idle(now),
             slots_per_job=self._slots_per_job,
             waits_seconds=expected_wait(self._waits),
@@ -181,11 +219,12 @@ class Pool:
         )
         plan = plan_pool(snapshot, self._settings, state)
         self.limited_by = plan.limited_by
-        if plan.submit and now >= self._not_before:
-            self._submit(plan.submit, job_name(snapshot), now)
+        if plan.submit and now >= max(self._not_before, self._asked_at + LEAST_POLL_SECONDS):
+            self._submit(min(plan.submit, self._most_at_once), job_name(snapshot), now)
         self._take_back(plan.take_back, now)
+        self._take_back_dead(now)
         for job in plan.give_back:
-            self._give_back(job)
+            self._give_back(job, plan.limited_by or "nobody needs its slots")
 
     def _idle(self, now: float) -> tuple[str, ...]:
         found = [(at, job) for job, at in self._idle_since.items() if now - at >= self._settings.idle_seconds]
@@ -195,12 +234,28 @@ class Pool:
     def _slots_per_job(self) -> int:
         """What agents have, once one has called; else what the options say."""
         known = [len(news.slots) for news in self._roster.agents()]
-        return max(1, known[-1] if known else self._settings.slots_per_job)
+        return max(known) if known else self._settings.slots_per_job
 
     def _submit(self, count: int, name: str, now: float) -> None:
-        job = self._queue.submit(count, name)
+        self._asked_at = now
+        try:
+            job = self._queue.submit(count, name)
+        except SlurmRefused as error:
+            # A limit on jobs refuses all of them at once, also those that it would let pass.
+            self._most_at_once = max(1, count // 2)
+            if count > 1:
+                self._say(f"Slurm refuses {count} jobs more: {error}")
+            else:
+                self._rest(f"Slurm refuses more jobs: {error}", now)
+            return
+        except SlurmUnreachable as error:
+            # It may have been done all the same: the next answer tells.
+            self._excited_at, self._is_known = now, False
+            self._rest(str(error), now)
+            return
+        self._most_at_once = min(MOST_AT_ONCE, 2 * self._most_at_once)
         logger.info("jobs submitted job=%s count=%d queue=%s", job, count, self._settings.where)
-        self._asked.append((now, count * self._slots_per_job))
+        self._asked.append((now, count * max(1, self._slots_per_job)))
         # Until the queue is asked again: what was just asked for is not asked for twice.
         self.jobs += [
             QueuedJob(
@@ -217,6 +272,7 @@ class Pool:
         self._polled_at = self._excited_at = now
 
     def _take_back(self, jobs: Sequence[str], now: float) -> None:
+        """Jobs that wait and are not wanted, when they have not been for a while."""
         if not jobs:
             self._surplus_since = None
             return
@@ -224,16 +280,32 @@ class Pool:
             self._surplus_since = now
         if now - self._surplus_since < PATIENCE_SECONDS:
             return
-        logger.info("jobs taken back count=%d", len(jobs))
-        self._queue.cancel(jobs, only_waiting=True)
-        self.jobs = [job for job in self.jobs if job.job not in jobs]
-        self._surplus_since, self._excited_at = None, now
+        self._surplus_since, self._excited_at = now, now
+        if self._cancel(jobs, only_waiting=True):
+            self.jobs = [job for job in self.jobs if job.job not in jobs]
 
-    def _give_back(self, job: str) -> None:
+    def _take_back_dead(self, now: float) -> None:
+        """Jobs that run, and of whose agent nothing is heard."""
+        dead = [job for job, since in self._agentless_since.items() if now - since > AGENT_SECONDS]
+        if dead and self._cancel(dead):
+            self.jobs = [job for job in self.jobs if job.job not in dead]
+            self._called -= set(dead)
+            words = complaint(self._logs / log_name(dead[-1])) or "it said nothing"
+            self._rest(f"job {dead[-1]} ran for {AGENT_SECONDS:.0f} s without an agent that calls: {words}", now)
+
+    def _cancel(self, jobs: Sequence[str], *, only_waiting: bool = False) -> bool:
+        logger.info("jobs taken back count=%d", len(jobs))
+        try:
+            self._queue.cancel(jobs, only_waiting=only_waiting)
+        except (SlurmRefused, SlurmUnreachable) as error:
+            logger.warning("jobs not taken back error=%s", error)
+            return False
+        return True
+
+    def _give_back(self, job: str, why: str) -> None:
         for news in self._roster.agents():
             if news.job == job and not news.leaves:
-                logger.info("job given back job=%s node=%s", job, news.host)
-                self._roster.dismiss(news.agent)
+                self._roster.dismiss(why, news.agent)
 
     def take_back_waiting(self) -> None:
         """Of the jobs that have not begun, all."""
@@ -252,7 +324,7 @@ class Pool:
             JobView(
                 job=job.job,
                 queue=job.pool or self._settings.where,
-                slots=slots.get(job.job, self._slots_per_job),
+                slots=slots.get(job.job, max(1, self._slots_per_job)),
                 waits=job.waits,
                 since=job.submitted_at if job.waits else job.starts_at or job.submitted_at,
                 starts_at=job.starts_at if job.waits else None,
@@ -260,6 +332,7 @@ class Pool:
                 reason=job.reason,
             )
             for job in self.jobs
+            if not job.is_over
         )
 
     def queued(self) -> tuple[QueuedSlots, ...]:
@@ -273,7 +346,7 @@ class Pool:
         expected = max(0.0, min(starts) - self._clock()) if starts else expected_wait(self._waits) or None
         return (
             QueuedSlots(
-                slots=sum(not job.is_held for job in waiting) * self._slots_per_job,
+                slots=sum(not job.is_held for job in waiting) * max(1, self._slots_per_job),
                 where=self._settings.where,
                 expected_in=expected,
                 trouble=words,

@@ -16,6 +16,13 @@ from trials.slurm.jobs import LOGS
 
 OURS = ("hours", "idle", "per-hour", "price", "slots", "warn", "worth")
 NOT_YOURS = {
+    "begin": "jobs are asked for when there is use for them",
+    "clusters": "a pool is on one cluster",
+    "hold": "such jobs are waited for in vain",
+    "parsable": "the scheduler reads what sbatch says",
+    "quiet": "the scheduler reads what sbatch says",
+    "test-only": "jobs are tried out before the first one",
+    "wait": "the scheduler waits for its jobs itself",
     "array": "jobs are submitted as there is use for them; say how many slots with slots=0:32",
     "comment": "by it the scheduler knows its jobs again",
     "dependency": "such jobs are waited for in vain",
@@ -40,7 +47,7 @@ class PoolSettings:
     least_slots: int = 0
     most_slots: int = 16
     slots_per_job: int = 1
-    """As far as the options tell; agents say how many there are."""
+    """As far as the options tell; agents say how many there are. 0: only they can."""
     hours: float | None = None
     """Slot hours that all jobs together may take; None: no limit."""
     per_hour: int | None = None
@@ -61,7 +68,8 @@ class PoolSettings:
         """For people: the queue's name."""
         return self.options.get("partition") or "the default partition"
 
-    def sbatch_options(self, log_folder: str) -> list[str]:
+    def sbatch_options(self, log_folder: str | None) -> list[str]:
+        """``log_folder``: for what agents print; None where nodes see none."""
         words = [f"--{name}" if value is None else f"--{name}={value}" for name, value in self.options.items()]
         return [
             *words,
@@ -71,7 +79,7 @@ class PoolSettings:
             *([] if "requeue" in self.options else ["--no-requeue"]),
             "--open-mode=append",
             f"--signal=B:USR1@{self.warn_seconds}",
-            f"--output={log_folder}/{LOGS}",
+            "--output=/dev/null" if log_folder is None else f"--output={log_folder}/{LOGS}",
         ]
 
 
@@ -126,8 +134,10 @@ def _slots_per_job(options: dict[str, str | None], *, gpus_per_slot: int, slots_
                 )
             return max(1, gpus * slots_per_gpu // gpus_per_slot)
     cores = options.get("cpus-per-task")
-    if cores is not None or "exclusive" in options:
-        return int(cores) if cores is not None and cores.isdigit() else 1
+    if "exclusive" in options:
+        return 0
+    if cores is not None:
+        return int(cores) if cores.isdigit() else 0
     options["gpus"] = str(gpus_per_slot)
     return slots_per_gpu
 

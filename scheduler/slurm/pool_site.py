@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import os
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -24,15 +23,17 @@ from trials.agents.launcher import AgentLauncher
 from trials.agents.roster import Roster
 from trials.agents.words import AGENT_VARIABLE
 from trials.errors import SlurmRefused, SlurmUnreachable
-from trials.launch.node_environ import node_environ
 from trials.queued import QueuedSlots
-from trials.slurm.commands import Slurm
+from trials.slurm.commands import PATIENCE_SECONDS, Slurm
 from trials.slurm.jobs import JobQueue
 from trials.store import TrialStore
 
 LOOK_SECONDS = 0.5
 DRAIN_SECONDS = 60.0
 """For replicas to save and leave, when the scheduler is told to end."""
+
+END_SECONDS = 30.0
+"""For Slurm's controller to answer, when jobs are to be taken back."""
 
 logger = logging.getLogger(__name__)
 
@@ -50,10 +51,12 @@ class PoolSite:
         self.launcher = AgentLauncher(self.roster, end=self._end, queued=self.queued)
         self.grows = True
         self.most_slots = pool.most_slots
+        self.runs_elsewhere = not agents.shares_files
         self.emulated = agents.emulated
 
     def environ(self, *, is_shared: bool) -> dict[str, str]:
-        return self._agents.replica_environ(os.environ, is_shared=is_shared)
+        """Nothing: replicas have their agent's, which is what this process gave it and what its node adds."""
+        return {}
 
     def nodes(self) -> tuple[NodeView, ...]:
         return self._agents.node_views(self.roster)
@@ -62,7 +65,9 @@ class PoolSite:
         return () if self._pool is None else self._pool.views()
 
     def queue_trouble(self) -> str:
-        return "; ".join(each.trouble for each in self.queued() if each.trouble)
+        return "; ".join(
+            [*(each.trouble for each in self.queued() if each.trouble), *self._agents.strangers(self.roster)]
+        )
 
     def call_on_change(self, wake: Callable[[], None]) -> None:
         self.roster.on_news = wake
@@ -79,13 +84,9 @@ class PoolSite:
             self._slurm,
             # As long as the scheduler has its secrets, it knows its jobs again.
             mark=f"elastune {hashlib.sha256(agents_token.encode()).hexdigest()[:12]}",
-            options=self._settings.sbatch_options(str(logs)),
+            options=self._settings.sbatch_options(str(logs) if self._agents.shares_files else None),
             script=self._agents.job_script(self._settings.container),
-            environ={
-                **node_environ(os.environ),
-                **self._agents.environ,
-                AGENT_VARIABLE: self._agents.description(url, agents_token),
-            },
+            environ={**self._agents.environ, AGENT_VARIABLE: self._agents.description(url, agents_token)},
         )
         try:
             queue.try_out()
@@ -110,20 +111,30 @@ class PoolSite:
 
     def drain(self) -> None:
         """Nothing is left in the queue: jobs that wait are taken back, the others end when their replicas have left."""
-        self._stopping.set()
-        if self._pool is None or self._thread is None:
+        self._stop_looking()
+        if self._pool is None:
             return
-        self._thread.join(LOOK_SECONDS)
         try:
             self._pool.take_back_waiting()
         except (SlurmRefused, SlurmUnreachable) as error:
             logger.warning("jobs not taken back yet error=%s", error)
         self.roster.dismiss_all(DRAIN_SECONDS)
 
-    def _end(self) -> None:
+    def _stop_looking(self) -> None:
+        """What is being asked of Slurm is waited for: it may be more jobs."""
         self._stopping.set()
-        try:
-            if self._pool is not None:
+        if self._thread is not None:
+            self._thread.join(2.0 * PATIENCE_SECONDS)
+
+    def _end(self) -> None:
+        self._stop_looking()
+        deadline = time.monotonic() + END_SECONDS
+        while self._pool is not None:
+            try:
                 self._pool.end()
-        except (SlurmRefused, SlurmUnreachable) as error:
-            logger.error("jobs may be left in the queue error=%s", error)
+                return
+            except (SlurmRefused, SlurmUnreachable) as error:
+                if time.monotonic() > deadline:
+                    logger.error("jobs may be left in the queue: `squeue --me` shows them error=%s", error)
+                    return
+                time.sleep(2.0)

@@ -33,6 +33,7 @@ class PoolState:
     idle: tuple[str, ...] = ()
     """Of those that have begun: without a replica for long enough, the longest first."""
     slots_per_job: int = 1
+    """0 as long as nobody knows."""
     waits_seconds: float = 0.0
     """How long a job asked for now is expected to wait."""
     used_hours: float = 0.0
@@ -72,7 +73,7 @@ def plan_pool(snapshot: Snapshot, settings: PoolSettings, state: PoolState) -> P
 
 
 def _wanted_jobs(snapshot: Snapshot, settings: PoolSettings, state: PoolState, present: int) -> tuple[int, str]:
-    size = state.slots_per_job
+    size = max(1, state.slots_per_job)
     least, most = -(-settings.least_slots // size), max(1, settings.most_slots // size)
     offer = NodeOffer(
         kind=KIND,
@@ -86,6 +87,9 @@ def _wanted_jobs(snapshot: Snapshot, settings: PoolSettings, state: PoolState, p
     if wanted > present:
         dearer = replace(offer, price_per_hour=offer.price_per_hour * price_of_waiting(snapshot, state.waits_seconds))
         wanted = max(present, desired_nodes(snapshot, replace(pricing, offers=(dearer,)))[KIND])
+    if not state.slots_per_job:
+        # The first one tells how large they are.
+        return min(wanted, 1), ""
     return wanted, f"slots={settings.least_slots}:{settings.most_slots}" if wanted == most else ""
 
 
@@ -101,7 +105,7 @@ def price_of_waiting(snapshot: Snapshot, waits_seconds: float) -> float:
 def _room_to_ask(settings: PoolSettings, state: PoolState) -> tuple[int, str]:
     if settings.per_hour is None:
         return LARGEST_ARRAY, ""
-    room = max(0, settings.per_hour - state.asked_within_hour) // state.slots_per_job
+    room = max(0, settings.per_hour - state.asked_within_hour) // max(1, state.slots_per_job)
     return min(room, LARGEST_ARRAY), f"per-hour={settings.per_hour}"
 
 

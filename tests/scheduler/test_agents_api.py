@@ -25,6 +25,8 @@ from trials.agents.line import Line, Refused
 from trials.agents.roster import Roster
 from trials.agents.start import AgentDescription
 from trials.agents.words import AGENT_VARIABLE, AgentSlot, News, Orders
+from trials.record import ReplicaRecord
+from trials.spec import TrialSpec
 from trials.store import SqlTrialStore
 
 NEWS = News(agent="a", host="n1", version=1, slots=(AgentSlot(kind="H100"),))
@@ -140,7 +142,11 @@ def test_the_line_follows_a_scheduler_that_has_moved_and_tells_a_stranger_from_a
 def test_an_agent_of_its_own_process_runs_a_trial_and_ends_with_its_scheduler(
     served: ServedLoop, roster: Roster, tmp_path: Path
 ) -> None:
-    description = AgentDescription(url=served.url, token=served.tokens.for_agents(), fork_server=False, most_slots=1)
+    server_file = tmp_path / "server.json"
+    server_file.write_text(json.dumps({"url": served.url}))
+    description = AgentDescription(
+        url=served.url, token=served.tokens.for_agents(), fork_server=False, server_file=str(server_file)
+    )
     environ = {**os.environ, AGENT_VARIABLE: description.to_text(), "SLURMD_NODENAME": "n7"}
     (tmp_path / "code.py").write_text(
         "import os\n"
@@ -172,11 +178,29 @@ def test_an_agent_of_its_own_process_runs_a_trial_and_ends_with_its_scheduler(
                 time.sleep(0.02)
             assert shown["replicas"][0]["node"] == "n7"
         assert logs[0].split("\n")[0] == "on n7 False 127.0.0.1"
-        roster.dismiss()
+        roster.dismiss("the test is over")
         assert process.wait(20.0) == 0
     finally:
         process.kill()
         process.wait()
+
+
+def test_parts_of_logs_are_kept_once_and_in_order(served: ServedLoop, tmp_path: Path) -> None:
+    served.store.submit(TrialSpec(study="s", number=0, entrypoint="m:f"), 0.0)
+    trial = served.store.trials()[0].trial_id
+    served.store.add_replica(
+        ReplicaRecord(replica_id=f"{trial}-a", trial_id=trial, node="n1", slot=0, launch_index=0, pid=1)
+    )
+    with line_to(served.url, served.tokens.for_agents()) as line:
+        assert line.send_log(f"{trial}-a", 0, b"one ") == 4
+        assert line.send_log(f"{trial}-a", 0, b"one ") == 4, "what was sent twice"
+        assert line.send_log(f"{trial}-a", 9, b"three") == 4, "what comes too early"
+        assert line.send_log(f"{trial}-a", 4, b"two") == 7
+        assert line.send_log("t-unknown", 0, b"words") == 5
+        assert line.send_log("../../etc/x", 0, b"words") == 5
+    assert (tmp_path / "logs" / trial / f"{trial}-a.log").read_text() == "one two"
+    assert not list(tmp_path.rglob("*unknown*"))
+    assert turn(served, OWNERS_TOKEN, {"replica": "r", "at": 0, "part": ""}, "/agents/logs").status_code == 403
 
 
 def test_an_agent_says_what_it_lacks() -> None:

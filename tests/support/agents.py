@@ -12,6 +12,7 @@ from pydantic import TypeAdapter
 
 from trials.agents.agent import Agent, agent_slots
 from trials.agents.line import Line
+from trials.agents.node_files import NodeFiles
 from trials.agents.roster import Roster
 from trials.agents.words import News, Orders
 from trials.launch.local import LocalLauncher
@@ -38,6 +39,9 @@ class DirectLine(Line):
     def close(self) -> None:
         """Nothing is open."""
 
+    def send_log(self, replica_id: str, at: int, part: bytes) -> int | None:
+        return None if self.is_cut else at + len(part)
+
     def say(self, news: News, heard: int, *, wait: bool) -> Orders | None:
         if self.is_cut:
             return None
@@ -53,7 +57,12 @@ class AgentInThread:
     """An agent with the slots of a launcher of its own."""
 
     def __init__(
-        self, roster: Roster, host: str, launcher: LocalLauncher, environ: Mapping[str, str] | None = None
+        self,
+        roster: Roster,
+        host: str,
+        launcher: LocalLauncher,
+        environ: Mapping[str, str] | None = None,
+        files: NodeFiles | None = None,
     ) -> None:
         self.line = DirectLine(roster)
         self.launcher = launcher
@@ -65,6 +74,7 @@ class AgentInThread:
             node=host,
             address="127.0.0.1",
             environ=environ or {},
+            files=files,
         )
         self.thread = threading.Thread(target=self.agent.run, daemon=True)
         self.thread.start()

@@ -72,19 +72,34 @@ def agents() -> list[int]:
     return found
 
 
+TEST_NAME = "elastune-test"
+"""Of jobs that tests submit themselves."""
+
+
 def tidy() -> None:
-    """Every job ended, every node there."""
-    for job in jobs():
-        subprocess.run(["scancel", job], check=False, capture_output=True)
+    """Every job of tests and of their schedulers ended, every node there."""
+    ours = slurm("squeue", "--noheader", "--array", "--format=%i|%j")
+    for job, _, name in (line.partition("|") for line in ours.splitlines()):
+        if name.startswith("elastune"):
+            subprocess.run(["scancel", job], check=False, capture_output=True)
     until(lambda: not jobs(), 60.0, "jobs do not end")
-    slurm("scontrol", "update", "nodename=ALL", "state=resume") if "down" in slurm("sinfo", "-h", "-o", "%T") else None
+    if "down" in slurm("sinfo", "-h", "-o", "%T"):
+        slurm("scontrol", "update", "nodename=ALL", "state=resume")
     until(lambda: not agents(), 60.0, "agents are left")
 
 
 @contextlib.contextmanager
 def allocation(*options: str, nodes: int = 2, gpus: int = 4) -> Iterator[dict[str, str]]:
     """Variables of a job with nodes of its own, as in a shell of `salloc`."""
-    words = ["sbatch", "--parsable", f"--nodes={nodes}", f"--gpus-per-node={gpus}", "--output=/dev/null", *options]
+    words = [
+        "sbatch",
+        "--parsable",
+        f"--nodes={nodes}",
+        f"--gpus-per-node={gpus}",
+        f"--job-name={TEST_NAME}",
+        "--output=/dev/null",
+        *options,
+    ]
     job = slurm(*words, "--wrap=sleep 3600")
     try:
         listed = until(

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,9 +13,11 @@ from tests.support.agents import AgentInThread, until_there
 from tests.trials.test_launchers import SCRIPT, record_of, request_for, until_started, wait_for_exit
 from trials.agents.addresses import address_of, address_towards
 from trials.agents.launcher import AgentLauncher
+from trials.agents.node_files import NodeFiles
 from trials.agents.own_slots import emulating, of_one_kind, own_slots
 from trials.agents.roster import Roster
 from trials.agents.start import own_job, replica_environ
+from trials.agents.words import Orders
 from trials.errors import LaunchFailed
 from trials.launch.gpus import Gpu
 from trials.launch.local import LocalLauncher
@@ -66,6 +69,73 @@ def test_another_scheduler_finds_the_replicas_of_the_one_before(
     assert wait_for_exit(adopting, row).status == -9
 
 
+def test_on_a_node_that_shares_no_files_code_comes_packed_and_logs_go_back(roster: Roster, tmp_path: Path) -> None:
+    arrived: dict[str, bytes] = {}
+    fetched: list[str] = []
+
+    def fetch(environ: Mapping[str, str], digest: str, folder: Path) -> None:
+        fetched.append(digest)
+        if digest == "b" * 64:
+            raise OSError("its digest is wrong")
+        time.sleep(0.2)
+        folder.mkdir(parents=True)
+        (folder / "user_code.py").write_text(
+            "import os, pathlib\n"
+            "def tells():\n"
+            "    pathlib.Path(os.environ['ELASTUNE_CHECKPOINT_DIR']).mkdir(parents=True)\n"
+            "    print(os.getcwd(), os.environ['ELASTUNE_CHECKPOINT_DIR'], 'ELASTUNE_SERVER_FILE' in os.environ)\n"
+        )
+
+    files = NodeFiles(fetch, tmp_path)
+    launcher = LocalLauncher(slots=2, node="n", fork_server=False)
+    agent = AgentInThread(roster, "n", launcher, files=files)
+
+    def send(replica_id: str, at: int, part: bytes) -> int:
+        assert at == len(arrived.get(replica_id, b""))
+        arrived[replica_id] = arrived.get(replica_id, b"") + part
+        return len(arrived[replica_id])
+
+    agent.line.send_log = send  # type: ignore[method-assign]
+    agent.agent._logs._send = send  # type: ignore[union-attr]
+    until_there(roster)
+    remote = AgentLauncher(roster)
+    environ = {"ELASTUNE_CHECKPOINT_DIR": "/of/the/scheduler", "ELASTUNE_SERVER_FILE": "/x"}
+    folder = Path("/nowhere/else")
+    try:
+        for _ in range(2):
+            request = replace(request_for(folder, "tells", environ, log=tmp_path / "no.log"), package="a" * 64)
+            remote.launch(request)
+            row = record_of(request, until_started(remote, request, None))
+            assert wait_for_exit(remote, row).status == 0
+            code, kept, has_server = arrived[request.replica_id].decode().split()
+            assert (Path(code).name, has_server) == ("a" * 64, "False")
+            assert kept == str(files.folder / "checkpoints" / "t")
+            (files.folder / "checkpoints" / "t").rmdir()
+        assert fetched == ["a" * 64], "it is unpacked once"
+        request = replace(request_for(folder, "tells", environ), package="b" * 64)
+        remote.launch(request)
+        with pytest.raises(LaunchFailed, match="the packed working folder cannot be used on n: its digest is wrong"):
+            until_started(remote, request, None)
+    finally:
+        agent.end()
+    assert not files.folder.exists()
+
+
+def test_an_answer_that_was_overtaken_changes_nothing(agent: AgentInThread, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else an order would wait for the next answer, which comes when nothing more is to do."""
+    agent.end()
+    launch = {"replica_id": "r"}
+    for orders, taken in (
+        (Orders(roster="x", version=5, launch=(launch,)), 5),
+        (Orders(roster="x", version=4), 5),
+        (Orders(roster="y", version=1), 1),
+    ):
+        monkeypatch.setattr(agent.line, "say", lambda *_, orders=orders, **__: orders)
+        agent.agent._say(wait=False)
+        assert agent.agent._heard == taken
+        assert agent.agent._orders is not None and agent.agent._orders.version == taken
+
+
 def test_an_agent_that_leaves_lets_its_replicas_leave_first(
     agent: AgentInThread, roster: Roster, tmp_path: Path
 ) -> None:
@@ -78,7 +148,7 @@ def test_an_agent_that_leaves_lets_its_replicas_leave_first(
     while not request.log.exists() and time.monotonic() < deadline:
         time.sleep(0.01)
     time.sleep(0.5)
-    roster.dismiss()
+    roster.dismiss("the test is over")
     assert wait_for_exit(launcher, row).status == 143
     agent.thread.join(10.0)
     assert not agent.thread.is_alive()
@@ -119,6 +189,8 @@ def test_slots_are_the_gpus_that_the_driver_tells_or_that_the_queue_has_set_asid
     assert [slot.gpus for slot in of_one_kind(own_slots("n", queue, known, range(8)))] == [("GPU-a",), ("GPU-b",)]
     assert len(own_slots("n", {"SLURM_CPUS_ON_NODE": "8"}, [], range(2))) == 8
     assert len(own_slots("n", {"SLURM_CPUS_ON_NODE": "8"}, [], range(2), most=3)) == 3
+    amd = {"SLURM_JOB_GPUS": "4,5", "ROCR_VISIBLE_DEVICES": "4,5"}
+    assert [slot.gpus for slot in own_slots("n", amd, [], range(8))] == [("0",), ("1",)]
     assert len(own_slots("n", {"CUDA_VISIBLE_DEVICES": "0,1"}, [], range(3))) == 3
     assert [bool(slot.emulates) for slot in emulating(own_slots("n", {}, [], range(2)), "bert-squad")] == [True, True]
 

@@ -25,6 +25,13 @@ class Clock:
     def __call__(self) -> float:
         return self.now
 
+    def go_on(self, seconds: float, roster: Roster) -> None:
+        """With a look in each second, as a scheduler that is not held up has them."""
+        end = self.now + seconds
+        while self.now < end:
+            self.now = min(end, self.now + 1.0)
+            roster.lose_silent()
+
 
 def news(agent: str = "a", host: str = "n1", slots: int = 2, version: int = 1, **changes: Any) -> News:
     slot = AgentSlot(environ={"CUDA_VISIBLE_DEVICES": agent})
@@ -94,13 +101,13 @@ def test_a_replica_of_an_agent_that_is_gone_is_lost_with_the_reason() -> None:
     launcher = AgentLauncher(roster, monotonic=clock)
     roster.hear(news(job="12", replicas=running("r")))
     assert launcher.exits([row()]) == []
-    clock.now += roster_module.QUIET_SECONDS + 1.0
+    clock.go_on(roster_module.QUIET_SECONDS + 1.0, roster)
     assert launcher.nodes()[0].in_use == {0, 1}, "nothing new is started with one that is quiet"
     assert launcher.exits([row()]) == []
-    clock.now += roster_module.LOST_SECONDS
+    clock.go_on(roster_module.LOST_SECONDS, roster)
     (gone,) = launcher.exits([row()])
     assert (gone.status, gone.code) == (None, "node_lost")
-    assert gone.why == "the agent of n1 of job 12 has not called for 56 s"
+    assert gone.why == "the agent of n1 of job 12 has not called for 41 s"
     assert launcher.nodes() == []
 
 
@@ -109,12 +116,11 @@ def test_one_that_closes_its_line_is_gone_soon_unless_it_calls_again() -> None:
     roster = Roster(monotonic=clock)
     for back in (True, False):
         roster.hear(news(replicas=running("r")))
-        roster.note_hung_up("a")
-        clock.now += roster_module.HUNG_UP_SECONDS / 2
+        roster.note_hung_up("a", clock.now)
+        clock.go_on(roster_module.HUNG_UP_SECONDS / 2, roster)
         if back:
             roster.hear(news(replicas=running("r")))
-        clock.now += roster_module.HUNG_UP_SECONDS
-        roster.lose_silent()
+        clock.go_on(roster_module.HUNG_UP_SECONDS + 1.0, roster)
         assert (len(roster.agents()) == 1) is back
 
 
@@ -195,13 +201,78 @@ def test_what_was_to_start_with_an_agent_that_is_gone_has_failed() -> None:
     roster.hear(news())
     roster.order("n1", 0, "r", {})
     roster.lose("a", "cancelled")
-    assert roster.state_of("r") == Lost("cancelled")
+    lost = roster.state_of("r")
+    assert isinstance(lost, Lost) and lost.why == "cancelled"
 
 
 def test_news_that_cannot_be_are_refused() -> None:
     for wrong in ({"agent": ""}, {"host": ""}, {"slots": (AgentSlot(),) * 5000}):
         with pytest.raises(ValueError, match="an agent has"):
             replace(news(), **wrong)
+
+
+def test_a_scheduler_that_was_held_up_itself_loses_nobody() -> None:
+    clock = Clock()
+    roster = Roster(monotonic=clock)
+    roster.hear(news(replicas=running("r")))
+    clock.go_on(3.0, roster)
+    roster.note_hung_up("a", clock.now)
+    clock.now += 10.0 * roster_module.LOST_SECONDS
+    roster.lose_silent()
+    assert len(roster.agents()) == 1
+    clock.go_on(roster_module.LOST_SECONDS + 2.0, roster)
+    assert roster.agents() == []
+
+
+def test_a_line_that_was_closed_before_the_agent_called_again_says_nothing() -> None:
+    clock = Clock()
+    roster = Roster(monotonic=clock)
+    roster.hear(news())
+    waited_since = clock.now
+    clock.go_on(2.0, roster)
+    roster.hear(news())
+    roster.note_hung_up("a", waited_since)
+    clock.go_on(roster_module.HUNG_UP_SECONDS + 2.0, roster)
+    assert len(roster.agents()) == 1
+
+
+def test_an_agent_that_comes_back_after_all_gets_nothing_new_until_what_it_has_is_ended() -> None:
+    roster = Roster()
+    launcher = AgentLauncher(roster)
+    roster.hear(news(replicas=running("r")))
+    roster.lose("a", "no word")
+    assert launcher.exits([row()])[0].why == "no word"
+    roster.hear(news(version=2, replicas=running("r")))
+    launcher.exits([])
+    assert roster.orders("a").stop == {"r": True}
+    assert roster.nodes()[0].in_use == {0, 1} and not roster.order("n1", 0, "s", {})
+    roster.hear(news(version=3, replicas={"r": AgentReplica(phase=Phase.ENDED, pid=7, status=-9)}))
+    assert roster.nodes()[0].in_use == frozenset()
+
+
+def test_one_that_comes_back_has_its_numbers_before_one_that_has_nothing_yet() -> None:
+    roster = Roster()
+    roster.hear(news("fresh"))
+    assert roster.orders("fresh").numbers == (0, 1)
+    roster.hear(news("back", slots=4, numbers=(0, 1, 2, 3), replicas=running("r")))
+    assert roster.orders("back").numbers == (0, 1, 2, 3)
+    assert roster.orders("fresh").numbers == (4, 5)
+
+
+def test_nothing_new_is_started_beside_replicas_whose_slots_are_not_known() -> None:
+    roster = Roster()
+    roster.hear(news("fresh", replicas=running("s")))
+    roster.hear(news("back", numbers=(0, 1), replicas=running("r")))
+    assert roster.orders("back").numbers == (2, 3)
+    assert roster.nodes()[0].in_use == {2, 3}
+    roster.hear(news("back", version=2))
+    assert roster.nodes()[0].in_use == frozenset()
+
+
+def test_an_agent_that_cannot_see_the_state_folder_gets_nothing() -> None:
+    roster = Roster()
+    roster.hear(news(shares_files=False))
+    assert roster.nodes()[0].in_use == {0, 1} and not roster.order("n1", 0, "r", {})
 
 
 @given(

@@ -18,7 +18,8 @@ from dist_core.link.client import ControlChannel
 from scheduler.api.packages import PackageRefused, Packages
 from tests.support.channel import channel_to
 from trials.inside import user_code
-from trials.inside.pod_start import python_path, unpack
+from trials.inside.packages import unpack
+from trials.inside.pod_start import python_path
 from trials.spec import TrialSpec
 from tuner_bridge.driving import packing
 from tuner_bridge.driving.code_on_cluster import CodeOnCluster

@@ -10,7 +10,8 @@ import psutil
 def address_towards(host: str) -> str:
     """This machine's on the way to that one. Raises OSError where no way leads there."""
     try:
-        family, kind, _, _, where = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
+        known = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)
+        family, kind, _, _, where = min(known, key=lambda each: each[0] != socket.AF_INET)
         with socket.socket(family, kind) as probe:
             # Sends nothing: the system only looks up the way.
             probe.connect(where)

@@ -17,13 +17,15 @@ from pathlib import Path
 from typing import Any
 
 from trials.agents.line import Line, Refused
+from trials.agents.log_shipping import LogShipping
+from trials.agents.node_files import NodeFiles
 from trials.agents.words import AgentReplica, AgentSlot, News, Orders, Phase
 from trials.errors import LaunchFailed
 from trials.launch.base import LaunchRequest
 from trials.launch.local import LocalLauncher
 from trials.record import ReplicaRecord
 
-LOOK_SECONDS = 0.5
+LOOK_SECONDS = 0.25
 """Between two looks at replicas, where nothing wakes it."""
 ALONE_SECONDS = 60.0
 """An agent without replicas whose scheduler has not answered for so long ends."""
@@ -39,7 +41,8 @@ logger = logging.getLogger(__name__)
 class Agent:
     """``node``: what the launcher calls this machine. ``environ``: what replicas find here, unless they bring it.
 
-    ``address``: where replicas of other nodes reach those of this one.
+    ``address``: where replicas of other nodes reach those of this one. ``files``: where the node shares none with the
+    scheduler.
     """
 
     def __init__(
@@ -51,7 +54,8 @@ class Agent:
         node: str,
         address: str,
         environ: Mapping[str, str],
-        grace_seconds: float | None = None,
+        leave_seconds: float = LEAVE_SECONDS,
+        files: NodeFiles | None = None,
     ) -> None:
         self._launcher = launcher
         self._line = line
@@ -59,7 +63,7 @@ class Agent:
         self._node = node
         self._address = address
         self._environ = environ
-        self._grace_seconds = grace_seconds
+        self._leave_seconds = leave_seconds
         self._replicas: dict[str, AgentReplica] = {}
         self._waiting: dict[str, LaunchRequest] = {}
         """Told to start, and not begun."""
@@ -70,7 +74,7 @@ class Agent:
         self._stopping: dict[str, bool] = {}
         """Those that were told, and how."""
         self._orders: Orders | None = None
-        self._heard = 0
+        self._roster, self._heard = "", 0
         """Which orders were the last."""
         self._leaves = ""
         self._leaving_since: float | None = None
@@ -79,6 +83,10 @@ class Agent:
         self._wake = threading.Event()
         self._lock = threading.Lock()
         launcher.on_change = self._wake.set
+        self._files = files
+        self._logs = None if files is None else LogShipping(files.log, line.send_log, self._wake.set)
+        self._ended: dict[str, AgentReplica] = {}
+        """Replicas whose end is told when all that they have printed has arrived."""
 
     # ------------------------------------------------------------------ running
 
@@ -99,17 +107,20 @@ class Agent:
         # What it has said last had better arrive: else the scheduler waits for a process that is gone.
         self._say(wait=False)
         self._launcher.close()
+        if self._logs is not None:
+            self._logs.close()
+        if self._files is not None:
+            self._files.remove()
 
     def leave(self, why: str) -> None:
-        """Have the replicas save and leave, and end then. Callable from a signal handler."""
+        """Have the replicas save and leave, and end then. Callable from a signal handler: the next look finds it."""
         self._leaves = self._leaves or why
-        self._wake.set()
 
     def _look(self) -> bool:
         """Look after everything once; whether this is the end."""
         with self._lock:
             orders, self._orders = self._orders, None
-        before, numbers = (dict(self._replicas), self._leaves, self._news.leaves), self._news.numbers
+        numbers = self._news.numbers
         if orders is not None:
             self._take(orders)
         self._start_waiting()
@@ -120,8 +131,10 @@ class Agent:
         if self._is_forsaken():
             self._leaves = self._leaves or "its scheduler does not answer"
         done = bool(self._leaves) and self._leave()
-        if (dict(self._replicas), self._leaves, self._news.leaves) != before or self._news.numbers != numbers:
-            self._set_news()
+        in_use = next((node.in_use for node in self._launcher.nodes()), frozenset())
+        said = self._news.replicas, self._news.leaves, self._news.in_use, numbers
+        if said != (self._replicas, self._leaves, in_use, self._news.numbers):
+            self._set_news(in_use)
         return done
 
     def _is_forsaken(self) -> bool:
@@ -136,7 +149,7 @@ class Agent:
         for replica_id in self._waiting:
             self._replicas[replica_id] = AgentReplica(phase=Phase.REFUSED, why=self._leaves)
         self._waiting.clear()
-        late = time.monotonic() - self._leaving_since > LEAVE_SECONDS
+        late = time.monotonic() - self._leaving_since > self._leave_seconds
         alive = self._alive()
         for replica_id in alive:
             self._stop(replica_id, force=late)
@@ -151,6 +164,8 @@ class Agent:
         for replica_id in orders.noted:
             self._replicas.pop(replica_id, None)
             self._stopping.pop(replica_id, None)
+            if self._logs is not None:
+                self._logs.forget(replica_id)
         if orders.numbers and orders.numbers != self._news.numbers:
             self._news = replace(self._news, numbers=orders.numbers)
         for document in orders.launch:
@@ -160,13 +175,10 @@ class Agent:
                 self._replicas[request.replica_id] = AgentReplica(phase=Phase.STARTING)
                 self._waiting[request.replica_id] = request
         self._stops = dict(orders.stop)
-        if orders.end:
-            self._leaves = self._leaves or "its scheduler has ended"
+        self._leaves = self._leaves or orders.end
 
     def _request(self, document: Mapping[str, Any]) -> LaunchRequest:
         environ = {**self._environ, **document["environ"], "ELASTUNE_HOST": self._address}
-        if self._grace_seconds is not None:
-            environ["ELASTUNE_GRACE_SECONDS"] = str(self._grace_seconds)
         return LaunchRequest(
             **{
                 **document,
@@ -198,12 +210,16 @@ class Agent:
 
     def _start_waiting(self) -> None:
         for replica_id, request in list(self._waiting.items()):
-            if not self._launcher.is_ready_for(request):
-                continue
-            del self._waiting[replica_id]
             try:
-                process = self._launcher.launch(request)
+                placed = request if self._files is None else self._files.place(request)
+                if placed is None or not self._launcher.is_ready_for(placed):
+                    continue
+                del self._waiting[replica_id]
+                if self._logs is not None:
+                    self._logs.begin(replica_id)
+                process = self._launcher.launch(placed)
             except LaunchFailed as error:
+                self._waiting.pop(replica_id, None)
                 self._replicas[replica_id] = AgentReplica(phase=Phase.REFUSED, why=str(error))
                 continue
             if process is not None:
@@ -226,11 +242,17 @@ class Agent:
                 )
 
     def _note_exits(self) -> None:
-        running = [self._row(name, each) for name, each in self._replicas.items() if each.phase is Phase.RUNNING]
+        running = [
+            self._row(name, each)
+            for name, each in self._replicas.items()
+            if each.phase is Phase.RUNNING and name not in self._ended
+        ]
         for gone in self._launcher.exits(running):
-            self._replicas[gone.replica_id] = replace(
+            self._ended[gone.replica_id] = replace(
                 self._replicas[gone.replica_id], phase=Phase.ENDED, status=gone.status, why=gone.why, code=gone.code
             )
+        for name in [name for name in self._ended if self._logs is None or self._logs.has_whole(name)]:
+            self._replicas[name] = self._ended.pop(name)
 
     def _row(self, replica_id: str, state: AgentReplica) -> ReplicaRecord:
         return ReplicaRecord(
@@ -245,8 +267,7 @@ class Agent:
 
     # ------------------------------------------------------------------ news
 
-    def _set_news(self) -> None:
-        in_use = next((node.in_use for node in self._launcher.nodes()), frozenset())
+    def _set_news(self, in_use: frozenset[int]) -> None:
         with self._lock:
             self._news = replace(
                 self._news,
@@ -282,7 +303,10 @@ class Agent:
         if orders is None:
             return False
         with self._lock:
-            self._orders, self._heard = orders, orders.version
+            # Two questions may be under way: what was answered first does not replace what was answered later.
+            is_late = orders.roster == self._roster and orders.version < self._heard
+            if not is_late:
+                self._orders, self._heard, self._roster = orders, orders.version, orders.roster
         self._wake.set()
         return True
 

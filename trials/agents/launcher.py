@@ -76,6 +76,7 @@ class AgentLauncher:
     def exits(self, replicas: Sequence[ReplicaRecord]) -> list[Exit]:
         self._look()
         self._roster.lose_silent()
+        self._roster.end_lost()
         gone = [
             end
             for replica in replicas

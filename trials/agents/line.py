@@ -6,6 +6,7 @@ server file names it).
 
 from __future__ import annotations
 
+import base64
 import json
 import threading
 import time
@@ -78,6 +79,7 @@ class Line:
         self._answered_at = time.monotonic()
         answer: dict[str, Any] = response.json()
         return Orders(
+            roster=answer["roster"],
             version=answer["version"],
             numbers=tuple(answer["numbers"]),
             launch=tuple(answer["launch"]),
@@ -85,6 +87,15 @@ class Line:
             noted=tuple(answer["noted"]),
             end=answer["end"],
         )
+
+    def send_log(self, replica_id: str, at: int, part: bytes) -> int | None:
+        """How many bytes of the replica's log the scheduler has then; None where it did not answer."""
+        body = {"replica": replica_id, "at": at, "part": base64.b64encode(part).decode()}
+        try:
+            response = self._client.post("/agents/logs", json=body)
+        except httpx2.TransportError:
+            return None
+        return int(response.json()["have"]) if response.status_code < 300 else None
 
     def _follow_server(self) -> bool:
         """Whether the scheduler is at another address now."""

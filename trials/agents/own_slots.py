@@ -13,8 +13,6 @@ from trials.launch.emulated import emulation
 from trials.launch.gpus import Gpu
 from trials.launch.slots import Slot, divide
 
-GIVEN_GPUS = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "ZE_AFFINITY_MASK")
-
 
 def own_slots(
     host: str,
@@ -52,5 +50,8 @@ def _given_gpus(environ: Mapping[str, str]) -> list[str]:
     """Of a machine whose driver does not say which there are; a queue does."""
     if not any(name in environ for name in ("SLURM_STEP_GPUS", "SLURM_JOB_GPUS")):
         return []
-    words = next((environ[name] for name in GIVEN_GPUS if environ.get(name)), "")
-    return [word.strip() for word in words.split(",") if word.strip()]
+    # AMD's runtime counts CUDA_VISIBLE_DEVICES among those that this one leaves.
+    left = environ.get("ROCR_VISIBLE_DEVICES", "")
+    if left:
+        return [str(index) for index in range(len(left.split(",")))]
+    return [word.strip() for word in environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if word.strip()]

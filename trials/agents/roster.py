@@ -9,9 +9,11 @@ Concurrency: the control loop's thread and the API's threads call; a lock holds 
 
 from __future__ import annotations
 
+import math
 import re
 import threading
 import time
+import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -24,6 +26,10 @@ QUIET_SECONDS = 15.0
 """An agent says something every few seconds; nothing new is started with one that has not for so long."""
 LOST_SECONDS = 40.0
 """One that has said nothing for so long is gone, and its replicas with it."""
+DEAF_SECONDS = 5.0
+"""Between two looks: longer, and this process itself was held up."""
+REMEMBERED_SECONDS = 600.0
+"""For so long a replica that was believed to be gone is known to be unwanted, should it turn up again."""
 HUNG_UP_SECONDS = 4.0
 """The same of one that has closed its line: if it lives, it calls again at once."""
 RETURN_SECONDS = 45.0
@@ -40,7 +46,10 @@ class _Agent:
     """Replicas that it was told to start and has not said a word of."""
     stops: dict[str, bool] = field(default_factory=dict)
     noted: set[str] = field(default_factory=set)
-    dismissed: bool = False
+    dismissed: str = ""
+    """Why it is not wanted any more."""
+    is_crowded: bool = False
+    """Another one had its numbers when it came back: nothing new is started with it while it has replicas."""
     version: int = 1
     """Of what it is to do."""
 
@@ -50,6 +59,8 @@ class Lost:
     """An agent is gone; why, for people."""
 
     why: str
+    at: float = 0.0
+    """When that was believed."""
 
 
 class Roster:
@@ -59,9 +70,11 @@ class Roster:
     def __init__(self, *, monotonic: Callable[[], float] = time.monotonic) -> None:
         self.on_news: Callable[[], None] = lambda: None
         self.on_orders: Callable[[str], None] = lambda agent: None
+        self._name = uuid.uuid4().hex
         self._monotonic = monotonic
         self._began = monotonic()
         self._agents: dict[str, _Agent] = {}
+        self._looked_at = self._began
         self._losses: dict[str, Lost] = {}
         """By replica: why it is gone without its agent's word."""
         self._expected: dict[str, dict[int, str]] = {}
@@ -75,7 +88,8 @@ class Roster:
         with self._lock:
             agent = self._agents.get(news.agent)
             if agent is None:
-                agent = self._agents[news.agent] = _Agent(news, self._numbers_for(news), self._monotonic())
+                agent = self._agents[news.agent] = _Agent(news, (), self._monotonic())
+                self._give_numbers(agent)
                 changed = True
             else:
                 changed = news.version > agent.news.version
@@ -88,28 +102,44 @@ class Roster:
             waiting = self._expected.get(news.host, {})
             for number in [number for number, replica_id in waiting.items() if replica_id in news.replicas]:
                 del waiting[number]
-            for replica_id in self._losses.keys() & news.replicas.keys():
-                del self._losses[replica_id]
         if changed:
             self.on_news()
 
-    def _numbers_for(self, news: News) -> tuple[int, ...]:
-        """Those that it has already, as long as nobody else has them; else the lowest that are free."""
-        taken = {number for each in self._agents.values() if each.news.host == news.host for number in each.numbers}
-        if len(set(news.numbers)) == len(news.slots) and taken.isdisjoint(news.numbers) and min(news.numbers) >= 0:
-            return news.numbers
-        taken |= self._expected.get(news.host, {}).keys()
-        free = (number for number in range(len(taken) + len(news.slots)) if number not in taken)
-        return tuple(number for number, _ in zip(free, news.slots, strict=False))
+    def _give_numbers(self, agent: _Agent) -> None:
+        """Those that it had before, as long as nobody else has them; else the lowest that are free."""
+        news = agent.news
+        others = [each for each in self._agents.values() if each.news.host == news.host and each is not agent]
+        known = len(set(news.numbers)) == len(news.slots) and min(news.numbers, default=-1) >= 0
+        if known:
+            for other in others:
+                if not set(other.numbers).isdisjoint(news.numbers) and not other.launches and not other.news.replicas:
+                    # It has nothing there yet, while the one that comes back may have replicas on them.
+                    other.numbers = ()
+            taken = {number for each in others for number in each.numbers}
+            if taken.isdisjoint(news.numbers):
+                agent.numbers = news.numbers
+            agent.is_crowded = not agent.numbers
+        for each in (agent, *others):
+            if not each.numbers:
+                each.numbers = self._free_numbers(each)
+                each.version += 1
+
+    def _free_numbers(self, agent: _Agent) -> tuple[int, ...]:
+        host = agent.news.host
+        taken = {number for each in self._agents.values() if each.news.host == host for number in each.numbers}
+        taken |= self._expected.get(host, {}).keys()
+        free = (number for number in range(len(taken) + len(agent.news.slots)) if number not in taken)
+        return tuple(number for number, _ in zip(free, agent.news.slots, strict=False))
 
     def orders(self, agent_name: str) -> Orders:
         """What the agent is to do now."""
         with self._lock:
             agent = self._agents.get(agent_name)
             if agent is None:
-                return Orders()
+                return Orders(roster=self._name)
             replicas = agent.news.replicas
             return Orders(
+                roster=self._name,
                 version=agent.version,
                 numbers=agent.numbers,
                 launch=tuple(agent.launches.values()),
@@ -148,6 +178,11 @@ class Roster:
         with self._lock:
             return [agent.news for agent in self._agents.values()]
 
+    def quiet_for(self, agent_name: str) -> float:
+        """Seconds since the agent has called; infinite where there is no such agent."""
+        agent = self._agents.get(agent_name)
+        return math.inf if agent is None else self._monotonic() - agent.seen_at
+
     def nodes(self) -> list[NodeSlots]:
         """Slots that no agent has any more, or whose agent is quiet or leaves, count as in use."""
         now = self._monotonic()
@@ -155,13 +190,15 @@ class Roster:
             open_slots: dict[str, set[int]] = {}
             most: dict[str, int] = {}
             kinds: dict[str, str] = {}
+            jobs: dict[str, dict[int, str]] = {}
             for agent in self._agents.values():
                 host = agent.news.host
                 most[host] = max(most.get(host, 0), *(number + 1 for number in agent.numbers))
-                closed = agent.news.leaves or agent.dismissed or now - agent.seen_at > QUIET_SECONDS
+                closed = self._is_closed(agent, now)
                 free = [] if closed else [n for at, n in enumerate(agent.numbers) if at not in agent.news.in_use]
                 open_slots.setdefault(host, set()).update(free)
                 kinds[host] = agent.news.slots[0].kind
+                jobs.setdefault(host, {}).update(dict.fromkeys(agent.numbers, agent.news.job))
             if now - self._began < RETURN_SECONDS:
                 for host, slots in self._expected.items():
                     if slots:
@@ -171,10 +208,25 @@ class Roster:
                     node=host,
                     slots=most[host],
                     kind=kinds.get(host, ""),
+                    jobs=jobs.get(host, {}),
                     in_use=frozenset(range(most[host])) - open_slots.get(host, set()),
                 )
                 for host in sorted(most, key=_in_order)
             ]
+
+    def _is_closed(self, agent: _Agent, now: float) -> bool:
+        """Whether nothing new is started with it."""
+        news = agent.news
+        alive = {name for name, state in news.replicas.items() if not _is_over(state)}
+        return bool(
+            news.leaves
+            or agent.dismissed
+            or not news.shares_files
+            or now - agent.seen_at > QUIET_SECONDS
+            # What was believed to be gone still works there.
+            or not alive.isdisjoint(self._losses)
+            or (agent.is_crowded and alive)
+        )
 
     def slot_environ(self, node: str, number: int) -> Mapping[str, str]:
         with self._lock:
@@ -187,12 +239,13 @@ class Roster:
 
     def order(self, node: str, number: int, replica_id: str, document: Mapping[str, Any]) -> bool:
         """Have the agent of that slot start a replica; False where there is none that would."""
+        now = self._monotonic()
         with self._lock:
             name = next(
                 (
                     name
                     for name, agent in self._agents.items()
-                    if agent.news.host == node and number in agent.numbers and not agent.news.leaves
+                    if agent.news.host == node and number in agent.numbers and not self._is_closed(agent, now)
                 ),
                 None,
             )
@@ -231,6 +284,11 @@ class Roster:
                 )
             }
 
+    def end_lost(self) -> None:
+        """Replicas that were believed to be gone, and whose agents have come back with them."""
+        for replica_id in self.running().keys() & self._losses.keys():
+            self.stop(replica_id, force=True)
+
     def stop(self, replica_id: str, *, force: bool) -> None:
         with self._lock:
             found = None
@@ -255,9 +313,15 @@ class Roster:
                     told.append(name)
                 for replica_id in agent.stops.keys() - agent.news.replicas.keys() - agent.launches.keys():
                     del agent.stops[replica_id]
-            for replica_id in self._losses.keys() - alive:
-                del self._losses[replica_id]
+            self._forget_losses(alive)
         self._tell(*told)
+
+    def _forget_losses(self, alive: set[str]) -> None:
+        """Those that were noted, after a while: their agents may come back with them."""
+        now = self._monotonic()
+        for replica_id in [name for name in self._losses if name not in alive]:
+            if now - self._losses[replica_id].at > REMEMBERED_SECONDS:
+                del self._losses[replica_id]
 
     # ------------------------------------------------------------------ agents that go
 
@@ -269,16 +333,21 @@ class Roster:
                 return
             over = {each for each, state in agent.news.replicas.items() if _is_over(state)}
             for replica_id in (agent.news.replicas.keys() | agent.launches.keys()) - over:
-                self._losses[replica_id] = Lost(why)
+                self._losses[replica_id] = Lost(why, self._monotonic())
             for replica_id in over - agent.noted:
                 # Its last words came too late for anybody to read.
-                self._losses[replica_id] = Lost(why)
+                self._losses[replica_id] = Lost(why, self._monotonic())
         self.on_news()
 
     def lose_silent(self) -> None:
         """Those that have said nothing for so long that they are not there any more."""
         now = self._monotonic()
         with self._lock:
+            if now - self._looked_at > DEAF_SECONDS:
+                # It is this process that was away, and could hear nobody.
+                for agent in self._agents.values():
+                    agent.seen_at, agent.hung_up_at = now, None
+            self._looked_at = now
             silent = {
                 name: _end_of(agent.news, now - agent.seen_at)
                 for name, agent in self._agents.items()
@@ -288,11 +357,11 @@ class Roster:
         for name, why in silent.items():
             self.lose(name, why)
 
-    def note_hung_up(self, agent_name: str) -> None:
-        """It has closed its line while it waited for orders."""
+    def note_hung_up(self, agent_name: str, waited_since: float) -> None:
+        """It has closed a line on which it had waited for orders since then."""
         with self._lock:
             agent = self._agents.get(agent_name)
-            if agent is not None:
+            if agent is not None and agent.seen_at <= waited_since:
                 agent.hung_up_at = self._monotonic()
 
     @property
@@ -306,17 +375,17 @@ class Roster:
 
     def dismiss_all(self, patience_seconds: float) -> None:
         """Have every agent's replicas save and leave, and wait for that."""
-        self.dismiss()
+        self.dismiss("its scheduler has ended")
         deadline = self._monotonic() + patience_seconds
         while not self.all_have_left and self._monotonic() < deadline:
             time.sleep(0.05)
 
-    def dismiss(self, agent_name: str | None = None) -> None:
+    def dismiss(self, why: str, agent_name: str | None = None) -> None:
         """That agent, or every one, is not wanted any more."""
         with self._lock:
             names = [name for name in self._agents if agent_name in (None, name)]
             for name in names:
-                self._agents[name].dismissed = True
+                self._agents[name].dismissed = why
         self._tell(*names)
 
 

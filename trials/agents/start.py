@@ -8,17 +8,23 @@ import os
 import signal
 import socket
 import sys
+import tarfile
 import uuid
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from dist_core.errors import ControlChannelError
+from dist_core.link.client import ControlChannel
+from dist_core.link.environment import ReplicaEnvironment
 from trials.agents.addresses import address_of, address_towards
-from trials.agents.agent import Agent, agent_slots
+from trials.agents.agent import LEAVE_SECONDS, Agent, agent_slots
 from trials.agents.line import Line
+from trials.agents.node_files import NodeFiles
 from trials.agents.own_slots import emulating, of_one_kind, own_slots
 from trials.agents.words import AGENT_VARIABLE, News
+from trials.inside.packages import unpack
 from trials.launch.devices import numa_nodes, usable_cores
 from trials.launch.fork.replica_modules import stages_for
 from trials.launch.fork.start import start_fork_server
@@ -51,12 +57,13 @@ class AgentDescription:
     emulate: str | None = None
     slots_per_gpu: int = 1
     gpus_per_slot: int = 1
-    most_slots: int | None = None
     memory_bytes: int | None = None
     interface: str = ""
     """Network interface by whose address replicas find each other; empty: the one that leads to the scheduler."""
-    grace_seconds: float | None = None
-    """Between being told to leave and being ended, as whoever gave the machine out has it."""
+    shares_files: bool = True
+    """Else its replicas' code comes packed, and what they write stays on the node."""
+    leave_seconds: float = LEAVE_SECONDS
+    """Longest that replicas get to save when the agent has to leave."""
 
     def to_text(self) -> str:
         return json.dumps(asdict(self))
@@ -84,13 +91,20 @@ def main() -> int:
             started.close()
         return 2
     gpus = Nvml()
+    known = gpus.gpus()
+    if known and len(known) < description.gpus_per_slot:
+        sys.stderr.write(
+            f"elastune agent on {host}: a slot is to have {description.gpus_per_slot} GPUs and it has {len(known)}\n"
+        )
+        if started is not None:
+            started.close()
+        return 2
     found = own_slots(
         host,
         os.environ,
-        gpus.gpus(),
+        known,
         usable_cores(),
         numa_nodes(),
-        most=description.most_slots,
         per_gpu=description.slots_per_gpu,
         gpus_each=description.gpus_per_slot,
     )
@@ -111,7 +125,7 @@ def main() -> int:
         step=os.environ.get("SLURM_STEP_ID", ""),
         pool=os.environ.get("SLURM_JOB_PARTITION", ""),
         slots=agent_slots(launcher),
-        shares_files=server_file is not None and server_file.exists(),
+        shares_files=not description.shares_files or (server_file is not None and server_file.exists()),
     )
     if description.interface:
         inherited |= {"NCCL_SOCKET_IFNAME": description.interface, "GLOO_SOCKET_IFNAME": description.interface}
@@ -122,7 +136,8 @@ def main() -> int:
         node=host,
         address=address,
         environ=inherited,
-        grace_seconds=description.grace_seconds,
+        leave_seconds=description.leave_seconds,
+        files=None if description.shares_files else NodeFiles(fetch_package, scratch_folder(os.environ)),
     )
     signal.signal(signal.SIGTERM, lambda *_: agent.leave("its job is being ended"))
     signal.signal(signal.SIGUSR1, lambda *_: agent.leave("its job's time limit is near"))
@@ -138,6 +153,22 @@ def own_job(environ: Mapping[str, str]) -> str:
     """What `squeue` calls the job that this process is in; empty where it is in none."""
     array, task = environ.get("SLURM_ARRAY_JOB_ID", ""), environ.get("SLURM_ARRAY_TASK_ID", "")
     return f"{array}_{task}" if array and task else environ.get("SLURM_JOB_ID", "")
+
+
+def scratch_folder(environ: Mapping[str, str]) -> Path | None:
+    """Of the job, where the site gives it one; None for the system's."""
+    folder = environ.get("SLURM_TMPDIR", "")
+    return Path(folder) if folder and os.path.isdir(folder) else None
+
+
+def fetch_package(environ: Mapping[str, str], digest: str, folder: Path) -> None:
+    """Raises OSError where the scheduler does not hand it out, or it is no use."""
+    environment = ReplicaEnvironment.from_environ(environ)
+    assert environment is not None
+    try:
+        unpack(ControlChannel(environment), digest, folder)
+    except (ControlChannelError, tarfile.TarError) as error:
+        raise OSError(str(error)) from error
 
 
 def replica_environ(environ: Mapping[str, str]) -> dict[str, str]:

@@ -67,7 +67,7 @@ class News:
     leaves: str = ""
     """Why it starts nothing more and is about to end; empty as long as it stays."""
     shares_files: bool = True
-    """Whether it sees the scheduler's state folder."""
+    """Whether it sees the scheduler's state folder; nothing is started where nobody could read what it writes."""
 
     def __post_init__(self) -> None:
         if len(self.slots) > MOST_SLOTS or len(self.replicas) > MOST_REPLICAS:
@@ -80,8 +80,10 @@ class News:
 class Orders:
     """All that an agent is to do, beside what it is known to have done."""
 
+    roster: str = ""
+    """Whose they are: another name after each start of the scheduler."""
     version: int = 0
-    """Another, higher number when there is something more to do."""
+    """A higher number when there is something more to do."""
     numbers: tuple[int, ...] = ()
     launch: tuple[Mapping[str, Any], ...] = ()
     """Requests as `request_document` writes them."""
@@ -89,8 +91,8 @@ class Orders:
     """Replicas that are to end, and whether by force."""
     noted: tuple[str, ...] = ()
     """Replicas whose end is known and need not be told any more."""
-    end: bool = False
-    """It is not wanted any more: its replicas are to leave, and so is it."""
+    end: str = ""
+    """Why it is not wanted any more: its replicas are to leave, and so is it; empty as long as it is."""
 
 
 def request_document(request: LaunchRequest) -> dict[str, Any]:

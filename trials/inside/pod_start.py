@@ -7,13 +7,11 @@ paths mean the same as on the machine that the sweep was started on.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import signal
 import sys
 import tarfile
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -21,6 +19,7 @@ from typing import Any
 from dist_core.errors import ControlChannelError
 from dist_core.link.client import ControlChannel
 from dist_core.link.environment import EXIT_PEER_LOST, EXIT_PREEMPTED, ReplicaEnvironment
+from trials.inside.packages import unpack
 from trials.inside.replica_start import run_replica
 from trials.inside.user_code import MOVED, moved_path
 
@@ -63,20 +62,6 @@ def python_path(given: Sequence[str]) -> list[str]:
     """Folders of the user's own modules that are here as well; installed packages are the image's."""
     moved = [moved_path(path) for path in given if not any(part in path for part in OF_INSTALLATION)]
     return [path for path in moved if os.path.isdir(path)]
-
-
-def unpack(channel: ControlChannel, digest: str, folder: Path) -> None:
-    """Raises ControlChannelError when the scheduler does not hand it out, OSError or TarError when it is no use."""
-    with tempfile.TemporaryDirectory() as scratch:
-        packed = Path(scratch) / "package"
-        channel.download("/package", packed)
-        with open(packed, "rb") as file:
-            found = hashlib.file_digest(file, "sha256").hexdigest()
-        if found != digest:
-            raise OSError(f"its digest is {found}, it should be {digest}")
-        folder.mkdir(parents=True, exist_ok=True)
-        with tarfile.open(packed) as archive:
-            archive.extractall(folder, filter="data")
 
 
 if __name__ == "__main__":

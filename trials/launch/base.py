@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
@@ -22,6 +22,8 @@ class NodeSlots:
     """What its slots are (a GPU's model, a part of one), where they are not all alike."""
     reserved_for: tuple[str, ...] = ()
     """Studies that alone may use it; empty: all may."""
+    jobs: Mapping[int, str] = field(default_factory=dict)
+    """Of a queue: with which one each slot came, by number."""
     in_use: frozenset[int] = frozenset()
     """Slots, by number, that somebody else works on: nothing new is started there."""
 

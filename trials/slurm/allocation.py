@@ -21,12 +21,23 @@ class Allocation:
         return self.nodes == (self.here,)
 
 
+ORDINARY_STEPS = 0xFFFFFFF0
+"""Higher numbers are those of a job's script and of the shell of `salloc`, which speak for all of the job."""
+
+
 def allocation(environ: Mapping[str, str], hostnames: Callable[[str], list[str]]) -> Allocation | None:
-    """``hostnames``: the nodes that Slurm's short form stands for. None outside of any allocation."""
+    """``hostnames``: the nodes that Slurm's short form stands for. None outside of any allocation.
+
+    In a step that `srun` has started it is the step's nodes: the others may be other steps'.
+    """
     job = environ.get("SLURM_JOB_ID", "")
     listed = environ.get("SLURM_JOB_NODELIST") or environ.get("SLURM_NODELIST") or ""
+    step = environ.get("SLURM_STEP_ID", "")
+    if step.isdigit() and int(step) < ORDINARY_STEPS:
+        listed = environ.get("SLURM_STEP_NODELIST") or listed
     if not job or not listed:
         return None
-    nodes = tuple(hostnames(listed))
+    # A container may lack Slurm's commands.
+    nodes = tuple(hostnames(listed)) if "[" in listed or "," in listed else (listed,)
     here = environ.get("SLURMD_NODENAME", "")
     return Allocation(job, nodes, environ.get("SLURM_JOB_PARTITION", ""), here if here in nodes else "")

@@ -16,6 +16,12 @@ from trials.errors import SlurmRefused, SlurmUnreachable
 PATIENCE_SECONDS = 30.0
 AWAY = (
     "Unable to contact slurm controller",
+    "Unable to contact slurmctld",
+    "Zero Bytes were transmitted",
+    "Protocol authentication error",
+    "Unable to establish",
+    "slurmctld is in standby mode",
+    "munge",
     "Socket timed out",
     "Connection refused",
     "Communication connection failure",
@@ -31,13 +37,14 @@ class Slurm:
 
     def __init__(self, environ: Mapping[str, str] | None = None) -> None:
         self.environ = outside_of_steps(os.environ if environ is None else environ)
-        self.calls = 0
-        """How often its controller was asked for something."""
 
     def run(self, command: str, *arguments: str, environ: Mapping[str, str] | None = None, stdin: str = "") -> str:
-        """What the command prints. Raises SlurmRefused with its own words, or SlurmUnreachable."""
-        self.calls += 1
-        return self._run(command, arguments, {**self.environ, **(environ or {})}, stdin)
+        """What the command prints. Raises SlurmRefused with its own words, or SlurmUnreachable.
+
+        ``environ``: all that a job is to have of it, beside what commands go by.
+        """
+        own = self.environ if environ is None else {**of_commands(self.environ), **environ}
+        return self._run(command, arguments, own, stdin)
 
     def hostnames(self, nodes: str) -> list[str]:
         """The nodes that such as ``n[1-4,7]`` stands for; needs no controller."""
@@ -76,10 +83,17 @@ def said(text: str) -> str:
     return "; ".join(dict.fromkeys(shown))[:MOST_WORDS]
 
 
+DEFAULTS = ("ACCOUNT", "CONSTRAINT", "PARTITION", "QOS", "RESERVATION", "WCKEY")
+"""Of `sbatch`, which people set for all of their jobs."""
+OF_COMMANDS = ("SLURM", "SBATCH", "SALLOC", "SCANCEL", "SINFO", "SQUEUE", "SRUN", "PMI")
+
+
 def outside_of_steps(environ: Mapping[str, str]) -> dict[str, str]:
-    """Without what a job's script or step has in its environment: commands take that for options of theirs."""
-    return {
-        name: value
-        for name, value in environ.items()
-        if name in ("SLURM_CONF", "SLURM_CLUSTERS") or not name.startswith(("SLURM", "SBATCH", "SALLOC", "SRUN", "PMI"))
-    }
+    """Without what a job's script or step has in its environment, and without habits of what commands show."""
+    kept = {"SLURM_CONF", *(() if "SLURM_JOB_ID" in environ else (f"SBATCH_{name}" for name in DEFAULTS))}
+    return {name: value for name, value in environ.items() if name in kept or not name.startswith(OF_COMMANDS)}
+
+
+def of_commands(environ: Mapping[str, str]) -> dict[str, str]:
+    """What Slurm's commands go by."""
+    return {name: value for name, value in environ.items() if name.startswith(("SLURM_", "SBATCH_"))}

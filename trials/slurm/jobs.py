@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import getpass
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -19,7 +18,7 @@ LOGS = "%A.%a.log"
 """How `sbatch` is to name what a job prints."""
 NO_TASK = 4294967294
 """Slurm's number for the task of a job that is no array's."""
-HELD = ("JobHeldUser", "JobHeldAdmin", "BadConstraints", "launch failed requeued held")
+HELD = ("job requeued in held state", "JobHeldUser", "JobHeldAdmin", "BadConstraints", "launch failed requeued held")
 """Reasons of jobs that will not start before somebody does something about them."""
 
 
@@ -37,6 +36,9 @@ class QueuedJob:
     reason: str
     """Why it waits, in Slurm's words."""
 
+    is_over: bool = False
+    """It has ended, or is held up: its agent may still have its replicas save."""
+
     @property
     def is_held(self) -> bool:
         return self.waits and any(self.reason.startswith(each) for each in HELD)
@@ -53,7 +55,6 @@ class JobQueue:
         self._options = tuple(options)
         self._script = script
         self._environ = environ
-        self._user = getpass.getuser()
 
     def try_out(self) -> None:
         """Raises SlurmRefused where such a job would be refused."""
@@ -67,7 +68,7 @@ class JobQueue:
 
     def jobs(self) -> list[QueuedJob]:
         """All of ours that wait or run. Raises SlurmRefused, SlurmUnreachable."""
-        listed = self._slurm.run("squeue", "--noheader", "--array", f"--user={self._user}", f"--format={FORMAT}")
+        listed = self._slurm.run("squeue", "--noheader", "--array", "--me", "--all", f"--format={FORMAT}")
         return parse_jobs(listed, self._mark)
 
     def cancel(self, jobs: Sequence[str], *, only_waiting: bool = False) -> None:
@@ -76,10 +77,11 @@ class JobQueue:
             self._slurm.run("scancel", *(["--state=PENDING"] if only_waiting else []), *jobs)
 
 
+LEAVING = frozenset({"COMPLETING", "SIGNALING", "STAGE_OUT", "STOPPED", "SUSPENDED"})
 ENDED = frozenset(
     {
-        "BOOT_FAIL", "CANCELLED", "COMPLETED", "COMPLETING", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY",
-        "PREEMPTED", "REVOKED", "STAGE_OUT", "TIMEOUT",
+        "BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED",
+        "REVOKED", "TIMEOUT",
     }
 )  # fmt: skip
 
@@ -91,11 +93,12 @@ def log_name(job: str) -> str:
 
 
 def parse_jobs(listed: str, mark: str) -> list[QueuedJob]:
-    """Those of the mark that are not over, from what `squeue` prints in ``FORMAT``."""
+    """Those of the mark that are in the queue, from what `squeue` prints in ``FORMAT``."""
     found = []
     for line in listed.splitlines():
         parts = line.strip().split("|", 7)
-        if len(parts) != 8 or parts[6] != mark or parts[1] in ENDED:
+        # Sites add words of their own to comments.
+        if len(parts) != 8 or mark not in parts[6] or parts[1] in ENDED:
             continue
         job, state, starts, submitted, nodes, pool, _, reason = parts
         waits = state in WAITING
@@ -103,6 +106,7 @@ def parse_jobs(listed: str, mark: str) -> list[QueuedJob]:
             QueuedJob(
                 job=job,
                 waits=waits,
+                is_over=state in LEAVING,
                 submitted_at=_seconds(submitted) or 0.0,
                 starts_at=_seconds(starts),
                 nodes=nodes,

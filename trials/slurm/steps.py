@@ -21,11 +21,15 @@ from trials.agents.words import AGENT_VARIABLE
 from trials.errors import SlurmRefused, SlurmUnreachable
 from trials.slurm.agent_logs import complaint
 from trials.slurm.allocation import Allocation
-from trials.slurm.commands import Slurm
+from trials.slurm.commands import Slurm, of_commands
 
 STEP_NAME = "elastune-agent"
 FIRST_PAUSE_SECONDS = 2.0
 LONGEST_PAUSE_SECONDS = 60.0
+RETURN_SECONDS = 20.0
+"""For agents of before this process began to call: they ask again when an answer is 15 s late."""
+MOST_FAILURES = 10
+"""That are counted."""
 END_SECONDS = 40.0
 """For agents to have their replicas save and leave."""
 
@@ -35,7 +39,7 @@ logger = logging.getLogger(__name__)
 class AgentSteps:
     """``command``: starts an agent on a node. ``description``: what the agent has to know.
 
-    ``options``: further ones of `srun`. ``logs``: a folder for what agents print.
+    ``environ``: what it inherits. ``logs``: a folder for what agents print.
     """
 
     def __init__(
@@ -47,7 +51,6 @@ class AgentSteps:
         command: Sequence[str],
         description: str,
         logs: Path,
-        options: tuple[str, ...] = (),
         environ: Mapping[str, str] | None = None,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -57,7 +60,6 @@ class AgentSteps:
         self._command = command
         self._description = description
         self._logs = logs
-        self._options = options
         self._environ = environ or {}
         self._monotonic = monotonic
         self._steps: dict[str, subprocess.Popen[bytes]] = {}
@@ -72,7 +74,7 @@ class AgentSteps:
         """Start the steps that no earlier scheduler of this job has left."""
         for node in self._nodes_with_steps():
             # Its agent has a moment to call.
-            self._not_before[node] = self._monotonic() + LONGEST_PAUSE_SECONDS / 6
+            self._not_before[node] = self._monotonic() + RETURN_SECONDS
         self.look()
 
     def _nodes_with_steps(self) -> set[str]:
@@ -80,11 +82,11 @@ class AgentSteps:
             listed = self._slurm.run(
                 "squeue", "--steps", "--noheader", f"--jobs={self._allocation.job}", "--format=%j|%N"
             )
+            found = [line.strip().partition("|") for line in listed.splitlines()]
+            return {node for name, _, nodes in found if name == STEP_NAME for node in self._slurm.hostnames(nodes)}
         except (SlurmRefused, SlurmUnreachable) as error:
             logger.warning("steps not listed error=%s", error)
             return set()
-        found = [line.strip().partition("|") for line in listed.splitlines()]
-        return {node for name, _, nodes in found if name == STEP_NAME for node in self._slurm.hostnames(nodes)}
 
     def look(self) -> None:
         """Start what is missing."""
@@ -95,7 +97,11 @@ class AgentSteps:
             for node in self._allocation.nodes:
                 if node in self._steps or node in present or self._monotonic() < self._not_before.get(node, 0.0):
                     continue
-                self._start(node)
+                try:
+                    self._start(node)
+                except OSError as error:
+                    # Others are not to wait for it.
+                    self._note_failure(node, f"srun cannot be started: {error}")
 
     def _start(self, node: str) -> None:
         self._logs.mkdir(parents=True, exist_ok=True)
@@ -114,10 +120,8 @@ class AgentSteps:
             "--mem=0",
             "--kill-on-bad-exit=0",
             "--unbuffered",
-            *self._options,
             *self._command,
         ]
-        self._slurm.calls += 1
         with open(log, "ab") as output:
             began = output.tell()
             process = subprocess.Popen(
@@ -127,7 +131,7 @@ class AgentSteps:
                 stderr=output,
                 # A scheduler that takes over after a kill finds them.
                 start_new_session=True,
-                env={**self._slurm.environ, **self._environ, AGENT_VARIABLE: self._description},
+                env={**of_commands(self._slurm.environ), **self._environ, AGENT_VARIABLE: self._description},
             )
         self._steps[node] = process
         logger.info("agent step started job=%s node=%s", self._allocation.job, node)
@@ -139,9 +143,7 @@ class AgentSteps:
         words = complaint(log, began)
         with self._lock:
             self._steps.pop(node, None)
-            failures = self._failures[node] = self._failures.get(node, 0) + 1
-            pause = min(LONGEST_PAUSE_SECONDS, FIRST_PAUSE_SECONDS * 2.0 ** (failures - 1))
-            self._not_before[node] = self._monotonic() + pause
+            self._note_failure(node, "")
             closed = self._closed
         there = [news for news in self._roster.agents() if news.host == node]
         why = f"the agent of {node} has ended" + (f": {words}" if words else "")
@@ -154,6 +156,14 @@ class AgentSteps:
             logger.warning("agent step ended node=%s status=%d words=%s", node, status, words)
             self._roster.on_news()
 
+    def _note_failure(self, node: str, why: str) -> None:
+        """The next attempt comes later each time."""
+        failures = self._failures[node] = min(self._failures.get(node, 0) + 1, MOST_FAILURES)
+        pause = min(LONGEST_PAUSE_SECONDS, FIRST_PAUSE_SECONDS * 2.0 ** (failures - 1))
+        self._not_before[node] = self._monotonic() + pause
+        if why:
+            self.troubles[node] = why
+
     def note_there(self) -> None:
         """Forget what went wrong on nodes whose agents have called."""
         for news in self._roster.agents():
@@ -165,7 +175,7 @@ class AgentSteps:
         with self._lock:
             self._closed = True
             steps = list(self._steps.values())
-        self._roster.dismiss()
+        self._roster.dismiss("its scheduler has ended")
         for process in steps:
             # srun hands it on; the scheduler may not answer any more.
             process.send_signal(signal.SIGUSR2)

@@ -68,6 +68,7 @@ replicas = sa.Table(
     sa.Column("gone_at", sa.Float),
     sa.Column("exit_status", sa.Integer),
     sa.Column("stop_requested_at", sa.Float),
+    sa.Column("job", sa.String(64), nullable=False),
 )
 
 hints = sa.Table(

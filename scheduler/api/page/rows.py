@@ -17,6 +17,9 @@ MOST_PARAMETERS = 100
 LONGEST_VALUE = 200
 
 
+REPLICA_FIELDS = ("replica_id", "node", "slot", "job", "launched_at", "ready_at", "gone_at", "exit_status", "pid")
+
+
 def trial_row(
     record: TrialRecord,
     *,
@@ -147,13 +150,7 @@ def interval_row(interval: SlotInterval, *, mine: bool = True) -> list[Any]:
 
 def replica_row(replica: ReplicaRecord) -> dict[str, Any]:
     shown = asdict(replica)
-    return {
-        **{
-            name: shown[name]
-            for name in ("replica_id", "node", "slot", "launched_at", "ready_at", "gone_at", "exit_status", "pid")
-        },
-        "state": replica.state.value,
-    }
+    return {**{name: shown[name] for name in REPLICA_FIELDS}, "state": replica.state.value}
 
 
 def report_row(report: Report) -> list[Any]:

@@ -132,8 +132,8 @@ def test_a_job_that_nobody_uses_is_given_back_and_one_that_is_used_is_not(rig: R
         rig.look(snapshot(held, slots=2))
         rig.call("1_0", ["r"])
         rig.call("1_1")
-    assert not rig.roster.orders("agent-1_0").end
-    assert rig.roster.orders("agent-1_1").end
+    assert rig.roster.orders("agent-1_0").end == ""
+    assert rig.roster.orders("agent-1_1").end == "nobody needs its slots"
 
 
 def test_jobs_that_wait_are_taken_back_when_nobody_wants_them_for_a_while(rig: Rig) -> None:
@@ -168,7 +168,11 @@ def test_an_agent_whose_job_is_gone_from_the_queue_is_gone(rig: Rig) -> None:
     rig.call("1", ["r"])
     rig.look(NOTHING, 3.0)
     del rig.queue.present["1"]
+    rig.call("1", ["r"])
     rig.look(NOTHING, 3.0)
+    assert len(rig.roster.agents()) == 1, "one that calls is there, whatever the queue shows"
+    for _ in range(10):
+        rig.look(NOTHING, 3.0)
     assert rig.roster.agents() == []
     state = rig.roster.state_of("r")
     assert str(getattr(state, "why", "")).startswith("job 1 on n1 is gone: it is not in the queue any more")
@@ -212,6 +216,77 @@ def test_words_of_a_refusal_reach_those_who_wait_and_it_is_tried_again(rig: Rig)
     rig.queue.refuses = None
     rig.look(demand, 10.0)
     assert rig.queue.submitted == [1]
+
+
+def test_a_limit_that_refuses_many_at_once_lets_fewer_pass(rig: Rig) -> None:
+    demand = Snapshot(now=0.0, nodes=(), trials=tuple(waiting(f"t{index}") for index in range(8)))
+    submit = rig.queue.submit
+
+    def limited(count: int, name: str) -> str:
+        if count + len(rig.queue.present) > 5:
+            raise SlurmRefused("sbatch: QOSMaxSubmitJobPerUserLimit")
+        return submit(count, name)
+
+    rig.queue.submit = limited  # type: ignore[method-assign]
+    for _ in range(100):
+        rig.look(demand)
+    assert len(rig.queue.present) == 5
+    assert "QOSMaxSubmitJobPerUserLimit" in rig.pool.trouble
+
+
+def test_nothing_is_asked_for_before_the_queue_has_told_what_there_is(rig: Rig) -> None:
+    demand = Snapshot(now=0.0, nodes=(), trials=(waiting("a"),))
+    asked = rig.queue.jobs
+
+    def refuses() -> list[QueuedJob]:
+        raise SlurmRefused("squeue: error: munge is away")
+
+    rig.queue.jobs = refuses  # type: ignore[method-assign]
+    for _ in range(30):
+        rig.look(demand)
+    assert rig.queue.submitted == [] and "munge is away" in rig.pool.trouble
+    rig.queue.jobs = asked  # type: ignore[method-assign]
+    for _ in range(10):
+        rig.look(demand)
+    assert rig.queue.submitted == [1] and rig.pool.trouble == ""
+
+
+def test_a_job_that_runs_without_an_agent_that_calls_is_taken_back(rig: Rig) -> None:
+    demand = Snapshot(now=0.0, nodes=(), trials=(waiting("a"),))
+    rig.look(demand)
+    rig.queue.begin("1")
+    for _ in range(100):
+        rig.look(demand, pool_module.AGENT_SECONDS / 50.0)
+    assert "1" not in rig.queue.present
+    assert "ran for 300 s without an agent that calls" in rig.pool.trouble
+
+
+def test_a_job_that_ends_or_is_held_up_is_no_slot_and_its_agent_may_finish(rig: Rig) -> None:
+    demand = Snapshot(now=0.0, nodes=(), trials=(waiting("a"),))
+    rig.look(demand)
+    rig.queue.begin("1")
+    rig.call("1", ["r"])
+    rig.queue.present["1"] = replace(rig.queue.present["1"], is_over=True)
+    rig.call("1", ["r"], leaves="its job is being ended")
+    for _ in range(10):
+        rig.call("1", ["r"], leaves="its job is being ended")
+        rig.look(demand, 1.0)
+    assert len(rig.roster.agents()) == 1, "its replicas still save"
+    assert rig.queue.submitted == [1, 1], "another one is asked for meanwhile"
+
+
+def test_of_jobs_whose_size_nobody_knows_one_is_asked_for_first(tmp_path: Path) -> None:
+    rig = Rig(tmp_path, replace(GROWS, slots_per_job=0))
+    demand = Snapshot(now=0.0, nodes=(), trials=tuple(waiting(f"t{index}") for index in range(8)))
+    for _ in range(20):
+        rig.look(demand)
+    assert rig.queue.submitted == [1]
+    rig.queue.begin("1")
+    rig.call("1", ["r"])
+    for _ in range(20):
+        rig.call("1", ["r"])
+        rig.look(demand)
+    assert sum(rig.queue.submitted) == 8
 
 
 def test_a_controller_that_does_not_answer_costs_no_job_and_is_asked_patiently(rig: Rig) -> None:
@@ -329,7 +404,8 @@ def test_what_squeue_prints_is_read() -> None:
         "17|RUNNING|2026-11-25T22:41:00|2026-11-25T22:40:00|n1|main|mine|None\n"
         "18|PENDING|N/A|2026-11-25T22:40:00||main|elastune x|(Nodes required for job are DOWN|DRAINED)\n"
     )
-    first, second, held, odd = parse_jobs(listed, "elastune x")
+    first, second, ends, held, odd = parse_jobs(listed, "elastune x")
+    assert ends.is_over and not second.is_over
     assert (first.job, first.waits, first.reason) == ("12_0", True, "Resources")
     assert first.starts_at is not None and first.starts_at - first.submitted_at == 126.0
     assert (second.waits, second.nodes, second.reason) == (False, "n1", "")
@@ -365,6 +441,7 @@ def test_the_users_line_is_sbatchs_options_and_a_few_of_ours() -> None:
         ("hours=ten", "hours=ten; it must be a number"),
         ("array=0-9", "leave it out, jobs are submitted as there is use for them"),
         ("nodes=4", "leave it out, each job is on one node"),
+        ("wait", "leave it out, the scheduler waits for its jobs itself"),
     ],
 )
 def test_a_line_that_means_nothing_is_refused_with_what_to_write(line: str, words: str) -> None:

@@ -20,8 +20,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def _needs_slurm() -> None:
-    if not os.environ.get("SLURM_CONF"):
-        pytest.fail("SLURM_CONF is not set; it names the Slurm that the tests marked 'slurm' run on")
+    if not os.environ.get("SLURM_CONF") or not os.environ.get("ELASTUNE_TEST_SLURM"):
+        pytest.fail(
+            "the tests marked 'slurm' kill nodes and the controller: SLURM_CONF names a Slurm of your own, and "
+            "ELASTUNE_TEST_SLURM the command that stops and starts its nodes (COMMAND stop-node 2, start-node 2)"
+        )
 
 
 @pytest.fixture(autouse=True)

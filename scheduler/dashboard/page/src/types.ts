@@ -126,6 +126,7 @@ export interface Replica {
   ready_at: number | null;
   gone_at: number | null;
   exit_status: number | null;
+  job: string;
   pid: number | null;
 }
 
