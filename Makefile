@@ -59,7 +59,7 @@ test-cluster: setup
 	$(BIN)/python -m pytest -m "cluster and not gpu"
 
 test-slurm: setup
-	$(BIN)/python -m pytest -m "slurm and not slow"
+	$(BIN)/python -m pytest -m slurm
 
 explore: setup
 	$(BIN)/python -m pytest $(SPREAD) --hypothesis-profile=explore --timeout=1800 $$(grep -rlE "^from hypothesis" tests --include="test_*.py")

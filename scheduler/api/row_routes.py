@@ -119,7 +119,7 @@ def row_routes(service: Service, access: ClientAccess) -> APIRouter:
     def queue(client: Client) -> dict[str, Any]:
         """Jobs of a queue with which slots come, where there is one."""
         allow(client, study=client.subject, read=True)
-        return queue_row(service.queue(), service.queue_trouble())
+        return {**queue_row(service.queue(), service.queue_trouble()), "held_hours": service.held_hours()}
 
     return routes
 

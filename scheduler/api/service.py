@@ -67,6 +67,8 @@ class Service:
     """Jobs with which slots come, where a queue gives them."""
     queue_trouble: Callable[[], str] = str
     """Why no more of them are asked for, for people."""
+    held_hours: Callable[[], float | None] = lambda: None
+    """Slot hours that such jobs have been there for."""
     most_slots: int = 0
     """So many it may have then, as far as that is known."""
 

@@ -90,7 +90,7 @@ def nodes(as_json: bool, state_dir: Path | None, scheduler: str) -> None:
         _print_json([asdict(node) for node in found])
         return
     print_nodes(found)
-    print_queue(*client.queue(), time.time())
+    print_queue(client.queue(), time.time())
 
 
 @click.command("top")

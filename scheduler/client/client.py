@@ -19,7 +19,7 @@ from urllib.parse import quote
 from scheduler.client.connection import SchedulerClient, of_folder
 from scheduler.client.finding import named_scheduler
 from scheduler.client.places import default_state_dir
-from scheduler.client.rows import Entry, Node, Study, Trial, UsedHours, WaitingJob, row_of
+from scheduler.client.rows import Entry, Node, Queue, Study, Trial, UsedHours, WaitingJob, row_of
 from scheduler.errors import SchedulerError
 from trials.plain_words import printable
 
@@ -102,10 +102,9 @@ class Client:
     def nodes(self) -> list[Node]:
         return [row_of(Node, each) for each in self._get("/rows/nodes")]
 
-    def queue(self) -> tuple[list[WaitingJob], str]:
-        """Jobs of a queue with which slots come, and why no more of them are asked for."""
+    def queue(self) -> Queue:
         found = self._get("/rows/queue")
-        return [row_of(WaitingJob, each) for each in found["jobs"]], found["trouble"]
+        return row_of(Queue, {**found, "jobs": [row_of(WaitingJob, each) for each in found["jobs"]]})
 
     def usage(self) -> list[UsedHours]:
         """Slot hours by study and day."""

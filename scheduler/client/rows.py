@@ -142,6 +142,17 @@ class WaitingJob:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Queue:
+    """Of jobs with which slots come, where a queue gives them."""
+
+    jobs: list[WaitingJob] = field(default_factory=list)
+    trouble: str = ""
+    """Why no more of them are asked for."""
+    held_hours: float | None = None
+    """Slot hours that they have been there for, used or not; None where there is no queue."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class UsedHours:
     """What one study has used on one day."""
 

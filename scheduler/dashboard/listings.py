@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from textwrap import indent
 from typing import Any
 
-from scheduler.client.rows import Node, Study, Trial, UsedHours, WaitingJob
+from scheduler.client.rows import Node, Queue, Study, Trial, UsedHours, WaitingJob
 from scheduler.dashboard.lines import STATE_COLORS, Column, clock, duration, print_table, shown
 from trials.plain_words import one_line, printable
 
@@ -83,8 +83,8 @@ def print_nodes(nodes: Sequence[Node]) -> None:
     print_table(columns, nodes)
 
 
-def print_queue(jobs: Sequence[WaitingJob], trouble: str, now: float) -> None:
-    """Those that wait, and why no more of them do; nothing where there is nothing to say."""
+def print_queue(queue: Queue, now: float) -> None:
+    """What waits, why no more does, and what the jobs have taken; nothing where there is nothing to say."""
     columns: list[Column[WaitingJob]] = [
         Column("job", lambda job: job.job),
         Column("queue", lambda job: job.queue),
@@ -93,11 +93,13 @@ def print_queue(jobs: Sequence[WaitingJob], trouble: str, now: float) -> None:
         Column("expected", lambda job: "-" if job.starts_at is None else clock(job.starts_at)),
         Column("why", lambda job: job.reason or "-"),
     ]
-    waiting = [job for job in jobs if job.waits]
+    waiting = [job for job in queue.jobs if job.waits]
     if waiting:
         print_table(columns, waiting)
-    if trouble:
-        print(trouble)
+    if queue.trouble:
+        print(one_line(queue.trouble))
+    if queue.held_hours is not None:
+        print(f"{queue.held_hours:.3f} slot hours have been held by jobs of the queue")
 
 
 def print_usage(used: Iterable[UsedHours], *, by: str, price: float | None) -> None:

@@ -139,6 +139,7 @@ def serve(
         nodes=site.nodes,
         queue=site.queue,
         queue_trouble=site.queue_trouble,
+        held_hours=site.held_hours,
         clock=clock,
         emulated=site.emulated,
         roster=site.roster,

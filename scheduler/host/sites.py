@@ -65,6 +65,10 @@ class Site(Protocol):
         """Jobs with which slots come, where a queue gives them."""
         ...
 
+    def held_hours(self) -> float | None:
+        """Slot hours that such jobs have been there for; None where there are none."""
+        ...
+
     def queue_trouble(self) -> str:
         """Why no more of them are asked for, for people."""
         ...
@@ -131,6 +135,9 @@ class MachineSite:
 
     def queue(self) -> tuple[JobView, ...]:
         return ()
+
+    def held_hours(self) -> float | None:
+        return None
 
     def queue_trouble(self) -> str:
         return ""

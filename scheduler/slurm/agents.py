@@ -26,16 +26,8 @@ OF_ANOTHER_NODE = (
     "TMPDIR",
 )
 """What is true of the node that this process runs on alone."""
-OF_PROLOGUE = (
-    "CONDA_DEFAULT_ENV",
-    "CONDA_PREFIX",
-    "LD_LIBRARY_PATH",
-    "PATH",
-    "PYTHONHOME",
-    "PYTHONPATH",
-    "VIRTUAL_ENV",
-)
-"""What a prologue changes: there it holds, and not what this process has."""
+OF_PYTHON = ("CONDA_DEFAULT_ENV", "CONDA_PREFIX", "LD_LIBRARY_PATH", "PYTHONHOME", "PYTHONPATH", "VIRTUAL_ENV")
+"""What belongs to this machine's interpreter; a container has its own."""
 
 CONTAINED = """trap 'kill -USR1 $agent' TERM USR1
 trap '' INT
@@ -99,21 +91,16 @@ class AgentSettings:
         """Ends what it is part of where its last command fails."""
         return f"{{ {self.prologue}\n}} || {{ echo 'elastune: the prologue failed, status '$? >&2; exit 1; }}"
 
-    @property
-    def environ(self) -> dict[str, str]:
+    def environ(self, *, in_container: bool = False) -> dict[str, str]:
         """Of an agent, and so of its replicas: this process's own, as far as it is true of another node."""
         own = without_secrets(os.environ)
         own = node_environ(own) if self.is_shared else own
-        known = own.get("PYTHONPATH", "")
-        return {
-            **{
-                name: value
-                for name, value in own.items()
-                if name not in OF_ANOTHER_NODE and not name.startswith("ELASTUNE_")
-            },
+        dropped = {*OF_ANOTHER_NODE, *(OF_PYTHON if in_container else ())}
+        found = {name: value for name, value in own.items() if name not in dropped and not name.startswith("ELASTUNE_")}
+        if not in_container:
             # It finds this suite where it is not installed.
-            "PYTHONPATH": os.pathsep.join([*own_path(), *([known] if known else [])]),
-        }
+            found["PYTHONPATH"] = os.pathsep.join([*own_path(), *filter(None, [found.get("PYTHONPATH")])])
+        return found
 
     @property
     def emulated(self) -> str:

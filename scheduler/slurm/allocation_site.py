@@ -50,6 +50,9 @@ class AllocationSite:
     def queue(self) -> tuple[JobView, ...]:
         return ()
 
+    def held_hours(self) -> float | None:
+        return None
+
     def queue_trouble(self) -> str:
         troubles = () if self._steps is None else self._steps.troubles.values()
         return "; ".join(dict.fromkeys([*troubles, *self._settings.strangers(self.roster)]))
@@ -70,7 +73,7 @@ class AllocationSite:
             command=self._settings.command,
             description=self._settings.description(url, agents_token),
             logs=self._settings.state_dir / "agents",
-            environ=self._settings.environ,
+            environ=self._settings.environ(),
         )
         self._steps.begin()
 

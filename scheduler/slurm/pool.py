@@ -201,7 +201,9 @@ class Pool:
             else:
                 self._idle_since.setdefault(news.job, now)
         self._idle_since = {job: at for job, at in self._idle_since.items() if job in called}
-        self._used.note(sum(len(news.slots) for news in agents), now)
+        alive = set(self._roster.running().values())
+        there = [news for news in agents if news.agent in alive or not news.leaves]
+        self._used.note(sum(len(news.slots) for news in there), now)
 
     # ------------------------------------------------------------------ acting
 
@@ -317,6 +319,11 @@ class Pool:
         self._queue.cancel([job.job for job in self._queue.jobs()])
 
     # ------------------------------------------------------------------ for people
+
+    @property
+    def held_hours(self) -> float:
+        """Slot hours that its jobs have been there for."""
+        return self._used.hours
 
     def views(self) -> tuple[JobView, ...]:
         slots = {news.job: len(news.slots) for news in self._roster.agents()}

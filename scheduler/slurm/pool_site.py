@@ -64,6 +64,9 @@ class PoolSite:
     def queue(self) -> tuple[JobView, ...]:
         return () if self._pool is None else self._pool.views()
 
+    def held_hours(self) -> float | None:
+        return None if self._pool is None else self._pool.held_hours
+
     def queue_trouble(self) -> str:
         return "; ".join(
             [*(each.trouble for each in self.queued() if each.trouble), *self._agents.strangers(self.roster)]
@@ -86,7 +89,10 @@ class PoolSite:
             mark=f"elastune {hashlib.sha256(agents_token.encode()).hexdigest()[:12]}",
             options=self._settings.sbatch_options(str(logs) if self._agents.shares_files else None),
             script=self._agents.job_script(self._settings.container),
-            environ={**self._agents.environ, AGENT_VARIABLE: self._agents.description(url, agents_token)},
+            environ={
+                **self._agents.environ(in_container=bool(self._settings.container)),
+                AGENT_VARIABLE: self._agents.description(url, agents_token),
+            },
         )
         try:
             queue.try_out()

@@ -32,6 +32,8 @@ ALONE_SECONDS = 60.0
 FORSAKEN_SECONDS = 300.0
 """So does one with replicas: their leases have run out long ago."""
 RETRY_SECONDS = 0.25
+JOB_ENDS = "job_ends"
+"""Code of the end of a replica that left with its agent."""
 LEAVE_SECONDS = 120.0
 """Longest that replicas get to save, where nobody ends the agent before."""
 
@@ -248,8 +250,10 @@ class Agent:
             if each.phase is Phase.RUNNING and name not in self._ended
         ]
         for gone in self._launcher.exits(running):
+            # One that was told to leave with its job says so; else people would look for a fault of its own.
+            why, code = (gone.why, gone.code) if gone.why or not self._leaves else (self._leaves, JOB_ENDS)
             self._ended[gone.replica_id] = replace(
-                self._replicas[gone.replica_id], phase=Phase.ENDED, status=gone.status, why=gone.why, code=gone.code
+                self._replicas[gone.replica_id], phase=Phase.ENDED, status=gone.status, why=why, code=code
             )
         for name in [name for name in self._ended if self._logs is None or self._logs.has_whole(name)]:
             self._replicas[name] = self._ended.pop(name)

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import time
 from pathlib import Path
 
+import pytest
+
+from tests.support.nni_experiment import NniExperiment
+from tests.support.nni_scripts import REPORTS
 from tests.support.project import ROOT
 from tests.support.slurm import agents, jobs, slurm, until, up
 
@@ -173,3 +178,57 @@ def test_nodes_that_share_no_files_get_the_code_and_send_the_logs_back(tmp_path:
         assert len(scheduler.starts(trial)) == 2
         assert not (scheduler.state / "checkpoints" / trial).exists()
     assert not list(Path("/tmp").glob("elastune-*/code")), "what agents have unpacked goes with them"
+
+
+def test_slot_hours_agree_with_slurms_own(tmp_path: Path) -> None:
+    with up(tmp_path, "--slurm", "partition=scavenge gpus=2 slots=0:4 idle=1000") as scheduler:
+        trial = scheduler.submit("1:2", 10_000)
+        scheduler.until_state(trial, "running")
+        ours = jobs(state="R")
+        time.sleep(100.0)
+        ours += [job for job in jobs(state="R") if job not in ours]
+        scheduler.stop()
+        shown = slurm("scontrol", "--oneliner", "show", "job", ",".join(ours))
+    seconds = [[int(part) for part in found.split(":")] for found in re.findall(r"RunTime=(\d\d:\d\d:\d\d)", shown)]
+    theirs = sum(2 * (3600 * hours + 60 * minutes + rest) for hours, minutes, rest in seconds)
+    held = json.loads((scheduler.state / "pool.json").read_text())["slot_seconds"]
+    assert len(seconds) == len(ours)
+    assert held == pytest.approx(theirs, rel=0.02)
+
+
+def test_an_nni_experiment_runs_in_the_pool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "nni").mkdir()
+    with up(tmp_path, "--slurm", POOL) as scheduler:
+        server = json.loads((scheduler.state / "server.json").read_text())
+        monkeypatch.setenv("ELASTUNE_URL", server["url"])
+        monkeypatch.setenv("ELASTUNE_TOKEN", (scheduler.state / "token").read_text().strip())
+        experiment = NniExperiment(tmp_path / "nni", REPORTS, {}, {})
+        try:
+            experiment.create()
+            experiment.until_done()
+            assert experiment.states() == ["SUCCEEDED"] * 4
+            with scheduler.client() as client:
+                assert {trial.state for trial in client.trials()} == {"succeeded"}
+        finally:
+            experiment.close()
+
+
+def test_a_sweep_alone_has_a_pool_of_its_own_which_ends_with_it(tmp_path: Path) -> None:
+    (tmp_path / "tune.py").write_text(SWEEP)
+    environ = {**os.environ, "ELASTUNE_SLURM": POOL, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, "tune.py"], cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=150
+    )
+    assert "values 12" in done.stdout, done.stderr
+    until(lambda: not jobs() and not agents(), 10.0, "its jobs are left")
+
+
+def test_a_driver_that_is_cancelled_leaves_nothing(tmp_path: Path) -> None:
+    """The sweep runs in a job of its own, and its trials in a pool of others."""
+    (tmp_path / "tune.py").write_text(SWEEP.replace("0.3", "30.0"))
+    environ = {"ELASTUNE_SLURM": POOL, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    words = ("sbatch", "--parsable", "--partition=main", "--job-name=elastune-test", f"--output={tmp_path}/out.txt")
+    driver = slurm(*words, f"--wrap=cd {tmp_path}; exec {sys.executable} tune.py", environ=environ)
+    until(lambda: len(jobs(state="R")) >= 3, 60.0, "no pool comes up")
+    slurm("scancel", driver)
+    until(lambda: not jobs() and not agents(), 90.0, "something is left")

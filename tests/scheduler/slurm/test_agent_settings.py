@@ -1,0 +1,76 @@
+"""What agents are started with: scripts, their environment, and what of it is nobody else's."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from scheduler.slurm.agents import AgentSettings
+
+
+def test_nobody_elses_replicas_get_the_environment_of_a_shared_scheduler(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in (
+        "ELASTUNE_TOKEN",
+        "PGPASSWORD",
+        "AWS_SECRET_ACCESS_KEY",
+        "CUDA_VISIBLE_DEVICES",
+        "CUDA_HOME",
+        "TMPDIR",
+    ):
+        monkeypatch.setenv(name, "mine")
+    monkeypatch.setenv("PYTHONPATH", "/somewhere")
+    own = AgentSettings(state_dir=tmp_path).environ()
+    shared = AgentSettings(state_dir=tmp_path, is_shared=True).environ()
+    contained = AgentSettings(state_dir=tmp_path).environ(in_container=True)
+    for environ in (own, shared, contained):
+        assert not {"ELASTUNE_TOKEN", "PGPASSWORD", "CUDA_VISIBLE_DEVICES", "TMPDIR"} & environ.keys()
+        assert environ["CUDA_HOME"] == "mine"
+    assert own["AWS_SECRET_ACCESS_KEY"] == "mine" and "AWS_SECRET_ACCESS_KEY" not in shared
+    assert own["PYTHONPATH"].endswith(":/somewhere") and "PYTHONPATH" not in contained
+
+
+def test_a_prologue_that_fails_ends_the_job_with_its_words(tmp_path: Path) -> None:
+    fails = AgentSettings(state_dir=tmp_path, prologue="echo loading\ncd /no/such/folder")
+    for words in (["/bin/bash", "-c", fails.job_script()], ["/bin/bash", "-c", fails.command[2]]):
+        done = subprocess.run(words, capture_output=True, text=True, check=False)
+        assert done.returncode == 1 and done.stdout == "loading\n"
+        assert "elastune: the prologue failed, status 1" in done.stderr
+    works = AgentSettings(state_dir=tmp_path, prologue="export FOUND=here")
+    script = works.job_script().replace("exec ", "echo $FOUND ")
+    assert subprocess.run(["/bin/bash", "-c", script], capture_output=True, text=True, check=True).stdout.startswith(
+        "here "
+    )
+
+
+def test_in_a_container_the_agent_hears_that_its_job_ends(tmp_path: Path) -> None:
+    """srun would end it by force; a stand-in for srun tells what it is told."""
+    stand_in = tmp_path / "srun"
+    stand_in.write_text(
+        "#!/bin/bash\ntrap 'echo told; sleep 0.3; echo left; exit 0' USR1\necho up\nwhile :; do sleep 0.05; done\n"
+    )
+    stand_in.chmod(0o755)
+    script = AgentSettings(state_dir=tmp_path).job_script(("--container-image=img.sqsh",))
+    assert "srun --ntasks=1" in script and "--container-image=img.sqsh python3 -m trials.agents.start" in script
+    process = subprocess.Popen(
+        ["/bin/bash", "-c", script],
+        env={"PATH": f"{tmp_path}:/usr/bin:/bin"},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "up\n"
+    process.terminate()
+    assert process.stdout.read() == "told\nleft\n"
+    assert process.wait(10.0) == 0
+    process.stdout.close()
+
+
+def test_what_an_agent_is_told_is_plain_json(tmp_path: Path) -> None:
+    settings = AgentSettings(state_dir=tmp_path, memory_per_slot=2.0, shares_files=False)
+    found = json.loads(settings.description("http://h:1", "secret"))
+    assert (found["memory_bytes"], found["shares_files"], found["url"]) == (2 * 2**30, False, "http://h:1")
