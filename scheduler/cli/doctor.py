@@ -38,7 +38,8 @@ def doctor(port: int, state_dir: Path | None) -> None:
     """Look at GPUs, cores, memory, control groups, folders, ports and versions, and say what would go wrong."""
     from scheduler.client.places import default_state_dir
 
-    findings = [*_python(), *_devices(), *_memory(), *_folder(state_dir or default_state_dir()), *_net(port), *_page()]
+    findings = [*_python(), *_devices(), *_memory(), *_folder(state_dir or default_state_dir()), *_net(port), *_slurm()]
+    findings += _page()
     marks = {GOOD: "✓", WARN: "!", BAD: "✗"}
     for finding in findings:
         click.echo(f"{marks[finding.state]} {finding.what}: {finding.words}")
@@ -122,6 +123,28 @@ def _net(port: int) -> Iterator[Finding]:
     url = os.environ.get("ELASTUNE_URL")
     if url:
         yield Finding(WARN, "ELASTUNE_URL", f"{url}: sweeps go there, not to a scheduler of their own")
+
+
+def _slurm() -> Iterator[Finding]:
+    """Nothing where there is no Slurm."""
+    from trials.errors import SlurmRefused, SlurmUnreachable
+    from trials.slurm.allocation import allocation
+    from trials.slurm.commands import Slurm
+
+    if shutil.which("sinfo") is None:
+        return
+    slurm = Slurm()
+    try:
+        given = allocation(os.environ, slurm.hostnames)
+        if given is not None:
+            nodes = "this node" if given.is_this_machine else f"{len(given.nodes)} nodes, all of which are used"
+            yield Finding(GOOD, "Slurm", f"job {given.job}: {nodes}")
+            return
+        partitions = slurm.run("sinfo", "--noheader", "--format=%R").split()
+        words = f"partitions {', '.join(partitions)}; `up --slurm` takes slots from them"
+        yield Finding(GOOD, "Slurm", words)
+    except (SlurmRefused, SlurmUnreachable) as error:
+        yield Finding(WARN, "Slurm", str(error))
 
 
 def _page() -> Iterator[Finding]:

@@ -66,3 +66,13 @@ def test_jobs_whose_nodes_lack_the_environment_make_trials_wait_with_the_reason(
         trial = scheduler.submit("1:1", 1)
         until(lambda: "over before its agent could call" in scheduler.why(trial), 60.0, scheduler.why(trial))
         assert len(jobs()) <= 1
+
+
+def test_the_doctor_knows_slurm() -> None:
+    words = [sys.executable, "-m", "scheduler.cli", "doctor"]
+    outside = subprocess.run(words, capture_output=True, text=True, check=False).stdout
+    assert "Slurm: partitions main, scavenge; `up --slurm` takes slots from them" in outside
+    with allocation() as job:
+        environ = {**os.environ, **job}
+        inside = subprocess.run(words, capture_output=True, text=True, check=False, env=environ).stdout
+    assert f"Slurm: job {job['SLURM_JOB_ID']}: 2 nodes, all of which are used" in inside
