@@ -16,6 +16,8 @@ WAITING = frozenset(
 )
 LOGS = "%A.%a.log"
 """How `sbatch` is to name what a job prints."""
+LONGEST_WAIT_SECONDS = 30 * 24 * 3600.0
+"""Beyond that nothing is known."""
 NO_TASK = 4294967294
 """Slurm's number for the task of a job that is no array's."""
 HELD = ("job requeued in held state", "JobHeldUser", "JobHeldAdmin", "BadConstraints", "launch failed requeued held")
@@ -102,13 +104,17 @@ def parse_jobs(listed: str, mark: str) -> list[QueuedJob]:
             continue
         job, state, starts, submitted, nodes, pool, _, reason = parts
         waits = state in WAITING
+        since, start = _seconds(submitted) or 0.0, _seconds(starts)
+        if waits and start is not None and start - since > LONGEST_WAIT_SECONDS:
+            # Slurm takes jobs without a time limit to last a year.
+            start = None
         found.append(
             QueuedJob(
                 job=job,
                 waits=waits,
                 is_over=state in LEAVING,
-                submitted_at=_seconds(submitted) or 0.0,
-                starts_at=_seconds(starts),
+                submitted_at=since,
+                starts_at=start,
                 nodes=nodes,
                 pool=pool,
                 reason=reason if waits else "",

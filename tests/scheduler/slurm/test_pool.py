@@ -401,10 +401,12 @@ def test_what_squeue_prints_is_read() -> None:
         "12_1|RUNNING|2026-11-25T22:41:00|2026-11-25T22:40:00|n1|scavenge|elastune x|None\n"
         "12_2|COMPLETING|2026-11-25T22:41:00|2026-11-25T22:40:00|n1|scavenge|elastune x|None\n"
         "16|PENDING|N/A|2026-11-25T22:40:00||main|elastune x|JobHeldUser\n"
+        "19|PENDING|2027-11-25T22:42:06|2026-11-25T22:40:00||scavenge|elastune x|Resources\n"
         "17|RUNNING|2026-11-25T22:41:00|2026-11-25T22:40:00|n1|main|mine|None\n"
         "18|PENDING|N/A|2026-11-25T22:40:00||main|elastune x|(Nodes required for job are DOWN|DRAINED)\n"
     )
-    first, second, ends, held, odd = parse_jobs(listed, "elastune x")
+    first, second, ends, held, far, odd = parse_jobs(listed, "elastune x")
+    assert far.waits and far.starts_at is None, "that is what Slurm says of jobs behind one without a time limit"
     assert ends.is_over and not second.is_over
     assert (first.job, first.waits, first.reason) == ("12_0", True, "Resources")
     assert first.starts_at is not None and first.starts_at - first.submitted_at == 126.0
