@@ -8,12 +8,12 @@ most once in two seconds, and seldom where agents say themselves that nothing ha
 from __future__ import annotations
 
 import logging
-import re
 from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Protocol
 
+from scheduler.slurm.job_names import JobNames, job_name
 from scheduler.slurm.pool_settings import PoolSettings
 from scheduler.slurm.pool_size import PoolState, expected_wait, plan_pool
 from scheduler.slurm.used_hours import UsedHours
@@ -59,11 +59,14 @@ class Queue(Protocol):
 
     def jobs(self) -> list[QueuedJob]: ...
 
+    def rename(self, jobs: Sequence[str], name: str) -> None: ...
+
     def cancel(self, jobs: Sequence[str], *, only_waiting: bool = False) -> None: ...
 
 
 class Pool:
     """``logs``: the folder with what agents print. ``clock``: seconds since the epoch, as the queue tells times.
+    ``label_of``: what people call the trial of a replica.
 
     One thread looks; `queued`, `jobs` and `trouble` may be read by any.
     """
@@ -77,6 +80,7 @@ class Pool:
         *,
         logs: Path,
         clock: Callable[[], float],
+        label_of: Callable[[str], str],
     ) -> None:
         self._queue = queue
         self._settings = settings
@@ -84,6 +88,7 @@ class Pool:
         self._used = used
         self._logs = logs
         self._clock = clock
+        self._names = JobNames(queue, roster, label_of)
         self.jobs: list[QueuedJob] = []
         self.trouble = ""
         """Why no more jobs are asked for at the moment, for people."""
@@ -120,6 +125,7 @@ class Pool:
             self._is_known = False
         if snapshot is not None and self._is_known:
             self._act(snapshot, now)
+            self._names.look([job.job for job in self.jobs if not job.waits and not job.is_over], now)
 
     def _poll_seconds(self, now: float) -> float:
         if now - self._excited_at < EXCITED_SECONDS:
@@ -359,11 +365,3 @@ class Pool:
                 trouble=words,
             ),
         )
-
-
-def job_name(snapshot: Snapshot) -> str:
-    """The study that jobs are for, where it is one."""
-    studies = {view.study_title or view.study for view in snapshot.eligible}
-    if len(studies) != 1:
-        return "elastune"
-    return "elastune-" + re.sub(r"[^A-Za-z0-9_.]+", "-", studies.pop())[:40]

@@ -22,7 +22,7 @@ from scheduler.snapshot import JobView, NodeView
 from trials.agents.launcher import AgentLauncher
 from trials.agents.roster import Roster
 from trials.agents.words import AGENT_VARIABLE
-from trials.errors import SlurmRefused, SlurmUnreachable
+from trials.errors import SlurmRefused, SlurmUnreachable, StoreUnavailable, UnknownTrial
 from trials.queued import QueuedSlots
 from trials.slurm.commands import PATIENCE_SECONDS, Slurm
 from trials.slurm.jobs import JobQueue
@@ -101,7 +101,18 @@ class PoolSite:
         except SlurmUnreachable as error:
             logger.warning("slurm does not answer yet error=%s", error)
         used = UsedHours(self._folder / "pool.json")
-        pool = self._pool = Pool(queue, self._settings, self.roster, used, logs=logs, clock=time.time)
+
+        def label_of(replica_id: str) -> str:
+            try:
+                spec = store.trial(replica_id.rpartition("-")[0]).spec
+                title = next((study.called for study in store.studies() if study.name == spec.study), spec.study)
+            except (UnknownTrial, StoreUnavailable):
+                return "unknown"
+            return f"{title}/{spec.number}"
+
+        pool = self._pool = Pool(
+            queue, self._settings, self.roster, used, logs=logs, clock=time.time, label_of=label_of
+        )
         self._thread = threading.Thread(target=self._run, args=(pool, loop), name="pool", daemon=True)
         self._thread.start()
 

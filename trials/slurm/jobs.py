@@ -73,6 +73,10 @@ class JobQueue:
         listed = self._slurm.run("squeue", "--noheader", "--array", "--me", "--all", f"--format={FORMAT}")
         return parse_jobs(listed, self._mark)
 
+    def rename(self, jobs: Sequence[str], name: str) -> None:
+        """By one call."""
+        self._slurm.run("scontrol", "update", f"jobid={','.join(jobs)}", f"jobname={name}")
+
     def cancel(self, jobs: Sequence[str], *, only_waiting: bool = False) -> None:
         """``only_waiting``: not those that have begun meanwhile."""
         if jobs:

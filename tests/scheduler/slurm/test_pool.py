@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from scheduler.policy import policy_by_name
 from scheduler.slurm import pool as pool_module
-from scheduler.slurm.pool import Pool, job_name
+from scheduler.slurm.job_names import RENAME_SECONDS, job_name
+from scheduler.slurm.pool import Pool
 from scheduler.slurm.pool_settings import PoolSettings, pool_settings
 from scheduler.slurm.pool_size import PoolState, expected_wait, plan_pool, price_of_waiting
 from scheduler.slurm.used_hours import UsedHours
@@ -35,6 +36,10 @@ class FakeQueue:
     present: dict[str, QueuedJob] = field(default_factory=dict)
     asked: int = 0
     refuses: Exception | None = None
+    renamed: list[tuple[tuple[str, ...], str]] = field(default_factory=list)
+
+    def rename(self, jobs: Sequence[str], name: str) -> None:
+        self.renamed.append((tuple(jobs), name))
 
     def submit(self, count: int, name: str) -> str:
         if self.refuses is not None:
@@ -82,6 +87,7 @@ class Rig:
             UsedHours(folder / "pool.json"),
             logs=folder,
             clock=lambda: self.now,
+            label_of=lambda replica_id: f"my study/{replica_id.partition('-')[0]}",
         )
         self.versions: dict[str, int] = {}
 
@@ -393,6 +399,18 @@ def test_a_plan_stays_within_the_limits(waits: int, runs: int, idle: int, trials
 def test_jobs_are_named_after_the_study_that_they_are_for() -> None:
     assert job_name(snapshot(waiting("a", study="ns.x", study_title="LoRA, small"))) == "elastune-LoRA-small"
     assert job_name(snapshot(waiting("a"), waiting("b", study="other"))) == "elastune"
+
+
+def test_jobs_that_run_are_named_after_their_trials_now_and_then(rig: Rig) -> None:
+    demand = Snapshot(now=0.0, nodes=(), trials=(waiting("a"), waiting("b")))
+    rig.look(demand)
+    for job in ("1_0", "1_1"):
+        rig.queue.begin(job)
+    for second in range(int(3 * RENAME_SECONDS)):
+        rig.call("1_0", ["3-a"])
+        rig.call("1_1", ["3-b"] if second < RENAME_SECONDS + 5 else ["4-a"])
+        rig.look(demand, 1.0)
+    assert rig.queue.renamed == [(("1_0", "1_1"), "elastune-my-study-3"), (("1_1",), "elastune-my-study-4")]
 
 
 def test_what_squeue_prints_is_read() -> None:

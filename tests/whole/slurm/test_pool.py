@@ -37,16 +37,17 @@ if __name__ == "__main__":
 def test_the_pool_grows_with_a_trial_and_is_given_back(tmp_path: Path) -> None:
     with up(tmp_path, "--slurm", POOL) as scheduler:
         assert jobs() == []
-        trial = scheduler.submit("2:4", 40)
+        trial = scheduler.submit("2:4", 60)
         scheduler.until_state(trial, "running")
         assert 2 <= len(jobs()) <= 6
         shown = scheduler.run("nodes")
         assert "in scavenge" in shown, "each node says which jobs it came with"
         names = slurm("squeue", "--noheader", "--format=%j").split()
-        assert set(names) <= {"elastune-jobs", "elastune"}
+        assert set(names) <= {"elastune-jobs", "elastune", "elastune-jobs-0"}
+        until(lambda: "elastune-jobs-0" in slurm("squeue", "--noheader", "--format=%j"), 60.0, "no job says its trial")
         scheduler.until_state(trial, "succeeded", 120.0)
         until(lambda: not jobs(), 40.0, "jobs that nobody uses are not given back")
-        assert set(scheduler.epochs(trial)) == set(range(40))
+        assert set(scheduler.epochs(trial)) == set(range(60))
 
 
 def test_a_sweep_of_somebody_who_joins_runs_in_the_pool(tmp_path: Path) -> None:
