@@ -37,6 +37,8 @@ NOT_YOURS = {
     "wrap": "jobs run agents",
 }
 LARGEST = 100_000
+EARLY_SECONDS = 60
+"""Slurm may warn so much earlier than it was asked to."""
 FORM = "such as 'partition=scavenge account=x gpus=1 time=4:00:00 slots=0:32'"
 
 
@@ -104,6 +106,13 @@ def pool_settings(text: str, *, gpus_per_slot: int = 1, slots_per_gpu: int = 1) 
             container.append(f"--{name}={value}" if equals else f"--{name}")
         else:
             options[name] = value if equals else None
+    warn = int(_number("warn", ours.get("warn", "120")))
+    limit = time_limit(options.get("time"))
+    if limit is not None and limit <= warn + EARLY_SECONDS:
+        raise SchedulerError(
+            f"--slurm has time={options['time']}, and replicas are to leave {warn} s before that, or a minute earlier as "
+            f"Slurm counts: jobs would do nothing. Make it longer, or warn={warn} shorter"
+        )
     slots_per_job = _slots_per_job(options, gpus_per_slot=gpus_per_slot, slots_per_gpu=slots_per_gpu)
     least, most = _bounds(ours.get("slots", f"0:{max(16, slots_per_job)}"))
     return PoolSettings(
@@ -114,7 +123,7 @@ def pool_settings(text: str, *, gpus_per_slot: int = 1, slots_per_gpu: int = 1) 
         hours=_number("hours", ours["hours"]) if "hours" in ours else None,
         per_hour=int(_number("per-hour", ours["per-hour"])) if "per-hour" in ours else None,
         idle_seconds=_number("idle", ours.get("idle", "60")),
-        warn_seconds=int(_number("warn", ours.get("warn", "120"))),
+        warn_seconds=warn,
         price=_number("price", ours.get("price", "1")),
         worth=_number("worth", ours.get("worth", "10")),
         container=tuple(container),
@@ -140,6 +149,21 @@ def _slots_per_job(options: dict[str, str | None], *, gpus_per_slot: int, slots_
         return int(cores) if cores.isdigit() else 0
     options["gpus"] = str(gpus_per_slot)
     return slots_per_gpu
+
+
+def time_limit(text: str | None) -> float | None:
+    """Seconds, of what `sbatch` takes for --time; None where there is no limit, or Slurm will say what is wrong."""
+    found = re.fullmatch(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?", text or "")
+    if found is None:
+        return None
+    days, *rest = (None if part is None else int(part) for part in found.groups())
+    first, second, third = rest
+    assert first is not None
+    if days is not None:
+        return 86400.0 * days + 3600.0 * first + 60.0 * (second or 0) + (third or 0)
+    if third is not None:
+        return 3600.0 * first + 60.0 * (second or 0) + third
+    return 60.0 * first + (second or 0)
 
 
 def _bounds(text: str) -> tuple[int, int]:

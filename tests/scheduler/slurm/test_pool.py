@@ -15,7 +15,7 @@ from scheduler.policy import policy_by_name
 from scheduler.slurm import pool as pool_module
 from scheduler.slurm.job_names import RENAME_SECONDS, job_name
 from scheduler.slurm.pool import Pool
-from scheduler.slurm.pool_settings import PoolSettings, pool_settings
+from scheduler.slurm.pool_settings import PoolSettings, pool_settings, time_limit
 from scheduler.slurm.pool_size import PoolState, expected_wait, plan_pool, price_of_waiting
 from scheduler.slurm.used_hours import UsedHours
 from scheduler.snapshot import Snapshot
@@ -452,6 +452,22 @@ def test_the_users_line_is_sbatchs_options_and_a_few_of_ours() -> None:
 
 
 @pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("30", 1800),
+        ("30:15", 1815),
+        ("2:00:00", 7200),
+        ("1-0", 86400),
+        ("1-2:30", 95400),
+        ("UNLIMITED", None),
+        (None, None),
+    ],
+)
+def test_time_limits_are_read_as_sbatch_reads_them(text: str | None, seconds: float | None) -> None:
+    assert time_limit(text) == seconds
+
+
+@pytest.mark.parametrize(
     ("line", "words"),
     [
         ("-p gpu", "its words are sbatch's long options"),
@@ -461,6 +477,7 @@ def test_the_users_line_is_sbatchs_options_and_a_few_of_ours() -> None:
         ("hours=ten", "hours=ten; it must be a number"),
         ("array=0-9", "leave it out, jobs are submitted as there is use for them"),
         ("nodes=4", "leave it out, each job is on one node"),
+        ("time=2", "jobs would do nothing. Make it longer, or warn=120 shorter"),
         ("wait", "leave it out, the scheduler waits for its jobs itself"),
     ],
 )
