@@ -110,8 +110,8 @@ def pool_settings(text: str, *, gpus_per_slot: int = 1, slots_per_gpu: int = 1) 
     limit = time_limit(options.get("time"))
     if limit is not None and limit <= warn + EARLY_SECONDS:
         raise SchedulerError(
-            f"--slurm has time={options['time']}, and replicas are to leave {warn} s before that, or a minute earlier as "
-            f"Slurm counts: jobs would do nothing. Make it longer, or warn={warn} shorter"
+            f"--slurm has time={options['time']}, and replicas are to leave {warn} s before that, or a minute earlier "
+            f"as Slurm counts: jobs would do nothing. Make it longer, or warn={warn} shorter"
         )
     slots_per_job = _slots_per_job(options, gpus_per_slot=gpus_per_slot, slots_per_gpu=slots_per_gpu)
     least, most = _bounds(ours.get("slots", f"0:{max(16, slots_per_job)}"))
