@@ -8,6 +8,7 @@ WORKERS ?= 2
 SPREAD := -n $(WORKERS) --dist loadfile
 # Slow tests wait most of the time, and have little to share.
 SLOW_WORKERS ?= 3
+SLURM_TESTS ?= slurm
 
 .DEFAULT_GOAL := help
 PAGE := scheduler/dashboard/page
@@ -59,7 +60,7 @@ test-cluster: setup
 	$(BIN)/python -m pytest -m "cluster and not gpu"
 
 test-slurm: setup
-	$(BIN)/python -m pytest -m slurm
+	$(BIN)/python -m pytest -m "$(SLURM_TESTS)"
 
 explore: setup
 	$(BIN)/python -m pytest $(SPREAD) --hypothesis-profile=explore --timeout=1800 $$(grep -rlE "^from hypothesis" tests --include="test_*.py")

@@ -120,6 +120,7 @@ def test_a_controller_that_is_away_stops_no_trial_and_no_job_is_asked_for_twice(
         assert len(jobs()) <= 2
 
 
+@pytest.mark.slow
 def test_a_time_limit_that_is_near_has_replicas_save_and_move_on(tmp_path: Path) -> None:
     line = "partition=scavenge gpus=1 slots=0:2 idle=3 time=2 warn=40"
     with up(tmp_path, "--slurm", line) as scheduler:
@@ -181,6 +182,7 @@ def test_nodes_that_share_no_files_get_the_code_and_send_the_logs_back(tmp_path:
     assert not list(Path("/tmp").glob("elastune-*/code")), "what agents have unpacked goes with them"
 
 
+@pytest.mark.slow
 def test_slot_hours_agree_with_slurms_own(tmp_path: Path) -> None:
     with up(tmp_path, "--slurm", "partition=scavenge gpus=2 slots=0:4 idle=1000") as scheduler:
         trial = scheduler.submit("1:2", 10_000)
