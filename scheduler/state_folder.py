@@ -120,3 +120,17 @@ def read_server_file(path: Path) -> dict[str, Any] | None:
         return document
     except (OSError, ValueError):
         return None
+
+
+def write_durably(path: Path, words: str) -> None:
+    """Whole or not at all, for its owner alone. Raises StoreUnavailable."""
+    partial = path.with_name(f"{path.name}.{os.getpid()}")
+    try:
+        descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with os.fdopen(descriptor, "w") as file:
+            file.write(words)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(partial, path)
+    except OSError as error:
+        raise StoreUnavailable(f"{path} cannot be written: {error}") from error

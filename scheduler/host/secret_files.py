@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import secrets
 import stat
 from pathlib import Path
 
 from scheduler.api.tokens import Secrets
+from scheduler.state_folder import write_durably
 from trials.errors import StoreUnavailable
 
 logger = logging.getLogger(__name__)
@@ -59,9 +59,9 @@ def secrets_in_folder(folder: Path, owner: str | None = None) -> Secrets:
 def save_in_folder(folder: Path, kept: Secrets, *, with_owner: bool = True) -> None:
     """Durable when it returns."""
     document = {"key": kept.key, "versions": dict(kept.versions)}
-    _write(folder / "tokens.json", json.dumps(document))
+    write_durably(folder / "tokens.json", json.dumps(document))
     if with_owner:
-        _write(folder / "token", kept.owner)
+        write_durably(folder / "token", kept.owner)
 
 
 def _read(path: Path) -> str:
@@ -69,16 +69,3 @@ def _read(path: Path) -> str:
         return path.read_text().strip()
     except FileNotFoundError:
         return ""
-
-
-def _write(path: Path, words: str) -> None:
-    partial = path.with_name(f"{path.name}.{os.getpid()}")
-    try:
-        descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        with os.fdopen(descriptor, "w") as file:
-            file.write(words)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(partial, path)
-    except OSError as error:
-        raise StoreUnavailable(f"{path} cannot be written: {error}") from error

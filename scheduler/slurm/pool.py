@@ -15,7 +15,7 @@ from typing import Protocol
 
 from scheduler.slurm.job_names import JobNames, job_name
 from scheduler.slurm.pool_settings import PoolSettings
-from scheduler.slurm.pool_size import PoolState, expected_wait, plan_pool
+from scheduler.slurm.pool_size import LARGEST_ARRAY, PoolState, expected_wait, plan_pool
 from scheduler.slurm.used_hours import UsedHours
 from scheduler.snapshot import JobView, Snapshot
 from trials.agents.roster import QUIET_SECONDS, Roster
@@ -42,8 +42,6 @@ STEADY_SECONDS = 60.0
 """An agent that has called for so long shows that jobs work."""
 MOST_FAILURES = 10
 """That are counted."""
-MOST_AT_ONCE = 500
-"""Sites limit arrays to 1001."""
 FIRST_PAUSE_SECONDS = 5.0
 LONGEST_PAUSE_SECONDS = 600.0
 WAITS_KEPT = 15
@@ -106,7 +104,7 @@ class Pool:
         """Jobs whose agent has called."""
         self._called_since: dict[str, float] = {}
         self._agentless_since: dict[str, float] = {}
-        self._most_at_once = MOST_AT_ONCE
+        self._most_at_once = LARGEST_ARRAY
         self._failures = 0
         self._not_before = float("-inf")
 
@@ -141,7 +139,7 @@ class Pool:
         found = self._queue.jobs()
         listed = {job.job for job in found}
         # Some queues show not everything: what calls is there.
-        found += [before[job] for job in sorted(self._called & before.keys() - listed) if self._is_there(job, now)]
+        found += [before[job] for job in sorted(self._called & before.keys() - listed) if self._is_there(job)]
         self.jobs = found
         if not self._is_known:
             self._is_known = True
@@ -157,7 +155,7 @@ class Pool:
                 self._roster.lose(news.agent, f"job {news.job} on {news.host} is gone: {why}")
         self._note_gone([before[name] for name in sorted(before.keys() - present)], now)
 
-    def _is_there(self, job: str, now: float) -> bool:
+    def _is_there(self, job: str) -> bool:
         """Whether the job's agent calls, and is not about to end."""
         return any(
             news.job == job and not news.leaves and self._roster.quiet_for(news.agent) <= QUIET_SECONDS
@@ -207,8 +205,7 @@ class Pool:
             else:
                 self._idle_since.setdefault(news.job, now)
         self._idle_since = {job: at for job, at in self._idle_since.items() if job in called}
-        alive = set(self._roster.running().values())
-        there = [news for news in agents if news.agent in alive or not news.leaves]
+        there = [news for news in agents if news.agent in busy or not news.leaves]
         self._used.note(sum(len(news.slots) for news in there), now)
 
     # ------------------------------------------------------------------ acting
@@ -261,7 +258,7 @@ class Pool:
             self._excited_at, self._is_known = now, False
             self._rest(str(error), now)
             return
-        self._most_at_once = min(MOST_AT_ONCE, 2 * self._most_at_once)
+        self._most_at_once = min(LARGEST_ARRAY, 2 * self._most_at_once)
         logger.info("jobs submitted job=%s count=%d queue=%s", job, count, self._settings.where)
         self._asked.append((now, count * max(1, self._slots_per_job)))
         # Until the queue is asked again: what was just asked for is not asked for twice.

@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
-import os
 from pathlib import Path
+
+from scheduler.state_folder import write_durably
+from trials.errors import StoreUnavailable
 
 SAVE_SECONDS = 30.0
 
@@ -35,12 +37,7 @@ class UsedHours:
             self.save()
 
     def save(self) -> None:
-        partial = self._file.with_suffix(f".{os.getpid()}")
         try:
-            with open(partial, "w") as file:
-                json.dump({"slot_seconds": self._seconds}, file)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(partial, self._file)
-        except OSError as error:
+            write_durably(self._file, json.dumps({"slot_seconds": self._seconds}))
+        except StoreUnavailable as error:
             logger.warning("slot hours not kept error=%s", error)

@@ -16,7 +16,6 @@ from typing import Any
 import httpx2
 import pytest
 
-from scheduler.errors import SchedulerUnreachable
 from scheduler.policy import policy_by_name
 from tests.support.project import ROOT
 from tests.support.served import OWNERS_TOKEN, ServedLoop
@@ -41,15 +40,7 @@ def roster() -> Roster:
 def served(tmp_path: Path, roster: Roster) -> Iterator[ServedLoop]:
     store = SqlTrialStore(f"sqlite:///{tmp_path / 'trials.db'}")
     loop = ServedLoop(tmp_path, store, AgentLauncher(roster), policy_by_name("fifo"), roster=roster)
-    deadline = time.monotonic() + 30.0
-    with closing(loop.client()) as client:
-        while True:
-            try:
-                client.check()
-                break
-            except SchedulerUnreachable:
-                assert time.monotonic() < deadline
-                time.sleep(0.02)
+    loop.wait_until_it_answers()
     yield loop
     loop.close()
     store.close()

@@ -20,7 +20,6 @@ from scheduler.api import connections
 from scheduler.api.bodies import DEEPEST, nested_deeper
 from scheduler.api.gate import BURST, REQUESTS_A_SECOND, SMALL_BYTES, Rates
 from scheduler.client.connection import SchedulerClient
-from scheduler.errors import SchedulerUnreachable
 from scheduler.policy import policy_by_name
 from tests.support.served import OWNERS_TOKEN, ServedLoop
 from tests.support.site import TOKENS, Site
@@ -32,15 +31,7 @@ from trials.store import SqlTrialStore
 def served(tmp_path: Path) -> Iterator[ServedLoop]:
     store = SqlTrialStore(f"sqlite:///{tmp_path / 'trials.db'}")
     loop = ServedLoop(tmp_path, store, InMemoryLauncher({"n0": 1}), policy_by_name("fifo"))
-    deadline = time.monotonic() + 30.0
-    with closing(loop.client()) as client:
-        while True:
-            try:
-                client.check()
-                break
-            except SchedulerUnreachable:
-                assert time.monotonic() < deadline
-                time.sleep(0.02)
+    loop.wait_until_it_answers()
     yield loop
     loop.close()
     store.close()

@@ -6,7 +6,9 @@ import os
 import queue
 import socket
 import threading
+import time
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ from scheduler.api.service import Service
 from scheduler.api.serving import api_config
 from scheduler.api.tokens import Tokens
 from scheduler.client.connection import SchedulerClient
+from scheduler.errors import SchedulerUnreachable
 from scheduler.loop.control_loop import ControlLoop
 from scheduler.loop.settings import LoopSettings
 from scheduler.snapshot import NodeView, Policy
@@ -78,6 +81,16 @@ class ServedLoop:
         self._after_round.put(done.set)
         self.loop.wake()
         assert done.wait(60.0), "the loop did not come round"
+
+    def wait_until_it_answers(self) -> None:
+        deadline = time.monotonic() + 30.0
+        with closing(self.client()) as client:
+            while True:
+                try:
+                    return client.check()
+                except SchedulerUnreachable:
+                    assert time.monotonic() < deadline
+                    time.sleep(0.02)
 
     def client(self) -> SchedulerClient:
         return SchedulerClient(self.url, OWNERS_TOKEN)

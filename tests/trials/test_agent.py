@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.agents import AgentInThread, until_there
-from tests.trials.test_launchers import SCRIPT, record_of, request_for, until_started, wait_for_exit
+from tests.trials.test_launchers import SCRIPT, record_of, request_for, started, until_started, wait_for_exit
 from trials.agents.addresses import address_of, address_towards
 from trials.agents.launcher import AgentLauncher
 from trials.agents.node_files import NodeFiles
@@ -41,9 +41,7 @@ def test_a_replica_that_ends_while_the_line_is_cut_is_told_of_afterwards(
     agent: AgentInThread, roster: Roster, tmp_path: Path
 ) -> None:
     launcher = AgentLauncher(roster)
-    request = request_for(tmp_path, "sleeps")
-    launcher.launch(request)
-    row = record_of(request, until_started(launcher, request, None))
+    row = started(launcher, tmp_path, "sleeps")
     agent.line.is_cut = True
     agent.launcher.stop(row, force=True)
     time.sleep(0.2)
@@ -56,9 +54,7 @@ def test_another_scheduler_finds_the_replicas_of_the_one_before(
     agent: AgentInThread, roster: Roster, tmp_path: Path
 ) -> None:
     launcher = AgentLauncher(roster)
-    request = request_for(tmp_path, "sleeps")
-    launcher.launch(request)
-    row = record_of(request, until_started(launcher, request, None))
+    row = started(launcher, tmp_path, "sleeps")
     second = Roster()
     adopting = AgentLauncher(second)
     second.expect([row])
@@ -95,7 +91,6 @@ def test_on_a_node_that_shares_no_files_code_comes_packed_and_logs_go_back(roste
         arrived[replica_id] = arrived.get(replica_id, b"") + part
         return len(arrived[replica_id])
 
-    agent.line.send_log = send  # type: ignore[method-assign]
     agent.agent._logs._send = send  # type: ignore[union-attr]
     until_there(roster)
     remote = AgentLauncher(roster)
@@ -140,12 +135,11 @@ def test_an_agent_that_leaves_lets_its_replicas_leave_first(
     agent: AgentInThread, roster: Roster, tmp_path: Path
 ) -> None:
     launcher = AgentLauncher(roster)
-    request = request_for(tmp_path, "sleeps")
-    launcher.launch(request)
-    row = record_of(request, until_started(launcher, request, None))
+    row = started(launcher, tmp_path, "sleeps")
+    log = tmp_path / "r.log"
     deadline = time.monotonic() + 10.0
     # Its code has to be there to hear a signal.
-    while not request.log.exists() and time.monotonic() < deadline:
+    while not log.exists() and time.monotonic() < deadline:
         time.sleep(0.01)
     time.sleep(0.5)
     roster.dismiss("the test is over")

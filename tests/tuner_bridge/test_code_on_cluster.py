@@ -18,8 +18,7 @@ from dist_core.link.client import ControlChannel
 from scheduler.api.packages import PackageRefused, Packages
 from tests.support.channel import channel_to
 from trials.inside import user_code
-from trials.inside.packages import unpack
-from trials.inside.pod_start import python_path
+from trials.inside.packages import python_path, unpack
 from trials.spec import TrialSpec
 from tuner_bridge.driving import packing
 from tuner_bridge.driving.code_on_cluster import CodeOnCluster
@@ -274,7 +273,7 @@ def test_paths_of_a_moved_folder_are_found(project: Path, monkeypatch: pytest.Mo
     monkeypatch.setenv(user_code.MOVED, f"/home/me={project}")
     assert user_code.moved_path("/home/me/tune.py") == str(project / "tune.py")
     assert user_code.moved_path("/home/mean/tune.py") == "/home/mean/tune.py"
-    here = python_path(["/home/me/package", "/home/me/missing", "/x/site-packages", str(project)])
+    here = python_path(["/home/me/package", "/home/me/missing", "/x/site-packages", str(project)], user_code.moved_path)
     assert here == [str(project / "package"), str(project)]
 
 

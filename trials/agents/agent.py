@@ -140,8 +140,7 @@ class Agent:
         return done
 
     def _is_forsaken(self) -> bool:
-        lives = any(each.phase in (Phase.STARTING, Phase.RUNNING) for each in self._replicas.values())
-        return self._line.lost_for > (FORSAKEN_SECONDS if lives else ALONE_SECONDS)
+        return self._line.lost_for > (FORSAKEN_SECONDS if self._alive() else ALONE_SECONDS)
 
     def _leave(self) -> bool:
         """Have everything end; whether it has."""
@@ -158,7 +157,7 @@ class Agent:
         return not alive
 
     def _alive(self) -> list[str]:
-        return [name for name, each in self._replicas.items() if each.phase in (Phase.STARTING, Phase.RUNNING)]
+        return [name for name, each in self._replicas.items() if not each.is_over]
 
     # ------------------------------------------------------------------ orders
 
@@ -194,7 +193,7 @@ class Agent:
 
     def _stop(self, replica_id: str, *, force: bool) -> None:
         state = self._replicas.get(replica_id)
-        if state is None or state.phase not in (Phase.STARTING, Phase.RUNNING):
+        if state is None or state.is_over:
             return
         if replica_id in self._waiting:
             del self._waiting[replica_id]

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from trials.agents.roster import Lost, Roster
-from trials.agents.words import AgentReplica, Phase, request_document
+from trials.agents.words import AgentReplica, Phase
 from trials.errors import LaunchFailed
 from trials.launch.base import Exit, LaunchRequest, NodeSlots, ReplicaProcess
 from trials.queued import QueuedSlots
@@ -59,7 +59,7 @@ class AgentLauncher:
 
     def launch(self, request: LaunchRequest) -> ReplicaProcess | None:
         """Its agent is told; `started` knows what came of it."""
-        if not self._roster.order(request.node, request.slot, request.replica_id, request_document(request)):
+        if not self._roster.order(request.node, request.slot, request.replica_id, request.to_json()):
             raise LaunchFailed(f"slot {request.slot} of {request.node} has gone")
         return None
 
@@ -93,7 +93,7 @@ class AgentLauncher:
             return Exit(replica_id, None, f"{node} has no such process any more", NODE_LOST)
         if isinstance(found, Lost):
             return Exit(replica_id, None, found.why, NODE_LOST)
-        if found.phase in (Phase.ENDED, Phase.REFUSED):
+        if found.is_over:
             return Exit(replica_id, found.status, found.why, found.code or "out_of_memory")
         return None
 

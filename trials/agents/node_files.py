@@ -15,10 +15,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from trials.errors import LaunchFailed
-from trials.inside.user_code import MOVED
+from trials.inside.packages import python_path
+from trials.inside.user_code import MOVED, moved
 from trials.launch.base import LaunchRequest
-
-OF_INSTALLATION = ("site-packages", "dist-packages", "lib/python")
 
 Fetch = Callable[[Mapping[str, str], str, Path], None]
 """Unpacks the package of that digest, for a replica with this environment, into a folder. Raises OSError."""
@@ -67,13 +66,11 @@ class NodeFiles:
             )
         if code is not None:
             environ[MOVED] = f"{old}={new}"
-        own = [path for path in request.python_path if not any(each in path for each in OF_INSTALLATION)]
-        paths = [moved(path, old, new) for path in own]
         return replace(
             request,
             environ=environ,
             working_dir=new,
-            python_path=tuple(path for path in paths if os.path.isdir(path)),
+            python_path=tuple(python_path(request.python_path, lambda path: moved(path, old, new))),
             log=self.log(request.replica_id),
         )
 
@@ -83,10 +80,3 @@ class NodeFiles:
     def remove(self) -> None:
         self._thread.shutdown(wait=False, cancel_futures=True)
         shutil.rmtree(self.folder, ignore_errors=True)
-
-
-def moved(path: str, old: str, new: str) -> str:
-    """Where a path is found whose folder ``old`` has become ``new``."""
-    if path == old or path.startswith(old.rstrip("/") + "/"):
-        return new.rstrip("/") + path[len(old.rstrip("/")) :]
-    return path

@@ -146,7 +146,7 @@ class Roster:
                 stop={
                     name: force
                     for name, force in agent.stops.items()
-                    if name in agent.launches or (name in replicas and not _is_over(replicas[name]))
+                    if name in agent.launches or (name in replicas and not replicas[name].is_over)
                 },
                 noted=tuple(sorted(agent.noted)),
                 end=agent.dismissed,
@@ -217,7 +217,7 @@ class Roster:
     def _is_closed(self, agent: _Agent, now: float) -> bool:
         """Whether nothing new is started with it."""
         news = agent.news
-        alive = {name for name, state in news.replicas.items() if not _is_over(state)}
+        alive = {name for name, state in news.replicas.items() if not state.is_over}
         return bool(
             news.leaves
             or agent.dismissed
@@ -228,28 +228,27 @@ class Roster:
             or (agent.is_crowded and alive)
         )
 
+    def _agent_at(self, node: str, number: int) -> str | None:
+        """The lock is held."""
+        return next(
+            (name for name, agent in self._agents.items() if agent.news.host == node and number in agent.numbers), None
+        )
+
     def slot_environ(self, node: str, number: int) -> Mapping[str, str]:
         with self._lock:
-            for agent in self._agents.values():
-                if agent.news.host == node and number in agent.numbers:
-                    return agent.news.slots[agent.numbers.index(number)].environ
-        return {}
+            name = self._agent_at(node, number)
+            if name is None:
+                return {}
+            agent = self._agents[name]
+            return agent.news.slots[agent.numbers.index(number)].environ
 
     # ------------------------------------------------------------------ replicas
 
     def order(self, node: str, number: int, replica_id: str, document: Mapping[str, Any]) -> bool:
         """Have the agent of that slot start a replica; False where there is none that would."""
-        now = self._monotonic()
         with self._lock:
-            name = next(
-                (
-                    name
-                    for name, agent in self._agents.items()
-                    if agent.news.host == node and number in agent.numbers and not self._is_closed(agent, now)
-                ),
-                None,
-            )
-            if name is None:
+            name = self._agent_at(node, number)
+            if name is None or self._is_closed(self._agents[name], self._monotonic()):
                 return False
             self._agents[name].launches[replica_id] = document
         self._tell(name)
@@ -280,7 +279,7 @@ class Roster:
                 for name, agent in self._agents.items()
                 for replica_id in (
                     *agent.launches,
-                    *(each for each, state in agent.news.replicas.items() if not _is_over(state)),
+                    *(each for each, state in agent.news.replicas.items() if not state.is_over),
                 )
             }
 
@@ -307,7 +306,7 @@ class Roster:
         told = []
         with self._lock:
             for name, agent in self._agents.items():
-                over = {each for each, state in agent.news.replicas.items() if _is_over(state)} - alive
+                over = {each for each, state in agent.news.replicas.items() if state.is_over} - alive
                 if over - agent.noted:
                     agent.noted |= over
                     told.append(name)
@@ -331,11 +330,9 @@ class Roster:
             agent = self._agents.pop(agent_name, None)
             if agent is None:
                 return
-            over = {each for each, state in agent.news.replicas.items() if _is_over(state)}
-            for replica_id in (agent.news.replicas.keys() | agent.launches.keys()) - over:
-                self._losses[replica_id] = Lost(why, self._monotonic())
-            for replica_id in over - agent.noted:
-                # Its last words came too late for anybody to read.
+            # Also those that have ended, where their last words came too late for anybody to read.
+            told = {each for each, state in agent.news.replicas.items() if state.is_over} & agent.noted
+            for replica_id in (agent.news.replicas.keys() | agent.launches.keys()) - told:
                 self._losses[replica_id] = Lost(why, self._monotonic())
         self.on_news()
 
@@ -369,7 +366,7 @@ class Roster:
         """Whether every agent that calls has nothing left, and is about to end."""
         with self._lock:
             return all(
-                agent.news.leaves and all(_is_over(state) for state in agent.news.replicas.values())
+                agent.news.leaves and all(state.is_over for state in agent.news.replicas.values())
                 for agent in self._agents.values()
             )
 
@@ -387,10 +384,6 @@ class Roster:
             for name in names:
                 self._agents[name].dismissed = why
         self._tell(*names)
-
-
-def _is_over(state: AgentReplica) -> bool:
-    return state.phase in (Phase.ENDED, Phase.REFUSED)
 
 
 def _end_of(news: News, seconds: float) -> str:

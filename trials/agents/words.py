@@ -7,8 +7,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from trials.launch.base import LaunchRequest
-
 AGENT_VARIABLE = "ELASTUNE_AGENT"
 """Tells an agent what it is, as JSON; it takes the variable away before it starts anything."""
 MOST_SLOTS = 4096
@@ -33,6 +31,10 @@ class AgentReplica:
     status: int | None = None
     why: str = ""
     code: str = ""
+
+    @property
+    def is_over(self) -> bool:
+        return self.phase in (Phase.ENDED, Phase.REFUSED)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,30 +88,10 @@ class Orders:
     """A higher number when there is something more to do."""
     numbers: tuple[int, ...] = ()
     launch: tuple[Mapping[str, Any], ...] = ()
-    """Requests as `request_document` writes them."""
+    """Requests as plain JSON."""
     stop: Mapping[str, bool] = field(default_factory=dict)
     """Replicas that are to end, and whether by force."""
     noted: tuple[str, ...] = ()
     """Replicas whose end is known and need not be told any more."""
     end: str = ""
     """Why it is not wanted any more: its replicas are to leave, and so is it; empty as long as it is."""
-
-
-def request_document(request: LaunchRequest) -> dict[str, Any]:
-    return {
-        "replica_id": request.replica_id,
-        "trial_id": request.trial_id,
-        "study": request.study,
-        "node": request.node,
-        "slot": request.slot,
-        "entrypoint": request.entrypoint,
-        "environ": dict(request.environ),
-        "working_dir": request.working_dir,
-        "python_path": list(request.python_path),
-        "preload": list(request.preload),
-        "user_code": list(request.user_code),
-        "log": str(request.log),
-        "image": request.image,
-        "package": request.package,
-        "moved_to": request.moved_to,
-    }

@@ -3,11 +3,24 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import tarfile
 import tempfile
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from dist_core.link.client import ControlChannel
+
+OF_INSTALLATION = ("site-packages", "dist-packages", "lib/python")
+
+
+def python_path(given: Sequence[str], moved: Callable[[str], str]) -> list[str]:
+    """Folders of the user's own modules that are here as well; installed packages are this machine's.
+
+    ``moved``: where a path is found here.
+    """
+    own = [moved(path) for path in given if not any(part in path for part in OF_INSTALLATION)]
+    return [path for path in own if os.path.isdir(path)]
 
 
 def unpack(channel: ControlChannel, digest: str, folder: Path) -> None:

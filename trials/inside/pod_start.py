@@ -12,18 +12,15 @@ import os
 import signal
 import sys
 import tarfile
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from dist_core.errors import ControlChannelError
 from dist_core.link.client import ControlChannel
 from dist_core.link.environment import EXIT_PEER_LOST, EXIT_PREEMPTED, ReplicaEnvironment
-from trials.inside.packages import unpack
+from trials.inside.packages import python_path, unpack
 from trials.inside.replica_start import run_replica
 from trials.inside.user_code import MOVED, moved_path
-
-OF_INSTALLATION = ("site-packages", "dist-packages", "lib/python")
 
 
 def main() -> int:
@@ -51,17 +48,11 @@ def main() -> int:
         folder = os.getcwd()
     request = {
         "working_dir": folder,
-        "python_path": python_path(start["python_path"]),
+        "python_path": python_path(start["python_path"], moved_path),
         "entrypoint": start["entrypoint"],
     }
     os.environ["ELASTUNE_IMAGE"] = start["image"]
     return run_replica(request)
-
-
-def python_path(given: Sequence[str]) -> list[str]:
-    """Folders of the user's own modules that are here as well; installed packages are the image's."""
-    moved = [moved_path(path) for path in given if not any(part in path for part in OF_INSTALLATION)]
-    return [path for path in moved if os.path.isdir(path)]
 
 
 if __name__ == "__main__":

@@ -59,9 +59,14 @@ def take_command_line() -> None:
 def moved_path(path: str) -> str:
     """Where a path of the machine that the sweep was started on is found here."""
     old, _, new = os.environ.get(MOVED, "").partition("=")
-    if not old or not (path == old or path.startswith(old.rstrip("/") + "/")):
-        return path
-    return new.rstrip("/") + path[len(old.rstrip("/")) :]
+    return moved(path, old, new) if old else path
+
+
+def moved(path: str, old: str, new: str) -> str:
+    """Where a path is found whose folder ``old`` has become ``new``."""
+    if path == old or path.startswith(old.rstrip("/") + "/"):
+        return new.rstrip("/") + path[len(old.rstrip("/")) :]
+    return path
 
 
 @functools.cache

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from trials.queued import QueuedSlots
 from trials.quota import SlotQuota
@@ -50,6 +50,9 @@ class LaunchRequest:
     package: str = ""
     moved_to: str = ""
     """As in the trial's spec."""
+
+    def to_json(self) -> dict[str, Any]:
+        return {**asdict(self), "environ": dict(self.environ), "log": str(self.log)}
 
 
 @dataclass(frozen=True, slots=True)

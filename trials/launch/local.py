@@ -17,7 +17,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -163,7 +162,7 @@ class LocalLauncher:
     def _start(self, request: LaunchRequest, servers: ForkServers | None) -> ReplicaProcess:
         try:
             request.log.parent.mkdir(parents=True, exist_ok=True)
-            document = _document(request, self._groups_for(request.replica_id))
+            document = {**request.to_json(), "cgroups": self._groups_for(request.replica_id)}
             pid = servers.fork(request, document) if servers is not None else None
             if self._closed:
                 # Its fork server was ended to get here: nobody would look after what starts now.
@@ -273,10 +272,6 @@ class LocalLauncher:
         self._starts.close()
         if self._servers is not None:
             self._servers.close()
-
-
-def _document(request: LaunchRequest, cgroups: Sequence[str]) -> dict[str, Any]:
-    return {**asdict(request), "environ": dict(request.environ), "log": str(request.log), "cgroups": list(cgroups)}
 
 
 def _end_children(pid: int) -> None:

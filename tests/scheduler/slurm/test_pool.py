@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from scheduler.errors import SchedulerError
 from scheduler.policy import policy_by_name
 from scheduler.slurm import pool as pool_module
 from scheduler.slurm.job_names import RENAME_SECONDS, job_name
@@ -482,8 +483,6 @@ def test_time_limits_are_read_as_sbatch_reads_them(text: str | None, seconds: fl
     ],
 )
 def test_a_line_that_means_nothing_is_refused_with_what_to_write(line: str, words: str) -> None:
-    from scheduler.errors import SchedulerError
-
     with pytest.raises(SchedulerError) as raised:
         pool_settings(line)
     assert words in str(raised.value)
