@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import os
@@ -97,12 +98,12 @@ class Sweep:
         store.close()
         found = []
         for pid, started in [(row.pid, row.process_started) for row in rows] + [(self.scheduler_pid(), None)]:
-            if pid is None or not psutil.pid_exists(pid):
-                continue
-            process = psutil.Process(pid)
-            same = started is None or abs(process.create_time() - started) < 1.0
-            if same and process.status() != psutil.STATUS_ZOMBIE:
-                found.append(process)
+            # It may end at any moment, between two of these calls too.
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process = psutil.Process(pid) if pid is not None else None
+                same = process and (started is None or abs(process.create_time() - started) < 1.0)
+                if process and same and process.status() != psutil.STATUS_ZOMBIE:
+                    found.append(process)
         return found
 
 
