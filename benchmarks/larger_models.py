@@ -46,27 +46,34 @@ SECONDS = 0.2
 
 
 class Sleeps(torch.autograd.Function):
+    """Of a layer: as long as it computes, and as long again as the gradient of its inputs does."""
+
     @staticmethod
-    def forward(context: Any, x: torch.Tensor, seconds: float) -> torch.Tensor:
-        context.seconds = seconds
-        time.sleep(seconds)
+    def forward(context: Any, x: torch.Tensor, forwards: float, backwards: float) -> torch.Tensor:
+        context.seconds = backwards
+        time.sleep(forwards)
         return x.clone()
 
     @staticmethod
     def backward(context: Any, *gradients: torch.Tensor) -> Any:
         time.sleep(context.seconds)
-        return gradients[0], None
+        return gradients[0], None, None
 
 
 class Sleeper(nn.Module):
+    """Half of its backward pass is the gradient of its weights."""
+
     def __init__(self, seconds: float) -> None:
         super().__init__()
         self.seconds = seconds
         self.linear = nn.Linear(8, 8)
+        # So that the first one has a gradient of its inputs to compute too.
+        self.shift = nn.Parameter(torch.zeros(8))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        found: torch.Tensor = Sleeps.apply(self.linear(x), self.seconds)
-        return found
+        weight = Sleeps.apply(self.linear.weight, 0.0, self.seconds / 2)
+        inputs = Sleeps.apply(x + self.shift, self.seconds, self.seconds / 2)
+        return nn.functional.linear(inputs, weight, self.linear.bias)
 
 
 def stepped(rank: int, world_size: int, seconds: list[float], cuts: list[int], schedule: str, chunks: int) -> float:
@@ -97,15 +104,13 @@ def waits() -> list[Measurement]:
     rows = []
     stages = 4
     ideal = MICROBATCHES * 2 * SECONDS
-    for schedule, chunks in (("1f1b", 1), ("interleaved", 2)):
+    for schedule, chunks in (("1f1b", 1), ("interleaved", 2), ("ZBVZeroBubble", 2)):
         blocks = stages * chunks
         seconds = [SECONDS / chunks] * blocks
         took = run_ranks(stepped, stages, seconds, list(range(1, blocks)), schedule, chunks)
         waited = 1.0 - ideal / took
-        expected = bubble(stages, MICROBATCHES)
-        if chunks > 1:
-            # Each round of the pipeline is filled and drained in parts of a stage.
-            expected = (stages - 1) / (chunks * MICROBATCHES + stages - 1)
+        # Each round of the pipeline is filled and drained in parts of a stage.
+        expected = bubble(stages, MICROBATCHES, chunks)
         rows.append(
             Measurement(
                 what=f"part of a step that stages wait, {schedule}",

@@ -14,7 +14,7 @@ import re
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any
@@ -71,6 +71,7 @@ __all__ = [
     "reading_as",
     "replace_default_group",
     "replace_process_group",
+    "schedule_in_v",
     "schedules_within",
     "set_bucket_cap",
     "tensors_in",
@@ -229,6 +230,38 @@ def as_default_group(group: dist.ProcessGroup) -> Iterator[None]:
         yield
     finally:
         distributed_c10d._update_default_pg(before)
+
+
+def schedule_in_v(stages: Sequence[Any], microbatches: int, loss: Callable[[Any, Any], torch.Tensor] | None) -> Any:
+    """All forward passes, then all backward passes, where each process has a stage and its mirror: torch has none such.
+
+    Made of the parts of which its own are made, which bring a second of imports with them.
+    """
+    from torch.distributed.pipelining.schedules import _Action, _ComputationType, _PipelineScheduleRuntime
+
+    processes, last = stages[0].group_size, stages[0].num_stages - 1
+    orders: dict[int, list[Any]] = {}
+    for process in range(processes):
+        there_and_back = (process, last - process)
+        orders[process] = [
+            _Action(stage, _ComputationType.FORWARD, index) for stage in there_and_back for index in range(microbatches)
+        ]
+        orders[process] += [
+            _Action(stage, _ComputationType.FULL_BACKWARD, index)
+            for stage in reversed(there_and_back)
+            for index in range(microbatches)
+        ]
+    made_by: Any = _PipelineScheduleRuntime
+    schedule = made_by(list(stages), microbatches, loss_fn=loss, scale_grads=False)
+    schedule._prepare_schedule_with_comms(orders)
+    if loss is None:
+        # Torch wants them for its check of the order, and then passes values back that there are not.
+        forwards = {_ComputationType.FORWARD, _ComputationType.SEND_F, _ComputationType.RECV_F}
+        for process, actions in schedule.pipeline_order_with_comms.items():
+            schedule.pipeline_order_with_comms[process] = [
+                each for each in actions if each.computation_type in forwards
+            ]
+    return schedule
 
 
 def work_of(future: torch.futures.Future[Any]) -> dist.Work:

@@ -15,8 +15,6 @@ class Division:
     first: int
     count: int
     size: int
-    multiple_of: int
-    """What the schedule wants its number of microbatches to be a multiple of."""
 
     @property
     def stop(self) -> int:
@@ -40,8 +38,9 @@ def largest_microbatch(found: Partition, terms: PipelineTerms, room: float) -> i
 def divided(examples: int, most: int, num_stages: int, multiple_of: int, largest: int | None = None) -> list[Division]:
     """At most ``most`` microbatches of all examples, and what is left over behind them.
 
-    Where the examples can be divided evenly into no fewer microbatches than stages, nothing is. More than ``most``,
-    where memory has room for ``largest`` examples in one.
+    Nothing is where the examples can be divided evenly into no fewer microbatches than stages. ``multiple_of``: what
+    the schedule wants their number to be divisible by. More than ``most``, where memory has room for ``largest``
+    examples in one.
     """
     least = 1 if largest is None else -(-examples // largest)
     most = max(most, least)
@@ -51,12 +50,12 @@ def divided(examples: int, most: int, num_stages: int, multiple_of: int, largest
         if examples % count == 0 and count % multiple_of == 0
     ]
     if even:
-        return [Division(first=0, count=even[0], size=examples // even[0], multiple_of=multiple_of)]
+        return [Division(first=0, count=even[0], size=examples // even[0])]
     size = -(-examples // most)
-    count = max(1, examples // size // multiple_of * multiple_of)
-    found = [Division(first=0, count=count, size=size, multiple_of=multiple_of)]
+    count = examples // size // multiple_of * multiple_of or examples // size
+    found = [Division(first=0, count=count, size=size)]
     while found[-1].stop < examples:
         rest = examples - found[-1].stop
         taken = min(size, rest)
-        found.append(Division(first=found[-1].stop, count=rest // taken, size=taken, multiple_of=multiple_of))
+        found.append(Division(first=found[-1].stop, count=rest // taken, size=taken))
     return found

@@ -68,7 +68,8 @@ class ElasticPipeline(MeasuredModel, nn.Module):
     argument is sent; or parts of the traced model (``"export"``, torch.export), between which all is sent that later
     ones need. ``example``: a microbatch of inputs, from which their costs are estimated; or ``cuts``: the names of the
     blocks that stages begin with. ``schedule``: ``"1f1b"``, ``"simple"`` (all forward passes, then all backward
-    passes), ``"interleaved"`` (``chunks`` stages a process), or the name of one of torch's. ``microbatches``: into so
+    passes), ``"interleaved"`` (``chunks`` stages a process), or the name of one of torch's, ``"ZBVZeroBubble"`` for
+    one. ``microbatches``: into so
     many a replica's examples are divided at most; default: four a stage, so that these wait for a fifth of the time at
     most, and more where memory has no room for so large ones. ``memory_bytes``: of a stage's device; default: what a
     slot is known to have. ``memory_weight``: from 0, where the model is cut for the smallest slowest stage, to 1, for
@@ -130,7 +131,7 @@ class ElasticPipeline(MeasuredModel, nn.Module):
         self._num_stages = members * self._kind.chunks if members > 1 else 1
         self._microbatches = _checked(microbatches, self._num_stages)
         of_model = set(model.state_dict())
-        self._indices = list(range(self._whole.rank, self._num_stages, members))
+        self._indices = self._kind.stages_of(self._whole.rank, members) if members > 1 else [0]
         self.partition: Partition | None = None
         self._largest: int | None = None
         """Examples of a microbatch, as far as memory goes; None where nothing is known of it."""
@@ -138,6 +139,7 @@ class ElasticPipeline(MeasuredModel, nn.Module):
             self._terms = PipelineTerms(
                 microbatches=self._microbatches,
                 schedule=self._kind.terms,
+                chunks=self._kind.chunks,
                 state_factor=state_factor(optimizers),
                 memory_weight=memory_weight,
             )
@@ -239,7 +241,7 @@ class ElasticPipeline(MeasuredModel, nn.Module):
         if self._num_stages == 1:
             self._compute_loss(self.stages[0](*arguments), targets).backward()  # type: ignore[no-untyped-call]
         else:
-            multiple, stages = self._kind.multiple_of, self._num_stages
+            multiple, stages = self._kind.multiple_of(self._whole.world_size), self._num_stages
             for part in divided(self._examples, self._microbatches, stages, multiple, self._largest):
                 self._run(part, arguments, targets)
         self._passes.end_pass()
@@ -274,6 +276,10 @@ class ElasticPipeline(MeasuredModel, nn.Module):
     def _has_last(self) -> bool:
         return self._num_stages - 1 in self._indices
 
+    @property
+    def _process_with_last(self) -> int:
+        return self._kind.process_of(self._num_stages - 1, self._whole.world_size)
+
     def _compute_loss(self, output: Any, target: Any) -> torch.Tensor:
         loss = self._loss(output, target)
         count = len(target)
@@ -285,7 +291,7 @@ class ElasticPipeline(MeasuredModel, nn.Module):
         if self._has_last:
             loss += sum(float(value) * count for value, count in self._seen) / self._examples
         with self._in_replica():
-            self._whole.broadcast_tensors([loss], source=(self._num_stages - 1) % self._whole.world_size)
+            self._whole.broadcast_tensors([loss], source=self._process_with_last)
         return loss.float()
 
     def _in_replica(self) -> Any:
@@ -316,7 +322,7 @@ class ElasticPipeline(MeasuredModel, nn.Module):
             )
         if self._num_stages == 1:
             return self.stages[0](*inputs)
-        part = Division(first=0, count=1, size=len(inputs[0]), multiple_of=1)
+        part = Division(first=0, count=1, size=len(inputs[0]))
         key = "evaluation", part.size, *(tuple(each.shape[1:]) for each in inputs)
         schedule = self._schedule(key, part, trains=False)
         with self._in_replica(), torch.no_grad():
@@ -324,7 +330,7 @@ class ElasticPipeline(MeasuredModel, nn.Module):
             return self._for_all(output if self._has_last else None)
 
     def _for_all(self, output: torch.Tensor | None) -> torch.Tensor:
-        source = (self._num_stages - 1) % self._whole.world_size
+        source = self._process_with_last
         words = json.dumps([list(output.shape), str(output.dtype)[6:]]).encode() if output is not None else b""
         shape, kind = json.loads(self._whole.broadcast_bytes(words, source=source))
         sent = torch.empty(shape, dtype=getattr(torch, kind)) if output is None else output.detach().cpu().contiguous()

@@ -119,9 +119,11 @@ def predicted_terms(
                 found.append(_sharded(costs, Layout(size, SHARDED, again)))
             if STAGES in kinds:
                 count = microbatches or 4 * size * chunks
-                terms = PipelineTerms(microbatches=count, schedule=schedule, state_factor=costs.state_factor)
+                terms = PipelineTerms(
+                    microbatches=count, schedule=schedule, chunks=chunks, state_factor=costs.state_factor
+                )
                 try:
-                    found.append(_stages(costs, Layout(size, STAGES, again), terms, chunks, memory))
+                    found.append(_stages(costs, Layout(size, STAGES, again), terms, memory))
                 except InvalidTraining:
                     # Fewer blocks than stages, or weights that belong together.
                     continue
@@ -170,11 +172,11 @@ def _sharded(costs: ModelCosts, layout: Layout) -> LayoutTerms:
     return LayoutTerms(layout, SHARDED_SECONDS * max(whole.seconds, busy), fixed, whole.example_bytes)
 
 
-def _stages(costs: ModelCosts, layout: Layout, terms: PipelineTerms, chunks: int, memory: float) -> LayoutTerms:
-    count = layout.slots * chunks
+def _stages(costs: ModelCosts, layout: Layout, terms: PipelineTerms, memory: float) -> LayoutTerms:
+    count = layout.slots * terms.chunks
     blocks = in_memory(costs, recomputes=layout.recomputes)
     try:
-        devices = [StageDevice(name=f"stage {index}", memory_bytes=memory / chunks) for index in range(count)]
+        devices = [StageDevice(name=f"stage {index}", memory_bytes=memory / terms.chunks) for index in range(count)]
         found = partition(blocks, devices, terms, ties=costs.ties)
     except InvalidTraining:
         # It does not fit, as its terms will say; unless it cannot be cut at all.
@@ -182,15 +184,16 @@ def _stages(costs: ModelCosts, layout: Layout, terms: PipelineTerms, chunks: int
             blocks, [StageDevice(name=f"stage {index}") for index in range(count)], terms, ties=costs.ties
         )
     slowest = max(sum(block.seconds for block in stage.blocks) for stage in found.stages) / costs.examples
-    bubble = (layout.slots - 1) / (chunks * terms.microbatches)
-    seconds = chunks * slowest * (1.0 + bubble)
+    waits = (layout.slots - 1) / (terms.chunks * terms.microbatches)
+    seconds = terms.chunks * slowest * (1.0 + waits)
     if layout.recomputes:
         seconds *= _slower_by_recomputing(costs.blocks)
     fixed, activations = [0.0] * layout.slots, [0.0] * layout.slots
     for index, stage in enumerate(found.stages):
         kept = sum(block.activation_bytes for block in stage.blocks) * terms.in_flight(index, count)
-        fixed[index % layout.slots] += costs.state_factor * sum(block.parameter_bytes for block in stage.blocks)
-        activations[index % layout.slots] += kept / terms.microbatches
+        place = terms.device_of(index, count)
+        fixed[place] += costs.state_factor * sum(block.parameter_bytes for block in stage.blocks)
+        activations[place] += kept / terms.microbatches
     again = max(block.activation_bytes for block in costs.blocks) / costs.examples / terms.microbatches
     return LayoutTerms(layout, seconds, max(fixed), max(activations) + (again if layout.recomputes else 0.0))
 

@@ -12,7 +12,6 @@ from torch import nn
 from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
 from torch.distributed.pipelining.schedules import (
     PipelineScheduleMulti,
-    ScheduleInterleaved1F1B,
     ScheduleLoopedBFS,
     get_schedule_class,
 )
@@ -20,10 +19,17 @@ from torch.distributed.pipelining.schedules import (
 from dist_core.errors import InvalidTraining
 from dist_core.larger.microbatches import Division
 from dist_core.partition.balance import Schedule
+from dist_core.partition.placement import device_of, stages_on
+from dist_core.torch_private import schedule_in_v
 
 OURS = {"simple": "GPipe", "interleaved": "Interleaved1F1B"}
-_IN_V = ("ZBVZeroBubble", "DualPipeV")
-"""Their stages lie on the processes there and back, which ours do not."""
+_TERMS: dict[str, Schedule] = {
+    "1F1B": "1f1b",
+    "Interleaved1F1B": "interleaved",
+    "InterleavedZeroBubble": "interleaved",
+    "ZBVZeroBubble": "v",
+    "DualPipeV": "v",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,12 +40,23 @@ class ScheduleKind:
 
     @property
     def terms(self) -> Schedule:
-        """As a partition knows it: how many microbatches' activations a stage keeps."""
-        return "1f1b" if self.made_by.__name__ in ("Schedule1F1B", "ScheduleInterleaved1F1B") else "simple"
+        """As a partition knows it: how many microbatches' activations a stage keeps, and where stages lie."""
+        return _TERMS.get(str(self.made_by.__name__).removeprefix("Schedule"), "simple")
 
     @property
-    def multiple_of(self) -> int:
-        return 1
+    def in_v(self) -> bool:
+        """Whether each process has a stage and its mirror (Qi et al., ICLR'24, section 6)."""
+        return self.terms == "v"
+
+    def stages_of(self, process: int, processes: int) -> list[int]:
+        return stages_on(process, processes, self.chunks, in_v=self.in_v)
+
+    def process_of(self, stage: int, processes: int) -> int:
+        return device_of(stage, processes, in_v=self.in_v)
+
+    def multiple_of(self, processes: int) -> int:
+        """What a number of microbatches is to be divisible by."""
+        return processes if self.terms == "interleaved" else 1
 
     def stages(
         self,
@@ -63,10 +80,10 @@ class ScheduleKind:
     ) -> Any:
         """For that many microbatches; few are taken as torch's simplest schedule takes them."""
         made_by = self.made_by
-        processes = num_stages // self.chunks
-        rounds = max(1, part.count // processes)
-        uneven = made_by is ScheduleInterleaved1F1B and part.count % rounds
-        if loss is None or part.count < num_stages or uneven:
+        odd = part.count % self.multiple_of(num_stages // self.chunks)
+        if loss is None or part.count < num_stages or odd:
+            if self.in_v:
+                return schedule_in_v(stages, part.count, loss)
             made_by = ScheduleGPipe if self.chunks == 1 else ScheduleLoopedBFS
         given = stages[0] if self.chunks == 1 else list(stages)
         return made_by(given, part.count, loss_fn=loss, scale_grads=False)
@@ -79,11 +96,12 @@ def schedule_kind(name: str, chunks: int) -> ScheduleKind:
     except ValueError as error:
         raise InvalidTraining(
             f"schedule is {name!r}; choose 'simple', '1f1b', 'interleaved', or a name of torch's: 'LoopedBFS', "
-            "'InterleavedZeroBubble'"
+            "'InterleavedZeroBubble', 'ZBVZeroBubble', 'DualPipeV'"
         ) from error
-    if made_by.__name__.removeprefix("Schedule") in _IN_V:
-        raise InvalidTraining(f"schedule is {name!r}, which lays stages out in a V; choose 'interleaved'")
     several = issubclass(made_by, PipelineScheduleMulti)
     if several and chunks < 1:
         raise InvalidTraining(f"chunks is {chunks}; a process has at least 1 stage")
-    return ScheduleKind(made_by, chunks if several else 1)
+    kind = ScheduleKind(made_by, chunks if several else 1)
+    if kind.in_v and chunks != 2:
+        raise InvalidTraining(f"chunks is {chunks}; by {name!r} a process has 2 stages. Leave chunks= out")
+    return kind

@@ -3,8 +3,9 @@
 A stage's time is that of its blocks and of what it sends across its last cut; its memory that of its parameters with
 gradients and optimizer state, and of the activations of all microbatches that are in flight there (GPipe, Huang et al.,
 NeurIPS'19: all of a step; PipeDream's one forward, one backward, SOSP'19: as many as there are stages from here to the
-end). Dynamic programming over (devices used, blocks placed) finds the minimum over all contiguous cuts, and over all
-orders of unequal devices; a second pass takes, of the partitions that are as fast, the one whose stages are most alike.
+end; Narayanan et al., SC'21: interleaved, up to two rounds over the devices). Dynamic programming over (devices used,
+blocks placed) finds the minimum over all contiguous cuts, and over all orders of unequal devices; a second pass takes,
+of the partitions that are as fast, the one whose stages are most alike.
 """
 
 from __future__ import annotations
@@ -13,17 +14,19 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise, product
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
 
 from dist_core.errors import InvalidTraining
 from dist_core.partition.blocks import BlockCosts, StageDevice, tied_together
+from dist_core.partition.placement import device_of
 
 Floats = npt.NDArray[np.float64]
-Schedule = Literal["simple", "1f1b"]
-"""All forward passes first, then all backward passes; or each backward pass as soon as it can be."""
+Schedule = Literal["simple", "1f1b", "interleaved", "v"]
+"""All forward passes first, then all backward passes; or each backward pass as soon as it can be: with one stage a
+device, with several in rounds, with two there and back."""
 
 _SAME = 1e-9
 """Relative difference below which two partitions are equally fast."""
@@ -35,6 +38,8 @@ class PipelineTerms:
 
     microbatches: int
     schedule: Schedule = "1f1b"
+    chunks: int = 1
+    """Stages of each device."""
     link_bytes_per_second: float = math.inf
     state_factor: float = 4.0
     """Bytes a parameter needs in all, of its own: weights, gradients and, for Adam, two moments."""
@@ -44,8 +49,8 @@ class PipelineTerms:
     def __post_init__(self) -> None:
         if self.microbatches < 1:
             raise InvalidTraining(f"microbatches is {self.microbatches}; it must be at least 1")
-        if self.schedule not in ("simple", "1f1b"):
-            raise InvalidTraining(f"schedule is {self.schedule!r}; choose 'simple' or '1f1b'")
+        if self.schedule not in get_args(Schedule):
+            raise InvalidTraining(f"schedule is {self.schedule!r}; choose one of {', '.join(get_args(Schedule))}")
         if not 0.0 <= self.memory_weight <= 1.0:
             raise InvalidTraining(f"memory_weight is {self.memory_weight}; it must lie between 0 and 1")
         if not self.link_bytes_per_second > 0.0 or not self.state_factor >= 1.0:
@@ -56,7 +61,16 @@ class PipelineTerms:
 
     def in_flight(self, index: int, num_stages: int) -> int:
         """Microbatches whose activations the stage of that index keeps at once."""
-        return self.microbatches if self.schedule == "simple" else min(self.microbatches, num_stages - index)
+        if self.schedule == "simple":
+            return self.microbatches
+        devices = num_stages // self.chunks
+        if self.schedule == "interleaved":
+            return min(self.microbatches, devices if index >= num_stages - devices else 2 * devices)
+        return min(self.microbatches, num_stages - index)
+
+    def device_of(self, index: int, num_stages: int) -> int:
+        """Which of a pipeline's devices has the stage of that index."""
+        return device_of(index, num_stages // self.chunks, in_v=self.schedule == "v")
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +153,7 @@ def _refuse_what_has_no_pipeline(
             f"{len(blocks)} blocks cannot be cut into {len(devices)} stages; there must be a block for each, and at "
             "least one stage"
         )
-    if terms.schedule == "1f1b" and terms.microbatches < len(devices):
+    if terms.schedule != "simple" and terms.microbatches < len(devices):
         raise InvalidTraining(
             f"microbatches is {terms.microbatches} for {len(devices)} stages; with fewer microbatches than stages some "
             "would always wait. Take more microbatches, or fewer stages"

@@ -30,21 +30,26 @@ def explain(found: Partition, terms: PipelineTerms) -> str:
     return "\n".join([*lines, "", *_whole(found, terms)])
 
 
-def bubble(num_stages: int, microbatches: int) -> float:
-    """Part of a step in which a stage of an even pipeline waits (GPipe, section 2.3)."""
-    return (num_stages - 1) / (microbatches + num_stages - 1)
+def bubble(devices: int, microbatches: int, chunks: int = 1) -> float:
+    """Part of a step in which a device of an even pipeline waits (GPipe, section 2.3; interleaved: Narayanan et al.)."""
+    return (devices - 1) / (chunks * microbatches + devices - 1)
 
 
 def step_seconds(found: Partition, terms: PipelineTerms) -> float:
-    """Of one step: every microbatch passes the slowest stage, the first one all stages before it."""
-    return sum(stage.seconds for stage in found.stages) + (terms.microbatches - 1) * found.slowest_seconds
+    """Of one step: every microbatch passes the slowest device, whose first one has passed those before it."""
+    on_each = [0.0] * (len(found.stages) // terms.chunks)
+    for index, stage in enumerate(found.stages):
+        on_each[terms.device_of(index, len(found.stages))] += stage.seconds
+    slowest = max(on_each)
+    return terms.microbatches * slowest + (sum(on_each) - slowest) / terms.chunks
 
 
 def _whole(found: Partition, terms: PipelineTerms) -> list[str]:
     over = found.slowest_seconds / max(found.bound_seconds, 1e-30)
     took = step_seconds(found, terms)
-    busy = terms.microbatches * sum(stage.seconds for stage in found.stages) / max(len(found.stages) * took, 1e-30)
-    even = 1.0 - bubble(len(found.stages), terms.microbatches)
+    devices = len(found.stages) // terms.chunks
+    busy = terms.microbatches * sum(stage.seconds for stage in found.stages) / max(devices * took, 1e-30)
+    even = 1.0 - bubble(devices, terms.microbatches, terms.chunks)
     slowest = f"slowest stage {1e3 * found.slowest_seconds:.4g} ms"
     step = f"a step of {terms.microbatches} microbatches ({terms.schedule}): about"
     return [

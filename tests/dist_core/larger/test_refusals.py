@@ -101,10 +101,10 @@ def test_each_says_what_and_what_to_do() -> None:
         assert "a pipeline was wrapped beside a model that is none" in told["beside"]
 
 
-@pytest.mark.parametrize(("name", "words"), [("2f2b", "schedule is '2f2b'"), ("DualPipeV", "in a V")])
+@pytest.mark.parametrize(("name", "words"), [("2f2b", "schedule is '2f2b'"), ("DualPipeV", "chunks is 3")])
 def test_schedules_that_do_not_exist_are_named(name: str, words: str) -> None:
     with pytest.raises(InvalidTraining, match=words):
-        schedule_kind(name, 2)
+        schedule_kind(name, 3)
 
 
 def test_a_number_of_processes_has_to_be_one() -> None:
