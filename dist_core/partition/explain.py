@@ -31,7 +31,7 @@ def explain(found: Partition, terms: PipelineTerms) -> str:
 
 
 def bubble(devices: int, microbatches: int, chunks: int = 1) -> float:
-    """Part of a step in which a device of an even pipeline waits (GPipe, section 2.3; interleaved: Narayanan et al.)."""
+    """Part of a step in which a device of an even pipeline waits (GPipe, section 2.3; Narayanan et al., SC'21)."""
     return (devices - 1) / (chunks * microbatches + devices - 1)
 
 
