@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from dist_core.larger.pipeline import ElasticPipeline
     from dist_core.larger.sharded import ElasticFullyShard
     from dist_core.preparation.prepare import prepared
+    from dist_core.state.checkpoint_reader import CheckpointReader
     from dist_core.training.accumulator import Accumulator
     from dist_core.training.api import (
         current_epoch,
@@ -31,6 +32,7 @@ _HOME = {
     "Accumulator": "training.accumulator",
     "AdaptiveDataLoader": "training.loader",
     "AdaptiveDataParallel": "training.model",
+    "CheckpointReader": "state.checkpoint_reader",
     "ElasticFullyShard": "larger.sharded",
     "ElasticModel": "larger.model",
     "ElasticPipeline": "larger.pipeline",
@@ -51,6 +53,7 @@ __all__ = [
     "Accumulator",
     "AdaptiveDataLoader",
     "AdaptiveDataParallel",
+    "CheckpointReader",
     "ElasticFullyShard",
     "ElasticModel",
     "ElasticPipeline",

@@ -20,6 +20,7 @@ from dist_core.generations.process_groups import ReplicaGroup, build_group, lone
 from dist_core.generations.torchrun import torchrun_part
 from dist_core.link.client import ControlChannel
 from dist_core.link.environment import ReplicaEnvironment, standalone_members, standalone_world
+from dist_core.state.parts import ALONE, Readers
 from dist_core.state.seeds import derived_seed
 
 MEET_TIMEOUT = timedelta(minutes=5)
@@ -71,6 +72,17 @@ class Whole:
             [found] = self.sum([float(mine)], lambda reason: None)
             self._agreed = int(found)
         return self._agreed
+
+    def readers(self) -> Readers:
+        """Of a checkpoint: its processes, where they have met."""
+        if self._group is None or self.members == 1:
+            return ALONE
+        return Readers(
+            self.member,
+            self.members,
+            lambda numbers: self.sum(numbers, lambda reason: None),
+            self._group.broadcast_json,
+        )
 
     def was_torn(self, error: BaseException | None) -> bool:
         """Whether this error, or what led to it, says that another process of this replica is gone.

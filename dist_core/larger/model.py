@@ -120,6 +120,13 @@ class ElasticModel(MeasuredModel, nn.Module):
     def part(self) -> WrappedModel:  # type: ignore[override]  # of whichever it is
         return self.inner.part
 
+    def full_state_dict(self) -> dict[str, torch.Tensor]:
+        """The whole model's weights and buffers, on the CPU; on other processes than a replica's first nothing.
+
+        However it is held. All processes of a replica have to call it. Raises PeerLost.
+        """
+        return self.inner.full_state_dict()
+
     def explain(self) -> str:
         """How it is held; where it has stages, what they take."""
         if isinstance(self.inner, ElasticPipeline):

@@ -28,6 +28,7 @@ from dist_core.larger.alike import refuse_what_computes_otherwise
 from dist_core.larger.choice import settle_layout
 from dist_core.larger.divided_state import DividedState, held_whole
 from dist_core.larger.exported import TracedStage, exported_modules
+from dist_core.larger.full_weights import gathered, names_of_shared
 from dist_core.larger.microbatches import Division, divided, largest_microbatch
 from dist_core.larger.optimizers import train_in_place_of
 from dist_core.larger.part_passes import PartPasses
@@ -131,6 +132,7 @@ class ElasticPipeline(MeasuredModel, nn.Module):
         self._num_stages = members * self._kind.chunks if members > 1 else 1
         self._microbatches = _checked(microbatches, self._num_stages)
         of_model = set(model.state_dict())
+        self._shared = names_of_shared(model)
         self._indices = self._kind.stages_of(self._whole.rank, members) if members > 1 else [0]
         self.partition: Partition | None = None
         self._largest: int | None = None
@@ -171,6 +173,7 @@ class ElasticPipeline(MeasuredModel, nn.Module):
         self._seen: list[tuple[torch.Tensor, int]] = []
         self._examples = 1
         parameters = [each for each in self.stages.parameters() if each.requires_grad]
+        self._held = dict(self._held_of(of_model))
         step_place = StepPlace()
         measured = measurements_of(core, self.stages, optimizers, device, preconditioned)
         over = PartSums(
@@ -189,7 +192,7 @@ class ElasticPipeline(MeasuredModel, nn.Module):
             optimizers,
             place=step_place,
             measurements=measured,
-            state=DividedState(dict(self._held(of_model)), optimizers, schedules_in(lr_scheduler)),
+            state=DividedState(self._held, optimizers, schedules_in(lr_scheduler)),
             over=over,
             passes=self._passes,
             scaling_rule=scaling_rule,
@@ -209,13 +212,20 @@ class ElasticPipeline(MeasuredModel, nn.Module):
             raise InvalidTraining("split='export' traces the model; give example=, a microbatch of inputs")
         return exported_modules(model, self.partition, example, self._indices)
 
-    def _held(self, of_model: Collection[str]) -> Iterator[tuple[str, Any]]:
+    def _held_of(self, of_model: Collection[str]) -> Iterator[tuple[str, Any]]:
         """``of_model``: names of what the model keeps; a traced one has constants of its own beside."""
         for stage in self.stages:
             kept = stage.state_dict().keys() & of_model
             for name, each in [*stage.named_parameters(), *stage.named_buffers()]:
                 if name in kept:
                     yield name, held_whole(each)
+
+    def full_state_dict(self) -> dict[str, torch.Tensor]:
+        """The whole model's weights and buffers, on the CPU; on other processes than a replica's first nothing.
+
+        All processes of a replica have to call it. Raises PeerLost.
+        """
+        return gathered(self._held, self._shared, self._whole)
 
     def explain(self) -> str:
         """Where it is cut, as a table and bars."""

@@ -25,6 +25,7 @@ from dist_core.gradients.learning_rate import ScalingRule
 from dist_core.gradients.step_place import StepPlace
 from dist_core.larger.choice import settle_layout
 from dist_core.larger.divided_state import DividedState, Held, held_shard, held_whole
+from dist_core.larger.full_weights import gathered, names_of_shared
 from dist_core.larger.optimizers import train_in_place_of
 from dist_core.larger.part_passes import PartPasses
 from dist_core.larger.part_sums import PartSums
@@ -85,6 +86,7 @@ class ElasticFullyShard(MeasuredModel, nn.Module):
         if recompute:
             recompute_in(model, blocks_of(model) if blocks is None else blocks)
         self._whole: ReplicaGroup = core.whole.group(device)
+        self._shared = names_of_shared(model)
         self._shares = _Shares(core)
         if self._whole.world_size > 1:
             before = dict(model.named_parameters())
@@ -92,6 +94,7 @@ class ElasticFullyShard(MeasuredModel, nn.Module):
             after = dict(model.named_parameters())
             train_in_place_of(optimizers, {id(before[key]): after[key] for key in before})
         self.module = model
+        self._held = _held(model, self._whole)
         parameters = [each for each in model.parameters() if each.requires_grad]
         step_place = StepPlace()
         measured = measurements_of(core, model, optimizers, device, preconditioned)
@@ -107,7 +110,7 @@ class ElasticFullyShard(MeasuredModel, nn.Module):
             optimizers,
             place=step_place,
             measurements=measured,
-            state=DividedState(_held(model, self._whole), optimizers, schedules_in(lr_scheduler)),
+            state=DividedState(self._held, optimizers, schedules_in(lr_scheduler)),
             over=over,
             passes=self._passes,
             scaling_rule=scaling_rule,
@@ -150,6 +153,13 @@ class ElasticFullyShard(MeasuredModel, nn.Module):
         output = self.module(*inputs, **kwargs)
         self._passes.watch(output)
         return output
+
+    def full_state_dict(self) -> dict[str, torch.Tensor]:
+        """The whole model's weights and buffers, on the CPU; on other processes than a replica's first nothing.
+
+        All processes of a replica have to call it. Raises PeerLost.
+        """
+        return gathered(self._held, self._shared, self._whole)
 
 
 class _Between:

@@ -85,19 +85,26 @@ def _abandoned(folder: Path) -> list[Path]:
 
 
 def read_manifest(path: Path) -> dict[str, Any]:
-    """The verified manifest of one checkpoint folder; raises InvalidCheckpoint."""
+    """Of one checkpoint folder, whose state is not looked at; raises InvalidCheckpoint."""
     try:
         manifest: dict[str, Any] = json.loads((path / _MANIFEST).read_text())
-        digest = _sha256(path / _STATE)
     except (OSError, ValueError) as error:
         raise InvalidCheckpoint(f"checkpoint {path} cannot be read: {error}") from error
     if manifest.get("format") != FORMAT_VERSION:
         raise InvalidCheckpoint(
             f"checkpoint {path} has format {manifest.get('format')}; this version reads {FORMAT_VERSION}"
         )
+    return manifest
+
+
+def verify(path: Path, manifest: dict[str, Any]) -> None:
+    """That the state is the one that was written; raises InvalidCheckpoint."""
+    try:
+        digest = _sha256(path / _STATE)
+    except OSError as error:
+        raise InvalidCheckpoint(f"checkpoint {path} cannot be read: {error}") from error
     if manifest.get("sha256") != digest:
         raise InvalidCheckpoint(f"checkpoint {path} does not match its checksum; it was damaged after it was written")
-    return manifest
 
 
 def checkpoints_of(folder: Path) -> list[Path]:
@@ -105,8 +112,9 @@ def checkpoints_of(folder: Path) -> list[Path]:
     return [path for _, path in _sequences(folder)]
 
 
-def load_checkpoint(path: Path) -> dict[str, Any]:
-    state: dict[str, Any] = torch.load(path / _STATE, weights_only=True, map_location="cpu")
+def load_checkpoint(path: Path, *, in_place: bool = False) -> dict[str, Any]:
+    """``in_place``: tensors are read when they are used, as far as they are."""
+    state: dict[str, Any] = torch.load(path / _STATE, weights_only=True, map_location="cpu", mmap=in_place)
     return state
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from dist_core.state.packing import pack_copy, unpack
+from dist_core.state.parts import Readers
 from dist_core.state.states import StateRegistry
 from dist_core.state.trial_checkpoints import TrialCheckpoints
 
@@ -16,7 +17,8 @@ from dist_core.state.trial_checkpoints import TrialCheckpoints
 class Persistence:
     """``part``: of the processes of a replica, this one's number, and how many they are.
 
-    ``replicated``: tensors that only optimizers change, the same on all replicas between two steps.
+    ``readers``: those that look for a checkpoint together with it. ``replicated``: tensors that only optimizers change,
+    the same on all replicas between two steps.
     """
 
     def __init__(
@@ -25,6 +27,7 @@ class Persistence:
         registry: StateRegistry,
         *,
         part: tuple[int, int] = (0, 1),
+        readers: Callable[[], Readers] = Readers,
         replicated: Callable[[], Iterator[torch.Tensor]],
         on_error: Callable[[str], None],
     ) -> None:
@@ -32,6 +35,7 @@ class Persistence:
         self.checkpoints = TrialCheckpoints(folder, part, on_error=on_error)
         self.has_looked = False
         """Whether this process has looked for a checkpoint of its trial."""
+        self._readers = readers
         self._replicated = replicated
         self._kept: dict[str, Any] | None = None
         """What code that runs again goes on from, until it comes to its epochs."""
@@ -83,7 +87,7 @@ class Persistence:
 
     def restore_newest(self) -> None:
         self.has_looked = True
-        states = self.checkpoints.load_newest()
+        states = self.checkpoints.load_newest(self._readers())
         if states is not None:
             self.restore(states)
 

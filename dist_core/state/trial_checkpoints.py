@@ -15,7 +15,7 @@ import torch
 
 from dist_core.state.checkpoint import CheckpointWriter, load_checkpoint
 from dist_core.state.interval import checkpoint_interval
-from dist_core.state.parts import merged, newest_in_parts, part_folder
+from dist_core.state.parts import ALONE, Readers, merged, newest_in_parts, part_folder
 
 logger = logging.getLogger(__name__)
 
@@ -52,12 +52,12 @@ class TrialCheckpoints:
         running = 0.0 if self._trains_since is None else time.monotonic() - self._trains_since
         return self._trained_before + running
 
-    def load_newest(self) -> dict[str, Any] | None:
+    def load_newest(self, readers: Readers = ALONE) -> dict[str, Any] | None:
         """The state of the newest one that verifies; coming from one that was not its run's last is a failure.
 
         Of one that several processes have written: theirs together (``parts``).
         """
-        found = newest_in_parts(self.folder) if self.folder is not None else None
+        found = newest_in_parts(self.folder, readers) if self.folder is not None else None
         if found is None:
             return None
         paths, manifest = found
@@ -65,7 +65,8 @@ class TrialCheckpoints:
         if not manifest["summary"].get("left", False):
             self._came_from_failure = 1
         logger.info("resumed checkpoint=%s epoch=%d", path.name, manifest["summary"]["epoch"])
-        return merged([load_checkpoint(path) for path in paths])
+        # Of the parts of a state that is divided, a process copies the rows that it holds itself.
+        return merged([load_checkpoint(path, in_place=len(paths) > 1) for path in paths])
 
     @property
     def is_busy(self) -> bool:

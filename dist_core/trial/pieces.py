@@ -65,6 +65,7 @@ class Pieces:
             folder,
             self.registry,
             part=(self.whole.member, self.whole.members),
+            readers=self.whole.readers,
             replicated=self.models.replicated,
             on_error=self.news.warn,
         )

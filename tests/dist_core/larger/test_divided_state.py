@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,7 @@ from dist_core.errors import InvalidTraining
 from dist_core.larger.divided_state import DividedState, Held
 from dist_core.larger.microbatches import divided
 from dist_core.state.checkpoint import checkpoints_of, load_checkpoint, write_checkpoint
-from dist_core.state.parts import PARTS, merged, newest_in_parts, part_folder
+from dist_core.state.parts import PARTS, Readers, merged, newest_in_parts, part_folder
 
 ROWS = 7
 WHOLE = torch.arange(ROWS * 2.0).view(ROWS, 2)
@@ -95,3 +97,41 @@ def test_microbatches_hold_every_example_once(most: int, stages: int) -> None:
         assert parts[0].count <= most
         small = divided(examples, most, stages, 1, largest=3)
         assert small[-1].stop == examples and all(part.size <= 3 for part in small)
+
+
+def looking_together(folder: Path, members: int) -> list[tuple[list[Path], dict[str, Any]] | None]:
+    """What as many processes find that look for a checkpoint together."""
+    meeting = threading.Barrier(members, timeout=10.0)
+    given: list[Any] = [None] * members
+
+    def exchanged(member: int, value: Any) -> list[Any]:
+        meeting.wait()
+        given[member] = value
+        meeting.wait()
+        return list(given)
+
+    def readers(member: int) -> Readers:
+        return Readers(
+            member,
+            members,
+            lambda numbers: [sum(each) for each in zip(*exchanged(member, numbers), strict=True)],
+            lambda value: exchanged(member, value)[0],
+        )
+
+    with ThreadPoolExecutor(members) as pool:
+        return list(pool.map(lambda member: newest_in_parts(folder, readers(member)), range(members)))
+
+
+@pytest.mark.parametrize("members", [1, 2, 3])
+@pytest.mark.parametrize("damaged", [0, 1])
+def test_all_that_look_for_a_checkpoint_together_take_the_same_one(tmp_path: Path, members: int, damaged: int) -> None:
+    write(tmp_path, 10, 0, 1)
+    write(tmp_path, 20, 0, 1)
+    newest = checkpoints_of(part_folder(tmp_path, damaged))[0]
+    found = looking_together(tmp_path, members)
+    assert all(each is not None and each[1]["summary"]["steps"] == 20 for each in found)
+    next(newest.glob("state*")).write_bytes(b"damaged")
+    found = looking_together(tmp_path, members)
+    assert all(each is not None and each[1]["summary"]["steps"] == 10 for each in found)
+    for each in found:
+        assert each is not None and [load_checkpoint(path, in_place=True)["member"] for path in each[0]] == [0, 1]

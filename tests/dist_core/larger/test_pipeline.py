@@ -68,6 +68,7 @@ def train(members: int, schedule: str, kind: str = "sgd") -> dict[str, Any]:
             for stage in wrapped.stages
             for name, each in stage.named_parameters()
         },
+        "full": {name: each.flatten().tolist() for name, each in wrapped.full_state_dict().items()},
         "losses": losses,
         "norms": norms,
         "steps": get_core().position.steps,
@@ -114,6 +115,9 @@ def test_it_trains_as_one_process(
             assert names.isdisjoint(result["weights"])
             names |= set(result["weights"])
     assert names == set(expected["weights"])
+    assert results[0]["full"] == {
+        name: values for each in results[:members] for name, values in each["weights"].items()
+    }
     if replicas == 1:
         assert results[0]["losses"] == pytest.approx(expected["losses"], rel=1e-4)
         assert all(result["losses"] == results[0]["losses"] for result in results)

@@ -59,6 +59,7 @@ def train(members: int, kind: str, num_samples: int = SAMPLES, batch: int = BATC
     statistics = wrapped.statistics
     return {
         "weights": whole(model),
+        "full": [each.flatten().tolist() for each in wrapped.full_state_dict().values()],
         "norms": norms,
         "steps": core.position.steps,
         "local": sum(
@@ -83,6 +84,7 @@ def test_it_trains_as_one_process(alone: dict[str, dict[str, Any]], replicas: in
         for mine, theirs in zip(result["weights"], expected["weights"], strict=True):
             assert mine == pytest.approx(theirs, abs=2e-5)
         assert result["norms"] == pytest.approx(expected["norms"], rel=1e-3)
+    assert results[0]["full"] == results[0]["weights"]
 
 
 def test_each_process_keeps_its_part(alone: dict[str, dict[str, Any]]) -> None:
