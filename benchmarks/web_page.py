@@ -15,7 +15,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +36,8 @@ FRAME_SECONDS = 1.0 / 60.0
 PAGE_MEMORY_MB = 150.0
 POINT_SECONDS = 0.3
 LIVE = 200
+AMONG = 50
+"""Trials that report while a large study is looked at."""
 PAGES = 10
 CORE = 0.05
 SECONDS = 20.0
@@ -82,6 +84,7 @@ def fill(folder: Path) -> None:
                         "slot": number // 2 % 4,
                         "launch_index": part,
                         "state": "gone",
+                        "job": "",
                         "launched_at": now + 10.0 * number + 40.0 * part,
                         "gone_at": now + 10.0 * number + 40.0 * part + 39.0,
                     }
@@ -133,11 +136,46 @@ def link(folder: Path) -> str:
         return client.page_link()
 
 
+FRAMES = """
+    const took = []
+    let last = performance.now()
+    for (let frame = 0; frame < 360; frame += 1) {
+        step()
+        await new Promise(requestAnimationFrame)
+        const now = performance.now()
+        took.push(now - last)
+        last = now
+    }
+    return took
+"""
+SCROLL = f"""async () => {{
+    const box = document.querySelector('.table')
+    let down = true
+    const step = () => {{
+        if (box.scrollTop + box.clientHeight >= box.scrollHeight - 400) down = false
+        if (box.scrollTop <= 0) down = true
+        box.scrollTop += down ? 400 : -400
+    }}
+    {FRAMES}
+}}"""
+FOLLOW = f"""async () => {{ const step = () => undefined; {FRAMES} }}"""
+
+
+def renderer_memory() -> float:
+    """Megabytes that the largest of the browser's page processes has to itself."""
+    found = [0.0]
+    for process in psutil.Process().children(recursive=True):
+        with suppress(psutil.Error):
+            if "--type=renderer" in process.cmdline():
+                found.append(process.memory_full_info().uss / 1e6)
+    return max(found)
+
+
 def large_study(browser: Any, scratch: Path) -> list[Measurement]:
     folder = scratch / "large"
     fill(folder)
-    opened, memory = [], 0.0
-    with scheduler_on(folder):
+    opened = []
+    with scheduler_on(folder, "--emulate", "20x10"):
         context = browser.new_context(viewport={"width": 1400, "height": 900})
         page = context.new_page()
         page.goto(link(folder))
@@ -149,27 +187,21 @@ def large_study(browser: Any, scratch: Path) -> list[Measurement]:
             page.get_by_text(f"{TRIALS} trials").wait_for()
             page.locator(".table .body .row").first.wait_for()
             opened.append(time.perf_counter() - began)
-        frames = page.evaluate(
-            """async () => {
-                const box = document.querySelector('.table')
-                const took = []
-                let last = performance.now()
-                for (let frame = 0; frame < 240; frame += 1) {
-                    box.scrollTop += 400
-                    await new Promise(requestAnimationFrame)
-                    const now = performance.now()
-                    took.push(now - last)
-                    last = now
-                }
-                return took
-            }"""
-        )
+        frames = page.evaluate(SCROLL)
         for view in ("slots", "search", "why", "trials"):
             page.evaluate("view => { location.hash = '#/' + view }", view)
             page.wait_for_timeout(1500)
         session = context.new_cdp_session(page)
         session.send("HeapProfiler.collectGarbage")
         memory = page.evaluate("performance.memory.usedJSHeapSize") / 1e6
+        process = renderer_memory()
+        submit_live(folder, AMONG)
+        page.wait_for_timeout(2000)
+        updating = page.evaluate(SCROLL)
+        page.evaluate("location.hash = '#/slots'")
+        page.locator("canvas").first.wait_for()
+        page.wait_for_timeout(1500)
+        following = page.evaluate(FOLLOW)
         context.close()
     what = f"{TRIALS} trials with {REPORTS} reports each"
     return [
@@ -191,23 +223,42 @@ def large_study(browser: Any, scratch: Path) -> list[Measurement]:
             details={"p95": sorted(frames)[int(0.95 * len(frames))]},
         ),
         Measurement(
-            what=f"{what}: memory of the page's objects after all views",
-            ours=memory,
+            what=f"{what}: a frame while the table scrolls and {AMONG} more trials report twice a second, median",
+            ours=statistics.median(updating) / 1000.0,
+            peer=FRAME_SECONDS,
+            unit="s",
+            peer_name="60 frames a second",
+            target=1.05,
+            details={"p95": sorted(updating)[int(0.95 * len(updating))], "worst": max(updating)},
+        ),
+        Measurement(
+            what=f"{what}: a frame while the picture of slots follows these, median",
+            ours=statistics.median(following) / 1000.0,
+            peer=FRAME_SECONDS,
+            unit="s",
+            peer_name="60 frames a second",
+            target=1.05,
+            details={"p95": sorted(following)[int(0.95 * len(following))], "worst": max(following)},
+        ),
+        Measurement(
+            what=f"{what}: memory of the page's process after all views",
+            ours=process,
             peer=PAGE_MEMORY_MB,
             unit="MB",
             peer_name="the most it may take",
             target=1.0,
+            details={"objects": memory},
         ),
     ]
 
 
-def submit_live(folder: Path) -> str:
+def submit_live(folder: Path, count: int = LIVE) -> str:
     """Trials that only report; returns the id of the one that reports when it reports."""
     with Client.connect(state_dir=folder) as client:
         client.connection.request("PUT", "/studies/live", {"owner": "benchmark"})
         client.connection.request("POST", "/studies/live/detach", {"owner": "benchmark"})
         watched = ""
-        for number in range(LIVE):
+        for number in range(count):
             spec = {
                 "study": "live",
                 "number": number,
@@ -222,10 +273,10 @@ def submit_live(folder: Path) -> str:
         deadline = time.monotonic() + 240.0
         while time.monotonic() < deadline:
             reporting = sum(trial.step is not None for trial in client.trials(state="running"))
-            if reporting == LIVE:
+            if reporting == count:
                 return watched
             time.sleep(1.0)
-    raise TimeoutError(f"{reporting} of {LIVE} trials report")
+    raise TimeoutError(f"{reporting} of {count} trials report")
 
 
 def share_of_core(process: psutil.Process) -> float:
