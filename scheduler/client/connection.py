@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
-
-import httpx2
+from urllib.parse import urlencode
 
 from dist_core.link.refusals import refusal
+from scheduler.client.carriers import Answer, Carrier, NoAnswer, Request
 from scheduler.client.finding import Named, named_scheduler
 from scheduler.client.places import default_state_dir
+from scheduler.client.quick import QuickCarrier
 from scheduler.errors import NotAuthorized, NotRunning, RequestRefused, SchedulerError, SchedulerUnreachable
 from scheduler.state_folder import is_held, read_server_file
 
@@ -19,27 +22,23 @@ from scheduler.state_folder import is_held, read_server_file
 class SchedulerClient:
     """Thread-safe. Every method raises SchedulerUnreachable, NotAuthorized or RequestRefused."""
 
-    def __init__(
-        self, url: str, token: str, *, transport: httpx2.BaseTransport | None = None, quick: bool = False
-    ) -> None:
+    def __init__(self, url: str, token: str, *, carrier: Carrier | None = None, quick: bool = False) -> None:
         """``quick``: for a few questions of one thread, with the connection that is there soonest; whether anybody
         answers shows the first of them."""
         self.url = url.rstrip("/")
         self.token = token
-        if quick and transport is None and self.url.startswith("http://"):
-            from scheduler.client.quick import QuickTransport
+        self._carrier = carrier or self._carried(quick=quick)
 
-            transport = QuickTransport(self.url)
-        self._client = httpx2.Client(
-            base_url=self.url,
-            headers={"Authorization": f"Bearer {token}"},
-            timeout=httpx2.Timeout(40.0, connect=3.0),
-            limits=httpx2.Limits(max_connections=200),
-            trust_env=False,
-            # Certificates are read where there are any: that takes longer than most questions.
-            verify=self.url.startswith("https"),
-            transport=transport,
-        )
+    def _carried(self, *, quick: bool) -> Carrier:
+        try:
+            if quick and self.url.startswith("http://"):
+                return QuickCarrier(self.url)
+            # It takes longer to load than most questions to be answered.
+            from scheduler.client.pooled import PooledCarrier
+
+            return PooledCarrier(self.url)
+        except NoAnswer as error:
+            raise self._nobody(error) from error
 
     @classmethod
     def from_environ(cls, environ: Mapping[str, str] | None = None, *, quick: bool = False) -> SchedulerClient | None:
@@ -90,40 +89,61 @@ class SchedulerClient:
             client.close()
 
     def close(self) -> None:
-        self._client.close()
+        self._carrier.close()
 
     def send(self, path: str, content: bytes) -> None:
         """PUT bytes; raises as `request` does."""
-        self.request("PUT", path, None, content=content, headers={"Content-Type": "application/octet-stream"})
+        self._exchange(Request("PUT", path, content, {"Content-Type": "application/octet-stream"}))
 
     def check(self) -> None:
         """Raises unless a scheduler answers and takes the token."""
         self.request("GET", "/whoami")
 
-    def request(self, method: str, path: str, body: Any = None, **options: Any) -> Any:
+    def request(self, method: str, path: str, body: Any = None, *, params: Mapping[str, Any] | None = None) -> Any:
+        """``params``: of the query; ``body``: a JSON value."""
+        if params:
+            path = f"{path}?{urlencode([(name, _word(value)) for name, value in params.items()])}"
+        if body is None:
+            return self._exchange(Request(method, path))
+        content = json.dumps(body, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode()
+        return self._exchange(Request(method, path, content, {"Content-Type": "application/json"}))
+
+    def _exchange(self, request: Request) -> Any:
+        headers = {**request.headers, "Authorization": f"Bearer {self.token}"}
         try:
-            if body is not None:
-                options["json"] = body
-            response = self._client.request(method, path, **options)
-        except (httpx2.TransportError, httpx2.InvalidURL, httpx2.UnsupportedProtocol) as error:
-            raise SchedulerUnreachable(
-                f"no scheduler answers at {self.url} ({error}); start one with `elastune up`, or unset ELASTUNE_URL "
-                "to use an embedded one"
-            ) from error
-        if response.status_code < 400:
-            return response.json() if response.content else None
-        reason = refusal(response.content)
-        if response.status_code >= 500:
-            said = reason or response.text[:300] or f"HTTP status {response.status_code}"
+            answer = self._carrier.ask(replace(request, headers=headers))
+        except NoAnswer as error:
+            raise self._nobody(error) from error
+        if answer.status < 400:
+            try:
+                return answer.value
+            except ValueError as error:
+                raise self._somebody_else(answer) from error
+        reason = refusal(answer.content)
+        if answer.status >= 500:
+            said = reason or answer.text[:300] or f"HTTP status {answer.status}"
             raise SchedulerUnreachable(f"the scheduler at {self.url} cannot work now: {said}")
         if reason is None:
-            raise SchedulerUnreachable(
-                f"what answers at {self.url} is not an Elastune scheduler: HTTP status {response.status_code} "
-                f"{response.text[:100]!r}; correct ELASTUNE_URL, or look at the proxy or ingress that stands there"
-            )
-        if response.status_code in (401, 403):
+            raise self._somebody_else(answer)
+        if answer.status in (401, 403):
             raise NotAuthorized(f"the scheduler at {self.url} refused the token: {reason}")
         raise RequestRefused(reason)
+
+    def _somebody_else(self, answer: Answer) -> SchedulerUnreachable:
+        return SchedulerUnreachable(
+            f"what answers at {self.url} is not an Elastune scheduler: HTTP status {answer.status} "
+            f"{answer.text[:100]!r}; correct ELASTUNE_URL, or look at the proxy or ingress that stands there"
+        )
+
+    def _nobody(self, error: NoAnswer) -> SchedulerUnreachable:
+        return SchedulerUnreachable(
+            f"no scheduler answers at {self.url} ({error}); start one with `elastune up`, or unset ELASTUNE_URL "
+            "to use an embedded one"
+        )
+
+
+def _word(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _local_token(url: str) -> str | None:
@@ -156,12 +176,3 @@ def of_folder(folder: Path, *, quick: bool = False) -> SchedulerClient:
             "its sweep, another is started with `elastune up --state-dir`",
             folder,
         ) from error
-
-
-def _checked(client: SchedulerClient) -> SchedulerClient:
-    try:
-        client.check()
-    except BaseException:
-        client.close()
-        raise
-    return client

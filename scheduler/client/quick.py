@@ -1,6 +1,6 @@
-"""A transport for a question or two: the standard library's connection under httpx2's client.
+"""A carrier for a question or two: the standard library's connection.
 
-httpx2's own pool is what long-lived drivers want; to load it takes as long as all of a short command may.
+httpx2's pool is what long-lived drivers want; to load it takes as long as all of a short command may.
 """
 
 from __future__ import annotations
@@ -10,18 +10,22 @@ import socket
 from typing import cast
 from urllib.parse import urlsplit
 
-import httpx2
+from scheduler.client.carriers import CONNECT_SECONDS, SECONDS, Answer, NoAnswer, Request
 
 
-class QuickTransport(httpx2.BaseTransport):
+class QuickCarrier:
     """One connection, of plain HTTP, for one thread; opened again where the server has closed it."""
 
-    def __init__(self, url: str, *, connect_seconds: float = 3.0, seconds: float = 40.0) -> None:
-        parts = urlsplit(url)
-        self._connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=connect_seconds)
-        self._seconds = seconds
+    def __init__(self, url: str) -> None:
+        """Raises NoAnswer for an address that is none."""
+        try:
+            parts = urlsplit(url)
+            self._connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=CONNECT_SECONDS)
+        except (ValueError, http.client.HTTPException) as error:
+            raise NoAnswer(str(error)) from error
+        self._base = parts.path
 
-    def handle_request(self, request: httpx2.Request) -> httpx2.Response:
+    def ask(self, request: Request) -> Answer:
         # What only reads is asked again where the server had closed a connection that was kept open.
         may_repeat = self._connection.sock is not None and request.method == "GET"
         try:
@@ -29,17 +33,17 @@ class QuickTransport(httpx2.BaseTransport):
         except (OSError, http.client.HTTPException) as error:
             self._connection.close()
             if not may_repeat:
-                raise httpx2.ConnectError(str(error) or type(error).__name__, request=request) from error
-        return self.handle_request(request)
+                raise NoAnswer(str(error) or type(error).__name__) from error
+        return self.ask(request)
 
-    def _ask(self, request: httpx2.Request) -> httpx2.Response:
+    def _ask(self, request: Request) -> Answer:
         if self._connection.sock is None:
             self._connection.connect()
-            cast("socket.socket", self._connection.sock).settimeout(self._seconds)
-        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in request.headers.raw}
-        self._connection.request(request.method, request.url.raw_path.decode("ascii"), request.read(), headers)
+        cast("socket.socket", self._connection.sock).settimeout(SECONDS)
+        path, headers = self._base + request.path, dict(request.headers)
+        self._connection.request(request.method, path, request.content or None, headers)
         answer = self._connection.getresponse()
-        return httpx2.Response(answer.status, headers=answer.getheaders(), content=answer.read(), request=request)
+        return Answer(answer.status, answer.read())
 
     def close(self) -> None:
         self._connection.close()

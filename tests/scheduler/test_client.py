@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+import json
+import threading
+import time
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
 import httpx2
 import pytest
 
 from scheduler.client.connection import SchedulerClient
+from scheduler.client.pooled import PooledCarrier
 from scheduler.errors import NotAuthorized, RequestRefused, SchedulerError, SchedulerUnreachable
 
 
@@ -17,6 +25,11 @@ from scheduler.errors import NotAuthorized, RequestRefused, SchedulerError, Sche
         (httpx2.Response(503, json={"detail": "the disk is full"}), SchedulerUnreachable, "the disk is full"),
         (httpx2.Response(502), SchedulerUnreachable, "cannot work now: HTTP status 502"),
         (httpx2.Response(404), SchedulerUnreachable, "not an Elastune scheduler: HTTP status 404"),
+        (
+            httpx2.Response(200, text="<html>welcome"),
+            SchedulerUnreachable,
+            "not an Elastune scheduler: HTTP status 200",
+        ),
         (httpx2.Response(403, text="<html>denied"), SchedulerUnreachable, "correct ELASTUNE_URL, or look at the proxy"),
     ],
 )
@@ -24,6 +37,79 @@ def test_a_refusal_is_told_from_a_scheduler_that_is_away(
     answer: httpx2.Response, kind: type[SchedulerError], words: str
 ) -> None:
     """One is final; while a scheduler is away, or a gateway answers in its place, sweeps wait and ask again."""
-    client = SchedulerClient("http://scheduler", "secret", transport=httpx2.MockTransport(lambda _: answer))
+    client = SchedulerClient(
+        "http://scheduler",
+        "secret",
+        carrier=PooledCarrier("http://scheduler", transport=httpx2.MockTransport(lambda _: answer)),
+    )
     with pytest.raises(kind, match=words):
         client.request("POST", "/studies/x/answers", {})
+
+
+class Echo(BaseHTTPRequestHandler):
+    """Tells what it was asked; what has ``once`` in it is the last that its connection is for."""
+
+    protocol_version = "HTTP/1.1"
+
+    def do(self) -> None:
+        sent = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        asked = [self.command, self.path, sent.decode(), self.headers["Authorization"], self.headers["Content-Type"]]
+        said = json.dumps(asked).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(said)))
+        self.end_headers()
+        self.wfile.write(said)
+        # Without a word to the client, as a server does that has waited long enough.
+        self.close_connection = "once" in self.path
+
+    def log_message(self, *words: Any) -> None: ...
+
+
+for method in ("GET", "PUT", "POST", "DELETE"):
+    setattr(Echo, f"do_{method}", Echo.do)
+
+
+@pytest.fixture
+def echo() -> Iterator[str]:
+    with ThreadingHTTPServer(("127.0.0.1", 0), Echo) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}/below"
+        server.shutdown()
+        thread.join()
+
+
+@pytest.fixture(params=["quick", "pooled"])
+def client(request: pytest.FixtureRequest, echo: str) -> Iterator[SchedulerClient]:
+    made = SchedulerClient(echo, "secret", quick=request.param == "quick")
+    yield made
+    made.close()
+
+
+def test_what_is_asked_arrives_by_every_carrier(client: SchedulerClient) -> None:
+    bearer = "Bearer secret"
+    for _ in range(2):
+        assert client.request("GET", "/rows", params={"study": "a b&c", "last": 3, "all": True}) == [
+            "GET", "/below/rows?study=a+b%26c&last=3&all=true", "", bearer, None
+        ]  # fmt: skip
+        body = {"x": [1, "ü"], "none": None}
+        asked = client.request("POST", "/trials", body)
+        assert json.loads(asked.pop(2)) == body
+        assert asked == ["POST", "/below/trials", bearer, "application/json"]
+        client.send("/packages/1", b"bytes")
+        assert client.request("POST", "/poke")[2] == ""
+        # The next question finds its connection closed.
+        assert client.request("DELETE", "/once")[:2] == ["DELETE", "/below/once"]
+        time.sleep(0.05)
+
+
+@pytest.mark.parametrize("quick", [True, False])
+@pytest.mark.parametrize("url", ["http://127.0.0.1:9", "http://127.0.0.1:port", "http://", "ftp://127.0.0.1"])
+def test_nobody_is_said_by_every_carrier(url: str, quick: bool) -> None:
+    with pytest.raises(SchedulerUnreachable, match="no scheduler answers at"):
+        SchedulerClient(url, "secret", quick=quick).request("GET", "/rows")
+
+
+def test_what_is_no_number_in_json_is_not_sent(client: SchedulerClient) -> None:
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        client.request("POST", "/trials", {"x": float("nan")})

@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import httpx2
 import optuna
 import pytest
 from optuna.storages.journal import JournalFileBackend
 
+from scheduler.client.carriers import Answer, NoAnswer, Request
 from scheduler.client.connection import SchedulerClient
 from scheduler.errors import RequestRefused, SchedulerUnreachable
 from tuner_bridge.driving.template import TrialTemplate
@@ -38,10 +38,13 @@ def storages(folder: Path) -> dict[str, Any]:
 
 
 def driver_of(study: optuna.Study) -> OptunaDriver:
-    def unreachable(_: httpx2.Request) -> httpx2.Response:
-        raise httpx2.ConnectError("nobody is there")
+    class Nobody:
+        def ask(self, request: Request) -> Answer:
+            raise NoAnswer("nobody is there")
 
-    client = SchedulerClient("http://127.0.0.1:9", "token", transport=httpx2.MockTransport(unreachable))
+        def close(self) -> None: ...
+
+    client = SchedulerClient("http://127.0.0.1:9", "token", carrier=Nobody())
     return OptunaDriver(study, client, TEMPLATE, reconnect=lambda client: client)
 
 
