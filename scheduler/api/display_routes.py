@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from dataclasses import asdict
 from typing import Any
 
@@ -12,6 +14,9 @@ from scheduler.api.client_access import ClientAccess
 from scheduler.api.metrics import metrics_text
 from scheduler.api.service import Service
 from scheduler.api.summaries import brief, live
+
+MOST_CHANGES = 100
+_ID = re.compile(r"\bt[0-9a-f]{10}\b")
 
 
 def display_routes(service: Service, access: ClientAccess) -> APIRouter:
@@ -25,28 +30,43 @@ def display_routes(service: Service, access: ClientAccess) -> APIRouter:
         return Response(metrics_text(service), media_type="text/plain; version=0.0.4; charset=utf-8")
 
     @routes.get("/overview")
-    def overview(client: Client) -> dict[str, Any]:
-        """Everything a live display shows."""
-        records = access.seen_trials(client)
+    def overview(client: Client, study: str | None = None) -> dict[str, Any]:
+        """What a live display shows, of one study or of all: trials that are over are counted."""
+        seen = access.seen_trials(client)
+        records = [record for record in seen if study is None or record.spec.study == study]
         mine = {record.trial_id for record in records}
-        known = access.seen_studies(client)
-        hints = store.hints([record.trial_id for record in records if not record.state.is_final])
+        alive = [record for record in records if not record.state.is_final]
+        over: dict[str, Counter[str]] = {}
+        for record in records:
+            if record.state.is_final:
+                over.setdefault(record.spec.study, Counter())[record.state.value] += 1
+        hints = store.hints([record.trial_id for record in alive])
         latest = {
             trial_id: {"step": report.step, "value": report.value}
-            for study in known
-            for trial_id, report in store.latest_reports(study.name).items()
+            for name in {record.spec.study for record in alive}
+            for trial_id, report in store.latest_reports(name).items()
         }
+        changes = [entry for entry in store.resizes() if entry.trial_id in mine]
+        told = [asdict(entry) for entry in changes[-MOST_CHANGES:]]
+        named = {found for entry in told for found in [entry["trial_id"], *_ID.findall(entry["reason"]["sentence"])]}
         return {
             "now": service.clock(),
             "nodes": [asdict(node) for node in service.nodes()],
             "emulated": service.emulated,
             "held_slots": len(store.replicas()),
-            "studies": [asdict(study) for study in known],
+            "studies": [asdict(each) for each in access.seen_studies(client)],
             "trials": [
                 {**brief(record), **live(service, record, hints), "latest": latest.get(record.trial_id)}
-                for record in records
+                for record in alive
             ],
-            "changes": [asdict(entry) for entry in store.resizes() if entry.trial_id in mine],
+            "over": over,
+            "changes": told,
+            "num_changes": len(changes),
+            "named": [
+                {"trial_id": record.trial_id, "study": record.spec.study, "number": record.spec.number}
+                for record in seen
+                if record.trial_id in named
+            ],
         }
 
     @routes.get("/timeline")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from types import TracebackType
@@ -22,7 +23,6 @@ from scheduler.dashboard.lines import WIDE
 from trials.plain_words import one_line
 
 WAITING = ("pending", "paused")
-FINAL = ("succeeded", "pruned", "cancelled", "failed")
 REFRESH_SECONDS = 0.25
 
 CHANGES_SHOWN = 5
@@ -30,8 +30,7 @@ CHANGES_SHOWN = 5
 
 def sweep_view(overview: Mapping[str, Any], *, title: str = "", total: int | None = None) -> RenderableType:
     """One frame: a pure function of the API's overview."""
-    trials = overview["trials"]
-    names = Names(trials, overview.get("studies", ()))
+    trials, names = overview["trials"], _names(overview)
     parts: list[RenderableType] = [*_progress(overview, title, total), _slots(overview, names), _running(trials, names)]
     if overview.get("emulated"):
         parts.append(_plain(overview["emulated"], style="dim"))
@@ -41,32 +40,32 @@ def sweep_view(overview: Mapping[str, Any], *, title: str = "", total: int | Non
     return Group(*parts)
 
 
+def _names(overview: Mapping[str, Any]) -> Names:
+    return Names([*overview["trials"], *overview.get("named", ())], overview.get("studies", ()))
+
+
 def _progress(overview: Mapping[str, Any], title: str, total: int | None) -> Iterator[RenderableType]:
     """One bar a sweep; without a title one for each study that is not over."""
-    trials = overview["trials"]
-    by_study: dict[str, list[dict[str, Any]]] = {}
-    for trial in trials:
-        by_study.setdefault(trial.get("study", ""), []).append(trial)
-    if title or len(by_study) < 2:
-        yield _bar(trials, title, total)
+    alive = Counter(trial.get("study", "") for trial in overview["trials"])
+    over: dict[str, dict[str, int]] = overview.get("over", {})
+    if title or len(alive.keys() | over.keys()) < 2:
+        together = sum((Counter(each) for each in over.values()), Counter())
+        yield _bar(alive.total(), together, title, total)
         return
     titles = {study["name"]: study.get("title") or study["name"] for study in overview.get("studies", ())}
-    for name, mine in by_study.items():
-        if any(trial["state"] not in FINAL for trial in mine):
-            yield _bar(mine, titles.get(name, name), None)
+    for name, count in alive.items():
+        yield _bar(count, over.get(name, {}), titles.get(name, name), None)
 
 
-def _bar(trials: list[dict[str, Any]], title: str, total: int | None) -> RenderableType:
-    done = sum(trial["state"] in FINAL for trial in trials)
-    pruned = sum(trial["state"] == "pruned" for trial in trials)
-    failed = sum(trial["state"] == "failed" for trial in trials)
-    of = total if total is not None else len(trials)
+def _bar(alive: int, over: Mapping[str, int], title: str, total: int | None) -> RenderableType:
+    """``over``: how many trials ended how."""
+    done = sum(over.values())
+    of = total if total is not None else alive + done
     grid = Table.grid(padding=(0, 1))
     words = f"{done}/{of} trials"
-    if pruned:
-        words += f", {pruned} pruned"
-    if failed:
-        words += f", {failed} failed"
+    for state in ("pruned", "failed"):
+        if over.get(state):
+            words += f", {over[state]} {state}"
     grid.add_row(_plain(title, style="bold"), ProgressBar(total=max(of, 1), completed=done, width=40), words)
     return grid
 
@@ -92,8 +91,6 @@ def _running(trials: list[dict[str, Any]], names: Names) -> RenderableType:
         left = column in ("trial", "state", "why")
         table.add_column(column, justify="left" if left else "right", no_wrap=column == "why", overflow="ellipsis")
     for trial in trials:
-        if trial["state"] in FINAL:
-            continue
         latest = trial.get("latest") or {}
         share = trial.get("share_done")
         own = trial.get("trial_id", str(trial["number"]))
@@ -170,11 +167,12 @@ class LiveView:
         if self._console.is_terminal:
             self._live.update(sweep_view(overview, title=self._title, total=self._total))
             return
-        names = Names(overview["trials"], overview.get("studies", ()))
-        for change in overview.get("changes", [])[self._printed :]:
+        names, changes = _names(overview), overview.get("changes", [])
+        fresh = overview.get("num_changes", len(changes)) - self._printed
+        for change in changes[-fresh:] if fresh > 0 else ():
             sentence = names.within(change["reason"]["sentence"])
             print(one_line(f"trial {names.label(change['trial_id'])}: {change['what']}: {sentence}"), flush=True)
-        self._printed = len(overview.get("changes", []))
+        self._printed += max(0, fresh)
 
 
 @contextmanager

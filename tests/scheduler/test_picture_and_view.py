@@ -109,7 +109,6 @@ def test_the_live_view_shows_what_runs_and_why() -> None:
                 "share_done": 0.5,
                 "latest": {"step": 7, "value": 0.98},
             },
-            {"trial_id": "ty", "number": 1, "state": "pruned", "replicas": 0, "max_replicas": 4, "slots": 0},
             {"trial_id": "tz", "number": 4, "state": "pending", "replicas": 0, "max_replicas": 4, "slots": 0},
         ],
         "changes": [
@@ -120,6 +119,8 @@ def test_the_live_view_shows_what_runs_and_why() -> None:
                 "reason": {"code": "c", "sentence": "took from ty"},
             }
         ],
+        "over": {"": {"pruned": 1}},
+        "named": [{"trial_id": "ty", "number": 1}],
     }
     console = Console(width=120, record=True)
     console.print(sweep_view(overview, title="digits", total=16))

@@ -168,10 +168,10 @@ def test_a_trial_that_grows_goes_on_reporting(pruner: Any, scheduler: Any) -> No
     key = made.user_attrs["elastune:study"]
     [record] = [
         each
-        for each in scheduler.request("GET", "/overview")["trials"]
+        for each in scheduler.request("GET", "/rows")["trials"]
         if each["study"].endswith(key) and each["number"] == 1
     ]
-    assert record["latest"]["step"] == max(grown.intermediate_values)
+    assert record["step"] == max(grown.intermediate_values)
 
 
 def test_on_emulated_devices_steps_take_as_long_as_their_profile_says(

@@ -357,9 +357,7 @@ def _display(driver: OptunaDriver, n_trials: int | None, *, live: bool | str) ->
     from scheduler.dashboard.terminal import show_while
 
     def fetch() -> dict[str, Any]:
-        overview: dict[str, Any] = driver.client.request("GET", "/overview")
-        overview["trials"] = [trial for trial in overview["trials"] if trial["study"] == driver.study_key]
-        overview["params"] = {trial.number: trial.params for trial in driver.study.get_trials(deepcopy=False)}
+        overview: dict[str, Any] = driver.client.request("GET", "/overview", params={"study": driver.study_key})
         return overview
 
     with show_while(fetch, title=driver.study.study_name, total=n_trials):
