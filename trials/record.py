@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import enum
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -51,12 +50,6 @@ class Study:
     def called(self) -> str:
         """What people mean it by, in terms, reservations and tokens."""
         return self.title or self.name
-
-
-def told_apart(titles: Mapping[str, str]) -> dict[str, str]:
-    """By study's name what it goes by among these: its title, or its own name where another one has that title."""
-    shared = Counter(titles.values())
-    return {name: title if shared[title] < 2 else name for name, title in titles.items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

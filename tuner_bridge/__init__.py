@@ -6,10 +6,10 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from dist_core.version import __version__
-from trials.terms import StudyTerms
-from tuner_bridge.in_replica.scripts import script
 
 if TYPE_CHECKING:
+    from trials.terms import StudyTerms
+    from tuner_bridge.in_replica.scripts import script
     from tuner_bridge.optuna import elastic, optimize
     from tuner_bridge.optuna.current import current_trial, tell
     from tuner_bridge.optuna.metrics import report_metrics
@@ -28,18 +28,20 @@ __all__ = [
 ]
 
 _HOME = {
+    "StudyTerms": "trials.terms",
     "current_trial": "tuner_bridge.optuna.current",
     "elastic": "tuner_bridge.optuna.elastic",
     "nni_training_service_info": "tuner_bridge.nni.training_service",
     "optimize": "tuner_bridge.optuna.optimize",
     "program": "tuner_bridge.optuna.program",
     "report_metrics": "tuner_bridge.optuna.metrics",
+    "script": "tuner_bridge.in_replica.scripts",
     "tell": "tuner_bridge.optuna.current",
 }
 
 
 def __getattr__(name: str) -> Any:
-    """Each front end is imported when it is used, so that nobody needs the packages of another one."""
+    """Each name is imported when it is used: nobody needs another front end's packages, or waits for what it loads."""
     if name not in _HOME:
         raise AttributeError(f"module 'tuner_bridge' has no attribute {name!r}")
     return getattr(importlib.import_module(_HOME[name]), name)

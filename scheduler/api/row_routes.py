@@ -15,8 +15,9 @@ from scheduler.api.service import Service
 from scheduler.api.tokens import Access
 from scheduler.knowledge.accounts import slot_seconds_by_trial
 from scheduler.knowledge.expected_starts import expected_starts
-from trials.record import TrialRecord, told_apart
+from trials.record import TrialRecord
 from trials.states import TrialState
+from trials.titles import told_apart
 
 WAITING = (TrialState.PENDING, TrialState.PAUSED)
 

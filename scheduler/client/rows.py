@@ -15,6 +15,8 @@ Row = TypeVar("Row")
 def row_of(kind: type[Row], told: Mapping[str, Any]) -> Row:
     """What this version knows of; a newer scheduler may tell more."""
     known = _names(kind)  # type: ignore[arg-type]  # classes are hashable
+    if told.keys() <= known:
+        return kind(**told)
     return kind(**{name: value for name, value in told.items() if name in known})
 
 

@@ -12,8 +12,6 @@ from types import TracebackType
 from typing import Any
 
 from rich.console import Console, Group, RenderableType
-from rich.live import Live
-from rich.logging import RichHandler
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
@@ -143,6 +141,9 @@ class LiveView:
     """A frame that is redrawn in place; without a terminal it prints changes of size as lines."""
 
     def __init__(self, *, title: str = "", total: int | None = None) -> None:
+        # What looks once does without it.
+        from rich.live import Live
+
         self._console = Console(stderr=False)
         self._live = Live(console=self._console, refresh_per_second=1 / REFRESH_SECONDS, transient=False)
         self._title = title
@@ -214,6 +215,8 @@ def _logs_above(console: Console) -> list[tuple[logging.Logger, list[logging.Han
     old = [handler for handler in logger.handlers if isinstance(handler, logging.StreamHandler)]
     if not old:
         return []
+    from rich.logging import RichHandler
+
     new = RichHandler(console=console, show_path=False, show_level=False, markup=False)
     for handler in old:
         logger.removeHandler(handler)

@@ -99,7 +99,7 @@ def number_of(value: Any) -> float | list[float] | None:
     """
     if isinstance(value, bool):
         return float(value)
-    if isinstance(value, int | float):
+    if isinstance(value, (int, float)):
         return float(value) if math.isfinite(value) else None
     if isinstance(value, Mapping) and len(value) == 1:
         return number_of(next(iter(value.values())))
@@ -115,7 +115,7 @@ def shown_parameters(parameters: Mapping[str, Any]) -> dict[str, Any]:
     shown: dict[str, Any] = {}
     for name in list(parameters)[:MOST_PARAMETERS]:
         value = parameters[name]
-        plain = value is None or isinstance(value, bool | int) or (isinstance(value, float) and math.isfinite(value))
+        plain = value is None or isinstance(value, int) or (isinstance(value, float) and math.isfinite(value))
         shown[name[:LONGEST_VALUE]] = value if plain else str(value)[:LONGEST_VALUE]
     return shown
 
