@@ -29,6 +29,8 @@ LEFT_DEADLINE_SECONDS = 5.0
 """A replica that the trial goes on without ends by itself: others may still need its part of the last step with it."""
 BROKEN_PATIENCE_SECONDS = 1.0
 """Why a collective failed shows within that time, as a replica that is gone; else the same replicas meet anew."""
+DONE_PATIENCE_SECONDS = 10.0
+"""A replica that has come to its end is followed by what its trial says of its own within that time."""
 STOP_GRACE_SECONDS = GRACE_SECONDS
 """Between a polite and a forcible end; longer than what a replica itself allows for its last checkpoint."""
 
@@ -76,6 +78,7 @@ def plan(
     vacate: bool = False,
     leaving: Set[str] = frozenset(),
     broken_since: float | None = None,
+    done: Set[str] = frozenset(),
     torn_for_good: Set[str] = frozenset(),
 ) -> list[Action]:
     """Actions for a trial that should have ``wanted`` slots by node; ``rows`` are its processes that are not gone.
@@ -83,7 +86,8 @@ def plan(
     ``near_epoch``: latest epoch that the trial will be in soon; joiners that stand in a later one are let in later, so
     that an offer is not open for hours. None when nothing is known. ``vacate``: the slots to move to have been held by
     others for too long. ``leaving``: processes that somebody outside is about to end. ``broken_since``: when one of
-    them said that a collective failed, if they have not gone on since. ``torn_for_good``: processes whose replica has
+    them said that a collective failed, if they have not gone on since. ``done``: processes that have lately ended by
+    themselves and without an error; the trial is about to. ``torn_for_good``: processes whose replica has
     lacked another one for so long that they have not ended by themselves.
     """
     if trial.state.is_final:
@@ -108,7 +112,7 @@ def plan(
         stops += [_stop(row, force=True) for row in torn if row.replica_id in torn_for_good and _may_stop(row, now)]
         if not any(replica.ids[0] in trial.members for replica in replicas) and (trial.members or not replicas):
             return stops
-    return [*stops, *_plan_live(trial, wanted, replicas, now, near_epoch, vacate, leaving, broken_since)]
+    return [*stops, *_plan_live(trial, wanted, replicas, now, near_epoch, vacate, leaving, broken_since, done)]
 
 
 def _has_left(row: ReplicaRecord, trial: TrialRecord) -> bool:
@@ -125,6 +129,7 @@ def _plan_live(
     vacate: bool,
     leaving: Set[str],
     broken_since: float | None,
+    done: Set[str],
 ) -> list[Action]:
     """Without the replicas that have left."""
     alive = {name: replica for replica in replicas for name in replica.ids}
@@ -132,6 +137,8 @@ def _plan_live(
     if not trial.members or not members:
         return _plan_start(trial, wanted, replicas, now)
     if len(members) < len(trial.members) and not _published_only(trial, members):
+        if set(trial.members) - set(members) <= done and broken_since is None:
+            return []
         return [Publish(tuple(members), None)]
     training = list({alive[name].ids: alive[name] for name in members}.values())
     joiners = [replica for replica in replicas if replica not in training]

@@ -174,3 +174,5 @@ class Measurement:
     """Of the gradient, in examples; None until it was measured."""
     learning_rate: float | None = None
     step_seconds: float | None = None
+    pause_seconds: float | None = None
+    """Of the latest hand-over, as those that stayed saw it; None before the first."""

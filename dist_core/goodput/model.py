@@ -80,6 +80,8 @@ class Hints:
     """Measured over the last few seconds; what the dashboards show."""
     rescale_pause_seconds: float | None = None
     """Median pause that survivors saw at this trial's rescales; None before the first."""
+    last_pause_seconds: float | None = None
+    """The latest of these."""
     slots_per_share: int = 1
     """Slots that compute one share of a batch together: 1, or the stages of a pipeline. Observations count shares."""
     layout: str = ""
@@ -94,7 +96,7 @@ class Hints:
     def __post_init__(self) -> None:
         for name in ("progress", "epoch_fraction", "goodput"):
             _check_number(name, getattr(self, name))
-        for name in ("target_progress", "epoch_seconds", "rescale_pause_seconds"):
+        for name in ("target_progress", "epoch_seconds", "rescale_pause_seconds", "last_pause_seconds"):
             if getattr(self, name) is not None:
                 _check_number(name, getattr(self, name))
         for name in ("epoch", "global_batch", "slots_per_share"):
@@ -149,6 +151,7 @@ class Hints:
             "global_batch": self.global_batch,
             "goodput": self.goodput,
             "rescale_pause_seconds": self.rescale_pause_seconds,
+            "last_pause_seconds": self.last_pause_seconds,
             "slots_per_share": self.slots_per_share,
             "layout": self.layout,
             "layouts": [each.to_row() for each in self.layouts],
@@ -179,6 +182,7 @@ class Hints:
                     "global_batch",
                     "goodput",
                     "rescale_pause_seconds",
+                    "last_pause_seconds",
                     "slots_per_share",
                     "layout",
                     "slot_memory_bytes",

@@ -54,6 +54,7 @@ class Hinting:
             global_batch=adaptation.global_batch(self._present.group.num_shares),
             goodput=adaptation.measured_goodput,
             rescale_pause_seconds=self._news.typical_pause,
+            last_pause_seconds=self._news.pauses[-1] if self._news.pauses else None,
             slots_per_share=self._present.group.slots_per_share,
             layout=self._layout.name,
             layouts=self._layout.terms,

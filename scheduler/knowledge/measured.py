@@ -68,6 +68,7 @@ def measurement(trial: TrialRecord, hints: Hints, view: TrialView | None, now: f
         noise_scale=noise_scale,
         learning_rate=hints.learning_rate,
         step_seconds=step_seconds,
+        pause_seconds=hints.last_pause_seconds,
     )
 
 

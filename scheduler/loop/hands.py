@@ -16,7 +16,7 @@ from scheduler.loop.torn import TornReplicas
 from scheduler.loop.trial_files import TrialFiles
 from scheduler.snapshot import Grant, Placement
 from trials.launch.base import Launcher
-from trials.plan import Launch, Publish, RetryJoin, Stop, plan
+from trials.plan import DONE_PATIENCE_SECONDS, Launch, Publish, RetryJoin, Stop, plan
 from trials.record import Reason, ReplicaRecord, TrialRecord
 from trials.states import TrialEvent, TrialState
 from trials.store import TrialStore
@@ -69,6 +69,7 @@ class Hands:
             vacate=vacate,
             leaving=leaving,
             broken_since=broken,
+            done=self._done(trial, replicas, now),
             torn_for_good=self._torn_for_good(trial, replicas, now),
         ):
             if isinstance(action, Launch):
@@ -99,6 +100,20 @@ class Hands:
             trial = replace(self._store.trial(trial.trial_id), layout=layout)
             self._store.save_trial(trial)
         return trial, grant.placement
+
+    def _done(self, trial: TrialRecord, replicas: Sequence[ReplicaRecord], now: float) -> frozenset[str]:
+        """Members that have lately ended without an error, which nobody asked of them."""
+        gone = set(trial.members) - {replica.replica_id for replica in replicas} - self._happenings.leaving
+        if not gone:
+            return frozenset()
+        return frozenset(
+            row.replica_id
+            for row in self._store.replicas(trial_id=trial.trial_id, live_only=False)
+            if row.replica_id in gone
+            and row.exit_status == 0
+            and row.stop_requested_at is None
+            and now - (row.gone_at or 0.0) < DONE_PATIENCE_SECONDS
+        )
 
     def _torn_for_good(self, trial: TrialRecord, replicas: Sequence[ReplicaRecord], now: float) -> frozenset[str]:
         if trial.slots_per_replica == 1:

@@ -78,7 +78,8 @@ def run(
         submissions, ran = found.submissions, found.ran
         if found.skipped:
             console.print(f"{found.skipped} trials without measurements are left out")
-        console.print(found.ran.sentence, highlight=False)
+        # As one line, which the page looks for.
+        console.print(found.ran.sentence, highlight=False, soft_wrap=True)
         if live:
             pause = found.pause_seconds if rescale_seconds is None else rescale_seconds
             settings = replace(settings, timing=found.timing, rescale_seconds=pause)

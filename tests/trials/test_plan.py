@@ -204,6 +204,15 @@ def test_a_lost_replica_is_left_out_at_once_and_only_once() -> None:
     assert plan(smaller, 1, [a, replica("c")], 0.0) == []
 
 
+def test_one_that_has_come_to_its_end_is_not_missed_unless_others_miss_it() -> None:
+    record = training("a", "b", "c")
+    left = [replica("a"), replica("c")]
+    assert plan(record, 3, left, 1.0, done={"b"}) == []
+    assert plan(record, 3, left, 1.0, done={"b"}, broken_since=0.9) == [Publish(("a", "c"), None)]
+    assert plan(record, 3, left[:1], 1.0, done={"b"}) == [Publish(("a",), None)]
+    assert plan(record, 3, left, 1.0) == [Publish(("a", "c"), None)]
+
+
 def test_an_offer_that_nobody_enters_is_replaced() -> None:
     a, b = replica("a"), replica("b", state=ReplicaState.READY, join_epoch=3)
     offered = replace(training("a"), published=2, published_members=("a", "b"), join_epoch=3)

@@ -103,6 +103,7 @@ class InMemoryTrialStore:
         reports: Sequence[Report],
         history: Sequence[HistoryEntry],
         hints: Mapping[str, Any] | None,
+        measured: Sequence[Measurement] = (),
     ) -> None:
         """Replace all that is known of a trial, in one go and without changing its place."""
         trial_id = record.trial_id
@@ -118,6 +119,7 @@ class InMemoryTrialStore:
             for report in reports:
                 self.put_report(record.spec.study, report)
             self._history[trial_id] = list(history)
+            self._measured[trial_id] = list(measured)
             if hints is not None:
                 self._hints[trial_id] = dict(hints)
 
@@ -288,6 +290,11 @@ class InMemoryTrialStore:
             self._hints[trial_id] = dict(hints)
             if measured is not None:
                 self._measured.setdefault(trial_id, []).append(measured)
+
+    def forget_measurements(self, trial_id: str, gone: Sequence[Measurement]) -> None:
+        moments = {each.at for each in gone}
+        with self._lock:
+            self._measured[trial_id] = [each for each in self._measured[trial_id] if each.at not in moments]
 
     def measurements(self, trial_id: str) -> list[Measurement]:
         with self._lock:

@@ -16,7 +16,7 @@ from sqlalchemy.engine import Connection, Engine
 from trials.errors import StoreUnavailable
 from trials.store.tables import metadata
 
-HEAD = "0007"
+HEAD = "0008"
 """Number of the last step."""
 _versions = sa.Table("alembic_version", sa.MetaData(), sa.Column("version_num", sa.String(32), primary_key=True))
 _about = sa.table("about", sa.column("schema_version", sa.Integer))

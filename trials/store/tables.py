@@ -102,6 +102,7 @@ measurements = sa.Table(
     sa.Column("noise_scale", sa.Float),
     sa.Column("learning_rate", sa.Float),
     sa.Column("step_seconds", sa.Float),
+    sa.Column("pause_seconds", sa.Float),
 )
 
 history = sa.Table(

@@ -15,7 +15,7 @@ from trials.kubernetes.client.api import TRIALS
 from trials.kubernetes.resources import store as module
 from trials.kubernetes.resources.store import KubernetesTrialStore
 from trials.kubernetes.resources.writes import MOST_WRITES
-from trials.record import Outcome, Reason, ReplicaRecord, ReplicaState, Report, Study, TrialRecord
+from trials.record import Measurement, Outcome, Reason, ReplicaRecord, ReplicaState, Report, Study, TrialRecord
 from trials.states import TrialState
 from trials.store.base import HistoryEntry
 
@@ -30,7 +30,8 @@ def test_a_successor_finds_everything(api: FakeClusterApi) -> None:
         store.update_replica("r1", state=ReplicaState.GONE, gone_at=4.0, exit_status=-9)
         store.update_replica("r2", contact_at=3.5, pid=1)
         store.add_report(Report(trial_id, 1, 0.1 + 0.2, 10.0))
-        store.put_hints(trial_id, {"value": 1.0, "missing": None})
+        measured = moment(trial_id, 3.25)
+        store.put_hints(trial_id, {"value": 1.0, "missing": None}, measured)
         entry = HistoryEntry(at=2.0, trial_id=trial_id, what="running", reason=Reason(code="c", sentence="s"))
         store.add_history(entry)
         store.save_trial(replace(record, state=TrialState.RUNNING, members=("r2",), generation=2))
@@ -43,6 +44,13 @@ def test_a_successor_finds_everything(api: FakeClusterApi) -> None:
         assert store.reports("s") == [Report(trial_id, 1, 0.1 + 0.2, 10.0)]
         assert store.hints([trial_id]) == {trial_id: {"value": 1.0, "missing": None}}
         assert store.history(trial_id) == [entry]
+        assert store.measurements(trial_id) == [measured]
+
+
+def moment(trial_id: str, at: float) -> Measurement:
+    return Measurement(
+        trial_id=trial_id, at=at, progress=0.1 + 0.2, replicas=2, batch=32, goodput=8.5, pause_seconds=0.05
+    )
 
 
 def test_what_matters_is_written_before_the_call_returns(api: FakeClusterApi) -> None:
@@ -232,11 +240,13 @@ def test_submitting_again_after_a_lost_answer_gives_the_same_trial(api: FakeClus
 def test_long_trials_keep_a_bounded_record(api: FakeClusterApi, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MOST_REPORTS", 20)
     monkeypatch.setattr(module, "MOST_HISTORY", 10)
+    monkeypatch.setattr(module, "MOST_MEASUREMENTS", 20)
     monkeypatch.setattr(module, "MOST_ENDED_REPLICAS", 5)
     with opened(api) as store:
         trial_id = store.submit(spec(), 1.0).trial_id
         for step in range(100):
             store.add_report(Report(trial_id, step, float(step), float(step)))
+            store.put_hints(trial_id, {"step": step}, moment(trial_id, float(step)))
             reason = Reason(code="c", sentence=str(step))
             store.add_history(HistoryEntry(at=step, trial_id=trial_id, what="waits", reason=reason))
             replica = ReplicaRecord(
@@ -248,8 +258,11 @@ def test_long_trials_keep_a_bounded_record(api: FakeClusterApi, monkeypatch: pyt
     assert len(status["reports"]) <= 20
     assert "99" in status["reports"]
     assert len(status["history"]) == 10
+    assert 10 <= len(status["measurements"]) <= 20
     assert len(status["replicaRecords"]) <= 5
     with opened(api) as store:
+        moments = [each.at for each in store.measurements(trial_id)]
+        assert len(moments) == len(status["measurements"]) and moments == sorted(moments) and moments[-1] == 99.0
         assert store.history(trial_id)[-1].reason.sentence == "99"
         reason = Reason(code="c", sentence="after")
         store.add_history(HistoryEntry(at=200.0, trial_id=trial_id, what="waits", reason=reason))

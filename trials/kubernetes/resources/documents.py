@@ -10,12 +10,13 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
+from dataclasses import fields as fields_of
 from typing import Any
 
 from trials.errors import InvalidTrialSpec
 from trials.fields import descriptions
 from trials.kubernetes.names import GROUP, TRIAL_LABEL, VERSION, Document, camel, label_value, qualified
-from trials.record import Outcome, Reason, ReplicaRecord, ReplicaState, Report, Study, TrialRecord
+from trials.record import Measurement, Outcome, Reason, ReplicaRecord, ReplicaState, Report, Study, TrialRecord
 from trials.spec import TrialSpec
 from trials.states import TrialState
 from trials.store.base import HistoryEntry
@@ -35,6 +36,7 @@ _TERM_FIELDS = {
     "deadline_at": "deadlineAt",
     "budget_slot_hours": "budgetSlotHours",
 }
+_MEASURED = tuple(each.name for each in fields_of(Measurement) if each.name != "trial_id")
 CHANGEABLE = frozenset({"min_replicas", "max_replicas", "only_on", "max_losses"})
 """What may be another in a trial that is there already."""
 
@@ -53,6 +55,7 @@ class TrialObject:
     finalizers: tuple[str, ...]
     replicas: tuple[ReplicaRecord, ...] = ()
     reports: tuple[Report, ...] = ()
+    measurements: tuple[Measurement, ...] = ()
     created: str = ""
     queue: str = ""
     history: tuple[HistoryEntry, ...] = ()
@@ -216,6 +219,9 @@ def trial_object(document: Mapping[str, Any], trial_id: str, number: int | None 
             replica_from(name, trial_id, each) for name, each in (status.get("replicaRecords") or {}).items()
         ),
         reports=tuple(report_from(trial_id, int(step), text) for step, text in (status.get("reports") or {}).items()),
+        measurements=tuple(
+            measurement_from(trial_id, text) for _, text in sorted((status.get("measurements") or {}).items())
+        ),
         history=tuple(history_from(trial_id, text) for _, text in sorted((status.get("history") or {}).items())),
         history_keys=tuple(status.get("history") or ()),
         hints=None if hints is None else json.loads(hints),
@@ -260,6 +266,20 @@ def replica_from(replica_id: str, trial_id: str, kept: Mapping[str, Any]) -> Rep
     return ReplicaRecord(
         **{**kept, "replica_id": replica_id, "trial_id": trial_id, "state": ReplicaState(kept["state"])}
     )
+
+
+def measurement_status(measured: Measurement) -> Document:
+    """By its moment, so that they stand in their order."""
+    return {moment_of(measured): json.dumps([getattr(measured, name) for name in _MEASURED])}
+
+
+def moment_of(measured: Measurement) -> str:
+    return f"{round(1000 * measured.at):014d}"
+
+
+def measurement_from(trial_id: str, text: str) -> Measurement:
+    """One that an earlier version has written lacks what came later."""
+    return Measurement(trial_id=trial_id, **dict(zip(_MEASURED, json.loads(text), strict=False)))
 
 
 def report_status(report: Report) -> str:

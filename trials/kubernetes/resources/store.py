@@ -40,6 +40,7 @@ from trials.terms import StudyTerms
 MOST_REPORTS = 2000
 """Kept of a trial; beyond that every second of the older half goes."""
 MOST_HISTORY = 500
+MOST_MEASUREMENTS = 600
 HINTS_SECONDS = 30.0
 """Between two writes of a trial's hints where nothing else of it is written."""
 MOST_ENDED_REPLICAS = 200
@@ -341,11 +342,22 @@ class KubernetesTrialStore:
             is_due = now - self._hints_sent_at.get(trial_id, float("-inf")) >= HINTS_SECONDS
             if is_due:
                 self._hints_sent_at[trial_id] = now
-            self._resources.note(trial_id, {"hints": documents.text_of(hints)}, soon=is_due)
+            change: Document = {"hints": documents.text_of(hints)}
+            if measured is not None:
+                change["measurements"] = {**documents.measurement_status(measured), **self._thinned(trial_id)}
+            self._resources.note(trial_id, change, soon=is_due)
             self._memory.put_hints(trial_id, hints, measured)
 
+    def _thinned(self, trial_id: str) -> Document:
+        """Room for another measurement, where there is none: of the older half every second one goes."""
+        present = self._memory.measurements(trial_id)
+        if len(present) < MOST_MEASUREMENTS:
+            return {}
+        gone = present[: MOST_MEASUREMENTS // 2 : 2]
+        self._memory.forget_measurements(trial_id, gone)
+        return {documents.moment_of(each): None for each in gone}
+
     def measurements(self, trial_id: str) -> list[Measurement]:
-        """Since this scheduler began: the object has no room for them."""
         return self._memory.measurements(trial_id)
 
     def hints(self, trial_ids: Sequence[str]) -> dict[str, dict[str, Any]]:

@@ -125,7 +125,7 @@ class Resources:
 
     def _load(self, found: TrialObject) -> None:
         """Make memory hold what the resource says."""
-        self._memory.reload(found.record, found.replicas, found.reports, found.history, found.hints)
+        self._memory.reload(found.record, found.replicas, found.reports, found.history, found.hints, found.measurements)
 
     def lost(self, trial_id: str, kept: Kept) -> None:
         """Its resource is gone: a trial that nobody has any more is cancelled."""

@@ -115,6 +115,7 @@ export interface Measurement {
   noise_scale: number | null;
   learning_rate: number | null;
   step_seconds: number | null;
+  pause_seconds: number | null;
 }
 
 export interface Replica {

@@ -112,12 +112,13 @@ function Fact({ name, shown, strong = false }: { name: string; shown: string; st
   );
 }
 
-const MEASURED: [string, string, (each: Measurement) => number | null, boolean][] = [
-  ["batch size", "--series-1", (each) => each.batch, false],
-  ["learning rate", "--series-2", (each) => each.learning_rate, false],
-  ["gradient noise scale (examples)", "--series-3", (each) => each.noise_scale, false],
-  ["step time (s)", "--series-4", (each) => each.step_seconds, false],
-  ["replicas", "--series-5", (each) => each.replicas, false],
+const MEASURED: [string, string, (each: Measurement) => number | null][] = [
+  ["batch size", "--series-1", (each) => each.batch],
+  ["learning rate", "--series-2", (each) => each.learning_rate],
+  ["gradient noise scale (examples)", "--series-3", (each) => each.noise_scale],
+  ["step time (s)", "--series-4", (each) => each.step_seconds],
+  ["replicas", "--series-5", (each) => each.replicas],
+  ["latest hand-over pause (ms)", "--series-0", (each) => (each.pause_seconds === null ? null : each.pause_seconds * 1000)],
 ];
 
 function Charts({ story, id }: { story: TrialStory; id: string }) {

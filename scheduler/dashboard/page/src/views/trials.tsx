@@ -23,7 +23,8 @@ export function TrialsView({ study }: { study: string }) {
 
   const all = mine(study);
   const names = parameterNames(all);
-  const columns = useMemo(() => columnsOf(names.split("\n").filter(Boolean), chosen, setChosen), [names, chosen, store.studies.length]);
+  const wide = useMemo(nameWidth, [store.trials.size, store.studies.length]);
+  const columns = useMemo(() => columnsOf(names.split("\n").filter(Boolean), wide, chosen, setChosen), [names, wide, chosen]);
   const found = all.filter((trial) => matches(trial, words, state));
   const rows = sortedBy(found, columns.find((column) => column.name === sorted.column), sorted.down);
   const picked = [...chosen].map((id) => store.trials.get(id)).filter((trial) => trial !== undefined);
@@ -118,7 +119,15 @@ export function matches(trial: Trial, words: string, state: string): boolean {
     });
 }
 
-function columnsOf(names: string[], chosen: ReadonlySet<string>, choose: (chosen: ReadonlySet<string>) => void): Column<Trial>[] {
+const LETTER = 9;
+
+/** As wide as the longest name of a study wants, up to 24 letters. */
+function nameWidth(): number {
+  const longest = [...store.trials.values()].reduce((most, trial) => Math.max(most, store.label(trial).length), 6);
+  return 40 + LETTER * Math.min(longest, 24);
+}
+
+function columnsOf(names: string[], wide: number, chosen: ReadonlySet<string>, choose: (chosen: ReadonlySet<string>) => void): Column<Trial>[] {
   const turn = (id: string) => {
     const next = new Set(chosen);
     if (!next.delete(id)) next.add(id);
@@ -133,7 +142,7 @@ function columnsOf(names: string[], chosen: ReadonlySet<string>, choose: (chosen
         <input type="checkbox" aria-label={`choose ${store.label(trial)}`} checked={chosen.has(trial.id)} onChange={() => turn(trial.id)} />
       ),
     },
-    { name: "number", label: "trial", width: 110, key: (trial) => trial.submitted, cell: (trial) => <TrialName trial={trial} /> },
+    { name: "number", label: "trial", width: wide, key: (trial) => trial.submitted, cell: (trial) => <TrialName trial={trial} /> },
     { name: "state", label: "state", width: 92, key: (trial) => trial.state, cell: (trial) => <State state={trial.state} /> },
     { name: "value", label: "value", width: 84, right: true, key: scoreOf, cell: (trial) => value(trial.value ?? trial.latest) },
     { name: "slots", label: "slots", width: 96, key: (trial) => trial.slots ?? 0, cell: (trial) => (FINAL.has(trial.state) ? "" : <Slots trial={trial} />) },
@@ -141,7 +150,7 @@ function columnsOf(names: string[], chosen: ReadonlySet<string>, choose: (chosen
     { name: "done", label: "done", width: 66, right: true, key: (trial) => trial.done, cell: (trial) => (trial.done === undefined ? "" : percent(trial.done)) },
     { name: "step", label: "step", width: 64, right: true, key: (trial) => trial.step, cell: (trial) => (trial.step === undefined ? "" : number(trial.step, 7)) },
     { name: "batch", label: "batch", width: 64, right: true, key: (trial) => trial.batch, cell: (trial) => (trial.batch ? number(trial.batch, 7) : "") },
-    { name: "goodput", label: "goodput/s", width: 94, right: true, key: (trial) => trial.goodput, cell: (trial) => (trial.goodput ? number(trial.goodput, 3) : "") },
+    { name: "goodput", label: "goodput/s", width: 104, right: true, key: (trial) => trial.goodput, cell: (trial) => (trial.goodput ? number(trial.goodput, 3) : "") },
     {
       name: "why",
       label: "why",

@@ -35,7 +35,7 @@ export function WhyView({ study }: { study: string }) {
           <ul class="reasons">
             {[...reasons].sort((a, b) => b[1] - a[1]).map(([why, count]) => (
               <li key={why}>
-                <b>{plural(count, "trial")}</b> {why}
+                <b>{plural(count, "trial")}</b>: {why}
               </li>
             ))}
           </ul>
@@ -200,7 +200,7 @@ function Story({ study }: { study: string }) {
 export function Entries({ entries }: { entries: Entry[] }) {
   if (entries.length === 0) return <p class="empty">Nothing yet.</p>;
   return (
-    <ol class="story">
+    <ol class={entries.some((entry) => entry.trial) ? "story" : "story of-one"}>
       {entries.map((entry, index) => {
         const trial = entry.trial ? store.trials.get(entry.trial) : undefined;
         return (
