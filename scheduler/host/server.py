@@ -149,7 +149,7 @@ def serve(
     )
     service.forget = retention.forget
     service_box.append(service)
-    server = _Server(api_config(service), site.drain)
+    server = _Server(api_config(service), site.drain, service.page.end)
     folder.write_server_file(url)
     site.begin(store, loop, url, tokens.for_agents())
     Watchdog(lambda: loop.age, lambda: _replace_process(embedded=settings.stop_with_stdin)).start()
@@ -184,11 +184,12 @@ def serve(
 
 
 class _Server(uvicorn.Server):
-    """Answers on while what is served drains; told twice, it ends at once."""
+    """Answers on while what is served drains, and takes leave of open pages; told twice, it ends at once."""
 
-    def __init__(self, config: uvicorn.Config, drain: Callable[[], None]) -> None:
+    def __init__(self, config: uvicorn.Config, drain: Callable[[], None], take_leave: Callable[[], None]) -> None:
         super().__init__(config)
         self._drain = drain
+        self._take_leave = take_leave
         self._draining: threading.Thread | None = None
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
@@ -197,6 +198,10 @@ class _Server(uvicorn.Server):
             return
         self._draining = threading.Thread(target=self._end_drained, args=(sig, frame), name="drain", daemon=True)
         self._draining.start()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._take_leave()
+        await super().shutdown(sockets)
 
     def _end_drained(self, sig: int, frame: FrameType | None) -> None:
         try:

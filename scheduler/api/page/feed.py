@@ -29,10 +29,14 @@ LONGEST_QUEUE = 400
 """Changes that a page may be behind; then it is told everything anew."""
 
 
+class _End:
+    """The scheduler ends, and there is nothing more to tell."""
+
+
 class _Watched:
     def __init__(self, board: Board) -> None:
         self.board = board
-        self.pages: set[asyncio.Queue[Change | None]] = set()
+        self.pages: set[asyncio.Queue[Change | _End | None]] = set()
         self.empty_since: float | None = None
 
 
@@ -55,9 +59,9 @@ class PageFeed:
     async def follow(
         self, service: Service, access: ClientAccess, client: Identity, last: str
     ) -> AsyncGenerator[Change]:
-        """Everything, or what came after the change of number ``last``; then each change."""
+        """Everything, or what came after the change of number ``last``; then each change, until the scheduler ends."""
         watched = await self._watch(service, access, client)
-        queue: asyncio.Queue[Change | None] = asyncio.Queue()
+        queue: asyncio.Queue[Change | _End | None] = asyncio.Queue()
         watched.pages.add(queue)
         try:
             # A look that waits for the database holds the board, and must not hold up the loop.
@@ -66,10 +70,17 @@ class PageFeed:
                 yield change
             while True:
                 told = await queue.get()
+                if isinstance(told, _End):
+                    return
                 # None: it was too far behind.
                 yield await asyncio.to_thread(watched.board.everything) if told is None else told
         finally:
             watched.pages.discard(queue)
+
+    def end(self) -> None:
+        for watched in self._watched.values():
+            for queue in watched.pages:
+                queue.put_nowait(_End())
 
     async def _watch(self, service: Service, access: ClientAccess, client: Identity) -> _Watched:
         key = client.access, client.subject

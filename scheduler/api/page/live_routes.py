@@ -31,11 +31,15 @@ def live_routes(service: Service, access: ClientAccess) -> APIRouter:
     async def events(
         request: Request, client: Client, last_event_id: Annotated[str, Header()] = "", after: str = ""
     ) -> AsyncIterator[ServerSentEvent]:
-        """Trials, studies and slots as they are, then what changes; after a break, what was missed."""
+        """Trials, studies and slots as they are, then what changes; after a break, what was missed.
+
+        The last event is ``over``, where the scheduler ends as it should.
+        """
         allow(client, study=client.subject, read=True)
         async for mark, told in service.page.follow(service, access, client, last_event_id or after):
             if not may_go_on(request, client):
                 return
             yield ServerSentEvent(raw_data=told, id=mark, retry=RETRY_MILLISECONDS)
+        yield ServerSentEvent(event="over", raw_data="{}")
 
     return routes

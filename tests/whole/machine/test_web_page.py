@@ -405,6 +405,10 @@ def test_a_restarted_scheduler_is_found_again(seen: Seen, over: Scheduler) -> No
     seen.has("connection lost")
     over.start()
     seen.has("live", 60.0)
+    over.kill(signal.SIGTERM)
+    seen.has("the scheduler has ended")
+    over.start()
+    seen.has("live", 60.0)
     with over.client() as client:
         client.connection.request("PUT", "/studies/afterwards", {"owner": "me"})
     seen.open("cluster")

@@ -4,7 +4,7 @@ import { useEffect, useState } from "preact/hooks";
 import { drop } from "./api";
 import { Entry, enterByLink } from "./entry";
 import { type Route, linkTo, useRoute } from "./route";
-import { store, useStore } from "./store";
+import { type Connection, store, useStore } from "./store";
 import { applyTheme, turnTheme } from "./theme";
 import { ClusterView } from "./views/cluster";
 import { SearchView } from "./views/search";
@@ -20,6 +20,14 @@ const VIEWS = [
   ["search", "Search"],
   ["cluster", "Cluster"],
 ] as const;
+
+const CONNECTION: Record<Connection, string> = {
+  connecting: "connecting",
+  live: "live",
+  lost: "connection lost, trying again",
+  over: "the scheduler has ended",
+  locked: "signed out",
+};
 
 export function App() {
   const [words, setWords] = useState<string | null>(null);
@@ -83,7 +91,7 @@ export function App() {
         )}
         <span class="grow" />
         <span class={`connection ${store.connection}`} role="status">
-          {store.connection === "live" ? "live" : store.connection === "lost" ? "connection lost, trying again" : "connecting"}
+          {CONNECTION[store.connection]}
         </span>
         {store.access && !store.mayAct && <span class="badge">read-only</span>}
         <button

@@ -70,7 +70,7 @@ export function barAt(bars: Bar[], x: number, row: number): Bar | undefined {
 
 export function ticksOf(span: Span, width: number): number[] {
   const least = ((span.until - span.from) * 90) / Math.max(width, 90);
-  const steps = [0.1, 0.2, 0.5, 1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 21600, 43200, 86400, 172800, 604800];
+  const steps = [1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 21600, 43200, 86400, 172800, 604800];
   const step = steps.find((each) => each >= least) ?? 2592000;
   const ticks: number[] = [];
   for (let at = Math.ceil(span.from / step) * step; at <= span.until; at += step) ticks.push(at);

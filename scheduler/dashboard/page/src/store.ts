@@ -5,7 +5,7 @@ import { useEffect, useState } from "preact/hooks";
 import { get, part } from "./api";
 import type { Interval, Node, Point, Queue, Study, Told, Trial } from "./types";
 
-export type Connection = "connecting" | "live" | "lost" | "locked";
+export type Connection = "connecting" | "live" | "lost" | "over" | "locked";
 
 class Store {
   trials = new Map<string, Trial>();
@@ -41,8 +41,13 @@ class Store {
       this.connection = "live";
       this.take(JSON.parse(event.data) as Told);
     };
+    // The scheduler has ended as it should; another one may begin there.
+    source.addEventListener("over", () => {
+      this.connection = "over";
+      this.changed();
+    });
     source.onerror = () => {
-      this.connection = "lost";
+      if (this.connection !== "over") this.connection = "lost";
       this.changed();
       // The browser tries again by itself, unless it was refused: then somebody has to sign in.
       if (source.readyState === EventSource.CLOSED) void this.findOut();
