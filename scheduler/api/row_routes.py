@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import operator
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from fastapi import APIRouter, Depends, Response
@@ -22,8 +24,28 @@ from trials.titles import told_apart
 WAITING = (TrialState.PENDING, TrialState.PAUSED)
 
 
+MOST_TEXTS = 20_000
+
+
+class _Texts:
+    """What was told last of trials that are over: of thousands of them nothing changes any more."""
+
+    def __init__(self) -> None:
+        self._kept: dict[str, tuple[tuple[Any, ...], str]] = {}
+
+    def of(self, trial_id: str, of_what: tuple[Any, ...], tell: Callable[[], str]) -> str:
+        """As it was, if it was told of the very same objects."""
+        kept = self._kept.get(trial_id)
+        if kept is not None and all(map(operator.is_, kept[0], of_what)):
+            return kept[1]
+        if len(self._kept) >= MOST_TEXTS:
+            self._kept.clear()
+        self._kept[trial_id] = of_what, tell()
+        return self._kept[trial_id][1]
+
+
 def row_routes(service: Service, access: ClientAccess) -> APIRouter:
-    store = service.store
+    store, texts = service.store, _Texts()
     routes = APIRouter(prefix="/rows", dependencies=[Depends(calling_client)], tags=["clients"])
 
     @routes.get("")
@@ -63,8 +85,9 @@ def row_routes(service: Service, access: ClientAccess) -> APIRouter:
         snapshot = service.loop.decisions.snapshot
         starts = {} if snapshot is None or not live else expected_starts(snapshot)
         seconds = slot_seconds_by_trial(store.slot_intervals(), service.clock()) if hours else {}
-        shown = []
-        for record in records:
+        for_reader = client.access is Access.READ
+
+        def told(record: TrialRecord) -> str:
             expected = starts.get(record.trial_id)
             row = trial_row(
                 record,
@@ -72,14 +95,22 @@ def row_routes(service: Service, access: ClientAccess) -> APIRouter:
                 hints=hints.get(record.trial_id),
                 latest=latest.get(record.trial_id),
                 expected_start=None if expected is None or snapshot is None else snapshot.now + expected,
-                for_reader=client.access is Access.READ,
+                for_reader=for_reader,
             )
             row["title"] = apart.get(record.spec.study, record.spec.study)
             if hours:
                 row["slot_hours"] = seconds.get(record.trial_id, 0.0) / 3600.0
-            shown.append(row)
-        told = {"now": service.clock(), "emulated": service.emulated, "over": over, "trials": shown}
-        return Response(json.dumps(told), media_type="application/json")
+            return json.dumps(row)
+
+        shown = []
+        for record in records:
+            if hours or not record.state.is_final:
+                shown.append(told(record))
+                continue
+            of_what = record, latest.get(record.trial_id), apart.get(record.spec.study), for_reader
+            shown.append(texts.of(record.trial_id, of_what, partial(told, record)))
+        around = json.dumps({"now": service.clock(), "emulated": service.emulated, "over": over})
+        return Response(f'{around[:-1]}, "trials": [{", ".join(shown)}]}}', media_type="application/json")
 
     @routes.get("/studies")
     def studies(client: Client) -> list[dict[str, Any]]:

@@ -45,7 +45,13 @@ def table(
     heads = [column.name for column in columns]
     widths = [max(_width(text) for text in texts) for texts in zip(heads, *cells, strict=True)]
     lines = [_line(columns, heads, widths, width, ["1" if colored else ""] * len(columns))]
+    # Of thousands of lines most are plain ones: letters of one width, in no colour, none too long.
+    plain = "  ".join(f"{{:{'>' if each.right else '<'}{own}}}" for each, own in zip(columns, widths, strict=True))
+    is_narrow = width is None or sum(widths) + 2 * len(widths) <= width
     for row, texts in zip(rows, cells, strict=True):
+        if is_narrow and not colored and all(map(str.isascii, texts)):
+            lines.append(plain.format(*texts).rstrip())
+            continue
         colors = [column.color(row) if colored and column.color is not None else "" for column in columns]
         lines.append(_line(columns, texts, widths, width, colors))
     return "\n".join(lines)

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+from fastapi.testclient import TestClient
 
 from scheduler.api import display_routes
+from scheduler.api.app import create_app
 from scheduler.dashboard.terminal import LiveView
 from tests.support.site import Site
-from trials.record import Reason, Report
+from trials.record import Reason, Report, Study
 from trials.states import TrialState
+from trials.store import CachedTrialStore
 from trials.store.base import HistoryEntry
 
 
@@ -19,6 +23,7 @@ from trials.store.base import HistoryEntry
 def site(tmp_path: Path) -> Site:
     """Two studies: of the first two trials are over and one waits, of the second one waits."""
     site = Site(tmp_path)
+    site.store.put_study(Study(name="s"))
     for number, state in enumerate((TrialState.SUCCEEDED, TrialState.PRUNED, None)):
         over = site.submit(number)["trial_id"]
         site.store.add_report(Report(over, 3, 0.5, 96.0, 1.0))
@@ -64,3 +69,24 @@ def test_changes_are_told_once_and_by_name(
     assert shown() == ["trial 1: 2 -> 3 replicas: there was room", "trial 1: 3 -> 4 replicas: there was room"]
     assert site.call("GET", "/overview").json()["num_changes"] == 3
     assert shown() == []
+
+
+def test_rows_of_trials_that_are_over_are_told_anew_when_anything_of_them_changes(site: Site) -> None:
+    site.service.store = CachedTrialStore(site.store)
+    site.http = TestClient(create_app(site.service))
+
+    def row() -> dict[str, Any]:
+        told = site.call("GET", "/rows", params={"study": "s"}).json()
+        assert told["over"] == 2 and len(told["trials"]) == 3
+        found: dict[str, Any] = next(each for each in told["trials"] if each["number"] == 0)
+        return found
+
+    before = row()
+    assert row() == before and (before["step"], before["title"], before["state"]) == (3, "s", "succeeded")
+    trial_id = before["id"]
+    store = site.service.store
+    store.save_trial(replace(store.trial(trial_id), reason=Reason(code="c", sentence="another one")))
+    store.add_report(Report(trial_id, 4, 0.75, 128.0, 2.0))
+    store.put_study(Study(name="s", title="called so"))
+    changed = {"code": "c", "why": "another one", "step": 4, "latest": 0.75, "progress": 128.0, "title": "called so"}
+    assert row() == {**before, **changed}
