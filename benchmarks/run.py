@@ -39,6 +39,7 @@ from benchmarks import (
     sweeps,
     sweeps_in_a_row,
     trainer_overhead,
+    trainer_search,
     tuning_experiment,
     web_page,
 )
@@ -55,6 +56,7 @@ BENCHMARKS: dict[str, Benchmark] = {
         reductions,
         step_overhead,
         trainer_overhead,
+        trainer_search,
         lightning_overhead,
         rescale_pause,
         adapters,

@@ -1,0 +1,47 @@
+"""The gallery's examples for Kubernetes, applied and started as their first lines say."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.cluster.rig import NAMESPACE, Installed, kubectl, status, until
+from tests.support.project import ROOT
+
+EXAMPLES = ROOT / "examples" / "kubernetes"
+
+
+@pytest.mark.timeout(300)
+def test_a_trial_by_hand_takes_the_slots_that_there_are(cluster: Installed) -> None:
+    kubectl("-n", NAMESPACE, "apply", "-f", str(EXAMPLES / "trial.yaml"))
+    until(lambda: status("moons-by-hand").get("replicas", 0) > 1, 120.0, "it has grown")
+    until(lambda: status("moons-by-hand").get("phase") == "Succeeded", 150.0, "it succeeded")
+    client = cluster.client()
+    logs = client.request("GET", "/trials/moons-by-hand/log")
+    client.close()
+    said = "\n".join(each["words"] for each in logs)
+    assert sorted({int(each) for each in re.findall(r"epoch (\d+) on", said)}) == list(range(40)), said
+    assert float(re.findall(r"accuracy ([0-9.]+)", said)[-1]) > 0.9
+    kubectl("-n", NAMESPACE, "delete", "-f", str(EXAMPLES / "trial.yaml"), "--timeout=30s")
+
+
+@pytest.mark.timeout(300)
+def test_a_sweep_runs_from_this_machine(cluster: Installed, tmp_path: Path) -> None:
+    shutil.copy(EXAMPLES / "sweep.py", tmp_path)
+    sweep = subprocess.run(
+        [sys.executable, "sweep.py", "4"],
+        cwd=tmp_path,
+        env=cluster.environ(),
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert sweep.returncode == 0, sweep.stderr
+    found = re.search(r"best: accuracy ([0-9.]+)", sweep.stdout)
+    assert found is not None and float(found.group(1)) > 0.85, sweep.stdout
