@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 
 from benchmarks import (
+    adapter_batches,
     adapters,
     autoscaling,
     batch_choice,
@@ -60,6 +61,7 @@ BENCHMARKS: dict[str, Benchmark] = {
         lightning_overhead,
         rescale_pause,
         adapters,
+        adapter_batches,
         digits_accuracy,
         sweep_against_optuna,
         launches,

@@ -2,7 +2,7 @@
 
     python -m scripts.draw_gallery [NAME ...]      writes docs/gallery/NAME.png
 
-Each example runs as its first lines say, on a scheduler with two slots that is started for it.
+Each example runs as its first lines say.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from scheduler.client import Client
+from scheduler.cli.connecting import client_of, opened
 from scheduler.dashboard.picture import bars
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -32,29 +32,28 @@ EXAMPLES = {
 }
 
 
+KEEPING = """
+import importlib, os
+
+optimizing = importlib.import_module("tuner_bridge.optuna.optimize")
+original = optimizing.optimize
+optimizing.optimize = lambda *given, **options: original(*given, **{**options, "state_dir": os.environ["GALLERY"]})
+"""
+"""Run at the start of each Python: what a sweep's own scheduler knows outlives it."""
+
+
 def drawn(name: str, words: list[str]) -> Path:
     with tempfile.TemporaryDirectory() as scratch:
-        state = Path(scratch) / "state"
-        environ = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-        up = subprocess.Popen(
-            [sys.executable, "-m", "scheduler.cli", "up", "--state-dir", str(state), "--port", "0", "--slots", "2"],
-            env=environ,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        assert up.stdout is not None
-        try:
-            while "#code=" not in up.stdout.readline():
-                pass
-            with Client.connect(state_dir=state) as client:
-                there = {"ELASTUNE_URL": client.url, "ELASTUNE_TOKEN": client.connection.token}
-                command = [sys.executable, str(ROOT / words[0]), *words[1:]]
-                subprocess.run(command, cwd=scratch, env={**environ, **there}, check=True)
-                timeline = client.connection.request("GET", "/timeline")
-                curves = {trial["trial_id"]: client.story(trial["trial_id"])["reports"] for trial in timeline["trials"]}
-        finally:
-            up.terminate()
-            up.wait()
+        state, site = Path(scratch) / "state", Path(scratch) / "site"
+        site.mkdir()
+        (site / "sitecustomize.py").write_text(KEEPING)
+        given = {"OMP_NUM_THREADS": "1", "PYTHONPATH": f"{ROOT}:{site}", "GALLERY": str(state)}
+        command = [sys.executable, str(ROOT / words[0]), *words[1:]]
+        subprocess.run(command, cwd=scratch, env={**os.environ, **given}, check=True)
+        client = client_of(state, "", also_ended=True)
+        timeline = client.connection.request("GET", "/timeline")
+        curves = {trial["trial_id"]: client.story(trial["trial_id"])["reports"] for trial in timeline["trials"]}
+        opened.close()
     return _draw(name, timeline, curves)
 
 
@@ -63,6 +62,7 @@ def _draw(name: str, timeline: dict[str, Any], curves: dict[str, list[list[float
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
+    from matplotlib.ticker import MaxNLocator
 
     rows, slots = bars(timeline)
     colors = {bar.label: bar.color for bar in slots}
@@ -80,6 +80,7 @@ def _draw(name: str, timeline: dict[str, Any], curves: dict[str, list[list[float
         below.plot(
             [point[0] for point in points], [point[1] for point in points], color=color, marker=".", markersize=3
         )
+    below.xaxis.set_major_locator(MaxNLocator(integer=True))
     below.set_xlabel("step", fontsize=7, labelpad=1)
     below.set_ylabel("reported value", fontsize=7)
     for axes in (above, below):
