@@ -65,7 +65,8 @@ function Waiting({ study }: { study: string }) {
     const timer = setInterval(look, 5000);
     return () => clearInterval(timer);
   }, [study]);
-  const names = Object.keys(series?.reasons ?? {});
+  // In one order, so that a reason keeps its colour whichever came up first.
+  const names = Object.keys(series?.reasons ?? {}).sort((one, other) => placeOf(one) - placeOf(other) || one.localeCompare(other));
   // Stacked: each line is what it and those below it count.
   const stacked = useMemo(() => {
     if (!series) return null;
@@ -118,6 +119,11 @@ const REASONS: Record<string, string> = {
 
 function reasonOf(code: string): string {
   return REASONS[code] ?? code.replaceAll("_", " ");
+}
+
+function placeOf(code: string): number {
+  const place = Object.keys(REASONS).indexOf(code);
+  return place < 0 ? Object.keys(REASONS).length : place;
 }
 
 function shade(index: number): string {
