@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import AsyncGenerator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -292,8 +293,11 @@ def test_a_trials_view_has_its_curves_and_what_was_weighed(site: Site) -> None:
     statistics = GradientStatistics(sqr=1.0, var=2.0)
     hints = Hints(bounds=BOUNDS, global_batch=64, goodput=8.0, statistics=statistics, learning_rate=0.4)
     body = {"generation": 0, "hints": hints.to_json()}
+    now = time.time()
+    site.service.clock = lambda: now
     assert site.replica("POST", "/hints", body, name=name).status_code == 200
     assert site.replica("POST", "/hints", body, name=name).status_code == 200
+    site.service.clock = time.time
     for step in range(3):
         site.replica("POST", "/report", {"step": step, "value": step / 2, "progress": 32.0 * step}, name=name)
     waits = site.submit(7, min_replicas=2, max_replicas=2)["trial_id"]
