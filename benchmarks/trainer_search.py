@@ -24,8 +24,6 @@ from benchmarks.frame import Measurement
 
 RUNS = 3
 TRIALS = 10
-
-
 TIMES = "BENCHMARK_TRIALS_BEGAN"
 """Names the file in which trials note when they begin."""
 
@@ -43,6 +41,7 @@ def searched(kind: str) -> dict[str, float]:
     import optuna
     import transformers
 
+    # Replicas find it by this name; here it may be __main__'s.
     from benchmarks.trainer_search import noted_space
     from examples.text_classification import make, model_init, objective
 

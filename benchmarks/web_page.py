@@ -213,33 +213,9 @@ def large_study(browser: Any, scratch: Path) -> list[Measurement]:
             peer_name="the longest it may take",
             target=1.0,
         ),
-        Measurement(
-            what=f"{what}: a frame while the table scrolls, median",
-            ours=statistics.median(frames) / 1000.0,
-            peer=FRAME_SECONDS,
-            unit="s",
-            peer_name="60 frames a second",
-            target=1.05,
-            details={"p95": sorted(frames)[int(0.95 * len(frames))]},
-        ),
-        Measurement(
-            what=f"{what}: a frame while the table scrolls and {AMONG} more trials report twice a second, median",
-            ours=statistics.median(updating) / 1000.0,
-            peer=FRAME_SECONDS,
-            unit="s",
-            peer_name="60 frames a second",
-            target=1.05,
-            details={"p95": sorted(updating)[int(0.95 * len(updating))], "worst": max(updating)},
-        ),
-        Measurement(
-            what=f"{what}: a frame while the picture of slots follows these, median",
-            ours=statistics.median(following) / 1000.0,
-            peer=FRAME_SECONDS,
-            unit="s",
-            peer_name="60 frames a second",
-            target=1.05,
-            details={"p95": sorted(following)[int(0.95 * len(following))], "worst": max(following)},
-        ),
+        frames_row(f"{what}: a frame while the table scrolls", frames),
+        frames_row(f"{what}: a frame while the table scrolls and {AMONG} more trials report twice a second", updating),
+        frames_row(f"{what}: a frame while the picture of slots follows these", following),
         Measurement(
             what=f"{what}: memory of the page's process after all views",
             ours=process,
@@ -250,6 +226,18 @@ def large_study(browser: Any, scratch: Path) -> list[Measurement]:
             details={"objects": memory},
         ),
     ]
+
+
+def frames_row(what: str, milliseconds: list[float]) -> Measurement:
+    return Measurement(
+        what=f"{what}, median",
+        ours=statistics.median(milliseconds) / 1000.0,
+        peer=FRAME_SECONDS,
+        unit="s",
+        peer_name="60 frames a second",
+        target=1.05,
+        details={"p95": sorted(milliseconds)[int(0.95 * len(milliseconds))], "worst": max(milliseconds)},
+    )
 
 
 def submit_live(folder: Path, count: int = LIVE) -> str:

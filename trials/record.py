@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -11,6 +12,9 @@ from dist_core.layout import Layout
 from trials.spec import TrialSpec
 from trials.states import TrialState
 from trials.terms import StudyTerms
+
+TRIAL_ID = re.compile(r"\bt[0-9a-f]{10}\b")
+"""A trial's id in a sentence, as stores that make ids themselves make them."""
 
 
 class ReplicaState(enum.Enum):

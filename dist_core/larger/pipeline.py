@@ -70,12 +70,11 @@ class ElasticPipeline(MeasuredModel, nn.Module):
     ones need. ``example``: a microbatch of inputs, from which their costs are estimated; or ``cuts``: the names of the
     blocks that stages begin with. ``schedule``: ``"1f1b"``, ``"simple"`` (all forward passes, then all backward
     passes), ``"interleaved"`` (``chunks`` stages a process), or the name of one of torch's, ``"ZBVZeroBubble"`` for
-    one. ``microbatches``: into so
-    many a replica's examples are divided at most; default: four a stage, so that these wait for a fifth of the time at
-    most, and more where memory has no room for so large ones. ``memory_bytes``: of a stage's device; default: what a
-    slot is known to have. ``memory_weight``: from 0, where the model is cut for the smallest slowest stage, to 1, for
-    the smallest fullest one. ``recompute``: blocks compute their activations again for the backward pass. Other options
-    are AdaptiveDataParallel's.
+    one. ``microbatches``: into so many a replica's examples are divided at most; default: four a stage, so that
+    these wait for a fifth of the time at most, and more where memory has no room for so large ones.
+    ``memory_bytes``: of a stage's device; default: what a slot is known to have. ``memory_weight``: from 0, where
+    the model is cut for the smallest slowest stage, to 1, for the smallest fullest one. ``recompute``: blocks
+    compute their activations again for the backward pass. Other options are AdaptiveDataParallel's.
 
     In evaluation, outputs come from calling the model, on every process of a replica. A trial whose replicas are one
     slot each trains without stages. Raises InvalidTraining for what cannot be cut, and for names that do not exist.

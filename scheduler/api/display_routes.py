@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from dataclasses import asdict
 from typing import Any
@@ -14,9 +13,9 @@ from scheduler.api.client_access import ClientAccess
 from scheduler.api.metrics import metrics_text
 from scheduler.api.service import Service
 from scheduler.api.summaries import brief, live
+from trials.record import TRIAL_ID
 
 MOST_CHANGES = 100
-_ID = re.compile(r"\bt[0-9a-f]{10}\b")
 
 
 def display_routes(service: Service, access: ClientAccess) -> APIRouter:
@@ -48,7 +47,9 @@ def display_routes(service: Service, access: ClientAccess) -> APIRouter:
         }
         changes = [entry for entry in store.resizes() if entry.trial_id in mine]
         told = [asdict(entry) for entry in changes[-MOST_CHANGES:]]
-        named = {found for entry in told for found in [entry["trial_id"], *_ID.findall(entry["reason"]["sentence"])]}
+        named = {
+            found for entry in told for found in [entry["trial_id"], *TRIAL_ID.findall(entry["reason"]["sentence"])]
+        }
         return {
             "now": service.clock(),
             "nodes": [asdict(node) for node in service.nodes()],

@@ -10,7 +10,6 @@ runs on a real cluster: only replicas and clock are simulated.
 from __future__ import annotations
 
 import math
-import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -28,7 +27,7 @@ from scheduler.simulator.training import SimulatedTraining
 from scheduler.simulator.workload import Submission
 from scheduler.snapshot import Policy
 from trials.launch import InMemoryLauncher
-from trials.record import Outcome, Study
+from trials.record import TRIAL_ID, Outcome, Study
 from trials.spec import TrialSpec
 from trials.store import InMemoryTrialStore
 
@@ -206,7 +205,7 @@ class World:
 
     def _histories(self) -> dict[str, tuple[Told, ...]]:
         def named(sentence: str) -> str:
-            return re.sub(r"\bt[0-9a-f]{10}\b", lambda found: self._names.get(found[0], found[0]), sentence)
+            return TRIAL_ID.sub(lambda found: self._names.get(found[0], found[0]), sentence)
 
         return {
             name: tuple(

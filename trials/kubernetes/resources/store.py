@@ -11,7 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 from trials.errors import ClusterRefused, InvalidTrialSpec, StoreUnavailable
 from trials.kubernetes.client.api import STUDIES, TRIALS, ClusterApi
@@ -36,6 +36,8 @@ from trials.spec import TrialSpec
 from trials.store.base import AIM_AGAIN, HistoryEntry, SlotInterval
 from trials.store.memory import InMemoryTrialStore
 from trials.terms import StudyTerms
+
+Kept = TypeVar("Kept")
 
 MOST_REPORTS = 2000
 """Kept of a trial; beyond that every second of the older half goes."""
@@ -349,11 +351,10 @@ class KubernetesTrialStore:
             self._memory.put_hints(trial_id, hints, measured)
 
     def _thinned(self, trial_id: str) -> Document:
-        """Room for another measurement, where there is none: of the older half every second one goes."""
-        present = self._memory.measurements(trial_id)
-        if len(present) < MOST_MEASUREMENTS:
+        """Room for another measurement, where there is none."""
+        gone = _superfluous(self._memory.measurements(trial_id), MOST_MEASUREMENTS)
+        if not gone:
             return {}
-        gone = present[: MOST_MEASUREMENTS // 2 : 2]
         self._memory.forget_measurements(trial_id, gone)
         return {documents.moment_of(each): None for each in gone}
 
@@ -370,9 +371,8 @@ class KubernetesTrialStore:
             if self._memory.has_report(study, report.trial_id, report.step):
                 return
             change: Document = {str(report.step): documents.report_status(report)}
-            present = self._memory.steps_of(study, report.trial_id)
-            if len(present) >= MOST_REPORTS:
-                thinned = present[: MOST_REPORTS // 2 : 2]
+            thinned = _superfluous(self._memory.steps_of(study, report.trial_id), MOST_REPORTS)
+            if thinned:
                 change |= {str(step): None for step in thinned}
                 self._memory.forget_reports(study, report.trial_id, thinned)
             self._resources.note(report.trial_id, {"reports": change})
@@ -415,6 +415,11 @@ class KubernetesTrialStore:
 
     def slot_intervals(self) -> list[SlotInterval]:
         return self._memory.slot_intervals()
+
+
+def _superfluous(present: Sequence[Kept], most: int) -> Sequence[Kept]:
+    """What goes where there is no room for one more: every second one of the older half."""
+    return present[: most // 2 : 2] if len(present) >= most else ()
 
 
 def _owner_reference(study: KeptStudy | None) -> Document | None:
