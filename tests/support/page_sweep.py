@@ -14,11 +14,11 @@ from tuner_bridge import optimize
 
 def main() -> None:
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    names, trials = sys.argv[1].split(","), int(sys.argv[2])
+    names, trials, epochs = sys.argv[1].split(","), int(sys.argv[2]), sys.argv[3]
 
     def run(name: str) -> None:
         study = optuna.create_study(study_name=name, sampler=optuna.samplers.RandomSampler(seed=1))
-        optimize(study, trains, n_trials=trials, n_jobs=3, max_replicas=2)
+        optimize(study, trains, n_trials=trials, n_jobs=3, max_replicas=2, environ={"EPOCHS": epochs})
 
     threads = [threading.Thread(target=run, args=(name,)) for name in names]
     for thread in threads:

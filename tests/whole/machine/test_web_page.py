@@ -55,7 +55,7 @@ class Scheduler:
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             text=True,
-            env={**os.environ, "OMP_NUM_THREADS": "1", "EPOCHS": "30"},
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
         )
         assert self.process.stdout is not None
         for line in self.process.stdout:
@@ -77,11 +77,13 @@ class Scheduler:
         with self.client() as client:
             return client.page_link(read=read)
 
-    def sweep(self, *names: str, trials: int, epochs: int = 30) -> subprocess.Popen[bytes]:
+    def sweep(self, *names: str, trials: int, epochs: int = 6) -> subprocess.Popen[bytes]:
         token = (self.folder / "token").read_text().strip()
-        environ = {**os.environ, "ELASTUNE_URL": self.url, "ELASTUNE_TOKEN": token, "EPOCHS": str(epochs)}
+        environ = {**os.environ, "ELASTUNE_URL": self.url, "ELASTUNE_TOKEN": token}
         return subprocess.Popen(
-            [sys.executable, "-m", "tests.support.page_sweep", ",".join(names), str(trials)], cwd=ROOT, env=environ
+            [sys.executable, "-m", "tests.support.page_sweep", ",".join(names), str(trials), str(epochs)],
+            cwd=ROOT,
+            env=environ,
         )
 
 
@@ -321,7 +323,7 @@ def test_it_can_be_used_without_a_mouse(seen: Seen) -> None:
 
 
 def test_every_view_follows_a_sweep_that_runs_and_acts_on_it(seen: Seen, over: Scheduler) -> None:
-    sweep = over.sweep("gamma", trials=6, epochs=150)
+    sweep = over.sweep("gamma", trials=6, epochs=80)
     try:
         seen.page.locator(".list.training li").first.wait_for(timeout=60_000)
         seen.has("trial trains" if seen.page.get_by_text("trial trains").count() else "trials train")
@@ -343,12 +345,11 @@ def test_every_view_follows_a_sweep_that_runs_and_acts_on_it(seen: Seen, over: S
             seen.page.get_by_label("lr").fill("0.0123")
             seen.page.get_by_role("button", name="Run it").click()
             seen.has("queued; its sweep runs it next")
-            until(
-                lambda: [each for each in client.trials(study="gamma") if each.parameters.get("lr") == 0.0123],
+            victim = until(
+                lambda: [each for each in client.trials(state="running") if each.parameters.get("lr") == 0.0123],
                 "the clone to run",
                 seconds=120.0,
-            )
-            victim = until(lambda: client.trials(state="running"), "a trial to run")[-1]
+            )[0]
             seen.open(f"trial/{victim.id}")
             seen.has(f"Trial gamma/{victim.number}")
             seen.page.once("dialog", lambda dialog: dialog.accept())
