@@ -10,14 +10,18 @@ import os
 import statistics
 import tempfile
 import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import torch
 from torch import nn
+from torch.distributed.pipelining import PipelineStage
 
 from benchmarks.decision_time import snapshot
 from benchmarks.frame import Measurement
@@ -76,8 +80,32 @@ class Sleeper(nn.Module):
         return nn.functional.linear(inputs, weight, self.linear.bias)
 
 
-def stepped(rank: int, world_size: int, seconds: list[float], cuts: list[int], schedule: str, chunks: int) -> float:
-    """Median time of a step of 16 microbatches."""
+@contextmanager
+def busy_time() -> Iterator[list[float]]:
+    """Of this process, in passes through its stages: what torch and autograd do around a sleep is work too."""
+    spent = [0.0]
+
+    def timed(original: Callable[..., Any]) -> Callable[..., Any]:
+        def pass_of_a_microbatch(*args: Any, **kwargs: Any) -> Any:
+            began = time.perf_counter()
+            try:
+                return original(*args, **kwargs)
+            finally:
+                spent[0] += time.perf_counter() - began
+
+        return pass_of_a_microbatch
+
+    names = ("forward_one_chunk", "backward_one_chunk", "backward_weight_one_chunk")
+    with ExitStack() as stack:
+        for name in names:
+            stack.enter_context(mock.patch.object(PipelineStage, name, timed(getattr(PipelineStage, name))))
+        yield spent
+
+
+def stepped(
+    rank: int, world_size: int, seconds: list[float], cuts: list[int], schedule: str, chunks: int
+) -> tuple[float, float]:
+    """Median time of a step of 16 microbatches, and how much of it a process computes, on average."""
     os.environ["ELASTUNE_MEMBERS"] = str(world_size)
     torch.manual_seed(0)
     model = nn.Sequential(*map(Sleeper, seconds))
@@ -92,12 +120,16 @@ def stepped(rank: int, world_size: int, seconds: list[float], cuts: list[int], s
         microbatches=MICROBATCHES,
     )
     x = torch.randn(MICROBATCHES, 8)
-    times = []
+    times, busy = [], []
     for _ in range(STEPS):
-        began = time.perf_counter()
-        wrapped.step(x, x)
-        times.append(time.perf_counter() - began)
-    return statistics.median(times[1:])
+        with busy_time() as spent:
+            began = time.perf_counter()
+            wrapped.step(x, x)
+            times.append(time.perf_counter() - began)
+        busy.append(spent[0])
+    summed = torch.tensor([statistics.median(busy[1:])])
+    torch.distributed.all_reduce(summed)
+    return statistics.median(times[1:]), float(summed) / world_size
 
 
 def waits() -> list[Measurement]:
@@ -107,8 +139,8 @@ def waits() -> list[Measurement]:
     for schedule, chunks in (("1f1b", 1), ("interleaved", 2), ("ZBVZeroBubble", 2)):
         blocks = stages * chunks
         seconds = [SECONDS / chunks] * blocks
-        took = run_ranks(stepped, stages, seconds, list(range(1, blocks)), schedule, chunks)
-        waited = 1.0 - ideal / took
+        took, busy = run_ranks(stepped, stages, seconds, list(range(1, blocks)), schedule, chunks)
+        waited = 1.0 - busy / took
         # Each round of the pipeline is filled and drained in parts of a stage.
         expected = bubble(stages, MICROBATCHES, chunks)
         rows.append(
@@ -119,7 +151,12 @@ def waits() -> list[Measurement]:
                 unit="of the step",
                 peer_name="the formula",
                 target=1.05 if chunks == 1 else 1.1,
-                details={"step_seconds": took, "ideal_seconds": ideal},
+                details={
+                    "step_seconds": took,
+                    "busy_seconds": busy,
+                    "slept_seconds": ideal,
+                    "waited_or_not_slept": 1.0 - ideal / took,
+                },
             )
         )
     return rows
@@ -132,8 +169,8 @@ def uneven() -> Measurement:
         BlockCosts(name=str(index), forward_seconds=each, backward_seconds=each) for index, each in enumerate(seconds)
     ]
     cuts = partition(blocks, [StageDevice()] * 2, PipelineTerms(microbatches=MICROBATCHES)).cuts
-    equal = run_ranks(stepped, 2, seconds, [4], "1f1b", 1)
-    found = run_ranks(stepped, 2, seconds, [int(each) for each in cuts], "1f1b", 1)
+    equal, _ = run_ranks(stepped, 2, seconds, [4], "1f1b", 1)
+    found, _ = run_ranks(stepped, 2, seconds, [int(each) for each in cuts], "1f1b", 1)
     return Measurement(
         what="examples a second of an uneven model, cut where stages are most alike",
         ours=MICROBATCHES / found,
