@@ -18,7 +18,7 @@ from collections import deque
 from typing import Any
 
 import nni
-from nni.runtime.trial_command_channel import TrialCommandChannel
+from nni.runtime.trial_command_channel import TrialCommandChannel, get_default_trial_command_channel
 
 import dist_core
 from dist_core.errors import ControlChannelError
@@ -66,6 +66,12 @@ def flush() -> None:
     """Wait until NNI has all that was reported. Raises as ``nni.report_intermediate_result`` does."""
     if _present is not None:
         _present.flush()
+
+
+def present_channel() -> ElasticChannel:
+    channel = get_default_trial_command_channel()
+    assert isinstance(channel, ElasticChannel)
+    return channel
 
 
 class ElasticChannel(TrialCommandChannel):  # type: ignore[misc]  # NNI has no types
@@ -130,6 +136,15 @@ class ElasticChannel(TrialCommandChannel):  # type: ignore[misc]  # NNI has no t
     def flush(self) -> None:
         if os.getpid() == self._process:
             self._teller.flush()
+
+    @property
+    def counted(self) -> int:
+        """Intermediate results of the trial so far, whoever told them."""
+        return self._count.value
+
+    @property
+    def finals(self) -> int:
+        return self._count.finals
 
     @property
     def has_told_final(self) -> bool:

@@ -177,6 +177,7 @@ class ExperimentDriver:
             "trial": name,
             "sequence": trial["sequence"],
             "parameter": trial["parameter"],
+            "direction": self._experiment["direction"],
             "folder": os.path.join(self._experiment["trials_dir"], name),
         }
         spec = self.template.trial(self._driver.study_key, self._numbers[name], nni=nni)

@@ -2,26 +2,13 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import optuna
 from optuna.study import StudyDirection
 
-logger = logging.getLogger(__name__)
-
-_TIMES = ("_runtime", "_per_second", "_preparation_time", "_mem_")
-
-
-def without_times(metrics: Mapping[str, float]) -> dict[str, float]:
-    """What an evaluation found out about the model, and not how long that took."""
-    apart = ("epoch", "step", "total_flos", "_timestamp")
-    return {
-        name: value
-        for name, value in metrics.items()
-        if name not in apart and not any(part in name for part in _TIMES) and isinstance(value, (int, float))
-    }
+from tuner_bridge.in_replica.evaluations import objective_in, warn_of_no_objective, without_times
 
 
 class TrainerMetrics:
@@ -54,23 +41,9 @@ class TrainerMetrics:
     def _value(self, metrics: Mapping[str, float], chosen: str | None) -> Any:
         if self._compute is not None:
             return self._compute(dict(metrics))
-        known = without_times(metrics)
-        if chosen is not None:
-            return known.get(chosen, known.get(f"eval_{chosen}"))
         assert self._directions is not None
-        losses = {name: value for name, value in known.items() if name.endswith("loss")}
-        minimises = self._directions[0] == StudyDirection.MINIMIZE
-        for name in ("eval_loss", "val_loss"):
-            if minimises and name in losses:
-                return losses[name]
-        fitting = losses if minimises and losses else {name: known[name] for name in known.keys() - losses.keys()}
-        if len(fitting) == 1:
-            return next(iter(fitting.values()))
-        if not self._has_warned:
+        value = objective_in(metrics, chosen, minimises=self._directions[0] == StudyDirection.MINIMIZE)
+        if value is None and chosen is None and not self._has_warned:
             self._has_warned = True
-            logger.warning(
-                "which of %s is the study's objective is not known, so none is reported; set "
-                "metric_for_best_model, or the monitor of a Lightning callback",
-                sorted(fitting) or sorted(known),
-            )
-        return None
+            warn_of_no_objective(metrics)
+        return value

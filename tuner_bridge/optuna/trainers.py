@@ -11,8 +11,9 @@ from typing import Any
 
 from dist_core.trial.metrics import listen_to_metrics
 from tuner_bridge.errors import InvalidSweep
+from tuner_bridge.in_replica.evaluations import without_times
 from tuner_bridge.in_replica.shipping import ShippedFunction, receive
-from tuner_bridge.optuna.trainer_metrics import TrainerMetrics, without_times
+from tuner_bridge.optuna.trainer_metrics import TrainerMetrics
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
