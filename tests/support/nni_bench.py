@@ -74,6 +74,7 @@ class Bench:
         self.driver = Driver()
         self.experiment = {
             "experiment": "e",
+            "direction": "minimize",
             "command": f"{sys.executable} train.py",
             "code_dir": str(folder),
             "trials_dir": str(folder / "trials"),

@@ -130,6 +130,7 @@ def test_the_configuration_is_checked_in_words(tmp_path: Path) -> None:
         ({"goal": "speed"}, "goal is 'speed'"),
         ({"reuse_mode": False}, "reuseMode is false"),
         ({"scheduler_url": "127.0.0.1:7300"}, "must read like http"),
+        ({"trackers": [{"name": "Comet"}]}, "a tracker's name is 'Comet'; choose one of MLflow"),
         ({"scheduler_url": "http://h:1", "slots_per_gpu": 2}, "leave one of them out"),
         ({"trial_gpu_number": 4}, "a slot is one GPU"),
     ):

@@ -201,6 +201,16 @@ class StudyDriver:
         except (SchedulerError, SweepInterrupted) as error:
             logger.warning("trial %s was not cancelled: %s", trial_id, error)
 
+    def history(self, trial_id: str) -> list[str]:
+        """A line for each thing that happened to it."""
+        try:
+            entries = self.client.request("GET", f"/trials/{trial_id}")["history"]
+        except SchedulerError as error:
+            logger.debug("the history was not read: %s", error)
+            return []
+        began = entries[0]["at"] if entries else 0.0
+        return [f"{entry['at'] - began:7.1f} s  {entry['what']}: {entry['reason']['sentence']}" for entry in entries]
+
     # ------------------------------------------------------------------ one trial
 
     def run_trial(

@@ -11,8 +11,6 @@ from __future__ import annotations
 
 import atexit
 import itertools
-import json
-import math
 import os
 from collections import deque
 from typing import Any
@@ -25,7 +23,7 @@ from dist_core.errors import ControlChannelError
 from dist_core.trial.current import get_core
 from tuner_bridge.in_replica.run import ask_driver
 from tuner_bridge.in_replica.wire import decode_value
-from tuner_bridge.nni.plain_json import check_parameter
+from tuner_bridge.nni.plain_json import check_parameter, number_in
 from tuner_bridge.nni.teller import MOST_UNTOLD, Result, Teller
 
 STATE = "nni-results"
@@ -183,7 +181,7 @@ class ElasticChannel(TrialCommandChannel):  # type: ignore[misc]  # NNI has no t
             "value": nni.dump(value),
         }
         order, step = (sequence, sequence) if kind == "PERIODICAL" else (self._count.finals, self._count.value)
-        number = _number(value)
+        number = number_in(value)
         report = None if number is None else {"step": step, "value": number, "progress": self._core.progress}
         return Result(metric=nni.dump(metric), order=order, report=report)
 
@@ -207,14 +205,3 @@ class ElasticChannel(TrialCommandChannel):  # type: ignore[misc]  # NNI has no t
         environment = self._core.environment
         assert environment is not None
         return f"{environment.replica_id}/nni-{next(self._questions)}"
-
-
-def _number(value: Any) -> float | None:
-    """What tuners look at: the value itself, or its ``default``."""
-    if isinstance(value, dict):
-        value = value.get("default")
-    try:
-        number = float(json.loads(value) if isinstance(value, str) else value)
-    except (TypeError, ValueError):
-        return None
-    return number if math.isfinite(number) else None

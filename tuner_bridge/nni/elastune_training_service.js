@@ -73,7 +73,7 @@ class ElastuneTrainingService {
             scheduler_url: c.schedulerUrl,
             slots: c.slots, slots_per_gpu: c.slotsPerGpu, gpus_per_slot: c.gpusPerSlot, memory_per_slot: c.memoryPerSlot,
             min_replicas: c.minReplicas, max_replicas: c.maxReplicas, slots_per_replica: c.slotsPerReplica,
-            warm_start: c.warmStart,
+            warm_start: c.warmStart, trackers: c.trackers,
             terms: Object.fromEntries(Object.entries(given).filter(([, value]) => value !== undefined && value !== null)),
         };
     }

@@ -19,7 +19,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -35,7 +35,9 @@ from tuner_bridge.driving.told_parameters import flattened
 from tuner_bridge.errors import BridgeError, SweepInterrupted
 from tuner_bridge.nni.manager import Manager
 from tuner_bridge.nni.plain_json import check_metric
+from tuner_bridge.nni.tracked_trials import TrackedResults
 from tuner_bridge.nni.trial_command import as_script
+from tuner_bridge.trackers.named import trackers_named
 
 ADOPTION_SECONDS = 25.0
 """A manager that was killed keeps its study for the length of its lease; its successor waits for that."""
@@ -74,6 +76,7 @@ class ExperimentDriver:
         self._send = send
         self._trials: dict[str, _Trial] = {}
         self._results = itertools.count()
+        self._trackers = trackers_named(experiment.get("trackers") or ())
         self._untaken: dict[int, threading.Event] = {}
         self._numbers: dict[str, int] = {}
         self._earlier: dict[str, str] = {}
@@ -181,21 +184,30 @@ class ExperimentDriver:
             "folder": os.path.join(self._experiment["trials_dir"], name),
         }
         spec = self.template.trial(self._driver.study_key, self._numbers[name], nni=nni)
+        chosen = _parameters_of(trial["parameter"])
 
         def submitted(trial_id: str) -> None:
             is_submitted.set()
-            self._driver.parameters.note(trial_id, _parameters_of(trial["parameter"]))
+            self._driver.parameters.note(trial_id, chosen)
             with self._lock:
                 known.trial_id = trial_id
             if known.cancelled is not None:
                 self._cancel_soon(trial_id, known.cancelled)
 
-        def watch(live: Mapping[str, Any]) -> None:
-            self._tell_status(name, live)
-
         before.wait()
         try:
-            ended = self._driver.run_trial(spec, self._answer(name), watch, submitted)
+            tracked = self._tracked(name, chosen)
+            spec = replace(spec, environ={**spec.environ, **tracked.environ})
+
+            def watch(live: Mapping[str, Any]) -> None:
+                self._tell_status(name, live)
+                tracked.live(live)
+
+            try:
+                ended = self._driver.run_trial(spec, self._answer(name, tracked), watch, submitted)
+            except BaseException:
+                tracked.leave()
+                raise
         except SweepInterrupted:
             return
         except Exception as error:
@@ -205,8 +217,17 @@ class ExperimentDriver:
         finally:
             is_submitted.set()
         self._tell_end(name, ended)
+        if self._trackers:
+            tracked.end(ended["state"], self._driver.history(ended["trial_id"]))
 
-    def _answer(self, name: str) -> Callable[[str, dict[str, Any]], Any]:
+    def _tracked(self, name: str, chosen: Mapping[str, Any]) -> TrackedResults:
+        title = self._experiment.get("name") or self._experiment["experiment"]
+        folder = Path(self._experiment["trials_dir"], name)
+        tracked = TrackedResults(self._trackers, title, self._driver.study_key, self._numbers[name], folder)
+        tracked.parameters(chosen)
+        return tracked
+
+    def _answer(self, name: str, tracked: TrackedResults) -> Callable[[str, dict[str, Any]], Any]:
         known = self._trials[name]
 
         def answer(method: str, arguments: dict[str, Any]) -> Any:
@@ -224,6 +245,8 @@ class ExperimentDriver:
                 # Perhaps not written down: the trial tells it again when the experiment resumes.
                 raise SweepInterrupted
             for metric in (json.loads(result["metric"]) for result in results):
+                if metric["type"] != "PERIODICAL" or metric["sequence"] >= known.results_taken:
+                    tracked.took(metric)
                 if metric["type"] == "PERIODICAL":
                     known.results_taken = max(known.results_taken, metric["sequence"] + 1)
             return None

@@ -8,6 +8,7 @@ and goes into the tuner's process, so that it may do neither.
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Callable
 from typing import Any
@@ -51,6 +52,17 @@ def check_metric(text: str) -> None:
     value = metric.get("value") if isinstance(metric, dict) else None
     if isinstance(value, str):
         _read(value, check)
+
+
+def number_in(value: Any) -> float | None:
+    """What tuners look at: the value itself, or its ``default``; None for what is not finite."""
+    if isinstance(value, dict):
+        value = value.get("default")
+    try:
+        number = float(json.loads(value) if isinstance(value, str) else value)
+    except (TypeError, ValueError):
+        return None
+    return number if math.isfinite(number) else None
 
 
 def _read(text: str, check: Callable[[str, Any], None]) -> Any:

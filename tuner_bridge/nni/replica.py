@@ -34,11 +34,10 @@ def _prepare(core: Participant, document: Mapping[str, Any]) -> Callable[[], Any
     listener = _Listener(minimises=document["payload"]["nni"]["direction"] == "minimize")
     listen_to_metrics(listener)
 
-    def run() -> Any:
+    def run() -> None:
         try:
-            value = script.run()
+            script.run()
             listener.end()
-            return value
         finally:
             _flush_results()
 

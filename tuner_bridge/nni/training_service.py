@@ -9,7 +9,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, List, Optional, Union
+from typing import Any, Dict, List, Optional, Union
 
 from nni.experiment.config.training_service import TrainingServiceConfig
 
@@ -17,7 +17,8 @@ from trials.errors import InvalidStudyTerms, InvalidTrialSpec
 from trials.spec import check_replica_bounds, sizes_from
 from trials.terms import StudyTerms
 from tuner_bridge.driving.template import sizes_within
-from tuner_bridge.errors import BridgeError
+from tuner_bridge.errors import BridgeError, InvalidSweep
+from tuner_bridge.trackers.named import trackers_named
 
 PLATFORM = "tuner_bridge"
 
@@ -51,6 +52,8 @@ class ElastuneConfig(TrainingServiceConfig):  # type: ignore[misc]  # NNI has no
     yields_to: Optional[List[str]] = None
     warm_start: bool = True
     """Start replicas from a process that has torch in memory."""
+    trackers: Optional[List[Dict[str, Any]]] = None
+    """Such as ``{name: MLflow, classArgs: {experiment: digits}}``, of ``tuner_bridge.trackers``."""
     python: str = sys.executable
     """The interpreter of the driver and of replicas."""
 
@@ -65,6 +68,10 @@ class ElastuneConfig(TrainingServiceConfig):  # type: ignore[misc]  # NNI has no
                 "say how many replicas a trial may have with minReplicas and maxReplicas, and of how many slots each "
                 "with slotsPerReplica"
             )
+        for tracker in own.trackers or ():
+            given = tracker.get("classArgs") or {}
+            if "folder" in given:
+                given["folder"] = str(Path(own._base_path or ".", given["folder"]).absolute())
         # NNI would look for GPUs on machines of its own.
         own.trial_gpu_number = parents[0].trial_gpu_number = None
         if own.nni_manager_ip is None:
@@ -81,7 +88,8 @@ class ElastuneConfig(TrainingServiceConfig):  # type: ignore[misc]  # NNI has no
             terms = ("weight", "priority", "quota", "goal", "yields_to")
             asked = {name: getattr(self, name) for name in terms}
             StudyTerms.from_json({name: value for name, value in asked.items() if value is not None})
-        except (InvalidTrialSpec, InvalidStudyTerms) as error:
+            trackers_named(self.trackers or ())
+        except (InvalidTrialSpec, InvalidStudyTerms, InvalidSweep) as error:
             raise ValueError(f"trainingService: {error}") from error
         for name in ("slots", "slots_per_gpu", "gpus_per_slot", "memory_per_slot"):
             value = getattr(self, name)

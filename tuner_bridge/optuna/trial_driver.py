@@ -16,7 +16,6 @@ from optuna.distributions import CategoricalDistribution, IntDistribution, distr
 from optuna.storages._heartbeat import is_heartbeat_enabled
 
 from scheduler.client.connection import SchedulerClient
-from scheduler.errors import SchedulerError
 from tuner_bridge.driving.study_driver import StudyDriver, file_name
 from tuner_bridge.driving.template import TrialTemplate
 from tuner_bridge.errors import TrialLost
@@ -133,7 +132,7 @@ class OptunaDriver(StudyDriver):
             raise
         display.close()
         if self._trackers:
-            _end_tracked(tracked, ended, self._history(ended["trial_id"]))
+            _end_tracked(tracked, ended, self.history(ended["trial_id"]))
         return _conclude(ended)
 
     def _tracked(self, trial: optuna.Trial) -> TrackedTrial:
@@ -142,16 +141,6 @@ class OptunaDriver(StudyDriver):
         if tracked.identities != kept:
             trial.set_user_attr(ATTRIBUTE, tracked.identities)
         return tracked
-
-    def _history(self, trial_id: str) -> list[str]:
-        """A line for each thing that happened to it."""
-        try:
-            entries = self.client.request("GET", f"/trials/{trial_id}")["history"]
-        except SchedulerError as error:
-            logger.debug("the history was not read: %s", error)
-            return []
-        began = entries[0]["at"] if entries else 0.0
-        return [f"{entry['at'] - began:7.1f} s  {entry['what']}: {entry['reason']['sentence']}" for entry in entries]
 
 
 class _Display:

@@ -1,0 +1,38 @@
+"""Trackers as a configuration file names them: ``{name: MLflow, classArgs: {experiment: digits}}``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from tuner_bridge.errors import InvalidSweep
+from tuner_bridge.trackers.base import Tracker
+from tuner_bridge.trackers.mlflow import MLflow
+from tuner_bridge.trackers.tensorboard import TensorBoard
+from tuner_bridge.trackers.weights_and_biases import WeightsAndBiases
+
+_KINDS: dict[str, Callable[..., Tracker]] = {
+    "MLflow": MLflow,
+    "TensorBoard": TensorBoard,
+    "WeightsAndBiases": WeightsAndBiases,
+}
+
+
+def trackers_named(entries: Sequence[Mapping[str, Any]]) -> list[Tracker]:
+    """Raises InvalidSweep for names and arguments that there are not."""
+    return [_made(entry) for entry in entries]
+
+
+def _made(entry: Mapping[str, Any]) -> Tracker:
+    others = entry.keys() - {"name", "classArgs"}
+    if others or "name" not in entry:
+        raise InvalidSweep(f"a tracker is {dict(entry)!r}; it has a name, and classArgs for what it is given")
+    make = _KINDS.get(str(entry["name"]))
+    if make is None:
+        raise InvalidSweep(f"a tracker's name is {entry['name']!r}; choose one of {', '.join(_KINDS)}")
+    arguments = entry.get("classArgs") or {}
+    try:
+        return make(**arguments)
+    except TypeError as error:
+        said = str(error).rpartition("__init__() ")[2]
+        raise InvalidSweep(f"the tracker {entry['name']} cannot be made of {arguments!r}: {said}") from error
