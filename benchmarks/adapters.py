@@ -14,11 +14,14 @@ from benchmarks.rescale_pause import ENTRYPOINT, cluster, settle
 REPEATS = 7
 
 
-def pause(megabytes: int, frozen: str = "keep") -> list[float]:
+LOOP, TRAINER = ENTRYPOINT, "benchmarks.adapter_trainer:main"
+
+
+def pause(megabytes: int, frozen: str = "keep", entrypoint: str = LOOP) -> list[float]:
     """Milliseconds that the survivor stopped each time."""
     found = []
     with cluster(warm=True) as rig:
-        trial_id = rig.submit(1, entrypoint=ENTRYPOINT, ADAPTED=str(megabytes), FROZEN=frozen)
+        trial_id = rig.submit(1, entrypoint=entrypoint, ADAPTED=str(megabytes), FROZEN=frozen)
         settle(rig, 0.0, 1)
         for _ in range(REPEATS):
             for wanted in (2, 1):
@@ -33,13 +36,17 @@ def pause(megabytes: int, frozen: str = "keep") -> list[float]:
 
 
 def measure() -> list[Measurement]:
-    empty = pause(0)
-    rebuilt = pause(120, "rebuild")
-    kept = pause(120)
+    return [*_rows(LOOP, "a loop"), *_rows(TRAINER, "Hugging Face's Trainer")]
+
+
+def _rows(entrypoint: str, by: str) -> list[Measurement]:
+    empty = pause(0, "rebuild", entrypoint)
+    rebuilt = pause(120, "rebuild", entrypoint)
+    kept = pause(120, "keep", entrypoint)
     ours, usual = statistics.median(rebuilt), statistics.median(kept)
     return [
         Measurement(
-            what="pause of a trial with an adapter, 1 -> 2, beside 120 MB that each replica builds",
+            what=f"pause of a trial with an adapter, 1 -> 2, beside 120 MB that each replica builds, {by}",
             ours=ours,
             peer=statistics.median(empty) + 10.0,
             unit="ms",
@@ -48,7 +55,7 @@ def measure() -> list[Measurement]:
             details={"rebuilt": rebuilt, "empty": empty},
         ),
         Measurement(
-            what="the same, against handing them over",
+            what=f"the same, against handing them over, {by}",
             ours=ours,
             peer=usual,
             unit="ms",

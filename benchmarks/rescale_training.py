@@ -6,6 +6,8 @@ import json
 import math
 import os
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal
 
@@ -46,9 +48,7 @@ def train() -> None:
     data = TensorDataset(torch.randn(512, *shape).repeat(SAMPLES // 512, 1), torch.randint(classes, (SAMPLES,)))
     loader = dist_core.AdaptiveDataLoader(data, batch_size=batch)
     wrapped = dist_core.AdaptiveDataParallel(model, optimizer, noise_every=10, frozen=frozen)
-    core = get_core()
-    assert core.environment is not None
-    with open(Path(os.environ["TRACE_DIR"]) / f"{core.environment.replica_id}.jsonl", "a", buffering=1) as trace:
+    with noting() as note:
         for _ in dist_core.remaining_epochs_until(1000):
             for x, y in loader:
                 optimizer.zero_grad()
@@ -56,22 +56,40 @@ def train() -> None:
                 optimizer.step()
                 if adapted is not None:
                     time.sleep(0.005)
-                if core.joined:
-                    row = {
-                        "at": time.time(),
-                        "step": core.position.steps,
-                        "generation": core.generation.number,
-                        "world_size": core.generation.group.world_size,
-                        "rank": core.generation.group.rank,
-                        "pauses": list(core.news.pauses),
-                    }
-                    trace.write(json.dumps(row) + "\n")
+                note()
+
+
+@contextmanager
+def noting() -> Iterator[Callable[[], None]]:
+    """To be called after each step."""
+    core = get_core()
+    assert core.environment is not None
+    with open(Path(os.environ["TRACE_DIR"]) / f"{core.environment.replica_id}.jsonl", "a", buffering=1) as trace:
+
+        def note() -> None:
+            if not core.joined:
+                return
+            row = {
+                "at": time.time(),
+                "step": core.position.steps,
+                "generation": core.generation.number,
+                "world_size": core.generation.group.world_size,
+                "rank": core.generation.group.rank,
+                "pauses": list(core.news.pauses),
+            }
+            trace.write(json.dumps(row) + "\n")
+
+        yield note
 
 
 def main() -> int:
+    return run(train)
+
+
+def run(code: Callable[[], None]) -> int:
     core = get_core()
     try:
-        run_training(core, train)
+        run_training(core, code)
     except ReplicaExit as leaving:
         return int(leaving.code or 0)
     except PeerLost:
