@@ -1,4 +1,4 @@
-"""A script written for AdaptDL, with its two imports changed: it trains here as it did there.
+"""A script written for AdaptDL, with its import changed: it trains here as it did there.
 
 python examples/adaptdl_port.py                        # alone
 torchrun --nproc-per-node 2 examples/adaptdl_port.py   # on two processes

@@ -29,6 +29,8 @@ OWNERS_TERMS = ("weight", "priority", "yields_to", "quota", "budget_slot_hours")
 class StudyBody(BaseModel):
     direction: str = Field(default="minimize", pattern="^(minimize|maximize)$")
     owner: str = Field(max_length=64)
+    takes_over: str = Field(default="", max_length=64)
+    """A driver that is known to be dead, whose lease need not run out."""
     title: str = Field(default="", max_length=LONGEST_NAME)
     """What people call it; empty: by its name."""
     namespace: str = Field(default="", max_length=LONGEST_NAME)
@@ -88,7 +90,8 @@ def study_routes(service: Service, access: ClientAccess) -> APIRouter:
     @routes.get("/studies")
     def studies(client: Client) -> list[dict[str, Any]]:
         return [
-            {"name": study.name, "title": study.title, **study.terms.to_json()} for study in access.seen_studies(client)
+            {"name": study.name, "title": study.title, "driver": study.owner, **study.terms.to_json()}
+            for study in access.seen_studies(client)
         ]
 
     @routes.patch("/studies/{name}")
@@ -104,7 +107,7 @@ def study_routes(service: Service, access: ClientAccess) -> APIRouter:
 
     @routes.put("/studies/{name}")
     def attach(client: Client, name: str, body: StudyBody) -> dict[str, Any]:
-        """Register a study with its driver. One driver at a time; a dead one's lease has to run out first."""
+        """Register a study with its driver. One driver at a time; the lease of one that may live has to run out."""
         check_name("the study's name", name)
         if one_line(body.title) != body.title:
             raise HTTPException(422, f"the study's title is {body.title!r:.80}; it must be one line")
@@ -122,7 +125,8 @@ def study_routes(service: Service, access: ClientAccess) -> APIRouter:
         with changing:
             now = service.clock()
             for study in store.studies():
-                if study.name == name and study.owner != body.owner and is_driven(study, now):
+                followed = study.owner in (body.owner, body.takes_over)
+                if study.name == name and not followed and is_driven(study, now):
                     raise HTTPException(
                         409,
                         f"study {name!r} is being driven by another process; wait for it to end, or use another name",

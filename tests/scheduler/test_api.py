@@ -102,6 +102,14 @@ def test_of_drivers_that_come_at_once_one_gets_the_study(site: Site, monkeypatch
     assert sorted(answer.status_code for answer in answers) == [200, 409, 409, 409]
 
 
+def test_a_driver_that_is_known_to_be_dead_is_followed_at_once(site: Site) -> None:
+    site.call("PUT", "/studies/s", {"owner": "dead"})
+    assert site.call("PUT", "/studies/s", {"owner": "b", "takes_over": "another"}).status_code == 409
+    assert site.call("PUT", "/studies/s", {"owner": "b", "takes_over": "dead"}).status_code == 200
+    # Of two that come for the same one, the second finds the first.
+    assert site.call("PUT", "/studies/s", {"owner": "c", "takes_over": "dead"}).status_code == 409
+
+
 def test_what_is_asked_for_a_study_can_be_changed_and_is_checked(site: Site) -> None:
     site.call("PUT", "/studies/s", {"owner": "one", "terms": {"weight": 2.0}})
     site.call("PUT", "/studies/other", {"owner": "one", "terms": {"yields_to": ["s"]}})
@@ -109,7 +117,7 @@ def test_what_is_asked_for_a_study_can_be_changed_and_is_checked(site: Site) -> 
     assert (changed["weight"], changed["priority"], changed["quota"]) == (2.0, 3, 1)
     # A driver that comes back does not undo what was set.
     site.call("PUT", "/studies/s", {"owner": "one"})
-    assert site.call("GET", "/studies").json()[0] == {"name": "s", "title": "", **changed}
+    assert site.call("GET", "/studies").json()[0] == {"name": "s", "title": "", "driver": "one", **changed}
     for body, words in (
         ({"weight": -1.0}, "weight is -1.0; it must be above 0"),
         ({"glory": 1}, "a study has no 'glory'; it has budget_slot_hours, deadline_at"),

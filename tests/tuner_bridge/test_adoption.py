@@ -152,3 +152,35 @@ def test_a_scheduler_that_dies_just_before_the_sweep_attaches_is_replaced() -> N
     driver.attach()
     assert (driver.slots, asked[:3]) == (3, ["first", "second", "third"])
     driver.detach()
+
+
+def test_a_driver_that_was_killed_here_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+    dead = {"earlier"}
+    monkeypatch.setattr("tuner_bridge.driving.study_driver.has_ended", dead.__contains__)
+
+    class Client:
+        def request(self, method: str, path: str, body: Any = None) -> Any:
+            if path == "/studies":
+                return [{"name": driver.study_key, "driver": "earlier"}, {"name": "other", "driver": "x"}]
+            if method != "PUT":
+                raise RequestRefused("the sweep is over")
+            asked.append(body.get("takes_over"))
+            if body.get("takes_over") != "earlier":
+                raise RequestRefused("is being driven by another process")
+            return {"slots": 3}
+
+        def close(self) -> None:
+            """Nothing is open."""
+
+    def made() -> OptunaDriver:
+        return OptunaDriver(optuna.create_study(), Client(), TEMPLATE, reconnect=lambda client: client)  # type: ignore[arg-type]
+
+    driver = made()
+    driver.attach()
+    assert asked == [None, "earlier"]
+    driver.detach()
+    dead.clear()
+    driver = made()
+    with pytest.raises(RequestRefused, match="driven by another process"):
+        driver.attach()

@@ -13,7 +13,6 @@ import queue
 import sys
 import threading
 import time
-import uuid
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -25,6 +24,7 @@ from trials.plain_words import one_line
 from trials.spec import TrialSpec
 from tuner_bridge.driving.answers import Answers, Ask, Told
 from tuner_bridge.driving.code_on_cluster import CodeOnCluster
+from tuner_bridge.driving.driver_identity import driver_identity, has_ended
 from tuner_bridge.driving.first_words import FirstWords
 from tuner_bridge.driving.inboxes import Inboxes, Message
 from tuner_bridge.driving.sent_code import SentCode
@@ -57,7 +57,7 @@ class StudyDriver:
         title: str = "",
     ) -> None:
         self.client = client
-        self.owner = f"{os.getpid()}-{uuid.uuid4().hex[:8]}"
+        self.owner = driver_identity()
         self._namespace = os.environ.get("ELASTUNE_NAMESPACE", "")
         """Where its trials live on a cluster, if not with the scheduler."""
         self.study_key = self._within(study_key)
@@ -102,7 +102,8 @@ class StudyDriver:
         """Become the study's driver; raises RequestRefused while another one is alive.
 
         ``terms``: the study's from now on (StudyTerms as JSON); those that are not named stay as they are.
-        ``patience_seconds``: how long to wait for a dead one's lease to run out.
+        ``patience_seconds``: how long to wait for a dead one's lease to run out. One that died on this machine is known
+        to be dead, and is followed at once.
         """
         body: dict[str, Any] = {
             "title": self._title,
@@ -123,6 +124,10 @@ class StudyDriver:
                 answer = self.client.request("PUT", f"/studies/{self.study_key}", body)
                 break
             except RequestRefused:
+                earlier = self._present_driver()
+                if earlier and has_ended(earlier) and body.get("takes_over") != earlier:
+                    body["takes_over"] = earlier
+                    continue
                 if time.monotonic() > deadline:
                     raise
                 time.sleep(0.5)
@@ -139,6 +144,10 @@ class StudyDriver:
             self._code = SentCode(CodeOnCluster.from_environ())
         self._runtime = answer.get("runtime") or {}
         self._poller.start()
+
+    def _present_driver(self) -> str | None:
+        studies = self.client.request("GET", "/studies")
+        return next((each["driver"] for each in studies if each["name"] == self.study_key), None)
 
     def _within(self, name: str) -> str:
         return f"{self._namespace}.{name}" if self._namespace else name
