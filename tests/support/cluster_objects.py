@@ -62,6 +62,7 @@ def request(**changes: Any) -> LaunchRequest:
             "ELASTUNE_API": "http://10.0.0.1:7300",
             "ELASTUNE_HOST": "127.0.0.1",
             "ELASTUNE_CHECKPOINT_DIR": "/var/lib/elastune/checkpoints/t-0",
+            "ELASTUNE_PREPARED_DIR": "/var/lib/elastune/prepared/s-0",
             "MINE": "1",
         },
         "working_dir": "/home/me/project",

@@ -72,17 +72,23 @@ def test_a_replica_is_told_of_the_memory_that_its_pod_really_has() -> None:
     assert told(resources={"limits": {"memory": "2Gi"}}, env=[{"name": SLOT_MEMORY, "value": "7"}]) == ["7"]
 
 
-def test_a_replica_sees_its_own_trials_checkpoints_only() -> None:
+def test_a_replica_sees_its_own_trials_checkpoints_and_its_studys_data_only() -> None:
     """The volume has those of all trials, their packed code and what they printed."""
     volume = {"persistentVolumeClaim": {"claimName": "c"}}
     shared = ClusterSettings(slot={"cpu": "1"}, image="i:1", volume=volume)
     spec = pod_manifest(request(), OWNER, shared)["spec"]
-    folder = "/var/lib/elastune/checkpoints/t-0"
-    [mount] = [each for each in spec["containers"][0]["volumeMounts"] if each["name"] == "elastune-state"]
-    assert mount == {"name": "elastune-state", "mountPath": folder, "subPath": "checkpoints/t-0"}
+    folder, data = "/var/lib/elastune/checkpoints/t-0", "/var/lib/elastune/prepared/s-0"
+
+    def mounted(spec: dict[str, Any]) -> list[dict[str, Any]]:
+        mounts = spec["containers"][0]["volumeMounts"]
+        return [each for each in mounts if each.pop("name") == "elastune-state"]
+
+    assert mounted(spec) == [
+        {"mountPath": folder, "subPath": "checkpoints/t-0"},
+        {"mountPath": data, "subPath": "prepared/s-0"},
+    ]
     own = pod_manifest(request(), OWNER, SETTINGS)["spec"]
-    [mount] = [each for each in own["containers"][0]["volumeMounts"] if each["name"] == "elastune-state"]
-    assert mount == {"name": "elastune-state", "mountPath": folder}
+    assert mounted(own) == [{"mountPath": folder}, {"mountPath": data, "subPath": "prepared"}]
     everything = {"name": "elastune-state", "mountPath": "/all"}
     for template in (
         {"spec": {"containers": [{"name": "replica", "volumeMounts": [everything]}]}},

@@ -19,7 +19,7 @@ from trials.errors import ClusterRefused, ClusterUnreachable, LaunchFailed
 from trials.kubernetes.client.api import PODS, QUOTAS, ClusterApi
 from trials.kubernetes.names import PLACEHOLDER_LABEL, REPLICA_LABEL, Document, label_value
 from trials.kubernetes.owner import Owner
-from trials.kubernetes.pods.manifest import beyond_slot, pod_manifest, touches_ours
+from trials.kubernetes.pods.manifest import STATE_FOLDERS, beyond_slot, pod_manifest, touches_ours
 from trials.kubernetes.pods.nodes import is_ready, node_slots
 from trials.kubernetes.pods.quotas import namespace_quotas
 from trials.kubernetes.pods.status import PodEnd, belongs_to, created_at, is_stuck, node_of, read_end
@@ -144,7 +144,8 @@ class KubernetesLauncher:
         if touched is not None:
             raise LaunchFailed(touched)
         if self._settings.volume:
-            self._make_folder(Path(request.environ["ELASTUNE_CHECKPOINT_DIR"]))
+            for name in STATE_FOLDERS:
+                self._make_folder(Path(request.environ[name]))
         manifest = pod_manifest(request, owner, self._settings)
         if not manifest["spec"]["containers"][0].get("image"):
             raise LaunchFailed(
@@ -171,13 +172,13 @@ class KubernetesLauncher:
 
     @staticmethod
     def _make_folder(folder: Path) -> None:
-        """On the shared volume, for the trial's pods alone to mount: the kubelet would make it root's."""
+        """On the shared volume, for those pods alone to mount: the kubelet would make it root's."""
         try:
             folder.mkdir(parents=True)
         except FileExistsError:
             return
         except OSError as error:
-            raise LaunchFailed(f"the trial's folder for checkpoints cannot be made: {error}") from error
+            raise LaunchFailed(f"the trial's folders for checkpoints and data cannot be made: {error}") from error
         # Replicas may run as another user of the volume's group; some volumes have no such thing.
         with contextlib.suppress(OSError):
             folder.chmod(0o2770)

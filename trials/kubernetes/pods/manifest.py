@@ -32,6 +32,8 @@ from trials.kubernetes.settings import ClusterSettings
 from trials.launch.base import LaunchRequest
 
 CONTAINER = "replica"
+STATE_FOLDERS = ("ELASTUNE_CHECKPOINT_DIR", "ELASTUNE_PREPARED_DIR")
+"""What a replica sees of the state's volume: its trial's checkpoints, and what its study prepares once."""
 OWN_VOLUMES = "elastune-"
 """How the names of volumes begin that are not for templates: the one with everybody's checkpoints is among them."""
 TOKEN_FOLDER = "/var/run/secrets/elastune"  # noqa: S105  # where it is, not what it is
@@ -201,16 +203,17 @@ def _limits(slot: Mapping[str, str]) -> dict[str, str]:
 def _add_volumes(spec: Document, container: Document, request: LaunchRequest, settings: ClusterSettings) -> None:
     volumes = spec.setdefault("volumes", [])
     mounts = container.setdefault("volumeMounts", [])
-    folder = request.environ["ELASTUNE_CHECKPOINT_DIR"]
+    folder, prepared = (request.environ[name] for name in STATE_FOLDERS)
     mount = {"name": "elastune-state", "mountPath": folder}
+    shared = {"name": "elastune-state", "mountPath": prepared, "subPath": "prepared"}
     if settings.volume:
-        # Other trials' checkpoints, packed code and logs are on the same volume.
-        mount["subPath"] = os.path.relpath(folder, settings.state_dir)
+        # Other trials' checkpoints, other studies' data, packed code and logs are on the same volume.
+        mount["subPath"], shared["subPath"] = (os.path.relpath(each, settings.state_dir) for each in (folder, prepared))
     token = {"audience": settings.audience, "expirationSeconds": TOKEN_SECONDS, "path": "token"}
     volumes.append({"name": "elastune-token", "projected": {"sources": [{"serviceAccountToken": token}]}})
     mounts.append({"name": "elastune-token", "mountPath": TOKEN_FOLDER, "readOnly": True})
     volumes.append({"name": "elastune-state", **(dict(settings.volume) or {"emptyDir": {}})})
-    mounts.append(mount)
+    mounts += [mount, shared]
     if "/dev/shm" not in {mount.get("mountPath") for mount in mounts}:  # noqa: S108  # a device, not a file
         # PyTorch's data loaders pass batches through shared memory, of which a container has 64 MiB by itself.
         volumes.append({"name": "elastune-memory", "emptyDir": {"medium": "Memory"}})
