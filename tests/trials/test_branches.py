@@ -156,6 +156,22 @@ def test_code_that_cannot_be_shared_is_imported_by_each_replica(
     assert not branches.servers._branches
 
 
+ARROW = """
+import pyarrow.compute
+TABLE = pyarrow.table({"number": list(range(100_000))})
+"""
+SUMS = "def main():\n    assert pyarrow.compute.sum(TABLE['number']).as_py() == 4_999_950_000\n    return shown()\n"
+
+
+def test_arrow_is_shared_which_starts_a_thread_by_itself(branches: Branches) -> None:
+    """And with it what trainers of Hugging Face's import."""
+    pytest.importorskip("pyarrow")
+    branches.write(ARROW, MAIN.replace("main", "shown") + SUMS)
+    assert not branches.run()
+    branches.until_settled()
+    assert branches.run()
+
+
 def test_code_that_reads_a_variable_is_shared_by_replicas_that_agree_on_it(branches: Branches) -> None:
     branches.write("READ = os.environ.get('FLAVOUR')")
     assert not branches.run(FLAVOUR="sweet")

@@ -64,7 +64,8 @@ def template_of(
         payload["program"] = objective.to_json()
     elif isinstance(objective, TrainerSearch):
         payload["trainer"] = objective.to_json()
-        preload = ("torch", "dist_core.huggingface.trainer")
+        # Of its library, which loads piece by piece, that one has the most behind it.
+        preload = ("torch", "dist_core.huggingface.trainer", "transformers.trainer")
         user_code = tuple(sorted({each.loaded_as for each in (objective.trainer, objective.space)}))
     elif isinstance(objective, Script):
         payload["script"] = objective.to_json()

@@ -27,6 +27,7 @@ from trials.launch.fork.import_watch import (
     noticed_entropy,
     recorded_environ,
 )
+from trials.launch.fork.start import FORKABLE
 
 _PR_SET_PDEATHSIG = 1
 
@@ -62,9 +63,7 @@ def import_for_sharing(
         # It ended before the kernel was asked to tell.
         raise UnfitToShare("the fork server has ended")
     os.environ.clear()
-    os.environ.update(environ)
-    # Without it, a mere look for GPUs starts CUDA, and no process forked afterwards could.
-    os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
+    os.environ.update({**environ, **FORKABLE})
     sys.argv = [entrypoint]
     shared = SharedImport()
     began = time.time_ns()

@@ -13,6 +13,14 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+FORKABLE = {
+    # Without it, a mere look for GPUs starts CUDA, and no process forked afterwards could.
+    "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
+    # Without it, importing pyarrow starts a thread, of jemalloc's, which is not in processes forked afterwards.
+    "JE_ARROW_MALLOC_CONF": "background_thread:false",
+}
+"""Variables of a process that others are forked from, by which libraries leave it fit for that."""
+
 Stages = Sequence[Sequence[str]]
 """Names of modules: what each process of the chain imports beyond those before it."""
 
@@ -46,8 +54,7 @@ def start_fork_server(stages: Stages, environ: Mapping[str, str] | None = None) 
         env={
             **(os.environ if environ is None else environ),
             "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
-            # Without it, a mere look for GPUs starts CUDA, and no process forked afterwards could.
-            "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
+            **FORKABLE,
             "PYTHONPATH": os.pathsep.join([*own_path(), os.environ.get("PYTHONPATH", "")]),
         },
     )
