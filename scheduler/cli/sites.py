@@ -128,9 +128,7 @@ def _in_allocation(wanted: Wanted) -> Chosen | None:
     if given is None or given.is_this_machine:
         return None
     elsewhere = next(node for node in given.nodes if node != given.here)
-    reached = (
-        wanted.host if wanted.host and wanted.host not in ANY else address_for(slurm, [elsewhere], wanted.interface)
-    )
+    reached = _named_address(wanted) or address_for(slurm, [elsewhere], wanted.interface)
     settings = _agent_settings(wanted)
     return Chosen(
         make=lambda: AllocationSite(slurm, given, settings),
@@ -155,9 +153,8 @@ def _pool(wanted: Wanted, text: str) -> Chosen:
         )
     pool = pool_settings(text, gpus_per_slot=wanted.gpus_per_slot, slots_per_gpu=wanted.slots_per_gpu)
     slurm = Slurm()
-    if wanted.host and wanted.host not in ANY:
-        reached = wanted.host
-    else:
+    reached = _named_address(wanted)
+    if reached is None:
         try:
             names = slurm.run("sinfo", "--noheader", "--Node", "--format=%N", *_of_partition(pool.options)).split()
         except (SlurmRefused, SlurmUnreachable) as error:
@@ -171,6 +168,10 @@ def _pool(wanted: Wanted, text: str) -> Chosen:
         at_the_end=f"{LEAVE_AT_ONCE}, and no job is left in the queue",
         sentence=f"slots come from Slurm, {pool.where}: {pool.least_slots} to {pool.most_slots} as trials can use them",
     )
+
+
+def _named_address(wanted: Wanted) -> str | None:
+    return wanted.host if wanted.host and wanted.host not in ANY else None
 
 
 def _of_partition(options: Mapping[str, str | None]) -> list[str]:

@@ -8,10 +8,10 @@ from collections.abc import Callable
 
 from scheduler.errors import SchedulerError
 from scheduler.loop.control_loop import ControlLoop
+from scheduler.slurm.agent_site import AgentSite
 from scheduler.slurm.agents import AgentSettings
-from scheduler.snapshot import JobView, NodeView
+from scheduler.snapshot import JobView
 from trials.agents.launcher import AgentLauncher
-from trials.agents.roster import Roster
 from trials.slurm.allocation import Allocation
 from trials.slurm.commands import Slurm
 from trials.slurm.steps import AgentSteps
@@ -26,26 +26,16 @@ DRAIN_SECONDS = 25.0
 """For replicas to save and leave; Slurm ends by force what has not ended in 30 s."""
 
 
-class AllocationSite:
-    def __init__(self, slurm: Slurm, given: Allocation, settings: AgentSettings) -> None:
+class AllocationSite(AgentSite):
+    def __init__(self, slurm: Slurm, given: Allocation, agents: AgentSettings) -> None:
+        super().__init__(agents)
         self._slurm = slurm
         self._given = given
-        self._settings = settings
         self._steps: AgentSteps | None = None
         self._news = threading.Event()
-        self.roster = Roster()
         self.launcher = AgentLauncher(self.roster, look=self._look, end=self._end)
         self.grows = False
         self.most_slots = 0
-        self.runs_elsewhere = not settings.shares_files
-        self.emulated = settings.emulated
-
-    def environ(self, *, is_shared: bool) -> dict[str, str]:
-        """Nothing: replicas have their agent's, which is what this process gave it and what its node adds."""
-        return {}
-
-    def nodes(self) -> tuple[NodeView, ...]:
-        return self._settings.node_views(self.roster)
 
     def queue(self) -> tuple[JobView, ...]:
         return ()
@@ -55,7 +45,7 @@ class AllocationSite:
 
     def queue_trouble(self) -> str:
         troubles = () if self._steps is None else self._steps.troubles.values()
-        return "; ".join(dict.fromkeys([*troubles, *self._settings.strangers(self.roster)]))
+        return "; ".join(dict.fromkeys([*troubles, *self._agents.strangers(self.roster)]))
 
     def call_on_change(self, wake: Callable[[], None]) -> None:
         def heard() -> None:
@@ -70,10 +60,10 @@ class AllocationSite:
             self._slurm,
             self._given,
             self.roster,
-            command=self._settings.command,
-            description=self._settings.description(url, agents_token),
-            logs=self._settings.state_dir / "agents",
-            environ=self._settings.environ(),
+            command=self._agents.command,
+            description=self._agents.description(url, agents_token),
+            logs=self._agents.state_dir / "agents",
+            environ=self._agents.environ(),
         )
         self._steps.begin()
 
@@ -92,7 +82,7 @@ class AllocationSite:
             words = self.queue_trouble() or "they have not called"
             raise SchedulerError(
                 f"no agent came up on the nodes of job {self._given.job} ({', '.join(self._given.nodes)}): {words}; "
-                f"what they print is in {self._settings.state_dir / 'agents'}"
+                f"what they print is in {self._agents.state_dir / 'agents'}"
             )
 
     def drain(self) -> None:

@@ -14,13 +14,13 @@ from collections.abc import Callable, Sequence
 
 from scheduler.errors import SchedulerError
 from scheduler.loop.control_loop import ControlLoop
+from scheduler.slurm.agent_site import AgentSite
 from scheduler.slurm.agents import AgentSettings
 from scheduler.slurm.pool import Pool
 from scheduler.slurm.pool_settings import PoolSettings
 from scheduler.slurm.used_hours import UsedHours
-from scheduler.snapshot import JobView, NodeView
+from scheduler.snapshot import JobView
 from trials.agents.launcher import AgentLauncher
-from trials.agents.roster import Roster
 from trials.agents.words import AGENT_VARIABLE
 from trials.errors import SlurmRefused, SlurmUnreachable, StoreUnavailable, UnknownTrial
 from trials.queued import QueuedSlots
@@ -38,28 +38,18 @@ END_SECONDS = 30.0
 logger = logging.getLogger(__name__)
 
 
-class PoolSite:
+class PoolSite(AgentSite):
     def __init__(self, slurm: Slurm, pool: PoolSettings, agents: AgentSettings) -> None:
+        super().__init__(agents)
         self._slurm = slurm
         self._settings = pool
-        self._agents = agents
         self._folder = agents.state_dir.resolve()
         self._pool: Pool | None = None
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
-        self.roster = Roster()
         self.launcher = AgentLauncher(self.roster, end=self._end, queued=self.queued)
         self.grows = True
         self.most_slots = pool.most_slots
-        self.runs_elsewhere = not agents.shares_files
-        self.emulated = agents.emulated
-
-    def environ(self, *, is_shared: bool) -> dict[str, str]:
-        """Nothing: replicas have their agent's, which is what this process gave it and what its node adds."""
-        return {}
-
-    def nodes(self) -> tuple[NodeView, ...]:
-        return self._agents.node_views(self.roster)
 
     def queue(self) -> tuple[JobView, ...]:
         return () if self._pool is None else self._pool.views()
