@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterator
+from importlib import import_module
 from typing import Any
 
 import pytest
@@ -154,7 +155,35 @@ def ignite_engine(kit: Kit) -> list[float]:
     return [*weights_of(module), float(schedule.get_last_lr()[0])]
 
 
-TRAINERS = pytest.mark.parametrize("trains", [lightning_trainer, hugging_face_trainer, skorch_net, ignite_engine])
+def timm_step(kit: Kit) -> list[float]:
+    """The step of its training script: its optimizer, clipping, schedule by epoch and moving average of the weights."""
+    timm: Any = pytest.importorskip("timm")
+    loss, optim, scheduler, utils = (import_module(f"timm.{part}") for part in ("loss", "optim", "scheduler", "utils"))
+    torch.manual_seed(0)
+    images = torch.randn(96, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    net = timm.create_model("test_vit", num_classes=2, img_size=32)
+    optimizer = optim.create_optimizer_v2(net, opt="sgd", lr=0.05, momentum=0.9, weight_decay=1e-4)
+    model, loader = kit.wrap(net, optimizer), kit.loader(TensorDataset(images, (images.mean((1, 2, 3)) > 0).long()), 24)
+    schedule, _ = scheduler.create_scheduler_v2(optimizer, sched="cosine", num_epochs=3, warmup_epochs=1)
+    average = utils.ModelEmaV3(net, decay=0.9)
+    optimizer.register_step_post_hook(lambda *_: average.update(net))
+    if kit.elastic:
+        dist_core.register_state("average", average)
+    criterion = loss.LabelSmoothingCrossEntropy(0.1)
+    for epoch in kit.epochs(3):
+        model.train()
+        for x, y in loader:
+            criterion(model(x), y).backward()
+            utils.dispatch_clip_grad(timm.models.model_parameters(net), value=1.0, mode="norm")
+            optimizer.step()
+            optimizer.zero_grad()
+        schedule.step(epoch + 1)
+    return [*weights_of(net, average.module), optimizer.param_groups[0]["lr"]]
+
+
+TRAINERS = pytest.mark.parametrize(
+    "trains", [lightning_trainer, hugging_face_trainer, skorch_net, ignite_engine, timm_step]
+)
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 """Importing these libraries takes longer than most tests."""
