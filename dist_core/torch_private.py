@@ -1,7 +1,7 @@
 """Every call into torch that is not public API, in one place, each with the reason and a test.
 
-Read in torch 2.13; an import with a later release says so. One that offers the same publicly (reconfigurable groups)
-replaces lines here only.
+Read in torch 2.13 and tried with 2.14; an import with a later release says so. One that offers the same publicly
+(reconfigurable groups) replaces lines here only.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ from torch.utils.data._utils import worker as data_worker
 from torch.utils.data._utils.worker import WorkerInfo
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
-READ_IN = (2, 13)
+TRIED_WITH = (2, 14)
 _NOBODY_SENDS = 2**31 - 1
 """A tag."""
 
-if tuple(int(part) for part in torch.__version__.split(".")[:2]) > READ_IN:
+if tuple(int(part) for part in torch.__version__.split(".")[:2]) > TRIED_WITH:
     warnings.warn(
-        f"elastune uses private parts of torch as they are in {READ_IN[0]}.{READ_IN[1]}; this is torch "
+        f"elastune uses private parts of torch as they are in 2.13 to {TRIED_WITH[0]}.{TRIED_WITH[1]}; this is torch "
         f"{torch.__version__}, in which they may have changed. If training fails in dist_core, install "
-        f"torch=={READ_IN[0]}.{READ_IN[1]}.*",
+        f"torch=={TRIED_WITH[0]}.{TRIED_WITH[1]}.*",
         stacklevel=2,
     )
 

@@ -9,9 +9,9 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import pytest
@@ -173,9 +173,17 @@ def made(folder: Path) -> list[int]:
     return sorted(int(line) for line in (folder / "made").read_text().split())
 
 
-def started(tmp_path: Path, call: str) -> subprocess.Popen[str]:
+def started(tmp_path: Path, call: str, words: IO[str] | int = subprocess.PIPE) -> subprocess.Popen[str]:
+    """``words``: where it says what it does."""
     code = f"from tests.support import prepared_code as code; print(code.{call})"
-    return subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    return subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=words, text=True)
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
 
 
 @pytest.mark.slow
@@ -197,20 +205,15 @@ def test_each_part_is_made_once_by_all_who_want_it(tmp_path: Path) -> None:
 def test_what_a_killed_process_was_making_is_made_by_another(tmp_path: Path) -> None:
     call = f"one_that_gets_stuck({str(tmp_path / 'home')!r}, {str(tmp_path)!r})"
     first = started(tmp_path, call)
-    deadline = time.monotonic() + 30
-    while not (tmp_path / "stuck").exists() and time.monotonic() < deadline:
-        time.sleep(0.02)
-    second = started(tmp_path, call)
-    while len(made(tmp_path)) < PARTS and time.monotonic() < deadline:
-        time.sleep(0.02)
-    # A part is noted when it begins: the second has to come to wait for the first.
-    time.sleep(1.0)
-    assert second.poll() is None
+    until(lambda: (tmp_path / "stuck").exists())
+    said = tmp_path / "second.log"
+    with open(said, "w") as words:
+        second = started(tmp_path, call, words=words)
+    until(lambda: "waits for data 'stuck': others make the last 1 of 12 parts" in said.read_text())
     os.kill(first.pid, signal.SIGKILL)
     first.communicate()
-    out, errors = second.communicate(timeout=STALE_SECONDS - 5)
-    assert out.strip() == str(list(range(ROWS))), errors
-    assert "waits for data 'stuck': others make the last 1 of 12 parts" in errors
+    out, _ = second.communicate(timeout=STALE_SECONDS - 5)
+    assert out.strip() == str(list(range(ROWS))), said.read_text()
     assert made(tmp_path) == sorted([*range(PARTS), 3])
 
 
