@@ -1,8 +1,9 @@
-"""A study with a deadline: the scheduler gives its slots so that the best result is there in time.
+"""A study with a deadline, or with a budget: the scheduler gives its slots so that the best result is there in time.
 
     python examples/deadline.py [--seconds 20] [--slots 2]
+    python examples/deadline.py --budget 0.008      slot hours: half a minute of one slot
 
-No trial begins behind the deadline; those that run then end as they would.
+No trial begins behind the deadline; those that run then end as they would. A budget ends the sweep when it is used.
 """
 
 from __future__ import annotations
@@ -52,14 +53,20 @@ def study_named(name: str) -> optuna.Study:
 def main() -> None:
     parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
     parser.add_argument("--seconds", type=float, default=20.0)
+    parser.add_argument("--budget", type=float, help="slot hours, in place of seconds")
     parser.add_argument("--slots", type=int, default=2)
     given = parser.parse_args()
 
     study, began = study_named("hurried"), time.monotonic()
-    terms = StudyTerms(goal="deadline", deadline_at=time.time() + given.seconds)
-    optimize(study, objective, timeout=given.seconds, n_jobs=given.slots, slots=given.slots, terms=terms)
+    if given.budget is None:
+        limit, seconds = "deadline", given.seconds
+        terms = StudyTerms(goal="deadline", deadline_at=time.time() + seconds)
+    else:
+        limit, seconds = "budget", None
+        terms = StudyTerms(budget_slot_hours=given.budget)
+    optimize(study, objective, timeout=seconds, n_jobs=given.slots, slots=given.slots, terms=terms)
     took = time.monotonic() - began
-    print(f"deadline: {len(study.trials)} trials, best: accuracy {study.best_value:.3f} after {took:.0f} s")
+    print(f"{limit}: {len(study.trials)} trials, best: accuracy {study.best_value:.3f} after {took:.0f} s")
 
 
 if __name__ == "__main__":

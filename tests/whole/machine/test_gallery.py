@@ -88,6 +88,12 @@ def test_a_deadline_is_kept(tmp_path: Path) -> None:
     assert taken is not None and int(taken.group(1)) > 1 and int(taken.group(2)) < 60, text
 
 
+def test_a_budget_ends_the_sweep(tmp_path: Path) -> None:
+    text = said(tmp_path, "deadline.py", "--budget", "0.006")
+    taken = re.search(r"budget: (\d+) trials, best: accuracy 0\.[5-9]\d* after \d+ s", text)
+    assert taken is not None and int(taken.group(1)) > 1, text
+
+
 def test_a_sweep_goes_on_after_a_power_cut(tmp_path: Path) -> None:
     text = said(tmp_path, "power_cut.py")
     assert re.search(r"killed \d+ processes, with [1-9]\d* reports", text)
