@@ -12,8 +12,9 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 
 from scheduler.client.connection import SchedulerClient
 from scheduler.errors import SchedulerDidNotStart
@@ -36,9 +37,14 @@ class EmbeddedScheduler:
         fork_server: bool = True,
         emulate: str | None = None,
         preload: Sequence[str] = ("torch",),
+        environ: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
-        """``preload``: modules that replicas import; it has them in memory when the first one starts."""
+        """``preload``: modules that replicas import; it has them in memory when the first one starts.
+
+        ``environ``: variables beside those of this process, which such modules go by.
+        """
         self.state_dir = state_dir
+        self._environ = dict(environ)
         self._arguments = ["--state-dir", str(state_dir), "--policy", policy]
         for option, value in (
             ("--slots", slots),
@@ -74,7 +80,8 @@ class EmbeddedScheduler:
         self.state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
         log_path = self.state_dir / "scheduler.log"
         root = str(Path(__file__).resolve().parent.parent)
-        environ = {**os.environ, "PYTHONPATH": os.pathsep.join([root, os.environ.get("PYTHONPATH", "")])}
+        path = os.pathsep.join([root, os.environ.get("PYTHONPATH", "")])
+        environ = {**os.environ, **self._environ, "PYTHONPATH": path}
         with open(log_path, "a") as log:
             began = log.tell()
             self._process = subprocess.Popen(

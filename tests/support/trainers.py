@@ -50,3 +50,11 @@ def objective(trial: Any) -> float:
     trainer.args.metric_for_best_model = "accuracy"
     trainer.train()
     return float(trainer.evaluate()["eval_accuracy"])
+
+
+def space_noting_home(trial: Any) -> dict[str, Any]:
+    """Where its library keeps what it downloads."""
+    import huggingface_hub.constants
+
+    trial.set_user_attr("home", huggingface_hub.constants.HF_HOME)
+    return space(trial)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
@@ -33,17 +34,23 @@ class Branches:
     def write(self, at_import: str, main: str = MAIN) -> None:
         (self.folder / "user_code.py").write_text(PREAMBLE + at_import + "\n" + main)
 
-    def start(self, function: str = "main", **environ: str) -> ReplicaRecord:
+    def start(self, function: str = "main", preload: tuple[str, ...] = (), **environ: str) -> ReplicaRecord:
         name = f"r{len(self.replicas)}"
         replica = started(
-            self.launcher, self.folder, function, {"NAME": name, **environ}, name=name, user_code=("user_code",)
+            self.launcher,
+            self.folder,
+            function,
+            {"NAME": name, **environ},
+            name=name,
+            user_code=("user_code",),
+            preload=preload,
         )
         self.replicas.append(replica)
         return replica
 
-    def run(self, **environ: str) -> bool:
+    def run(self, preload: tuple[str, ...] = (), **environ: str) -> bool:
         """Run a replica to its end; True when it had the code in memory from its start."""
-        replica = self.start(**environ)
+        replica = self.start(preload=preload, **environ)
         assert wait_for_exit(self.launcher, replica).status == 7, self.log(replica)
         words = self.log(replica).split("imported by ")[1].split()
         assert words[3] == str(replica.pid)
@@ -68,13 +75,19 @@ class Branches:
         return psutil.Process(branch._pid)
 
 
-@pytest.fixture
-def branches(tmp_path: Path) -> Iterator[Branches]:
-    made = Branches(tmp_path)
+@contextmanager
+def opened(folder: Path) -> Iterator[Branches]:
+    made = Branches(folder)
     yield made
     for replica in made.replicas:
         made.launcher.stop(replica, force=True)
     made.launcher.close()
+
+
+@pytest.fixture
+def branches(tmp_path: Path) -> Iterator[Branches]:
+    with opened(tmp_path) as made:
+        yield made
 
 
 def test_after_the_first_replica_the_code_is_in_memory_and_what_it_prints_is_in_each_log(branches: Branches) -> None:
@@ -170,6 +183,34 @@ def test_arrow_is_shared_which_starts_a_thread_by_itself(branches: Branches) -> 
     assert not branches.run()
     branches.until_settled()
     assert branches.run()
+
+
+LIBRARY = "HOME = os.environ.get('LIBRARY_HOME', 'home')\n"
+USES = """
+def main():
+    print('imported by', library.IMPORTED_BY, 'runs in', os.getpid(), library.HOME, flush=True)
+    return 7
+"""
+
+
+def test_a_library_that_has_read_another_value_is_imported_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that stands in memory for everybody, and keeps its files where a variable says."""
+    (tmp_path / "library.py").write_text(PREAMBLE + LIBRARY)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    with opened(tmp_path) as branches:
+        branches.write("import library", USES)
+
+        def run(**environ: str) -> tuple[bool, str]:
+            was_there = branches.run(preload=("library",), **environ)
+            return was_there, branches.log(branches.replicas[-1]).split()[-1]
+
+        assert run() == (True, "home")
+        assert run(LIBRARY_HOME="elsewhere") == (False, "elsewhere")
+        branches.until_settled()
+        assert run() == (True, "home")
+        assert run(LIBRARY_HOME="further") == (False, "further")
 
 
 def test_code_that_reads_a_variable_is_shared_by_replicas_that_agree_on_it(branches: Branches) -> None:

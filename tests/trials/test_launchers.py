@@ -98,6 +98,7 @@ def request_for(
     name: str = "r",
     log: Path | None = None,
     user_code: tuple[str, ...] = (),
+    preload: tuple[str, ...] = (),
 ) -> LaunchRequest:
     return LaunchRequest(
         # Control groups are named after replicas, and other tests run on this machine at the same time.
@@ -109,7 +110,7 @@ def request_for(
         environ={"NAME": name, "PATH": os.environ["PATH"], **(environ or {})},
         working_dir=str(folder),
         python_path=(str(folder),),
-        preload=(),
+        preload=preload,
         user_code=user_code,
         log=log or folder / f"{name}.log",
     )

@@ -14,7 +14,7 @@ import pytest
 from scheduler.runtime import differences, runtime
 from trials.launch.node_environ import node_environ
 from tuner_bridge import optimize
-from tuner_bridge.driving.sent_environ import asked_environ, sent_environ, withheld
+from tuner_bridge.driving.sent_environ import asked_environ, library_settings, sent_environ, withheld
 from tuner_bridge.errors import InvalidSweep
 
 HERE = {
@@ -37,6 +37,12 @@ def test_settings_are_sent_and_secrets_only_when_named() -> None:
     assert sent_environ(["DATA_DIR", "HF_TOKEN"], HERE) == {**defaults, "DATA_DIR": "/data", "HF_TOKEN": "secret"}
     assert withheld(["HF_TOKEN"], HERE) == ["WANDB_API_KEY"]
     assert sent_environ({"HF_HOME": "/mine", "NEW": ""}, HERE) == {**defaults, "HF_HOME": "/mine", "NEW": ""}
+
+
+def test_a_scheduler_of_ones_own_gets_the_settings_of_libraries_alone() -> None:
+    asked = {"HF_HOME": "/mine", "CUDA_VISIBLE_DEVICES": "1", "DATA_DIR": "/data", "PATH": "/bin"}
+    assert library_settings(asked) == {"HF_HOME": "/mine"}
+    assert library_settings(None) == {}
 
 
 @pytest.mark.parametrize(

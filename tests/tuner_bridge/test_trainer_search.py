@@ -171,3 +171,13 @@ class TestWithReplicas:
 
         with pytest.raises(InvalidSweep, match="trainer_factory gave a Trainer, which trains on one slot only"):
             search(trainers.make_plain, trainers.space, n_trials=1, slots=1, state_dir=tmp_path / "state")
+
+    def test_the_library_goes_by_the_variables_that_the_sweep_gives(self, tmp_path: Path) -> None:
+        """It looks at them while it is imported, which is done before the first replica starts."""
+        from tuner_bridge.huggingface import search
+
+        environ = {"HF_HOME": str(tmp_path / "downloads"), "TRAINER_FOLDER": str(tmp_path)}
+        study = optuna.create_study()
+        options = {"n_trials": 1, "slots": 1, "state_dir": tmp_path / "state"}
+        search(trainers.make, trainers.space_noting_home, study=study, environ=environ, **options)  # type: ignore[arg-type]  # of several kinds
+        assert study.trials[0].user_attrs["home"] == environ["HF_HOME"]

@@ -61,6 +61,11 @@ def asked_environ(asked: Asked) -> dict[str, str]:
     return _asked_for(asked, os.environ)
 
 
+def library_settings(asked: Asked) -> dict[str, str]:
+    """Of those that were asked for, the settings of well-known tools, which look at them while they are imported."""
+    return {name: value for name, value in asked_environ(asked).items() if _is_default(name)}
+
+
 def _is_default(name: str) -> bool:
     return name in NAMES or name.startswith(BEGINNINGS)
 

@@ -9,10 +9,11 @@ import shutil
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Literal
 
 import optuna
@@ -24,7 +25,7 @@ from scheduler.host.embedded import EmbeddedScheduler
 from scheduler.state_folder import StateFolder
 from trials.errors import StateFolderInUse, StoreUnavailable
 from trials.terms import StudyTerms
-from tuner_bridge.driving.sent_environ import Asked, asked_environ, sent_environ, withheld
+from tuner_bridge.driving.sent_environ import Asked, asked_environ, library_settings, sent_environ, withheld
 from tuner_bridge.driving.study_driver import file_name
 from tuner_bridge.driving.template import TrialTemplate
 from tuner_bridge.errors import InvalidSweep, SweepInterrupted
@@ -121,7 +122,7 @@ def optimize(
     template = template_of(
         objective, min_replicas, max_replicas, promise_metric, fresh_processes, slots_per_replica=slots_per_replica
     )
-    asked_environ(environ)
+    settings = library_settings(environ)
     own = OwnSlots(slots=slots, emulate=emulate, memory_per_slot=memory_per_slot, gpus_per_slot=gpus_per_slot)
     if n_jobs != -1 and n_jobs < 1:
         raise InvalidSweep(f"n_jobs is {n_jobs}; it must be at least 1, or -1 for as many as the slots allow")
@@ -132,7 +133,7 @@ def optimize(
         )
     leaves_nothing = isinstance(study._storage, optuna.storages.InMemoryStorage)
     with scheduler_for(
-        study.study_name, own, state_dir, preload=template.preload, leaves_nothing=leaves_nothing
+        study.study_name, own, state_dir, preload=template.preload, settings=settings, leaves_nothing=leaves_nothing
     ) as found:
         client, embedded = found
         driver = driver_of(study, template, client, embedded, promise_metric, trackers)
@@ -204,12 +205,13 @@ def scheduler_for(
     state_dir: str | os.PathLike[str] | None,
     *,
     preload: Sequence[str],
+    settings: Mapping[str, str] = MappingProxyType({}),
     leaves_nothing: bool = False,
 ) -> Iterator[tuple[SchedulerClient, EmbeddedScheduler | None]]:
     """The scheduler that ELASTUNE_URL names, or one of our own for the duration of the sweep.
 
-    ``preload``: modules that the latter has in memory for the replicas that it starts. ``leaves_nothing``: its folder
-    goes when the sweep ends well, unless it was asked for.
+    ``preload``: modules that the latter has in memory for the replicas that it starts; ``settings``: variables that
+    those go by. ``leaves_nothing``: its folder goes when the sweep ends well, unless it was asked for.
     """
     named = SchedulerClient.from_environ()
     if named is not None:
@@ -221,7 +223,7 @@ def scheduler_for(
         return
     folder = Path(state_dir) if state_dir is not None else Path(".elastune") / file_name(study_name)
     is_ours = state_dir is None and leaves_nothing and not folder.exists()
-    embedded = EmbeddedScheduler(folder, **asdict(own), preload=preload)
+    embedded = EmbeddedScheduler(folder, **asdict(own), preload=preload, environ=settings)
     client = embedded.start()
     goes = False
     try:

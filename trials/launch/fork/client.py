@@ -180,7 +180,7 @@ class ForkServers:
                 trunk.send({"preload": new})
                 trunk.modules.update(new)
             pid = trunk.fork(request.replica_id, document)
-            if pid is not None or trunk.gone:
+            if pid is not None or trunk.gone or trunk.declined == request.replica_id:
                 return pid
         return None
 
@@ -252,6 +252,8 @@ class _Server:
         self.gone = False
         self.out_of_date = False
         self.unfit: str | None = None
+        self.declined = ""
+        """The replica of late that must not have what is in memory there."""
         self.modules: set[str] = set()
         """What a fork server has in memory, by the names it was told."""
         self._pid: int | None = None
@@ -297,6 +299,7 @@ class _Server:
             self._answers[message["launched"]] = message["pid"]
         elif "declined" in message:
             logger.info("%s imports its code itself: %s", message["declined"], message["why"])
+            self.declined = message["declined"]
             self._answers[message["declined"]] = None
         elif "stale" in message:
             logger.info("a fork server's code is loaded again, changed=%s", message["changed"])

@@ -31,13 +31,14 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from trials.inside.cgroups import leave
 from trials.inside.keeping import Keeping
 from trials.inside.replica_start import confine, finish, redirect, reseed, run_replica
 from trials.launch.fork.child import Child, kind_of, say, told
+from trials.launch.fork.import_watch import recorded_environ
 from trials.launch.fork.loaded_sources import LoadedSources
 from trials.launch.fork.shared_import import SharedImport, UnfitToShare, import_for_sharing
 
@@ -256,15 +257,18 @@ class _Server:
 
 
 class _ForkServer(_Server):
-    def __init__(self, connection: socket.socket, preloaded: Sequence[str] = ()) -> None:
-        super().__init__(connection, LoadedSources(), SharedImport())
+    def __init__(
+        self, connection: socket.socket, preloaded: Sequence[str] = (), library_reads: Mapping[str, str | None] = {}
+    ) -> None:
+        super().__init__(connection, LoadedSources(), SharedImport(library_reads=dict(library_reads)))
         self.preloaded = list(preloaded)
 
     def preload(self, names: list[str]) -> None:
         self.drop_spares()
-        for name in names:
-            with contextlib.suppress(Exception):
-                importlib.import_module(name)
+        with recorded_environ(self.shared.library_reads):
+            for name in names:
+                with contextlib.suppress(Exception):
+                    importlib.import_module(name)
         self.preloaded += names
         self.sources.note()
 
@@ -280,7 +284,12 @@ class _ForkServer(_Server):
             if changed is not None:
                 self.answer({"stale": message["launch"]["replica_id"], "changed": changed})
                 self._begin_anew()
-            self.launch(message["launch"])
+            unlike = self.shared.unlike_for_libraries(message["launch"]["environ"])
+            if unlike is None:
+                self.launch(message["launch"])
+            else:
+                why = f"libraries in memory have read another {unlike}"
+                self.answer({"declined": message["launch"]["replica_id"], "why": why})
 
     def _begin_anew(self) -> None:
         descriptor = self.connection.fileno()
@@ -292,7 +301,11 @@ class _ForkServer(_Server):
         self.let_go()
         connection = socket.socket(fileno=descriptor)
         try:
+            unlike = self.shared.unlike_for_libraries(request["environ"])
+            if unlike is not None:
+                raise UnfitToShare(f"libraries in memory have read another {unlike}")
             shared = import_for_sharing(**request, parent=self.pid)
+            shared.library_reads = self.shared.library_reads
         except UnfitToShare as error:
             with contextlib.suppress(BrokenPipeError, ConnectionResetError):
                 connection.sendall(json.dumps({"unfit": str(error)}).encode() + b"\n")
@@ -343,15 +356,19 @@ def main(arguments: Sequence[str]) -> None:
     _serve_from(stages, ())
 
 
-def _serve_from(stages: list[tuple[socket.socket, list[str]]], preloaded: Sequence[str]) -> None:
+def _serve_from(
+    stages: list[tuple[socket.socket, list[str]]],
+    preloaded: Sequence[str],
+    library_reads: Mapping[str, str | None] = {},
+) -> None:
     (connection, names), *later = stages
-    server = _ForkServer(connection, preloaded)
+    server = _ForkServer(connection, preloaded, library_reads)
     server.preload(names)
     if later:
 
         def go_on() -> None:
             server.let_go()
-            _serve_from(later, server.preloaded)
+            _serve_from(later, server.preloaded, server.shared.library_reads)
 
         server.fork(go_on)
         for theirs, _ in later:

@@ -29,6 +29,7 @@ from trials.launch.fork.import_watch import (
 )
 from trials.launch.fork.start import FORKABLE
 
+OURS = ("OMP_NUM_THREADS", "PYTHONPATH")
 _PR_SET_PDEATHSIG = 1
 
 
@@ -42,10 +43,27 @@ class SharedImport:
     files_read: set[str] = field(default_factory=set)
     environ_reads: dict[str, str | None] = field(default_factory=dict)
     """Variables that the code looked at, with what it saw."""
+    library_reads: dict[str, str | None] = field(default_factory=dict)
+    """The same of libraries that were imported for everybody, before."""
 
     def stranger_to(self, environ: Mapping[str, str]) -> str | None:
         """A variable that the code read and that has another value in a replica with this environment."""
-        return next((name for name, seen in self.environ_reads.items() if environ.get(name) != seen), None)
+        read = (name for name, seen in self.environ_reads.items() if environ.get(name) != seen)
+        return next(read, None) or self.unlike_for_libraries(environ)
+
+    def unlike_for_libraries(self, environ: Mapping[str, str]) -> str | None:
+        """A variable of such a replica that a library has seen with another value, such as where it keeps its files.
+
+        Not one that the replica is without: some libraries look at all there are.
+        """
+        return next(
+            (
+                name
+                for name, value in environ.items()
+                if name in self.library_reads and self.library_reads[name] != value and not _is_ours(name)
+            ),
+            None,
+        )
 
 
 def import_for_sharing(
@@ -92,6 +110,11 @@ def import_for_sharing(
         raise UnfitToShare(reason)
     _end_with_parent(0)
     return shared
+
+
+def _is_ours(name: str) -> bool:
+    """Set for each replica, or for processes that others are forked from; no library goes by it that is shared."""
+    return name in OURS or name in FORKABLE or name.startswith("ELASTUNE_") or name.endswith("_VISIBLE_DEVICES")
 
 
 def _own_sources() -> list[str]:
