@@ -6,6 +6,8 @@ import os
 import subprocess
 import sys
 
+import pytest
+
 from tuner_bridge.driving.driver_identity import driver_identity, has_ended
 
 TELLS = (
@@ -36,6 +38,15 @@ def test_of_others_it_is_not_known() -> None:
     _, pid, began, mark = driver_identity().split("-")
     for told in (f"0000000000000000-{pid}-{int(began) - 60}-{mark}", "4711-abcdef", "", "a-b-c-d"):
         assert not has_ended(told)
+
+
+def test_where_the_machine_does_not_tell_nobody_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(path: str) -> str:
+        raise OSError(f"no {path}")
+
+    monkeypatch.setattr(os, "readlink", refuse)
+    machine, _, began, mark = driver_identity().split("-")
+    assert not has_ended(f"{machine}-4194304-{began}-{mark}"), "there is no such process"
 
 
 def test_each_one_is_another_and_fits() -> None:

@@ -6,7 +6,6 @@ import hashlib
 import os
 import platform
 import uuid
-from contextlib import suppress
 
 import psutil
 
@@ -36,10 +35,13 @@ def has_ended(identity: str) -> bool:
 
 
 def _machine() -> str:
-    """The same for processes that see each other: of a container, or of the machine since it was started."""
-    words = [platform.node()]
-    with suppress(OSError), open("/proc/sys/kernel/random/boot_id") as boot:
-        words.append(boot.read().strip())
-    with suppress(OSError):
-        words.append(os.readlink("/proc/self/ns/pid"))
+    """The same for processes that see each other, of a container or of the machine since it was started, and only then.
+
+    Where Linux does not tell it is another one each time: nobody is then known to have ended.
+    """
+    try:
+        with open("/proc/sys/kernel/random/boot_id") as boot:
+            words = platform.node(), boot.read().strip(), os.readlink("/proc/self/ns/pid")
+    except OSError:
+        return uuid.uuid4().hex[:16]
     return hashlib.sha256("\n".join(words).encode()).hexdigest()[:16]

@@ -146,8 +146,13 @@ class StudyDriver:
         self._poller.start()
 
     def _present_driver(self) -> str | None:
-        studies = self.client.request("GET", "/studies")
-        return next((each["driver"] for each in studies if each["name"] == self.study_key), None)
+        """None where there is none, and where that cannot be told."""
+        try:
+            studies = self.client.request("GET", "/studies")
+        except SchedulerError as error:
+            logger.debug("who drives the study was not read: %s", error)
+            return None
+        return next((each.get("driver") for each in studies if each["name"] == self.study_key), None)
 
     def _within(self, name: str) -> str:
         return f"{self._namespace}.{name}" if self._namespace else name
