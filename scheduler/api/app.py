@@ -11,6 +11,7 @@ from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse
 
 from scheduler.api.agent_routes import agent_routes
+from scheduler.api.checkpoint_routes import checkpoint_routes
 from scheduler.api.client_side import client_routes
 from scheduler.api.gate import Gate
 from scheduler.api.replica_side import replica_routes
@@ -38,6 +39,7 @@ def create_app(service: Service) -> FastAPI:
     app.include_router(replica_routes(service))
     if service.roster is not None:
         app.include_router(agent_routes(service.roster, service.loop.log_of))
+        app.include_router(checkpoint_routes(service.loop))
 
     @app.get("/healthz")
     def healthz(response: Response) -> dict[str, str]:

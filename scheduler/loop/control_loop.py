@@ -25,6 +25,7 @@ from scheduler.loop.settings import LoopSettings
 from scheduler.loop.starts import Starts
 from scheduler.loop.trial_files import TrialFiles
 from scheduler.snapshot import Policy, TrialView
+from trials.errors import UnknownTrial
 from trials.launch.base import Launcher
 from trials.record import Reason, ReplicaRecord, TrialRecord
 from trials.states import TrialEvent
@@ -188,6 +189,18 @@ class ControlLoop:
         trial_id = replica_id.rpartition("-")[0]
         rows = self._store.replicas(trial_id=trial_id, live_only=False)
         return next((self._files.log(row) for row in rows if row.replica_id == replica_id), None)
+
+    def checkpoints_of(self, trial_id: str) -> Path | None:
+        """Where the trial's checkpoints are kept; None where nobody wants them. Callable from any thread."""
+        try:
+            is_over = self._store.trial(trial_id).state.is_final
+        except UnknownTrial:
+            return None
+        return None if is_over else self._files.checkpoint_dir(trial_id)
+
+    def trains(self, trial_id: str) -> bool:
+        """Whether a replica that starts now gets the trial's state from others. Callable from any thread."""
+        return bool(self._store.trial(trial_id).members)
 
     def logs(self, trial_id: str) -> list[Path]:
         """Files with what a trial's replicas printed, oldest first. Callable from any thread."""

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
@@ -21,9 +21,11 @@ from tests.support.project import ROOT
 from tests.support.served import OWNERS_TOKEN, ServedLoop
 from trials.agents.launcher import AgentLauncher
 from trials.agents.line import Line, Refused
+from trials.agents.node_files import NodeFiles
 from trials.agents.roster import Roster
 from trials.agents.start import AgentDescription
 from trials.agents.words import AGENT_VARIABLE, AgentSlot, News, Orders
+from trials.launch.base import LaunchRequest
 from trials.record import ReplicaRecord
 from trials.spec import TrialSpec
 from trials.store import SqlTrialStore
@@ -192,6 +194,81 @@ def test_parts_of_logs_are_kept_once_and_in_order(served: ServedLoop, tmp_path: 
     assert (tmp_path / "logs" / trial / f"{trial}-a.log").read_text() == "one two"
     assert not list(tmp_path.rglob("*unknown*"))
     assert turn(served, OWNERS_TOKEN, {"replica": "r", "at": 0, "part": ""}, "/agents/logs").status_code == 403
+
+
+def checkpoint(folder: Path, name: str, words: str) -> Path:
+    (folder / name).mkdir(parents=True)
+    (folder / name / "manifest.json").write_text("{}")
+    (folder / name / "state.pt").write_text(words)
+    return folder / name
+
+
+def test_checkpoints_go_from_one_node_to_another(
+    served: ServedLoop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    served.store.submit(TrialSpec(study="s", number=0, entrypoint="m:f"), 0.0)
+    trial = served.store.trials()[0].trial_id
+    here, there = tmp_path / "here", tmp_path / "there"
+    kept = served.loop.checkpoints_of(trial)
+    assert kept is not None
+    with line_to(served.url, served.tokens.for_agents()) as line:
+        assert line.checkpoints(trial) == []
+        for number in range(1, 5):
+            name = f"checkpoint-{number:08d}"
+            assert line.send_checkpoint(trial, name, checkpoint(here, name, f"{number} " * 400_000))
+        part = "part-1/checkpoint-00000004"
+        assert line.send_checkpoint(trial, part, checkpoint(here, part, "of another process"))
+        assert line.checkpoints(trial) == ["checkpoint-00000004", part]
+        assert sorted(each.name for each in kept.iterdir()) == ["checkpoint-00000003", "checkpoint-00000004", "part-1"]
+        there.mkdir()
+        files = NodeFiles(lambda *_: None, there, line)
+        request = request_of(trial, there)
+        until(lambda: files.place(request) is not None)
+        for name in line.checkpoints(trial):
+            found, sent = files.checkpoints / trial / name, here / name
+            assert {each.name: each.read_bytes() for each in found.iterdir()} == {
+                each.name: each.read_bytes() for each in sent.iterdir()
+            }
+        # Who joins others that train gets the state from them.
+        monkeypatch.setattr(served.loop, "trains", lambda trial: True)
+        assert line.checkpoints(trial) == []
+        # What is none, and what nobody wants.
+        strange = tmp_path / "strange"
+        strange.mkdir()
+        assert line.send_checkpoint(trial, "checkpoint-00000009", strange) is False, "it has no manifest"
+        assert line.send_checkpoint(trial, "checkpoint-9", strange) is False
+        assert line.send_checkpoint(trial, "../checkpoint-00000009", strange) is False
+        assert line.send_checkpoint("t-unknown", "checkpoint-00000009", strange) is True
+        assert not list(tmp_path.rglob("*unknown*"))
+        assert not list(kept.glob("checkpoint-00000009")) and not list(kept.glob("arriving-*"))
+        files.remove()
+    url = f"{served.url}/agents/checkpoints/{trial}"
+    for method, path in (("GET", ""), ("GET", "/checkpoint-00000004"), ("PUT", "/checkpoint-00000005")):
+        answer = httpx2.request(method, url + path, headers={"Authorization": f"Bearer {OWNERS_TOKEN}"}, content=b"")
+        assert answer.status_code == 403
+
+
+def request_of(trial: str, folder: Path) -> LaunchRequest:
+    return LaunchRequest(
+        replica_id=f"{trial}-b",
+        trial_id=trial,
+        node="n2",
+        slot=0,
+        entrypoint="m:f",
+        environ={},
+        working_dir=str(folder),
+        python_path=(),
+        preload=(),
+        user_code=(),
+        log=folder / "log",
+    )
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 20.0
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
 
 
 def test_an_agent_says_what_it_lacks() -> None:

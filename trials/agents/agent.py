@@ -16,6 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from trials.agents.checkpoint_shipping import CheckpointShipping
 from trials.agents.line import Line, Refused
 from trials.agents.log_shipping import LogShipping
 from trials.agents.node_files import NodeFiles
@@ -87,8 +88,14 @@ class Agent:
         launcher.on_change = self._wake.set
         self._files = files
         self._logs = None if files is None else LogShipping(files.log, line.send_log, self._wake.set)
+        self._saved = None
+        if files is not None:
+            self._saved = CheckpointShipping(files.checkpoints, line.send_checkpoint, self._wake.set)
+            files.on_fetched = self._saved.note_fetched
+        self._trials: dict[str, str] = {}
+        """Of replicas that it has begun."""
         self._ended: dict[str, AgentReplica] = {}
-        """Replicas whose end is told when all that they have printed has arrived."""
+        """Replicas whose end is told when all that they have printed and saved has arrived."""
 
     # ------------------------------------------------------------------ running
 
@@ -111,6 +118,8 @@ class Agent:
         self._launcher.close()
         if self._logs is not None:
             self._logs.close()
+        if self._saved is not None:
+            self._saved.close()
         if self._files is not None:
             self._files.remove()
 
@@ -165,8 +174,11 @@ class Agent:
         for replica_id in orders.noted:
             self._replicas.pop(replica_id, None)
             self._stopping.pop(replica_id, None)
+            self._trials.pop(replica_id, None)
             if self._logs is not None:
                 self._logs.forget(replica_id)
+            if self._saved is not None:
+                self._saved.forget(replica_id)
         if orders.numbers and orders.numbers != self._news.numbers:
             self._news = replace(self._news, numbers=orders.numbers)
         for document in orders.launch:
@@ -216,6 +228,7 @@ class Agent:
                 if placed is None or not self._launcher.is_ready_for(placed):
                     continue
                 del self._waiting[replica_id]
+                self._trials[replica_id] = request.trial_id
                 if self._logs is not None:
                     self._logs.begin(replica_id)
                 process = self._launcher.launch(placed)
@@ -254,8 +267,14 @@ class Agent:
             self._ended[gone.replica_id] = replace(
                 self._replicas[gone.replica_id], phase=Phase.ENDED, status=gone.status, why=why, code=code
             )
-        for name in [name for name in self._ended if self._logs is None or self._logs.has_whole(name)]:
+        for name in [name for name in self._ended if self._has_arrived(name)]:
             self._replicas[name] = self._ended.pop(name)
+
+    def _has_arrived(self, replica_id: str) -> bool:
+        """Both are asked, so that both are sent."""
+        logs = self._logs is None or self._logs.has_whole(replica_id)
+        saved = self._saved is None or self._saved.has_arrived(replica_id, self._trials.get(replica_id, ""))
+        return logs and saved
 
     def _row(self, replica_id: str, state: AgentReplica) -> ReplicaRecord:
         return ReplicaRecord(

@@ -17,6 +17,7 @@ from typing import Any
 import httpx2
 
 from dist_core.link.refusals import refusal
+from trials.agents.archives import packed
 from trials.agents.words import News, Orders
 
 WAIT_SECONDS = 5.0
@@ -96,6 +97,37 @@ class Line:
         except httpx2.TransportError:
             return None
         return int(response.json()["have"]) if response.status_code < 300 else None
+
+    def send_checkpoint(self, trial_id: str, name: str, folder: Path) -> bool | None:
+        """Whether the scheduler keeps it, or does not want it; None where it did not answer. Raises OSError."""
+        try:
+            response = self._client.put(f"/agents/checkpoints/{trial_id}/{name}", content=packed(folder))
+        except httpx2.TransportError:
+            return None
+        return response.status_code < 300
+
+    def checkpoints(self, trial_id: str) -> list[str]:
+        """Names of those that the trial is to go on from. Raises OSError where that is not told."""
+        try:
+            response = self._client.get(f"/agents/checkpoints/{trial_id}")
+        except httpx2.TransportError as error:
+            raise OSError(str(error)) from error
+        if response.status_code >= 400:
+            raise OSError(f"the scheduler answered {response.status_code}")
+        return [str(each) for each in response.json()]
+
+    def fetch_checkpoint(self, trial_id: str, name: str, archive: Path) -> None:
+        """Raises OSError."""
+        try:
+            with (
+                self._client.stream("GET", f"/agents/checkpoints/{trial_id}/{name}") as response,
+                open(archive, "wb") as file,
+            ):
+                if response.status_code >= 400:
+                    raise OSError(f"the scheduler answered {response.status_code}")
+                file.writelines(response.iter_raw())
+        except httpx2.TransportError as error:
+            raise OSError(str(error)) from error
 
     def _follow_server(self) -> bool:
         """Whether the scheduler is at another address now."""

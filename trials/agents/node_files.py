@@ -1,19 +1,22 @@
 """Files of a node that shares none with its scheduler.
 
-A sweep's working folder comes packed and is unpacked once; what replicas write stays here, below a scratch folder that
-ends with the agent. Their logs are sent to the scheduler by `LogShipping`.
+A sweep's working folder comes packed and is unpacked once; what replicas write lies here, below a scratch folder that
+ends with the agent. Logs and checkpoints are sent to the scheduler, and a trial that goes on here gets its newest ones.
 """
 
 from __future__ import annotations
 
 import os
 import shutil
+import tarfile
 import tempfile
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from typing import Protocol
 
+from trials.agents.archives import NAME, newest, unpack
 from trials.errors import LaunchFailed
 from trials.inside.packages import python_path
 from trials.inside.user_code import MOVED, moved
@@ -23,14 +26,32 @@ Fetch = Callable[[Mapping[str, str], str, Path], None]
 """Unpacks the package of that digest, for a replica with this environment, into a folder. Raises OSError."""
 
 
-class NodeFiles:
-    """The control thread of an agent makes all calls; packages come in another one."""
+class Kept(Protocol):
+    """The scheduler's checkpoints; all raise OSError."""
 
-    def __init__(self, fetch: Fetch, above: Path | None = None) -> None:
+    def checkpoints(self, trial_id: str) -> list[str]: ...
+
+    def fetch_checkpoint(self, trial_id: str, name: str, archive: Path) -> None: ...
+
+
+class NodeFiles:
+    """The control thread of an agent makes all calls; packages and checkpoints come in another one."""
+
+    def __init__(self, fetch: Fetch, above: Path | None = None, kept: Kept | None = None) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="elastune-", dir=above))
+        self.on_fetched: Callable[[str, str], None] = lambda trial_id, name: None
+        """Told of each checkpoint that has come: its trial, its name."""
         self._fetch = fetch
+        self._kept = kept
         self._packages: dict[str, Future[Path]] = {}
+        self._coming: dict[str, Future[None]] = {}
+        """By replica that is to start, the checkpoints that its trial goes on from."""
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="packages")
+
+    @property
+    def checkpoints(self) -> Path:
+        """With a folder for each trial."""
+        return self.folder / "checkpoints"
 
     def place(self, request: LaunchRequest) -> LaunchRequest | None:
         """The request as it is on this node; None while its code is on its way. Raises LaunchFailed."""
@@ -47,7 +68,35 @@ class NodeFiles:
                 # The next replica that needs it asks again.
                 del self._packages[request.package]
                 raise LaunchFailed(f"the packed working folder cannot be used on {request.node}: {error}") from error
+        if not self._has_checkpoints(request):
+            return None
         return self._placed(request, code)
+
+    def _has_checkpoints(self, request: LaunchRequest) -> bool:
+        if self._kept is None:
+            return True
+        coming = self._coming.get(request.replica_id)
+        if coming is None:
+            coming = self._coming[request.replica_id] = self._thread.submit(self._get, self._kept, request.trial_id)
+        if not coming.done():
+            return False
+        del self._coming[request.replica_id]
+        try:
+            coming.result()
+        except (OSError, tarfile.TarError) as error:
+            # To begin again without it would throw away what the trial has learned.
+            raise LaunchFailed(f"the trial's checkpoint cannot be had on {request.node}: {error}") from error
+        return True
+
+    def _get(self, kept: Kept, trial_id: str) -> None:
+        folder = self.checkpoints / trial_id
+        for name in kept.checkpoints(trial_id):
+            if not NAME.match(name) or newest(folder).get(name.rpartition("/")[0], "") >= name:
+                continue
+            with tempfile.NamedTemporaryFile(dir=self.folder, prefix="checkpoint-") as archive:
+                kept.fetch_checkpoint(trial_id, name, Path(archive.name))
+                unpack(Path(archive.name), folder / name)
+            self.on_fetched(trial_id, name)
 
     def _unpacked(self, request: LaunchRequest) -> Path:
         folder = self.folder / "code" / request.package
@@ -59,7 +108,7 @@ class NodeFiles:
         old = request.working_dir
         new = str(code) if code is not None else old if os.path.isdir(old) else str(self.folder)
         environ = {name: value for name, value in request.environ.items() if name != "ELASTUNE_SERVER_FILE"}
-        environ["ELASTUNE_CHECKPOINT_DIR"] = str(self.folder / "checkpoints" / request.trial_id)
+        environ["ELASTUNE_CHECKPOINT_DIR"] = str(self.checkpoints / request.trial_id)
         if "ELASTUNE_PREPARED_DIR" in environ:
             environ["ELASTUNE_PREPARED_DIR"] = str(
                 self.folder / "prepared" / Path(environ["ELASTUNE_PREPARED_DIR"]).name

@@ -61,7 +61,7 @@ class AgentDescription:
     interface: str = ""
     """Network interface by whose address replicas find each other; empty: the one that leads to the scheduler."""
     shares_files: bool = True
-    """Else its replicas' code comes packed, and what they write stays on the node."""
+    """Else its replicas' code comes packed, and what they print and save is sent to the scheduler."""
     leave_seconds: float = LEAVE_SECONDS
     """Longest that replicas get to save when the agent has to leave."""
 
@@ -129,15 +129,16 @@ def main() -> int:
     )
     if description.interface:
         inherited |= {"NCCL_SOCKET_IFNAME": description.interface, "GLOO_SOCKET_IFNAME": description.interface}
+    line = Line(description.url, description.token, server_file)
     agent = Agent(
         launcher,
-        Line(description.url, description.token, server_file),
+        line,
         news,
         node=host,
         address=address,
         environ=inherited,
         leave_seconds=description.leave_seconds,
-        files=None if description.shares_files else NodeFiles(fetch_package, scratch_folder(os.environ)),
+        files=None if description.shares_files else NodeFiles(fetch_package, scratch_folder(os.environ), line),
     )
     signal.signal(signal.SIGTERM, lambda *_: agent.leave("its job is being ended"))
     signal.signal(signal.SIGUSR1, lambda *_: agent.leave("its job's time limit is near"))

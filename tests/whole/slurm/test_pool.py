@@ -182,6 +182,22 @@ def test_nodes_that_share_no_files_get_the_code_and_send_the_logs_back(tmp_path:
     assert not list(Path("/tmp").glob("elastune-*/code")), "what agents have unpacked goes with them"
 
 
+def test_what_a_trial_has_learned_follows_it_to_nodes_that_share_no_files(tmp_path: Path) -> None:
+    with up(tmp_path, "--slurm", POOL, "--no-shared-files") as scheduler:
+        trial = scheduler.submit("1:1", 10_000)
+        scheduler.until_state(trial, "running", 90.0)
+        until(lambda: max(scheduler.epochs(trial), default=0) > 5, 60.0, "it does not train")
+        for job in jobs(state="R"):
+            slurm("scancel", job)
+        until(lambda: len(scheduler.starts(trial)) == 2, 60.0, "it does not go on")
+        reached = max(scheduler.epochs(trial))
+        until(lambda: max(scheduler.epochs(trial)) > reached + 1, 60.0, "it does not train on")
+        found = scheduler.epochs(trial)
+        assert found.count(0) == 1, "it does not begin again"
+        assert sum(found.count(epoch) - 1 for epoch in set(found)) <= 2, "what was done is not done again"
+        scheduler.run("stop", trial)
+
+
 @pytest.mark.slow
 def test_slot_hours_agree_with_slurms_own(tmp_path: Path) -> None:
     with up(tmp_path, "--slurm", "partition=scavenge gpus=2 slots=0:4 idle=1000") as scheduler:

@@ -1,0 +1,75 @@
+"""Checkpoints on their way between a node and a scheduler that share no files: a folder as a tar, and back."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import tarfile
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+KEPT = 2
+"""Of each writer; a replica of several processes has as many."""
+CHUNK = 1 << 20
+NAME = re.compile(r"^(?:part-\d{1,4}/)?checkpoint-\d{8}$")
+"""A checkpoint's folder, as seen from that of its trial."""
+_FILE = re.compile(r"^[A-Za-z0-9_][A-Za-z0-9._-]{0,99}$")
+_BLOCK = tarfile.BLOCKSIZE
+
+
+def newest(folder: Path) -> dict[str, str]:
+    """Of a trial's checkpoints, the newest of each writer: by the writer's own folder, the name."""
+    found: dict[str, str] = {}
+    for manifest in (*folder.glob("checkpoint-*/manifest.json"), *folder.glob("part-*/checkpoint-*/manifest.json")):
+        name = manifest.parent.relative_to(folder).as_posix()
+        if NAME.match(name):
+            writer = name.rpartition("/")[0]
+            found[writer] = max(name, found.get(writer, ""))
+    return found
+
+
+def packed(folder: Path) -> Iterator[bytes]:
+    """The folder's files as a tar, a part after the other; raises OSError for what is being removed."""
+    for path in sorted(folder.iterdir()):
+        with open(path, "rb") as file:
+            about = tarfile.TarInfo(path.name)
+            about.size = os.fstat(file.fileno()).st_size
+            yield about.tobuf()
+            left = about.size
+            while left:
+                part = file.read(min(CHUNK, left))
+                if not part:
+                    raise OSError(f"{path} became shorter while it was read")
+                left -= len(part)
+                yield part
+            yield b"\0" * (-about.size % _BLOCK)
+    yield b"\0" * (2 * _BLOCK)
+
+
+def unpack(archive: Path, target: Path) -> None:
+    """Whole or not at all, and durable; older ones beside it go. Raises OSError, and TarError for what is none."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    arriving = target.with_name(f"partial-{uuid.uuid4().hex[:12]}")
+    arriving.mkdir()
+    try:
+        with tarfile.open(archive, "r:") as members:
+            for member in members:
+                if not member.isreg() or not _FILE.match(member.name):
+                    raise tarfile.TarError(f"a checkpoint has plain files alone, and this {member.name!r:.80}")
+                source = members.extractfile(member)
+                assert source is not None
+                with open(arriving / member.name, "wb") as file:
+                    shutil.copyfileobj(source, file, CHUNK)
+                    file.flush()
+                    os.fsync(file.fileno())
+        if not (arriving / "manifest.json").is_file():
+            raise tarfile.TarError("a checkpoint without its manifest is none")
+        shutil.rmtree(target, ignore_errors=True)
+        os.rename(arriving, target)
+    except BaseException:
+        shutil.rmtree(arriving, ignore_errors=True)
+        raise
+    for old in sorted(target.parent.glob("checkpoint-*"), reverse=True)[KEPT:]:
+        shutil.rmtree(old, ignore_errors=True)

@@ -1,0 +1,96 @@
+"""Sends the newest checkpoints of a node's trials to a scheduler that shares no files with it.
+
+The end of a replica is told when what it had saved has arrived: another node may go on from there at once.
+
+Concurrency: a thread sends; the agent's own asks what has arrived.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+from trials.agents.archives import newest
+
+SHIP_SECONDS = 1.0
+MOST_FAILURES = 5
+"""Of one checkpoint that the scheduler cannot keep; then it stays here."""
+
+Send = Callable[[str, str, Path], bool | None]
+"""Sends a trial's checkpoint of that name, which is in that folder: whether it is kept; None if nobody answers."""
+
+logger = logging.getLogger(__name__)
+
+
+class CheckpointShipping:
+    """``folder``: where each trial has a folder for its checkpoints."""
+
+    def __init__(self, folder: Path, send: Send, on_arrival: Callable[[], None]) -> None:
+        self._folder = folder
+        self._send = send
+        self._on_arrival = on_arrival
+        self._sent: dict[tuple[str, str], str] = {}
+        """By trial and writer, the newest that has arrived, or is not going to."""
+        self._failures: dict[tuple[str, str], int] = {}
+        self._awaited: dict[str, dict[str, str]] = {}
+        """By replica that has ended, what its trial had here then."""
+        self._news = threading.Event()
+        self._over = False
+        self._lock = threading.Lock()
+        self._thread = threading.Thread(target=self._run, name="checkpoints", daemon=True)
+        self._thread.start()
+
+    def has_arrived(self, replica_id: str, trial_id: str) -> bool:
+        """Asked when the replica has ended: whether the scheduler has what its trial had saved here by then."""
+        awaited = self._awaited.get(replica_id)
+        if awaited is None:
+            awaited = self._awaited[replica_id] = newest(self._folder / trial_id)
+        with self._lock:
+            arrived = all(self._sent.get((trial_id, writer), "") >= name for writer, name in awaited.items())
+        if not arrived:
+            self._news.set()
+        return arrived
+
+    def forget(self, replica_id: str) -> None:
+        self._awaited.pop(replica_id, None)
+
+    def note_fetched(self, trial_id: str, name: str) -> None:
+        """It came from there."""
+        with self._lock:
+            self._sent[trial_id, name.rpartition("/")[0]] = name
+
+    def close(self) -> None:
+        self._over = True
+        self._news.set()
+
+    def _run(self) -> None:
+        while not self._over:
+            self._news.wait(SHIP_SECONDS)
+            self._news.clear()
+            for trial in sorted(self._folder.iterdir()) if self._folder.is_dir() else ():
+                for writer, name in newest(trial).items():
+                    self._ship(trial, writer, name)
+
+    def _ship(self, trial: Path, writer: str, name: str) -> None:
+        key = trial.name, writer
+        with self._lock:
+            if self._sent.get(key, "") >= name:
+                return
+        try:
+            kept = self._send(trial.name, name, trial / name)
+        except OSError as error:
+            # A newer one has taken its place meanwhile.
+            logger.debug("a checkpoint was not read trial=%s: %s", trial.name, error)
+            return
+        if kept is None:
+            return
+        self._failures[key] = 0 if kept else self._failures.get(key, 0) + 1
+        if not kept and self._failures[key] < MOST_FAILURES:
+            return
+        if not kept:
+            logger.warning("a checkpoint stays here, for the scheduler does not keep it trial=%s", trial.name)
+        with self._lock:
+            self._sent[key] = name
+        self._on_arrival()
