@@ -29,6 +29,9 @@ OPEN = re.compile(r"^(/|/healthz|/assets/[\w.-]+)$")
 """What anybody may ask for: whether the scheduler works, and the page's files, which hold nobody's data."""
 AGENTS = "/agents/"
 """What agents may call, and nobody else."""
+CHECKPOINTS = "/agents/checkpoints/"
+LARGEST_CHECKPOINT = 256 * 1024**3
+"""They go to the disk as they come, and say so when it is full."""
 READING = ("GET", "HEAD")
 OVER = ("/page/session", "/page/links")
 """What may be asked for beside reading where nothing runs any more."""
@@ -94,6 +97,8 @@ class Gate:
                 raise Refused(409, self._service.over)
             if scope["path"].startswith("/packages/"):
                 receive = counted(receive, LARGEST_PACKAGE)
+            elif scope["path"].startswith(CHECKPOINTS):
+                receive = counted(receive, LARGEST_CHECKPOINT)
             else:
                 receive = replayed(await read_json(receive, _limit(scope["path"])), receive)
             await self._app(scope, receive, send)

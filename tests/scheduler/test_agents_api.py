@@ -215,7 +215,7 @@ def test_checkpoints_go_from_one_node_to_another(
         assert line.checkpoints(trial) == []
         for number in range(1, 5):
             name = f"checkpoint-{number:08d}"
-            assert line.send_checkpoint(trial, name, checkpoint(here, name, f"{number} " * 400_000))
+            assert line.send_checkpoint(trial, name, checkpoint(here, name, f"{number} " * 2_000_000))
         part = "part-1/checkpoint-00000004"
         assert line.send_checkpoint(trial, part, checkpoint(here, part, "of another process"))
         assert line.checkpoints(trial) == ["checkpoint-00000004", part]

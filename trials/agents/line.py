@@ -20,6 +20,8 @@ from dist_core.link.refusals import refusal
 from trials.agents.archives import packed
 from trials.agents.words import News, Orders
 
+CHECKPOINT_TIMEOUT = httpx2.Timeout(600.0, connect=3.0)
+"""What is large has to reach a disk before it is answered."""
 WAIT_SECONDS = 5.0
 """The scheduler answers by then, also where there is nothing to do."""
 
@@ -101,7 +103,9 @@ class Line:
     def send_checkpoint(self, trial_id: str, name: str, folder: Path) -> bool | None:
         """Whether the scheduler keeps it, or does not want it; None where it did not answer. Raises OSError."""
         try:
-            response = self._client.put(f"/agents/checkpoints/{trial_id}/{name}", content=packed(folder))
+            response = self._client.put(
+                f"/agents/checkpoints/{trial_id}/{name}", content=packed(folder), timeout=CHECKPOINT_TIMEOUT
+            )
         except httpx2.TransportError:
             return None
         return response.status_code < 300
@@ -118,9 +122,10 @@ class Line:
 
     def fetch_checkpoint(self, trial_id: str, name: str, archive: Path) -> None:
         """Raises OSError."""
+        address = f"/agents/checkpoints/{trial_id}/{name}"
         try:
             with (
-                self._client.stream("GET", f"/agents/checkpoints/{trial_id}/{name}") as response,
+                self._client.stream("GET", address, timeout=CHECKPOINT_TIMEOUT) as response,
                 open(archive, "wb") as file,
             ):
                 if response.status_code >= 400:
