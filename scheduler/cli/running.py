@@ -86,8 +86,8 @@ END_SECONDS = 130.0
     "--no-shared-files",
     is_flag=True,
     envvar="ELASTUNE_NO_SHARED_FILES",
-    help="Nodes of Slurm share no folder with this machine: sweeps' folders are packed and sent, logs come back, and "
-    "checkpoints stay on the node.",
+    help="Nodes of Slurm share no folder with this machine: sweeps' folders are packed and sent, and logs and "
+    "checkpoints come back.",
 )
 @click.option(
     "--interface",
@@ -100,6 +100,12 @@ END_SECONDS = 130.0
     envvar="ELASTUNE_PROLOGUE",
     default="",
     help="Lines of bash that run on each other node first, such as 'module load cuda'.",
+)
+@click.option(
+    "--container",
+    envvar="ELASTUNE_CONTAINER",
+    default="",
+    help="Options of srun that put what runs on each other node into a container: '--container-image=img.sqsh'.",
 )
 @click.option("--detach", is_flag=True, help="In the background, until `elastune down`; what it says goes to a file.")
 @click.option("--embedded/--no-embedded", default=False, hidden=True)
@@ -123,6 +129,7 @@ def up(
     no_shared_files: bool,
     interface: str,
     prologue: str,
+    container: str,
     detach: bool,
     embedded: bool,
     preload: str,
@@ -148,6 +155,7 @@ def up(
             preload=preload,
             interface=interface,
             prologue=prologue,
+            container=container,
             use_slurm=not no_slurm,
             shares_files=not no_shared_files,
             pool=pool,

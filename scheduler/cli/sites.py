@@ -35,6 +35,7 @@ class Wanted:
     preload: str
     interface: str
     prologue: str
+    container: str
     use_slurm: bool
     shares_files: bool
     pool: str | None
@@ -180,7 +181,7 @@ def _of_partition(options: Mapping[str, str | None]) -> list[str]:
 
 
 def _agent_settings(wanted: Wanted, leave_seconds: float | None = None) -> AgentSettings:
-    from scheduler.slurm.agents import AgentSettings
+    from scheduler.slurm.agents import AgentSettings, container_options
     from trials.agents.agent import LEAVE_SECONDS
 
     return AgentSettings(
@@ -193,6 +194,7 @@ def _agent_settings(wanted: Wanted, leave_seconds: float | None = None) -> Agent
         memory_per_slot=wanted.memory_per_slot,
         interface=wanted.interface,
         prologue=wanted.prologue,
+        container=container_options(wanted.container),
         is_shared=not wanted.embedded,
         shares_files=wanted.shares_files,
         leave_seconds=leave_seconds or LEAVE_SECONDS,

@@ -8,6 +8,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from scheduler.errors import SchedulerError
 from scheduler.host.sites import without_secrets
 from scheduler.snapshot import NodeView
 from trials.agents.agent import LEAVE_SECONDS
@@ -38,6 +39,21 @@ while kill -0 $agent 2>/dev/null; do wait $agent; done
 """srun ends its step by force when it is told to end itself; what it is told by USR1 it hands on."""
 
 
+def container_options(text: str) -> tuple[str, ...]:
+    """Raises SchedulerError for what is no option of srun's for containers."""
+    try:
+        words = shlex.split(text)
+    except ValueError as error:
+        raise SchedulerError(f"--container is {text!r}, which does not read as options: {error}") from error
+    for word in words:
+        if not word.startswith("--container"):
+            raise SchedulerError(
+                f"--container has {word!r}; its words are srun's options for containers, such as "
+                "'--container-image=img.sqsh --container-mounts=/data:/data'"
+            )
+    return tuple(words)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentSettings:
     """As the user has it, for all agents."""
@@ -52,6 +68,8 @@ class AgentSettings:
     interface: str = ""
     prologue: str = ""
     """Lines of bash that run on the node before anything else: modules, a conda environment."""
+    container: tuple[str, ...] = ()
+    """Options of srun that put agents into a container."""
     leave_seconds: float = LEAVE_SECONDS
     """Longest that replicas get to save when an agent has to leave."""
     shares_files: bool = True
@@ -62,17 +80,21 @@ class AgentSettings:
     @property
     def command(self) -> tuple[str, ...]:
         """Starts an agent on a node."""
-        start = f"exec {shlex.quote(sys.executable)} -m trials.agents.start"
+        start = f"exec {self._python} -m trials.agents.start"
         if not self.prologue:
             return ("/bin/sh", "-c", start)
         return ("/bin/bash", "-lc", f"{self._prologue}\n{start}")
 
-    def job_script(self, container: tuple[str, ...] = ()) -> str:
+    @property
+    def _python(self) -> str:
+        """A container has its own."""
+        return "python3" if self.container else shlex.quote(sys.executable)
+
+    def job_script(self) -> str:
         """Of a job that runs an agent: its process takes the script's place, so that it hears the job's signals."""
-        python = "python3" if container else shlex.quote(sys.executable)
-        start = f"{python} -m trials.agents.start"
-        if container:
-            options = " ".join(map(shlex.quote, container))
+        start = f"{self._python} -m trials.agents.start"
+        if self.container:
+            options = " ".join(map(shlex.quote, self.container))
             start = f"srun --ntasks=1 --cpu-bind=none --mem=0 {options} {start}"
             return "\n".join([self._shell, *self._lines, CONTAINED.format(start=start)])
         return "\n".join([self._shell, *self._lines, f"exec {start}", ""])
@@ -91,13 +113,13 @@ class AgentSettings:
         """Ends what it is part of where its last command fails."""
         return f"{{ {self.prologue}\n}} || {{ echo 'elastune: the prologue failed, status '$? >&2; exit 1; }}"
 
-    def environ(self, *, in_container: bool = False) -> dict[str, str]:
+    def environ(self) -> dict[str, str]:
         """Of an agent, and so of its replicas: this process's own, as far as it is true of another node."""
         own = without_secrets(os.environ)
         own = node_environ(own) if self.is_shared else own
-        dropped = {*OF_ANOTHER_NODE, *(OF_PYTHON if in_container else ())}
+        dropped = {*OF_ANOTHER_NODE, *(OF_PYTHON if self.container else ())}
         found = {name: value for name, value in own.items() if name not in dropped and not name.startswith("ELASTUNE_")}
-        if not in_container:
+        if not self.container:
             # It finds this suite where it is not installed.
             found["PYTHONPATH"] = os.pathsep.join([*own_path(), *filter(None, [found.get("PYTHONPATH")])])
         return found

@@ -60,6 +60,7 @@ class AllocationSite(AgentSite):
             self._slurm,
             self._given,
             self.roster,
+            options=self._agents.container,
             command=self._agents.command,
             description=self._agents.description(url, agents_token),
             logs=self._agents.state_dir / "agents",

@@ -11,6 +11,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from scheduler.errors import SchedulerError
 from scheduler.loop.control_loop import ControlLoop
@@ -40,7 +41,7 @@ logger = logging.getLogger(__name__)
 
 class PoolSite(AgentSite):
     def __init__(self, slurm: Slurm, pool: PoolSettings, agents: AgentSettings) -> None:
-        super().__init__(agents)
+        super().__init__(replace(agents, container=pool.container or agents.container))
         self._slurm = slurm
         self._settings = pool
         self._folder = agents.state_dir.resolve()
@@ -78,9 +79,9 @@ class PoolSite(AgentSite):
             # As long as the scheduler has its secrets, it knows its jobs again.
             mark=f"elastune {hashlib.sha256(agents_token.encode()).hexdigest()[:12]}",
             options=self._settings.sbatch_options(str(logs) if self._agents.shares_files else None),
-            script=self._agents.job_script(self._settings.container),
+            script=self._agents.job_script(),
             environ={
-                **self._agents.environ(in_container=bool(self._settings.container)),
+                **self._agents.environ(),
                 AGENT_VARIABLE: self._agents.description(url, agents_token),
             },
         )

@@ -37,9 +37,10 @@ logger = logging.getLogger(__name__)
 
 
 class AgentSteps:
-    """``command``: starts an agent on a node. ``description``: what the agent has to know.
+    """``command``: starts an agent on a node. ``options``: of srun, beside those that it needs.
 
-    ``environ``: what it inherits. ``logs``: a folder for what agents print.
+    ``description``: what the agent has to know. ``environ``: what it inherits. ``logs``: a folder for what agents
+    print.
     """
 
     def __init__(
@@ -51,6 +52,7 @@ class AgentSteps:
         command: Sequence[str],
         description: str,
         logs: Path,
+        options: Sequence[str] = (),
         environ: Mapping[str, str] | None = None,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -58,6 +60,7 @@ class AgentSteps:
         self._allocation = allocation
         self._roster = roster
         self._command = command
+        self._options = options
         self._description = description
         self._logs = logs
         self._environ = environ or {}
@@ -120,6 +123,7 @@ class AgentSteps:
             "--mem=0",
             "--kill-on-bad-exit=0",
             "--unbuffered",
+            *self._options,
             *self._command,
         ]
         with open(log, "ab") as output:

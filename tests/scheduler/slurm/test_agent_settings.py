@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from scheduler.slurm.agents import AgentSettings
+from scheduler.errors import SchedulerError
+from scheduler.slurm.agents import AgentSettings, container_options
 
 
 def test_nobody_elses_replicas_get_the_environment_of_a_shared_scheduler(
@@ -26,7 +27,7 @@ def test_nobody_elses_replicas_get_the_environment_of_a_shared_scheduler(
     monkeypatch.setenv("PYTHONPATH", "/somewhere")
     own = AgentSettings(state_dir=tmp_path).environ()
     shared = AgentSettings(state_dir=tmp_path, is_shared=True).environ()
-    contained = AgentSettings(state_dir=tmp_path).environ(in_container=True)
+    contained = AgentSettings(state_dir=tmp_path, container=("--container-image=i",)).environ()
     for environ in (own, shared, contained):
         assert not {"ELASTUNE_TOKEN", "PGPASSWORD", "CUDA_VISIBLE_DEVICES", "TMPDIR"} & environ.keys()
         assert environ["CUDA_HOME"] == "mine"
@@ -47,6 +48,19 @@ def test_a_prologue_that_fails_ends_the_job_with_its_words(tmp_path: Path) -> No
     )
 
 
+def test_what_is_no_option_for_containers_is_refused() -> None:
+    assert container_options("--container-image=a.sqsh --container-mounts='/my data:/data'") == (
+        "--container-image=a.sqsh",
+        "--container-mounts=/my data:/data",
+    )
+    for text, words in (
+        ("img.sqsh", "its words are srun's options"),
+        ("--container-image='a", "does not read as options"),
+    ):
+        with pytest.raises(SchedulerError, match=words):
+            container_options(text)
+
+
 def test_in_a_container_the_agent_hears_that_its_job_ends(tmp_path: Path) -> None:
     """srun would end it by force; a stand-in for srun tells what it is told."""
     stand_in = tmp_path / "srun"
@@ -54,7 +68,7 @@ def test_in_a_container_the_agent_hears_that_its_job_ends(tmp_path: Path) -> Non
         "#!/bin/bash\ntrap 'echo told; sleep 0.3; echo left; exit 0' USR1\necho up\nwhile :; do sleep 0.05; done\n"
     )
     stand_in.chmod(0o755)
-    script = AgentSettings(state_dir=tmp_path).job_script(("--container-image=img.sqsh",))
+    script = AgentSettings(state_dir=tmp_path, container=("--container-image=img.sqsh",)).job_script()
     assert "srun --ntasks=1" in script and "--container-image=img.sqsh python3 -m trials.agents.start" in script
     process = subprocess.Popen(
         ["/bin/bash", "-c", script],

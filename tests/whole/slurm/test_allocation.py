@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -57,6 +58,42 @@ def test_a_sweep_in_a_job_of_two_nodes_uses_all_of_its_slots_and_leaves_nothing(
     assert {(node, device) for _, node, device, _ in lines} == {(f"n{n}", str(g)) for n in (1, 2) for g in range(4)}
     names = {name for *_, rest in lines for name in ast.literal_eval(rest.splitlines()[0])}
     assert {"SLURM_JOB_ID", "SLURM_JOB_PARTITION"} <= names <= set(KEPT_OF_QUEUE)
+    assert agents() == []
+
+
+CONTAINS = """#!/bin/bash
+# What pyxis does for srun, as far as it shows: it takes the options, and what runs finds the image's own files.
+words=()
+for word in "$@"; do
+    case "$word" in
+        --container*) echo "$word" >> {folder}/images ;;
+        *) words+=("$word") ;;
+    esac
+done
+PATH={image}:$PATH exec {srun} "${{words[@]}}"
+"""
+
+
+def test_agents_of_a_job_run_in_containers_that_have_a_python_of_their_own(tmp_path: Path) -> None:
+    image, wrapper = tmp_path / "image", tmp_path / "bin"
+    for folder in (image, wrapper):
+        folder.mkdir()
+    (image / "python3").write_text(f'#!/bin/bash\necho started >> {tmp_path}/contained\nexec {sys.executable} "$@"\n')
+    (wrapper / "srun").write_text(CONTAINS.format(folder=tmp_path, image=image, srun=shutil.which("srun")))
+    for script in (image / "python3", wrapper / "srun"):
+        script.chmod(0o755)
+    (tmp_path / "tune.py").write_text(SWEEP)
+    contained = "ELASTUNE_CONTAINER='--container-image=img.sqsh --container-mounts=/data:/data'"
+    job = submitted(tmp_path, command=f"PATH={wrapper}:$PATH {contained} {sys.executable} tune.py")
+    until(lambda: job not in jobs(), 120.0, "the job does not end")
+    assert "values 24" in (tmp_path / "out.txt").read_text(), (tmp_path / "out.txt").read_text()
+    assert (tmp_path / "images").read_text().split() == [
+        "--container-image=img.sqsh",
+        "--container-mounts=/data:/data",
+    ] * 2
+    assert (tmp_path / "contained").read_text().count("started") == 2
+    lines = [path.read_text().split(maxsplit=3) for path in (tmp_path / "state" / "logs").glob("*/*.log")]
+    assert {node for _, node, _, _ in lines} == {"n1", "n2"}
     assert agents() == []
 
 
