@@ -37,6 +37,32 @@ def agent(roster: Roster, tmp_path: Path) -> Iterator[AgentInThread]:
     made.end()
 
 
+def test_an_agent_without_shared_files_does_not_wait_for_ever_for_a_scheduler_that_is_gone(
+    roster: Roster, tmp_path: Path
+) -> None:
+    """What its replicas have printed and saved can go nowhere."""
+    (tmp_path / "user_code.py").write_text(
+        "import os, signal, time\n"
+        "def says():\n"
+        "    signal.signal(signal.SIGTERM, lambda *_: (print('last words', flush=True), os._exit(0)))\n"
+        "    open('ready', 'w').close()\n"
+        "    time.sleep(60)\n"
+    )
+    files = NodeFiles(lambda *_: None, tmp_path)
+    agent = AgentInThread(roster, "n", LocalLauncher(slots=1, node="n", fork_server=False), files=files)
+    agent.agent._leave_seconds = 0.5
+    until_there(roster)
+    started(AgentLauncher(roster), tmp_path, "says")
+    deadline = time.monotonic() + 20.0
+    while not (tmp_path / "ready").exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    agent.line.is_cut = True
+    agent.end()
+    assert not agent.thread.is_alive()
+    assert not files.folder.exists()
+
+
 def test_a_replica_that_ends_while_the_line_is_cut_is_told_of_afterwards(
     agent: AgentInThread, roster: Roster, tmp_path: Path
 ) -> None:

@@ -159,11 +159,15 @@ class Agent:
         for replica_id in self._waiting:
             self._replicas[replica_id] = AgentReplica(phase=Phase.REFUSED, why=self._leaves)
         self._waiting.clear()
-        late = time.monotonic() - self._leaving_since > self._leave_seconds
         alive = self._alive()
         for replica_id in alive:
-            self._stop(replica_id, force=late)
+            self._stop(replica_id, force=self._is_late())
         return not alive
+
+    def _is_late(self) -> bool:
+        """Whether it has been leaving for as long as it may."""
+        since = self._leaving_since
+        return since is not None and time.monotonic() - since > self._leave_seconds
 
     def _alive(self) -> list[str]:
         return [name for name, each in self._replicas.items() if not each.is_over]
@@ -267,7 +271,9 @@ class Agent:
             self._ended[gone.replica_id] = replace(
                 self._replicas[gone.replica_id], phase=Phase.ENDED, status=gone.status, why=why, code=code
             )
-        for name in [name for name in self._ended if self._has_arrived(name)]:
+        # Whoever leaves does not wait for ever for a scheduler that is gone.
+        nobody_hears = self._is_late() or (bool(self._leaves) and self._line.lost_for > ALONE_SECONDS)
+        for name in [name for name in self._ended if self._has_arrived(name) or nobody_hears]:
             self._replicas[name] = self._ended.pop(name)
 
     def _has_arrived(self, replica_id: str) -> bool:
