@@ -124,7 +124,9 @@ def test_a_hostile_trial_finds_nothing_that_is_not_its_own(cluster: Installed) -
     words = log_of(client, f"{TEAM}.hostile")
     (loot,) = [json.loads(line[5:]) for line in words.splitlines() if line.startswith("LOOT ")]
     mine = f"checkpoints/{TEAM}.hostile"
-    assert loot["seen"] == ["checkpoints", mine, f"{mine}/link", f"{mine}/mine"]
+    *of_the_trial, prepared, of_the_study = loot["seen"]
+    assert of_the_trial == ["checkpoints", mine, f"{mine}/link", f"{mine}/mine"]
+    assert (prepared, of_the_study.rpartition("-")[0]) == ("prepared", f"prepared/{TEAM}.treasure-hunt"[:49])
     assert not loot["account"]
     assert loot["asked"] == {"own": 200, "other": 403, "package": 403, "all": 401}
     # A trial that is started after the study was planted is as before it.
