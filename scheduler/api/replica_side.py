@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 from collections.abc import Sequence
 from typing import Annotated, Any
@@ -99,6 +100,8 @@ def calling_replica(request: Request, x_elastune_replica: Annotated[str, Header(
             return replica
     raise HTTPException(410, f"replica {x_elastune_replica!r} is not wanted any more")
 
+
+logger = logging.getLogger(__name__)
 
 Caller = Annotated[ReplicaRecord, Depends(calling_replica)]
 
@@ -309,6 +312,11 @@ def replica_routes(service: Service) -> APIRouter:
 
     @routes.post("/outcome")
     def outcome(caller: Caller, body: OutcomeBody) -> None:
+        """How the trial ended. One that has yet to join others tells only of itself: its command may not know that."""
+        trial = store.trial(caller.trial_id)
+        if trial.members and caller.replica_id not in (*trial.members, *trial.published_members):
+            logger.info("an outcome of no member trial=%s replica=%s", caller.trial_id, caller.replica_id)
+            return
         store.set_outcome(caller.trial_id, Outcome(**body.model_dump()))
         service.measuring.forget(caller.trial_id)
         service.loop.wake()

@@ -321,6 +321,21 @@ def test_what_cannot_be_kept_is_refused_in_a_sentence(site: Site, path: str, bod
     assert refused.json()["detail"]
 
 
+def test_a_replica_that_has_yet_to_join_does_not_say_how_the_trial_ended(site: Site) -> None:
+    """A command that fails while others train, such as one that came when they were about through."""
+    joiner = site.with_replica()
+    trial_id = joiner.rpartition("-")[0]
+    trial = site.store.trial(trial_id)
+    failed = {"kind": "error", "error_type": "CommandFailed", "message": "status 1"}
+    site.store.save_trial(replace(trial, generation=1, published=1, members=("a",), published_members=("a",)))
+    assert site.replica("POST", "/outcome", failed, name=joiner).status_code == 200
+    assert site.store.trial(trial_id).outcome is None
+    site.store.save_trial(replace(site.store.trial(trial_id), published=2, published_members=("a", joiner)))
+    assert site.replica("POST", "/outcome", failed, name=joiner).status_code == 200
+    told = site.store.trial(trial_id).outcome
+    assert told is not None and told.error_type == "CommandFailed"
+
+
 def test_hints_are_kept_as_they_were_understood(site: Site) -> None:
     name = site.with_replica()
     hints = Hints(bounds=BatchBounds(init_batch=64, max_batch=64), epoch=3).to_json()

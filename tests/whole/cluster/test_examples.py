@@ -26,7 +26,7 @@ def test_a_trial_by_hand_takes_the_slots_that_there_are(cluster: Installed) -> N
     client.close()
     said = "\n".join(each["words"] for each in logs)
     assert status("moons-by-hand")["phase"] == "Succeeded", said
-    assert sorted({int(each) for each in re.findall(r"epoch (\d+) on", said)}) == list(range(40)), said
+    assert sorted({int(each) for each in re.findall(r"epoch (\d+) on", said)}) == list(range(100)), said
     assert float(re.findall(r"accuracy ([0-9.]+)", said)[-1]) > 0.9
     kubectl("-n", NAMESPACE, "delete", "-f", str(EXAMPLES / "trial.yaml"), "--timeout=30s")
 
