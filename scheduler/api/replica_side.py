@@ -103,6 +103,9 @@ def calling_replica(request: Request, x_elastune_replica: Annotated[str, Header(
 
 logger = logging.getLogger(__name__)
 
+COMMAND_FAILED = "CommandFailed"
+"""What the replica of a command that runs as a process of its own calls its failure."""
+
 Caller = Annotated[ReplicaRecord, Depends(calling_replica)]
 
 
@@ -312,9 +315,13 @@ def replica_routes(service: Service) -> APIRouter:
 
     @routes.post("/outcome")
     def outcome(caller: Caller, body: OutcomeBody) -> None:
-        """How the trial ended. One that has yet to join others tells only of itself: its command may not know that."""
+        """How the trial ended. A command that fails before it has joined others tells of itself alone."""
         trial = store.trial(caller.trial_id)
-        if trial.members and caller.replica_id not in (*trial.members, *trial.published_members):
+        if (
+            body.error_type == COMMAND_FAILED
+            and trial.members
+            and caller.replica_id not in (*trial.members, *trial.published_members)
+        ):
             logger.info("an outcome of no member trial=%s replica=%s", caller.trial_id, caller.replica_id)
             return
         store.set_outcome(caller.trial_id, Outcome(**body.model_dump()))
