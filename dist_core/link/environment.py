@@ -22,6 +22,8 @@ TOKEN, TOKEN_FILE = "ELASTUNE_REPLICA_TOKEN", "ELASTUNE_REPLICA_TOKEN_FILE"
 SLOT_MEMORY = "ELASTUNE_SLOT_MEMORY"
 """Bytes of the machine's memory that a slot has, where that is limited."""
 
+COMMAND_FAILED = "CommandFailed"
+"""What the replica of a command that runs as a process of its own calls its failure."""
 EXIT_PREEMPTED = 143
 """Exit status of a replica that saved its state and left because it was told to (128 + SIGTERM)."""
 

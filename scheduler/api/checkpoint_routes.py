@@ -24,7 +24,7 @@ def checkpoint_routes(loop: ControlLoop) -> APIRouter:
 
     @routes.put("/{trial}/{name:path}")
     async def put(client: Client, request: Request, trial: str, name: str) -> dict[str, bool]:
-        """Keep it, as a tar; one that is not the trial's newest any more, or that nobody wants, is let go."""
+        """Keep it, which comes as a tar; one that nobody wants is let go."""
         folder = _folder_of(client, loop, trial, name)
         if folder is None:
             return {"kept": False}

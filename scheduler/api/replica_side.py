@@ -14,6 +14,7 @@ from pydantic import BaseModel, Field
 
 from dist_core.goodput import Hints
 from dist_core.link.client import LARGEST_STEP
+from dist_core.link.environment import COMMAND_FAILED
 from scheduler.api.allowances import MOST_REPORTS_KEPT, MOST_WARNINGS, Allowance
 from scheduler.api.service import Service
 from scheduler.api.tokens import Access, Identity
@@ -102,9 +103,6 @@ def calling_replica(request: Request, x_elastune_replica: Annotated[str, Header(
 
 
 logger = logging.getLogger(__name__)
-
-COMMAND_FAILED = "CommandFailed"
-"""What the replica of a command that runs as a process of its own calls its failure."""
 
 Caller = Annotated[ReplicaRecord, Depends(calling_replica)]
 

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
@@ -25,6 +25,7 @@ from dist_core.preparation.address import address_of
 from dist_core.preparation.claims import STALE_SECONDS, Claims
 from dist_core.preparation.prepare import Part
 from dist_core.preparation.shards import PreparedData, write_shard
+from tests.support.director import until
 from tests.support.prepared_code import PARTS, ROWS, numbers, squares
 
 
@@ -177,13 +178,6 @@ def started(tmp_path: Path, call: str, words: IO[str] | int = subprocess.PIPE) -
     """``words``: where it says what it does."""
     code = f"from tests.support import prepared_code as code; print(code.{call})"
     return subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=words, text=True)
-
-
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 @pytest.mark.slow

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ import httpx2
 import pytest
 
 from scheduler.policy import policy_by_name
+from tests.support.director import until
 from tests.support.project import ROOT
 from tests.support.served import OWNERS_TOKEN, ServedLoop
 from trials.agents.launcher import AgentLauncher
@@ -262,13 +263,6 @@ def request_of(trial: str, folder: Path) -> LaunchRequest:
         user_code=(),
         log=folder / "log",
     )
-
-
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 20.0
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 def test_an_agent_says_what_it_lacks() -> None:

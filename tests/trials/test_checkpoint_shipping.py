@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import tarfile
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support.director import until
 from trials.agents.archives import newest, packed, unpack
 from trials.agents.checkpoint_shipping import MOST_FAILURES, CheckpointShipping
 
@@ -96,13 +96,6 @@ def shipping(tmp_path: Path, scheduler: Scheduler) -> Iterator[CheckpointShippin
     made = CheckpointShipping(tmp_path, scheduler.send, scheduler.arrived.set)
     yield made
     made.close()
-
-
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 20.0
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
 
 
 def test_the_end_of_a_replica_waits_for_what_it_had_saved(

@@ -8,13 +8,12 @@ Concurrency: a thread sends; the agent's own asks what has arrived.
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Callable
 from pathlib import Path
 
 from trials.agents.archives import newest
+from trials.agents.shipping import Shipping
 
-SHIP_SECONDS = 1.0
 MOST_FAILURES = 5
 """Of one checkpoint that the scheduler cannot keep; then it stays here."""
 
@@ -24,10 +23,11 @@ Send = Callable[[str, str, Path], bool | None]
 logger = logging.getLogger(__name__)
 
 
-class CheckpointShipping:
+class CheckpointShipping(Shipping):
     """``folder``: where each trial has a folder for its checkpoints."""
 
     def __init__(self, folder: Path, send: Send, on_arrival: Callable[[], None]) -> None:
+        super().__init__("checkpoints")
         self._folder = folder
         self._send = send
         self._on_arrival = on_arrival
@@ -36,11 +36,7 @@ class CheckpointShipping:
         self._failures: dict[tuple[str, str], int] = {}
         self._awaited: dict[str, dict[str, str]] = {}
         """By replica that has ended, what its trial had here then."""
-        self._news = threading.Event()
-        self._over = False
-        self._lock = threading.Lock()
-        self._thread = threading.Thread(target=self._run, name="checkpoints", daemon=True)
-        self._thread.start()
+        self.begin_shipping()
 
     def has_arrived(self, replica_id: str, trial_id: str) -> bool:
         """Asked when the replica has ended: whether the scheduler has what its trial had saved here by then."""
@@ -61,17 +57,10 @@ class CheckpointShipping:
         with self._lock:
             self._sent[trial_id, name.rpartition("/")[0]] = name
 
-    def close(self) -> None:
-        self._over = True
-        self._news.set()
-
-    def _run(self) -> None:
-        while not self._over:
-            self._news.wait(SHIP_SECONDS)
-            self._news.clear()
-            for trial in sorted(self._folder.iterdir()) if self._folder.is_dir() else ():
-                for writer, name in newest(trial).items():
-                    self._ship(trial, writer, name)
+    def ship(self) -> None:
+        for trial in sorted(self._folder.iterdir()) if self._folder.is_dir() else ():
+            for writer, name in newest(trial).items():
+                self._ship(trial, writer, name)
 
     def _ship(self, trial: Path, writer: str, name: str) -> None:
         key = trial.name, writer

@@ -5,19 +5,20 @@ Concurrency: a thread sends; the agent's own says whose logs there are and asks 
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from pathlib import Path
 
-SHIP_SECONDS = 1.0
+from trials.agents.shipping import Shipping
+
 LARGEST_PART = 256 * 1024
 
 Send = Callable[[str, int, bytes], int | None]
 """Sends a part of a replica's log, which begins at that byte; how many bytes the scheduler has, None if it is away."""
 
 
-class LogShipping:
+class LogShipping(Shipping):
     def __init__(self, log_of: Callable[[str], Path], send: Send, on_arrival: Callable[[], None]) -> None:
+        super().__init__("logs")
         self._log_of = log_of
         self._send = send
         self._on_arrival = on_arrival
@@ -25,11 +26,7 @@ class LogShipping:
         self._ended: set[str] = set()
         self._whole: set[str] = set()
         """Ended, and all that they have printed has arrived."""
-        self._news = threading.Event()
-        self._over = False
-        self._lock = threading.Lock()
-        self._thread = threading.Thread(target=self._run, name="logs", daemon=True)
-        self._thread.start()
+        self.begin_shipping()
 
     def begin(self, replica_id: str) -> None:
         with self._lock:
@@ -52,18 +49,11 @@ class LogShipping:
             self._ended.discard(replica_id)
             self._whole.discard(replica_id)
 
-    def close(self) -> None:
-        self._over = True
-        self._news.set()
-
-    def _run(self) -> None:
-        while not self._over:
-            self._news.wait(SHIP_SECONDS)
-            self._news.clear()
-            with self._lock:
-                open_logs = [name for name in self._sent if name not in self._whole]
-            for name in open_logs:
-                self._ship(name)
+    def ship(self) -> None:
+        with self._lock:
+            open_logs = [name for name in self._sent if name not in self._whole]
+        for name in open_logs:
+            self._ship(name)
 
     def _ship(self, name: str) -> None:
         with self._lock:

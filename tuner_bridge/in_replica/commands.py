@@ -11,7 +11,7 @@ from typing import Any
 
 from dist_core.errors import ControlChannelError
 from dist_core.link.client import ControlChannel
-from dist_core.link.environment import EXIT_PEER_LOST, EXIT_PREEMPTED, ReplicaEnvironment
+from dist_core.link.environment import COMMAND_FAILED, EXIT_PEER_LOST, EXIT_PREEMPTED, ReplicaEnvironment
 from dist_core.trial.plain_replica import Participant
 from trials.inside.user_code import moved_path
 from tuner_bridge.errors import InvalidSweep
@@ -87,7 +87,7 @@ def run_process(of_payload: Callable[[Payload], tuple[Sequence[str], Mapping[str
             outcome: dict[str, Any] = {"kind": "value", "value": None}
         else:
             message = f"the trial command ended with status {status}"
-            outcome = {"kind": "error", "error_type": "CommandFailed", "message": message}
+            outcome = {"kind": "error", "error_type": COMMAND_FAILED, "message": message}
         channel.request("POST", "/outcome", outcome, give_up_after=60.0)
         return min(status, 1)
     except OSError as error:
