@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import sys
-import time
 from pathlib import Path
 
 import torch
@@ -23,6 +22,7 @@ from dist_core.larger.sharded import ElasticFullyShard
 from dist_core.trial.current import get_core
 from dist_core.trial.restart import run_training
 from tests.support.training_code import EPOCHS, Numbered
+from tests.support.unhurried import rest_of_step
 
 
 class Stack(nn.Module):
@@ -58,7 +58,6 @@ def train() -> list[float]:
         wrapped = ElasticFullyShard(model, optimizer, schedule)
     core = get_core()
     who = core.environment.replica_id if core.environment is not None else "alone"
-    pause, wanted = float(os.environ.get("STEP_SECONDS", "0")), int(os.environ.get("SLOW_UNTIL", "1"))
     with open(Path(os.environ["TRACE_DIR"]) / f"{who}.jsonl", "a", buffering=1) as trace:
         for epoch in dist_core.remaining_epochs_until(EPOCHS):
             for numbers, x, y in loader:
@@ -81,8 +80,7 @@ def train() -> list[float]:
                 else:
                     nn.functional.mse_loss(wrapped(x.double()), y.double()).backward()
                 optimizer.step()
-                wanted = 1 if core.generation.group.world_size >= wanted else wanted
-                time.sleep(pause if wanted == 1 else max(pause, 0.2))
+                rest_of_step()
             schedule.step()
             wrapped.eval()
             sums = dist_core.Accumulator()

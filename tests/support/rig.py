@@ -6,7 +6,8 @@ import json
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from typing import Any
 from scheduler.snapshot import Grant, Snapshot
 from tests.support.project import ROOT
 from tests.support.served import ServedLoop
+from tests.support.unhurried import SLOWLY
 from trials.launch import LocalLauncher
 from trials.record import Reason, ReplicaRecord, TrialRecord
 from trials.spec import TrialSpec
@@ -99,7 +101,7 @@ class Rig:
             user_code=(entrypoint.partition(":")[0],),
             python_path=(str(ROOT),),
             working_dir=str(self.folder),
-            environ={"STEP_SECONDS": "0.02", "EPOCHS": "8", "SLOW_UNTIL": str(replicas), **environ},
+            environ={"STEP_SECONDS": "0.02", "EPOCHS": "8", **environ},
         )
         trial_id = self.store.submit(spec, time.time()).trial_id
         self.want(trial_id, replicas * slots_per_replica, layout)
@@ -141,7 +143,16 @@ class Rig:
             record = self.trial(trial_id)
             return len(record.members) == replicas and not record.switching
 
-        self.until(reached, f"{replicas} replicas")
+        with self.unhurried():
+            self.until(reached, f"{replicas} replicas")
+
+    @contextmanager
+    def unhurried(self) -> Iterator[None]:
+        """Within, the training takes its time: on a busy machine joiners would come to a trial that is over."""
+        slowly = self.trace / SLOWLY
+        slowly.touch()
+        yield
+        slowly.unlink()
 
     def until_over(self, trial_id: str) -> TrialRecord:
         self.until(lambda: self.trial(trial_id).state.is_final, "the end of the trial")

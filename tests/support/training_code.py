@@ -32,6 +32,7 @@ from dist_core.state.packing import pack
 from dist_core.trial.core import TrainingCore
 from dist_core.trial.current import get_core
 from dist_core.trial.restart import run_training
+from tests.support.unhurried import rest_of_step
 
 SAMPLES = 240
 EPOCHS = int(os.environ.get("EPOCHS", "8"))
@@ -154,8 +155,6 @@ def train() -> list[float]:
         signal.signal(signal.SIGTERM, lambda *_: membership.told_to_end())
     who = core.environment.replica_id if core.environment is not None else "alone"
     prepare_to_die(core, model, None if heavy is None else heavy.ballast)
-    pause = float(os.environ.get("STEP_SECONDS", "0"))
-    wanted = int(os.environ.get("SLOW_UNTIL", "1"))
     generation = 0
     trace = open(Path(os.environ["TRACE_DIR"]) / f"{who}.jsonl", "a", buffering=1)
     with trace:
@@ -177,16 +176,12 @@ def train() -> list[float]:
                     generation = core.generation.number
                     trace.write(json.dumps(line) + "\n")
                 scaler.scale(losses.mean()).backward()
-                if (
-                    os.environ.get("RAISE_AT_STEP") == str(core.position.steps)
-                    and core.generation.group.rank == core.generation.group.world_size - 1
-                ):
+                group = core.generation.group
+                if os.environ.get("RAISE_AT_SIZE") == str(group.world_size) and group.rank == group.world_size - 1:
                     raise RuntimeError("on purpose, on the last rank")
                 scaler.step(optimizer)
                 scaler.update()
-                # On a busy machine replicas take long to come, and would come to a trial that is over.
-                wanted = 1 if core.generation.group.world_size >= wanted else wanted
-                time.sleep(pause if wanted == 1 else max(pause, 0.2))
+                rest_of_step()
             schedule.step()
             dist_core.report(float(epoch), epoch)
     return [float(value) for weights in (*model.parameters(), *average.weights) for value in weights.detach().flatten()]

@@ -150,7 +150,8 @@ def test_a_replica_killed_at_a_chosen_place_leaves_no_trace(
     if place == "rescale":
         rig.until_step(20)
         rig.want(trial_id, 3)
-    rig.until((rig.trace / "died").exists, "the death")
+    with rig.unhurried():
+        rig.until((rig.trace / "died").exists, "the death")
     rig.want(trial_id, 2)
     assert_as_undisturbed(rig, rig.until_over(trial_id), undisturbed)
     rig.until(lambda: rig.store.replicas() == [], "all replicas to end")
@@ -254,8 +255,9 @@ def test_a_paused_trial_goes_on_where_it_was_at_another_size(rig: Rig, undisturb
 
 
 def test_an_exception_on_any_rank_ends_all(rig: Rig) -> None:
-    trial_id = rig.submit(3, RAISE_AT_STEP="7")
-    record = rig.until_over(trial_id)
+    trial_id = rig.submit(3, RAISE_AT_SIZE="3")
+    with rig.unhurried():
+        record = rig.until_over(trial_id)
     assert record.state is TrialState.FAILED
     assert "on purpose, on the last rank" in record.reason.sentence
     rig.until(lambda: rig.store.replicas() == [], "all replicas to end")
@@ -265,7 +267,10 @@ def test_a_joiner_that_dies_costs_the_trial_nothing(rig: Rig, undisturbed: list[
     trial_id = rig.submit(1)
     rig.until_size(trial_id, 1)
     rig.want(trial_id, 2)
-    rig.until(lambda: len([row for row in rig.store.replicas() if row.pid is not None]) == 2, "the joiner's process")
+    with rig.unhurried():
+        rig.until(
+            lambda: len([row for row in rig.store.replicas() if row.pid is not None]) == 2, "the joiner's process"
+        )
     joiner = rig.store.replicas(trial_id=trial_id)[-1]
     rig.kill(joiner)
     rig.want(trial_id, 1)

@@ -114,6 +114,7 @@ def test_a_lost_process_of_the_only_replica_is_a_restart_from_the_checkpoint(
     assert any(entry.reason.code == "lost" for entry in rig.store.history(trial_id)), rig.story()
 
 
+@pytest.mark.slow
 def test_a_trial_goes_on_at_any_shape(rig: Rig, long_undisturbed: list[float]) -> None:
     """1x2 sharded -> 2x2 -> 1x4 -> a pipeline of 2 -> 2x1, each time from what the one before has left."""
     trial_id = rig.submit(1, entrypoint=CODE, slots_per_replica=2, HOW="sharded", EPOCHS=str(LONG))
@@ -145,7 +146,8 @@ def test_a_trial_goes_on_with_any_layout_that_it_is_given(rig: Rig, undisturbed:
     ):
         rig.until_step(max(row["step"] for row in rig.rows()) + 3)
         rig.want(trial_id, slots, layout)
-        rig.until(lambda layout=layout: rig.trial(trial_id).layout == layout, f"the layout {layout}")  # type: ignore[misc]
+        with rig.unhurried():
+            rig.until(lambda layout=layout: rig.trial(trial_id).layout == layout, f"the layout {layout}")  # type: ignore[misc]
         rig.until_size(trial_id, slots)
         assert rig.trial(trial_id).slots_per_replica == int(layout.split()[0])
     record = rig.until_over(trial_id)
