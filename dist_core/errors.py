@@ -6,11 +6,14 @@ DistCoreError
 ├── ControlChannelError    the scheduler refused or cannot be reached: retry, then leave
 └── PeerLost               another replica of this generation is gone: the trial is rebuilt without it
 
-ReplicaExit is not an error: it unwinds the user's code in a replica that has to leave. It derives from
-SystemExit so that ``except Exception`` in a training script does not swallow it.
+ReplicaExit, RunAgain and JoinAgain are no errors: they unwind the user's code in a replica that has to leave, or whose
+code has to run again. They derive from SystemExit so that ``except Exception`` in a training script does not swallow
+them, and so that a process of which the suite runs no more than the training ends with a status that says which it was.
 """
 
 from __future__ import annotations
+
+from dist_core.exit_statuses import EXIT_JOIN_AGAIN, EXIT_PEER_LOST
 
 
 class DistCoreError(Exception):
@@ -45,16 +48,20 @@ class ReplicaExit(SystemExit):
         self.reason = reason
 
 
-class RunAgain(BaseException):
+class RunAgain(SystemExit):
     """The user's code runs again from its top, and goes on where the trial stands. Raised where all survivors are.
 
-    ``in_loop``: within the training loop that it has left, of which a part was not trained.
+    ``in_loop``: within the training loop that it has left, of which a part was not trained. Where nobody catches it the
+    state in memory ends with the process, and the trial goes on from its checkpoint.
     """
 
     def __init__(self, *, in_loop: bool = False) -> None:
-        super().__init__()
+        super().__init__(EXIT_PEER_LOST)
         self.in_loop = in_loop
 
 
-class JoinAgain(BaseException):
+class JoinAgain(SystemExit):
     """The survivors passed the epoch this joiner had aimed at: run the user's code again from its top."""
+
+    def __init__(self) -> None:
+        super().__init__(EXIT_JOIN_AGAIN)

@@ -15,13 +15,13 @@ from typing import Any, Protocol
 import torch
 
 from dist_core.errors import PeerLost, ReplicaExit
+from dist_core.exit_statuses import EXIT_PEER_LOST
 from dist_core.generations.losses import Losses
 from dist_core.generations.present import PresentGeneration
 from dist_core.generations.process_groups import ReplicaGroup
 from dist_core.generations.state_transfer import hand_over
 from dist_core.generations.step_record import Standing
 from dist_core.generations.watch import Membership, Prepared
-from dist_core.link.environment import EXIT_PEER_LOST
 from dist_core.link.news import News
 
 HEAL_SECONDS = 90.0

@@ -31,7 +31,7 @@ class Join:
         self._position = position
         self._states = states
         self._asked_at = 0.0
-        self._attempts = 0
+        self._attempts = membership.earlier_attempts
 
     def epoch_to_join(self) -> int | None:
         """Where a replica of a trial that trains is to come in; None for one that starts its trial."""

@@ -21,9 +21,10 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from dist_core.errors import ControlChannelError
+from dist_core.exit_statuses import EXIT_PREEMPTED
 from dist_core.generations.decision import Generation
 from dist_core.link.client import ControlChannel
-from dist_core.link.environment import EXIT_PREEMPTED, WATCH_THREAD, ReplicaEnvironment
+from dist_core.link.environment import WATCH_THREAD, ReplicaEnvironment
 
 if TYPE_CHECKING:
     # They import torch, which a replica that does not train does without.
@@ -95,6 +96,8 @@ class Membership:
         self._begun = threading.Event()
         self._begins_after = 0.0
         self._thread = threading.Thread(target=self._watch, name=WATCH_THREAD, daemon=True)
+        self.earlier_attempts = environment.attempts or 0
+        """How often earlier processes of this replica have come too late to join."""
 
     def start(self, *, after: float = 0.0) -> None:
         """Begin to watch, ``after`` so many seconds unless `hurry` or `stop` come before."""

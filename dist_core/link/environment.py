@@ -19,16 +19,10 @@ if TYPE_CHECKING:
 
 TOKEN, TOKEN_FILE = "ELASTUNE_REPLICA_TOKEN", "ELASTUNE_REPLICA_TOKEN_FILE"
 
+ATTEMPTS = "ELASTUNE_ATTEMPTS"
+
 SLOT_MEMORY = "ELASTUNE_SLOT_MEMORY"
 """Bytes of the machine's memory that a slot has, where that is limited."""
-
-COMMAND_FAILED = "CommandFailed"
-"""What the replica of a command that runs as a process of its own calls its failure."""
-EXIT_PREEMPTED = 143
-"""Exit status of a replica that saved its state and left because it was told to (128 + SIGTERM)."""
-
-EXIT_PEER_LOST = 75
-"""Exit status of a replica that stopped because another one vanished (EX_TEMPFAIL): not the user's failure."""
 
 WATCH_THREAD = "elastune-watch"
 """Name of the thread in which a replica waits for news; it may still wait when the replica is over."""
@@ -76,6 +70,8 @@ class ReplicaEnvironment:
     """Between being told to end and being ended."""
     prepared_dir: Path | None = None
     """Where the data lies that is prepared once for its study."""
+    attempts: int | None = None
+    """How often its command has come too late to join its trial; None where the suite itself runs the training."""
 
     def to_environ(self) -> dict[str, str]:
         """The variables a launcher sets for this replica."""
@@ -101,6 +97,8 @@ class ReplicaEnvironment:
             environ[TOKEN] = self.token
         if self.token_file is not None:
             environ[TOKEN_FILE] = str(self.token_file)
+        if self.attempts is not None:
+            environ[ATTEMPTS] = str(self.attempts)
         if self.prepared_dir is not None:
             environ["ELASTUNE_PREPARED_DIR"] = str(self.prepared_dir)
         if self.server_file is not None:
@@ -140,6 +138,7 @@ class ReplicaEnvironment:
                 whole=environ.get("ELASTUNE_WHOLE", ""),
                 layout=environ.get("ELASTUNE_LAYOUT", ""),
                 replica_sizes=tuple(int(each) for each in environ.get("ELASTUNE_REPLICA_SIZES", "").split(",") if each),
+                attempts=int(environ[ATTEMPTS]) if ATTEMPTS in environ else None,
                 grace_seconds=float(environ.get("ELASTUNE_GRACE_SECONDS", GRACE_SECONDS)),
             )
         except KeyError as error:

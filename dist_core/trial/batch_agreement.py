@@ -6,11 +6,11 @@ from collections.abc import Callable, Sequence
 
 from dist_core.data.batch_size import Adaptation
 from dist_core.errors import InvalidTraining, PeerLost, ReplicaExit
+from dist_core.exit_statuses import EXIT_PREEMPTED
 from dist_core.generations.present import PresentGeneration
 from dist_core.generations.process_groups import ReplicaGroup
 from dist_core.generations.watch import Prepared
 from dist_core.goodput import BatchBounds, GradientStatistics
-from dist_core.link.environment import EXIT_PREEMPTED
 from dist_core.state.memory_limit import MemoryLimit
 from dist_core.state.states import StateRegistry
 from dist_core.trial.chosen_layout import ChosenLayout

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from dist_core.errors import PeerLost, ReplicaExit, RunAgain
+from dist_core.exit_statuses import EXIT_PREEMPTED
 from dist_core.generations.decision import Decision
 from dist_core.generations.heal import Heal, Healed
 from dist_core.generations.join import Join
@@ -22,7 +23,7 @@ from dist_core.generations.switch import Switch
 from dist_core.generations.torchrun import torchrun_group
 from dist_core.generations.watch import Membership, Prepared
 from dist_core.link.client import ControlChannel
-from dist_core.link.environment import EXIT_PREEMPTED, standalone_world
+from dist_core.link.environment import standalone_world
 from dist_core.link.news import News
 from dist_core.state.persistence import Persistence
 from dist_core.state.position import Position

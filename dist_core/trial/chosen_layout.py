@@ -7,11 +7,12 @@ import math
 from collections.abc import Iterable, Sequence
 
 from dist_core.errors import ControlChannelError, InvalidTraining, ReplicaExit
+from dist_core.exit_statuses import EXIT_PREEMPTED
 from dist_core.goodput import Hints
 from dist_core.goodput.layout_terms import LayoutTerms, usable
 from dist_core.layout import Layout
 from dist_core.link.client import ControlChannel
-from dist_core.link.environment import EXIT_PREEMPTED, ReplicaEnvironment
+from dist_core.link.environment import ReplicaEnvironment
 from dist_core.state.memory_limit import MemoryLimit
 
 logger = logging.getLogger(__name__)

@@ -8,6 +8,7 @@ from contextvars import ContextVar
 
 from dist_core.link.environment import ReplicaEnvironment
 from dist_core.trial.core import TrainingCore
+from dist_core.trial.own_process import tell_by_status
 from dist_core.trial.plain_replica import begun, end
 
 _present: ContextVar[TrainingCore | None] = ContextVar("elastune-trial", default=None)
@@ -23,10 +24,13 @@ def get_core() -> TrainingCore:
         return here
     if _of_process is None:
         before = begun()
-        _of_process = TrainingCore(ReplicaEnvironment.from_environ(), before)
+        environment = ReplicaEnvironment.from_environ()
+        _of_process = TrainingCore(environment, before)
         if before is not None:
             before.successor = _of_process
         _of_process.offer_world()
+        if environment is not None and environment.attempts is not None:
+            tell_by_status(_of_process)
     return _of_process
 
 

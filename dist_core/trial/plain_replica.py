@@ -11,9 +11,10 @@ from collections.abc import Callable
 from typing import Any, NoReturn, Protocol
 
 from dist_core.errors import ReplicaExit
+from dist_core.exit_statuses import EXIT_PREEMPTED
 from dist_core.generations.watch import Membership
 from dist_core.link.client import ControlChannel
-from dist_core.link.environment import EXIT_PREEMPTED, ReplicaEnvironment
+from dist_core.link.environment import ReplicaEnvironment
 from dist_core.link.hints_sender import HintsSender
 from dist_core.state.states import StateRegistry
 from dist_core.when_imported import when_imported

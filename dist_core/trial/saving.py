@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from dist_core.errors import ReplicaExit
+from dist_core.exit_statuses import EXIT_PREEMPTED
 from dist_core.generations.present import PresentGeneration
 from dist_core.generations.step_vote import StepVote
 from dist_core.generations.watch import Membership
 from dist_core.generations.whole import Whole
-from dist_core.link.environment import EXIT_PREEMPTED
 from dist_core.link.news import News
 from dist_core.state.parts import PARTS
 from dist_core.state.persistence import Persistence

@@ -14,7 +14,6 @@ from pydantic import BaseModel, Field
 
 from dist_core.goodput import Hints
 from dist_core.link.client import LARGEST_STEP
-from dist_core.link.environment import COMMAND_FAILED
 from scheduler.api.allowances import MOST_REPORTS_KEPT, MOST_WARNINGS, Allowance
 from scheduler.api.service import Service
 from scheduler.api.tokens import Access, Identity
@@ -66,6 +65,8 @@ class OutcomeBody(BaseModel):
     error_type: str | None = Field(default=None, max_length=500)
     message: str = Field(default="", max_length=20_000)
     traceback: str = Field(default="", max_length=100_000)
+    of_command: bool = False
+    """Of a process that the replica has started: it may have ended because its replica leaves."""
 
 
 class WarningBody(BaseModel):
@@ -313,16 +314,13 @@ def replica_routes(service: Service) -> APIRouter:
 
     @routes.post("/outcome")
     def outcome(caller: Caller, body: OutcomeBody) -> None:
-        """How the trial ended. A command that fails before it has joined others tells of itself alone."""
+        """How the trial ended. Of a command that leaves a trial, or has yet to join, it is how that ended alone."""
         trial = store.trial(caller.trial_id)
-        if (
-            body.error_type == COMMAND_FAILED
-            and trial.members
-            and caller.replica_id not in (*trial.members, *trial.published_members)
-        ):
-            logger.info("an outcome of no member trial=%s replica=%s", caller.trial_id, caller.replica_id)
+        stay = trial.published_members if trial.switching else trial.members
+        if body.of_command and trial.members and caller.replica_id not in stay:
+            logger.info("an end of no member trial=%s replica=%s", caller.trial_id, caller.replica_id)
             return
-        store.set_outcome(caller.trial_id, Outcome(**body.model_dump()))
+        store.set_outcome(caller.trial_id, Outcome(**body.model_dump(exclude={"of_command"})))
         service.measuring.forget(caller.trial_id)
         service.loop.wake()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Set
 
-from dist_core.link.environment import EXIT_PREEMPTED
+from dist_core.exit_statuses import EXIT_PREEMPTED
 from scheduler.loop.backoff import FAILED_JOIN_SECONDS, Backoff
 from scheduler.loop.hearing import Hearing
 from scheduler.loop.journal import Journal

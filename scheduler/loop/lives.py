@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from dist_core.link.environment import EXIT_PREEMPTED
+from dist_core.exit_statuses import EXIT_PREEMPTED
 from scheduler.knowledge.observer import Observer
 from scheduler.loop.backoff import FAILED_JOIN_SECONDS, Backoff
 from scheduler.loop.happenings import Happenings

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from dist_core.link.environment import EXIT_PREEMPTED
+from dist_core.exit_statuses import EXIT_PREEMPTED
 from trials.record import ReplicaRecord, TrialRecord
 from trials.replicas import replica_number, whole_replicas
 

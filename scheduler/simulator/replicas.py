@@ -6,8 +6,8 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from dist_core.exit_statuses import EXIT_PREEMPTED
 from dist_core.goodput import Hints
-from dist_core.link.environment import EXIT_PREEMPTED
 from scheduler.simulator.training import SimulatedTraining
 from trials.launch import InMemoryLauncher
 from trials.record import ReplicaRecord, ReplicaState, TrialRecord

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from dist_core.errors import InvalidTraining, PeerLost, ReplicaExit
+from dist_core.exit_statuses import EXIT_PREEMPTED
 from dist_core.generations.decision import Generation
 from dist_core.generations.group_needs import GroupNeeds
 from dist_core.generations.heal import Heal
@@ -20,7 +21,6 @@ from dist_core.generations.step_vote import StepVote
 from dist_core.generations.watch import Membership, Prepared
 from dist_core.generations.whole import Whole
 from dist_core.goodput import BatchBounds
-from dist_core.link.environment import EXIT_PREEMPTED
 from dist_core.link.news import News
 from dist_core.state.memory_limit import MemoryLimit
 from dist_core.state.persistence import Persistence

@@ -321,19 +321,36 @@ def test_what_cannot_be_kept_is_refused_in_a_sentence(site: Site, path: str, bod
     assert refused.json()["detail"]
 
 
-def test_a_replica_that_has_yet_to_join_does_not_say_how_the_trial_ended(site: Site) -> None:
-    """A command that fails while others train, such as one that came when they were about through."""
-    joiner = site.with_replica()
-    trial_id = joiner.rpartition("-")[0]
-    trial = site.store.trial(trial_id)
-    failed = {"kind": "error", "error_type": "CommandFailed", "message": "status 1"}
-    site.store.save_trial(replace(trial, generation=1, published=1, members=("a",), published_members=("a",)))
-    assert site.replica("POST", "/outcome", failed, name=joiner).status_code == 200
-    assert site.store.trial(trial_id).outcome is None
-    site.store.save_trial(replace(site.store.trial(trial_id), published=2, published_members=("a", joiner)))
-    assert site.replica("POST", "/outcome", failed, name=joiner).status_code == 200
-    told = site.store.trial(trial_id).outcome
-    assert told is not None and told.error_type == "CommandFailed"
+@pytest.mark.parametrize(
+    ("members", "published", "next_members", "counts"),
+    [
+        pytest.param((), 0, (), True, id="nobody trains"),
+        pytest.param((), 1, ("mine",), True, id="it begins"),
+        pytest.param(("mine",), 1, ("mine",), True, id="a member"),
+        pytest.param(("a",), 1, ("a",), False, id="has yet to join"),
+        pytest.param(("a",), 2, ("a", "mine"), True, id="is let in"),
+        pytest.param(("a", "mine"), 2, ("a",), False, id="leaves"),
+        pytest.param(("mine",), 2, (), False, id="pauses"),
+    ],
+)
+def test_a_command_that_leaves_or_has_yet_to_join_does_not_say_how_the_trial_ended(
+    site: Site, members: tuple[str, ...], published: int, next_members: tuple[str, ...], counts: bool
+) -> None:
+    replica = site.with_replica()
+    trial_id = replica.rpartition("-")[0]
+    named = [tuple(replica if name == "mine" else name for name in names) for names in (members, next_members)]
+    site.store.save_trial(
+        replace(
+            site.store.trial(trial_id),
+            generation=min(published, 1) if members else 0,
+            published=published,
+            members=named[0],
+            published_members=named[1],
+        )
+    )
+    ended = {"kind": "value", "value": None, "of_command": True}
+    assert site.replica("POST", "/outcome", ended, name=replica).status_code == 200
+    assert (site.store.trial(trial_id).outcome is not None) == counts
 
 
 def test_hints_are_kept_as_they_were_understood(site: Site) -> None:

@@ -6,7 +6,7 @@ import json
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -89,12 +89,17 @@ class Rig:
         slots_per_replica: int = 1,
         layout: str = "",
         replica_sizes: tuple[int, ...] = (),
+        command: Sequence[str] = (),
         **environ: str,
     ) -> str:
+        """``command``: what runs in place of ``entrypoint``, as a process of the replica."""
+        if command:
+            entrypoint = "tuner_bridge.in_replica.commands:run"
         spec = TrialSpec(
             study="s",
             number=0,
             entrypoint=entrypoint,
+            payload={"command": list(command)},
             max_replicas=8,
             slots_per_replica=slots_per_replica,
             replica_sizes=replica_sizes,
@@ -141,6 +146,7 @@ class Rig:
     def until_size(self, trial_id: str, replicas: int) -> None:
         def reached() -> bool:
             record = self.trial(trial_id)
+            assert not record.state.is_final, f"over before it had {replicas} replicas\n{self.story()}\n{self.logs()}"
             return len(record.members) == replicas and not record.switching
 
         with self.unhurried():

@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from dist_core.errors import ControlChannelError
+from dist_core.exit_statuses import EXIT_PEER_LOST, EXIT_PREEMPTED
 from dist_core.link.client import ControlChannel
-from dist_core.link.environment import EXIT_PEER_LOST, EXIT_PREEMPTED, ReplicaEnvironment
+from dist_core.link.environment import ReplicaEnvironment
 from trials.inside.packages import python_path, unpack
 from trials.inside.replica_start import run_replica
 from trials.inside.user_code import MOVED, moved_path

@@ -10,8 +10,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from dist_core.errors import ControlChannelError
+from dist_core.exit_statuses import EXIT_JOIN_AGAIN, EXIT_PEER_LOST, EXIT_PREEMPTED
 from dist_core.link.client import ControlChannel
-from dist_core.link.environment import COMMAND_FAILED, EXIT_PEER_LOST, EXIT_PREEMPTED, ReplicaEnvironment
+from dist_core.link.environment import ATTEMPTS, ReplicaEnvironment
 from dist_core.trial.plain_replica import Participant
 from trials.inside.user_code import moved_path
 from tuner_bridge.errors import InvalidSweep
@@ -68,26 +69,14 @@ def run_process(of_payload: Callable[[Payload], tuple[Sequence[str], Mapping[str
     channel = ControlChannel(environment)
     try:
         words, variables = of_payload(channel.request("GET", "/trial")["payload"])
-        process = subprocess.Popen(words, env={**os.environ, **variables})
-        # A shell passes no signal on; the replica's processes are a session of their own.
-        told: list[int] = []
-
-        def pass_on(number: int, _: Any) -> None:
-            told.append(number)
-            _tell_all(process.pid)
-
-        signal.signal(signal.SIGTERM, pass_on)
-        status = process.wait()
-        if told:
-            # However it took that: it was interrupted, and goes on elsewhere.
-            return EXIT_PREEMPTED
+        status = _run_until_joined(words, {**os.environ, **variables})
         if status in (EXIT_PREEMPTED, EXIT_PEER_LOST) or status < 0:
             return status if status > 0 else 128 - status
         if status == 0:
-            outcome: dict[str, Any] = {"kind": "value", "value": None}
+            outcome: dict[str, Any] = {"kind": "value", "value": None, "of_command": True}
         else:
             message = f"the trial command ended with status {status}"
-            outcome = {"kind": "error", "error_type": COMMAND_FAILED, "message": message}
+            outcome = {"kind": "error", "error_type": "CommandFailed", "message": message, "of_command": True}
         channel.request("POST", "/outcome", outcome, give_up_after=60.0)
         return min(status, 1)
     except OSError as error:
@@ -102,7 +91,28 @@ def run_process(of_payload: Callable[[Payload], tuple[Sequence[str], Mapping[str
         channel.close()
 
 
-def _tell_all(child: int) -> None:
-    """Ask every process of this session but this one to end."""
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    os.killpg(os.getpgid(child), signal.SIGTERM)
+def _run_until_joined(words: Sequence[str], environ: Mapping[str, str]) -> int:
+    """Exit status of the command, which runs again where it came too late to join its trial."""
+    told = False
+
+    def pass_on(*_: Any) -> None:
+        # A shell passes no signal on; the replica's processes are a session of their own.
+        nonlocal told
+        told = True
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        os.killpg(os.getpgrp(), signal.SIGTERM)
+
+    signal.signal(signal.SIGTERM, pass_on)
+    attempts = 0
+    while True:
+        process = subprocess.Popen(words, env={**environ, ATTEMPTS: str(attempts)})
+        if told and attempts:
+            # It may have begun after the signal; one that has yet to join has nothing to save.
+            process.kill()
+        status = process.wait()
+        if told:
+            # However it took that: it was interrupted, and goes on elsewhere.
+            return EXIT_PREEMPTED
+        if status != EXIT_JOIN_AGAIN:
+            return status
+        attempts += 1

@@ -14,7 +14,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from dist_core.errors import ReplicaExit
+from dist_core.errors import JoinAgain, ReplicaExit, RunAgain
 from trials.inside.user_code import moved_path
 from tuner_bridge.errors import InvalidSweep
 from tuner_bridge.in_replica.shipping import lies_among_installed
@@ -39,7 +39,7 @@ class Script:
         """As Python would run it. Raises what it raises; RuntimeError where it ends with a status other than 0."""
         try:
             self._run()
-        except ReplicaExit:
+        except (ReplicaExit, RunAgain, JoinAgain):
             raise
         except SystemExit as leaving:
             if leaving.code not in (None, 0):

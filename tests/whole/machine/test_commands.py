@@ -1,0 +1,110 @@
+"""A training that is a process within its replica: it comes late, is grown, shrunk, paused and killed all the same."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from tests.support.project import ROOT
+from tests.support.rig import Rig
+from tests.support.training_code import EPOCHS, SAMPLES
+from trials.launch import LocalLauncher
+from trials.states import TrialState
+
+CODE = [sys.executable, "-c", "from tests.support.training_code import train; train()"]
+"""No more than the training: nothing catches what it ends with."""
+LATE = """
+import os, time
+import dist_core
+from tests.support.training_code import get_core, train
+
+remaining = dist_core.remaining_epochs_until
+
+def late(epochs):
+    for epoch in remaining(epochs):
+        # The epoch that it has asked for passes.
+        if get_core().is_outside and os.environ["ELASTUNE_ATTEMPTS"] == "0":
+            time.sleep(float(os.environ["LATE_SECONDS"]))
+        yield epoch
+
+dist_core.remaining_epochs_until = late
+train()
+"""
+
+
+@pytest.fixture(scope="module")
+def launcher() -> Iterator[LocalLauncher]:
+    made = LocalLauncher(slots=4)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def rig(tmp_path: Path, launcher: LocalLauncher) -> Iterator[Rig]:
+    made = Rig(tmp_path, launcher=launcher)
+    yield made
+    made.close()
+
+
+def submit(rig: Rig, replicas: int, command: Sequence[str], **environ: str) -> str:
+    return rig.submit(replicas, command=command, **{"PYTHONPATH": str(ROOT), **environ})  # type: ignore[arg-type]
+
+
+def assert_trained_once(rig: Rig, trial_id: str, epochs: int = EPOCHS) -> None:
+    record = rig.until_over(trial_id)
+    assert record.state is TrialState.SUCCEEDED, f"{record.reason}\n{rig.story()}\n{rig.logs()}"
+    assert record.losses == 0
+    trained = rig.samples_by_epoch()
+    assert sorted(trained) == list(range(epochs))
+    for samples in trained.values():
+        assert sorted(samples) == list(range(SAMPLES))
+
+
+@pytest.mark.slow
+def test_one_that_comes_too_late_comes_again(rig: Rig) -> None:
+    trial_id = submit(rig, 1, [sys.executable, "-c", LATE], EPOCHS="20", LATE_SECONDS="6")
+    rig.until_size(trial_id, 1)
+    rig.want(trial_id, 2)
+    rig.until_size(trial_id, 2)
+    assert_trained_once(rig, trial_id, 20)
+    joiner = [row for row in rig.store.replicas(live_only=False) if row.launch_index > 0]
+    assert len(joiner) == 1
+    assert [row["world_size"] for row in rig.rows() if row["replica"] == joiner[0].replica_id][:1] == [2]
+
+
+def test_one_that_leaves_does_not_end_the_trial(rig: Rig) -> None:
+    trial_id = submit(rig, 2, CODE, STEP_SECONDS="0.05")
+    rig.until_size(trial_id, 2)
+    rig.until_step(5)
+    rig.want(trial_id, 1)
+    rig.until_size(trial_id, 1)
+    assert_trained_once(rig, trial_id)
+
+
+def test_a_paused_one_goes_on_where_it_was(rig: Rig) -> None:
+    trial_id = submit(rig, 1, CODE)
+    rig.until_size(trial_id, 1)
+    rig.until_step(20)
+    rig.want(trial_id, 0)
+    rig.until(lambda: rig.trial(trial_id).state is TrialState.PAUSED, "the pause")
+    rig.want(trial_id, 2)
+    assert_trained_once(rig, trial_id)
+
+
+def test_a_killed_one_is_left_behind(rig: Rig) -> None:
+    trial_id = submit(rig, 2, CODE, DIE_IN="all-reduce", DIE_RANK="1", STEP_SECONDS="0.05")
+    rig.until_size(trial_id, 2)
+    assert_trained_once(rig, trial_id)
+    assert (rig.trace / "died").exists()
+
+
+def test_a_failing_one_ends_the_trial(rig: Rig) -> None:
+    trial_id = submit(rig, 2, CODE, RAISE_AT_SIZE="2")
+    with rig.unhurried():
+        record = rig.until_over(trial_id)
+    assert record.state is TrialState.FAILED
+    assert "status 1" in record.reason.sentence
+    assert "on purpose, on the last rank" in rig.logs()
