@@ -49,6 +49,12 @@ def test_commands_that_start_a_script_of_this_python(
     assert as_script(given, "/code", PYTHON_FOLDER) == Script(path=path, module=module, arguments=arguments)
 
 
+def test_code_is_a_script_as_well() -> None:
+    found = as_script("python -c 'import sys; print(sys.argv)' --lr 0.1", "/code", PYTHON_FOLDER)
+    code = "import sys; print(sys.argv)"
+    assert found == Script(path=None, module=None, arguments=("--lr", "0.1"), code=code)
+
+
 @pytest.mark.parametrize(
     "given",
     [
@@ -57,7 +63,8 @@ def test_commands_that_start_a_script_of_this_python(
         "cd x && python train.py",
         "python train.py $HOME",
         "LR=1 python train.py",
-        "python -c 'print(1)'",
+        "python -c",
+        "python -O train.py",
         "python",
         "python -m",
         "/no/such/python train.py",

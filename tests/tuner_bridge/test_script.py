@@ -107,6 +107,12 @@ class TestInASweep:
         optimize(made, script("-m train --steps 1"), n_trials=1)
         assert made.trials[0].state is optuna.trial.TrialState.COMPLETE
 
+    def test_code_is_run_as_python_would(self, train: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.chdir(train.parent)
+        made = optuna.create_study()
+        optimize(made, script(["python", "-c", TRAIN, "--steps", "2"]), n_trials=1)
+        assert made.trials[0].value == made.trials[0].intermediate_values[1]
+
 
 def test_a_script_runs_alone_with_parameters_of_its_own(train: Path) -> None:
     run = subprocess.run(

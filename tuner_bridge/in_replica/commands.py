@@ -45,7 +45,7 @@ def _here(command: Sequence[str]) -> list[str]:
 
 
 def _is_python(command: Sequence[str]) -> bool:
-    """Whether it is a script or module; ``python -c`` and other options need a process."""
+    """Whether it is a script, a module or code; Python's other options need a process."""
     if not starts_python(command[0]):
         return False
     try:

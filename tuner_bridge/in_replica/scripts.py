@@ -8,10 +8,12 @@ import re
 import runpy
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from dist_core.errors import JoinAgain, ReplicaExit, RunAgain
@@ -22,18 +24,24 @@ from tuner_bridge.in_replica.shipping import lies_among_installed
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Script:
-    """``path`` of a file, or the name of a ``module``, that each replica runs as its main program."""
+    """``path`` of a file, the name of a ``module``, or ``code``, that each replica runs as its main program."""
 
     path: str | None
     module: str | None
     arguments: tuple[str, ...]
+    code: str | None = None
 
     def to_json(self) -> dict[str, Any]:
-        return {"path": self.path, "module": self.module, "arguments": list(self.arguments)}
+        return {"path": self.path, "module": self.module, "arguments": list(self.arguments), "code": self.code}
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> Script:
-        return cls(path=document["path"], module=document["module"], arguments=tuple(document["arguments"]))
+        return cls(
+            path=document["path"],
+            module=document["module"],
+            arguments=tuple(document["arguments"]),
+            code=document.get("code"),
+        )
 
     def run(self) -> None:
         """As Python would run it. Raises what it raises; RuntimeError where it ends with a status other than 0."""
@@ -51,6 +59,12 @@ class Script:
             sys.argv = [path, *self.arguments]
             sys.path.insert(0, os.path.dirname(path))
             runpy.run_path(path, run_name="__main__")
+        elif self.code is not None:
+            sys.argv = ["-c", *self.arguments]
+            sys.path.insert(0, "")
+            main = ModuleType("__main__")
+            with _as_main(main):
+                exec(compile(self.code, "<string>", "exec"), main.__dict__)  # noqa: S102  # as the user has asked
         else:
             assert self.module is not None
             sys.argv = [self.module, *self.arguments]
@@ -62,10 +76,10 @@ class Script:
         Not the user's own modules: a script may be started from another folder than its own, and its modules may ask
         for the trial while they are imported.
         """
-        if self.path is None:
+        if self.path is None and self.code is None:
             return ()
         try:
-            tree = ast.parse(Path(self.path).read_bytes())
+            tree = ast.parse(Path(self.path).read_bytes() if self.path is not None else self.code or "")
         except (OSError, SyntaxError, ValueError):
             return ()
         names: dict[str, None] = {}
@@ -75,6 +89,16 @@ class Script:
             elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
                 names[node.module] = None
         return tuple(name for name in names if _is_installed(name.partition(".")[0]))
+
+
+@contextmanager
+def _as_main(module: ModuleType) -> Iterator[None]:
+    before = sys.modules["__main__"]
+    sys.modules["__main__"] = module
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = before
 
 
 def _is_installed(package: str) -> bool:
@@ -92,10 +116,12 @@ def starts_python(word: str) -> bool:
 
 
 def program_of(words: Sequence[str], folder: str) -> Script | None:
-    """What the words behind ``python`` run, a file of ``folder`` or a module; None for other options of Python's."""
+    """What the words behind ``python`` run: a file of ``folder``, a module or code; None for Python's other options."""
     rest = words[1:] if words[:1] == ["-u"] else words
     if rest[:1] == ["-m"] and len(rest) > 1:
         return Script(path=None, module=rest[1], arguments=tuple(rest[2:]))
+    if rest[:1] == ["-c"] and len(rest) > 1:
+        return Script(path=None, module=None, arguments=tuple(rest[2:]), code=rest[1])
     if not rest or rest[0].startswith("-"):
         return None
     return Script(path=os.path.join(folder, rest[0]), module=None, arguments=tuple(rest[1:]))
@@ -105,7 +131,8 @@ def script(command: str | Sequence[str]) -> Script:
     """A script and its arguments for ``optimize``: ``script("train.py --epochs 50")``.
 
     ``command``: one text, split as a shell would, or a list of texts; a leading ``python`` is left out, ``-m module``
-    works. The script calls ``tuner_bridge.current_trial()``. Raises InvalidSweep for a file that is not there.
+    and ``-c code`` work. The script calls ``tuner_bridge.current_trial()``. Raises InvalidSweep for a file that is not
+    there.
     """
     words = shlex.split(command) if isinstance(command, str) else [str(word) for word in command]
     if words and starts_python(words[0]):

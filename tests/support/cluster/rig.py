@@ -175,6 +175,20 @@ class Installed:
     def environ(self) -> dict[str, str]:
         return {**os.environ, "ELASTUNE_URL": self.url, "ELASTUNE_TOKEN": self.token, "OMP_NUM_THREADS": "1"}
 
+    def sweep(self, *words: str, folder: Path, **environ: str) -> str:
+        """What a script of ``folder`` prints that runs on this machine, and has its trials on the cluster."""
+        sweep = subprocess.run(
+            [sys.executable, *words],
+            cwd=folder,
+            env={**self.environ(), **environ},
+            capture_output=True,
+            text=True,
+            timeout=240,
+            check=False,
+        )
+        assert sweep.returncode == 0, sweep.stderr
+        return sweep.stdout
+
     def answers(self) -> bool:
         client = self.client()
         try:

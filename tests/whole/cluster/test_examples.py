@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import re
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -35,15 +33,6 @@ def test_a_trial_by_hand_grows_and_trains_each_epoch_once(cluster: Installed) ->
 @pytest.mark.timeout(300)
 def test_a_sweep_runs_from_this_machine(cluster: Installed, tmp_path: Path) -> None:
     shutil.copy(EXAMPLES / "sweep.py", tmp_path)
-    sweep = subprocess.run(
-        [sys.executable, "sweep.py", "4"],
-        cwd=tmp_path,
-        env=cluster.environ(),
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
-    assert sweep.returncode == 0, sweep.stderr
-    found = re.search(r"best: accuracy ([0-9.]+)", sweep.stdout)
-    assert found is not None and float(found.group(1)) > 0.85, sweep.stdout
+    said = cluster.sweep("sweep.py", "4", folder=tmp_path)
+    found = re.search(r"best: accuracy ([0-9.]+)", said)
+    assert found is not None and float(found.group(1)) > 0.85, said

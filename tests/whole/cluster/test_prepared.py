@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -48,17 +46,7 @@ if __name__ == "__main__":
 @pytest.mark.timeout(300)
 def test_each_part_is_made_once_on_any_node(cluster: Installed, tmp_path: Path) -> None:
     (tmp_path / "sweep.py").write_text(SWEEP)
-    sweep = subprocess.run(
-        [sys.executable, "sweep.py"],
-        cwd=tmp_path,
-        env=cluster.environ(),
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
-    assert sweep.returncode == 0, sweep.stderr
-    assert "all have seen it" in sweep.stdout
+    assert "all have seen it" in cluster.sweep("sweep.py", folder=tmp_path)
     client = cluster.client()
     mine = [each for each in client.request("GET", "/trials") if each["study"].startswith("prepares")]
     assert len(mine) == 8

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -158,11 +156,7 @@ def test_a_sweep_lives_in_its_teams_namespace(cluster: Installed, tmp_path: Path
     spec = {"weight": 2, "quota": 1, "template": template}
     apply({"apiVersion": "elastune.dev/v1", "kind": "Study", "metadata": metadata, "spec": spec})
     (tmp_path / "tune.py").write_text(SWEEP)
-    environ = cluster.environ() | {"ELASTUNE_NAMESPACE": TEAM}
-    sweep = subprocess.run(
-        [sys.executable, "tune.py"], cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=150
-    )
-    assert sweep.returncode == 0, sweep.stderr
+    cluster.sweep("tune.py", folder=tmp_path, ELASTUNE_NAMESPACE=TEAM)
     client = cluster.client()
     trials = [each for each in client.request("GET", "/trials") if each["trial_id"].startswith(f"{TEAM}.beforehand-")]
     assert [each["state"] for each in trials] == ["succeeded"] * 2

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,7 +14,7 @@ from tests.support.training_code import EPOCHS, SAMPLES
 from trials.launch import LocalLauncher
 from trials.states import TrialState
 
-CODE = [sys.executable, "-c", "from tests.support.training_code import train; train()"]
+CODE = "from tests.support.training_code import train; train()"
 """No more than the training: nothing catches what it ends with."""
 LATE = """
 import os, time
@@ -49,7 +49,8 @@ def rig(tmp_path: Path, launcher: LocalLauncher) -> Iterator[Rig]:
     made.close()
 
 
-def submit(rig: Rig, replicas: int, command: Sequence[str], **environ: str) -> str:
+def submit(rig: Rig, replicas: int, code: str, **environ: str) -> str:
+    command = ["/bin/sh", "-c", 'exec "$0" -c "$1"', sys.executable, code]
     return rig.submit(replicas, command=command, **{"PYTHONPATH": str(ROOT), **environ})  # type: ignore[arg-type]
 
 
@@ -65,7 +66,7 @@ def assert_trained_once(rig: Rig, trial_id: str, epochs: int = EPOCHS) -> None:
 
 @pytest.mark.slow
 def test_one_that_comes_too_late_comes_again(rig: Rig) -> None:
-    trial_id = submit(rig, 1, [sys.executable, "-c", LATE], EPOCHS="20", LATE_SECONDS="6")
+    trial_id = submit(rig, 1, LATE, EPOCHS="20", LATE_SECONDS="6")
     rig.until_size(trial_id, 1)
     rig.want(trial_id, 2)
     rig.until_size(trial_id, 2)
