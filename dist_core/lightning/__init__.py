@@ -6,9 +6,11 @@ Importing this package loads nothing of Lightning's; the name is registered once
 from __future__ import annotations
 
 import sys
+from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from dist_core.lightning.package import PACKAGES
 from dist_core.when_imported import when_imported
 
 if TYPE_CHECKING:
@@ -18,7 +20,6 @@ if TYPE_CHECKING:
 __all__ = ["ElasticEnvironment", "ElasticStrategy"]
 
 _HOME = {"ElasticEnvironment": "environment", "ElasticStrategy": "strategy"}
-_STRATEGIES = "lightning.pytorch.strategies"
 
 
 def __getattr__(name: str) -> Any:
@@ -27,11 +28,12 @@ def __getattr__(name: str) -> Any:
     return getattr(import_module(f"dist_core.lightning.{_HOME[name]}"), name)
 
 
-def _register() -> None:
-    import_module("dist_core.lightning.registration").register()
+def _register(package: str) -> None:
+    import_module("dist_core.lightning.registration").register(package)
 
 
-if _STRATEGIES in sys.modules:
-    _register()
-else:
-    when_imported(_STRATEGIES, _register)
+for _package in PACKAGES:
+    if f"{_package}.strategies" in sys.modules:
+        _register(_package)
+    else:
+        when_imported(f"{_package}.strategies", partial(_register, _package))

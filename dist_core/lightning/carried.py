@@ -6,7 +6,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-from lightning.pytorch.callbacks import Timer
+
+from dist_core.lightning.package import Timer
 
 _SHOWN = ("_callback_metrics", "_logged_metrics", "_progress_bar_metrics")
 """Of the logger connector: the latest value of each metric."""

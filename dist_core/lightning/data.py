@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterator
 from typing import Any, cast
 
-from lightning.pytorch.loops.fetchers import _DataFetcher
 from torch.utils._pytree import tree_unflatten
 
+from dist_core.lightning.package import _DataFetcher
 from dist_core.training.loader import AdaptiveDataLoader
 
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 
-from lightning.fabric.plugins.environments.cluster_environment import ClusterEnvironment
-
+from dist_core.lightning.package import ClusterEnvironment
 from dist_core.trial.current import get_core
 
 

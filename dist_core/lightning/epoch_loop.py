@@ -10,12 +10,10 @@ import math
 from collections import OrderedDict
 from typing import Any
 
-from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
-from lightning.pytorch.trainer import call
-
 from dist_core.lightning.carried import CarriedProgress, set_counts
 from dist_core.lightning.data import Exhausted, StepFetcher, TrainingBatches
 from dist_core.lightning.metrics import reset_metrics
+from dist_core.lightning.package import _TrainingEpochLoop, call
 from dist_core.lightning.refusals import refuse_unfrozen
 from dist_core.lightning.results import SummedResults
 from dist_core.training.model import AdaptiveDataParallel

@@ -7,13 +7,10 @@ import sys
 from collections.abc import Generator, Iterator
 from typing import Any, cast
 
-from lightning.pytorch.loops.evaluation_loop import _EvaluationLoop
-from lightning.pytorch.loops.fit_loop import _FitLoop
-from lightning.pytorch.trainer.connectors.logger_connector.logger_connector import _LoggerConnector
-
 from dist_core.lightning.carried import set_counts
 from dist_core.lightning.data import StepFetcher
 from dist_core.lightning.epoch_loop import ElasticEpochLoop
+from dist_core.lightning.package import _EvaluationLoop, _FitLoop, _LoggerConnector
 from dist_core.lightning.refusals import refuse_another, refuse_several
 from dist_core.training.api import remaining_epochs_until
 

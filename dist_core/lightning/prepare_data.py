@@ -7,8 +7,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from lightning.pytorch.trainer.connectors.data_connector import _DataConnector
-
+from dist_core.lightning.package import _DataConnector
 from dist_core.preparation.claims import Claims
 from dist_core.trial.current import get_core
 

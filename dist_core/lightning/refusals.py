@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import Any
 
 from dist_core.errors import InvalidTraining
+from dist_core.lightning.package import callbacks, is_param_in_hook_signature, settled
 
 _NEEDED = ("update_lr_schedulers", "_should_check_val_fx", "_accumulated_batches_reached", "_num_ready_batches_reached")
 OLDEST_LIGHTNING = "2.6"
@@ -13,19 +15,16 @@ OLDEST_LIGHTNING = "2.6"
 def refuse_old_lightning(epoch_loop: Any) -> None:
     missing = [name for name in _NEEDED if not hasattr(epoch_loop, name)]
     if missing:
-        import lightning
-
+        package = settled()
+        version = import_module(package).__version__
         raise InvalidTraining(
-            f"lightning {lightning.__version__} is not known to the elastic strategy, which needs its training loop's "
+            f"{package} {version} is not known to the elastic strategy, which needs its training loop's "
             f"{missing[0]}(); install lightning>={OLDEST_LIGHTNING}"
         )
 
 
 def refuse_trainer(trainer: Any, *, in_trial: bool) -> None:
     """``trainer``: Lightning's, about to fit."""
-    from lightning.pytorch import callbacks
-    from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
-
     for callback in trainer.callbacks:
         for name, why in _REFUSED.items():
             kind = getattr(callbacks, name, None)

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+from functools import partial
+from importlib import import_module
 from typing import Any
+
+from dist_core.lightning.package import settle
 
 NAME = "elastune"
 
 
-def register() -> None:
-    from lightning.pytorch.strategies import StrategyRegistry
+def register(package: str) -> None:
+    """``package``: whose trainers may ask for it, one of ``PACKAGES``."""
+    registry = import_module(f"{package}.strategies").StrategyRegistry
+    if NAME not in registry:
+        made = partial(_make, package)
+        registry.register(NAME, made, description="replicas that come and go while the trainer runs")
 
-    if NAME not in StrategyRegistry:
-        StrategyRegistry.register(NAME, _make, description="replicas that come and go while the trainer runs")
 
-
-def _make(**options: Any) -> Any:
+def _make(package: str, **options: Any) -> Any:
+    settle(package)
     from dist_core.lightning.strategy import ElasticStrategy
 
     return ElasticStrategy(**options)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from lightning.pytorch import Callback
-
+from dist_core.lightning.package import Callback
 from dist_core.trial.current import get_core
 from dist_core.trial.metrics import tell_metrics
 

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from lightning.pytorch.trainer.connectors.logger_connector.result import _ResultCollection
 
+from dist_core.lightning.package import _ResultCollection
 from dist_core.training.accumulator import Accumulator
 from dist_core.trial.core import TrainingCore
 

@@ -12,9 +12,6 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import torch
-from lightning.fabric.utilities import rank_zero
-from lightning.pytorch.strategies import SingleDeviceStrategy
-from lightning.pytorch.trainer.states import TrainerFn
 from torch.utils.data import DataLoader
 
 from dist_core.errors import InvalidTraining
@@ -25,6 +22,7 @@ from dist_core.lightning.environment import ElasticEnvironment
 from dist_core.lightning.epoch_loop import STATE, ElasticEpochLoop
 from dist_core.lightning.fit_loop import ElasticFitLoop, ElasticLoggerConnector, ElasticValidationLoop
 from dist_core.lightning.metrics import metrics_of_all_samples
+from dist_core.lightning.package import SingleDeviceStrategy, TrainerFn, rank_zero
 from dist_core.lightning.prepare_data import ElasticDataConnector
 from dist_core.lightning.refusals import refuse_old_lightning, refuse_trainer
 from dist_core.lightning.registration import NAME

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import functools
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.support.habits import GROWN, PAIR, RESCALED, Kit, as_trial, examples, in_plain_pytorch, with_a_loss
+from tests.support.project import ROOT
 
 pytest.importorskip("lightning")
 
@@ -117,6 +121,44 @@ def test_a_batch_that_adapts_makes_fewer_steps_that_count_as_the_same_number() -
     assert len(logged) <= len(plain_logged)
     assert all(mine - theirs < 25 for mine, theirs in zip(validated, plain_validated, strict=True))
     assert loss < 1.5 * plain_loss + 0.2
+
+
+OTHERWISE = """
+import sys
+
+import pytest
+
+from tests.support.habits import GROWN, as_trial, in_plain_pytorch
+import written_otherwise as written
+from dist_core.errors import InvalidTraining
+import dist_core.lightning
+
+for habit in (written.supervised, written.by_hand, written.with_a_data_module):
+    expected = in_plain_pytorch(habit)
+    for replicas in (1, GROWN):
+        results = [each for each in as_trial(habit, replicas) if each is not None]
+        for found in results:
+            assert found[0] == pytest.approx(expected[0], abs=2e-4)
+        assert [row[:2] for row in results[0][1]] == [row[:2] for row in expected[1]]
+
+plainly = {"strategy": "elastune", "logger": False, "enable_checkpointing": False}
+written.pl.Trainer(**plainly)
+assert "lightning.pytorch" not in sys.modules
+import lightning.pytorch
+with pytest.raises(InvalidTraining, match="import one of the two everywhere"):
+    lightning.pytorch.Trainer(**plainly)
+"""
+
+
+def test_trainers_of_its_other_package_are_served_as_well(tmp_path: Path) -> None:
+    """``import pytorch_lightning``: nothing but the imports differs."""
+    code = Path(written.__file__).read_text().replace("lightning.pytorch", "pytorch_lightning")
+    (tmp_path / "written_otherwise.py").write_text(code)
+    environ = {**os.environ, "PYTHONPATH": f"{ROOT}:{tmp_path}"}
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", OTHERWISE], env=environ, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
 
 
 def test_what_cannot_be_trained_is_refused_in_one_sentence(tmp_path: Path) -> None:
