@@ -58,7 +58,7 @@ def main() -> int:
         run_training(core, train)
         return 0
     except ReplicaExit as leaving:
-        return int(leaving.code or 0)
+        return leaving.status
     except PeerLost:
         return 75
     finally:

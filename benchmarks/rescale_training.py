@@ -91,7 +91,7 @@ def run(code: Callable[[], None]) -> int:
     try:
         run_training(core, code)
     except ReplicaExit as leaving:
-        return int(leaving.code or 0)
+        return leaving.status
     except PeerLost:
         return 75
     finally:

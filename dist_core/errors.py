@@ -13,7 +13,7 @@ them, and so that a process of which the suite runs no more than the training en
 
 from __future__ import annotations
 
-from dist_core.exit_statuses import EXIT_JOIN_AGAIN, EXIT_PEER_LOST
+from dist_core.exit_statuses import EXIT_JOIN_AGAIN, EXIT_LEFT, EXIT_PEER_LOST
 
 
 class DistCoreError(Exception):
@@ -41,11 +41,15 @@ class PeerLost(DistCoreError):
 
 
 class ReplicaExit(SystemExit):
-    """This replica leaves; ``reason`` is ``left``, ``paused`` or ``preempted``."""
+    """This replica leaves; ``reason`` is ``left``, ``paused`` or ``preempted``.
 
-    def __init__(self, reason: str, code: int = 0) -> None:
-        super().__init__(code)
+    ``status``: of a replica that the suite runs. A process where nobody catches it says that it has left.
+    """
+
+    def __init__(self, reason: str, status: int = 0) -> None:
+        super().__init__(status or EXIT_LEFT)
         self.reason = reason
+        self.status = status
 
 
 class RunAgain(SystemExit):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from importlib import import_module
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from dist_core.errors import InvalidTraining
@@ -90,8 +91,9 @@ def settle(package: str) -> None:
 
 def settled() -> str:
     if _settled is None:
-        has_other_alone = "pytorch_lightning" in sys.modules and "lightning.pytorch" not in sys.modules
-        settle("pytorch_lightning" if has_other_alone else "lightning.pytorch")
+        imported = [package for package in PACKAGES if package in sys.modules]
+        installed = [package for package in PACKAGES if find_spec(package.partition(".")[0]) is not None]
+        settle((imported or installed or list(PACKAGES))[0])
     assert _settled is not None
     return _settled
 

@@ -19,7 +19,7 @@ def refuse_old_lightning(epoch_loop: Any) -> None:
         version = import_module(package).__version__
         raise InvalidTraining(
             f"{package} {version} is not known to the elastic strategy, which needs its training loop's "
-            f"{missing[0]}(); install lightning>={OLDEST_LIGHTNING}"
+            f"{missing[0]}(); install version {OLDEST_LIGHTNING} or newer"
         )
 
 

@@ -20,6 +20,10 @@ from dist_core.trial.core import TrainingCore
 MOST_DRY_BATCHES = 64
 """A joiner that has taken no gradient by then takes none in this loop."""
 _PROGRESS_TOLERANCE = 1e-9
+_LEFT_BY_COUNT = (
+    "the training loop was left after {} batches, as many as len(loader) said when it began; with a batch size that "
+    "adapts a pass takes another number. Code that counts batches should let the loop run to its end"
+)
 
 
 class LoopMarks:
@@ -168,15 +172,14 @@ class TrainingLoop:
         left_by_count = stepped and marks.handed_out == marks.promised and self._loader.cursor.left and is_left
         if left_by_count and marks.uncounted and marks.may_be_counted and not core.models.staleness:
             # Whoever counts batches leaves before all samples were trained.
+            if core.environment is None:
+                # Alone, nobody runs the script again.
+                core.warn(_LEFT_BY_COUNT.format(marks.handed_out))
             core.leaving.postpone(RunAgain(in_loop=True))
         elif uncounted:
             core.warn("the training loop was left at a step in which a replica was lost: that step does not count")
         elif left_by_count:
-            core.warn(
-                f"the training loop was left after {marks.handed_out} batches, as many as len(loader) said when it "
-                "began; with a batch size that adapts a pass takes another number. Code that counts batches should "
-                "let the loop run to its end"
-            )
+            core.warn(_LEFT_BY_COUNT.format(marks.handed_out))
 
     def complete_step(self, core: TrainingCore) -> None:
         """The epoch ends while an iterator over this loader is still held: its last step counts now."""

@@ -14,6 +14,7 @@ from types import TracebackType
 
 from dist_core.errors import ControlChannelError, PeerLost
 from dist_core.exit_statuses import EXIT_PEER_LOST
+from dist_core.torch_private import killed_data_workers
 from dist_core.trial.plain_replica import Participant
 
 End = Callable[[int], None]
@@ -26,6 +27,8 @@ def tell_by_status(replica: Participant, *, end: End = os._exit) -> None:
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         before(kind, error, trace)
         if comes_of_loss(replica.present, error):
+            # With what there is to be told, such as a bound of the batch that has just been learnt.
+            replica.present.close()
             _end(end, EXIT_PEER_LOST)
 
     sys.excepthook = hook
@@ -38,6 +41,8 @@ def comes_of_loss(replica: Participant, error: BaseException) -> bool:
     Raises InvalidTraining where no smaller batch is allowed.
     """
     if isinstance(error, PeerLost | ControlChannelError) or replica.broken is not None or replica.was_torn(error):
+        return True
+    if killed_data_workers(error):
         return True
     try:
         return replica.can_run_again(error)

@@ -158,7 +158,12 @@ def replica_routes(service: Service) -> APIRouter:
     @routes.get("/trial")
     def own_trial(caller: Caller) -> dict[str, Any]:
         trial = store.trial(caller.trial_id)
-        return {"number": trial.spec.number, "study": trial.spec.study, "payload": dict(trial.spec.payload)}
+        return {
+            "number": trial.spec.number,
+            "study": trial.spec.study,
+            "payload": dict(trial.spec.payload),
+            "generation": trial.published,
+        }
 
     @routes.get("/position")
     def position(caller: Caller, attempt: int = 0) -> dict[str, Any]:

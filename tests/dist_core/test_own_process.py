@@ -18,6 +18,8 @@ from tests.support.project import ROOT
     [
         ("raise JoinAgain", 76),
         ("raise RunAgain", 75),
+        ("raise ReplicaExit('left')", 77),
+        ("raise ReplicaExit('preempted', 143)", 143),
         ("raise PeerLost('gone')", 75),
         ("raise ValueError('a mistake')", 1),
         ("get_core().leaving.postpone(PeerLost('gone'))", 75),

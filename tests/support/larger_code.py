@@ -109,7 +109,7 @@ def main() -> int:
             core.channel.request("POST", "/outcome", {"kind": "value", "value": outputs})
         return 0
     except ReplicaExit as leaving:
-        return int(leaving.code or 0)
+        return leaving.status
     except PeerLost as error:
         print(error, file=sys.stderr)
         return 75

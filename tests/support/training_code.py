@@ -198,7 +198,7 @@ def main() -> int:
             core.channel.request("POST", "/outcome", {"kind": "value", "value": weights})
         return 0
     except ReplicaExit as leaving:
-        return int(leaving.code or 0)
+        return leaving.status
     except PeerLost:
         return 75
     except RuntimeError as error:

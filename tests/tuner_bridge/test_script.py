@@ -110,7 +110,8 @@ class TestInASweep:
     def test_code_is_run_as_python_would(self, train: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.chdir(train.parent)
         made = optuna.create_study()
-        optimize(made, script(["python", "-c", TRAIN, "--steps", "2"]), n_trials=1)
+        typed = "def f(x: int): ...\nassert f.__annotations__ == {'x': int}\n"
+        optimize(made, script(["python", "-c", typed + TRAIN, "--steps", "2"]), n_trials=1)
         assert made.trials[0].value == made.trials[0].intermediate_values[1]
 
 

@@ -10,14 +10,17 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from dist_core.errors import ControlChannelError
-from dist_core.exit_statuses import EXIT_JOIN_AGAIN, EXIT_PEER_LOST, EXIT_PREEMPTED
+from dist_core.exit_statuses import EXIT_JOIN_AGAIN, EXIT_LEFT, EXIT_PEER_LOST, EXIT_PREEMPTED
 from dist_core.link.client import ControlChannel
 from dist_core.link.environment import ATTEMPTS, ReplicaEnvironment
 from dist_core.trial.plain_replica import Participant
 from trials.inside.user_code import moved_path
 from tuner_bridge.errors import InvalidSweep
 from tuner_bridge.in_replica.run import run_replica
-from tuner_bridge.in_replica.scripts import script, starts_python
+from tuner_bridge.in_replica.scripts import is_another_python, script, starts_python
+
+KILLED = 128 + signal.SIGKILL
+"""As shells say it."""
 
 Payload = Mapping[str, Any]
 
@@ -46,7 +49,7 @@ def _here(command: Sequence[str]) -> list[str]:
 
 def _is_python(command: Sequence[str]) -> bool:
     """Whether it is a script, a module or code; Python's other options need a process."""
-    if not starts_python(command[0]):
+    if not starts_python(command[0]) or is_another_python(command[0]):
         return False
     try:
         script(command)
@@ -69,8 +72,10 @@ def run_process(of_payload: Callable[[Payload], tuple[Sequence[str], Mapping[str
     channel = ControlChannel(environment)
     try:
         words, variables = of_payload(channel.request("GET", "/trial")["payload"])
-        status = _run_until_joined(words, {**os.environ, **variables})
-        if status in (EXIT_PREEMPTED, EXIT_PEER_LOST) or status < 0:
+        status = _run_until_joined(channel, words, {**os.environ, **variables})
+        if status == EXIT_LEFT:
+            return 0
+        if status in (EXIT_PREEMPTED, EXIT_PEER_LOST, KILLED) or status < 0:
             return status if status > 0 else 128 - status
         if status == 0:
             outcome: dict[str, Any] = {"kind": "value", "value": None, "of_command": True}
@@ -81,7 +86,7 @@ def run_process(of_payload: Callable[[Payload], tuple[Sequence[str], Mapping[str
         return min(status, 1)
     except OSError as error:
         message = f"the trial command cannot be run: {error}"
-        outcome = {"kind": "error", "error_type": type(error).__name__, "message": message}
+        outcome = {"kind": "error", "error_type": type(error).__name__, "message": message, "of_command": True}
         channel.request("POST", "/outcome", outcome, give_up_after=60.0)
         return 1
     except ControlChannelError as error:
@@ -91,7 +96,7 @@ def run_process(of_payload: Callable[[Payload], tuple[Sequence[str], Mapping[str
         channel.close()
 
 
-def _run_until_joined(words: Sequence[str], environ: Mapping[str, str]) -> int:
+def _run_until_joined(channel: ControlChannel, words: Sequence[str], environ: Mapping[str, str]) -> int:
     """Exit status of the command, which runs again where it came too late to join its trial."""
     told = False
 
@@ -106,13 +111,14 @@ def _run_until_joined(words: Sequence[str], environ: Mapping[str, str]) -> int:
     attempts = 0
     while True:
         process = subprocess.Popen(words, env={**environ, ATTEMPTS: str(attempts)})
-        if told and attempts:
-            # It may have begun after the signal; one that has yet to join has nothing to save.
+        if told:
+            # It may have begun after the signal, which it would ignore as this process does; it has nothing to save.
             process.kill()
         status = process.wait()
         if told:
             # However it took that: it was interrupted, and goes on elsewhere.
             return EXIT_PREEMPTED
-        if status != EXIT_JOIN_AGAIN:
+        # A command that has no training may end with that status as well.
+        if status != EXIT_JOIN_AGAIN or not channel.request("GET", "/trial")["generation"]:
             return status
         attempts += 1

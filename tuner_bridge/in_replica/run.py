@@ -49,7 +49,7 @@ def run_in(replica: Participant, prepare: Prepare, pruned: tuple[type[BaseExcept
         return _run(replica, replica.channel.request("GET", "/trial"), prepare, pruned)
     except ReplicaExit as leaving:
         print(f"replica leaves: {leaving.reason}", file=sys.stderr)
-        return int(leaving.code or 0)
+        return leaving.status
     except (PeerLost, ControlChannelError) as error:
         print(f"replica ends: {error}", file=sys.stderr)
         return EXIT_PEER_LOST

@@ -21,6 +21,8 @@ from trials.inside.user_code import moved_path
 from tuner_bridge.errors import InvalidSweep
 from tuner_bridge.in_replica.shipping import lies_among_installed
 
+_OWN_PYTHONS = os.path.dirname(sys.executable)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Script:
@@ -64,7 +66,7 @@ class Script:
             sys.path.insert(0, "")
             main = ModuleType("__main__")
             with _as_main(main):
-                exec(compile(self.code, "<string>", "exec"), main.__dict__)  # noqa: S102  # as the user has asked
+                exec(compile(self.code, "<string>", "exec", dont_inherit=True), main.__dict__)  # noqa: S102  # as the user has asked
         else:
             assert self.module is not None
             sys.argv = [self.module, *self.arguments]
@@ -113,6 +115,11 @@ def _is_installed(package: str) -> bool:
 def starts_python(word: str) -> bool:
     """Whether a command's first word is an interpreter of Python's, under any of its names."""
     return re.fullmatch(r"python(3(\.\d+)?)?", os.path.basename(word)) is not None
+
+
+def is_another_python(word: str) -> bool:
+    """Whether it names an interpreter that is there, and that of another environment than this process's."""
+    return os.sep in word and os.path.exists(word) and os.path.dirname(os.path.abspath(word)) != _OWN_PYTHONS
 
 
 def program_of(words: Sequence[str], folder: str) -> Script | None:

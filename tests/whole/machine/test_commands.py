@@ -109,3 +109,21 @@ def test_a_failing_one_ends_the_trial(rig: Rig) -> None:
     assert record.state is TrialState.FAILED
     assert "status 1" in record.reason.sentence
     assert "on purpose, on the last rank" in rig.logs()
+
+
+def test_one_without_a_training_may_end_with_any_status(rig: Rig) -> None:
+    """Also with the one that says of a training that it came too late."""
+    trial_id = rig.submit(1, command=["/bin/sh", "-c", "exit 76"])
+    record = rig.until_over(trial_id)
+    assert record.state is TrialState.FAILED
+    assert "status 76" in record.reason.sentence
+
+
+def test_another_python_runs_as_a_process_of_its_own(rig: Rig, tmp_path: Path) -> None:
+    other = tmp_path / "bin" / "python"
+    other.parent.mkdir()
+    other.write_text('#!/bin/sh\necho "another interpreter got $2"\n')
+    other.chmod(0o700)
+    trial_id = rig.submit(1, command=[str(other), "-c", "print(1)"])
+    assert rig.until_over(trial_id).state is TrialState.SUCCEEDED
+    assert "another interpreter got print(1)" in rig.logs()
