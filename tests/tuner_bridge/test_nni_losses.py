@@ -28,6 +28,8 @@ optimizer = torch.optim.SGD(model.parameters(), lr=0.01 + 0.01 * rate)
 loader = AdaptiveDataLoader(TensorDataset(data, data.sum(dim=1)), batch_size=16, shuffle=True)
 wrapped = AdaptiveDataParallel(model, optimizer)
 for epoch in remaining_epochs_until(int(os.environ.get("EPOCHS", "12"))):
+    while epoch == 5 and os.path.exists(os.environ.get("HELD_BY", "")):
+        time.sleep(0.05)
     for inputs, target in loader:
         optimizer.zero_grad()
         loss = torch.nn.functional.mse_loss(wrapped(inputs).squeeze(1), target)
@@ -52,9 +54,7 @@ nni.report_final_result({"default": x + 1, "other": None})
 
 def test_a_stopped_experiment_resumes_with_the_same_trials(experiment: Callable[..., NniExperiment]) -> None:
     made = experiment(TRAINS, {"maxReplicas": 1}, maxTrialNumber=3)
-    made.environ |= {"STEP_SECONDS": "0.05", "EPOCHS": "14"}
-    made.create()
-    made.until(lambda: _reported(made, 3), "both trials to have trained")
+    _train_until_both_have_reported(made, 3)
     before = {trial["trialJobId"]: made.results(trial["trialJobId"]) for trial in made.trials()}
     made.nnictl("stop", made.id)
     made.again()
@@ -71,6 +71,16 @@ def test_a_stopped_experiment_resumes_with_the_same_trials(experiment: Callable[
         assert results[: len(earlier)] == earlier
 
 
+def _train_until_both_have_reported(made: NniExperiment, count: int) -> None:
+    """However long after the first one the second trial begins, neither is over by then."""
+    held_by = made.notes.parent / "held"
+    held_by.touch()
+    made.environ |= {"STEP_SECONDS": "0.05", "EPOCHS": "14", "HELD_BY": str(held_by)}
+    made.create()
+    made.until(lambda: _reported(made, count), "both trials to have trained")
+    held_by.unlink()
+
+
 def _reported(made: NniExperiment, count: int) -> bool:
     return len(made.trials()) >= 2 and all(len(made.results(t["trialJobId"])) >= count for t in made.trials()[:2])
 
@@ -79,9 +89,7 @@ def test_trials_of_a_killed_manager_are_adopted_when_the_experiment_resumes(
     experiment: Callable[..., NniExperiment],
 ) -> None:
     made = experiment(TRAINS, {"maxReplicas": 1}, maxTrialNumber=3)
-    made.environ |= {"STEP_SECONDS": "0.05", "EPOCHS": "14"}
-    made.create()
-    made.until(lambda: _reported(made, 3), "both trials to have trained")
+    _train_until_both_have_reported(made, 3)
     before = {trial["trialJobId"]: made.results(trial["trialJobId"]) for trial in made.trials()}
     driver = made.driver()
     made.kill_manager()
@@ -99,9 +107,7 @@ def test_trials_of_a_killed_manager_are_adopted_when_the_experiment_resumes(
 
 def test_a_killed_driver_and_a_lost_replica_cost_no_trial(experiment: Callable[..., NniExperiment]) -> None:
     made = experiment(TRAINS, {"maxReplicas": 1}, maxTrialNumber=2)
-    made.environ |= {"STEP_SECONDS": "0.05", "EPOCHS": "14"}
-    made.create()
-    made.until(lambda: _reported(made, 2), "both trials to have trained")
+    _train_until_both_have_reported(made, 2)
     [lost, *_] = [int(path.name) for path in made.notes.iterdir()]
     os.kill(lost, signal.SIGKILL)
     made.until(lambda: _reported(made, 4), "it to go on")
