@@ -31,6 +31,8 @@ CROWD = 256
 """With keys of more generations than that, those of trials that are over are looked for."""
 MOST_REPORTS = 1000
 
+logger = logging.getLogger(__name__)
+
 
 class Ready(BaseModel):
     join_epoch: int | None = Field(default=None, ge=0, le=LARGEST_STEP)
@@ -102,8 +104,6 @@ def calling_replica(request: Request, x_elastune_replica: Annotated[str, Header(
             return replica
     raise HTTPException(410, f"replica {x_elastune_replica!r} is not wanted any more")
 
-
-logger = logging.getLogger(__name__)
 
 Caller = Annotated[ReplicaRecord, Depends(calling_replica)]
 

@@ -194,6 +194,13 @@ class Rig:
                 epochs.setdefault(row["epoch"], []).extend(row["samples"])
         return epochs
 
+    def assert_each_sample_once(self, num_epochs: int, num_samples: int) -> None:
+        """In each epoch, counting the steps that counted."""
+        epochs = self.samples_by_epoch()
+        assert sorted(epochs) == list(range(num_epochs))
+        for samples in epochs.values():
+            assert sorted(samples) == list(range(num_samples))
+
     def losses(self) -> list[float]:
         """Mean loss over the global batch of each step that counted."""
         latest: dict[int, int] = {}

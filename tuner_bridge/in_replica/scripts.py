@@ -21,8 +21,6 @@ from trials.inside.user_code import moved_path
 from tuner_bridge.errors import InvalidSweep
 from tuner_bridge.in_replica.shipping import lies_among_installed
 
-_OWN_PYTHONS = os.path.dirname(sys.executable)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Script:
@@ -119,7 +117,12 @@ def starts_python(word: str) -> bool:
 
 def is_another_python(word: str) -> bool:
     """Whether it names an interpreter that is there, and that of another environment than this process's."""
-    return os.sep in word and os.path.exists(word) and os.path.dirname(os.path.abspath(word)) != _OWN_PYTHONS
+    return os.sep in word and os.path.exists(word) and not is_own_python(word)
+
+
+def is_own_python(path: str) -> bool:
+    """Whether the interpreter at this path is of this process's environment."""
+    return os.path.dirname(os.path.abspath(path)) == os.path.dirname(sys.executable)
 
 
 def program_of(words: Sequence[str], folder: str) -> Script | None:

@@ -6,14 +6,12 @@ elastic as its code is. Any other command runs as it is, on one replica.
 
 from __future__ import annotations
 
-import os
 import re
 import shlex
 import shutil
-import sys
 
 from tuner_bridge.errors import BridgeError
-from tuner_bridge.in_replica.scripts import Script, program_of, starts_python
+from tuner_bridge.in_replica.scripts import Script, is_own_python, program_of, starts_python
 
 _SHELL = re.compile(r"[|&;<>()$`*?{}\[\]\\\n]|(^|\s)[~#]")
 """Characters by which a command asks for a shell."""
@@ -35,4 +33,4 @@ def as_script(command: str, folder: str, path: str | None = None) -> Script | No
 
 def _is_this_python(name: str, path: str | None) -> bool:
     found = shutil.which(name, path=path)
-    return found is not None and os.path.dirname(os.path.abspath(found)) == os.path.dirname(sys.executable)
+    return found is not None and is_own_python(found)

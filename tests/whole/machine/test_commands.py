@@ -42,13 +42,6 @@ def launcher() -> Iterator[LocalLauncher]:
     made.close()
 
 
-@pytest.fixture
-def rig(tmp_path: Path, launcher: LocalLauncher) -> Iterator[Rig]:
-    made = Rig(tmp_path, launcher=launcher)
-    yield made
-    made.close()
-
-
 def submit(rig: Rig, replicas: int, code: str, **environ: str) -> str:
     command = ["/bin/sh", "-c", 'exec "$0" -c "$1"', sys.executable, code]
     return rig.submit(replicas, command=command, **{"PYTHONPATH": str(ROOT), **environ})  # type: ignore[arg-type]
@@ -58,10 +51,7 @@ def assert_trained_once(rig: Rig, trial_id: str, epochs: int = EPOCHS) -> None:
     record = rig.until_over(trial_id)
     assert record.state is TrialState.SUCCEEDED, f"{record.reason}\n{rig.story()}\n{rig.logs()}"
     assert record.losses == 0
-    trained = rig.samples_by_epoch()
-    assert sorted(trained) == list(range(epochs))
-    for samples in trained.values():
-        assert sorted(samples) == list(range(SAMPLES))
+    rig.assert_each_sample_once(epochs, SAMPLES)
 
 
 @pytest.mark.slow

@@ -39,21 +39,11 @@ def launcher() -> Iterator[LocalLauncher]:
     made.close()
 
 
-@pytest.fixture
-def rig(tmp_path: Path, launcher: LocalLauncher) -> Iterator[Rig]:
-    made = Rig(tmp_path, launcher=launcher)
-    yield made
-    made.close()
-
-
 def assert_as_undisturbed(rig: Rig, record: TrialRecord, undisturbed: list[float]) -> None:
     assert record.state is TrialState.SUCCEEDED, record.reason
     assert record.outcome is not None
     assert record.outcome.value == pytest.approx(undisturbed, abs=1e-5)
-    epochs = rig.samples_by_epoch()
-    assert sorted(epochs) == list(range(EPOCHS))
-    for samples in epochs.values():
-        assert sorted(samples) == list(range(SAMPLES))
+    rig.assert_each_sample_once(EPOCHS, SAMPLES)
     assert all(len(states) == 1 for states in rig.states_by_generation().values())
 
 

@@ -52,21 +52,11 @@ def launcher() -> Iterator[LocalLauncher]:
     made.close()
 
 
-@pytest.fixture
-def rig(tmp_path: Path, launcher: LocalLauncher) -> Iterator[Rig]:
-    made = Rig(tmp_path, launcher=launcher)
-    yield made
-    made.close()
-
-
 def assert_as_undisturbed(rig: Rig, record: TrialRecord, undisturbed: list[float], num_epochs: int = EPOCHS) -> None:
     assert record.state is TrialState.SUCCEEDED, f"{record.reason}\n{rig.story()}\n{rig.logs()}"
     assert record.outcome is not None
     assert record.outcome.value == pytest.approx(undisturbed, abs=1e-4)
-    epochs = rig.samples_by_epoch()
-    assert sorted(epochs) == list(range(num_epochs))
-    for samples in epochs.values():
-        assert sorted(samples) == list(range(SAMPLES))
+    rig.assert_each_sample_once(num_epochs, SAMPLES)
 
 
 @HOWS
