@@ -6,9 +6,10 @@ DistCoreError
 ├── ControlChannelError    the scheduler refused or cannot be reached: retry, then leave
 └── PeerLost               another replica of this generation is gone: the trial is rebuilt without it
 
-ReplicaExit, RunAgain and JoinAgain are no errors: they unwind the user's code in a replica that has to leave, or whose
-code has to run again. They derive from SystemExit so that ``except Exception`` in a training script does not swallow
-them, and so that a process of which the suite runs no more than the training ends with a status that says which it was.
+ReplicaExit, RunAgain, RunElsewhere and JoinAgain are no errors: they unwind the user's code in a replica that has to
+leave, or whose code has to run again. They derive from SystemExit so that ``except Exception`` in a training script
+does not swallow them, and so that a process of which the suite runs no more than the training ends with a status that
+says which it was.
 """
 
 from __future__ import annotations
@@ -62,6 +63,13 @@ class RunAgain(SystemExit):
     def __init__(self, *, in_loop: bool = False) -> None:
         super().__init__(EXIT_PEER_LOST)
         self.in_loop = in_loop
+
+
+class RunElsewhere(SystemExit):
+    """The user's code runs again from its top, in another replica: the trial goes on with another layout."""
+
+    def __init__(self) -> None:
+        super().__init__(EXIT_PEER_LOST)
 
 
 class JoinAgain(SystemExit):

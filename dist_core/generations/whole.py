@@ -1,7 +1,8 @@
 """Whole: the processes that this one makes up a replica with, each on a slot of its own.
 
 They are the same for as long as the replica lives, through all generations that it is a member of; whoever of them is
-lost takes the replica along. Their group is made when a model first asks for it.
+lost takes the replica along. Where the trial goes on with another layout, its processes make up other replicas. Their
+group is made when a model first asks for it.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from dist_core.generations.process_groups import ReplicaGroup, build_group, lone
 from dist_core.generations.torchrun import torchrun_part
 from dist_core.link.client import ControlChannel
 from dist_core.link.environment import ReplicaEnvironment, standalone_members, standalone_world
+from dist_core.link.reshape import stand_by
 from dist_core.state.parts import ALONE, Readers
 from dist_core.state.seeds import derived_seed
 
@@ -40,6 +42,14 @@ class Whole:
             self.member = rank % self.members
         else:
             self.members, self.member = environment.members, environment.member
+
+    def become(self, environment: ReplicaEnvironment) -> None:
+        """This process goes on in another replica, between two steps of the one before."""
+        if self._group is not None:
+            self._group.leave()
+        self._environment = environment
+        self._group = self._agreed = None
+        self.members, self.member = environment.members, environment.member
 
     def group(self, device: Device) -> ReplicaGroup:
         """Its processes, by member; blocks until all have come. Raises PeerLost when one does not."""
@@ -111,6 +121,7 @@ class Whole:
                     "processes each need a multiple of that"
                 )
             return torchrun_part(rank, world_size, self.members, needs)
+        stand_by(self._channel, self._environment)
         name = self._environment.whole or self._environment.replica_id
         store = AddressStore(self._channel, {"whole": name}, MEET_TIMEOUT)
         try:

@@ -70,6 +70,10 @@ class ReplicaEnvironment:
     """Between being told to end and being ended."""
     prepared_dir: Path | None = None
     """Where the data lies that is prepared once for its study."""
+    reshape: str = ""
+    """Under which name those meet that the trial goes on with in another layout, where this process is one of them."""
+    holders: int = 0
+    """Processes that have the trial's state for them."""
     attempts: int | None = None
     """How often its command has come too late to join its trial; None where the suite itself runs the training."""
 
@@ -97,6 +101,8 @@ class ReplicaEnvironment:
             environ[TOKEN] = self.token
         if self.token_file is not None:
             environ[TOKEN_FILE] = str(self.token_file)
+        if self.reshape:
+            environ |= {"ELASTUNE_RESHAPE": self.reshape, "ELASTUNE_HOLDERS": str(self.holders)}
         if self.attempts is not None:
             environ[ATTEMPTS] = str(self.attempts)
         if self.prepared_dir is not None:
@@ -138,6 +144,8 @@ class ReplicaEnvironment:
                 whole=environ.get("ELASTUNE_WHOLE", ""),
                 layout=environ.get("ELASTUNE_LAYOUT", ""),
                 replica_sizes=tuple(int(each) for each in environ.get("ELASTUNE_REPLICA_SIZES", "").split(",") if each),
+                reshape=environ.get("ELASTUNE_RESHAPE", ""),
+                holders=int(environ.get("ELASTUNE_HOLDERS", "0")),
                 attempts=int(environ[ATTEMPTS]) if ATTEMPTS in environ else None,
                 grace_seconds=float(environ.get("ELASTUNE_GRACE_SECONDS", GRACE_SECONDS)),
             )

@@ -15,7 +15,7 @@ from dist_core.state.trial_checkpoints import TrialCheckpoints
 
 
 class Persistence:
-    """``part``: of the processes of a replica, this one's number, and how many they are.
+    """``part``: this process's number among those of its replica.
 
     ``readers``: those that look for a checkpoint together with it. ``replicated``: tensors that only optimizers change,
     the same on all replicas between two steps.
@@ -26,7 +26,7 @@ class Persistence:
         folder: Path | None,
         registry: StateRegistry,
         *,
-        part: tuple[int, int] = (0, 1),
+        part: int = 0,
         readers: Callable[[], Readers] = Readers,
         replicated: Callable[[], Iterator[torch.Tensor]],
         on_error: Callable[[str], None],
@@ -94,6 +94,12 @@ class Persistence:
     def save(self, summary: dict[str, Any], *, leaving: bool, wait: bool = False) -> None:
         """Write all states; rank 0 only."""
         self.checkpoints.save(self.capture(), summary, leaving=leaving, wait=wait, keeps=self.is_replicated())
+
+    def keep_apart(self, summary: dict[str, Any]) -> dict[str, Any]:
+        """A copy of all states, to go on from in memory; written as a checkpoint beside, for who cannot."""
+        states: dict[str, Any] = unpack(*pack_copy(self.capture()))
+        self.checkpoints.save(states, summary, leaving=False, wait=False, keeps=lambda tensor: True)
+        return states
 
     def before_update(self) -> None:
         """Weights are about to change: a checkpoint of them has to be copied by then."""

@@ -27,20 +27,29 @@ FIRST_SECONDS = 0.25
 class TrialCheckpoints:
     """Nothing is written, and nothing found, where ``folder`` is None.
 
-    ``part``: of the processes that write one together, this one's number, and how many they are.
+    ``part``: of the processes that write one together, this one's number.
     """
 
-    def __init__(self, folder: Path | None, part: tuple[int, int] = (0, 1), *, on_error: Callable[[str], None]) -> None:
+    def __init__(self, folder: Path | None, part: int = 0, *, on_error: Callable[[str], None]) -> None:
         self.folder = folder
         self.interval_seconds: float | None = None
         """Time between two of them as the user sets it; None to weigh their cost against failures."""
-        mine = folder if folder is None else part_folder(folder, part[0])
-        self._writer = None if mine is None else CheckpointWriter(mine, on_error=on_error)
+        self._on_error = on_error
+        self._writer: CheckpointWriter | None = None
+        self.write_part(part)
         self._last: float | None = None
         self._costs: deque[float] = deque(maxlen=9)
         self._failures = self._came_from_failure = 0
         self._trained_before = 0.0
         self._trains_since: float | None = None
+
+    def write_part(self, number: int) -> None:
+        """From now on this process is that one of those that write a checkpoint together."""
+        if self.folder is None:
+            return
+        mine = part_folder(self.folder, number)
+        if self._writer is None or self._writer.folder != mine:
+            self._writer = CheckpointWriter(mine, on_error=self._on_error)
 
     def training_begins(self) -> None:
         if self._trains_since is None:

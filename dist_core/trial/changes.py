@@ -6,9 +6,9 @@ import contextlib
 import os
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
-from dist_core.errors import PeerLost, ReplicaExit, RunAgain
+from dist_core.errors import PeerLost, ReplicaExit, RunAgain, RunElsewhere
 from dist_core.exit_statuses import EXIT_PREEMPTED
 from dist_core.generations.decision import Decision
 from dist_core.generations.heal import Heal, Healed
@@ -25,11 +25,13 @@ from dist_core.generations.watch import Membership, Prepared
 from dist_core.link.client import ControlChannel
 from dist_core.link.environment import standalone_world
 from dist_core.link.news import News
+from dist_core.link.reshape import Reshape
 from dist_core.state.persistence import Persistence
 from dist_core.state.position import Position
 from dist_core.state.random_streams import RandomStreams
 from dist_core.trial.batch_agreement import BatchAgreement
 from dist_core.trial.models import Models
+from dist_core.trial.reshaping import Reshaping
 from dist_core.trial.saving import Saving
 from dist_core.trial.way_back import ACCUMULATOR_PREFIX, WayBack
 
@@ -50,6 +52,7 @@ class Changes:
         sums: RunningSums,
         way_back: WayBack,
         saving: Saving,
+        reshaping: Reshaping,
         news: News,
         membership: Membership | None,
         channel: ControlChannel | None,
@@ -65,6 +68,7 @@ class Changes:
         self._sums = sums
         self._way_back = way_back
         self._saving = saving
+        self._reshaping = reshaping
         self._news = news
         self._membership = membership
         self.on_enter: list[Callable[[], None]] = []
@@ -157,6 +161,9 @@ class Changes:
             self.heal(in_step=False)
             return
         if prepared.group is None:
+            reshape = prepared.generation.reshape
+            if reshape is not None and self._reshaping.is_possible:
+                self._go_on_elsewhere(prepared, reshape)
             if not prepared.generation.members:
                 self._saving.leave_paused()
             self._make_way()
@@ -173,6 +180,22 @@ class Changes:
             self._enter_smaller(prepared)
         self._news.note_pause(time.perf_counter() - started)
         self._say_that_we_switched()
+
+    def _go_on_elsewhere(self, prepared: Prepared, reshape: Reshape) -> NoReturn:
+        """All replicas end here, and others are made of their processes."""
+        if self._present.broken is not None:
+            raise PeerLost(f"a replica was lost before the trial went on as {reshape.layout}: {self._present.broken}")
+        assert self._membership is not None
+        self._reshaping.hold(reshape, self._saving.keep_apart)
+        if self._present.group.rank == 0:
+            self._news.announce("/switched", {"generation": prepared.generation.number})
+        self._membership.begin_anew(prepared)
+        if self._reshaping.goes_on(reshape):
+            raise RunElsewhere
+        self._make_way()
+        self._news.flush()
+        self._reshaping.serve_those_that_stay()
+        raise ReplicaExit("left")
 
     def _enter_smaller(self, prepared: Prepared) -> None:
         """Some leave and nobody joins: all that stay have the trial's state, up to the last step of who leaves."""

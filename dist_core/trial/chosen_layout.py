@@ -62,6 +62,12 @@ class ChosenLayout:
     def is_choice(self) -> bool:
         return self._environment is not None and bool(self._environment.layout)
 
+    def become(self, environment: ReplicaEnvironment) -> None:
+        """This process goes on in a replica that holds the model otherwise."""
+        self._environment = environment
+        self._members = environment.members
+        self.present = Layout(environment.members)
+
     def forget(self) -> None:
         """The user's code runs again from its top."""
         self.is_settled = False

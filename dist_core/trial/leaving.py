@@ -49,9 +49,9 @@ class Leaving:
 
     @property
     def is_paused(self) -> bool:
-        """Whether the next generation has no members."""
+        """Whether nobody goes on from the next generation."""
         pending = None if self._membership is None else self._membership.pending()
-        return pending is not None and not pending.generation.members
+        return pending is not None and pending.generation.is_pause
 
     # ------------------------------------------------------------------ errors that have to wait
 

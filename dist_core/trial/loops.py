@@ -16,6 +16,7 @@ from dist_core.trial.leaving import Leaving
 from dist_core.trial.models import Models
 from dist_core.trial.pacing import Pacing
 from dist_core.trial.participants import PacingLoader
+from dist_core.trial.reshaping import Reshaping
 from dist_core.trial.saving import Saving
 from dist_core.trial.together import Together
 from dist_core.trial.way_back import ACCUMULATOR_PREFIX, WayBack
@@ -37,6 +38,7 @@ class Loops:
         saving: Saving,
         changes: Changes,
         together: Together,
+        reshaping: Reshaping,
         news: News,
     ) -> None:
         self._present = present
@@ -51,6 +53,7 @@ class Loops:
         self._saving = saving
         self._changes = changes
         self._together = together
+        self._reshaping = reshaping
         self._news = news
         self._pacing = pacing
         self._left: PacingLoader | None = None
@@ -81,6 +84,8 @@ class Loops:
             self._models.adopt_schedules()
         if self._states.keeps_some:
             self._states.go_on_from_kept()
+        elif self._comes_for_reshape:
+            self._states.restore(self._reshaping.states())
         elif not present.joined and not self._states.has_looked:
             epoch = self._changes.epoch_to_join()
             present.joining = epoch is not None
@@ -101,8 +106,15 @@ class Loops:
         """
         if self._states.keeps_some:
             self._states.go_on_early()
+        elif self._comes_for_reshape:
+            self._states.restore(self._reshaping.states())
         elif not self._present.joined and not self._states.has_looked and self._changes.epoch_to_join() is None:
             self._states.restore_newest()
+
+    @property
+    def _comes_for_reshape(self) -> bool:
+        """Whether the trial's state is to come from those that have it in memory."""
+        return self._reshaping.is_under_way and not self._present.joined and not self._states.has_looked
 
     def end_epoch(self) -> None:
         self._leaving.raise_postponed()

@@ -31,6 +31,7 @@ from dist_core.trial.models import Models
 from dist_core.trial.pacing import Pacing
 from dist_core.trial.plain_replica import PlainReplica
 from dist_core.trial.rerun import Rerun
+from dist_core.trial.reshaping import Reshaping
 from dist_core.trial.saving import Saving
 from dist_core.trial.steps import Steps
 from dist_core.trial.together import Together
@@ -64,7 +65,7 @@ class Pieces:
         self.states = Persistence(
             folder,
             self.registry,
-            part=(self.whole.member, self.whole.members),
+            part=self.whole.member,
             readers=self.whole.readers,
             replicated=self.models.replicated,
             on_error=self.news.warn,
@@ -93,6 +94,7 @@ class Pieces:
             self.membership,
             self.whole,
         )
+        self.reshaping = Reshaping(environment, self.channel, self.membership, self.states)
         self.changes = Changes(
             self.generation,
             self.position,
@@ -105,10 +107,12 @@ class Pieces:
             self.sums,
             self.way_back,
             self.saving,
+            self.reshaping,
             self.news,
             self.membership,
             self.channel,
         )
+        self.changes.on_enter.append(self.reshaping.finish)
         self.meeting = Together(self.generation, self.position, self.record, self.leaving, self.changes, self.news)
         self.loops = Loops(
             self.generation,
@@ -124,6 +128,7 @@ class Pieces:
             self.saving,
             self.changes,
             self.meeting,
+            self.reshaping,
             self.news,
         )
         self.steps = Steps(
@@ -152,6 +157,7 @@ class Pieces:
             self.loops,
             self.news,
             forget=self._forget_user_code,
+            become=self._become,
         )
         profile = emulated_profile()
         self.emulated_device = None if profile is None else EmulatedDevice(profile.params, self.news.warn)
@@ -189,3 +195,12 @@ class Pieces:
         self.position.begin_run()
         self.vote.reset()
         self._register_own_states()
+
+    def _become(self) -> None:
+        """This process is another one of its trial's from here on."""
+        self.environment = self.reshaping.become()
+        for piece in (self.whole, self.layout):
+            piece.become(self.environment)
+        self.states.checkpoints.write_part(self.environment.member)
+        if self.world is not None:
+            self.world.become(self.environment.launch_index, self.environment.replicas)

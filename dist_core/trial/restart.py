@@ -1,8 +1,8 @@
 """Runs the user's training code, again from its top where that is how it goes on.
 
-Three things end a run without ending the training: the survivors passed the epoch a joiner had aimed at, a batch did
-not fit into memory, and a replica was lost with what it had added to an evaluation. The state of the latter two is
-kept, at the last complete step or the end of the last training loop.
+Four things end a run without ending the training: the survivors passed the epoch a joiner had aimed at, a batch did
+not fit into memory, a replica was lost with what it had added to an evaluation, and the trial goes on with another
+layout. The state of the latter three is kept, at the last complete step or the end of the last training loop.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import gc
 from collections.abc import Callable
 from typing import TypeVar
 
-from dist_core.errors import JoinAgain, RunAgain
+from dist_core.errors import JoinAgain, RunAgain, RunElsewhere
 from dist_core.trial.plain_replica import Participant
 
 T = TypeVar("T")
@@ -24,7 +24,7 @@ def run_training(replica: Participant, code: Callable[[], T]) -> T:
             value = code()
             replica.present.raise_postponed()
             return value
-        except (JoinAgain, RunAgain, RuntimeError, MemoryError) as error:
+        except (JoinAgain, RunAgain, RunElsewhere, RuntimeError, MemoryError) as error:
             # RuntimeError is the base of torch's out-of-memory errors.
             if not replica.present.can_run_again(error):
                 raise

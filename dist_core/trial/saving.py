@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from dist_core.errors import ReplicaExit
 from dist_core.exit_statuses import EXIT_PREEMPTED
@@ -69,14 +69,23 @@ class Saving:
 
     def save(self, *, leaving: bool, wait: bool = False) -> None:
         """Write all registered states; the processes of the first replica only, each its part."""
-        summary = {
+        self._states.save(self._summary, leaving=leaving, wait=wait)
+
+    def keep_apart(self) -> dict[str, Any]:
+        """A copy of all registered states at a step boundary, as they would be written, and are beside."""
+        if not self._position.in_training_loop:
+            self._way_back.go_back_behind_loop()
+        return self._states.keep_apart(self._summary)
+
+    @property
+    def _summary(self) -> dict[str, Any]:
+        return {
             "epoch": self._position.epoch,
             "steps": self._position.steps,
             "progress": self._position.progress,
             "generation": self._present.number,
             PARTS: self._present.group.members,
         }
-        self._states.save(summary, leaving=leaving, wait=wait)
 
     # ------------------------------------------------------------------ where it ends
 

@@ -14,6 +14,7 @@ from pydantic import BaseModel, Field
 
 from dist_core.goodput import Hints
 from dist_core.link.client import LARGEST_STEP
+from dist_core.link.reshape import first_of
 from scheduler.api.allowances import MOST_REPORTS_KEPT, MOST_WARNINGS, Allowance
 from scheduler.api.service import Service
 from scheduler.api.tokens import Access, Identity
@@ -129,7 +130,9 @@ def replica_routes(service: Service) -> APIRouter:
         lost = [name for name in dict.fromkeys((*trial.members, *coming)) if name not in present]
         if trial.published > after and trial.switching:
             member = replica_id in trial.members
-            return {"generation": {**_generation(trial, replicas), "member": member}, "lost": lost}
+            reshape = service.loop.reshape_of(trial_id, trial.published)
+            goes_on = {} if reshape is None else {"reshape": reshape.to_json()}
+            return {"generation": {**_generation(trial, replicas), "member": member, **goes_on}, "lost": lost}
         return None if ",".join(lost) == known_lost else {"generation": None, "lost": lost}
 
     @routes.get("/watch")
@@ -215,6 +218,13 @@ def replica_routes(service: Service) -> APIRouter:
                 if row.replica_id == caller.replica_id:
                     have_it_follow(row, whole[0].replica_id)
         service.loop.wake()
+
+    @routes.post("/standing-by")
+    def standing_by(caller: Caller) -> None:
+        """A process that its trial is to go on with, in another layout, needs the others from here on."""
+        if caller.ready_at is None:
+            store.update_replica(caller.replica_id, ready_at=service.clock())
+            service.loop.wake()
 
     @routes.post("/switched")
     def switched(caller: Caller, body: Number) -> None:
@@ -342,8 +352,9 @@ def replica_routes(service: Service) -> APIRouter:
                 service.rendezvous.pop((trial_id, meeting), None)
         return published
 
-    def lives(replica_id: str, trial_id: str) -> bool:
-        return any(row.replica_id == replica_id for row in store.replicas(trial_id=trial_id))
+    def lives(name: str, trial_id: str) -> bool:
+        """Whether one of that name may still meet: that of its first process, where it has one of its own."""
+        return any(row.replica_id == first_of(name) for row in store.replicas(trial_id=trial_id))
 
     @routes.put("/rendezvous")
     async def rendezvous_put(caller: Caller, body: RendezvousBody) -> None:

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from dist_core.link.reshape import Reshape
 from scheduler.knowledge.observer import Observer
 from scheduler.loop.backoff import Backoff
 from scheduler.loop.containment import Containment
@@ -154,6 +155,10 @@ class ControlLoop:
     def note_broken(self, trial_id: str) -> None:
         """A replica of this trial waits for the others that are left, because a collective failed."""
         self._happenings.note_broken(trial_id, self._clock())
+
+    def reshape_of(self, trial_id: str, generation: int) -> Reshape | None:
+        """How the trial goes on from this generation, where that is with another layout. Callable from any thread."""
+        return self._hands.reshapes.of(trial_id, generation)
 
     def note_whole(self, trial_id: str) -> None:
         """The trial's replicas train together."""

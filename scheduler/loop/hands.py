@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -10,6 +11,7 @@ from scheduler.knowledge.observer import Observer
 from scheduler.loop.backoff import Backoff
 from scheduler.loop.happenings import Happenings
 from scheduler.loop.journal import Journal
+from scheduler.loop.reshapes import Reshapes
 from scheduler.loop.settings import LoopSettings
 from scheduler.loop.starts import Place, Starts
 from scheduler.loop.torn import TornReplicas
@@ -50,11 +52,23 @@ class Hands:
         """Trials of which some replicas leave when others have joined elsewhere; told as one change."""
         self._blocked_since: dict[str, float] = {}
         self._torn = TornReplicas()
+        self.reshapes = Reshapes(
+            store,
+            launcher,
+            journal,
+            backoff,
+            starts,
+            happenings,
+            patience_seconds=settings.move_patience_seconds,
+            stop=lambda replica, now: self._stop_one(replica, now, force=True),
+        )
 
     def act_on(self, trial: TrialRecord, grant: Grant, now: float) -> None:
         self._journal.note_waiting(trial, grant, now)
         replicas = self._store.replicas(trial_id=trial.trial_id)
-        trial, wanted = self._as_granted(trial, grant, replicas)
+        if self.reshapes.carry_on(trial, grant, replicas, now):
+            return
+        trial, wanted = self._as_granted(trial, grant, replicas, now)
         near = self._observer.near_epoch(trial.trial_id)
         blocked = self._blocked_since.pop(trial.trial_id, None)
         vacate = blocked is not None and now - blocked >= self._settings.move_patience_seconds
@@ -85,14 +99,19 @@ class Hands:
                         self._store.retry_join(joiner.replica_id, joiner.join_epoch)
 
     def _as_granted(
-        self, trial: TrialRecord, grant: Grant, replicas: Sequence[ReplicaRecord]
+        self, trial: TrialRecord, grant: Grant, replicas: Sequence[ReplicaRecord], now: float
     ) -> tuple[TrialRecord, Placement]:
         """The trial with the layout that it is to have, and the slots that it should have now.
 
-        None, as long as it has replicas of another layout: it goes on from its checkpoint when they have left.
+        As it trains it comes to another layout with what its processes have in memory. Where that cannot be, it gets no
+        slots as long as it has replicas of the one before, and goes on from its checkpoint when they have left.
         """
         layout = self._observer.present_layout(trial)
         if grant.layout and grant.layout != layout and grant.slots:
+            if replicas and self.reshapes.can_begin(trial, grant, replicas, now):
+                if self.reshapes.begin(trial, grant, replicas, now):
+                    self.reshapes.carry_on(trial, grant, self._store.replicas(trial_id=trial.trial_id), now)
+                return self._store.trial(trial.trial_id), _held(trial, replicas)
             if replicas:
                 return trial, {}
             layout = grant.layout
@@ -125,6 +144,7 @@ class Hands:
         self._moving.discard(trial_id)
         self._blocked_since.pop(trial_id, None)
         self._torn.forget(trial_id)
+        self.reshapes.forget(trial_id)
 
     # ------------------------------------------------------------------ launching
 
@@ -228,10 +248,13 @@ class Hands:
     def _stop(self, action: Stop, replicas: Sequence[ReplicaRecord], now: float) -> None:
         for replica in replicas:
             if replica.replica_id == action.replica_id:
-                self._store.update_replica(replica.replica_id, stop_requested_at=now)
-                if action.force:
-                    self._files.collect_log(replica)
-                self._launcher.stop(replica, force=action.force)
+                self._stop_one(replica, now, force=action.force)
+
+    def _stop_one(self, replica: ReplicaRecord, now: float, *, force: bool) -> None:
+        self._store.update_replica(replica.replica_id, stop_requested_at=now)
+        if force:
+            self._files.collect_log(replica)
+        self._launcher.stop(replica, force=force)
 
     def stop_leftovers(self, now: float) -> None:
         """Replicas of trials that are over; they get a moment to end by themselves."""
@@ -247,3 +270,8 @@ class Hands:
             for action in plan(trial, {}, mine, now):
                 if isinstance(action, Stop):
                     self._stop(action, mine, now)
+
+
+def _held(trial: TrialRecord, replicas: Sequence[ReplicaRecord]) -> Placement:
+    """The slots of those that train."""
+    return Counter(replica.node for replica in replicas if replica.replica_id in trial.members)

@@ -31,7 +31,7 @@ def next_event(trial: TrialRecord, replicas: Sequence[ReplicaRecord], *, reports
         return TrialEvent.TRAINS
     if trial.state is TrialState.RUNNING and (trial.switching or joins):
         return TrialEvent.RESCALE_BEGAN
-    if trial.state is TrialState.RESCALING and not trial.switching and not joins:
+    if trial.state is TrialState.RESCALING and trial.members and not trial.switching and not joins:
         return TrialEvent.RESCALE_ENDED
     return None
 

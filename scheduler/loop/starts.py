@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import logging
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from dist_core.link.environment import ReplicaEnvironment
+from dist_core.link.reshape import Reshape
 from scheduler.loop.backoff import FAILED_JOIN_SECONDS, LAUNCH_SECONDS, Backoff
 from scheduler.loop.journal import Journal
 from scheduler.loop.settings import LoopSettings
@@ -55,22 +56,37 @@ class Starts:
 
         ``world_size``: how many processes its trial is to have.
         """
+        names = [f"{trial.trial_id}-{uuid.uuid4().hex[:8]}" for _ in places]
         records = [
-            ReplicaRecord(
-                replica_id=f"{trial.trial_id}-{uuid.uuid4().hex[:8]}",
-                trial_id=trial.trial_id,
-                node=place.node.node,
-                slot=place.slot,
-                job=place.node.jobs.get(place.slot, ""),
-                launch_index=index + member,
-                launched_at=now,
+            _record(trial, name, place, index + member, now)
+            for member, (name, place) in enumerate(zip(names, places, strict=True))
+        ]
+        requests = []
+        for member, (record, place) in enumerate(zip(records, places, strict=True)):
+            identity = replace(
+                self._identity(trial, record, place.node.kind),
+                replicas=world_size,
+                members=len(records),
+                member=member,
+                whole=records[0].replica_id,
             )
-            for member, place in enumerate(places)
-        ]
-        requests = [
-            self._request(trial, record, place.node.kind, world_size, records)
-            for record, place in zip(records, places, strict=True)
-        ]
+            requests.append(self._request(trial, record, identity))
+        return self._start_all(trial, records, requests, now)
+
+    def start_for(self, trial: TrialRecord, reshape: Reshape, places: Mapping[str, Place], now: float) -> bool:
+        """Start these new processes of a reshape, by their ids; False where they cannot be started yet."""
+        records, requests = [], []
+        for name, place in places.items():
+            record = _record(trial, name, place, reshape.processes.index(name), now)
+            identity = reshape.identity_of(self._identity(trial, record, place.node.kind))
+            assert identity is not None
+            records.append(record)
+            requests.append(self._request(trial, record, identity))
+        return self._start_all(trial, records, requests, now) == len(records)
+
+    def _start_all(
+        self, trial: TrialRecord, records: Sequence[ReplicaRecord], requests: Sequence[LaunchRequest], now: float
+    ) -> int:
         if not all(self._launcher.is_ready_for(request) for request in requests):
             self._journal.note_preparing(trial.trial_id)
             return 0
@@ -133,17 +149,10 @@ class Starts:
         self._backoff.begin(record.trial_id, now, FAILED_JOIN_SECONDS if trains else LAUNCH_SECONDS)
         self._journal.note_launch_failed(record.trial_id, str(error), now)
 
-    def _request(
-        self,
-        trial: TrialRecord,
-        replica: ReplicaRecord,
-        node_kind: str,
-        world_size: int,
-        together: Sequence[ReplicaRecord],
-    ) -> LaunchRequest:
-        """``together``: all processes of its replica."""
+    def _identity(self, trial: TrialRecord, replica: ReplicaRecord, node_kind: str) -> ReplicaEnvironment:
+        """But for whom it makes up a replica with."""
         spec = trial.spec
-        identity = ReplicaEnvironment(
+        return ReplicaEnvironment(
             api_url=self._settings.api_url(),
             token=self._settings.replica_token(replica.replica_id),
             trial_id=trial.trial_id,
@@ -154,14 +163,13 @@ class Starts:
             node=replica.node,
             slot=replica.slot,
             node_kind=node_kind,
-            replicas=world_size,
-            members=len(together),
-            member=replica.launch_index - together[0].launch_index,
-            whole=together[0].replica_id,
             layout=trial.layout,
             replica_sizes=spec.sizes if trial.layout else (),
             server_file=self._settings.server_file,
         )
+
+    def _request(self, trial: TrialRecord, replica: ReplicaRecord, identity: ReplicaEnvironment) -> LaunchRequest:
+        spec = trial.spec
         environ = {
             **self._settings.base_environ,
             **self._launcher.slot_environ(replica.node, replica.slot),
@@ -185,3 +193,15 @@ class Starts:
             package=spec.package,
             moved_to=spec.moved_to,
         )
+
+
+def _record(trial: TrialRecord, name: str, place: Place, index: int, now: float) -> ReplicaRecord:
+    return ReplicaRecord(
+        replica_id=name,
+        trial_id=trial.trial_id,
+        node=place.node.node,
+        slot=place.slot,
+        job=place.node.jobs.get(place.slot, ""),
+        launch_index=index,
+        launched_at=now,
+    )

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from dist_core.exit_statuses import EXIT_PREEMPTED
 from dist_core.goodput import Hints
+from dist_core.link.reshape import Reshape
 from scheduler.simulator.training import SimulatedTraining
 from trials.launch import InMemoryLauncher
 from trials.record import ReplicaRecord, ReplicaState, TrialRecord
@@ -44,10 +45,12 @@ class SimulatedReplicas:
         waits_for_step: bool,
         on_news: Callable[[], None],
         on_refusal: Callable[[], None] = lambda: None,
+        reshape_of: Callable[[str, int], Reshape | None] = lambda trial_id, generation: None,
     ) -> None:
         """``waits_for_step``: a new generation is entered between two steps. ``on_news``: the loop would be woken.
 
-        ``on_refusal``: it would decide at once, because a job has said that it has no room.
+        ``on_refusal``: it would decide at once, because a job has said that it has no room. ``reshape_of``: what a
+        trial's replicas hear of with a generation in which they end, to go on with another layout.
         """
         self._store = store
         self._launcher = launcher
@@ -56,9 +59,12 @@ class SimulatedReplicas:
         self._waits_for_step = waits_for_step
         self._on_news = on_news
         self._on_refusal = on_refusal
+        self._reshape_of = reshape_of
         self._enters: dict[str, tuple[int, float]] = {}
         """Trial -> the published generation, and when it is entered."""
         self._leaves: dict[str, float] = {}
+        self._stands: dict[str, float] = {}
+        """Replica -> when it has built what its trial goes on with in another layout."""
 
     def obey(self, now: float) -> None:
         """Do what the loop has asked for, as far as it is done by now."""
@@ -71,9 +77,12 @@ class SimulatedReplicas:
                 if trial.layout and not training.fits(trial.layout):
                     self._refuse(replica, training.refusal(trial.layout))
                 else:
-                    self._become_ready(replica, training.epoch if trial.members else None, now)
+                    self._become_ready(replica.replica_id, training.epoch if trial.members else None, now)
             if trial.switching and trial.entered < trial.published and now >= self._enters_at(trial, training, now):
                 self._enter(trial, replicas, now)
+        for replica_id in [replica_id for replica_id, at in self._stands.items() if at <= now]:
+            del self._stands[replica_id]
+            self._become_ready(replica_id, None, now)
         for replica_id in [replica_id for replica_id, at in self._leaves.items() if at <= now]:
             del self._leaves[replica_id]
             self._launcher.end(replica_id)
@@ -88,10 +97,8 @@ class SimulatedReplicas:
         self._on_refusal()
         self._on_news()
 
-    def _become_ready(self, replica: ReplicaRecord, epoch: int | None, now: float) -> None:
-        self._store.update_replica(
-            replica.replica_id, state=ReplicaState.READY, join_epoch=epoch, contact_at=now, ready_at=now
-        )
+    def _become_ready(self, replica_id: str, epoch: int | None, now: float) -> None:
+        self._store.update_replica(replica_id, state=ReplicaState.READY, join_epoch=epoch, contact_at=now, ready_at=now)
         self._on_news()
 
     def _enters_at(self, trial: TrialRecord, training: SimulatedTraining, now: float) -> float:
@@ -104,11 +111,15 @@ class SimulatedReplicas:
         return known[1]
 
     def _enter(self, trial: TrialRecord, replicas: list[ReplicaRecord], now: float) -> None:
-        if trial.published_members:
+        reshape = self._reshape_of(trial.trial_id, trial.published)
+        stay = trial.published_members if reshape is None else reshape.processes
+        if stay:
             self._store.note_entered(trial.trial_id, trial.published)
             self._on_news()
         for replica in replicas:
-            left = replica.replica_id in trial.members and replica.replica_id not in trial.published_members
+            if reshape is not None and replica.replica_id in stay:
+                self._stands[replica.replica_id] = now + self._timing.enter
+            left = replica.replica_id in trial.members and replica.replica_id not in stay
             if left and replica.replica_id in self._launcher.running:
                 self.leave(replica.replica_id, now)
 
@@ -122,7 +133,7 @@ class SimulatedReplicas:
 
     def next_event(self, now: float) -> float:
         """When one of them is next done with something, if nothing else happens; infinite when none has anything."""
-        times = list(self._leaves.values())
+        times = [*self._leaves.values(), *self._stands.values()]
         for trial_id, training in self._trainings.items():
             trial = self._store.trial(trial_id)
             times += [

@@ -26,7 +26,7 @@ from scheduler.snapshot import LayoutOption, NodeView, TrialView, check_grants
 from tests.support.loop_bench import Bench
 from tests.support.views import model, running, snapshot, views, waiting
 from trials.quota import SlotQuota
-from trials.record import TrialRecord
+from trials.record import ReplicaState, TrialRecord
 from trials.spec import TrialSpec
 from trials.states import TrialState
 
@@ -312,7 +312,9 @@ def test_every_policy_grants_whole_replicas_of_the_layouts_there_are(
 # ---------------------------------------------------------------------- and the loop of it
 
 
-def test_a_trial_goes_on_with_another_layout_when_its_replicas_have_left(tmp_path: Path) -> None:
+def test_code_that_cannot_run_again_goes_on_with_another_layout_when_its_replicas_have_left(
+    tmp_path: Path,
+) -> None:
     bench = Bench(tmp_path, slots=4)
     trial_id = bench.submit(max_replicas=1, replica_sizes=(1, 2, 4))  # type: ignore[arg-type]
     bench.tick()
@@ -332,10 +334,14 @@ def test_a_trial_goes_on_with_another_layout_when_its_replicas_have_left(tmp_pat
     # Once it has trained for a while, four stages are predicted to be worth a start.
     bench.store.put_hints(trial_id, told(*rows("2 stages", 1, 1e-3), layout="2 stages").to_json())
     bench.tick(80)
+    for row in bench.store.replicas(trial_id=trial_id):
+        if row.state is ReplicaState.LAUNCHED:
+            bench.store.update_replica(row.replica_id, contact_at=bench.now, ready_at=bench.now)
+    bench.tick()
     record = bench.trial(trial_id)
     assert record.published_members == () and record.switching, record.reason
-    for row in bench.store.replicas(trial_id=trial_id):
-        bench.launcher.end(row.replica_id, 0)
+    for name in record.members:
+        bench.launcher.end(name, 0)
     bench.tick(4)
     record, started = bench.trial(trial_id), bench.store.replicas(trial_id=trial_id)
     assert record.layout == "4 stages" and len(started) == 4

@@ -301,7 +301,7 @@ class KubernetesTrialStore:
         kept = None if trial_id is None else self._resources.trials.get(trial_id)
         if trial_id is None or kept is None:
             return
-        if not fields.keys() & {"state", "join_epoch", "retry_join"}:
+        if not fields.keys() & {"state", "join_epoch", "retry_join", "launch_index"}:
             with self._resources.noting:
                 change = self._change_of(replica_ids, fields)
                 self._resources.note(trial_id, {"replicaRecords": change})
