@@ -333,11 +333,11 @@ def test_code_that_cannot_run_again_goes_on_with_another_layout_when_its_replica
     bench.train(trial_id)
     # Once it has trained for a while, four stages are predicted to be worth a start.
     bench.store.put_hints(trial_id, told(*rows("2 stages", 1, 1e-3), layout="2 stages").to_json())
-    bench.tick(80)
-    for row in bench.store.replicas(trial_id=trial_id):
-        if row.state is ReplicaState.LAUNCHED:
-            bench.store.update_replica(row.replica_id, contact_at=bench.now, ready_at=bench.now)
-    bench.tick()
+    for _ in range(80):
+        bench.tick()
+        for row in bench.store.replicas(trial_id=trial_id):
+            if row.state is ReplicaState.LAUNCHED:
+                bench.store.update_replica(row.replica_id, contact_at=bench.now, ready_at=bench.now)
     record = bench.trial(trial_id)
     assert record.published_members == () and record.switching, record.reason
     for name in record.members:
