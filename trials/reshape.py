@@ -53,9 +53,12 @@ class Form:
 class GiveUp:
     """The trial goes on with these members as it is; processes that came for the new replicas end."""
 
-    members: tuple[str, ...]
-    why: str
-    """Empty: something else is wanted by now."""
+    members: tuple[str, ...] = ()
+    """To be offered anew; empty where nothing else had been."""
+    why: str = ""
+    """It will not come to this layout so; empty: something else is wanted by now, or somebody was lost."""
+    has_ended: bool = False
+    """None of its replicas is left: their code cannot go on elsewhere, or they were all lost."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,20 +152,20 @@ def _before_its_end(
     is_offered = trial.published == reshape.number
     if not left:
         # They have ended for good, or were all lost: that is for whoever looks at ends.
-        return GiveUp((), "")
+        return GiveUp(has_ended=is_offered)
     is_theirs = trial.generation == trial.published if not is_offered else trial.switching
     if not is_theirs or len(left) < len(before) or not leaving.isdisjoint(before) or broken_since is not None:
-        return GiveUp(tuple(name for name in left if name not in leaving) if is_offered else (), "")
+        return GiveUp(tuple(name for name in left if name not in leaving) if is_offered else ())
     if is_offered:
         late = now - trial.published_at > SWITCH_DEADLINE_SECONDS
-        return GiveUp(left, "its replicas came to no step at which they could end") if late else Wait()
+        return GiveUp(left, why="its replicas came to no step at which they could end") if late else Wait()
     if not is_wanted:
-        return GiveUp((), "")
+        return GiveUp()
     came = [row for row in new if row.replica_id not in before]
     if len(new) < len(reshape.processes):
-        return GiveUp((), "a process that it needs was lost")
+        return GiveUp(why="a process that it needs was lost")
     for row in came:
         unheard = row.contact_at is None and now - row.launched_at > CONTACT_DEADLINE_SECONDS
         if unheard or (row.ready_at is None and now - row.launched_at > JOIN_DEADLINE_SECONDS):
-            return GiveUp((), "a process that it needs did not come")
+            return GiveUp(why="a process that it needs did not come")
     return Offer() if all(row.ready_at is not None for row in came) else Wait()

@@ -38,6 +38,9 @@ class RemoteParts:
     def done(self, who: str) -> None:
         """Nothing more is asked for by the process of that name."""
         self._get(f"/done?{urlencode({'who': who})}")
+        self.close()
+
+    def close(self) -> None:
         self._line.close()
 
     def _get(self, path: str, into: memoryview | None = None) -> memoryview:

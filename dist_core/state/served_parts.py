@@ -27,6 +27,8 @@ SLOT = "served"
 SMALL_BYTES = 4096
 """What is no larger is sent with what is around it."""
 LOOK_SECONDS = 0.2
+POLL_SECONDS = 0.05
+"""So long the server takes to hear that it is closed."""
 
 
 class ServedParts:
@@ -40,7 +42,9 @@ class ServedParts:
         self._done: set[str] = set()
         self._changed = threading.Condition()
         self._server = _Server((host, 0), _handler_of(self))
-        threading.Thread(target=self._server.serve_forever, name="elastune-parts", daemon=True).start()
+        threading.Thread(
+            target=self._server.serve_forever, args=(POLL_SECONDS,), name="elastune-parts", daemon=True
+        ).start()
 
     @property
     def address(self) -> tuple[str, int]:

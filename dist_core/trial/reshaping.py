@@ -104,6 +104,8 @@ class Reshaping:
         """What this process is from here on."""
         assert self._identity is not None
         self._environment, self._identity = self._identity, None
+        for parts in self._others.values():
+            parts.close()
         self._others.clear()
         return self._environment
 

@@ -66,6 +66,8 @@ class Reshapes:
         self._under_way: dict[str, _UnderWay] = {}
         self._refused: dict[str, str] = {}
         """By trial the layout that it could not come to without a pause."""
+        self._pausing: set[str] = set()
+        """Trials whose replicas have ended instead: a command that is a process of its own does not run again."""
         self._wanted_since: dict[str, tuple[str, float]] = {}
         """By trial the layout that it waits to be brought to, and since when."""
 
@@ -79,6 +81,7 @@ class Reshapes:
         self._under_way.pop(trial_id, None)
         self._refused.pop(trial_id, None)
         self._wanted_since.pop(trial_id, None)
+        self._pausing.discard(trial_id)
 
     # ------------------------------------------------------------------ beginning one
 
@@ -90,7 +93,7 @@ class Reshapes:
         self._wanted_since[trial.trial_id] = grant.layout, since
         may_wait = is_first_look or now - since < self._patience_seconds
         trains = trial.state in (TrialState.RUNNING, TrialState.RESCALING) and bool(trial.members)
-        refused = self._refused.get(trial.trial_id) == grant.layout
+        refused = trial.trial_id in self._pausing or self._refused.get(trial.trial_id) == grant.layout
         return trains and may_wait and not refused and bool(self._seats(trial, grant, rows))
 
     def begin(self, trial: TrialRecord, grant: Grant, rows: Sequence[ReplicaRecord], now: float) -> bool:
@@ -198,6 +201,8 @@ class Reshapes:
         self, trial: TrialRecord, known: _UnderWay, step: GiveUp, rows: Sequence[ReplicaRecord], now: float
     ) -> None:
         del self._under_way[trial.trial_id]
+        if step.has_ended:
+            self._pausing.add(trial.trial_id)
         if step.why:
             self._refused[trial.trial_id] = known.reshape.layout
             sentence = f"it cannot go on as {known.reshape.layout} without a pause: {step.why}"

@@ -327,6 +327,11 @@ def test_code_that_cannot_run_again_ends_as_in_a_pause(trial: Trial) -> None:
     trial.comes_to_train()
     assert trial.record.losses == 0
     assert not any("cannot go on" in each for each in trial.words())
+    # It is not asked for that again.
+    trial.want(2, "2 sharded")
+    trial.tick()
+    assert trial.record.switching and trial.record.published_members == ()
+    assert trial.bench.loop.reshape_of(trial.id, trial.record.published) is None
 
 
 @pytest.mark.parametrize("who", [0, 3])

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import time
 from pathlib import Path
 
 import torch
@@ -56,6 +57,8 @@ def train() -> list[float]:
         )
     else:
         wrapped = ElasticFullyShard(model, optimizer, schedule)
+    # So that a test sees a trial between two layouts.
+    time.sleep(float(os.environ.get("STAND_SECONDS", "0")))
     core = get_core()
     who = core.environment.replica_id if core.environment is not None else "alone"
     with open(Path(os.environ["TRACE_DIR"]) / f"{who}.jsonl", "a", buffering=1) as trace:
