@@ -244,7 +244,10 @@ def resize() -> Measurement:
 
 
 def reshape() -> Measurement:
-    """Sharded over two slots, then over four, and back: between the last step with one and the first with the other."""
+    """Sharded over two slots, then over four, and back: between the last step with one and the first with the other.
+
+    What the code does from its top is in it.
+    """
     launcher = LocalLauncher(slots=4, preload=(*PRELOAD, "dist_core.larger.model"))
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         rig = Rig(Path(folder), launcher=launcher)

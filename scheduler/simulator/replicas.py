@@ -82,12 +82,25 @@ class SimulatedReplicas:
                 self._enter(trial, replicas, now)
         for replica_id in [replica_id for replica_id, at in self._stands.items() if at <= now]:
             del self._stands[replica_id]
-            self._become_ready(replica_id, None, now)
+            self._stand(replica_id, now)
         for replica_id in [replica_id for replica_id, at in self._leaves.items() if at <= now]:
             del self._leaves[replica_id]
             self._launcher.end(replica_id)
             self._store.writes += 1
             self._on_news()
+
+    def _stand(self, replica_id: str, now: float) -> None:
+        """A process that has trained holds its part of another layout."""
+        trial_id = replica_id.rpartition("-")[0]
+        training = self._trainings.get(trial_id)
+        replica = next((row for row in self._store.replicas(trial_id=trial_id) if row.replica_id == replica_id), None)
+        if training is None or replica is None:
+            return
+        layout = self._store.trial(trial_id).layout
+        if training.fits(layout):
+            self._become_ready(replica_id, None, now)
+        else:
+            self._refuse(replica, training.refusal(layout))
 
     def _refuse(self, replica: ReplicaRecord, words: Hints) -> None:
         """Its model has no room, and it leaves for another layout."""

@@ -456,6 +456,9 @@ def test_simulated_jobs_end_sooner_where_layouts_are_chosen() -> None:
         return float(np.mean([job.completion_seconds for job in result.jobs]))
 
     assert mean(chosen) < 0.9 * mean(fixed)
+    told = [entry for history in chosen.histories.values() for entry in history]
+    assert any(" stages -> " in entry.what for entry in told), "some went on with another layout"
+    assert not any("without a pause" in entry.why or "its checkpoint" in entry.why for entry in told)
     for job in jobs:
         assert job.choices is not None
         words = " ".join(each.why for each in chosen.histories[job.name])

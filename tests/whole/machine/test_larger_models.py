@@ -231,7 +231,7 @@ def test_a_command_goes_to_another_layout_by_its_checkpoint(rig: Rig) -> None:
         rig.want(trial_id, slots, layout)
         with rig.unhurried():
             rig.until(lambda: rig.trial(trial_id).layout == layout, layout)  # noqa: B023
-            rig.until_size(trial_id, slots)
+        rig.until_size(trial_id, slots)
     record = rig.until_over(trial_id)
     assert record.state is TrialState.SUCCEEDED, f"{record.reason}\n{rig.story()}\n{rig.logs()}"
     assert record.losses == 0
