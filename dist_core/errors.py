@@ -41,7 +41,11 @@ class PeerLost(DistCoreError):
     """A collective failed because another replica died or left without agreement."""
 
 
-class ReplicaExit(SystemExit):
+class Unwinding(SystemExit):
+    """Base of what unwinds the user's code on purpose: it is no end of the training that the code has asked for."""
+
+
+class ReplicaExit(Unwinding):
     """This replica leaves; ``reason`` is ``left``, ``paused`` or ``preempted``.
 
     ``status``: of a replica that the suite runs. A process where nobody catches it says that it has left.
@@ -53,7 +57,7 @@ class ReplicaExit(SystemExit):
         self.status = status
 
 
-class RunAgain(SystemExit):
+class RunAgain(Unwinding):
     """The user's code runs again from its top, and goes on where the trial stands. Raised where all survivors are.
 
     ``in_loop``: within the training loop that it has left, of which a part was not trained. Where nobody catches it the
@@ -65,14 +69,14 @@ class RunAgain(SystemExit):
         self.in_loop = in_loop
 
 
-class RunElsewhere(SystemExit):
+class RunElsewhere(Unwinding):
     """The user's code runs again from its top, in another replica: the trial goes on with another layout."""
 
     def __init__(self) -> None:
         super().__init__(EXIT_PEER_LOST)
 
 
-class JoinAgain(SystemExit):
+class JoinAgain(Unwinding):
     """The survivors passed the epoch this joiner had aimed at: run the user's code again from its top."""
 
     def __init__(self) -> None:

@@ -211,6 +211,16 @@ def name_group(group: dist.ProcessGroup) -> None:
     _distributed_c10d._register_process_group(name, group)
 
 
+def forget_group(group: dist.ProcessGroup) -> None:
+    """What `name_group` has told torch is over: it would keep the group, and its threads, for ever."""
+    world = distributed_c10d._world
+    if group not in world.pg_names:
+        return
+    for kept in (world.pg_map, world.pg_names, world.pg_group_ranks, world.pg_backend_config):
+        kept.pop(group, None)
+    _distributed_c10d._unregister_process_group(group.group_name)
+
+
 def mesh_of(group: dist.ProcessGroup, device: str) -> DeviceMesh:
     """The processes of a group as a mesh; torch's own function asks the default group for this one's rank."""
     name_group(group)

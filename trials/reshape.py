@@ -16,9 +16,12 @@ from trials.plan import (
     BROKEN_PATIENCE_SECONDS,
     CONTACT_DEADLINE_SECONDS,
     JOIN_DEADLINE_SECONDS,
+    PAUSE_DEADLINE_SECONDS,
     SWITCH_DEADLINE_SECONDS,
 )
 from trials.record import ReplicaRecord, ReplicaState, TrialRecord
+
+LOST = "a process that it needs was lost"
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +60,8 @@ class GiveUp:
     """To be offered anew; empty where nothing else had been."""
     why: str = ""
     """It will not come to this layout so; empty: something else is wanted by now, or somebody was lost."""
-    has_ended: bool = False
-    """None of its replicas is left: their code cannot go on elsewhere, or they were all lost."""
+    has_paused: bool = False
+    """Its replicas have all ended instead, as for a pause: their code does not run again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,22 +113,25 @@ def next_step(
     is_settled: bool,
     leaving: Set[str] = frozenset(),
     broken_since: float | None = None,
+    departed: Set[str] = frozenset(),
 ) -> Step:
     """What to do next for it; ``rows`` are the trial's processes that are not gone.
 
     ``before``: its members when it began, by rank. ``is_wanted``: whether this is still what was decided.
-    ``is_settled``: whether that the old replicas have ended has been noted. The others are as for `trials.plan.plan`.
+    ``is_settled``: whether that the old replicas have ended has been noted. ``departed``: those of them that have ended
+    by themselves and without an error. The others are as for `trials.plan.plan`.
     """
     by_id = {row.replica_id: row for row in rows}
     new = [by_id[name] for name in reshape.processes if name in by_id]
-    lost = [name for name in (*reshape.processes, *reshape.holders) if name not in by_id]
     if trial.generation < reshape.number:
-        return _before_its_end(trial, reshape, by_id, new, now, before, is_wanted, leaving, broken_since)
+        if trial.published == reshape.number:
+            return _offered(trial, reshape, by_id, now, before, leaving, broken_since, departed)
+        return _before_the_offer(trial, reshape, by_id, new, now, before, is_wanted, leaving, broken_since)
     if not is_settled:
         return Settle()
     if trial.members:
         return Over()
-    if not set(lost) <= set(reshape.holders) - set(reshape.processes):
+    if len(new) < len(reshape.processes):
         return Fail("one of its processes was lost")
     if now - trial.rescaled_at > JOIN_DEADLINE_SECONDS:
         return Fail(f"its processes did not come to a first step within {JOIN_DEADLINE_SECONDS:.0f} s")
@@ -136,7 +142,7 @@ def next_step(
     return Form() if stands and (late or not trial.switching) else Wait()
 
 
-def _before_its_end(
+def _before_the_offer(
     trial: TrialRecord,
     reshape: Reshape,
     by_id: Mapping[str, ReplicaRecord],
@@ -147,25 +153,43 @@ def _before_its_end(
     leaving: Set[str],
     broken_since: float | None,
 ) -> Step:
-    """As long as the old replicas train, for all that is known."""
-    left = tuple(name for name in before if name in by_id)
-    is_offered = trial.published == reshape.number
-    if not left:
-        # They have ended for good, or were all lost: that is for whoever looks at ends.
-        return GiveUp(has_ended=is_offered)
-    is_theirs = trial.generation == trial.published if not is_offered else trial.switching
-    if not is_theirs or len(left) < len(before) or not leaving.isdisjoint(before) or broken_since is not None:
-        return GiveUp(tuple(name for name in left if name not in leaving) if is_offered else ())
-    if is_offered:
-        late = now - trial.published_at > SWITCH_DEADLINE_SECONDS
-        return GiveUp(left, why="its replicas came to no step at which they could end") if late else Wait()
-    if not is_wanted:
+    """New processes come while the old replicas train, if nothing happens to those."""
+    are_well = broken_since is None and leaving.isdisjoint(before) and by_id.keys() >= set(before)
+    if not are_well or trial.switching or not is_wanted:
         return GiveUp()
-    came = [row for row in new if row.replica_id not in before]
     if len(new) < len(reshape.processes):
-        return GiveUp(why="a process that it needs was lost")
+        return GiveUp(why=LOST)
+    came = [row for row in new if row.replica_id not in before]
     for row in came:
         unheard = row.contact_at is None and now - row.launched_at > CONTACT_DEADLINE_SECONDS
         if unheard or (row.ready_at is None and now - row.launched_at > JOIN_DEADLINE_SECONDS):
             return GiveUp(why="a process that it needs did not come")
     return Offer() if all(row.ready_at is not None for row in came) else Wait()
+
+
+def _offered(
+    trial: TrialRecord,
+    reshape: Reshape,
+    by_id: Mapping[str, ReplicaRecord],
+    now: float,
+    before: Sequence[str],
+    leaving: Set[str],
+    broken_since: float | None,
+    departed: Set[str],
+) -> Step:
+    """The old replicas train until they have heard of it, and are at a step."""
+    left = tuple(name for name in before if name in by_id)
+    if not left:
+        return GiveUp(has_paused=departed >= set(before))
+    # Others of them may leave as soon as all have agreed, before that is heard of here.
+    gone = {name for name in before if name in (*reshape.processes, *reshape.holders) and name not in by_id}
+    waited = now - trial.published_at
+    if gone and gone <= departed:
+        return GiveUp(left) if waited > PAUSE_DEADLINE_SECONDS else Wait()
+    if gone or broken_since is not None or not leaving.isdisjoint(before):
+        return GiveUp(tuple(name for name in left if name not in leaving))
+    if not by_id.keys() >= set(reshape.processes):
+        return GiveUp(left, why=LOST)
+    if waited > SWITCH_DEADLINE_SECONDS:
+        return GiveUp(left, why="its replicas came to no step at which they could end")
+    return Wait()

@@ -109,6 +109,11 @@ class Membership:
         """Watch from now on."""
         self._begun.set()
 
+    def end(self, status: int) -> None:
+        """The process, at once: from a thread, where the training thread waits for what does not come."""
+        if not self._stopped.is_set():
+            self._end(status)
+
     def stop(self) -> None:
         self._stopped.set()
         self._begun.set()

@@ -24,9 +24,12 @@ from dist_core.link.environment import ReplicaEnvironment, standalone_members, s
 from dist_core.link.reshape import stand_by
 from dist_core.state.parts import ALONE, Readers
 from dist_core.state.seeds import derived_seed
+from dist_core.torch_private import forget_group
 
 MEET_TIMEOUT = timedelta(minutes=5)
 """For its processes to find each other; each imports what the training code needs first."""
+RESHAPE_TIMEOUT = timedelta(minutes=30)
+"""Where some of them still train; the scheduler ends those that it does not want any more."""
 COLLECTIVE_TIMEOUT = timedelta(minutes=30)
 
 
@@ -43,12 +46,18 @@ class Whole:
         else:
             self.members, self.member = environment.members, environment.member
 
-    def become(self, environment: ReplicaEnvironment) -> None:
-        """This process goes on in another replica, between two steps of the one before."""
+    def leave(self) -> None:
+        """Collective, between two steps: its processes make up no replica any more."""
         if self._group is not None:
             self._group.leave()
+            for group in self._group.process_groups():
+                forget_group(group)
+            self._group = None
+
+    def become(self, environment: ReplicaEnvironment) -> None:
+        """This process goes on in another replica."""
         self._environment = environment
-        self._group = self._agreed = None
+        self._agreed = None
         self.members, self.member = environment.members, environment.member
 
     def group(self, device: Device) -> ReplicaGroup:
@@ -123,7 +132,8 @@ class Whole:
             return torchrun_part(rank, world_size, self.members, needs)
         stand_by(self._channel, self._environment)
         name = self._environment.whole or self._environment.replica_id
-        store = AddressStore(self._channel, {"whole": name}, MEET_TIMEOUT)
+        timeout = RESHAPE_TIMEOUT if self._environment.reshape else MEET_TIMEOUT
+        store = AddressStore(self._channel, {"whole": name}, timeout)
         try:
             return build_group(
                 store,

@@ -37,7 +37,13 @@ def kinds_that_train(
     Found before the trial trains, not hours later when the scheduler tries them.
     """
     others = [kind for kind in kinds if kind != STAGES]
-    if chosen.is_settled or not chosen.is_choice or max(chosen.sizes) == 1 or len(others) == len(kinds):
+    if (
+        chosen.is_settled
+        or chosen.known is not None
+        or not chosen.is_choice
+        or max(chosen.sizes) == 1
+        or len(others) == len(kinds)
+    ):
         return kinds
     if not others and 1 not in chosen.sizes:
         return kinds
@@ -76,6 +82,9 @@ def settle_layout(
     if chosen.is_settled:
         return chosen.present
     memory = slot_memory(place, gpu_share())
+    if chosen.known is not None:
+        terms, whole_seconds = chosen.known
+        return chosen.settle(terms, memory, whole_seconds=whole_seconds)
     if not chosen.is_choice and len(kinds) == 1 and len(recomputes) == 1:
         # Nothing to weigh: only whether its weights have room.
         members = core.whole.members
@@ -87,5 +96,5 @@ def settle_layout(
     names = list(blocks) if blocks is not None else blocks_of(model)
     costs = model_costs(model, names, optimizers, example)
     room = math.inf if memory is None else memory
-    terms = predicted_terms(costs, chosen.sizes, kinds, recomputes, memory=room, **pipeline)
-    return chosen.settle(terms, memory, whole_seconds=costs.seconds)
+    found = predicted_terms(costs, chosen.sizes, kinds, recomputes, memory=room, **pipeline)
+    return chosen.settle(found, memory, whole_seconds=costs.seconds)

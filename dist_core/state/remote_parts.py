@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import math
 from http.client import HTTPConnection, HTTPException
 from typing import Any
 from urllib.parse import urlencode
@@ -90,9 +89,6 @@ class RemoteRows:
         if found.numel():
             self._parts.rows(self._slot, first, found)
         return found
-
-    def numel(self) -> int:
-        return math.prod(self._shape)
 
 
 def fetched(value: Any) -> Any:

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from socket import AF_INET6
+from socketserver import TCPServer
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
@@ -61,6 +62,8 @@ class ServedParts:
     def close(self) -> None:
         self._server.shutdown()
         self._server.server_close()
+        # The server knows of this object, which would stay until a collection.
+        self.states, self._rows, self._frame = {}, [], b""
 
     # ------------------------------------------------------------------ what is asked of it, by threads of its server
 
@@ -119,6 +122,10 @@ class _Server(ThreadingHTTPServer):
         if ":" in address[0]:
             self.address_family = AF_INET6
         super().__init__(address, handler)
+
+    def server_bind(self) -> None:
+        """Without asking for the address's name, as its base does: that may take seconds, and all stand still."""
+        TCPServer.server_bind(self)
 
 
 def _handler_of(parts: ServedParts) -> type[BaseHTTPRequestHandler]:

@@ -36,6 +36,8 @@ class TrialCheckpoints:
         """Time between two of them as the user sets it; None to weigh their cost against failures."""
         self._on_error = on_error
         self._writer: CheckpointWriter | None = None
+        self._before: CheckpointWriter | None = None
+        """Of the part that this process had before."""
         self.write_part(part)
         self._last: float | None = None
         self._costs: deque[float] = deque(maxlen=9)
@@ -48,8 +50,15 @@ class TrialCheckpoints:
         if self.folder is None:
             return
         mine = part_folder(self.folder, number)
-        if self._writer is None or self._writer.folder != mine:
-            self._writer = CheckpointWriter(mine, on_error=self._on_error)
+        if self._writer is not None and self._writer.folder == mine:
+            return
+        if self._writer is not None:
+            self._writer.close()
+        self._before, self._writer = self._writer, CheckpointWriter(mine, on_error=self._on_error)
+
+    def note_written(self) -> None:
+        """By others: this process's own is due when one of theirs would be."""
+        self._last = time.monotonic()
 
     def training_begins(self) -> None:
         if self._trains_since is None:
@@ -76,6 +85,11 @@ class TrialCheckpoints:
         logger.info("resumed checkpoint=%s epoch=%d", path.name, manifest["summary"]["epoch"])
         # Of the parts of a state that is divided, a process copies the rows that it holds itself.
         return merged([load_checkpoint(path, in_place=len(paths) > 1) for path in paths])
+
+    @property
+    def is_writing(self) -> bool:
+        """Also of a part that this process has no more."""
+        return any(each is not None and each.busy for each in (self._before, self._writer))
 
     @property
     def is_busy(self) -> bool:

@@ -130,9 +130,10 @@ class Changes:
         if agree:
             self._batch.agree()
 
-    def _say_that_we_switched(self) -> None:
+    def _say_that_we_switched(self, number: int | None = None) -> None:
+        """``number``: of the generation, where it is not the present one."""
         if self._present.group.rank == 0:
-            self._news.announce("/switched", {"generation": self._present.number})
+            self._news.announce("/switched", {"generation": self._present.number if number is None else number})
 
     # ------------------------------------------------------------------ from one to the next
 
@@ -164,7 +165,7 @@ class Changes:
             reshape = prepared.generation.reshape
             if reshape is not None and self._reshaping.is_possible:
                 self._go_on_elsewhere(prepared, reshape)
-            if not prepared.generation.members:
+            if prepared.generation.is_pause or reshape is not None:
                 self._saving.leave_paused()
             self._make_way()
             self._news.flush()
@@ -183,12 +184,13 @@ class Changes:
 
     def _go_on_elsewhere(self, prepared: Prepared, reshape: Reshape) -> NoReturn:
         """All replicas end here, and others are made of their processes."""
-        if self._present.broken is not None:
-            raise PeerLost(f"a replica was lost before the trial went on as {reshape.layout}: {self._present.broken}")
         assert self._membership is not None
+        if self._present.broken is not None and self._reshaping.holds_for(reshape):
+            raise PeerLost(f"a replica was lost before the trial went on as {reshape.layout}: {self._present.broken}")
+        # Before the state is copied, which may take longer than others do to leave.
+        self._say_that_we_switched(prepared.generation.number)
         self._reshaping.hold(reshape, self._saving.keep_apart)
-        if self._present.group.rank == 0:
-            self._news.announce("/switched", {"generation": prepared.generation.number})
+        self._reshaping.leave_groups()
         self._membership.begin_anew(prepared)
         if self._reshaping.goes_on(reshape):
             raise RunElsewhere

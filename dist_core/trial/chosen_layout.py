@@ -35,6 +35,8 @@ class ChosenLayout:
         self.is_settled = False
         """Whether the model's wrapper has found what it is to be."""
         self._terms: tuple[LayoutTerms, ...] = ()
+        self.known: tuple[tuple[LayoutTerms, ...], float] | None = None
+        """All terms that this process has found, and their unit, where there is a choice: its code may run again."""
         self.slot_memory: float | None = None
         self.present = Layout(members)
         self.name = ""
@@ -95,6 +97,7 @@ class ChosenLayout:
         if not fitting if self.is_choice else best.fixed_bytes > memory:
             self._refuse(terms, memory)
         self._terms, self.slot_memory = (tuple(terms), slot_memory) if self.is_choice else ((), None)
+        self.known = (self._terms, whole_seconds) if self.is_choice else None
         self.present, self.seconds = best.layout, best.seconds / whole_seconds
         self.name = self._memory_limit.layout = str(best.layout) if self.is_choice else ""
         self.is_settled = True

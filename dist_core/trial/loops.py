@@ -96,6 +96,7 @@ class Loops:
                 position.epoch = epoch
                 if epoch >= limit:
                     raise ReplicaExit("left")
+        self._reshaping.fetch_the_rest()
         position.in_epoch_loop = True
         self._way_back.begin_between_loops()
 

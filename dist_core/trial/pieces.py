@@ -94,7 +94,7 @@ class Pieces:
             self.membership,
             self.whole,
         )
-        self.reshaping = Reshaping(environment, self.channel, self.membership, self.states)
+        self.reshaping = Reshaping(environment, self.channel, self.membership, self.states, self.generation, self.whole)
         self.changes = Changes(
             self.generation,
             self.position,

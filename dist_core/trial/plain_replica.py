@@ -133,7 +133,7 @@ class PlainReplica:
         if self._members.must_leave is not None:
             self.hints.flush()
             raise ReplicaExit("preempted", EXIT_PREEMPTED)
-        if pending is not None and not pending.generation.members:
+        if pending is not None and pending.generation.is_pause:
             raise ReplicaExit("paused", 0)
 
     def can_run_again(self, error: BaseException) -> bool:

@@ -50,7 +50,6 @@ class Rerun:
         if isinstance(error, JoinAgain):
             self._come_in_anew()
         elif isinstance(error, RunElsewhere):
-            self._present.group.leave()
             self._come_in_anew()
             self._present.begins_trial()
             self._become()

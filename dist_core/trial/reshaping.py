@@ -7,6 +7,7 @@ what belongs in there, until all train in one generation.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import threading
 import time
@@ -16,7 +17,9 @@ from typing import Any
 
 from dist_core.errors import ControlChannelError, PeerLost, ReplicaExit
 from dist_core.exit_statuses import EXIT_PREEMPTED
+from dist_core.generations.present import PresentGeneration
 from dist_core.generations.watch import Membership
+from dist_core.generations.whole import Whole
 from dist_core.link.client import ControlChannel
 from dist_core.link.environment import ReplicaEnvironment
 from dist_core.link.reshape import Reshape, number_of, stand_by
@@ -25,9 +28,13 @@ from dist_core.state.persistence import Persistence
 from dist_core.state.remote_parts import RemoteParts, fetched
 from dist_core.state.served_parts import ServedParts
 
-MEET_SECONDS = 300.0
-"""For all processes to have what they need; each runs the user's code until then."""
+MEET_SECONDS = 1800.0
+"""For all processes to have what they need; each runs the user's code until then, and the scheduler knows best who is
+waited for in vain."""
+WRITE_SECONDS = 60.0
+"""So long a process that leaves waits for the checkpoint that it writes."""
 LOOK_SECONDS = 1.0
+LEAVE_SECONDS = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,11 +56,15 @@ class Reshaping:
         channel: ControlChannel | None,
         membership: Membership | None,
         states: Persistence,
+        present: PresentGeneration,
+        whole: Whole,
     ) -> None:
         self._environment = environment
         self._channel = channel
         self._membership = membership
         self._states = states
+        self._present = present
+        self._whole = whole
         self._mine: _Mine | None = None
         self._others: dict[int, RemoteParts] = {}
         self._identity: ReplicaEnvironment | None = None
@@ -71,26 +82,59 @@ class Reshaping:
 
     # ------------------------------------------------------------------ those that have trained
 
+    def holds_for(self, reshape: Reshape) -> bool:
+        """Whether others go on from what this process has."""
+        return self._environment is not None and self._environment.replica_id in reshape.holders
+
+    def leave_groups(self) -> None:
+        """Collective: of all that have trained, whether they go on or not."""
+        self._present.group.leave()
+        self._whole.leave()
+
     def hold(self, reshape: Reshape, keep: Callable[[], dict[str, Any]]) -> None:
-        """Serve this process's part, where it is one of those that others go on from. ``keep``: copies it."""
+        """Serve this process's part, where it is one of those that others go on from. ``keep``: copies it.
+
+        Raises PeerLost where it cannot be reached for that.
+        """
         assert self._environment is not None and self._channel is not None
         me = self._environment.replica_id
-        if me not in reshape.holders:
+        if not self.holds_for(reshape):
             return
         number, readers = reshape.holders.index(me), len(set(reshape.processes) - {me})
-        parts = ServedParts(keep(), self._environment.host)
-        self._mine = _Mine(number, parts, readers)
-        words = json.dumps({"address": parts.address, "key": parts.key})
-        self._channel.request("PUT", "/rendezvous", {"whole": reshape.name, "key": _key(number), "value": words})
+        states = keep()
+        try:
+            parts = ServedParts(states, self._environment.host)
+            self._mine = _Mine(number, parts, readers)
+            words = json.dumps({"address": parts.address, "key": parts.key})
+            self._channel.request("PUT", "/rendezvous", {"whole": reshape.name, "key": _key(number), "value": words})
+        except (OSError, ControlChannelError) as error:
+            raise PeerLost(f"what this process has of the trial's state cannot be had by others: {error}") from error
 
     def serve_those_that_stay(self) -> None:
         """This process leaves when they have what it holds, or are not there to ask for it."""
         if self._mine is not None:
             self._close_when_done(self._mine)
+        self.wait_for_checkpoint()
 
     def _close_when_done(self, mine: _Mine) -> None:
         mine.parts.until_done(mine.readers, or_else=self._is_unwanted, seconds=MEET_SECONDS)
         mine.parts.close()
+
+    def wait_for_checkpoint(self) -> None:
+        """That is written for who cannot go on from memory: before a process ends that holds a part."""
+        deadline = time.monotonic() + WRITE_SECONDS
+        while self._mine is not None and self._states.checkpoints.is_writing and time.monotonic() < deadline:
+            time.sleep(0.01)
+
+    def _leave_when_written(self) -> None:
+        """Told to leave before it trains again, a holder has nothing else to do than that."""
+        assert self._membership is not None
+        while self._mine is not None:
+            if self._is_unwanted():
+                self.wait_for_checkpoint()
+                if self._mine is not None:
+                    self._membership.end(EXIT_PREEMPTED)
+            time.sleep(LEAVE_SECONDS)
 
     def goes_on(self, reshape: Reshape) -> bool:
         """Whether this process is one that the trial goes on with; else it leaves."""
@@ -104,6 +148,8 @@ class Reshaping:
         """What this process is from here on."""
         assert self._identity is not None
         self._environment, self._identity = self._identity, None
+        if self._mine is not None:
+            threading.Thread(target=self._leave_when_written, name="elastune-holder", daemon=True).start()
         for parts in self._others.values():
             parts.close()
         self._others.clear()
@@ -151,16 +197,21 @@ class Reshaping:
     def _is_unwanted(self) -> bool:
         return self._membership is not None and self._membership.must_leave is not None
 
+    def fetch_the_rest(self) -> None:
+        """What nobody has registered by now must not depend on who holds it."""
+        if self.is_under_way:
+            self._states.registry.change_unclaimed(fetched)
+
     def finish(self) -> None:
         """All train in one generation: nobody needs anything of anybody else's."""
         if not self.is_under_way:
             return
         assert self._environment is not None
-        # What nobody has asked for yet must not depend on who holds it.
-        self._states.registry.change_unclaimed(fetched)
         for parts in self._others.values():
-            parts.done(self._environment.replica_id)
+            with contextlib.suppress(PeerLost):
+                parts.done(self._environment.replica_id)
         self._others.clear()
+        self._states.checkpoints.note_written()
         if self._mine is not None:
             threading.Thread(
                 target=self._close_when_done, args=(self._mine,), name="elastune-holder", daemon=True

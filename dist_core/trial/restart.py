@@ -11,7 +11,7 @@ import gc
 from collections.abc import Callable
 from typing import TypeVar
 
-from dist_core.errors import JoinAgain, RunAgain, RunElsewhere
+from dist_core.errors import Unwinding
 from dist_core.trial.plain_replica import Participant
 
 T = TypeVar("T")
@@ -24,7 +24,7 @@ def run_training(replica: Participant, code: Callable[[], T]) -> T:
             value = code()
             replica.present.raise_postponed()
             return value
-        except (JoinAgain, RunAgain, RunElsewhere, RuntimeError, MemoryError) as error:
+        except (Unwinding, RuntimeError, MemoryError) as error:
             # RuntimeError is the base of torch's out-of-memory errors.
             if not replica.present.can_run_again(error):
                 raise

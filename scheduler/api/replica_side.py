@@ -266,6 +266,9 @@ def replica_routes(service: Service) -> APIRouter:
             hints = Hints.from_json(body.hints)
         except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
             raise HTTPException(422, f"the hints are not usable: {error}") from error
+        if hints.layout and 0 < body.generation < store.trial(caller.trial_id).generation:
+            # Of replicas that had another layout, perhaps.
+            return
         # What was understood, and nothing that came with it.
         document = hints.to_json()
         before = store.hints([caller.trial_id]).get(caller.trial_id, {}) if hints.layouts else {}

@@ -281,7 +281,9 @@ class Observer:
         # Between two sizes it holds slots of both; what is decided next starts from where it is going.
         known = self._hints.get(trial.trial_id)
         layout = present_layout(trial, known)
-        under_way = granted is not None and granted.slots > 0 and bool(trial.members) and not backs_off
+        # On its way to another layout it has no members for a moment.
+        trains = bool(trial.members) or trial.state is TrialState.RESCALING
+        under_way = granted is not None and granted.slots > 0 and trains and not backs_off
         if granted is not None and under_way:
             going_to = as_told(granted.layout, known) if granted.layout else layout
             under_way = placement != granted.placement or layout != going_to

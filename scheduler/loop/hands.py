@@ -60,7 +60,8 @@ class Hands:
             starts,
             happenings,
             patience_seconds=settings.move_patience_seconds,
-            stop=lambda replica, now: self._stop_one(replica, now, force=True),
+            publish=self._offer,
+            stop=self._stop_one,
         )
 
     def act_on(self, trial: TrialRecord, grant: Grant, now: float) -> None:
@@ -109,12 +110,13 @@ class Hands:
         layout = self._observer.present_layout(trial)
         if grant.layout and grant.layout != layout and grant.slots:
             if replicas and self.reshapes.can_begin(trial, grant, replicas, now):
-                if self.reshapes.begin(trial, grant, replicas, now):
+                if self.reshapes.begin(trial, grant, replicas, self._next_launch_index(trial), now):
                     self.reshapes.carry_on(trial, grant, self._store.replicas(trial_id=trial.trial_id), now)
                 return self._store.trial(trial.trial_id), _held(trial, replicas)
             if replicas:
                 return trial, {}
             layout = grant.layout
+        self.reshapes.forget_wish(trial.trial_id)
         if layout != trial.layout:
             trial = replace(self._store.trial(trial.trial_id), layout=layout)
             self._store.save_trial(trial)
@@ -202,23 +204,19 @@ class Hands:
     # ------------------------------------------------------------------ publishing
 
     def _publish(self, trial: TrialRecord, grant: Grant, action: Publish, now: float) -> None:
-        trial = self._store.trial(trial.trial_id)
-        self._happenings.note_whole(trial.trial_id)
-        number = max(trial.generation, trial.published) + 1
-        self._store.save_trial(
-            replace(
-                trial,
-                published=number,
-                published_members=action.members,
-                published_at=now,
-                join_epoch=action.join_epoch,
-            )
-        )
+        self._offer(trial.trial_id, action.members, now, join_epoch=action.join_epoch)
         if trial.members and len(action.members) < len(trial.members):
             self._note_shrinking(trial, grant, len(action.members), now)
-        logger.info(
-            "generation published trial=%s generation=%d members=%d", trial.trial_id, number, len(action.members)
+
+    def _offer(self, trial_id: str, members: tuple[str, ...], now: float, *, join_epoch: int | None = None) -> None:
+        """The next generation to its replicas."""
+        trial = self._store.trial(trial_id)
+        self._happenings.note_whole(trial_id)
+        number = max(trial.generation, trial.published) + 1
+        self._store.save_trial(
+            replace(trial, published=number, published_members=members, published_at=now, join_epoch=join_epoch)
         )
+        logger.info("generation published trial=%s generation=%d members=%d", trial_id, number, len(members))
 
     def _note_shrinking(self, trial: TrialRecord, grant: Grant, after: int, now: float) -> None:
         """Because it was decided so, or because some of its replicas are lost or told to leave."""

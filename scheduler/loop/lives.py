@@ -29,7 +29,9 @@ def next_event(trial: TrialRecord, replicas: Sequence[ReplicaRecord], *, reports
         return TrialEvent.LAUNCHED
     if trial.state is TrialState.STARTING and (trial.members or (trial.published == 0 and reports)):
         return TrialEvent.TRAINS
-    if trial.state is TrialState.RUNNING and (trial.switching or joins):
+    # Without members it comes to another layout; but code that does not use the core never has any.
+    between = trial.published > 0 and not trial.members
+    if trial.state is TrialState.RUNNING and (trial.switching or joins or between):
         return TrialEvent.RESCALE_BEGAN
     if trial.state is TrialState.RESCALING and trial.members and not trial.switching and not joins:
         return TrialEvent.RESCALE_ENDED

@@ -1,26 +1,27 @@
 """Reshapes: has trials go on with another layout out of what their processes have in memory (`trials.reshape`).
 
 What is under way is known here alone. After a scheduler that has begun one, the next finds a trial that trains beside
-joiners that it does not want, or one whose processes all stand at their first step without having trained, or a pause;
-the first goes on, the others go on from the checkpoint that was written when their replicas ended.
+joiners that it does not want, one that it takes to be pausing, or one without members whose processes have not ended:
+these it ends, and the trial goes on from the checkpoint that was written when its replicas ended.
 """
 
 from __future__ import annotations
 
 import logging
-import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 from dist_core.layout import Layout
 from dist_core.link.reshape import Reshape
 from scheduler.loop.backoff import Backoff
 from scheduler.loop.happenings import Happenings
 from scheduler.loop.journal import Journal
-from scheduler.loop.starts import Place, Starts
+from scheduler.loop.starts import Place, Starts, new_ids
 from scheduler.snapshot import Grant
 from trials.launch.base import Launcher
-from trials.record import ReplicaRecord, TrialRecord
+from trials.plan import STOP_GRACE_SECONDS
+from trials.record import ReplicaRecord, ReplicaState, TrialRecord
 from trials.reshape import Fail, Form, GiveUp, Offer, Over, Seat, Settle, next_step, seats
 from trials.states import TrialState
 from trials.store import TrialStore
@@ -28,19 +29,31 @@ from trials.store import TrialStore
 logger = logging.getLogger(__name__)
 
 
+class Publish(Protocol):
+    def __call__(self, trial_id: str, members: tuple[str, ...], now: float) -> None: ...
+
+
+class Stop(Protocol):
+    def __call__(self, replica: ReplicaRecord, now: float, *, force: bool) -> None: ...
+
+
 @dataclass(frozen=True, slots=True)
 class _UnderWay:
     reshape: Reshape
     before: tuple[str, ...]
+    """The trial's members when it began, by rank."""
     grant: Grant
     is_settled: bool = False
+    is_given_up: bool = False
+    """After it was offered: the replicas may have ended for it all the same."""
+    has_failed: bool = False
+    """All that is left of the trial is to end."""
 
 
 class Reshapes:
-    """Trials are reshaped by the loop's thread; what is under way is read by any.
+    """Trials are reshaped by the loop's thread; what is offered is read by any.
 
     ``patience_seconds``: longest wait for slots that others hold; then the trial gives up its own, with a pause.
-    ``stop``: ends a process at once.
     """
 
     def __init__(
@@ -53,7 +66,8 @@ class Reshapes:
         happenings: Happenings,
         *,
         patience_seconds: float,
-        stop: Callable[[ReplicaRecord, float], None],
+        publish: Publish,
+        stop: Stop,
     ) -> None:
         self._store = store
         self._launcher = launcher
@@ -62,8 +76,11 @@ class Reshapes:
         self._starts = starts
         self._happenings = happenings
         self._patience_seconds = patience_seconds
+        self._publish = publish
         self._stop = stop
         self._under_way: dict[str, _UnderWay] = {}
+        self._offered: dict[str, Reshape] = {}
+        """By trial the latest: whoever asks late has to hear the same."""
         self._refused: dict[str, str] = {}
         """By trial the layout that it could not come to without a pause."""
         self._pausing: set[str] = set()
@@ -73,31 +90,40 @@ class Reshapes:
 
     def of(self, trial_id: str, number: int) -> Reshape | None:
         """The one for which this generation ends, if it does so for one."""
-        known = self._under_way.get(trial_id)
-        return known.reshape if known is not None and known.reshape.number == number else None
+        known = self._offered.get(trial_id)
+        return known if known is not None and known.number == number else None
 
     def forget(self, trial_id: str) -> None:
         """The trial is over."""
         self._under_way.pop(trial_id, None)
-        self._refused.pop(trial_id, None)
-        self._wanted_since.pop(trial_id, None)
+        self._offered.pop(trial_id, None)
         self._pausing.discard(trial_id)
+        self.forget_wish(trial_id)
+
+    def forget_wish(self, trial_id: str) -> None:
+        """The trial has the layout that it is to have."""
+        self._wanted_since.pop(trial_id, None)
+        self._refused.pop(trial_id, None)
 
     # ------------------------------------------------------------------ beginning one
 
     def can_begin(self, trial: TrialRecord, grant: Grant, rows: Sequence[ReplicaRecord], now: float) -> bool:
         """Whether the trial may come to the layout it is granted as it trains, at once or when it is at rest again."""
-        known = self._wanted_since.get(trial.trial_id)
-        is_first_look = known is None or known[0] != grant.layout
-        since = now if known is None or is_first_look else known[1]
-        self._wanted_since[trial.trial_id] = grant.layout, since
-        may_wait = is_first_look or now - since < self._patience_seconds
         trains = trial.state in (TrialState.RUNNING, TrialState.RESCALING) and bool(trial.members)
         refused = trial.trial_id in self._pausing or self._refused.get(trial.trial_id) == grant.layout
-        return trains and may_wait and not refused and bool(self._seats(trial, grant, rows))
+        if not trains or refused or not self._seats(trial, grant, rows):
+            return False
+        layout, since = self._wanted_since.get(trial.trial_id, ("", now))
+        if layout != grant.layout:
+            self._wanted_since[trial.trial_id] = grant.layout, now
+            return True
+        return now - since < self._patience_seconds
 
-    def begin(self, trial: TrialRecord, grant: Grant, rows: Sequence[ReplicaRecord], now: float) -> bool:
-        """False where it cannot be begun yet; ``rows``: all processes of the trial that are not gone."""
+    def begin(self, trial: TrialRecord, grant: Grant, rows: Sequence[ReplicaRecord], index: int, now: float) -> bool:
+        """False where it cannot be begun yet; ``rows``: all processes of the trial that are not gone.
+
+        ``index``: that a further process of the trial may have (`Starts.start_for`).
+        """
         rested = not trial.switching and {row.replica_id for row in rows} == set(trial.members)
         well = self._happenings.leaving.isdisjoint(trial.members)
         well = well and self._happenings.broken_since(trial.trial_id) is None
@@ -107,18 +133,17 @@ class Reshapes:
         places = self._places([seat for replica in wanted for seat in replica if not seat.replica_id])
         if places is None:
             return False
-        names = iter([f"{trial.trial_id}-{uuid.uuid4().hex[:8]}" for _ in places])
+        new = new_ids(trial, len(places))
+        names = iter(new)
         reshape = Reshape(
             number=trial.generation + 1,
             layout=grant.layout,
             holders=trial.members[: trial.slots_per_replica],
             replicas=tuple(tuple(seat.replica_id or next(names) for seat in replica) for replica in wanted),
         )
-        new = [name for name in reshape.processes if name not in trial.members]
-        if not self._starts.start_for(trial, reshape, dict(zip(new, places, strict=True)), now):
+        if not self._starts.start_for(trial, reshape, dict(zip(new, places, strict=True)), index, now):
             return False
         self._under_way[trial.trial_id] = _UnderWay(reshape, trial.members, grant)
-        self._wanted_since.pop(trial.trial_id, None)
         return True
 
     def _seats(self, trial: TrialRecord, grant: Grant, rows: Sequence[ReplicaRecord]) -> tuple[tuple[Seat, ...], ...]:
@@ -149,7 +174,18 @@ class Reshapes:
         """Do what comes next for the trial; False where none is under way."""
         known = self._under_way.get(trial.trial_id)
         if known is None:
-            return False
+            if trial.state is not TrialState.RESCALING or trial.members or not rows:
+                return False
+            # Of a scheduler before this one.
+            self._end(rows, (), now)
+            return True
+        if known.is_given_up:
+            return self._look_back(trial, known, rows, now)
+        if known.has_failed:
+            self._end(rows, known.reshape.holders, now)
+            if not rows:
+                del self._under_way[trial.trial_id]
+            return bool(rows)
         step = next_step(
             trial,
             known.reshape,
@@ -160,48 +196,59 @@ class Reshapes:
             is_settled=known.is_settled,
             leaving=self._happenings.leaving,
             broken_since=self._happenings.broken_since(trial.trial_id),
+            departed=self._departed(trial, known),
         )
         if isinstance(step, Offer):
             self._journal.note_reshape(trial, known.reshape, known.grant, now)
-            self._publish(trial, (), now)
+            self._offered[trial.trial_id] = known.reshape
+            self._publish(trial.trial_id, (), now)
         elif isinstance(step, Settle):
             self._settle(trial, known, rows)
         elif isinstance(step, Form):
-            self._publish(trial, known.reshape.processes, now)
+            self._publish(trial.trial_id, known.reshape.processes, now)
         elif isinstance(step, GiveUp):
             self._give_up(trial, known, step, rows, now)
         elif isinstance(step, Fail):
-            self._fail(trial, known, step, rows, now)
+            self._fail(trial, known, step.why, rows, now)
         elif isinstance(step, Over):
-            self._under_way.pop(trial.trial_id, None)
+            del self._under_way[trial.trial_id]
             return False
         return True
 
-    def _publish(self, trial: TrialRecord, members: tuple[str, ...], now: float) -> None:
-        self._happenings.note_whole(trial.trial_id)
-        present = self._store.trial(trial.trial_id)
-        number = max(present.generation, present.published) + 1
-        self._store.save_trial(
-            replace(present, published=number, published_members=members, published_at=now, join_epoch=None)
-        )
-        logger.info("generation published trial=%s generation=%d members=%d", trial.trial_id, number, len(members))
+    def _departed(self, trial: TrialRecord, known: _UnderWay) -> frozenset[str]:
+        """Members that have ended by themselves and without an error."""
+        rows = self._store.replicas(trial_id=trial.trial_id, live_only=False)
+        return frozenset(row.replica_id for row in rows if row.replica_id in known.before and row.exit_status == 0)
 
     def _settle(self, trial: TrialRecord, known: _UnderWay, rows: Sequence[ReplicaRecord]) -> None:
+        # Replicas go by these numbers; whoever leaves has none among them.
+        order = [*known.reshape.processes, *(name for name in known.before if name not in known.reshape.processes)]
         for row in rows:
-            if row.replica_id in known.reshape.processes:
-                index = known.reshape.processes.index(row.replica_id)
-                if row.launch_index != index:
-                    self._store.update_replica(row.replica_id, launch_index=index)
+            if row.replica_id in order and row.launch_index != order.index(row.replica_id):
+                self._store.update_replica(row.replica_id, launch_index=order.index(row.replica_id))
         present = self._store.trial(trial.trial_id)
         self._store.save_trial(replace(present, layout=known.reshape.layout))
+        self._note_layout(trial.trial_id, known.reshape.layout)
         self._under_way[trial.trial_id] = replace(known, is_settled=True)
-        self._refused.pop(trial.trial_id, None)
+
+    def _note_layout(self, trial_id: str, layout: str) -> None:
+        """What its replicas have said of their layout is past, until those that train with this one say theirs."""
+        hints = self._store.hints([trial_id]).get(trial_id)
+        if hints is not None and hints.get("layout"):
+            size = Layout.from_name(layout).slots_per_share
+            self._store.put_hints(trial_id, {**hints, "layout": layout, "slots_per_share": size})
+
+    # ------------------------------------------------------------------ where it comes to nothing
 
     def _give_up(
         self, trial: TrialRecord, known: _UnderWay, step: GiveUp, rows: Sequence[ReplicaRecord], now: float
     ) -> None:
-        del self._under_way[trial.trial_id]
-        if step.has_ended:
+        if step.members:
+            self._publish(trial.trial_id, step.members, now)
+            self._under_way[trial.trial_id] = replace(known, is_given_up=True)
+        else:
+            del self._under_way[trial.trial_id]
+        if step.has_paused:
             self._pausing.add(trial.trial_id)
         if step.why:
             self._refused[trial.trial_id] = known.reshape.layout
@@ -209,15 +256,29 @@ class Reshapes:
             self._journal.warn(trial.trial_id, "not_reshaped", sentence, now)
         for row in rows:
             if row.replica_id not in known.before:
-                self._stop(row, now)
-        if step.members:
-            self._publish(trial, step.members, now)
+                self._stop(row, now, force=True)
 
-    def _fail(
-        self, trial: TrialRecord, known: _UnderWay, step: Fail, rows: Sequence[ReplicaRecord], now: float
-    ) -> None:
-        del self._under_way[trial.trial_id]
-        sentence = f"it did not come to train as {known.reshape.layout}: {step.why}; it goes on from its checkpoint"
+    def _look_back(self, trial: TrialRecord, known: _UnderWay, rows: Sequence[ReplicaRecord], now: float) -> bool:
+        """Whether its replicas had ended when they were told to train on: the word of it comes late, or never."""
+        stands = any(row.replica_id in known.before and row.state is ReplicaState.READY for row in rows)
+        if trial.generation < known.reshape.number and (trial.entered == known.reshape.number or stands):
+            self._fail(trial, known, "one of its processes was lost at that moment", rows, now)
+            return True
+        if not trial.switching:
+            del self._under_way[trial.trial_id]
+        return False
+
+    def _fail(self, trial: TrialRecord, known: _UnderWay, why: str, rows: Sequence[ReplicaRecord], now: float) -> None:
+        self._refused[trial.trial_id] = known.reshape.layout
+        self._under_way[trial.trial_id] = replace(known, is_given_up=False, has_failed=True)
+        sentence = f"it did not come to train as {known.reshape.layout}: {why}; it goes on from its checkpoint"
         self._journal.warn(trial.trial_id, "not_reshaped", sentence, now)
+        self._end(rows, known.reshape.holders, now)
+
+    def _end(self, rows: Sequence[ReplicaRecord], holders: Sequence[str], now: float) -> None:
+        """All of them: those that may still write the trial's checkpoint with time for that, the others at once."""
         for row in rows:
-            self._stop(row, now)
+            if row.stop_requested_at is None:
+                self._stop(row, now, force=bool(holders) and row.replica_id not in holders)
+            elif now - row.stop_requested_at > STOP_GRACE_SECONDS:
+                self._stop(row, now, force=True)

@@ -29,6 +29,11 @@ class Place:
     slot: int
 
 
+def new_ids(trial: TrialRecord, count: int) -> list[str]:
+    """For processes of a trial."""
+    return [f"{trial.trial_id}-{uuid.uuid4().hex[:8]}" for _ in range(count)]
+
+
 class Starts:
     def __init__(
         self,
@@ -56,7 +61,7 @@ class Starts:
 
         ``world_size``: how many processes its trial is to have.
         """
-        names = [f"{trial.trial_id}-{uuid.uuid4().hex[:8]}" for _ in places]
+        names = new_ids(trial, len(places))
         records = [
             _record(trial, name, place, index + member, now)
             for member, (name, place) in enumerate(zip(names, places, strict=True))
@@ -73,11 +78,16 @@ class Starts:
             requests.append(self._request(trial, record, identity))
         return self._start_all(trial, records, requests, now)
 
-    def start_for(self, trial: TrialRecord, reshape: Reshape, places: Mapping[str, Place], now: float) -> bool:
-        """Start these new processes of a reshape, by their ids; False where they cannot be started yet."""
+    def start_for(
+        self, trial: TrialRecord, reshape: Reshape, places: Mapping[str, Place], index: int, now: float
+    ) -> bool:
+        """Start these new processes of a reshape, by their ids; False where they cannot be started yet.
+
+        ``index``: a launch index that nobody has, nor any above it: theirs until they are members of a replica.
+        """
         records, requests = [], []
-        for name, place in places.items():
-            record = _record(trial, name, place, reshape.processes.index(name), now)
+        for number, (name, place) in enumerate(places.items()):
+            record = _record(trial, name, place, index + number, now)
             identity = reshape.identity_of(self._identity(trial, record, place.node.kind))
             assert identity is not None
             records.append(record)

@@ -28,6 +28,9 @@ class TornReplicas:
         size = trial.slots_per_replica
 
         def replica_of(row: ReplicaRecord) -> tuple[float, int]:
+            if row.replica_id in trial.members:
+                # Those of one replica may have been launched at different moments, before it had its layout.
+                return 0.0, trial.members.index(row.replica_id) // size
             # A number is used again, but not by what is launched at the same moment.
             return row.launched_at, replica_number(row, size)
 

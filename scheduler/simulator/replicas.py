@@ -76,6 +76,8 @@ class SimulatedReplicas:
                     continue
                 if trial.layout and not training.fits(trial.layout):
                     self._refuse(replica, training.refusal(trial.layout))
+                elif self._comes_for_reshape(replica):
+                    self._stand_by(replica, now)
                 else:
                     self._become_ready(replica.replica_id, training.epoch if trial.members else None, now)
             if trial.switching and trial.entered < trial.published and now >= self._enters_at(trial, training, now):
@@ -87,6 +89,16 @@ class SimulatedReplicas:
             del self._leaves[replica_id]
             self._launcher.end(replica_id)
             self._store.writes += 1
+            self._on_news()
+
+    def _comes_for_reshape(self, replica: ReplicaRecord) -> bool:
+        request = self._launcher.running.get(replica.replica_id)
+        return request is not None and "ELASTUNE_RESHAPE" in request.environ
+
+    def _stand_by(self, replica: ReplicaRecord, now: float) -> None:
+        """It needs those that train, to go on with another layout."""
+        if replica.ready_at is None:
+            self._store.update_replica(replica.replica_id, contact_at=now, ready_at=now)
             self._on_news()
 
     def _stand(self, replica_id: str, now: float) -> None:

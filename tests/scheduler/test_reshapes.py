@@ -19,7 +19,7 @@ from trials.record import Reason, ReplicaRecord, ReplicaState, TrialRecord
 from trials.reshape import Seat, seats
 from trials.states import TrialState
 
-LAYOUTS = ("1", "2 sharded", "2 stages", "4 sharded")
+LAYOUTS = ("1", "1 recomputed", "2 sharded", "2 stages", "4 sharded")
 
 
 def told(layout: str) -> Hints:
@@ -224,6 +224,21 @@ def test_replicas_change_their_number_and_their_size_at_once(tmp_path: Path) -> 
     assert not trial.bench.launcher.stopped
 
 
+def test_what_its_replicas_said_of_the_layout_before_is_past(tmp_path: Path) -> None:
+    """A layout of one slot is also the number of slots alone, of which the code says what it makes of it."""
+    trial = Trial(tmp_path, 1, "1 recomputed")
+    trial.want(1, "1")
+    trial.tick()
+    trial.enter()
+    trial.tick(2)
+    assert trial.record.layout == "1" and Hints.from_json(trial.bench.store.hints([trial.id])[trial.id]).layout == "1"
+    trial.stand()
+    trial.tick()
+    trial.enter()
+    trial.tick(5)
+    assert trial.record.state is TrialState.RUNNING and not trial.record.switching
+
+
 def test_a_new_process_that_is_lost_leaves_the_trial_as_it_is(trial: Trial) -> None:
     before = trial.record.members
     trial.want(4, "4 sharded")
@@ -334,6 +349,122 @@ def test_code_that_cannot_run_again_ends_as_in_a_pause(trial: Trial) -> None:
     assert trial.bench.loop.reshape_of(trial.id, trial.record.published) is None
 
 
+def test_whoever_only_leaves_may_be_gone_before_it_is_heard_that_all_have_agreed(tmp_path: Path) -> None:
+    trial = Trial(tmp_path, 4, "1")
+    before = trial.record.members
+    trial.want(2, "2 sharded")
+    trial.tick()
+    reshape = trial.bench.loop.reshape_of(trial.id, trial.record.published)
+    assert reshape is not None and (reshape.processes, reshape.holders) == (before[:2], before[:1])
+    trial.end(before[2], 0)
+    trial.end(before[3], 0)
+    trial.tick(3)
+    assert trial.record.published == reshape.number
+    trial.enter()
+    trial.tick(2)
+    trial.stand()
+    trial.tick()
+    trial.enter()
+    trial.tick(2)
+    assert trial.record.members == before[:2] and trial.record.layout == "2 sharded"
+    assert not trial.bench.launcher.stopped
+
+
+@pytest.mark.parametrize("word", ["entered", "ready"])
+def test_replicas_that_had_ended_when_they_were_told_to_train_on_start_from_the_checkpoint(
+    trial: Trial, word: str
+) -> None:
+    """One is lost just behind the step; what those say of it comes when another generation is offered already."""
+    trial.offered()
+    number, before = trial.record.published, trial.record.members
+    trial.end(trial.new[0])
+    trial.tick()
+    assert trial.record.published_members == before and trial.record.published == number + 1
+    if word == "entered":
+        trial.bench.store.note_entered(trial.id, number)
+    else:
+        trial.bench.store.update_replica(before[1], state=ReplicaState.READY)
+    trial.tick()
+    assert any("it goes on from its checkpoint" in each for each in trial.words())
+    assert [(name, force) for name, force in trial.bench.launcher.stopped if name in before] == [
+        (name, False) for name in before
+    ]
+    trial.comes_to_train()
+
+
+def test_what_was_offered_is_told_to_whoever_asks_late(trial: Trial) -> None:
+    trial.offered()
+    number = trial.record.published
+    trial.end(trial.new[0])
+    trial.tick()
+    assert trial.record.published == number + 1
+    assert trial.bench.loop.reshape_of(trial.id, number) is not None
+    assert trial.bench.loop.reshape_of(trial.id, number + 1) is None
+
+
+def test_processes_of_different_age_may_end_one_after_another(trial: Trial) -> None:
+    """Others of its replica do what is theirs when one has come to its end."""
+    trial.offered()
+    trial.enter()
+    trial.tick(2)
+    trial.stand()
+    trial.tick()
+    trial.enter()
+    trial.tick(2)
+    assert len({row.launched_at for row in trial.rows}) == 2 and trial.record.state is TrialState.RUNNING
+    trial.end(trial.record.members[3], 0)
+    trial.tick(80)
+    assert trial.bench.launcher.stopped == []
+
+
+def test_a_trial_that_was_shrunk_to_its_second_replica_is_reshaped_as_any(tmp_path: Path) -> None:
+    """Its processes have the numbers that those of the new layout are to have."""
+    trial = Trial(tmp_path, 4, "2 sharded")
+    first = trial.record.members[:2]
+    for name in first:
+        trial.end(name)
+    trial.tick()
+    trial.enter()
+    trial.want(4, "4 sharded")
+    trial.tick(3)
+    assert [row.launch_index for row in trial.rows] == [2, 3, 4, 5]
+    # A scheduler that knows nothing of it ends those that are new, and nobody else.
+    trial.bench.loop = trial.bench.new_loop()
+    members = trial.record.members
+    trial.tick(80)
+    assert not any(name in members for name, _ in trial.bench.launcher.stopped)
+
+
+def test_what_is_under_way_is_seen_as_what_it_comes_to(tmp_path: Path) -> None:
+    """Slots that it gives up are nobody's to keep for it."""
+    trial = Trial(tmp_path, 4, "4 sharded")
+    trial.want(2, "2 sharded")
+    trial.tick()
+    trial.enter()
+    trial.tick(2)
+    assert trial.record.members == () and len(trial.rows) == 4
+    snapshot = trial.bench.loop.decisions.snapshot
+    assert snapshot is not None
+    assert (snapshot.trials[0].placement, snapshot.trials[0].layout) == ({"n0": 2}, "2 sharded")
+
+
+def test_a_layout_that_was_waited_for_once_is_none_that_is_late(trial: Trial) -> None:
+    other = trial.bench.submit(number=1, max_replicas=1)
+    trial.wish.others = 1
+    trial.tick()
+    trial.want(4, "4 sharded")
+    trial.wish.others = 0
+    trial.tick(5, 1.0)
+    trial.want(2, "2 sharded")
+    trial.tick(20, 1.0)
+    for row in trial.bench.store.replicas(trial_id=other):
+        trial.end(row, 0)
+    trial.tick()
+    trial.want(4, "4 sharded")
+    trial.tick(2)
+    assert len(trial.new) == 2 and not trial.record.switching
+
+
 @pytest.mark.parametrize("who", [0, 3])
 @pytest.mark.parametrize("formed", [False, True])
 def test_what_is_lost_after_the_end_sends_the_trial_to_its_checkpoint(trial: Trial, who: int, formed: bool) -> None:
@@ -347,8 +478,12 @@ def test_what_is_lost_after_the_end_sends_the_trial_to_its_checkpoint(trial: Tri
         assert trial.record.switching
     trial.end(processes[who], 75)
     trial.tick()
-    rest = [name for name in processes if name != processes[who]]
-    assert [name for name, force in trial.bench.launcher.stopped if force] == rest
+    # Those that may still write its checkpoint have time for that.
+    assert trial.bench.launcher.stopped == [
+        (name, name not in processes[:2]) for name in processes if name != processes[who]
+    ]
+    for name in processes[:2]:
+        trial.end(name, 143)
     assert any("it goes on from its checkpoint" in each for each in trial.words())
     trial.comes_to_train()
     assert trial.record.losses <= 1

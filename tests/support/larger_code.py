@@ -48,14 +48,18 @@ def train() -> list[float]:
     optimizer = torch.optim.Adam(model.parameters(), lr=0.02)
     schedule = torch.optim.lr_scheduler.StepLR(optimizer, 3, 0.5)
     loader = dist_core.AdaptiveDataLoader(Numbered(), batch_size=24, shuffle=True)
-    wrapped: ElasticPipeline | ElasticFullyShard | ElasticModel
+    wrapped: ElasticPipeline | ElasticFullyShard | ElasticModel | None = None
+
+    def chosen() -> ElasticModel:
+        return ElasticModel(model, optimizer, nn.functional.mse_loss, schedule, example=torch.zeros(2, 6).double())
+
     if how == "chosen":
-        wrapped = ElasticModel(model, optimizer, nn.functional.mse_loss, schedule, example=torch.zeros(2, 6).double())
+        wrapped = chosen()
     elif how == "pipeline":
         wrapped = ElasticPipeline(
             model, optimizer, nn.functional.mse_loss, schedule, example=torch.zeros(2, 6).double()
         )
-    else:
+    elif how == "sharded":
         wrapped = ElasticFullyShard(model, optimizer, schedule)
     # So that a test sees a trial between two layouts.
     time.sleep(float(os.environ.get("STAND_SECONDS", "0")))
@@ -63,6 +67,9 @@ def train() -> list[float]:
     who = core.environment.replica_id if core.environment is not None else "alone"
     with open(Path(os.environ["TRACE_DIR"]) / f"{who}.jsonl", "a", buffering=1) as trace:
         for epoch in dist_core.remaining_epochs_until(EPOCHS):
+            if wrapped is None:
+                # "chosen late"
+                wrapped = chosen()
             for numbers, x, y in loader:
                 optimizer.zero_grad()
                 if core.joined:
@@ -95,6 +102,7 @@ def train() -> list[float]:
             with sums.synchronized():
                 dist_core.report(sums["squares"] / sums["count"], epoch)
                 assert sums["count"] == len(Numbered())
+    assert wrapped is not None
     wrapped.eval()
     with torch.no_grad():
         found: list[float] = wrapped(Numbered().x[:8].double()).tolist()

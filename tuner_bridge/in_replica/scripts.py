@@ -16,7 +16,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from dist_core.errors import JoinAgain, ReplicaExit, RunAgain
+from dist_core.errors import Unwinding
 from trials.inside.user_code import moved_path
 from tuner_bridge.errors import InvalidSweep
 from tuner_bridge.in_replica.shipping import lies_among_installed
@@ -47,7 +47,7 @@ class Script:
         """As Python would run it. Raises what it raises; RuntimeError where it ends with a status other than 0."""
         try:
             self._run()
-        except (ReplicaExit, RunAgain, JoinAgain):
+        except Unwinding:
             raise
         except SystemExit as leaving:
             if leaving.code not in (None, 0):

@@ -219,20 +219,41 @@ larger_code.train()
 
 
 @pytest.mark.slow
-def test_a_command_goes_to_another_layout_by_its_checkpoint(rig: Rig) -> None:
-    """It is a process of its own, whose code ends with it."""
-    command = ["/bin/sh", "-c", 'exec "$0" -c "$1"', sys.executable, COMMAND]
+@pytest.mark.parametrize(
+    ("command", "stays"),
+    [
+        pytest.param([sys.executable, "-c", COMMAND], True, id="in the replica"),
+        pytest.param(["/bin/sh", "-c", 'exec "$0" -c "$1"', sys.executable, COMMAND], False, id="a process of its own"),
+    ],
+)
+def test_a_command_goes_to_another_layout(rig: Rig, command: list[str], stays: bool) -> None:
+    """Code of a process of its own ends with it: that goes by the checkpoint."""
     trial_id = rig.submit(
         1, command=command, layout="1", replica_sizes=(1, 2), HOW="chosen", STEP_SECONDS="0.05", PYTHONPATH=str(ROOT)
     )
     rig.until_size(trial_id, 1)
+    [first] = rig.members(trial_id)
     for slots, layout in ((2, "2 sharded"), (1, "1")):
         rig.until_step(max(row["step"] for row in rig.rows()) + 3)
         rig.want(trial_id, slots, layout)
         with rig.unhurried():
             rig.until(lambda: rig.trial(trial_id).layout == layout, layout)  # noqa: B023
         rig.until_size(trial_id, slots)
+        assert (first.pid == rig.members(trial_id)[0].pid) is stays
     record = rig.until_over(trial_id)
     assert record.state is TrialState.SUCCEEDED, f"{record.reason}\n{rig.story()}\n{rig.logs()}"
     assert record.losses == 0
     rig.assert_each_sample_once(EPOCHS, SAMPLES)
+
+
+@pytest.mark.slow
+def test_a_model_that_is_wrapped_within_the_epochs_comes_to_another_layout(rig: Rig, undisturbed: list[float]) -> None:
+    """Its state is there before anybody asks for it."""
+    trial_id = rig.submit(1, entrypoint=CODE, layout="1", replica_sizes=(1, 2), HOW="chosen late", STEP_SECONDS="0.05")
+    rig.until_size(trial_id, 1)
+    rig.until_step(14)
+    rig.want(trial_id, 2, "2 sharded")
+    with rig.unhurried():
+        rig.until(lambda: rig.trial(trial_id).layout == "2 sharded", "the layout")
+    rig.until_size(trial_id, 2)
+    assert_as_undisturbed(rig, rig.until_over(trial_id), undisturbed)
