@@ -227,7 +227,7 @@ def resize() -> Measurement:
             for slots in (4, 2, 4, 2, 4):
                 rig.want(trial_id, slots)
                 rig.until_size(trial_id, slots)
-                rig.until_step(max(row["step"] for row in rig.rows()) + 5)
+                rig.until_step(rig.latest_step() + 5)
             rig.want(trial_id, 0)
             found = [pause for row in rig.rows() for pause in row["pauses"]]
         finally:
@@ -263,11 +263,11 @@ def reshape() -> Measurement:
             rig.want(trial_id, 2)
             rig.until_size(trial_id, 2)
             for slots in (4, 2, 4, 2):
-                rig.until_step(max((row["step"] for row in rig.rows()), default=0) + 10)
+                rig.until_step(rig.latest_step() + 10)
                 rig.want(trial_id, slots, f"{slots} sharded")
                 rig.until(lambda: rig.trial(trial_id).slots_per_replica == slots, "the layout")  # noqa: B023
                 rig.until_size(trial_id, slots)
-                rig.until_step(max(row["step"] for row in rig.rows()) + 5)
+                rig.until_step(rig.latest_step() + 5)
             rig.want(trial_id, 0)
             rows = sorted(rig.rows(), key=lambda row: row["at"])
         finally:

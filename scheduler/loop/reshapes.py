@@ -179,13 +179,17 @@ class Reshapes:
             # Of a scheduler before this one.
             self._end(rows, (), now)
             return True
+        if trial.state not in (TrialState.RUNNING, TrialState.RESCALING):
+            # All its processes have ended, however that came.
+            del self._under_way[trial.trial_id]
+            if not known.is_settled and self._departed(trial, known) >= set(known.before):
+                self._pausing.add(trial.trial_id)
+            return False
         if known.is_given_up:
             return self._look_back(trial, known, rows, now)
         if known.has_failed:
             self._end(rows, known.reshape.holders, now)
-            if not rows:
-                del self._under_way[trial.trial_id]
-            return bool(rows)
+            return True
         step = next_step(
             trial,
             known.reshape,

@@ -392,6 +392,33 @@ def test_replicas_that_had_ended_when_they_were_told_to_train_on_start_from_the_
     trial.comes_to_train()
 
 
+def test_it_pauses_without_new_processes_as_well(tmp_path: Path) -> None:
+    trial = Trial(tmp_path, 4, "4 sharded")
+    trial.want(2, "2 sharded")
+    trial.tick()
+    assert trial.record.switching
+    for name in trial.record.members:
+        trial.end(name, 0)
+    trial.tick()
+    assert not any("checkpoint" in each or "cannot" in each for each in trial.words())
+    trial.comes_to_train()
+    trial.want(4, "4 sharded")
+    trial.tick()
+    assert trial.record.switching and trial.bench.loop.reshape_of(trial.id, trial.record.published) is None
+
+
+def test_all_that_are_lost_at_once_go_on_from_the_checkpoint(tmp_path: Path) -> None:
+    trial = Trial(tmp_path, 4, "4 sharded")
+    trial.want(2, "2 sharded")
+    trial.tick()
+    for name in trial.record.members:
+        trial.end(name)
+    trial.comes_to_train()
+    trial.want(4, "4 sharded")
+    trial.tick()
+    assert len(trial.new) == 2, "its code may well go on elsewhere"
+
+
 def test_what_was_offered_is_told_to_whoever_asks_late(trial: Trial) -> None:
     trial.offered()
     number = trial.record.published

@@ -98,7 +98,7 @@ def test_ten_random_rescales_leave_no_trace(rig: Rig, tmp_path: Path) -> None:
         size = chance.choice([other for other in (1, 2, 3, 4) if other != size])
         rig.want(trial_id, size)
         rig.until_size(trial_id, size)
-        rig.until_step(max(row["step"] for row in rig.rows()) + chance.randint(1, 15))
+        rig.until_step(rig.latest_step() + chance.randint(1, 15))
     record = rig.until_over(trial_id)
     assert record.state is TrialState.SUCCEEDED, record.reason
     assert record.outcome is not None

@@ -112,7 +112,7 @@ def test_a_trial_goes_on_at_any_shape(rig: Rig, long_undisturbed: list[float]) -
     rig.want(trial_id, 4)
     rig.until_size(trial_id, 4)
     for size, slots, how in ((4, 4, "sharded"), (2, 2, "pipeline"), (1, 2, "sharded")):
-        rig.until_step(max(row["step"] for row in rig.rows()) + 3)
+        rig.until_step(rig.latest_step() + 3)
         rig.want(trial_id, 0)
         rig.until(lambda: rig.trial(trial_id).state is TrialState.PAUSED, "the pause")
         rig.respecify(trial_id, slots_per_replica=size, HOW=how)
@@ -135,7 +135,7 @@ def test_a_trial_goes_on_with_any_layout_that_it_is_given(rig: Rig, undisturbed:
         (2, "1 recomputed"),
         (2, "2 sharded recomputed"),
     ):
-        rig.until_step(max(row["step"] for row in rig.rows()) + 3)
+        rig.until_step(rig.latest_step() + 3)
         rig.want(trial_id, slots, layout)
         with rig.unhurried():
             rig.until(lambda layout=layout: rig.trial(trial_id).layout == layout, f"the layout {layout}")  # type: ignore[misc]
@@ -156,7 +156,6 @@ def test_a_trial_goes_on_with_any_layout_that_it_is_given(rig: Rig, undisturbed:
 STAGES = {
     "a new one": lambda rig, trial_id: next((row for row in coming(rig, trial_id)), None),
     "one that trains": lambda rig, trial_id: rig.members(trial_id)[1] if coming(rig, trial_id) else None,
-    "one that has ended": lambda rig, trial_id: ended(rig, trial_id, 1),
     "the first that has ended": lambda rig, trial_id: ended(rig, trial_id, 0),
     "a new one behind that": lambda rig, trial_id: ended(rig, trial_id, 3),
 }
@@ -234,7 +233,7 @@ def test_a_command_goes_to_another_layout(rig: Rig, command: list[str], stays: b
     rig.until_size(trial_id, 1)
     [first] = rig.members(trial_id)
     for slots, layout in ((2, "2 sharded"), (1, "1")):
-        rig.until_step(max(row["step"] for row in rig.rows()) + 3)
+        rig.until_step(rig.latest_step() + 3)
         rig.want(trial_id, slots, layout)
         with rig.unhurried():
             rig.until(lambda: rig.trial(trial_id).layout == layout, layout)  # noqa: B023
