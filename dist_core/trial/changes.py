@@ -165,7 +165,7 @@ class Changes:
             reshape = prepared.generation.reshape
             if reshape is not None and self._reshaping.is_possible:
                 self._go_on_elsewhere(prepared, reshape)
-            if prepared.generation.is_pause or reshape is not None:
+            if not prepared.generation.members:
                 self._saving.leave_paused()
             self._make_way()
             self._news.flush()

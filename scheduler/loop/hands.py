@@ -13,7 +13,7 @@ from scheduler.loop.happenings import Happenings
 from scheduler.loop.journal import Journal
 from scheduler.loop.reshapes import Reshapes
 from scheduler.loop.settings import LoopSettings
-from scheduler.loop.starts import Place, Starts
+from scheduler.loop.starts import Starts
 from scheduler.loop.torn import TornReplicas
 from scheduler.loop.trial_files import TrialFiles
 from scheduler.snapshot import Grant, Placement
@@ -54,7 +54,6 @@ class Hands:
         self._torn = TornReplicas()
         self.reshapes = Reshapes(
             store,
-            launcher,
             journal,
             backoff,
             starts,
@@ -172,16 +171,10 @@ class Hands:
         return started
 
     def _start_on_free_slots(self, trial: TrialRecord, grant: Grant, wanted: Mapping[str, int], now: float) -> int:
-        taken = {(replica.node, replica.slot) for replica in self._store.replicas()}
-        nodes = {node.node: node for node in self._launcher.nodes()}
-        free: list[list[Place]] = []
-        for name, count in wanted.items():
-            if name in nodes:
-                node = nodes[name]
-                slots = [slot for slot in range(node.slots) if (name, slot) not in taken and slot not in node.in_use]
-                free.append([Place(node, slot) for slot in slots[:count]])
+        places_of = self._starts.free_places()
+        free = [places_of.get(name, [])[:count] for name, count in wanted.items()]
         size = trial.slots_per_replica
-        if size > max((node.slots for node in nodes.values()), default=1):
+        if size > self._starts.most_on_a_node:
             free = [[place for places in free for place in places]]
         started, index = 0, self._next_launch_index(trial)
         for places in free:

@@ -8,6 +8,7 @@ these it ends, and the trial goes on from the checkpoint that was written when i
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
@@ -19,7 +20,6 @@ from scheduler.loop.happenings import Happenings
 from scheduler.loop.journal import Journal
 from scheduler.loop.starts import Place, Starts, new_ids
 from scheduler.snapshot import Grant
-from trials.launch.base import Launcher
 from trials.plan import STOP_GRACE_SECONDS
 from trials.record import ReplicaRecord, ReplicaState, TrialRecord
 from trials.reshape import Fail, Form, GiveUp, Offer, Over, Seat, Settle, next_step, seats
@@ -59,7 +59,6 @@ class Reshapes:
     def __init__(
         self,
         store: TrialStore,
-        launcher: Launcher,
         journal: Journal,
         backoff: Backoff,
         starts: Starts,
@@ -70,7 +69,6 @@ class Reshapes:
         stop: Stop,
     ) -> None:
         self._store = store
-        self._launcher = launcher
         self._journal = journal
         self._backoff = backoff
         self._starts = starts
@@ -149,24 +147,14 @@ class Reshapes:
     def _seats(self, trial: TrialRecord, grant: Grant, rows: Sequence[ReplicaRecord]) -> tuple[tuple[Seat, ...], ...]:
         by_id = {row.replica_id: row for row in rows}
         members = [by_id[name] for name in trial.members if name in by_id]
-        most = max((node.slots for node in self._launcher.nodes()), default=1)
-        return seats(members, grant.placement, Layout.from_name(grant.layout).slots, most)
+        return seats(members, grant.placement, Layout.from_name(grant.layout).slots, self._starts.most_on_a_node)
 
     def _places(self, new: Sequence[Seat]) -> list[Place] | None:
         """Free slots for all of them; None where there are too few."""
-        nodes = {node.node: node for node in self._launcher.nodes()}
-        taken = {(replica.node, replica.slot) for replica in self._store.replicas()}
-        taken |= {(node.node, slot) for node in nodes.values() for slot in node.in_use}
-        found = []
-        for seat in new:
-            node = nodes.get(seat.node)
-            slots = range(0 if node is None else node.slots)
-            slot = next((each for each in slots if (seat.node, each) not in taken), None)
-            if node is None or slot is None:
-                return None
-            taken.add((seat.node, slot))
-            found.append(Place(node, slot))
-        return found
+        free = self._starts.free_places()
+        if any(len(free.get(node, [])) < count for node, count in Counter(seat.node for seat in new).items()):
+            return None
+        return [free[seat.node].pop(0) for seat in new]
 
     # ------------------------------------------------------------------ carrying it on
 

@@ -56,6 +56,23 @@ class Starts:
     def is_under_way(self, replica_id: str) -> bool:
         return replica_id in self._under_way
 
+    def free_places(self) -> dict[str, list[Place]]:
+        """By node: slots that nobody has, as far as is known."""
+        taken = {(replica.node, replica.slot) for replica in self._store.replicas()}
+        return {
+            node.node: [
+                Place(node, slot)
+                for slot in range(node.slots)
+                if (node.node, slot) not in taken and slot not in node.in_use
+            ]
+            for node in self._launcher.nodes()
+        }
+
+    @property
+    def most_on_a_node(self) -> int:
+        """Slots of the largest; replicas of more lie on several."""
+        return max((node.slots for node in self._launcher.nodes()), default=1)
+
     def start(self, trial: TrialRecord, places: Sequence[Place], index: int, world_size: int, now: float) -> int:
         """Start a replica, a process on each of its ``places``; returns how many have been started, or are being.
 

@@ -100,6 +100,15 @@ class Trial:
     def end(self, row: ReplicaRecord | str, status: int | None = -9) -> None:
         self.bench.launcher.end(row if isinstance(row, str) else row.replica_id, status)
 
+    def goes_on(self) -> None:
+        """From where its replicas are told to end: they do, and their processes come to train as the new ones."""
+        self.enter()
+        self.tick(2)
+        self.stand()
+        self.tick()
+        self.enter()
+        self.tick(2)
+
     def offered(self) -> None:
         """Up to where its replicas are told to end."""
         self.want(4, "4 sharded")
@@ -214,12 +223,7 @@ def test_replicas_change_their_number_and_their_size_at_once(tmp_path: Path) -> 
         trial.tick()
         reshape = trial.bench.loop.reshape_of(trial.id, trial.record.published)
         assert reshape is not None and reshape.processes == before and len(reshape.holders) == holders
-        trial.enter()
-        trial.tick(2)
-        trial.stand()
-        trial.tick()
-        trial.enter()
-        trial.tick(2)
+        trial.goes_on()
         assert trial.record.members == before and trial.record.layout == layout
     assert not trial.bench.launcher.stopped
 
@@ -360,12 +364,7 @@ def test_whoever_only_leaves_may_be_gone_before_it_is_heard_that_all_have_agreed
     trial.end(before[3], 0)
     trial.tick(3)
     assert trial.record.published == reshape.number
-    trial.enter()
-    trial.tick(2)
-    trial.stand()
-    trial.tick()
-    trial.enter()
-    trial.tick(2)
+    trial.goes_on()
     assert trial.record.members == before[:2] and trial.record.layout == "2 sharded"
     assert not trial.bench.launcher.stopped
 
@@ -432,12 +431,7 @@ def test_what_was_offered_is_told_to_whoever_asks_late(trial: Trial) -> None:
 def test_processes_of_different_age_may_end_one_after_another(trial: Trial) -> None:
     """Others of its replica do what is theirs when one has come to its end."""
     trial.offered()
-    trial.enter()
-    trial.tick(2)
-    trial.stand()
-    trial.tick()
-    trial.enter()
-    trial.tick(2)
+    trial.goes_on()
     assert len({row.launched_at for row in trial.rows}) == 2 and trial.record.state is TrialState.RUNNING
     trial.end(trial.record.members[3], 0)
     trial.tick(80)

@@ -208,13 +208,7 @@ def test_whatever_is_lost_on_the_way_to_another_layout_leaves_no_trace(
     assert steps == set(range(max(steps) + 1))
 
 
-COMMAND = """
-import torch
-import dist_core
-from tests.support import larger_code
-
-larger_code.train()
-"""
+COMMAND = "from tests.support.larger_code import train; train()"
 
 
 @pytest.mark.slow
