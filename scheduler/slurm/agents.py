@@ -30,13 +30,18 @@ OF_ANOTHER_NODE = (
 OF_PYTHON = ("CONDA_DEFAULT_ENV", "CONDA_PREFIX", "LD_LIBRARY_PATH", "PYTHONHOME", "PYTHONPATH", "VIRTUAL_ENV")
 """What belongs to this machine's interpreter; a container has its own."""
 
-CONTAINED = """trap 'kill -USR1 $agent' TERM USR1
+CONTAINED = """agent= told=
+trap 'if [ -n "$agent" ]; then kill -USR1 $agent; else told=yes; fi' TERM USR1
 trap '' INT
 {start} &
 agent=$!
+if [ -n "$told" ]; then kill -USR1 $agent; fi
 while kill -0 $agent 2>/dev/null; do wait $agent; done
 """
-"""srun ends its step by force when it is told to end itself; what it is told by USR1 it hands on."""
+"""srun ends its step by force when it is told to end itself; what it is told by USR1 it hands on.
+
+A signal may come before the shell has noted whom to tell: it is kept until then.
+"""
 
 
 def container_options(text: str) -> tuple[str, ...]:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from scheduler.errors import SchedulerError
-from scheduler.slurm.agents import AgentSettings, container_options
+from scheduler.slurm.agents import CONTAINED, AgentSettings, container_options
 
 
 def test_nobody_elses_replicas_get_the_environment_of_a_shared_scheduler(
@@ -61,27 +61,45 @@ def test_what_is_no_option_for_containers_is_refused() -> None:
             container_options(text)
 
 
-def test_in_a_container_the_agent_hears_that_its_job_ends(tmp_path: Path) -> None:
-    """srun would end it by force; a stand-in for srun tells what it is told."""
-    stand_in = tmp_path / "srun"
-    stand_in.write_text(
-        "#!/bin/bash\ntrap 'echo told; sleep 0.3; echo left; exit 0' USR1\necho up\nwhile :; do sleep 0.05; done\n"
-    )
-    stand_in.chmod(0o755)
+STANDS_FOR_SRUN = """#!/bin/bash
+trap 'echo told; sleep 0.3; echo left; exit 0' USR1
+echo up
+touch "$UP"
+while :; do sleep 0.05; done
+"""
+"""srun would end its step by force where it is told to end itself; this tells what it is told."""
+
+
+@pytest.fixture
+def with_a_stand_in(tmp_path: Path) -> dict[str, str]:
+    """The environment of a shell that finds it as srun."""
+    srun = tmp_path / "srun"
+    srun.write_text(STANDS_FOR_SRUN)
+    srun.chmod(0o755)
+    return {"PATH": f"{tmp_path}:/usr/bin:/bin", "UP": str(tmp_path / "up")}
+
+
+def test_in_a_container_the_agent_hears_that_its_job_ends(with_a_stand_in: dict[str, str], tmp_path: Path) -> None:
     script = AgentSettings(state_dir=tmp_path, container=("--container-image=img.sqsh",)).job_script()
     assert "srun --ntasks=1" in script and "--container-image=img.sqsh python3 -m trials.agents.start" in script
-    process = subprocess.Popen(
-        ["/bin/bash", "-c", script],
-        env={"PATH": f"{tmp_path}:/usr/bin:/bin"},
-        stdout=subprocess.PIPE,
-        text=True,
+    with subprocess.Popen(
+        ["/bin/bash", "-c", script], env=with_a_stand_in, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "up\n"
+        process.terminate()
+        assert process.stdout.read() == "told\nleft\n"
+        assert process.wait(10.0) == 0
+
+
+def test_an_agent_hears_of_what_came_before_the_shell_had_noted_it(with_a_stand_in: dict[str, str]) -> None:
+    """The shell is told between the agent's start and the line that notes its pid."""
+    early = "until [ -e $UP ]; do sleep 0.01; done; kill -TERM $$\nagent=$!"
+    lines = CONTAINED.format(start="srun").replace("agent=$!", early)
+    done = subprocess.run(
+        ["/bin/bash", "-c", lines], env=with_a_stand_in, capture_output=True, text=True, timeout=30.0, check=False
     )
-    assert process.stdout is not None
-    assert process.stdout.readline() == "up\n"
-    process.terminate()
-    assert process.stdout.read() == "told\nleft\n"
-    assert process.wait(10.0) == 0
-    process.stdout.close()
+    assert (done.stdout, done.stderr, done.returncode) == ("up\ntold\nleft\n", "", 0)
 
 
 def test_what_an_agent_is_told_is_plain_json(tmp_path: Path) -> None:
