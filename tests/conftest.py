@@ -1,8 +1,17 @@
 from __future__ import annotations
 
+import gc
+
+import pytest
 from hypothesis import settings
 
 # The same examples at every run: what fails is the change's doing. `make explore` looks for new ones.
 settings.register_profile("repeatable", derandomize=True, deadline=None)
 settings.register_profile("explore", deadline=None, print_blob=True)
 settings.load_profile("repeatable")
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """All that the tests import is in memory by now and stays: no collection need look at it again."""
+    gc.collect()
+    gc.freeze()

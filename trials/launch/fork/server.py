@@ -265,10 +265,15 @@ class _ForkServer(_Server):
 
     def preload(self, names: list[str]) -> None:
         self.drop_spares()
+        # Collecting while all of it is made takes a fifth of the time again, and finds nothing that could go. What is
+        # frozen then costs no replica's collections any time, and its pages stay shared.
+        gc.disable()
         with recorded_environ(self.shared.library_reads):
             for name in names:
                 with contextlib.suppress(Exception):
                     importlib.import_module(name)
+        gc.freeze()
+        gc.enable()
         self.preloaded += names
         self.sources.note()
 
