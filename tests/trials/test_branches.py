@@ -213,6 +213,23 @@ def test_a_library_that_has_read_another_value_is_imported_anew(
         assert run(LIBRARY_HOME="further") == (False, "further")
 
 
+SETTINGS = "HOME = dict(item for item in os.environ.items() if item[0].startswith('LIBRARY_'))\n"
+
+
+def test_a_library_that_has_gone_through_all_variables_is_shared_where_others_differ(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of a shell differ wherever a sweep was started from another one than the scheduler."""
+    (tmp_path / "library.py").write_text(PREAMBLE + SETTINGS)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv("SHLVL", "1")
+    monkeypatch.setenv("LIBRARY_HOME", "here")
+    with opened(tmp_path) as branches:
+        branches.write("import library", USES)
+        assert branches.run(preload=("library",), SHLVL="2", LIBRARY_HOME="here")
+        assert not branches.run(preload=("library",), SHLVL="2", LIBRARY_HOME="elsewhere")
+
+
 def test_code_that_reads_a_variable_is_shared_by_replicas_that_agree_on_it(branches: Branches) -> None:
     branches.write("READ = os.environ.get('FLAVOUR')")
     assert not branches.run(FLAVOUR="sweet")

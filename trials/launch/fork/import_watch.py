@@ -1,4 +1,4 @@
-"""Watches code while it is imported: what it prints, which variables and files it looks at, what it draws by chance."""
+"""Watches code while it is imported: what it prints, which files it looks at, what it draws by chance."""
 
 from __future__ import annotations
 
@@ -40,28 +40,6 @@ def captured_output() -> Iterator[Callable[[], bytes]]:
             os.dup2(descriptor, number)
             os.close(descriptor)
         os.close(sink)
-
-
-@contextmanager
-def recorded_environ(reads: dict[str, str | None]) -> Iterator[None]:
-    """Note each variable that is looked at. torch's looks do not count: it looks again when it starts CUDA."""
-    plain = type(os.environ)
-
-    class Recording(plain):  # type: ignore[misc, valid-type]  # the class of os.environ has no public name
-        def __getitem__(self, key: str) -> str:
-            value: str | None = None
-            try:
-                value = super().__getitem__(key)
-            finally:
-                if not _asked_by_torch():
-                    reads.setdefault(key, value)
-            return value
-
-    os.environ.__class__ = Recording
-    try:
-        yield
-    finally:
-        os.environ.__class__ = plain
 
 
 @contextmanager
@@ -122,10 +100,3 @@ def _asking_file() -> str:
 def is_the_users(path: str) -> bool:
     """Whether a file belongs neither to Python nor to an installed package."""
     return os.path.isabs(path) and not path.startswith((*_STANDARD, *_INSTALLED))
-
-
-def _asked_by_torch() -> bool:
-    frame: types.FrameType | None = sys._getframe(2)
-    while frame is not None and frame.f_globals.get("__name__") in ("os", "_collections_abc"):
-        frame = frame.f_back
-    return frame is not None and str(frame.f_globals.get("__name__")).partition(".")[0] == "torch"

@@ -38,7 +38,7 @@ from trials.inside.cgroups import leave
 from trials.inside.keeping import Keeping
 from trials.inside.replica_start import confine, finish, redirect, reseed, run_replica
 from trials.launch.fork.child import Child, kind_of, say, told
-from trials.launch.fork.import_watch import recorded_environ
+from trials.launch.fork.environ_reads import recorded_environ
 from trials.launch.fork.loaded_sources import LoadedSources
 from trials.launch.fork.shared_import import SharedImport, UnfitToShare, import_for_sharing
 

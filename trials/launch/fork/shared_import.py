@@ -19,13 +19,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from trials.inside.user_code import load
+from trials.launch.fork.environ_reads import recorded_environ
 from trials.launch.fork.import_traces import traces, why_unfit
 from trials.launch.fork.import_watch import (
     captured_output,
     is_the_users,
     noted_files,
     noticed_entropy,
-    recorded_environ,
 )
 from trials.launch.fork.start import FORKABLE
 
