@@ -15,8 +15,7 @@ import optuna.terminator
 import torch
 from torch.utils.data import TensorDataset
 
-from dist_core import AdaptiveDataLoader, AdaptiveDataParallel, ElasticModel, remaining_epochs_until, world_size
-from dist_core.link.environment import SLOT_MEMORY
+from dist_core import AdaptiveDataLoader, AdaptiveDataParallel, remaining_epochs_until, world_size
 from dist_core.trial.current import get_core
 from tuner_bridge import report_metrics
 
@@ -225,23 +224,6 @@ def reports_until_it_has_grown(trial: optuna.Trial) -> float:
         if asked_after_growing == 3:
             break
     return float(world_size())
-
-
-def takes_the_slots_that_it_needs(trial: optuna.Trial) -> float:
-    """Slots of a replica of a model, of which the large one has no room on a slot."""
-    os.environ[SLOT_MEMORY] = "2e6"
-    width = trial.suggest_categorical("width", [16, 160])
-    model = torch.nn.Sequential(*(torch.nn.Linear(width, width) for _ in range(4)))
-    optimizer = torch.optim.Adam(model.parameters())
-    x = torch.randn(256, width, generator=torch.Generator().manual_seed(0))
-    loader = AdaptiveDataLoader(TensorDataset(x), batch_size=32)
-    wrapped = ElasticModel(model, optimizer, torch.nn.functional.mse_loss, example=x[:2])
-    for _ in remaining_epochs_until(3):
-        for (inputs,) in loader:
-            optimizer.zero_grad()
-            wrapped.step(inputs, inputs)
-            optimizer.step()
-    return float(wrapped.layout.slots)
 
 
 def tells_its_step_times(trial: optuna.Trial) -> float:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import atexit
 import faulthandler
+import gc
 import importlib
 import multiprocessing
 import os
@@ -151,6 +152,8 @@ def _serve(jobs: Connection) -> None:
             job: _Job = jobs.recv()
         except EOFError:
             return
+        # No rank's collections look at what was here before it.
+        gc.freeze()
         jobs.send(_run(job, jobs))
 
 

@@ -17,7 +17,7 @@ from dist_core.goodput.speed_profiles import speed_profile
 from dist_core.goodput.throughput import gradient_seconds
 from scheduler.errors import NotAuthorized, SchedulerUnreachable
 from scheduler.host.embedded import EmbeddedScheduler
-from tests.support import objectives
+from tests.support import larger_objectives, objectives
 from trials.errors import InvalidTrialSpec
 from tuner_bridge import StudyTerms, elastic, optimize
 from tuner_bridge.errors import InvalidSweep
@@ -201,7 +201,7 @@ def test_trials_take_as_many_slots_for_a_replica_as_their_models_need(
     made = study(sampler=optuna.samplers.GridSampler({"width": [16, 160]}, seed=0))
     optimize(
         made,
-        objectives.takes_the_slots_that_it_needs,
+        larger_objectives.takes_the_slots_that_it_needs,
         n_trials=2,
         slots=2,
         slots_per_replica=(1, 2),
