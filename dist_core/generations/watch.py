@@ -131,12 +131,14 @@ class Membership:
             threading.Thread(target=self._end_after_grace, name="elastune-grace", daemon=True).start()
 
     def told_to_end(self) -> None:
-        """From a signal handler: whoever runs the machine wants this process gone.
+        """From a signal handler, or by the scheduler: whoever runs the machine wants this process gone.
 
         The others of its generation need not stop for that: the scheduler is told, and offers a generation without
         this replica. Alone, or when no such offer comes in time, it saves and leaves by itself.
         """
-        self._told_at = self._told_at or time.monotonic()
+        if self._told_at is not None:
+            return
+        self._told_at = time.monotonic()
         threading.Thread(target=self._leave_others, name="elastune-leaving", daemon=True).start()
 
     def _leave_others(self) -> None:
@@ -246,7 +248,12 @@ class Membership:
                 answer = self._channel.request(
                     "GET",
                     "/watch",
-                    params={"after": self.latest, "wait": WATCH_SECONDS, "known_lost": ",".join(self._lost)},
+                    params={
+                        "after": self.latest,
+                        "wait": WATCH_SECONDS,
+                        "known_lost": ",".join(self._lost),
+                        "told": self._told_at is not None,
+                    },
                     give_up_after=1.0,
                 )
             except ControlChannelError as error:
@@ -269,6 +276,9 @@ class Membership:
                 time.sleep(1.0)
 
     def _handle(self, answer: dict[str, Any]) -> None:
+        if answer.get("leave"):
+            # A signal says so as well, but is not heard while the training thread waits within a library.
+            self.told_to_end()
         if answer.get("retry_join"):
             with self._changed:
                 attempt = answer.get("attempt")

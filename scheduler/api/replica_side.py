@@ -114,13 +114,15 @@ def replica_routes(service: Service) -> APIRouter:
     routes = APIRouter(prefix="/replica", tags=["replicas"])
     reports_left, warnings_left = Allowance(MOST_REPORTS_KEPT), Allowance(MOST_WARNINGS)
 
-    def news_for(replica_id: str, trial_id: str, after: int, known_lost: str) -> dict[str, Any] | None:
+    def news_for(replica_id: str, trial_id: str, after: int, known_lost: str, told: bool) -> dict[str, Any] | None:
         """What this replica has to hear now, None when nothing."""
         trial = store.trial(trial_id)
         replicas = store.replicas(trial_id=trial_id)
         mine = next((row for row in replicas if row.replica_id == replica_id), None)
         if mine is None or (trial.state.is_final and trial.outcome is None):
             raise HTTPException(410, f"trial {trial_id} is {trial.state.value}; this replica is not wanted any more")
+        if mine.stop_requested_at is not None and not told:
+            return {"leave": True, "generation": None}
         if mine.retry_join:
             store.update_replica(replica_id, retry_join=False)
             attempt = service.joining.attempt_after(trial_id, replica_id)
@@ -136,10 +138,13 @@ def replica_routes(service: Service) -> APIRouter:
         return None if ",".join(lost) == known_lost else {"generation": None, "lost": lost}
 
     @routes.get("/watch")
-    async def watch(caller: Caller, after: int = 0, wait: float = 15.0, known_lost: str = "") -> dict[str, Any]:
+    async def watch(
+        caller: Caller, after: int = 0, wait: float = 15.0, known_lost: str = "", told: bool = True
+    ) -> dict[str, Any]:
         """Long poll for the next generation, and for losses in this one and the next; it renews the replica's lease.
 
-        ``known_lost``: the names of those that the replica has heard are lost, as they were told.
+        ``known_lost``: the names of those that the replica has heard are lost, as they were told. ``told``: false
+        where it does not know yet whether it is to leave.
         """
         if caller.contact_at is None:
             await asyncio.to_thread(store.update_replica, caller.replica_id, contact_at=service.clock())
@@ -147,7 +152,7 @@ def replica_routes(service: Service) -> APIRouter:
         while True:
             changed = service.news.of(caller.trial_id)
             service.loop.note_contact(caller.replica_id)
-            news = await asyncio.to_thread(news_for, caller.replica_id, caller.trial_id, after, known_lost)
+            news = await asyncio.to_thread(news_for, caller.replica_id, caller.trial_id, after, known_lost, told)
             if news is not None:
                 return news
             left = deadline - service.clock()

@@ -160,6 +160,22 @@ def test_a_joiner_that_is_told_to_end_while_it_enters_has_the_others_go_on_witho
     mine.stop()
 
 
+def test_a_replica_whose_training_waits_within_a_library_hears_that_it_is_to_end() -> None:
+    """By the watch: a signal's handler runs when the library returns."""
+    asked: list[str] = []
+
+    def answer(request: httpx2.Request) -> httpx2.Response:
+        asked.append(request.url.params["told"])
+        return httpx2.Response(200, json={"leave": asked[-1] == "false", "generation": None})
+
+    mine = membership(answer)
+    mine.start()
+    until(lambda: mine.must_leave == "preempted")
+    until(lambda: "true" in asked)
+    mine.stop()
+    assert asked.count("false") == 1
+
+
 def test_a_joiner_that_was_told_to_end_enters_nothing_any_more(monkeypatch: pytest.MonkeyPatch) -> None:
     broken: list[ReplicaGroup] = []
     monkeypatch.setattr(ReplicaGroup, "break_off", lambda group: broken.append(group))

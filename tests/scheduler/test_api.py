@@ -229,6 +229,19 @@ def test_watch_tells_of_losses_in_the_generation_that_trains(site: Site) -> None
     assert told == {"generation": None, "lost": ["other", "joiner"]}
 
 
+def test_watch_tells_a_replica_once_that_it_is_to_end(site: Site) -> None:
+    """What its process is sent as a signal may not be heard there."""
+    name = site.with_replica()
+
+    def heard(**known: Any) -> Any:
+        return site.replica("GET", "/watch", name=name, params={"wait": 0, **known}).json()
+
+    assert heard(told=False) == {"generation": None}
+    site.store.update_replica(name, stop_requested_at=5.0)
+    assert heard(told=False) == {"leave": True, "generation": None}
+    assert heard(told=True) == heard() == {"generation": None}
+
+
 def test_hints_and_reports_are_checked(site: Site) -> None:
     name = site.with_replica()
     bounds = {"init_batch": 8, "max_batch": 16, "min_atomic": 1, "max_atomic": None, "accumulation": False}

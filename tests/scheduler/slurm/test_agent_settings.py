@@ -65,7 +65,7 @@ STANDS_FOR_SRUN = """#!/bin/bash
 trap 'echo told; sleep 0.3; echo left; exit 0' USR1
 echo up
 touch "$UP"
-while :; do sleep 0.05; done
+for _ in {1..600}; do sleep 0.05; done
 """
 """srun would end its step by force where it is told to end itself; this tells what it is told."""
 

@@ -107,6 +107,20 @@ def test_it_grows_is_drained_and_shrinks_while_survivors_train_on(cluster: Insta
     delete("elastic")
 
 
+def quota(name: str, hard: dict[str, str], **spec: Any) -> dict[str, Any]:
+    return {
+        "apiVersion": "v1",
+        "kind": "ResourceQuota",
+        "metadata": {"name": name, "namespace": NAMESPACE},
+        "spec": {"hard": hard, **spec},
+    }
+
+
+def tried(name: str, words: str) -> list[str]:
+    """Entries of a trial's history."""
+    return [entry for entry in (status(name).get("history") or {}).values() if words in entry]
+
+
 def test_a_replica_of_two_pods_comes_and_goes_whole(cluster: Installed) -> None:
     steady(cluster, "large", how="sharded", slotsPerReplica=2, maxReplicas=1)
     try:
@@ -145,18 +159,32 @@ def test_a_trial_without_room_on_a_pod_is_started_on_two(cluster: Installed) -> 
         delete("roomy")
 
 
-def quota(name: str, hard: dict[str, str], **spec: Any) -> dict[str, Any]:
-    return {
-        "apiVersion": "v1",
-        "kind": "ResourceQuota",
-        "metadata": {"name": name, "namespace": NAMESPACE},
-        "spec": {"hard": hard, **spec},
-    }
-
-
-def tried(name: str, words: str) -> list[str]:
-    """Entries of a trial's history."""
-    return [entry for entry in (status(name).get("history") or {}).values() if words in entry]
+def test_a_trial_comes_to_another_layout_in_the_pods_that_it_has(cluster: Installed) -> None:
+    """Its parts go from pod to pod."""
+    apply(quota("gpus", {"requests.nvidia.com/gpu": "2"}))
+    try:
+        until(lambda: objects("resourcequotas", "gpus")[0].get("status", {}).get("used"), 15.0, "the quota is counted")
+        steady(cluster, "wide", how="chosen", replicaSizes=[1, 2, 4], maxReplicas=1)
+        running("wide", 1)
+        assert status("wide")["record"]["layout"].startswith("2 sharded")
+        before = {pod["metadata"]["name"] for pod in replicas_of("wide")}
+        assert len(before) == 2
+        said = {name: len(printed(name)) for name in before}
+    finally:
+        kubectl("-n", NAMESPACE, "delete", "resourcequota", "gpus")
+    try:
+        until(lambda: status("wide")["record"]["layout"].startswith("4 sharded"), 120.0, "it is one replica of four")
+        running("wide", 1)
+        until(lambda: any(len(printed(name)) > said[name] for name in before), 30.0, "it trains on")
+        assert before < {pod["metadata"]["name"] for pod in replicas_of("wide")}
+        assert len(replicas_of("wide")) == 4
+        assert not tried("wide", "from its checkpoint")
+        for name in before:
+            assert len({each["pid"] for each in printed(name)}) == 1
+            epochs = [each["epoch"] for each in printed(name)]
+            assert epochs == list(range(epochs[0], epochs[0] + len(epochs)))
+    finally:
+        delete("wide")
 
 
 def test_what_a_namespaces_quota_leaves_is_all_that_is_given_away(cluster: Installed) -> None:
