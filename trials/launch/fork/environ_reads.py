@@ -20,7 +20,7 @@ class _Passing(str):
     loop: _Loop
 
     def startswith(self, *arguments: object) -> bool:
-        found = super().startswith(*arguments)  # type: ignore[arg-type]
+        found = super().startswith(*arguments)  # type: ignore[arg-type]  # whatever str's own takes
         if not found:
             self.loop.pass_over(self)
         return found
@@ -35,16 +35,16 @@ class _Loop:
     def __init__(self, reads: dict[str, str | None]) -> None:
         self.reads = reads
         self.at: _Passing | None = None
-        self.is_first_look = False
+        """Unless that had been read before."""
 
     def come_to(self, name: str) -> _Passing:
-        self.at = _Passing(name)
-        self.at.loop = self
-        self.is_first_look = name not in self.reads
-        return self.at
+        found = _Passing(name)
+        found.loop = self
+        self.at = None if name in self.reads else found
+        return found
 
     def pass_over(self, name: _Passing) -> None:
-        if name is self.at and self.is_first_look:
+        if name is self.at:
             self.reads.pop(name, None)
 
 
