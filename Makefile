@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 export OMP_NUM_THREADS ?= 1
+# Else each process that imports torch compiles it again.
+unexport PYTHONDONTWRITEBYTECODE
 # Files of tests over processes; what a file's tests share is made once.
 WORKERS ?= 2
 SPREAD := -n $(WORKERS) --dist loadfile
@@ -36,6 +38,9 @@ setup: $(VENV)/.ready
 $(VENV)/.ready: scripts/setup.sh requirements/locked.txt pyproject.toml
 	@PYTHON="$(PYTHON)" VENV="$(VENV)" bash scripts/setup.sh
 
+$(VENV)/.demo: scripts/setup.sh requirements/locked.txt pyproject.toml
+	@PYTHON="$(PYTHON)" VENV="$(VENV)" bash scripts/setup.sh demo
+
 page: $(PAGE)/built/index.html
 
 $(PAGE)/built/index.html: $(PAGE)/package-lock.json $(PAGE)/index.html $(wildcard $(PAGE)/*.ts $(PAGE)/*.json $(PAGE)/src/* $(PAGE)/src/views/*)
@@ -43,7 +48,7 @@ $(PAGE)/built/index.html: $(PAGE)/package-lock.json $(PAGE)/index.html $(wildcar
 	cd $(PAGE) && npm ci --no-audit --no-fund --silent && npm run build --silent
 	@touch $@
 
-demo: setup
+demo: $(VENV)/.demo
 	@$(BIN)/python examples/digits.py
 
 test: setup

@@ -19,7 +19,7 @@ from scheduler.host.embedded import EmbeddedScheduler
 from trials.record import Outcome, Reason, Report, Study
 from trials.spec import TrialSpec
 from trials.states import TrialState
-from trials.store import SqlTrialStore
+from trials.store import sql_store
 from trials.store.base import HistoryEntry
 
 TRIALS = 2000
@@ -31,7 +31,7 @@ HELP_LIMIT = 0.100
 
 def fill(folder: Path) -> str:
     """A store with trials that are over; returns the id of the last one."""
-    store = SqlTrialStore(f"sqlite:///{folder / 'trials.db'}")
+    store = sql_store(f"sqlite:///{folder / 'trials.db'}")
     store.put_study(Study(name="big", title="big"))
     last, began = "", time.time() - 2.0 * TRIALS
     for number in range(TRIALS):

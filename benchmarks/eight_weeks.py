@@ -27,7 +27,7 @@ from scheduler.policy import policy_by_name
 from trials.launch import InMemoryLauncher
 from trials.record import Outcome, ReplicaState, Report, Study
 from trials.spec import TrialSpec
-from trials.store import CachedTrialStore, SqlTrialStore
+from trials.store import sql_store
 
 WEEKS, TRIALS_AN_HOUR, REPORTS = 8, 8, 8
 WEEK = 7 * 86400.0
@@ -41,7 +41,7 @@ class Weeks:
     def __init__(self, folder: Path) -> None:
         self.now = 1.8e9
         self.database = folder / "trials.db"
-        self.store = CachedTrialStore(SqlTrialStore(f"sqlite:///{self.database}"))
+        self.store = sql_store(f"sqlite:///{self.database}")
         self.launcher = InMemoryLauncher({"n0": 4, "n1": 4})
         settings = LoopSettings(
             state_dir=folder,

@@ -25,6 +25,7 @@ from torch.distributed.pipelining import PipelineStage
 
 from benchmarks.decision_time import snapshot
 from benchmarks.frame import Measurement
+from benchmarks.mixed_sizes import fewest_slots, mixed_sizes, most_slots
 from benchmarks.ranks import run_ranks
 from dist_core.larger.pipeline import ElasticPipeline
 from dist_core.larger.sharded import ElasticFullyShard
@@ -36,7 +37,6 @@ from dist_core.state.parts import local_of
 from scheduler.knowledge.profile import TrialModel
 from scheduler.policy import policy_by_name
 from scheduler.simulator.cluster import SimulationSettings
-from scheduler.simulator.mixed_sizes import fewest_slots, mixed_sizes, most_slots
 from scheduler.simulator.rivals import compared_policy
 from scheduler.simulator.world import World
 from scheduler.snapshot import LayoutOption, Snapshot, TrialView
@@ -136,7 +136,7 @@ def waits() -> list[Measurement]:
     rows = []
     stages = 4
     ideal = MICROBATCHES * 2 * SECONDS
-    for schedule, chunks in (("1f1b", 1), ("interleaved", 2), ("ZBVZeroBubble", 2)):
+    for schedule, chunks in (("1f1b", 1), ("interleaved", 2)):
         blocks = stages * chunks
         seconds = [SECONDS / chunks] * blocks
         took, busy = run_ranks(stepped, stages, seconds, list(range(1, blocks)), schedule, chunks)
@@ -244,10 +244,7 @@ def resize() -> Measurement:
 
 
 def reshape() -> Measurement:
-    """Sharded over two slots, then over four, and back: between the last step with one and the first with the other.
-
-    What the code does from its top is in it.
-    """
+    """Sharded over two slots, then over four, and back: between the last step with one and the first with the other."""
     launcher = LocalLauncher(slots=4, preload=(*PRELOAD, "dist_core.larger.model"))
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         rig = Rig(Path(folder), launcher=launcher)

@@ -28,13 +28,12 @@ from scheduler.policy import policy_by_name
 from scheduler.simulator.cluster import SimulationSettings
 from scheduler.simulator.recorded import read_recorded
 from scheduler.simulator.replay import RecordedWorld
-from trials.terms import StudyTerms, WantedGoal
+from trials.terms import Goal, StudyTerms
 from tuner_bridge import optimize
 
 SLOTS = 16
 ROOT = Path(__file__).resolve().parent.parent
-GOALS: tuple[WantedGoal, ...] = ("completion_time", "makespan")
-"""Beside the default one, which is the time to the best in a sweep whose trials are stopped."""
+GOALS: tuple[Goal, ...] = ("time_to_best", "makespan")
 CONTENDERS = ("plain", "one replica", "default", *GOALS)
 RAY = {"ray": [], "ray changing": ["changing"]}
 RAY_TARGETS = {"ray": {"makespan": 1 / 1.6, "time to best": 1 / 1.8}, "ray changing": {"makespan": 1 / 1.3}}

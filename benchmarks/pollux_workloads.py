@@ -16,7 +16,7 @@ from typing import Any
 
 from benchmarks.frame import Measurement
 from scheduler.simulator.cluster import SimulationSettings
-from scheduler.simulator.compare import Information, compare
+from scheduler.simulator.command import Information, compare
 from scheduler.simulator.summary import Summary, summarize
 from scheduler.simulator.workload import read_workload
 

@@ -15,8 +15,8 @@ from benchmarks.frame import Measurement
 from benchmarks.ranks import run_ranks
 from dist_core.generations.group_needs import GroupNeeds
 from dist_core.generations.process_groups import build_group
+from dist_core.gradients.choice import CLEARLY_FASTER
 from dist_core.gradients.reduce import Bucket, reduction_strategy
-from dist_core.gradients.reduce.autotune import CLEARLY_FASTER
 from dist_core.torch_private import GradBucket
 
 NAMES = ("all_reduce", "round_robin", "sharded", "hierarchical", "bf16", "fp16")

@@ -17,6 +17,6 @@ def main() -> int:
     seconds, tells_time = float(os.environ.get("SLEEPER_SECONDS", "5")), os.environ.get("SLEEPER_TELLS") == "time"
     for step in range(1_000_000):
         value = time.time() if tells_time else 1.0 / (step + 1)
-        core.channel.request("POST", "/report", {"step": step, "value": value, "progress": float(step)})
+        core.channel.request("POST", "/reports", {"reports": [{"step": step, "value": value, "progress": float(step)}]})
         time.sleep(seconds)
     return 0

@@ -36,7 +36,6 @@ CONTENDERS: dict[str, tuple[str, dict[str, Any]]] = {
     UNIFORM: ("fair_share", {}),
     TOP: ("top_job", {}),
     "goodput": ("goodput", {"goal": "completion_time"}),
-    "goodput, auto": ("goodput", {"goal": "auto"}),
     "goodput, time to best": ("goodput", {"goal": "time_to_best"}),
     "goodput, makespan": ("goodput", {"goal": "makespan"}),
     "goodput, budget": ("goodput", {"goal": "budget"}),

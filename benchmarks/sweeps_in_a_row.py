@@ -25,7 +25,7 @@ import psutil
 
 from benchmarks.emulated_trial import trains
 from benchmarks.frame import Measurement
-from trials.terms import StudyTerms, WantedGoal
+from trials.terms import Goal, StudyTerms
 from tuner_bridge import optimize
 
 SWEEPS = 50
@@ -45,7 +45,7 @@ PRUNERS = {
 
 def plans(count: int) -> list[dict[str, Any]]:
     """From a quarter to three times the slots, every goal with every pruner in turn, every third with a loss."""
-    goals = [goal for goal in get_args(WantedGoal) if goal != "deadline"]
+    goals = [goal for goal in get_args(Goal) if goal != "deadline"]
     kinds = itertools.cycle(itertools.product((SLOTS // 4, SLOTS, 3 * SLOTS), PRUNERS))
     chosen = zip(kinds, itertools.cycle(goals), range(count), strict=False)
     return [

@@ -26,7 +26,7 @@ from benchmarks.frame import Measurement
 from scheduler.client import Client
 from trials.record import Study
 from trials.spec import TrialSpec
-from trials.store import SqlTrialStore
+from trials.store import SqlBacking
 from trials.store.tables import replicas, reports, trials
 
 TRIALS = 5000
@@ -48,8 +48,8 @@ ROOT = str(Path(__file__).resolve().parents[1])
 def fill(folder: Path) -> None:
     """A study whose trials are over, written at once."""
     folder.mkdir(mode=0o700)
-    store = SqlTrialStore(f"sqlite:///{folder / 'trials.db'}")
-    store.put_study(Study(name="large", title="large", direction="maximize"))
+    store = SqlBacking(f"sqlite:///{folder / 'trials.db'}")
+    store.save_study(Study(name="large", title="large", direction="maximize"))
     spec = json.dumps(TrialSpec(study="large", number=0, entrypoint="m:f", max_replicas=4).to_json())
     now = time.time() - 100_000.0
     with store._engine.begin() as connection:

@@ -6,15 +6,12 @@ DistCoreError
 ├── ControlChannelError    the scheduler refused or cannot be reached: retry, then leave
 └── PeerLost               another replica of this generation is gone: the trial is rebuilt without it
 
-ReplicaExit, RunAgain, RunElsewhere and JoinAgain are no errors: they unwind the user's code in a replica that has to
-leave, or whose code has to run again. They derive from SystemExit so that ``except Exception`` in a training script
-does not swallow them, and so that a process of which the suite runs no more than the training ends with a status that
-says which it was.
+ReplicaExit, RunAgain and JoinAgain are no errors: they unwind the user's code in a replica that has to leave, or whose
+code has to run again. They derive from SystemExit so that ``except Exception`` in a training script does not swallow
+them, and so that a process of which the suite runs no more than the training ends with a status that says which it was.
 """
 
 from __future__ import annotations
-
-from dist_core.exit_statuses import EXIT_JOIN_AGAIN, EXIT_LEFT, EXIT_PEER_LOST
 
 
 class DistCoreError(Exception):
@@ -42,7 +39,7 @@ class PeerLost(DistCoreError):
 
 
 class Unwinding(SystemExit):
-    """Base of what unwinds the user's code on purpose: it is no end of the training that the code has asked for."""
+    """Base of what unwinds the user's code on purpose: not an end of the training that the code has asked for."""
 
 
 class ReplicaExit(Unwinding):
@@ -69,15 +66,21 @@ class RunAgain(Unwinding):
         self.in_loop = in_loop
 
 
-class RunElsewhere(Unwinding):
-    """The user's code runs again from its top, in another replica: the trial goes on with another layout."""
-
-    def __init__(self) -> None:
-        super().__init__(EXIT_PEER_LOST)
-
-
 class JoinAgain(Unwinding):
     """The survivors passed the epoch this joiner had aimed at: run the user's code again from its top."""
 
     def __init__(self) -> None:
         super().__init__(EXIT_JOIN_AGAIN)
+
+
+EXIT_PREEMPTED = 143
+"""It saved its state and left because it was told to (128 + SIGTERM)."""
+
+EXIT_PEER_LOST = 75
+"""It stopped because another one vanished (EX_TEMPFAIL): not the user's failure."""
+
+EXIT_LEFT = 77
+"""Of a command within a replica: it left its trial, which trains on without it or is paused."""
+
+EXIT_JOIN_AGAIN = 76
+"""Of a command within a replica: its training came too late to join, and it is to run again."""

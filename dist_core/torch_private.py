@@ -9,12 +9,13 @@ from __future__ import annotations
 import contextlib
 import functools
 import gc
+import inspect
 import os
 import re
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any
@@ -53,6 +54,7 @@ __all__ = [
     "PrefixStore",
     "Store",
     "after_backward",
+    "all_gather_single",
     "as_default_group",
     "build_gloo_group",
     "build_nccl_group",
@@ -68,12 +70,14 @@ __all__ = [
     "memory_of",
     "mesh_of",
     "name_group",
+    "no_buffer_sync",
     "reading_as",
+    "reduce_scatter_single",
     "replace_default_group",
     "replace_process_group",
-    "schedule_in_v",
     "schedules_within",
     "set_bucket_cap",
+    "sums_its_own_parameters",
     "tensors_in",
     "work_of",
 ]
@@ -162,14 +166,35 @@ def replace_process_group(model: DistributedDataParallel, group: dist.ProcessGro
     model._update_process_group(group)  # type: ignore[no-untyped-call]  # not annotated in torch
 
 
+def no_buffer_sync() -> dict[str, Any]:
+    """Return DDP's keyword that leaves the model's buffers alone; its name changed after torch 2.11."""
+    known = inspect.signature(DistributedDataParallel.__init__).parameters
+    return {"forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers": False}
+
+
+def sums_its_own_parameters(module: Any) -> bool:
+    """Return whether FSDP holds parameters of this module that no module within it holds."""
+    state = module._get_fsdp_state()
+    if hasattr(state, "_fsdp_param_groups"):
+        return bool(state._fsdp_param_groups)
+    # One group, or none, up to torch 2.11.
+    return state._fsdp_param_group is not None
+
+
+all_gather_single: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+reduce_scatter_single: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+"""Collectives on one tensor, by the names that they have since torch 2.13."""
+
+
 def set_bucket_cap(model: DistributedDataParallel, megabytes: float) -> None:
     """Give a wrapped model buckets of another size: a new reducer, as after unpickling. All ranks at the same step."""
-    config = model._bucket_config
     size = int(megabytes * 1024 * 1024)
-    first = min(size, config.first_bucket_bytes_cap)
-    model._bucket_config = replace(
-        config, bucket_bytes_cap=size, first_bucket_bytes_cap=first, per_bucket_bytes_caps=()
-    )
+    if hasattr(model, "_bucket_config"):  # since torch 2.13
+        config = model._bucket_config
+        first = min(size, config.first_bucket_bytes_cap)
+        model._bucket_config = replace(
+            config, bucket_bytes_cap=size, first_bucket_bytes_cap=first, per_bucket_bytes_caps=()
+        )
     model.bucket_bytes_cap = size
     parameters, expect_sparse = model._build_params_for_reducer()  # type: ignore[no-untyped-call]
     names = model._build_debug_param_to_name_mapping(parameters)  # type: ignore[no-untyped-call]
@@ -211,16 +236,6 @@ def name_group(group: dist.ProcessGroup) -> None:
     _distributed_c10d._register_process_group(name, group)
 
 
-def forget_group(group: dist.ProcessGroup) -> None:
-    """What `name_group` has told torch is over: it would keep the group, and its threads, for ever."""
-    world = distributed_c10d._world
-    if group not in world.pg_names:
-        return
-    for kept in (world.pg_map, world.pg_names, world.pg_group_ranks, world.pg_backend_config):
-        kept.pop(group, None)
-    _distributed_c10d._unregister_process_group(group.group_name)
-
-
 def mesh_of(group: dist.ProcessGroup, device: str) -> DeviceMesh:
     """The processes of a group as a mesh; torch's own function asks the default group for this one's rank."""
     name_group(group)
@@ -240,38 +255,6 @@ def as_default_group(group: dist.ProcessGroup) -> Iterator[None]:
         yield
     finally:
         distributed_c10d._update_default_pg(before)
-
-
-def schedule_in_v(stages: Sequence[Any], microbatches: int, loss: Callable[[Any, Any], torch.Tensor] | None) -> Any:
-    """All forward passes, then all backward passes, where each process has a stage and its mirror: torch has none such.
-
-    Made of the parts of which its own are made, which bring a second of imports with them.
-    """
-    from torch.distributed.pipelining.schedules import _Action, _ComputationType, _PipelineScheduleRuntime
-
-    processes, last = stages[0].group_size, stages[0].num_stages - 1
-    orders: dict[int, list[Any]] = {}
-    for process in range(processes):
-        there_and_back = (process, last - process)
-        orders[process] = [
-            _Action(stage, _ComputationType.FORWARD, index) for stage in there_and_back for index in range(microbatches)
-        ]
-        orders[process] += [
-            _Action(stage, _ComputationType.FULL_BACKWARD, index)
-            for stage in reversed(there_and_back)
-            for index in range(microbatches)
-        ]
-    made_by: Any = _PipelineScheduleRuntime
-    schedule = made_by(list(stages), microbatches, loss_fn=loss, scale_grads=False)
-    schedule._prepare_schedule_with_comms(orders)
-    if loss is None:
-        # Torch wants them for its check of the order, and then passes values back that there are not.
-        forwards = {_ComputationType.FORWARD, _ComputationType.SEND_F, _ComputationType.RECV_F}
-        for process, actions in schedule.pipeline_order_with_comms.items():
-            schedule.pipeline_order_with_comms[process] = [
-                each for each in actions if each.computation_type in forwards
-            ]
-    return schedule
 
 
 def work_of(future: torch.futures.Future[Any]) -> dist.Work:

@@ -11,8 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dist_core.goodput import BatchBounds
-from trials.queued import QueuedSlots
-from trials.quota import SlotQuota
+from trials.queued import QueuedSlots, SlotQuota
 from trials.record import Reason
 from trials.terms import Goal
 
@@ -183,7 +182,6 @@ class TrialView:
         )
 
     def with_option(self, option: LayoutOption) -> TrialView:
-        """Without another choice."""
         if not self.options:
             return self
         return replace(
@@ -203,7 +201,6 @@ class TrialView:
         return replace(self, options=options, model=None if self.model is None else self.model.on(kind))
 
     def is_whole(self, placement: Placement, largest_node: int, layout: str = "") -> bool:
-        """Whether a placement is one of whole replicas."""
         size = self.option(layout).slots_per_replica
         within = size == 1 or size > largest_node or all(count % size == 0 for count in placement.values())
         return within and sum(placement.values()) % size == 0

@@ -151,8 +151,6 @@ class Values:
 
 @dataclass(frozen=True, slots=True)
 class Variables(Values):
-    """Of an environment."""
-
     def demand(self, value: Any) -> str | None:
         fits = isinstance(value, Mapping) and all(isinstance(each, str) for pair in value.items() for each in pair)
         return None if fits else "be an object with texts for names and values"

@@ -7,6 +7,8 @@ would write a line of its own.
 from __future__ import annotations
 
 import re
+from collections import Counter
+from collections.abc import Mapping
 
 _SEQUENCES = re.compile(
     r"\x1b\[[0-?]*[ -/]*[@-~]"  # CSI: colours, cursor
@@ -35,3 +37,9 @@ def one_line(words: str) -> str:
     if words.isascii() and words.isprintable():
         return words
     return printable(words).replace("\n", "\\n").replace("\t", "\\t")
+
+
+def told_apart(titles: Mapping[str, str]) -> dict[str, str]:
+    """By study's name what it goes by among these: its title, or its own name where another one has that title."""
+    shared = Counter(titles.values())
+    return {name: title if shared[title] < 2 else name for name, title in titles.items()}

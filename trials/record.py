@@ -105,7 +105,6 @@ class TrialRecord:
 
     @property
     def slots_per_replica(self) -> int:
-        """Of the replicas that it has, or starts with."""
         return Layout.from_name(self.layout).slots if self.layout else self.spec.sizes[0]
 
     @property

@@ -58,8 +58,10 @@ class TrialSpec:
     preload: tuple[str, ...] = described(
         Texts(), "Installed modules the code needs; a fork server may import them beforehand.", default=()
     )
-    user_code: tuple[str, ...] = described(
-        Texts(), "Modules, and absolute paths of scripts, that the entrypoint loads.", default=()
+    code: tuple[str, ...] = described(
+        Texts(),
+        "SHA-256 digests of the pickled code, and its data, that its replicas get from the scheduler.",
+        default=(),
     )
     environ: Mapping[str, str] = described(Variables(), key="env", default_factory=dict)
     max_losses: int = described(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import sys
 
 from trials.errors import IllegalTransition
 
@@ -72,3 +73,18 @@ def next_state(state: TrialState, event: TrialEvent) -> TrialState:
         return TRANSITIONS[state, event]
     except KeyError:
         raise IllegalTransition(f"a trial that is {state.value} cannot take the event '{event.value}'") from None
+
+
+def state_diagram() -> str:
+    """One line a transition, in the table's order; events between the same two states share an arrow."""
+    arrows: dict[tuple[TrialState, TrialState], list[str]] = {}
+    for (state, event), after in TRANSITIONS.items():
+        arrows.setdefault((state, after), []).append(event.value)
+    lines = ["stateDiagram-v2", f"    [*] --> {TrialState.PENDING.name}: submitted"]
+    lines += [f"    {a.name} --> {b.name}: {', '.join(events)}" for (a, b), events in arrows.items()]
+    lines += [f"    {state.name} --> [*]" for state in TrialState if state in FINAL_STATES]
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    sys.stdout.write(state_diagram() + "\n")

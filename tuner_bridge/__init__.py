@@ -14,12 +14,14 @@ if TYPE_CHECKING:
     from tuner_bridge.optuna.current import current_trial, tell
     from tuner_bridge.optuna.metrics import report_metrics
     from tuner_bridge.optuna.program import program
+    from tuner_bridge.optuna.studies import elastune_studies
 
 __all__ = [
     "StudyTerms",
     "__version__",
     "current_trial",
     "elastic",
+    "elastune_studies",
     "optimize",
     "program",
     "report_metrics",
@@ -31,6 +33,7 @@ _HOME = {
     "StudyTerms": "trials.terms",
     "current_trial": "tuner_bridge.optuna.current",
     "elastic": "tuner_bridge.optuna.elastic",
+    "elastune_studies": "tuner_bridge.optuna.studies",
     "nni_training_service_info": "tuner_bridge.nni.training_service",
     "optimize": "tuner_bridge.optuna.optimize",
     "program": "tuner_bridge.optuna.program",

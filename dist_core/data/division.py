@@ -33,6 +33,8 @@ class Division:
     """Parts of a stream for each replica when a pass over it begins; the same on all."""
     note_round: Callable[[], None]
     """The replicas have agreed on something that is no step."""
+    least: int
+    """Samples that a pass has at least, where the global batch has as many."""
     agree: Callable[[Sequence[float]], list[float] | None]
     """Collective, between two steps: sums over the replicas; None if one was lost, and another division applies."""
 
@@ -47,8 +49,6 @@ class Division:
 
 @dataclass(frozen=True, slots=True)
 class LoadedStep:
-    """A planned step with its batches in memory."""
-
     plan: StepPlan
     batches: list[Any]
     measures: bool

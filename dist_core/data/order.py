@@ -43,25 +43,27 @@ def split_evenly(count: int, parts: int) -> list[int]:
     return [base + (index < extra) for index in range(parts)]
 
 
-def divide(taken: Indices, *, rank: int, world_size: int, accumulation: int) -> StepPlan:
+def divide(taken: Indices, *, rank: int, world_size: int, accumulation: int, least: int = 1) -> StepPlan:
     """The part of a global batch that falls to ``rank``, in ``accumulation + 1`` micro-batches.
 
-    A replica that gets nothing (fewer samples than replicas) computes one sample with weight 0, because every replica
-    has to take part in the reduction.
+    A replica that gets nothing (fewer samples than replicas) computes some all the same, with weight 0, because every
+    replica has to take part in the reduction. ``least``: samples that a model needs to compute at all; no part is
+    smaller unless the global batch is.
     """
-    sizes = split_evenly(len(taken), world_size)
+    parts = max(1, min(world_size, len(taken) // least))
+    sizes = split_evenly(len(taken), parts) + [0] * (world_size - parts)
     start = sum(sizes[:rank])
     mine = taken[start : start + sizes[rank]]
     # As many passes on all replicas: those of one model in parts compute in turns.
-    passes = min(accumulation + 1, min(size for size in sizes if size > 0))
+    passes = min(accumulation + 1, max(1, min(size for size in sizes if size > 0) // least))
     if len(mine) == 0:
-        return StepPlan(micro_batches=(taken[:1],) * passes, global_batch=len(taken), weight=0.0, num_parts=len(taken))
+        return StepPlan(micro_batches=(taken[:least],) * passes, global_batch=len(taken), weight=0.0, num_parts=parts)
     micro = np.split(mine, np.cumsum(split_evenly(len(mine), passes))[:-1])
     return StepPlan(
         micro_batches=tuple(micro),
         global_batch=len(taken),
         weight=len(mine) / len(taken),
-        num_parts=min(world_size, len(taken)),
+        num_parts=parts,
     )
 
 
@@ -133,10 +135,10 @@ class ElasticCursor:
             return -(-self.remaining // 2)
         return batch
 
-    def plan(self, take: int, *, rank: int, world_size: int, accumulation: int) -> StepPlan:
+    def plan(self, take: int, *, rank: int, world_size: int, accumulation: int, least: int = 1) -> StepPlan:
         """The part of the next ``take`` samples that falls to ``rank``; see divide."""
         taken = self.order()[self.position : self.position + take]
-        return divide(taken, rank=rank, world_size=world_size, accumulation=accumulation)
+        return divide(taken, rank=rank, world_size=world_size, accumulation=accumulation, least=least)
 
     def commit(self, taken: int) -> bool:
         """The step over ``taken`` samples is done; True when it ended the pass."""
@@ -147,7 +149,6 @@ class ElasticCursor:
         return True
 
     def end_pass(self) -> None:
-        """What is left of this pass is left out."""
         self.passes += 1
         self.position = 0
         self.left = False

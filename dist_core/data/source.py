@@ -22,7 +22,8 @@ from dist_core.data.parted_source import PartedSource
 from dist_core.data.stream_parts import PartedCursor
 from dist_core.errors import InvalidTraining
 from dist_core.generations.decision import short_checksum
-from dist_core.state.random_streams import seeded
+from dist_core.state.random_streams import Drawing, seeded
+from dist_core.state.seeds import derived_seed
 
 
 class BatchSource(Protocol):
@@ -149,7 +150,13 @@ class IndexedSource:
         while True:
             take = ahead.take(division.global_batch, avoid_small_rest=division.varies)
             passes = division.passes(step)
-            plan = ahead.plan(take, rank=division.rank, world_size=division.world_size, accumulation=passes)
+            plan = ahead.plan(
+                take,
+                rank=division.rank,
+                world_size=division.world_size,
+                accumulation=passes,
+                least=division.least,
+            )
             plans.append(plan)
             for indices in plan.micro_batches:
                 yield indices.tolist()
@@ -222,10 +229,16 @@ _SKIPPED_AT_ONCE = 1024
 
 
 class _Stream:
-    """The user's iterable with a position: continues where it is, starts anew when it is asked to go back."""
+    """The user's iterable with a position: continues where it is, starts anew when it is asked to go back.
 
-    def __init__(self, dataset: IterableDataset[Any]) -> None:
+    It draws random numbers of its own, alike on all replicas and at each reading of a pass: shuffled and augmented
+    samples are the same for all, each of which keeps its part.
+    """
+
+    def __init__(self, dataset: IterableDataset[Any], seed: int) -> None:
         self._dataset = dataset
+        self._seed = seed
+        self._drawing = Drawing()
         self._items: Iterator[Any] = iter(())
         self._passes = -1
         self._position = 0
@@ -235,21 +248,25 @@ class _Stream:
         if passes != self._passes or position < self._position:
             if hasattr(self._dataset, "set_epoch"):
                 self._dataset.set_epoch(passes)
-            self._items, self._next = iter(self._dataset), []
+            self._drawing.begin(derived_seed("stream", self._seed, passes))
+            with self._drawing:
+                self._items, self._next = iter(self._dataset), []
             self._passes, self._position = passes, 0
         while self._position < position and self.read(min(_SKIPPED_AT_ONCE, position - self._position)):
             pass
 
     def read(self, count: int) -> list[Any]:
         """The next items, fewer at the end of the pass."""
-        items = [*self._next[:count], *islice(self._items, max(0, count - len(self._next)))]
+        with self._drawing:
+            items = [*self._next[:count], *islice(self._items, max(0, count - len(self._next)))]
         self._next = self._next[count:]
         self._position += len(items)
         return items
 
     def has(self, count: int) -> bool:
         """Whether so many items are left in this pass; reads them ahead to find out."""
-        self._next.extend(islice(self._items, max(0, count - len(self._next))))
+        with self._drawing:
+            self._next.extend(islice(self._items, max(0, count - len(self._next))))
         return len(self._next) >= count
 
 
@@ -263,7 +280,8 @@ class _StreamedSteps(IterableDataset[Any]):
         self.passes = self.position = 0
 
     def __iter__(self) -> Iterator[Any]:
-        """For each step its facts (samples, weight, sizes, whether the pass ends with it), then its batches."""
+        """For each step its plan, whether and which pass ends with it and a checksum of its first sample; then its
+        batches."""
         division = self.division
         assert division is not None
         passes, position, step = self.passes, self.position, division.first_step
@@ -285,8 +303,10 @@ class _StreamedSteps(IterableDataset[Any]):
                 rank=division.rank,
                 world_size=division.world_size,
                 accumulation=division.passes(step),
+                least=division.least,
             )
-            yield plan, ends, passes
+            # Alone there is nobody to compare it with.
+            yield plan, ends, passes, checksum_of(items[0]) if division.world_size > 1 else 0
             for indices in plan.micro_batches:
                 yield self.collate([items[index] for index in indices])
             position += len(items)
@@ -303,7 +323,7 @@ class StreamSource:
     After a restart, and with a worker process after a change of plan, the stream is read again up to the cursor.
     """
 
-    def __init__(self, dataset: IterableDataset[Any], *, workers: int, options: dict[str, Any]) -> None:
+    def __init__(self, dataset: IterableDataset[Any], *, seed: int, workers: int, options: dict[str, Any]) -> None:
         self.dataset = dataset
         self.num_samples: int | None = len(cast("Sized", dataset)) if hasattr(dataset, "__len__") else None
         self.cursor = StreamCursor()
@@ -311,7 +331,7 @@ class StreamSource:
         for name in ("batch_size", "persistent_workers"):
             options.pop(name, None)
         self._collate = collate
-        self._steps = _StreamedSteps(_Stream(dataset), collate)
+        self._steps = _StreamedSteps(_Stream(dataset, seed), collate)
         self._options = {**options, "num_workers": workers, "batch_size": None, "collate_fn": _as_it_is}
         self.order_fingerprint = 0
         self._ends = False
@@ -329,7 +349,7 @@ class StreamSource:
         loaded = iter(DataLoader(self._steps, **self._options))
         number = 0
         while True:
-            plan, self._ends, self._pass_of_step = next(loaded)
+            plan, self._ends, self._pass_of_step, self.order_fingerprint = next(loaded)
             batches = [next(loaded) for _ in plan.micro_batches]
             yield LoadedStep(plan, batches, division.measures(division.first_step + number))
             number += 1
@@ -380,4 +400,37 @@ def batch_source(
     workers = options.pop("num_workers", 0)
     if workers > 1:
         return PartedSource(dataset, workers=workers, options=options)
-    return StreamSource(dataset, workers=workers, options=options)
+    return StreamSource(dataset, seed=seed, workers=workers, options=options)
+
+
+def checksum_of(item: Any) -> int:
+    """16 bits of a sample's content, as far as that can be told; of large arrays the beginning."""
+    return short_checksum(b"".join(_content(item, 0)))
+
+
+_MOST_BYTES = 1024
+
+
+def _content(item: Any, depth: int) -> Iterator[bytes]:
+    if depth > _DEEPEST:
+        return
+    if isinstance(item, torch.Tensor):
+        item = item.detach().cpu()
+        item = item.view(torch.uint8) if item.dtype is torch.bfloat16 and item.dim() else item
+        item = item.numpy() if item.layout is torch.strided and item.dtype is not torch.bfloat16 else None
+    if isinstance(item, np.ndarray):
+        yield b"" if item.dtype.hasobject else item.ravel()[:_MOST_BYTES].tobytes()
+    elif isinstance(item, dict):
+        for key, value in item.items():
+            yield from _content(key, depth + 1)
+            yield from _content(value, depth + 1)
+    elif isinstance(item, list | tuple):
+        for value in item[:_MOST_BYTES]:
+            yield from _content(value, depth + 1)
+    elif isinstance(item, bytes):
+        yield item[:_MOST_BYTES]
+    elif isinstance(item, bool | int | float | complex | str | np.generic):
+        yield repr(item)[:_MOST_BYTES].encode(errors="replace")
+
+
+_DEEPEST = 8

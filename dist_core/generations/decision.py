@@ -14,8 +14,6 @@ import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from dist_core.link.reshape import Reshape
-
 
 def short_checksum(content: bytes) -> int:
     """16 bits, few enough for exact sums of squares over a thousand replicas."""
@@ -47,8 +45,6 @@ class Generation:
     """Node of each member, by rank."""
     join_epoch: int | None
     """Epoch at which the joiners stand waiting; None when nobody joins or nobody trains yet."""
-    reshape: Reshape | None = None
-    """How the trial goes on from here, where that is in another layout; it has no members then."""
 
     def __post_init__(self) -> None:
         if len(set(self.members)) != len(self.members):
@@ -59,11 +55,6 @@ class Generation:
     @property
     def num_nodes(self) -> int:
         return max(1, len(set(self.nodes)))
-
-    @property
-    def is_pause(self) -> bool:
-        """Whether nobody goes on from it."""
-        return not self.members and self.reshape is None
 
     def rank_of(self, replica_id: str) -> int | None:
         """None for a replica that leaves."""

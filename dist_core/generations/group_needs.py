@@ -27,8 +27,6 @@ class GroupNeeds:
     """Of the models' gradients."""
     extra: int = 0
     """Over all replicas, on the gradients' backend."""
-    extra_on_host: bool = False
-    """One more over all replicas, between CPUs."""
     by_node: bool = False
     """One within each node, and one between the first replicas of the nodes."""
     members: int = 1
@@ -42,7 +40,6 @@ class GroupNeeds:
         return GroupNeeds(
             carriers=self.carriers | other.carriers,
             extra=max(self.extra, other.extra),
-            extra_on_host=self.extra_on_host or other.extra_on_host,
             by_node=self.by_node or other.by_node,
             members=max(self.members, other.members),
             of_parts=self.of_parts | other.of_parts,

@@ -14,8 +14,7 @@ from typing import Any, Protocol
 
 import torch
 
-from dist_core.errors import PeerLost, ReplicaExit
-from dist_core.exit_statuses import EXIT_PEER_LOST
+from dist_core.errors import EXIT_PEER_LOST, PeerLost, ReplicaExit
 from dist_core.generations.losses import Losses
 from dist_core.generations.present import PresentGeneration
 from dist_core.generations.process_groups import ReplicaGroup
@@ -122,7 +121,7 @@ class Heal:
     def _may_go_on_with(self, prepared: Prepared, waited_seconds: float) -> bool:
         if prepared.group is None:
             # Told to leave by a generation that may hold the lost replica: give the one that replaces it a moment.
-            return prepared.generation.is_pause or waited_seconds > LEAVER_PATIENCE_SECONDS
+            return not prepared.generation.members or waited_seconds > LEAVER_PATIENCE_SECONDS
         # Those who have not lost this one give joiners the trial's state: they come to another meeting than this.
         joinerless = prepared.generation.join_epoch is None
         return joinerless and set(prepared.generation.members) <= set(self._present.members)

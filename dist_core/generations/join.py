@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 
 from dist_core.errors import JoinAgain, PeerLost, ReplicaExit
+from dist_core.first_step import first_step_begins
 from dist_core.generations.losses import Losses
 from dist_core.generations.present import PresentGeneration
 from dist_core.generations.state_transfer import hand_over, share_state
@@ -45,6 +46,7 @@ class Join:
         """The generation to enter, with equal state on all its replicas. Raises JoinAgain, ReplicaExit."""
         joining = self._present.joining
         came_in = time.monotonic() - self._asked_at if joining else None
+        first_step_begins()
         self._channel.request(
             "POST",
             "/ready",

@@ -85,11 +85,6 @@ class PresentGeneration:
         self.group = lone_group()
         self.broken = None
 
-    def begins_trial(self) -> None:
-        """Nobody trains whom this replica would join."""
-        self.joining = False
-        self.dry_steps_left = 0
-
     def mark_broken(self, reason: str) -> None:
         """A collective failed: this step does not count. Safe from any thread."""
         if self.broken is None:

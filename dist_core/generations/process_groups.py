@@ -11,8 +11,10 @@ from __future__ import annotations
 import gc
 import json
 import os
+import queue
+import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
@@ -25,7 +27,6 @@ from dist_core.device import device_of
 from dist_core.errors import PeerLost
 from dist_core.generations.fuse import Fuse
 from dist_core.generations.group_needs import GroupNeeds
-from dist_core.generations.letting_go import let_go
 from dist_core.torch_private import (
     HashStore,
     PrefixStore,
@@ -36,6 +37,40 @@ from dist_core.torch_private import (
     close_nccl_group,
     connect_nccl_group,
 )
+
+LINGER_SECONDS = 0.5
+"""A group that was left keeps its connections that long, so that closing them delays nobody's next step."""
+_HERE_ALONE = 2
+"""References to what is known here alone: the dictionary's, and the one of whoever asks."""
+
+_left: queue.SimpleQueue[list[dist.ProcessGroup]] = queue.SimpleQueue()
+_thread: threading.Thread | None = None
+_lock = threading.Lock()
+
+
+def let_go(groups: Iterable[dist.ProcessGroup]) -> None:
+    """End these groups once nobody else knows of them. The same one may come more than once, from any thread."""
+    global _thread
+    _left.put(list(groups))
+    with _lock:
+        if _thread is None or not _thread.is_alive():
+            _thread = threading.Thread(target=_end_what_is_left, name="elastune-close", daemon=True)
+            _thread.start()
+
+
+def _end_what_is_left() -> None:
+    # In this thread's own variables: the interpreter's end waits for none of these groups then.
+    known: dict[int, dist.ProcessGroup] = {}
+    while True:
+        try:
+            arrived = _left.get(timeout=LINGER_SECONDS if known else None)
+        except queue.Empty:
+            for key in [key for key in known if sys.getrefcount(known[key]) == _HERE_ALONE]:
+                del known[key]
+        else:
+            known |= {id(group): group for group in arrived}
+            del arrived
+
 
 # A data loader's worker is a fork of this process. Collecting a process group there, whose threads it does not have,
 # ends it with a segmentation fault; so what exists before a fork is left alone after it.
@@ -67,7 +102,6 @@ class ReplicaGroup:
     data: dist.ProcessGroup
     control: dist.ProcessGroup
     extra: tuple[dist.ProcessGroup, ...] = ()
-    extra_on_host: tuple[dist.ProcessGroup, ...] = ()
     within_node: dist.ProcessGroup | None = None
     """None for a replica that is alone on its node, or when nobody asked for it."""
     between_nodes: dist.ProcessGroup | None = None
@@ -181,7 +215,6 @@ class ReplicaGroup:
             self.control,
             self.data,
             *self.extra,
-            *self.extra_on_host,
             self.within_node,
             self.between_nodes,
             *of_part,
@@ -194,7 +227,6 @@ class ReplicaGroup:
             self.has_nccl == needs.nccl
             and (self.data is not self.control or not needs.apart)
             and len(self.extra) >= needs.extra
-            and (bool(self.extra_on_host) or not needs.extra_on_host)
             and (by_node or not needs.by_node)
         )
 
@@ -344,7 +376,6 @@ def build_group(
         data=fast("data", rank, world_size) if needs.apart and world_size > 1 else control,
         control=control,
         extra=tuple(fast(f"extra-{index}", rank, world_size) for index in range(needs.extra)),
-        extra_on_host=(gloo("host", rank, world_size),) if needs.extra_on_host else (),
         within_node=within,
         between_nodes=between,
     )

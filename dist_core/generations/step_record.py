@@ -7,8 +7,6 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Standing:
-    """Where a replica stands when another one is lost."""
-
     steps: int
     updates: int
     epoch: int

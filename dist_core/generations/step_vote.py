@@ -1,15 +1,12 @@
 """The small reduction that every optimizer step makes: flags, decisions and measurements, summed over the replicas.
 
 Each part of a replica puts numbers in under a name of its own, and reads their sums under that name. The round is
-launched when a step's first gradients are reduced, or at the step's end, and looked at when the step is over. Where
-replicas train asynchronously it is looked at some steps later, at the same step by each of them: nobody is further
-ahead of the slowest than that.
+launched when a step's first gradients are reduced, or at the step's end, and looked at when the step is over.
 """
 
 from __future__ import annotations
 
 import threading
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -48,13 +45,9 @@ class Round:
         if work is not None:
             self._wait_for(work)
 
-    def of_nobody(self) -> Round:
-        """A round of the same names in which nobody had anything to say."""
-        return Round(torch.zeros_like(self._vector), self._places, None, None, self._wait_for)
-
 
 class StepVote:
-    """The rounds of one replica: the present step's, and those that are not looked at yet.
+    """The round of a replica's present step.
 
     A replica that is gone raises nothing here: it breaks the present generation, which whoever looks finds then.
     """
@@ -63,12 +56,8 @@ class StepVote:
         self._generation = present
         self._lock = threading.Lock()
         self._present: Round | None = None
-        self._late: deque[Round] = deque()
-
-    @property
-    def steps_ahead(self) -> int:
-        """Steps that this replica has made and that it does not know all others to have made."""
-        return len(self._late)
+        self._places: tuple[ReplicaGroup, Mapping[str, slice]] | None = None
+        """Places of the last round's parts, with the group that it was of: all replicas of that group have the same."""
 
     def launch(self, compose: Callable[[], tuple[Ballot, Prepared | None]]) -> None:
         """Once a step; the later calls of a step do nothing."""
@@ -77,6 +66,7 @@ class StepVote:
                 group = self._generation.group
                 ballot, prepared = compose()
                 self._present = _round_of(ballot, prepared, group)
+                self._places = group, self._present._places
                 self._present._work = group.sum_later(self._present._vector)
 
     def wait(self) -> None:
@@ -85,37 +75,34 @@ class StepVote:
             if self._present is not None:
                 self._present.wait()
 
-    def finish(self, lag: int) -> Round | None:
-        """The round to act on at the end of this step: its own, or that of ``lag`` steps before.
-
-        At the start there is none so far back, and nothing to act on. None where a replica is gone.
-        """
+    def finish(self) -> Round | None:
+        """Return the present step's round when all have taken part; None where a replica is gone."""
         present, self._present = self._present, None
-        due: Round | None = None
         with self._breaking():
-            due = self._due(present, lag)
-            if due is not None:
-                due.wait()
+            if present is not None:
+                present.wait()
         if self._generation.group.aborted.is_set():
             self._generation.mark_broken("the replicas' connections were broken off")
-        return due if self._generation.broken is None else None
+        return present if self._generation.broken is None else None
 
-    def _due(self, present: Round | None, lag: int) -> Round | None:
-        if present is None or lag == 0:
-            return present
-        self._late.append(present)
-        return present.of_nobody() if len(self._late) <= lag else self._late.popleft()
+    def meet(self, ballot: Callable[[], Ballot]) -> Round | None:
+        """Take part in a round that is no step's, with this alone: whoever is in a step meets it there.
 
-    def drain(self) -> None:
-        """Until all replicas have come as far as this one; what they agree on meanwhile is agreed on again."""
-        with self._breaking():
-            while self._late:
-                self._late.popleft().wait()
+        None where no step of this generation has been made, of which the others are as sure. Raises PeerLost.
+        """
+        group = self._generation.group
+        if self._places is None or self._places[0] is not group:
+            return None
+        places = dict(self._places[1])
+        vector = torch.zeros(max(place.stop for place in places.values()), dtype=torch.float64)
+        for name, numbers in ballot().items():
+            vector[places[name]] = torch.tensor(numbers, dtype=torch.float64)
+        group.sum(vector, what="places in the code")
+        return Round(vector, places, None, None, group.fuse.wait)
 
     def reset(self) -> None:
         """Forget what is under way: the replicas it was between no longer are."""
-        self._present = None
-        self._late.clear()
+        self._present = self._places = None
 
     @contextmanager
     def _breaking(self) -> Iterator[None]:

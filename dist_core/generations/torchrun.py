@@ -114,7 +114,6 @@ def torchrun_group(rank: int, world_size: int, needs: GroupNeeds) -> ReplicaGrou
         plain,
         num_nodes=len(leaders),
         extra=tuple(dist.new_group(backend=fast) for _ in range(needs.extra)),
-        extra_on_host=(dist.new_group(backend=host),) if needs.extra_on_host else (),
         within_node=within,
         between_nodes=between,
     )

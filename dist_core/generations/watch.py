@@ -20,12 +20,10 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from dist_core.errors import ControlChannelError
-from dist_core.exit_statuses import EXIT_PREEMPTED
+from dist_core.errors import EXIT_PREEMPTED, ControlChannelError
 from dist_core.generations.decision import Generation
 from dist_core.link.client import ControlChannel
 from dist_core.link.environment import WATCH_THREAD, ReplicaEnvironment
-from dist_core.link.reshape import Reshape
 
 if TYPE_CHECKING:
     # They import torch, which a replica that does not train does without.
@@ -108,11 +106,6 @@ class Membership:
     def hurry(self) -> None:
         """Watch from now on."""
         self._begun.set()
-
-    def end(self, status: int) -> None:
-        """The process, at once: from a thread, where the training thread waits for what does not come."""
-        if not self._stopped.is_set():
-            self._end(status)
 
     def stop(self) -> None:
         self._stopped.set()
@@ -203,20 +196,6 @@ class Membership:
         for group in superseded:
             group.break_off()
 
-    def begin_anew(self, prepared: Prepared) -> None:
-        """This replica trains in no generation from here on, until it comes into another one."""
-        with self._lock:
-            self._is_member = False
-            self._entered, self._size = prepared.generation.number, 0
-            if self._prepared is prepared:
-                self._prepared = None
-
-    @property
-    def latest(self) -> int:
-        """Number of the latest generation that this replica has heard of, or trained in."""
-        with self._lock:
-            return max(self._entered, self._published.number if self._published else 0)
-
     def abandon(self, number: int) -> None:
         """The training thread gave this generation up; the group built for it is dropped. A later one stays."""
         with self._lock:
@@ -244,12 +223,14 @@ class Membership:
 
     def _follow(self) -> None:
         while not self._stopped.is_set():
+            with self._lock:
+                after = max(self._entered, self._published.number if self._published else 0)
             try:
                 answer = self._channel.request(
                     "GET",
                     "/watch",
                     params={
-                        "after": self.latest,
+                        "after": after,
                         "wait": WATCH_SECONDS,
                         "known_lost": ",".join(self._lost),
                         "told": self._told_at is not None,
@@ -296,7 +277,6 @@ class Membership:
             members=tuple(document["members"]),
             nodes=tuple(document["nodes"]),
             join_epoch=document["join_epoch"],
-            reshape=Reshape.from_json(document["reshape"]) if document.get("reshape") else None,
         )
         with self._changed:
             if generation.number <= max(self._entered, self._published.number if self._published else 0):
@@ -315,12 +295,12 @@ class Membership:
             # Others may wait in it for this joiner already, or this replica for a joiner that has left it alone.
             dropped.group.break_off()
         rank = generation.rank_of(self._environment.replica_id)
-        if rank is None and joins and not generation.is_pause:
+        if rank is None and joins and generation.members:
             # They go on without this joiner, which waits on: where it is not wanted any more, it is ended.
             return
         if rank is None:
             self._offer(Prepared(generation, None))
-            if generation.is_pause:
+            if not generation.members:
                 threading.Thread(target=self._end_after_grace, name="elastune-grace", daemon=True).start()
         elif len(generation.members) == 1:
             from dist_core.generations.process_groups import lone_group

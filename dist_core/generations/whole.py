@@ -1,8 +1,7 @@
 """Whole: the processes that this one makes up a replica with, each on a slot of its own.
 
 They are the same for as long as the replica lives, through all generations that it is a member of; whoever of them is
-lost takes the replica along. Where the trial goes on with another layout, its processes make up other replicas. Their
-group is made when a model first asks for it.
+lost takes the replica along. Their group is made when a model first asks for it.
 """
 
 from __future__ import annotations
@@ -21,15 +20,11 @@ from dist_core.generations.process_groups import ReplicaGroup, build_group, lone
 from dist_core.generations.torchrun import torchrun_part
 from dist_core.link.client import ControlChannel
 from dist_core.link.environment import ReplicaEnvironment, standalone_members, standalone_world
-from dist_core.link.reshape import stand_by
 from dist_core.state.parts import ALONE, Readers
 from dist_core.state.seeds import derived_seed
-from dist_core.torch_private import forget_group
 
 MEET_TIMEOUT = timedelta(minutes=5)
 """For its processes to find each other; each imports what the training code needs first."""
-RESHAPE_TIMEOUT = timedelta(minutes=30)
-"""Where some of them still train; the scheduler ends those that it does not want any more."""
 COLLECTIVE_TIMEOUT = timedelta(minutes=30)
 
 
@@ -45,20 +40,6 @@ class Whole:
             self.member = rank % self.members
         else:
             self.members, self.member = environment.members, environment.member
-
-    def leave(self) -> None:
-        """Collective, between two steps: its processes make up no replica any more."""
-        if self._group is not None:
-            self._group.leave()
-            for group in self._group.process_groups():
-                forget_group(group)
-            self._group = None
-
-    def become(self, environment: ReplicaEnvironment) -> None:
-        """This process goes on in another replica."""
-        self._environment = environment
-        self._agreed = None
-        self.members, self.member = environment.members, environment.member
 
     def group(self, device: Device) -> ReplicaGroup:
         """Its processes, by member; blocks until all have come. Raises PeerLost when one does not."""
@@ -130,10 +111,8 @@ class Whole:
                     "processes each need a multiple of that"
                 )
             return torchrun_part(rank, world_size, self.members, needs)
-        stand_by(self._channel, self._environment)
         name = self._environment.whole or self._environment.replica_id
-        timeout = RESHAPE_TIMEOUT if self._environment.reshape else MEET_TIMEOUT
-        store = AddressStore(self._channel, {"whole": name}, timeout)
+        store = AddressStore(self._channel, {"whole": name}, MEET_TIMEOUT)
         try:
             return build_group(
                 store,

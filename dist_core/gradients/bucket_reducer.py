@@ -20,11 +20,12 @@ from typing import Any, cast
 import torch
 import torch.distributed as dist
 
-from dist_core.device import Device, Mark
+from dist_core.device import Device, Mark, Stream
+from dist_core.generations.fuse import Fuse
 from dist_core.generations.process_groups import ReplicaGroup
 from dist_core.gradients.noise.norms import Segment, squared_norm
 from dist_core.gradients.reduce import Bucket, ReducedBucket, ReductionStrategy, completed, reduction_strategy
-from dist_core.gradients.reduce.staged import Staging
+from dist_core.gradients.reduce.ordered_worker import JobLine
 from dist_core.torch_private import GradBucket, work_of
 
 NormOf = Callable[[torch.Tensor, Sequence[Segment], int, int], torch.Tensor]
@@ -191,3 +192,61 @@ class BucketReducer(dist.ProcessGroup):
         if self.norm_of is None:
             return squared_norm(buffer[start:stop])
         return self.norm_of(buffer, self.layouts[index].segments, start, stop)
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    strategy: ReductionStrategy
+    bucket: Bucket
+    host: torch.Tensor
+    arrived: Mark
+    result: ReducedBucket
+
+
+class Staging:
+    """Reductions of one group of replicas in the host's memory, issued by a thread in the order of the buckets."""
+
+    def __init__(self, device: Device, fuse: Fuse) -> None:
+        self._device = device
+        self._fuse = fuse
+        self._down: Stream = device.stream()
+        self._up: Stream = device.stream()
+        self._host: dict[tuple[int, int], torch.Tensor] = {}
+        """Host memory by where a bucket of any model lies; kept from step to step, because it takes longer to get than
+        to fill."""
+        self._line = JobLine("staging")
+
+    def reduce(self, strategy: ReductionStrategy, bucket: Bucket) -> ReducedBucket:
+        """The sum over the replicas, in the bucket's own memory."""
+        device, buffer = self._device, bucket.buffer
+        key = buffer.data_ptr(), buffer.numel()
+        host = self._host.get(key)
+        if host is None or host.dtype != buffer.dtype:
+            host = self._host[key] = device.host_memory(buffer.shape, buffer.dtype)
+        with self._down.behind(device.mark()):
+            device.copy(host, buffer)
+            arrived = device.mark()
+        job = _Job(strategy, bucket, host, arrived, device.future())
+        self._line.put(lambda: self._reduce_there(job))
+        return job.result
+
+    def close(self) -> None:
+        self._line.close()
+
+    def _reduce_there(self, job: _Job) -> None:
+        try:
+            job.arrived.wait()
+            reduced = job.strategy.reduce(Bucket(job.bucket.index, job.host, job.bucket.layout))
+            self._fuse.settled(reduced).add_done_callback(lambda _: self._copy_back(reduced, job))
+        except Exception as error:
+            job.result.set_exception(error)  # type: ignore[arg-type]  # annotated as a result in torch
+
+    def _copy_back(self, reduced: ReducedBucket, job: _Job) -> None:
+        try:
+            if not reduced.done():
+                raise RuntimeError("the replicas' connections were broken off")
+            with self._up.behind(job.arrived):
+                self._device.copy(job.bucket.buffer, reduced.value())
+                job.result.set_result(job.bucket.buffer)
+        except Exception as error:
+            job.result.set_exception(error)  # type: ignore[arg-type]  # annotated as a result in torch

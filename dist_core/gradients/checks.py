@@ -46,11 +46,6 @@ def refuse_what_needs_the_host(model: torch.nn.Module, device: Device, reduction
     if device.is_host:
         return
     names = {each.name for each in reductions}
-    if "parameter_server" in names:
-        raise InvalidTraining(
-            f"parameter_server keeps weights in the host's memory, and {type(model).__name__} lies on a GPU; choose "
-            "another reduction"
-        )
     if "power_sgd" in names and carrier_for(device) == "staged":
         raise InvalidTraining(
             "power_sgd works on the GPU that holds the gradients, and replicas that share a GPU reduce in the host's "
@@ -94,10 +89,48 @@ def refuse_what_is_missing(
         )
 
 
+def trained_weights(model: torch.nn.Module) -> frozenset[int]:
+    """Return the identities of the weights that require a gradient."""
+    return frozenset(id(each) for each in model.parameters() if each.requires_grad)
+
+
+def refuse_changed_weights(model: torch.nn.Module, trained: frozenset[int]) -> None:
+    """Refuse weights that are not those which required a gradient when the model was wrapped.
+
+    Buckets are made then: each replica would train what was unfrozen or added since by its own gradient, and wait for
+    ever for what was frozen. A model that is frozen as a whole for a moment, as in the other half of a GAN, is not
+    trained in this pass.
+    """
+    present = trained_weights(model)
+    if present == trained or not present:
+        return
+    named = {id(each): name for name, each in model.named_parameters(remove_duplicate=False)}
+    if added := [named[each] for each in present - trained]:
+        raise InvalidTraining(
+            f"{len(added)} weights of {type(model).__name__} require a gradient now and did not, or were not there, "
+            f"when it was wrapped, {min(added)!r} first: their gradients would not be summed over the replicas. Wrap "
+            "the model with all that is ever trained unfrozen, and freeze it by a learning rate of 0; or train with "
+            "max_replicas=1"
+        )
+    frozen = [named.get(each, "one that was replaced") for each in trained - present]
+    raise InvalidTraining(
+        f"{len(frozen)} weights of {type(model).__name__} required a gradient when it was wrapped and are frozen now, "
+        f"{min(frozen)!r} first: the replicas would wait for their gradients. Freeze them by a learning rate of 0; or "
+        "train with max_replicas=1"
+    )
+
+
 def refuse_unreduced(model: torch.nn.Module, world_size: int) -> None:
     """An update from gradients of this replica alone would make the replicas' weights differ from now on."""
-    trained = (each for each in model.parameters() if each.requires_grad)
-    if any(each.grad is not None and bool(each.grad.any()) for each in trained):
+    trained = {name: each for name, each in model.named_parameters() if each.requires_grad}
+    if any(each.grad is not None and bool(each.grad.any()) for each in trained.values()):
+        if idle := [name for name, each in trained.items() if each.grad is None]:
+            raise InvalidTraining(
+                f"{len(idle)} weights of {type(model).__name__} have no gradient in this step, {idle[0]!r} first, so "
+                f"that nothing was summed over the {world_size} replicas: for weights that take no part in the loss "
+                "give find_unused_parameters=True, as to DistributedDataParallel; an optimizer that steps within the "
+                "backward pass trains one replica only"
+            )
         raise InvalidTraining(
             f"an optimizer of {type(model).__name__} steps on gradients that were not reduced over the {world_size} "
             "replicas: the forward pass went around AdaptiveDataParallel, or was made in evaluation mode outside of a "

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import ast
+import functools
 import inspect
+import textwrap
 from typing import Any
 
 import torch
@@ -18,6 +21,30 @@ def asks_its_closure_again(optimizer: torch.optim.Optimizer) -> bool:
     closure = inspect.signature(type(optimizer).step).parameters.get("closure")
     required = closure is not None and closure.default is inspect.Parameter.empty
     return required or isinstance(optimizer, torch.optim.LBFGS)
+
+
+@functools.cache
+def keeps_its_closure(kind: type[torch.optim.Optimizer]) -> bool:
+    """Return whether a step does more with a closure than evaluate it once, as SAM does: it climbs and asks again."""
+    try:
+        tree = ast.parse(textwrap.dedent(inspect.getsource(kind.step)))
+    except (OSError, TypeError, SyntaxError):
+        return False
+    calls = [
+        node
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "closure"
+    ]
+    called = {id(node.func) for node in calls}
+    asked = {id(node.left) for node in ast.walk(tree) if isinstance(node, ast.Compare)}
+    tested = {id(node.test) for node in ast.walk(tree) if isinstance(node, (ast.If, ast.IfExp))}
+    asserted = any(isinstance(node, ast.Assert) and "closure" in ast.unparse(node.test) for node in ast.walk(tree))
+    others = [
+        node
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Name) and node.id == "closure" and id(node) not in called | asked | tested
+    ]
+    return len(calls) > 1 or bool(others) or asserted
 
 
 def load_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterator
 from typing import Any, cast
 
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
 from dist_core.errors import InvalidTraining
+from dist_core.generations.process_groups import ReplicaGroup
 from dist_core.huggingface.data import loader_like
-from dist_core.huggingface.evaluation import EvaluationPass, GatheredRows
+from dist_core.training.loader import AdaptiveDataLoader
 from dist_core.trial.core import TrainingCore
 
 
@@ -21,7 +27,6 @@ class SharedEvaluationMixin:
 
     @property
     def _me(self) -> Any:
-        """This object as what it also is."""
         return self
 
     def get_eval_dataloader(self, *arguments: Any, **options: Any) -> Any:
@@ -82,3 +87,100 @@ def _size_of(inputs: Any) -> int:
     from transformers.trainer_pt_utils import find_batch_size
 
     return int(find_batch_size(inputs) or 1)  # type: ignore[no-untyped-call]  # not annotated there
+
+
+PADDING = -100
+"""What Hugging Face's trainers fill up predictions with that are shorter than others."""
+
+
+class EvaluationPass:
+    """One pass over a dataset in batches, of which this replica computes its share; stands for a DataLoader."""
+
+    def __init__(self, loader: AdaptiveDataLoader, core: TrainingCore) -> None:
+        self._loader = loader
+        self.dataset = loader.dataset
+        self.batch_size = loader.batch_size
+        samples = loader.source.num_samples
+        self.is_shared = samples is not None and samples >= core.generation.group.num_replicas
+        """Whether there is something for each replica; nobody knows that of a stream, and all compute all of it."""
+        loader.shares_evaluation = self.is_shared
+
+    def __len__(self) -> int:
+        return self._loader.batches_of_evaluation()
+
+    def __iter__(self) -> Iterator[Any]:
+        return self._loader.evaluate()
+
+
+class GatheredRows:
+    """What each replica has seen of an evaluation, put together in rank order, which is the order of the samples."""
+
+    def __init__(self, core: TrainingCore) -> None:
+        self._core = core
+
+    def mean(self, total: float, count: int) -> float | None:
+        """Of numbers that add up to ``total`` here, ``count`` of them; None if there are none anywhere."""
+
+        def act(group: ReplicaGroup) -> tuple[float, float]:
+            sums = torch.tensor([total, float(count)], dtype=torch.float64)
+            group.sum(sums, what="losses of an evaluation")
+            return float(sums[0]), float(sums[1])
+
+        all_of_it, number = self._together(act, (total, float(count)))
+        return all_of_it / number if number else None
+
+    def rows(self, mine: Any) -> Any:
+        """Arrays whose first dimension counts samples, as they are or nested in tuples, lists and dictionaries."""
+        leaves: list[NDArray[Any]] = []
+        shape = _taken_apart(mine, leaves)
+
+        def act(group: ReplicaGroup) -> list[NDArray[Any]]:
+            shapes = group.gather_json([list(leaf.shape) for leaf in leaves])
+            if len({len(each) for each in shapes}) != 1:
+                raise InvalidTraining(
+                    "the replicas have different kinds of predictions of an evaluation: one of them had no samples, "
+                    "or compute_metrics was given what depends on the replica"
+                )
+            return [_whole(leaf, [each[index] for each in shapes], group) for index, leaf in enumerate(leaves)]
+
+        return _put_together(shape, iter(self._together(act, leaves)))
+
+    def _together(self, action: Callable[[ReplicaGroup], Any], alone: Any) -> Any:
+        """``alone``: what to go on with in a step that does not count, because a replica was lost in it."""
+        if self._core.generation.stands_alone or self._core.loops.replaying:
+            return alone
+        return self._core.together(action, otherwise=lambda: alone)
+
+
+def _whole(mine: NDArray[Any], shapes: list[list[int]], group: ReplicaGroup) -> NDArray[Any]:
+    """Every replica's rows; shorter ones filled up."""
+    widest = [max(sizes) for sizes in zip(*(shape[1:] for shape in shapes), strict=True)]
+    first = sum(shape[0] for shape in shapes[: group.rank])
+    exact = np.issubdtype(mine.dtype, np.integer) or mine.dtype == np.bool_
+    rows = np.zeros((sum(shape[0] for shape in shapes), *widest), dtype=np.int64 if exact else np.float64)
+    here = rows[first : first + len(mine)]
+    if list(mine.shape[1:]) != widest:
+        here[...] = PADDING
+    here[(slice(None), *(slice(size) for size in mine.shape[1:]))] = mine
+    group.sum(torch.from_numpy(rows).view(-1), what="predictions")
+    return rows.astype(mine.dtype)
+
+
+def _taken_apart(tree: Any, leaves: list[NDArray[Any]]) -> Any:
+    """The tree with numbers in place of its arrays, which go to ``leaves``."""
+    if isinstance(tree, (tuple, list)):
+        return type(tree)(_taken_apart(each, leaves) for each in tree)
+    if isinstance(tree, dict):
+        return {name: _taken_apart(each, leaves) for name, each in tree.items()}
+    if tree is None:
+        return None
+    leaves.append(np.atleast_1d(np.asarray(tree)))
+    return len(leaves) - 1
+
+
+def _put_together(shape: Any, leaves: Iterator[NDArray[Any]]) -> Any:
+    if isinstance(shape, (tuple, list)):
+        return type(shape)(_put_together(each, leaves) for each in shape)
+    if isinstance(shape, dict):
+        return {name: _put_together(each, leaves) for name, each in shape.items()}
+    return None if shape is None else next(leaves)

@@ -15,22 +15,21 @@ from functools import cache
 from typing import Any, Literal, cast
 
 import torch
+from transformers import TrainerCallback
 
 from dist_core.errors import InvalidTraining
 from dist_core.gradients.noise.estimator import SPARSE_EVERY
 from dist_core.huggingface.alone import appear_alone, processes_started, reducer_options
 from dist_core.huggingface.carried import CarriedState
 from dist_core.huggingface.data import TrainingPass, loader_like
-from dist_core.huggingface.refusals import refuse_arguments, refuse_old_trainer, refuse_placement
-from dist_core.huggingface.reporting import Reporting
 from dist_core.huggingface.shared_evaluation import SharedEvaluationMixin
 from dist_core.training.accumulator import Accumulator
 from dist_core.training.api import remaining_epochs_until
-from dist_core.training.batch_word import BatchWord, check_batch_word, use_batch_word
 from dist_core.training.loader import AdaptiveDataLoader
 from dist_core.training.model import AdaptiveDataParallel
-from dist_core.training.user_steps import UserSteps
+from dist_core.training.user_steps import BatchWord, UserSteps, check_batch_word, use_batch_word
 from dist_core.trial.current import get_core, reset_core
+from dist_core.trial.metrics import tell_metrics
 
 _STATE = "hugging-face-trainer"
 """Among the states of the trial."""
@@ -472,3 +471,54 @@ def elastic(trainer: type) -> Any:
         return trainer
     refuse_old_trainer(trainer)
     return type(f"Elastic{trainer.__name__}", (ElasticTrainerMixin, trainer), {"__doc__": trainer.__doc__})
+
+
+class Reporting(TrainerCallback):
+    """Tells the trial's search how each evaluation went. Raises what ends the trial, when it is pruned."""
+
+    def on_evaluate(self, args: Any, state: Any, control: Any, metrics: Any = None, **_: Any) -> None:
+        numbers = {name: float(value) for name, value in (metrics or {}).items() if isinstance(value, (int, float))}
+        by_epochs = str(getattr(args.eval_strategy, "value", args.eval_strategy)) == "epoch"
+        step = round(state.epoch) if by_epochs else state.global_step * (state.train_batch_size or 1)
+        if get_core().position.in_epoch_loop:
+            tell_metrics(numbers, step=step, chosen=args.metric_for_best_model)
+
+
+_NEEDED = ("_init_training_state", "_prepare_for_training", "_run_epoch", "_finalize_training")
+OLDEST_TRANSFORMERS = "5.3"
+
+
+def refuse_old_trainer(trainer: type) -> None:
+    missing = [name for name in _NEEDED if not hasattr(trainer, name)]
+    if missing:
+        import transformers
+
+        raise InvalidTraining(
+            f"transformers {transformers.__version__} is too old for an elastic {trainer.__name__}, which needs its "
+            f"{missing[0]}(); install transformers>={OLDEST_TRANSFORMERS}"
+        )
+
+
+def refuse_arguments(arguments: Any) -> None:
+    """``arguments``: transformers' TrainingArguments."""
+    for asked, what in ((arguments.deepspeed, "deepspeed"), (arguments.fsdp, "fsdp")):
+        if asked:
+            raise InvalidTraining(
+                f"TrainingArguments has {what}={asked!r}; an elastic trainer divides the work among replicas itself. "
+                "Leave it out; a model that does not fit on one slot is trained with dist_core.ElasticModel"
+            )
+    if arguments.auto_find_batch_size:
+        raise InvalidTraining(
+            "TrainingArguments has auto_find_batch_size=True; a trial that runs out of memory finds the batch that "
+            "fits by itself, and keeps it. Leave it out"
+        )
+
+
+def refuse_placement(trainer: Any) -> None:
+    """``trainer``: one that has been made, with its model."""
+    if trainer.is_model_parallel:
+        raise InvalidTraining(
+            f"the model lies on several devices or on another one than {trainer.args.device} (its hf_device_map is "
+            f"{trainer.model.hf_device_map}); an elastic trainer's replica trains on its own device. Load it without "
+            "device_map"
+        )

@@ -20,21 +20,19 @@ from dist_core.partition.balance import Partition
 def refuse_what_computes_otherwise(model: nn.Module, names: Sequence[str], found: Partition, example: Any) -> None:
     """Raises InvalidTraining where copies of the blocks are not the model: they need more than is sent."""
     stages = stage_modules(model, names, found, range(len(found.stages)))
-    difference = difference_between(model, stages, arguments_of(example), trains=False)
+    difference = difference_between(model, stages, arguments_of(example))
     if difference is not None:
         raise InvalidTraining(
             f"the stages of {type(model).__name__} do not compute what it does ({difference}): from one to the next "
             "only the first argument of a block is sent, and its code gives blocks more than that, or changes it in "
-            "between. Say split='export', which sends whatever is needed, or put that code into the blocks"
+            "between. Put that code into the blocks, or train with layouts=('sharded',)"
         )
 
 
-def difference_between(
-    model: nn.Module, stages: Sequence[nn.Module], arguments: tuple[Any, ...], *, trains: bool
-) -> str | None:
-    """In words; None where there is none, or the whole model has no room or no numbers to be tried with.
+def difference_between(model: nn.Module, stages: Sequence[nn.Module], arguments: tuple[Any, ...]) -> str | None:
+    """Describe the difference; None where there is none, or the model has no room or no numbers to be tried with.
 
-    ``trains``: whether the model is in training mode for it. Raises InvalidTraining where the model itself fails.
+    Raises InvalidTraining where the model itself fails.
     """
     place = next(model.parameters()).device
     tensors = [*model.parameters(), *model.buffers(), *(each for each in arguments if isinstance(each, torch.Tensor))]
@@ -42,9 +40,9 @@ def difference_between(
         return None
     here = tuple(each.to(place) if isinstance(each, torch.Tensor) else each for each in arguments)
     with _as_before(model), torch.no_grad():
-        model.train(trains)
+        model.eval()
         for stage in stages:
-            stage.train(trains)
+            stage.eval()
         try:
             expected = _drawn_alike(place, lambda: model(*here))
         except torch.OutOfMemoryError:

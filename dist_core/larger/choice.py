@@ -13,7 +13,6 @@ from torch import nn
 from dist_core.errors import InvalidTraining
 from dist_core.goodput.layout_terms import LayoutTerms
 from dist_core.larger.alike import refuse_what_computes_otherwise
-from dist_core.larger.exported import exported_modules
 from dist_core.larger.predicted import model_costs, predicted_terms, slot_memory
 from dist_core.larger.stages import blocks_of, finest
 from dist_core.layout import STAGES, WHOLE, Layout
@@ -29,7 +28,6 @@ def kinds_that_train(
     model: nn.Module,
     kinds: Collection[str],
     blocks: Sequence[str] | None,
-    split: str,
     example: Any,
 ) -> Collection[str]:
     """Without stages, where there is another way and this model's would not compute what it does.
@@ -37,23 +35,14 @@ def kinds_that_train(
     Found before the trial trains, not hours later when the scheduler tries them.
     """
     others = [kind for kind in kinds if kind != STAGES]
-    if (
-        chosen.is_settled
-        or chosen.known is not None
-        or not chosen.is_choice
-        or max(chosen.sizes) == 1
-        or len(others) == len(kinds)
-    ):
+    if chosen.is_settled or not chosen.is_choice or max(chosen.sizes) == 1 or len(others) == len(kinds):
         return kinds
     if not others and 1 not in chosen.sizes:
         return kinds
     names = list(blocks) if blocks is not None else blocks_of(model)
     try:
         found = finest(model, names)
-        if split == "export":
-            exported_modules(model, found, example, ())
-        else:
-            refuse_what_computes_otherwise(model, names, found, example)
+        refuse_what_computes_otherwise(model, names, found, example)
     except InvalidTraining as error:
         logger.warning("this model is not divided into stages: %s", error)
         return others
@@ -82,9 +71,6 @@ def settle_layout(
     if chosen.is_settled:
         return chosen.present
     memory = slot_memory(place, gpu_share())
-    if chosen.known is not None:
-        terms, whole_seconds = chosen.known
-        return chosen.settle(terms, memory, whole_seconds=whole_seconds)
     if not chosen.is_choice and len(kinds) == 1 and len(recomputes) == 1:
         # Nothing to weigh: only whether its weights have room.
         members = core.whole.members
@@ -96,5 +82,5 @@ def settle_layout(
     names = list(blocks) if blocks is not None else blocks_of(model)
     costs = model_costs(model, names, optimizers, example)
     room = math.inf if memory is None else memory
-    found = predicted_terms(costs, chosen.sizes, kinds, recomputes, memory=room, **pipeline)
-    return chosen.settle(found, memory, whole_seconds=costs.seconds)
+    terms = predicted_terms(costs, chosen.sizes, kinds, recomputes, memory=room, **pipeline)
+    return chosen.settle(terms, memory, whole_seconds=costs.seconds)

@@ -17,7 +17,7 @@ from dist_core.errors import InvalidTraining
 from dist_core.state.parts import DIVIDED, PARTS, local_of
 
 Chunk = dict[str, Any]
-"""``rows`` of a tensor ``of`` that shape, from row ``at`` on; those of another process come here when they are used."""
+"""``rows`` of a tensor ``of`` that shape, from row ``at`` on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +179,7 @@ def _rows_for(name: str, held: Held, chunks: Sequence[Chunk]) -> torch.Tensor:
     first, count = held.at, len(held.rows) if held.of else 1
     for chunk in chunks:
         if not held.of or (chunk["at"] == first and len(chunk["rows"]) == count):
-            rows: torch.Tensor = chunk["rows"][:] if held.of else chunk["rows"]
+            rows: torch.Tensor = chunk["rows"]
             return rows
     wanted = []
     for chunk in sorted(chunks, key=lambda each: int(each["at"])):

@@ -7,7 +7,7 @@ while the trial goes on.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import nn
@@ -41,7 +41,7 @@ class ElasticModel(MeasuredModel, nn.Module):
     ``loss``: of outputs and targets, the mean over their examples. ``example``: a few inputs, from which it is
     estimated what each layout takes. ``layouts``: the ways to hold it on several slots, ``"sharded"`` and ``"stages"``.
     ``recompute``: whether activations are computed again for the backward pass; None: where that is the better layout.
-    ``blocks``, ``split``, ``schedule``, ``chunks`` and ``microbatches`` are ElasticPipeline's, ``mixed_precision``
+    ``blocks``, ``schedule``, ``chunks`` and ``microbatches`` are ElasticPipeline's, ``mixed_precision``
     ElasticFullyShard's; other options are AdaptiveDataParallel's.
 
     Raises InvalidTraining for a model that cannot be trained so, or fits into a slot's memory with no layout.
@@ -58,7 +58,6 @@ class ElasticModel(MeasuredModel, nn.Module):
         layouts: Sequence[str] = (SHARDED, STAGES),
         recompute: bool | None = None,
         blocks: Sequence[str] | None = None,
-        split: Literal["copy", "export"] = "copy",
         schedule: str = "1f1b",
         chunks: int = 2,
         microbatches: int | None = None,
@@ -82,7 +81,7 @@ class ElasticModel(MeasuredModel, nn.Module):
             model,
             as_list(optimizer),
             place,
-            kinds_that_train(core.layout, model, layouts, blocks, split, example),
+            kinds_that_train(core.layout, model, layouts, blocks, example),
             (False, True) if recompute is None else (recompute,),
             blocks=blocks,
             example=example,
@@ -107,7 +106,6 @@ class ElasticModel(MeasuredModel, nn.Module):
                 loss,
                 lr_scheduler,
                 example=example,
-                split=split,
                 schedule=schedule,
                 chunks=chunks,
                 microbatches=microbatches,

@@ -35,7 +35,6 @@ class PartSums:
     weight = 1.0
     exactly = True
     proposal: int | None = None
-    staleness = 0
 
     def __init__(
         self,
@@ -67,7 +66,6 @@ class PartSums:
 
     @property
     def is_alone(self) -> bool:
-        """Whether there is one replica."""
         return self._alike is None or self._alike.world_size == 1
 
     @property
@@ -155,9 +153,6 @@ class PartSums:
 
     def note_update(self) -> None:
         """Nothing is timed."""
-
-    def end_training_loop(self) -> None:
-        """All weights are where they are used."""
 
     def state_dict(self) -> dict[str, Any]:
         return {}

@@ -11,8 +11,8 @@ from __future__ import annotations
 import json
 import math
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterator, Sequence
-from typing import Any, Literal
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import nn
@@ -27,7 +27,6 @@ from dist_core.gradients.step_place import StepPlace
 from dist_core.larger.alike import refuse_what_computes_otherwise
 from dist_core.larger.choice import settle_layout
 from dist_core.larger.divided_state import DividedState, held_whole
-from dist_core.larger.exported import TracedStage, exported_modules
 from dist_core.larger.full_weights import gathered, names_of_shared
 from dist_core.larger.microbatches import Division, divided, largest_microbatch
 from dist_core.larger.optimizers import train_in_place_of
@@ -65,13 +64,12 @@ class ElasticPipeline(MeasuredModel, nn.Module):
 
     ``loss``: of a microbatch's output and targets, the mean over its examples. ``blocks``: names of the modules between
     which the model may be cut, in the order that it calls them; default: its direct parts, the entries of lists of
-    modules each. ``split``: stages are copies of the model without the others' blocks, between which each block's first
-    argument is sent; or parts of the traced model (``"export"``, torch.export), between which all is sent that later
-    ones need. ``example``: a microbatch of inputs, from which their costs are estimated; or ``cuts``: the names of the
+    modules each. Stages are copies of the model without the others' blocks, between which each block's first argument
+    is sent. ``example``: a microbatch of inputs, from which their costs are estimated; or ``cuts``: the names of the
     blocks that stages begin with. ``schedule``: ``"1f1b"``, ``"simple"`` (all forward passes, then all backward
-    passes), ``"interleaved"`` (``chunks`` stages a process), or the name of one of torch's, ``"ZBVZeroBubble"`` for
-    one. ``microbatches``: into so many a replica's examples are divided at most; default: four a stage, so that
-    these wait for a fifth of the time at most, and more where memory has no room for so large ones.
+    passes) or ``"interleaved"`` (``chunks`` stages a process). ``microbatches``: into so many a replica's examples are
+    divided at most; default: four a stage, so that these wait for a fifth of the time at most, and more where memory
+    has no room for so large ones.
     ``memory_bytes``: of a stage's device; default: what a slot is known to have. ``memory_weight``: from 0, where
     the model is cut for the smallest slowest stage, to 1, for the smallest fullest one. ``recompute``: blocks
     compute their activations again for the backward pass. Other options are AdaptiveDataParallel's.
@@ -90,7 +88,6 @@ class ElasticPipeline(MeasuredModel, nn.Module):
         blocks: Sequence[str] | None = None,
         example: Any = None,
         cuts: Sequence[str] | None = None,
-        split: Literal["copy", "export"] = "copy",
         schedule: str = "1f1b",
         chunks: int = 2,
         microbatches: int | None = None,
@@ -130,7 +127,6 @@ class ElasticPipeline(MeasuredModel, nn.Module):
         members = self._whole.world_size
         self._num_stages = members * self._kind.chunks if members > 1 else 1
         self._microbatches = _checked(microbatches, self._num_stages)
-        of_model = set(model.state_dict())
         self._shared = names_of_shared(model)
         self._indices = self._kind.stages_of(self._whole.rank, members) if members > 1 else [0]
         self.partition: Partition | None = None
@@ -156,15 +152,13 @@ class ElasticPipeline(MeasuredModel, nn.Module):
             )
             if microbatches is None and not math.isinf(room) and cuts is None:
                 self._largest = largest_microbatch(self.partition, self._terms, room)
-            self._computing = self._stage_modules(model, names, split, example)
-            # Parameters by the model's own names.
-            parts = [each.part if isinstance(each, TracedStage) else each for each in self._computing]
-            self.stages = nn.ModuleList(parts)
+            if example is not None:
+                refuse_what_computes_otherwise(model, names, self.partition, example)
+            self.stages = nn.ModuleList(stage_modules(model, names, self.partition, self._indices))
             own = {id(each) for each in self.stages.parameters()}
             train_in_place_of(optimizers, {id(each): None for each in model.parameters() if id(each) not in own})
         else:
-            self._computing = [model]
-            self.stages = nn.ModuleList(self._computing)
+            self.stages = nn.ModuleList([model])
         if recompute:
             for stage in self.stages:
                 recompute_in(stage, names)
@@ -172,7 +166,7 @@ class ElasticPipeline(MeasuredModel, nn.Module):
         self._seen: list[tuple[torch.Tensor, int]] = []
         self._examples = 1
         parameters = [each for each in self.stages.parameters() if each.requires_grad]
-        self._held = dict(self._held_of(of_model))
+        self._held = dict(self._held_of_stages())
         step_place = StepPlace()
         measured = measurements_of(core, self.stages, optimizers, device, preconditioned)
         over = PartSums(
@@ -199,22 +193,9 @@ class ElasticPipeline(MeasuredModel, nn.Module):
         )
         self.part.take_part(name)
 
-    def _stage_modules(self, model: nn.Module, names: Sequence[str], split: str, example: Any) -> list[nn.Module]:
-        assert self.partition is not None
-        if split not in ("copy", "export"):
-            raise InvalidTraining(f"split is {split!r}; choose 'copy' or 'export'")
-        if split == "copy":
-            if example is not None:
-                refuse_what_computes_otherwise(model, names, self.partition, example)
-            return stage_modules(model, names, self.partition, self._indices)
-        if example is None:
-            raise InvalidTraining("split='export' traces the model; give example=, a microbatch of inputs")
-        return exported_modules(model, self.partition, example, self._indices)
-
-    def _held_of(self, of_model: Collection[str]) -> Iterator[tuple[str, Any]]:
-        """``of_model``: names of what the model keeps; a traced one has constants of its own beside."""
+    def _held_of_stages(self) -> Iterator[tuple[str, Any]]:
         for stage in self.stages:
-            kept = stage.state_dict().keys() & of_model
+            kept = stage.state_dict()
             for name, each in [*stage.named_parameters(), *stage.named_buffers()]:
                 if name in kept:
                     yield name, held_whole(each)
@@ -227,7 +208,6 @@ class ElasticPipeline(MeasuredModel, nn.Module):
         return gathered(self._held, self._shared, self._whole)
 
     def explain(self) -> str:
-        """Where it is cut, as a table and bars."""
         return "one stage" if self.partition is None else explain(self.partition, self._terms)
 
     # ------------------------------------------------------------------ training
@@ -274,7 +254,7 @@ class ElasticPipeline(MeasuredModel, nn.Module):
                 self._schedules.popitem(last=False)
             with as_default_group(self._whole.data):
                 stages = self._kind.stages(
-                    self._computing, self._indices, self._num_stages, self._place, self._whole.data
+                    list(self.stages), self._indices, self._num_stages, self._place, self._whole.data
                 )
                 made = self._kind.make(stages, part, self._num_stages, self._compute_loss if trains else None)
             self._schedules[key] = made

@@ -33,7 +33,7 @@ from dist_core.larger.recomputing import recompute_in
 from dist_core.larger.stages import blocks_of
 from dist_core.layout import SHARDED
 from dist_core.link.environment import gpu_share
-from dist_core.torch_private import mesh_of
+from dist_core.torch_private import all_gather_single, mesh_of, reduce_scatter_single, sums_its_own_parameters
 from dist_core.training.measured_model import MeasuredModel
 from dist_core.training.wrapped_model import WrappedModel, as_list, measurements_of, schedules_in
 from dist_core.trial.core import TrainingCore
@@ -139,7 +139,7 @@ class ElasticFullyShard(MeasuredModel, nn.Module):
                 # What it sums has been weighted.
                 each.set_gradient_divide_factor(1.0)
                 each.set_force_sum_reduction_for_comms(True)
-                if _sums_itself(each):
+                if sums_its_own_parameters(each):
                     each.set_custom_reduce_scatter(self._shares)
                     each.set_custom_all_gather(_Gathers(self._core))
 
@@ -197,7 +197,7 @@ class _Shares(_Between):
         if self.weight != 1.0:
             input_tensor.mul_(self.weight)
         with self._naming_a_loss():
-            work: dist.Work | None = dist.reduce_scatter_single(
+            work: dist.Work | None = reduce_scatter_single(
                 output_tensor, input_tensor, group=group, op=op, async_op=async_op
             )
         return work
@@ -212,7 +212,7 @@ class _Gathers(_Between):
         async_op: bool = False,
     ) -> dist.Work | None:
         with self._naming_a_loss():
-            work: dist.Work | None = dist.all_gather_single(output_tensor, input_tensor, group=group, async_op=async_op)
+            work: dist.Work | None = all_gather_single(output_tensor, input_tensor, group=group, async_op=async_op)
         return work
 
 
@@ -226,11 +226,6 @@ def _units(model: nn.Module, names: Sequence[str] | None) -> list[nn.Module]:
         return [model.get_submodule(name) for name in sorted(names, key=lambda name: -name.count("."))]
     except AttributeError as error:
         raise InvalidTraining(f"units names a module that {type(model).__name__} does not have: {error}") from error
-
-
-def _sums_itself(module: Any) -> bool:
-    """Whether it has parameters that no unit within it has."""
-    return bool(module._get_fsdp_state()._fsdp_param_groups)
 
 
 def _held(model: nn.Module, whole: ReplicaGroup) -> dict[str, Held]:

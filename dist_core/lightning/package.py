@@ -52,6 +52,8 @@ __all__ = [
     "settled",
 ]
 
+STRATEGY = "elastune"
+"""Name of our strategy among Lightning's own."""
 PACKAGES = {"lightning.pytorch": "lightning.fabric", "pytorch_lightning": "lightning_fabric"}
 """By the package of trainers, the one that it builds upon."""
 

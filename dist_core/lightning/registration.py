@@ -6,17 +6,15 @@ from functools import partial
 from importlib import import_module
 from typing import Any
 
-from dist_core.lightning.package import settle
-
-NAME = "elastune"
+from dist_core.lightning.package import STRATEGY, settle
 
 
 def register(package: str) -> None:
     """``package``: whose trainers may ask for it, one of ``PACKAGES``."""
     registry = import_module(f"{package}.strategies").StrategyRegistry
-    if NAME not in registry:
+    if STRATEGY not in registry:
         made = partial(_make, package)
-        registry.register(NAME, made, description="replicas that come and go while the trainer runs")
+        registry.register(STRATEGY, made, description="replicas that come and go while the trainer runs")
 
 
 def _make(package: str, **options: Any) -> Any:

@@ -7,11 +7,15 @@ are summed where Lightning makes its backward passes, data and loops are the tri
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+import socket
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
+from torch import nn
 from torch.utils.data import DataLoader
 
 from dist_core.errors import InvalidTraining
@@ -22,19 +26,17 @@ from dist_core.lightning.environment import ElasticEnvironment
 from dist_core.lightning.epoch_loop import STATE, ElasticEpochLoop
 from dist_core.lightning.fit_loop import ElasticFitLoop, ElasticLoggerConnector, ElasticValidationLoop
 from dist_core.lightning.metrics import metrics_of_all_samples
-from dist_core.lightning.package import SingleDeviceStrategy, TrainerFn, rank_zero
-from dist_core.lightning.prepare_data import ElasticDataConnector
+from dist_core.lightning.package import STRATEGY, Callback, SingleDeviceStrategy, TrainerFn, _DataConnector, rank_zero
 from dist_core.lightning.refusals import refuse_old_lightning, refuse_trainer
-from dist_core.lightning.registration import NAME
-from dist_core.lightning.reporting import Reporting
-from dist_core.lightning.trained import reached, trained_parts
 from dist_core.link.environment import standalone_world
-from dist_core.training.batch_word import BatchWord, check_batch_word, use_batch_word
+from dist_core.preparation.claims import Claims
 from dist_core.training.loader import AdaptiveDataLoader
 from dist_core.training.model import AdaptiveDataParallel
 from dist_core.training.others_loader import elastic_like
+from dist_core.training.user_steps import BatchWord, check_batch_word, use_batch_word
 from dist_core.trial.core import TrainingCore
 from dist_core.trial.current import get_core, reset_core
+from dist_core.trial.metrics import tell_metrics
 
 T = TypeVar("T")
 
@@ -46,7 +48,7 @@ class ElasticStrategy(SingleDeviceStrategy):
     Raises InvalidTraining for what cannot be trained so.
     """
 
-    strategy_name = NAME
+    strategy_name = STRATEGY
 
     def __init__(
         self,
@@ -279,3 +281,98 @@ def _core_of_fit() -> TrainingCore:
             )
         reset_core()
     return get_core()
+
+
+class Reporting(Callback):
+    """Tells the trial's search how each validation went. Raises what ends the trial, when it is pruned."""
+
+    def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
+        if trainer.sanity_checking or not get_core().position.in_epoch_loop:
+            return
+        loop = trainer.fit_loop.epoch_loop
+        names = {each.meta.name for each in loop.val_loop._results.values() if each.meta.on_epoch}
+        numbers = {name: float(value) for name, value in trainer.callback_metrics.items() if name in names}
+        step = trainer.current_epoch + 1 if loop.exhausted else trainer.global_step * loop.samples_of_step
+        tell_metrics(numbers, step=step, chosen=_monitored(trainer, names))
+
+
+def _monitored(trainer: Any, names: set[str]) -> str | None:
+    """The one metric that the user's callbacks look at."""
+    looked_at = {getattr(each, "monitor", None) for each in trainer.callbacks} & names
+    return looked_at.pop() if len(looked_at) == 1 else None
+
+
+class Trained(nn.Module):
+    """The whole module, or, where several optimizers train parts of it, one part, with tensors by their names."""
+
+    def __init__(self, module: nn.Module | None = None) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, loss: torch.Tensor) -> torch.Tensor:
+        return loss
+
+
+def trained_parts(module: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> list[Trained]:
+    """One for each optimizer: all that no later one trains is in the first."""
+    if len(optimizers) == 1:
+        return [Trained(module)]
+    owner = {
+        id(parameter): index
+        for index, optimizer in reversed(list(enumerate(optimizers)))
+        for group in optimizer.param_groups
+        for parameter in group["params"]
+    }
+    parts = [Trained() for _ in optimizers]
+    for name, parameter in module.named_parameters():
+        parts[owner.get(id(parameter), 0)].register_parameter(name.replace(".", "-"), parameter)
+    kept = set(module.state_dict())
+    for name, buffer in module.named_buffers():
+        parts[0].register_buffer(name.replace(".", "-"), buffer, persistent=name in kept)
+    return parts
+
+
+def reached(loss: torch.Tensor) -> set[int]:
+    """Identities of the parameters that a backward pass from here gives gradients to."""
+    seen, found = set(), set()
+    waiting: list[object] = [loss.grad_fn]
+    while waiting:
+        node = waiting.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        variable = getattr(node, "variable", None)
+        if variable is not None:
+            found.add(id(variable))
+        following: Iterable[tuple[object, int]] = getattr(node, "next_functions", ())
+        waiting.extend(each for each, _ in following)
+    return found
+
+
+LOOK_SECONDS = 0.1
+
+
+class ElasticDataConnector(_DataConnector):
+    def prepare_data(self) -> None:
+        environment = get_core().environment
+        if environment is None:
+            super().prepare_data()
+            return
+        folder = environment.checkpoint_dir
+        folder.mkdir(parents=True, exist_ok=True)
+        name = f"lightning-data-{socket.gethostname()}"
+        done, claims = folder / f"{name}.done", Claims(folder)
+        while not done.exists():
+            with claims.holding(name) as mine:
+                if mine and not done.exists():
+                    self._prepare(done)
+                    return
+            time.sleep(LOOK_SECONDS)
+
+    def _prepare(self, done: Path) -> None:
+        trainer: Any = self.trainer
+        # Lightning would make a process group to wait in, of replicas that have not met.
+        for each in (trainer.datamodule, trainer.lightning_module):
+            if each is not None:
+                each.prepare_data()
+        done.touch()

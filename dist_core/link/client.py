@@ -7,7 +7,6 @@ file names the new address). ``lost_for`` tells how long it has not answered; th
 from __future__ import annotations
 
 import contextlib
-import json
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -18,7 +17,7 @@ import httpx2
 
 from dist_core.errors import ControlChannelError
 from dist_core.link.environment import ReplicaEnvironment
-from dist_core.link.refusals import refusal
+from dist_core.link.line import Line
 
 LARGEST_STEP = 2**62
 """That the scheduler keeps; its databases count no further."""
@@ -33,28 +32,16 @@ class ControlChannel:
 
     def __init__(self, environment: ReplicaEnvironment, *, transport: httpx2.BaseTransport | None = None) -> None:
         self._environment = environment
-        self._base = environment.api_url
         self._token_read, self._token_read_at = "", float("-inf")
-        self._transport = transport
-        self._client = self._connect()
-        self._last_answer = time.monotonic()
-        self._closed = threading.Event()
-
-    def _connect(self) -> httpx2.Client:
-        return httpx2.Client(
-            base_url=self._base,
-            headers={"X-Elastune-Replica": self._environment.replica_id},
-            auth=self._authorized,
+        self._line = Line(
+            environment.api_url,
+            self._token,
+            server_file=environment.server_file,
+            headers={"X-Elastune-Replica": environment.replica_id},
             timeout=httpx2.Timeout(CALL_WAIT_SECONDS + 10.0, connect=2.0),
-            trust_env=False,
-            # Nothing to verify without TLS, and reading all certificates takes longer than starting a replica may.
-            verify=self._base.startswith("https:"),
-            transport=self._transport,
+            transport=transport,
         )
-
-    def _authorized(self, request: httpx2.Request) -> httpx2.Request:
-        request.headers["Authorization"] = f"Bearer {self._token()}"
-        return request
+        self._closed = threading.Event()
 
     def _token(self) -> str:
         path = self._environment.token_file
@@ -69,7 +56,7 @@ class ControlChannel:
     @property
     def lost_for(self) -> float:
         """Seconds since the scheduler last answered."""
-        return time.monotonic() - self._last_answer
+        return self._line.lost_for
 
     def close(self) -> None:
         """Nothing more is sent; what is under way goes on."""
@@ -78,7 +65,7 @@ class ControlChannel:
     def let_go_if_closed(self) -> None:
         """Of its connections, when nobody waits for an answer any more: a process may go on with other lines."""
         if self._closed.is_set():
-            self._client.close()
+            self._line.close()
 
     def request(
         self,
@@ -91,7 +78,7 @@ class ControlChannel:
     ) -> Any:
         """Send until answered; raises ControlChannelError when refused, or unreachable for ``give_up_after`` s."""
         response = self._until_answered(
-            lambda: self._client.request(method, f"/replica{path}", json=body, params=params),
+            lambda: self._line.send(method, f"/replica{path}", json=body, params=params),
             f"{method} {path}",
             give_up_after,
         )
@@ -101,7 +88,7 @@ class ControlChannel:
         """Write a large answer into a file; raises ControlChannelError like `request`, OSError for the file."""
 
         def fetch() -> httpx2.Response:
-            with self._client.stream("GET", f"/replica{path}") as response:
+            with self._line.stream("GET", f"/replica{path}") as response:
                 if response.status_code < 400:
                     with open(target, "wb") as file:
                         file.writelines(response.iter_bytes())
@@ -118,32 +105,18 @@ class ControlChannel:
         while True:
             try:
                 response = attempt()
-                refused = refusal(response.content) if 400 <= response.status_code < 500 else None
+                refused = self._line.refused(response)
                 if response.status_code < 400 or refused is not None:
-                    self._last_answer = time.monotonic()
                     break
                 trouble: object = f"HTTP status {response.status_code}"
             except httpx2.TransportError as error:
                 trouble = error
             if self._closed.is_set() or time.monotonic() > deadline:
                 raise ControlChannelError(
-                    f"the scheduler at {self._base} did not answer for {give_up_after:.0f} s: {trouble}"
+                    f"the scheduler at {self._line.url} did not answer for {give_up_after:.0f} s: {trouble}"
                 )
             time.sleep(RETRY_PAUSE_SECONDS)
-            self._follow_server()
+            self._line.follow()
         if refused is not None:
             raise ControlChannelError(f"the scheduler refused {what}: {refused}", status=response.status_code)
         return response
-
-    def _follow_server(self) -> None:
-        """Pick up the address of a restarted scheduler."""
-        path = self._environment.server_file
-        if path is None:
-            return
-        try:
-            url = json.loads(path.read_text())["url"]
-        except (OSError, ValueError, KeyError):
-            return
-        if url != self._base:
-            self._base = url
-            self._client = self._connect()

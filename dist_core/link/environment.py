@@ -33,8 +33,6 @@ GRACE_SECONDS = 60.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicaEnvironment:
-    """Who this replica is and whom it talks to."""
-
     api_url: str
     """Base address of the scheduler, ``http://127.0.0.1:7300``."""
     token: str = field(repr=False)
@@ -70,10 +68,8 @@ class ReplicaEnvironment:
     """Between being told to end and being ended."""
     prepared_dir: Path | None = None
     """Where the data lies that is prepared once for its study."""
-    reshape: str = ""
-    """Under which name those meet that the trial goes on with in another layout, where this process is one of them."""
-    holders: int = 0
-    """Processes that have the trial's state for them."""
+    code_dir: Path | None = None
+    """Where the scheduler keeps what sweeps have sent, if this machine has that folder."""
     attempts: int | None = None
     """How often its command has come too late to join its trial; None where the suite itself runs the training."""
 
@@ -101,12 +97,12 @@ class ReplicaEnvironment:
             environ[TOKEN] = self.token
         if self.token_file is not None:
             environ[TOKEN_FILE] = str(self.token_file)
-        if self.reshape:
-            environ |= {"ELASTUNE_RESHAPE": self.reshape, "ELASTUNE_HOLDERS": str(self.holders)}
         if self.attempts is not None:
             environ[ATTEMPTS] = str(self.attempts)
         if self.prepared_dir is not None:
             environ["ELASTUNE_PREPARED_DIR"] = str(self.prepared_dir)
+        if self.code_dir is not None:
+            environ["ELASTUNE_CODE_DIR"] = str(self.code_dir)
         if self.server_file is not None:
             environ["ELASTUNE_SERVER_FILE"] = str(self.server_file)
         return environ
@@ -136,6 +132,7 @@ class ReplicaEnvironment:
                 slot=int(environ["ELASTUNE_SLOT"]),
                 node_kind=environ.get("ELASTUNE_NODE_KIND", ""),
                 prepared_dir=Path(prepared) if prepared else None,
+                code_dir=Path(environ["ELASTUNE_CODE_DIR"]) if "ELASTUNE_CODE_DIR" in environ else None,
                 server_file=Path(server_file) if server_file else None,
                 host=environ.get("ELASTUNE_HOST", "127.0.0.1"),
                 replicas=int(environ.get("ELASTUNE_REPLICAS", "1")),
@@ -144,8 +141,6 @@ class ReplicaEnvironment:
                 whole=environ.get("ELASTUNE_WHOLE", ""),
                 layout=environ.get("ELASTUNE_LAYOUT", ""),
                 replica_sizes=tuple(int(each) for each in environ.get("ELASTUNE_REPLICA_SIZES", "").split(",") if each),
-                reshape=environ.get("ELASTUNE_RESHAPE", ""),
-                holders=int(environ.get("ELASTUNE_HOLDERS", "0")),
                 attempts=int(environ[ATTEMPTS]) if ATTEMPTS in environ else None,
                 grace_seconds=float(environ.get("ELASTUNE_GRACE_SECONDS", GRACE_SECONDS)),
             )

@@ -13,7 +13,11 @@ from dist_core.link.client import ControlChannel
 
 logger = logging.getLogger(__name__)
 
-HINTS_SECONDS = 0.5
+FIRST_SECONDS = 0.5
+"""Between two hints of a trial that has just begun, or has just become another size: much is learnt then."""
+LATER_SECONDS = 3.0
+SLOWER = 1.15
+"""Each interval is so many times the one before."""
 
 
 class HintsSender:
@@ -24,16 +28,22 @@ class HintsSender:
         self._queue: deque[tuple[str, dict[str, Any]]] = deque()
         self._sending = False
         self._last = 0.0
+        self._interval = FIRST_SECONDS
         self._thread: threading.Thread | None = None
         self._closed = False
 
     @property
     def due(self) -> bool:
         """Whether it is time for new hints; composing them costs a little."""
-        return time.monotonic() - self._last >= HINTS_SECONDS
+        return time.monotonic() - self._last >= self._interval
+
+    def hurry(self) -> None:
+        """Hints are worth more from now on."""
+        self._interval = FIRST_SECONDS
 
     def post_later(self, body: dict[str, Any]) -> None:
         self._last = time.monotonic()
+        self._interval = min(LATER_SECONDS, self._interval * SLOWER)
         with self._condition:
             self._hints = body
             self._wake()

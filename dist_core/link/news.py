@@ -64,6 +64,8 @@ class News:
 
     def note_pause(self, seconds: float) -> None:
         self._pauses.append(seconds)
+        if self._sender is not None:
+            self._sender.hurry()
 
     def training_goes_on(self) -> None:
         self._epoch_began = self._epoch_began or time.monotonic()

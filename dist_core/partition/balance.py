@@ -21,12 +21,11 @@ import numpy.typing as npt
 
 from dist_core.errors import InvalidTraining
 from dist_core.partition.blocks import BlockCosts, StageDevice, tied_together
-from dist_core.partition.placement import device_of
 
 Floats = npt.NDArray[np.float64]
-Schedule = Literal["simple", "1f1b", "interleaved", "v"]
-"""All forward passes first, then all backward passes; or each backward pass as soon as it can be: with one stage a
-device, with several in rounds, with two there and back."""
+Schedule = Literal["simple", "1f1b", "interleaved"]
+"""All forward passes first, then all backward passes; or each backward pass as soon as it can be, with one stage a
+device or with several in rounds."""
 
 _SAME = 1e-9
 """Relative difference below which two partitions are equally fast."""
@@ -70,7 +69,7 @@ class PipelineTerms:
 
     def device_of(self, index: int, num_stages: int) -> int:
         """Which of a pipeline's devices has the stage of that index."""
-        return device_of(index, num_stages // self.chunks, in_v=self.schedule == "v")
+        return index % (num_stages // self.chunks)
 
 
 @dataclass(frozen=True, slots=True)

@@ -187,7 +187,6 @@ def _nested(array: Any) -> Any:
 
 
 def _column(array: Any) -> Any:
-    """What reads a row of it."""
     if isinstance(array.type, pa.FixedShapeTensorType):
         stacked = array.to_numpy_ndarray()
         return lambda row: stacked[row].copy()

@@ -135,7 +135,7 @@ class CheckpointWriter:
         self._on_error = on_error
         self._condition = threading.Condition()
         self._waiting: _Waiting | None = None
-        self._busy = self._closed = False
+        self._busy = False
         self._kept: list[torch.Tensor] = []
         self._copies = Copies()
         self._copying: Copying | None = None
@@ -189,12 +189,6 @@ class CheckpointWriter:
             self._copying.settle()
             self._copying = None
 
-    def close(self) -> None:
-        """Nothing more is to be written; what is under way is."""
-        with self._condition:
-            self._closed = True
-            self._condition.notify_all()
-
     def _memory_for(self, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
         """Kept from the last time: fresh memory takes longer to get than to fill."""
         fits = len(self._kept) == len(tensors) and all(
@@ -217,11 +211,8 @@ class CheckpointWriter:
     def _write_all(self) -> None:
         while True:
             with self._condition:
-                while self._waiting is None and not self._closed:
+                while self._waiting is None:
                     self._condition.wait()
-                if self._waiting is None:
-                    self._kept.clear()
-                    return
                 waiting, self._waiting, self._busy = self._waiting, None, True
             try:
                 waiting.copying.finish()

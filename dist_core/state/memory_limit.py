@@ -44,7 +44,6 @@ class MemoryLimit:
         return self._note(max(smallest, min(atomic_batch - 1, int(atomic_batch * SHRINK))))
 
     def give_up_layout(self) -> None:
-        """Nothing fits with the present one."""
         self._note(0)
 
     def _note(self, most: int) -> int:

@@ -15,7 +15,7 @@ from dist_core.state.trial_checkpoints import TrialCheckpoints
 
 
 class Persistence:
-    """``part``: this process's number among those of its replica.
+    """``part``: number of this process among those of its replica.
 
     ``readers``: those that look for a checkpoint together with it. ``replicated``: tensors that only optimizers change,
     the same on all replicas between two steps.
@@ -94,12 +94,6 @@ class Persistence:
     def save(self, summary: dict[str, Any], *, leaving: bool, wait: bool = False) -> None:
         """Write all states; rank 0 only."""
         self.checkpoints.save(self.capture(), summary, leaving=leaving, wait=wait, keeps=self.is_replicated())
-
-    def keep_apart(self, summary: dict[str, Any]) -> dict[str, Any]:
-        """A copy of all states, to go on from in memory; written as a checkpoint beside, for who cannot."""
-        states: dict[str, Any] = unpack(*pack_copy(self.capture()))
-        self.checkpoints.save(states, summary, leaving=False, wait=False, keeps=lambda tensor: True)
-        return states
 
     def before_update(self) -> None:
         """Weights are about to change: a checkpoint of them has to be copied by then."""

@@ -59,7 +59,6 @@ class Position:
 
     @property
     def is_first_loop(self) -> bool:
-        """Whether the training loop that runs is the first one of its epoch."""
         return self.loops_begun == 1
 
     @property

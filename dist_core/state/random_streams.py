@@ -33,7 +33,6 @@ class RandomStreams:
         return self._seed
 
     def enter(self, rank: int, generation: int) -> None:
-        """This replica has that rank from now on."""
         if rank != 0 or self._rank != 0:
             seed_all(derived_seed(self.seed, rank, generation))
         self._rank = rank
@@ -51,16 +50,48 @@ class RandomStreams:
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
     """Within, all generators of the host draw what follows from ``seed``; afterwards they go on where they were."""
-    before = torch.get_rng_state(), np.random.get_state(), random.getstate()
+    before = _of_host()
     try:
         torch.default_generator.manual_seed(seed)
         np.random.seed(seed % 2**32)
         random.seed(seed)
         yield
     finally:
-        torch.set_rng_state(before[0])
-        np.random.set_state(before[1])
-        random.setstate(before[2])
+        _put_into_host(before)
+
+
+class Drawing:
+    """Generators of the host for one thing alone: within the block they are drawn from, outside the process's own."""
+
+    def __init__(self) -> None:
+        self._waiting = _of_host()
+        """Outside of the block its own, within it the process's."""
+
+    def begin(self, seed: int) -> None:
+        """Draw what follows from this seed from now on; called outside of the block."""
+        with seeded(seed):
+            self._waiting = _of_host()
+
+    def __enter__(self) -> None:
+        self._swap()
+
+    def __exit__(self, *_: object) -> None:
+        self._swap()
+
+    def _swap(self) -> None:
+        present = _of_host()
+        _put_into_host(self._waiting)
+        self._waiting = present
+
+
+def _of_host() -> tuple[Any, Any, Any]:
+    return torch.get_rng_state(), np.random.get_state(), random.getstate()
+
+
+def _put_into_host(state: tuple[Any, Any, Any]) -> None:
+    torch.set_rng_state(state[0])
+    np.random.set_state(state[1])
+    random.setstate(state[2])
 
 
 def _read() -> dict[str, Any]:

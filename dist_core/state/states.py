@@ -57,10 +57,6 @@ class StateRegistry:
         self._states.clear()
         self._unclaimed.clear()
 
-    def change_unclaimed(self, change: Callable[[Any], Any]) -> None:
-        """Of what has arrived for names that nobody has registered."""
-        self._unclaimed = {name: change(content) for name, content in self._unclaimed.items()}
-
     def capture(self) -> dict[str, Any]:
         """All states by name, tensors not copied."""
         return {**self._unclaimed, **{name: state.state_dict() for name, state in self._states.items()}}

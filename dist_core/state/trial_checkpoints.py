@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import statistics
 import time
@@ -14,7 +15,6 @@ from typing import Any
 import torch
 
 from dist_core.state.checkpoint import CheckpointWriter, load_checkpoint
-from dist_core.state.interval import checkpoint_interval
 from dist_core.state.parts import ALONE, Readers, merged, newest_in_parts, part_folder
 
 logger = logging.getLogger(__name__)
@@ -27,38 +27,20 @@ FIRST_SECONDS = 0.25
 class TrialCheckpoints:
     """Nothing is written, and nothing found, where ``folder`` is None.
 
-    ``part``: of the processes that write one together, this one's number.
+    ``part``: number of this process among those that write a checkpoint together.
     """
 
     def __init__(self, folder: Path | None, part: int = 0, *, on_error: Callable[[str], None]) -> None:
         self.folder = folder
         self.interval_seconds: float | None = None
         """Time between two of them as the user sets it; None to weigh their cost against failures."""
-        self._on_error = on_error
-        self._writer: CheckpointWriter | None = None
-        self._before: CheckpointWriter | None = None
-        """Of the part that this process had before."""
-        self.write_part(part)
+        mine = folder if folder is None else part_folder(folder, part)
+        self._writer = None if mine is None else CheckpointWriter(mine, on_error=on_error)
         self._last: float | None = None
         self._costs: deque[float] = deque(maxlen=9)
         self._failures = self._came_from_failure = 0
         self._trained_before = 0.0
         self._trains_since: float | None = None
-
-    def write_part(self, number: int) -> None:
-        """From now on this process is that one of those that write a checkpoint together."""
-        if self.folder is None:
-            return
-        mine = part_folder(self.folder, number)
-        if self._writer is not None and self._writer.folder == mine:
-            return
-        if self._writer is not None:
-            self._writer.close()
-        self._before, self._writer = self._writer, CheckpointWriter(mine, on_error=self._on_error)
-
-    def note_written(self) -> None:
-        """By others: this process's own is due when one of theirs would be."""
-        self._last = time.monotonic()
 
     def training_begins(self) -> None:
         if self._trains_since is None:
@@ -85,11 +67,6 @@ class TrialCheckpoints:
         logger.info("resumed checkpoint=%s epoch=%d", path.name, manifest["summary"]["epoch"])
         # Of the parts of a state that is divided, a process copies the rows that it holds itself.
         return merged([load_checkpoint(path, in_place=len(paths) > 1) for path in paths])
-
-    @property
-    def is_writing(self) -> bool:
-        """Also of a part that this process has no more."""
-        return any(each is not None and each.busy for each in (self._before, self._writer))
 
     @property
     def is_busy(self) -> bool:
@@ -145,3 +122,27 @@ class TrialCheckpoints:
         self._came_from_failure = 0
         self._trained_before = state["trained_seconds"]
         self._trains_since = None if self._trains_since is None else time.monotonic()
+
+
+SHORTEST_SECONDS = 1.0
+LONGEST_SECONDS = 600.0
+BELIEVED_SECONDS = 4 * 3600.0
+"""Mean time to failure that is assumed before anything is known."""
+BELIEF = 0.25
+"""Weight of that assumption, in failures."""
+
+
+def mean_time_to_failure(*, failures: int, trained_seconds: float) -> float:
+    return (BELIEF * BELIEVED_SECONDS + trained_seconds) / (BELIEF + failures)
+
+
+def checkpoint_interval(*, cost_seconds: float, failures: int, trained_seconds: float) -> float:
+    """Seconds of training between the starts of two checkpoints."""
+    cost = max(cost_seconds, 0.0)
+    mean = mean_time_to_failure(failures=failures, trained_seconds=trained_seconds)
+    if cost >= 2.0 * mean:
+        interval = mean
+    else:
+        ratio = cost / (2.0 * mean)
+        interval = math.sqrt(2.0 * cost * mean) * (1.0 + math.sqrt(ratio) / 3.0 + ratio / 9.0) - cost
+    return min(LONGEST_SECONDS, max(SHORTEST_SECONDS, interval))

@@ -61,7 +61,7 @@ def report(value: float, step: int) -> None:
     if replica.channel is not None and replica.reports and not replica.passes_do_not_count:
         body = {"step": step, "value": value if math.isfinite(value) else None, "progress": replica.progress}
         try:
-            replica.channel.request("POST", "/report", body)
+            replica.channel.request("POST", "/reports", {"reports": [body]})
         except ControlChannelError as error:
             if error.status not in (413, 422):
                 raise

@@ -11,20 +11,32 @@ less progress per example, so an epoch takes somewhat more than a pass, and epoc
 
 from __future__ import annotations
 
+import functools
+import inspect
 import operator
-from collections.abc import Iterable, Iterator
-from typing import Any
+import sys
+from collections.abc import Iterable, Iterator, Sized
+from typing import Any, cast
 
 import torch
-from torch.utils.data import Dataset
+import torch.optim.swa_utils
+from torch.utils.data import (
+    BatchSampler,
+    Dataset,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+    default_collate,
+)
 
+from dist_core.data.order import evaluation_share
 from dist_core.data.parted_source import PartedSource
-from dist_core.data.source import batch_source
+from dist_core.data.source import StreamSource, batch_source
 from dist_core.errors import InvalidTraining
 from dist_core.generations.decision import fingerprint
 from dist_core.goodput import BatchBounds, fixed_choice
 from dist_core.tensorboard import write_scalars
-from dist_core.training.evaluation import Evaluation
+from dist_core.training.looped import Looped
 from dist_core.training.training_loop import MOST_DRY_BATCHES, LoopMarks, TrainingLoop
 from dist_core.trial.core import TrainingCore
 from dist_core.trial.current import get_core
@@ -70,6 +82,10 @@ class AdaptiveDataLoader:
         except (ValueError, TypeError) as error:
             raise InvalidTraining(str(error)) from error
         self.dataset = dataset
+        self._shuffle, self._sampler = shuffle, sampler
+        self.generator = options.get("generator")
+        self.collate_fn = options.get("collate_fn") or default_collate
+        self.num_workers = options.get("num_workers", 0)
         self.source = batch_source(dataset, shuffle=shuffle, seed=seed, sampler=sampler, options=options)
         self._note_workers(get_core())
         self._epoch_size = epoch_size
@@ -88,9 +104,23 @@ class AdaptiveDataLoader:
     def batch_size(self) -> int:
         return self.bounds.init_batch
 
+    @functools.cached_property
+    def sampler(self) -> Any:
+        """Sampler as torch's loader has it, for code that looks at it; the order is this loader's own."""
+        if self._sampler is not None or isinstance(self.dataset, IterableDataset):
+            return self._sampler
+        dataset = cast("Sized", self.dataset)
+        return RandomSampler(dataset, generator=self.generator) if self._shuffle else SequentialSampler(dataset)
+
+    @property
+    def batch_sampler(self) -> BatchSampler | None:
+        """Batches of the present size, as torch's loader would cut them; None for a stream."""
+        if self.sampler is None:
+            return None
+        return BatchSampler(self.sampler, self.current_batch_size, self.drop_last)
+
     @property
     def cursor(self) -> Any:
-        """Where in the data training stands."""
         return self.source.cursor
 
     @property
@@ -98,6 +128,10 @@ class AdaptiveDataLoader:
         """16 bits of where this loader stands, and of the order it goes through."""
         cursor = self.cursor
         return fingerprint([self.source.order_fingerprint, cursor.passes, cursor.position, get_core().position.epoch])
+
+    @property
+    def reads_a_stream(self) -> bool:
+        return isinstance(self.source, StreamSource)
 
     @property
     def epoch_size(self) -> int | None:
@@ -162,7 +196,6 @@ class AdaptiveDataLoader:
 
     @property
     def current_batch_size(self) -> int:
-        """Global batch size of the next step."""
         core = get_core()
         if self._paces and core.adaptation is not None:
             return core.adaptation.global_batch(core.generation.group.num_shares)
@@ -234,6 +267,9 @@ class AdaptiveDataLoader:
         core = get_core()
         self._note_workers(core)
         training = TrainingLoop(self, self._marks)
+        if sys._getframe(1).f_code is _UPDATE_BN:
+            # What goes through the model's batch norms stays there, on each replica: all of them see all samples.
+            return Evaluation(self, training, shared=False).evaluate(core)
         evaluation = self._evaluation(training)
         if not torch.is_grad_enabled() or not (self.autoscaled or core.models):
             return evaluation.evaluate(core)
@@ -244,8 +280,108 @@ class AdaptiveDataLoader:
         return evaluation.evaluate_unless_it_trains(core)
 
 
+_UPDATE_BN = inspect.unwrap(torch.optim.swa_utils.update_bn).__code__
+"""Takes the statistics of batch norms from all batches of a loader."""
+
+
 def current_dataloader() -> AdaptiveDataLoader | None:
     """The loader that drives training, once one does."""
     loader = get_core().loader
     assert loader is None or isinstance(loader, AdaptiveDataLoader)
     return loader
+
+
+class Evaluation:
+    """``training``: the same loader's loop that trains. ``shared``: whether each replica has its share."""
+
+    def __init__(self, loader: Looped, training: TrainingLoop, *, shared: bool = True) -> None:
+        self._loader = loader
+        self._training = training
+        self._shared = shared
+
+    def evaluate(self, core: TrainingCore, seen: tuple[int, int] | None = None) -> Iterator[Any]:
+        core.loops.go_on_behind()
+        run = core.position.runs
+        core.loops.evaluations += 1
+        core.position.has_evaluated |= not core.position.in_training_loop
+        try:
+            for batch in self._share(core, seen):
+                core.saving.leave_evaluation_if_asked()
+                yield batch
+        finally:
+            core.loops.evaluations -= core.position.runs == run
+
+    def _share(self, core: TrainingCore, seen: tuple[int, int] | None) -> Iterator[Any]:
+        """One pass without training: this replica's share of the samples, nothing shared with the others.
+
+        ``seen``: first and number of those, in the order of training, that the replicas have had already.
+        """
+        rank, world_size, batch = self._division(core)
+        workers = core.habits.stream_workers or 1
+        share: Iterator[Any] = self._loader.source.evaluation(
+            rank=rank, world_size=world_size, batch=batch, workers=workers, seen=seen
+        )
+        return share
+
+    def _division(self, core: TrainingCore) -> tuple[int, int, int]:
+        """Which share of how many, in batches of which size: of a smaller one where there are not enough for all."""
+        # Processes of one replica compute together: they evaluate the same samples.
+        rank, world_size = (
+            (core.generation.group.replica, core.generation.group.num_replicas) if self._shared else (0, 1)
+        )
+        samples, batch = self._loader.source.num_samples, self._loader.batch_size
+        if samples is not None and -(-samples // batch) < world_size:
+            batch = -(-batch // world_size)
+        return rank, world_size, batch
+
+    def batches(self, core: TrainingCore) -> int:
+        """Return this replica's number of batches in one pass over a dataset with a length."""
+        rank, world_size, batch = self._division(core)
+        samples = self._loader.source.num_samples
+        assert samples is not None
+        return -(-len(evaluation_share(samples, rank=rank, world_size=world_size, batch=batch)) // batch)
+
+    def train_unless_it_evaluates(self, core: TrainingCore) -> Iterator[Any]:
+        """As below, over a loader that is known to train: a trainer may put its model into training mode in the body.
+
+        If nobody trained on the first batch, it was the first of an evaluation, which goes on with the other samples.
+        """
+        if not core.position.in_epoch_loop and core.environment is not None:
+            yield from self.evaluate_unless_it_trains(core)
+            return
+        steps = self._training.train(core)
+        try:
+            first = next(steps, None)
+            seen = self._training.seen
+            if first is None:
+                return
+            yield first
+            if any(model.training or model.step_place.stepped for model in core.models):
+                yield from steps
+                return
+        finally:
+            steps.close()  # type: ignore[attr-defined]  # a generator
+        self._loader.cursor.left = False
+        yield from self.evaluate_unless_it_trains(core, seen)
+
+    def evaluate_unless_it_trains(self, core: TrainingCore, seen: tuple[int, int] | None = None) -> Iterator[Any]:
+        """All models are in evaluation mode and gradients on: somebody evaluates, or trains with frozen statistics.
+
+        What tells is an optimizer that steps. What ran until then is undone, and the loop begins as one that trains.
+        """
+        undo = core.way_back.remember()
+        trained = False
+        for model in core.models:
+            model.passes.begin_probe()
+        try:
+            for batch in self.evaluate(core, seen):
+                yield batch
+                trained = any(model.step_place.stepped for model in core.models)
+                if trained:
+                    break
+        finally:
+            for model in core.models:
+                model.passes.end_probe(trained=trained)
+        if trained:
+            undo()
+            yield from self._training.train(core)

@@ -19,9 +19,7 @@ class Looped(PacingLoader, Protocol):
     def batch_size(self) -> int: ...
 
     @property
-    def current_batch_size(self) -> int:
-        """Global batch size of the next step."""
-        ...
+    def current_batch_size(self) -> int: ...
 
     def batches_of_pass(self) -> int:
         """Batches a pass takes at the present batch size. Raises TypeError when nobody knows."""

@@ -15,17 +15,21 @@ from torch.nn.parallel import DistributedDataParallel
 
 from dist_core.device import device_of, limit_memory
 from dist_core.errors import InvalidTraining
-from dist_core.gradients.checks import refuse_what_cannot_be_trained, refuse_what_needs_the_host
+from dist_core.gradients.checks import (
+    refuse_changed_weights,
+    refuse_what_cannot_be_trained,
+    refuse_what_needs_the_host,
+    trained_weights,
+)
 from dist_core.gradients.choice import ReductionChoice
 from dist_core.gradients.frozen_weights import FrozenWeights
 from dist_core.gradients.learning_rate import ScalingRule
 from dist_core.gradients.reduce import ReductionStrategy, reduction_strategy
-from dist_core.gradients.served_weights import served_by
 from dist_core.gradients.step_place import StepPlace
 from dist_core.gradients.wrapped_state import WrappedState
 from dist_core.link.environment import gpu_share
 from dist_core.tensorboard import write_scalars
-from dist_core.torch_private import leave_uncompiled
+from dist_core.torch_private import leave_uncompiled, no_buffer_sync
 from dist_core.training.measured_model import MeasuredModel
 from dist_core.training.reduction import BucketReduction
 from dist_core.training.step_passes import StepPasses
@@ -45,8 +49,9 @@ class AdaptiveDataParallel(MeasuredModel, DistributedDataParallel):
     to time early on and keep the fastest; ``bucket_cap_mb="auto"`` does the same for the bucket size. ``noise_every``
     measures the gradient noise scale on every so many steps (None: often at first, then every tenth).
     ``preconditioned`` measures it as the optimizer sees gradients (None: for Adam's family). ``frozen="rebuild"``:
-    weights that need no gradient are built by the code on every replica, and are in no checkpoint or hand-over. Other
-    options are those of torch's class.
+    weights that need no gradient are built by the code on every replica, and are in no checkpoint or hand-over.
+    ``on_divergence``: what happens where replicas turn out not to hold one model any more: the trial fails with the
+    parameter's name, or with ``"resync"`` goes on from rank 0's weights. Other options are those of torch's class.
 
     Raises InvalidTraining for a model without trainable parameters and for names that do not exist.
     """
@@ -65,12 +70,15 @@ class AdaptiveDataParallel(MeasuredModel, DistributedDataParallel):
         noise_every: int | None = None,
         preconditioned: bool | None = None,
         frozen: Literal["keep", "rebuild"] = "keep",
+        on_divergence: Literal["fail", "resync"] = "fail",
         **options: Any,
     ) -> None:
         optimizers = as_list(optimizer)
         refuse_what_cannot_be_trained(model, optimizers, options)
         if frozen not in ("keep", "rebuild"):
             raise InvalidTraining(f"frozen is {frozen!r}; choose 'keep' or 'rebuild'")
+        if on_divergence not in ("fail", "resync"):
+            raise InvalidTraining(f"on_divergence is {on_divergence!r}; choose 'fail' or 'resync'")
         place = next(each.device for each in model.parameters() if each.requires_grad)
         limit_memory(place, gpu_share())
         core = get_core()
@@ -82,19 +90,19 @@ class AdaptiveDataParallel(MeasuredModel, DistributedDataParallel):
         # The model inside is compiled where somebody compiles the wrapper; what arranges its reductions is not.
         leave_uncompiled("dist_core")
         group = core.generation.group
-        super().__init__(model, process_group=group.data, init_sync=False, forward_sync_buffers=False, **options)
+        super().__init__(model, process_group=group.data, init_sync=False, **no_buffer_sync(), **options)
         self._core = core
         self._no_sync = False
+        self._trained = trained_weights(model)
+        """What torch's class has made buckets for."""
         choice = ReductionChoice(strategies, AUTO_CAPS_MB if bucket_cap_mb == "auto" else (None,))
-        served, device = served_by(choice.server, optimizers), device_of(place)
+        device = device_of(place)
         step_place = StepPlace()
         rebuilt = FrozenWeights(model) if frozen == "rebuild" else None
         state = WrappedState(model, optimizers, schedules_in(lr_scheduler), mp_scaler, rebuilt)
         measured = measurements_of(core, model, optimizers, device, preconditioned)
-        self._over = BucketReduction(
-            core, self, device, choice, measured, served, begins=lambda: self.part.begin_reduction()
-        )
-        self._passes = StepPasses(core, model, step_place, self._over, measured, state, serves=served is not None)
+        self._over = BucketReduction(core, self, device, choice, measured, begins=lambda: self.part.begin_reduction())
+        self._passes = StepPasses(core, model, step_place, self._over, measured, state)
         self.part = WrappedModel(
             core,
             self,
@@ -107,8 +115,8 @@ class AdaptiveDataParallel(MeasuredModel, DistributedDataParallel):
             passes=self._passes,
             scaling_rule=scaling_rule,
             noise_every=noise_every,
-            served=served,
         )
+        self.part.resyncs = on_divergence == "resync"
         self.part.take_part(name)
 
     # ------------------------------------------------------------------ forward and backward
@@ -139,6 +147,8 @@ class AdaptiveDataParallel(MeasuredModel, DistributedDataParallel):
 
     def _forward_through_reducer(self, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         synchronises = self.is_last_micro_batch and not self._no_sync
+        if synchronises and not self._over.is_alone:
+            refuse_changed_weights(self.module, self._trained)
         self.require_backward_grad_sync = synchronises
         if synchronises:
             self._over.group.begin_backward()
@@ -174,6 +184,10 @@ class AdaptiveDataParallel(MeasuredModel, DistributedDataParallel):
 
     # ------------------------------------------------------------------ what torch's class has, and this one replaces
 
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """What is copied, averaged or saved is the model, under the names that it has here; a copy does not train."""
+        return ModelCopy, (self.module,)
+
     def register_comm_hook(self, state: object, hook: Any) -> None:
         raise InvalidTraining(
             "AdaptiveDataParallel has no register_comm_hook(): a hook would bypass what makes the gradient of uneven "
@@ -186,3 +200,16 @@ class AdaptiveDataParallel(MeasuredModel, DistributedDataParallel):
             "AdaptiveDataParallel has no join(): AdaptiveDataLoader gives each replica a part of every batch, so that "
             "none ends before the others. Leave it out"
         )
+
+
+class ModelCopy(torch.nn.Module):
+    """A copy of a wrapped model: ``module`` is the model inside."""
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        super().__init__()
+        self.module = module
+        # Parts of it may be in another mode: they keep it.
+        self.training = module.training
+
+    def forward(self, *inputs: Any, **kwargs: Any) -> Any:
+        return self.module(*inputs, **kwargs)

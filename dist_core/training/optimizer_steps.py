@@ -8,12 +8,12 @@ from typing import Any
 import torch
 
 from dist_core.device import Device, Elapsed, Mark
-from dist_core.errors import PeerLost
+from dist_core.errors import InvalidTraining
 from dist_core.gradients.checks import refuse_unreduced, refuse_what_is_missing
 from dist_core.gradients.noise.measurements import Measurements
+from dist_core.gradients.optimizers import keeps_its_closure
 from dist_core.gradients.patched_calls import updating
 from dist_core.gradients.scaled_rates import ScaledRates
-from dist_core.gradients.served_weights import ServedWeights
 from dist_core.gradients.step_place import StepPlace
 from dist_core.training.batch_scale import BatchScale
 from dist_core.training.reduction import Reduction
@@ -37,7 +37,6 @@ class OptimizerSteps:
         measurements: Measurements,
         rates: ScaledRates,
         scale: BatchScale,
-        served: ServedWeights | None,
     ) -> None:
         self._core = core
         self._device = device
@@ -48,7 +47,6 @@ class OptimizerSteps:
         self._measurements = measurements
         self._rates = rates
         self._scale = scale
-        self._served = served
         self._checked = False
         self.reduction: Elapsed | None = None
         """From the last step's last bucket to the end of the reduction; None where nothing was reduced."""
@@ -68,6 +66,12 @@ class OptimizerSteps:
         closure, args, kwargs = _without_closure(args, kwargs)
         result = None
         if closure is not None:
+            if keeps_its_closure(type(optimizer)):  # type: ignore[arg-type]  # classes have a hash
+                raise InvalidTraining(
+                    f"{type(optimizer).__name__} evaluates the closure that step() was given by itself, perhaps more "
+                    "than once, and a closure is run here, in each pass of a step. Write its step out, if it can be "
+                    "taken in parts (SAM: two backward passes), or choose an optimizer that takes one gradient a step"
+                )
             with torch.enable_grad():
                 result = closure()
         for each in sharing:
@@ -131,9 +135,6 @@ class OptimizerSteps:
             with updating():
                 return original(*args, **kwargs)
         self._core.states.before_update()
-        if self._served is not None and not self._over.is_alone:
-            self._push(self._served)
-            return None
         try:
             with self._rates.multiplied(optimizer, self._scale.factor_of(optimizer)), updating():
                 return original(*args, **kwargs)
@@ -147,7 +148,7 @@ class OptimizerSteps:
                 self._over.note_update()
 
     def _refuse_unreduced(self) -> None:
-        if not self._over.is_alone and self._served is None and not self._over.group.reduced:
+        if not self._over.is_alone and not self._over.group.reduced:
             refuse_unreduced(self._module, self._core.generation.group.world_size)
 
     def _reduces_anew(self) -> None:
@@ -155,12 +156,6 @@ class OptimizerSteps:
 
     def _measures_no_more(self) -> None:
         self._over.group.measuring = False
-
-    def _push(self, served: ServedWeights) -> None:
-        try:
-            served.push(self._over.group.correction)
-        except PeerLost as error:
-            self._core.generation.mark_broken(str(error))
 
 
 def _without_closure(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:

@@ -13,7 +13,6 @@ from dist_core.generations.process_groups import ReplicaGroup
 from dist_core.gradients.bucket_reducer import BucketReducer, StepNorms
 from dist_core.gradients.choice import ReductionChoice
 from dist_core.gradients.noise.measurements import Measurements
-from dist_core.gradients.served_weights import ServedWeights
 from dist_core.torch_private import replace_process_group
 from dist_core.trial.core import TrainingCore
 
@@ -50,22 +49,15 @@ class Reduction(Protocol):
     def use(self, group: ReplicaGroup) -> None: ...
 
     @property
-    def staleness(self) -> int: ...
-
-    @property
     def proposal(self) -> int | None: ...
 
     def tune(self, announced: int | None) -> None: ...
 
-    def note_update(self) -> None:
-        """The optimizer has made an update."""
-        ...
+    def note_update(self) -> None: ...
 
     def whole_replica_agrees(self, succeeded: bool) -> bool:
         """Whether the step's sums are whole on all processes of this replica, of which this one says what it has."""
         ...
-
-    def end_training_loop(self) -> None: ...
 
     def state_dict(self) -> dict[str, Any]: ...
 
@@ -73,7 +65,7 @@ class Reduction(Protocol):
 
 
 class BucketReduction:
-    """``served``: the weights' server, where one makes the updates. ``begins``: a step's first bucket is written."""
+    """``begins``: called when a step's first bucket is written."""
 
     def __init__(
         self,
@@ -82,7 +74,6 @@ class BucketReduction:
         device: Device,
         choice: ReductionChoice,
         measurements: Measurements,
-        served: ServedWeights | None,
         *,
         begins: Callable[[], None],
     ) -> None:
@@ -91,7 +82,6 @@ class BucketReduction:
         self._device = device
         self._choice = choice
         self._measurements = measurements
-        self._served = served
         self._begins = begins
         self.group: BucketReducer = cast("BucketReducer", None)
         """What DDP asks for all-reduces."""
@@ -127,15 +117,8 @@ class BucketReduction:
             self.group.norm_of = self._measurements.preconditioner.squared_norm
         replace_process_group(self._model, self.group)
         self._choice.enter(group, self._model, self.group)
-        if self._served is not None:
-            self._served.begin_serving()
 
     # ------------------------------------------------------------------ the strategy
-
-    @property
-    def staleness(self) -> int:
-        """How many steps replicas may be apart."""
-        return 0 if self._served is None else self._served.staleness
 
     @property
     def proposal(self) -> int | None:
@@ -164,9 +147,3 @@ class BucketReduction:
         measures = self.group.norms is not None and self._measurements.preconditioner is not None
         if (measures or self._choice.strategy.reads_layout) and not self.is_alone:
             self._choice.read_layouts(self._model, self.group, are_rebuilt=are_rebuilt)
-
-    # ------------------------------------------------------------------ where steps end
-
-    def end_training_loop(self) -> None:
-        if self._served is not None and not self.is_alone and self._core.broken is None:
-            self._served.pull()

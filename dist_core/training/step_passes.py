@@ -28,8 +28,6 @@ logger = logging.getLogger(__name__)
 
 
 class StepPasses(PassesOfSteps):
-    """``serves``: whether a server makes the updates, so that buckets are never reduced."""
-
     def __init__(
         self,
         core: TrainingCore,
@@ -38,14 +36,11 @@ class StepPasses(PassesOfSteps):
         over: Reduction,
         measurements: Measurements,
         wrapped: WrappedState,
-        *,
-        serves: bool,
     ) -> None:
         super().__init__(list(module.parameters()), place, over)
         self._core = core
         self._measurements = measurements
         self._wrapped = wrapped
-        self._serves = serves
         self._synchronized_norms = SynchronizedNorms(module)
         self._num_parts = 1
         """Replicas that have examples of the present step."""
@@ -67,7 +62,7 @@ class StepPasses(PassesOfSteps):
         self._measurements.begin_step()
         group = self._over.group
         group.reduced = False
-        group.passive = world_size == 1 or self._serves
+        group.passive = world_size == 1
         group.weight = step.weight
         # DDP divides by the number of replicas; the last micro-batch stands for the others, which were made relative.
         exact = world_size * len(step.micro_batches[-1]) / step.global_batch if step.weight else 0.0

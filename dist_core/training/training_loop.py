@@ -170,7 +170,7 @@ class TrainingLoop:
         is_left = bool(self._loader.cursor.position) or (start is not None and self._loader.cursor.passes == start[1])
         # Who looks at one more batch than it trains on does not count them.
         left_by_count = stepped and marks.handed_out == marks.promised and self._loader.cursor.left and is_left
-        if left_by_count and marks.uncounted and marks.may_be_counted and not core.models.staleness:
+        if left_by_count and marks.uncounted and marks.may_be_counted:
             # Whoever counts batches leaves before all samples were trained.
             if core.environment is None:
                 # Alone, nobody runs the script again.
@@ -227,10 +227,11 @@ class TrainingLoop:
             first_step=core.position.steps,
             measures=functools.partial(core.models.measures, num_replicas=core.generation.group.num_replicas),
             splits_measured=core.generation.group.num_replicas == 1 and adaptive and not core.habits.trains_in_turns,
-            splits_first=fixed_choice(self._loader.bounds, core.generation.group.num_shares)[1] > 0,
+            splits_first=fixed_choice(core.adaptation.bounds, core.generation.group.num_shares)[1] > 0,
             varies=adaptive,
             drop_last=self._loader.drop_last and not adaptive,
             stream_workers=core.habits.stream_workers or 1,
+            least=core.models.least_samples,
             note_round=core.record.note_meeting,
             agree=core.meeting.sum_between_steps,
         )

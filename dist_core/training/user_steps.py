@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from typing import Literal
 
+from dist_core.errors import InvalidTraining
 from dist_core.gradients.step_place import StepPlace
 from dist_core.training.loader import AdaptiveDataLoader
 from dist_core.trial.core import TrainingCore
@@ -40,3 +42,21 @@ class UserSteps:
     def _progress_behind(self, place: StepPlace) -> float:
         assert self._core.adaptation is not None and place.step is not None
         return self._core.position.epoch_progress + self._core.adaptation.worth_of(place.step.global_batch)
+
+
+BatchWord = Literal["fixed", "adaptive"] | int
+
+MOST_GROWTH = 32
+"""How many times the batch that the user gave an adaptive one may become, unless it is said."""
+
+
+def check_batch_word(batch: object) -> None:
+    if batch not in ("fixed", "adaptive") and not (isinstance(batch, int) and batch > 0):
+        raise InvalidTraining(f"batch is {batch!r}; choose 'fixed', 'adaptive', or the most examples it may grow to")
+
+
+def use_batch_word(loader: AdaptiveDataLoader, batch: BatchWord) -> None:
+    """Passes stay within what the loader was told of them."""
+    if batch != "fixed":
+        largest = loader.batch_size * MOST_GROWTH if batch == "adaptive" else batch
+        loader.autoscale_batch_size(largest, (1, loader.bounds.max_atomic), gradient_accumulation=True)

@@ -6,7 +6,7 @@ measured (``StepPasses``), and the learning rate is scaled around the optimizer'
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol, cast
 
 import torch
@@ -21,15 +21,13 @@ from dist_core.gradients.noise.measurements import Measurements
 from dist_core.gradients.noise.norms import AdamPreconditioner, is_adam
 from dist_core.gradients.patched_calls import intercept_optimizer, intercept_scaler, intercept_scheduler, models_of
 from dist_core.gradients.scaled_rates import ScaledRates
-from dist_core.gradients.schedules import schedules_unknown
-from dist_core.gradients.served_weights import ServedWeights
+from dist_core.gradients.schedules import has_ended, schedules_unknown, takes_metric, takes_position
 from dist_core.gradients.step_place import StepPlace
 from dist_core.state.parts import PARTS
 from dist_core.state.states import FunctionState
 from dist_core.training.batch_scale import BatchScale
 from dist_core.training.optimizer_steps import OptimizerSteps
 from dist_core.training.reduction import Reduction
-from dist_core.training.schedule_steps import ScheduleSteps
 from dist_core.trial.core import TrainingCore
 from dist_core.trial.participants import Passes
 
@@ -85,7 +83,6 @@ class WrappedModel:
         passes: Passes,
         scaling_rule: str | ScalingRule | None,
         noise_every: int | None,
-        served: ServedWeights | None = None,
     ) -> None:
         if noise_every is not None and noise_every < 1:
             raise InvalidTraining(f"noise_every is {noise_every}; it must be at least 1 step, or None")
@@ -96,7 +93,7 @@ class WrappedModel:
         self.device_of_gradients: Device = measurements.device
         self.step_place = place
         self.noise_every = noise_every
-        self._served = served
+        self.resyncs = False
         self.measurements = measurements
         self._wrapped_state = state
         self.over = over
@@ -105,7 +102,7 @@ class WrappedModel:
         self._schedule_steps = ScheduleSteps(core, place)
         self._scale = BatchScale(core, place, measurements, self._rates)
         self._steps = OptimizerSteps(
-            core, measurements.device, module, optimizers, place, over, measurements, self._rates, self._scale, served
+            core, measurements.device, module, optimizers, place, over, measurements, self._rates, self._scale
         )
 
     def take_part(self, name: str | None) -> None:
@@ -135,7 +132,6 @@ class WrappedModel:
 
     def end_training_loop(self) -> None:
         self.passes.leave()
-        self.over.end_training_loop()
 
     @property
     def is_last_micro_batch(self) -> bool:
@@ -167,11 +163,6 @@ class WrappedModel:
     @property
     def group_needs(self) -> GroupNeeds:
         return self.over.needs
-
-    @property
-    def staleness(self) -> int:
-        """How many steps replicas may be apart."""
-        return self.over.staleness
 
     def use_group(self, group: ReplicaGroup) -> None:
         """Reduce over another group from the next step on; all its replicas call this at the same step boundary.
@@ -262,12 +253,9 @@ class WrappedModel:
 
     def replicated_tensors(self) -> Iterator[torch.Tensor]:
         """What is the same on all replicas between two steps: weights, and the optimizer's state of them."""
-        if self._served is None:
-            yield from self._wrapped_state.replicated()
+        yield from self._wrapped_state.replicated()
 
     def _save(self) -> dict[str, Any]:
-        if self._served is not None:
-            self._served.settle()
         tuned, noise = self.over.state_dict(), self.measurements.noise.state_dict()
         return {**self._wrapped_state.state_dict(), "noise": noise, "tuned": tuned}
 
@@ -289,3 +277,52 @@ def as_list(given: Any) -> list[Any]:
 
 def schedules_in(given: Any) -> list[Any]:
     return [each for each in as_list(given) if hasattr(each, "step")]
+
+
+class ScheduleSteps:
+    """Within a training loop schedules advance with progress, and not with raw steps.
+
+    Outside, after an epoch say, and with arguments (a metric, an epoch number) a step is the scheduler's own.
+    """
+
+    def __init__(self, core: TrainingCore, place: StepPlace) -> None:
+        self._core = core
+        self._place = place
+
+    def step(self, schedule: Any, original: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Runs in place of its ``step``."""
+        core, record = self._core, self._core.record
+        in_loop = core.position.in_training_loop
+        if self._place.is_dry or (in_loop and (not self._place.is_last_micro_batch or core.broken is not None)):
+            return None
+        if in_loop and record.has_made_next_update:
+            record.counts_update()
+            return None
+        if takes_metric(schedule):
+            args = _with_metric(core.mean_over_replicas, args, kwargs)
+            if in_loop and core.broken is not None:
+                return None
+        if in_loop:
+            record.counts_update()
+        if takes_metric(schedule):
+            return original(*args, **kwargs)
+        adaptation = core.adaptation
+        batches_vary = adaptation is not None and adaptation.bounds.adaptive
+        if args and in_loop and batches_vary and takes_position(schedule):
+            # The loop's own count of batches says little when their size changes.
+            return original(core.epoch_position)
+        if args or kwargs or not in_loop or not batches_vary:
+            return original(*args, **kwargs)
+        for _ in range(core.steps.scheduler_steps_due()):
+            # The last step of all goes beyond the end, by as much as it is worth.
+            if not has_ended(schedule):
+                original()
+        return None
+
+
+def _with_metric(agree: Callable[[float], float], args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
+    """The arguments with the metric replaced by what all replicas agree on; changes ``kwargs`` if it is there."""
+    if "metrics" in kwargs:
+        kwargs["metrics"] = agree(float(kwargs["metrics"]))
+        return args
+    return (agree(float(args[0])), *args[1:]) if args else args

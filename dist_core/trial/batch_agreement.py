@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from dist_core.data.batch_size import Adaptation
-from dist_core.errors import InvalidTraining, PeerLost, ReplicaExit
-from dist_core.exit_statuses import EXIT_PREEMPTED
+from dist_core.errors import EXIT_PREEMPTED, InvalidTraining, PeerLost, ReplicaExit
 from dist_core.generations.present import PresentGeneration
 from dist_core.generations.process_groups import ReplicaGroup
 from dist_core.generations.watch import Prepared

@@ -6,10 +6,9 @@ import contextlib
 import os
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, NoReturn
+from typing import Any
 
-from dist_core.errors import PeerLost, ReplicaExit, RunAgain, RunElsewhere
-from dist_core.exit_statuses import EXIT_PREEMPTED
+from dist_core.errors import EXIT_PREEMPTED, PeerLost, ReplicaExit, RunAgain
 from dist_core.generations.decision import Decision
 from dist_core.generations.heal import Heal, Healed
 from dist_core.generations.join import Join
@@ -25,13 +24,11 @@ from dist_core.generations.watch import Membership, Prepared
 from dist_core.link.client import ControlChannel
 from dist_core.link.environment import standalone_world
 from dist_core.link.news import News
-from dist_core.link.reshape import Reshape
 from dist_core.state.persistence import Persistence
 from dist_core.state.position import Position
 from dist_core.state.random_streams import RandomStreams
 from dist_core.trial.batch_agreement import BatchAgreement
 from dist_core.trial.models import Models
-from dist_core.trial.reshaping import Reshaping
 from dist_core.trial.saving import Saving
 from dist_core.trial.way_back import ACCUMULATOR_PREFIX, WayBack
 
@@ -52,7 +49,6 @@ class Changes:
         sums: RunningSums,
         way_back: WayBack,
         saving: Saving,
-        reshaping: Reshaping,
         news: News,
         membership: Membership | None,
         channel: ControlChannel | None,
@@ -68,7 +64,6 @@ class Changes:
         self._sums = sums
         self._way_back = way_back
         self._saving = saving
-        self._reshaping = reshaping
         self._news = news
         self._membership = membership
         self.on_enter: list[Callable[[], None]] = []
@@ -130,10 +125,9 @@ class Changes:
         if agree:
             self._batch.agree()
 
-    def _say_that_we_switched(self, number: int | None = None) -> None:
-        """``number``: of the generation, where it is not the present one."""
+    def _say_that_we_switched(self) -> None:
         if self._present.group.rank == 0:
-            self._news.announce("/switched", {"generation": self._present.number if number is None else number})
+            self._news.announce("/switched", {"generation": self._present.number})
 
     # ------------------------------------------------------------------ from one to the next
 
@@ -155,16 +149,12 @@ class Changes:
 
     def _enter_with_all(self, switch: Switch, prepared: Prepared, batch: Sequence[float]) -> None:
         started = time.perf_counter()
-        self._vote.drain()
         self._sums.settle()
         if self._present.broken is not None and prepared.group is not None:
             # Others may have what was just summed, and enter: who they cannot go on with says so there.
             self.heal(in_step=False)
             return
         if prepared.group is None:
-            reshape = prepared.generation.reshape
-            if reshape is not None and self._reshaping.is_possible:
-                self._go_on_elsewhere(prepared, reshape)
             if not prepared.generation.members:
                 self._saving.leave_paused()
             self._make_way()
@@ -181,23 +171,6 @@ class Changes:
             self._enter_smaller(prepared)
         self._news.note_pause(time.perf_counter() - started)
         self._say_that_we_switched()
-
-    def _go_on_elsewhere(self, prepared: Prepared, reshape: Reshape) -> NoReturn:
-        """All replicas end here, and others are made of their processes."""
-        assert self._membership is not None
-        if self._present.broken is not None and self._reshaping.holds_for(reshape):
-            raise PeerLost(f"a replica was lost before the trial went on as {reshape.layout}: {self._present.broken}")
-        # Before the state is copied, which may take longer than others do to leave.
-        self._say_that_we_switched(prepared.generation.number)
-        self._reshaping.hold(reshape, self._saving.keep_apart)
-        self._reshaping.leave_groups()
-        self._membership.begin_anew(prepared)
-        if self._reshaping.goes_on(reshape):
-            raise RunElsewhere
-        self._make_way()
-        self._news.flush()
-        self._reshaping.serve_those_that_stay()
-        raise ReplicaExit("left")
 
     def _enter_smaller(self, prepared: Prepared) -> None:
         """Some leave and nobody joins: all that stay have the trial's state, up to the last step of who leaves."""
@@ -272,11 +245,7 @@ class Changes:
             updates=self._record.updates,
             epoch=position.epoch,
             meetings=self._record.meetings,
-            # A server of parameters would begin again with those of the code's own beginning.
-            has_evaluated=position.has_evaluated
-            and position.in_epoch_loop
-            and self._way_back.is_open
-            and not self._models.staleness,
+            has_evaluated=position.has_evaluated and position.in_epoch_loop and self._way_back.is_open,
         )
 
     def go_back_behind_loop(self) -> None:

@@ -6,8 +6,7 @@ import logging
 import math
 from collections.abc import Iterable, Sequence
 
-from dist_core.errors import ControlChannelError, InvalidTraining, ReplicaExit
-from dist_core.exit_statuses import EXIT_PREEMPTED
+from dist_core.errors import EXIT_PREEMPTED, ControlChannelError, InvalidTraining, ReplicaExit
 from dist_core.goodput import Hints
 from dist_core.goodput.layout_terms import LayoutTerms, usable
 from dist_core.layout import Layout
@@ -35,8 +34,6 @@ class ChosenLayout:
         self.is_settled = False
         """Whether the model's wrapper has found what it is to be."""
         self._terms: tuple[LayoutTerms, ...] = ()
-        self.known: tuple[tuple[LayoutTerms, ...], float] | None = None
-        """All terms that this process has found, and their unit, where there is a choice: its code may run again."""
         self.slot_memory: float | None = None
         self.present = Layout(members)
         self.name = ""
@@ -63,12 +60,6 @@ class ChosenLayout:
     @property
     def is_choice(self) -> bool:
         return self._environment is not None and bool(self._environment.layout)
-
-    def become(self, environment: ReplicaEnvironment) -> None:
-        """This process goes on in a replica that holds the model otherwise."""
-        self._environment = environment
-        self._members = environment.members
-        self.present = Layout(environment.members)
 
     def forget(self) -> None:
         """The user's code runs again from its top."""
@@ -97,7 +88,6 @@ class ChosenLayout:
         if not fitting if self.is_choice else best.fixed_bytes > memory:
             self._refuse(terms, memory)
         self._terms, self.slot_memory = (tuple(terms), slot_memory) if self.is_choice else ((), None)
-        self.known = (self._terms, whole_seconds) if self.is_choice else None
         self.present, self.seconds = best.layout, best.seconds / whole_seconds
         self.name = self._memory_limit.layout = str(best.layout) if self.is_choice else ""
         self.is_settled = True

@@ -147,7 +147,6 @@ class TrainingCore(Pieces):
     def close(self) -> None:
         """The user's code is done: send what is queued and stop the threads. A last checkpoint may be in flight."""
         self.news.flush()
-        self.reshaping.wait_for_checkpoint()
         if self.membership is not None:
             self.membership.stop()
         if self.channel is not None:

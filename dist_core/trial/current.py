@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import atexit
+import os
+import sys
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from types import TracebackType
 
+from dist_core.errors import EXIT_PEER_LOST, ControlChannelError, PeerLost
 from dist_core.link.environment import ReplicaEnvironment
+from dist_core.torch_private import killed_data_workers
 from dist_core.trial.core import TrainingCore
-from dist_core.trial.own_process import tell_by_status
-from dist_core.trial.plain_replica import begun, end
+from dist_core.trial.plain_replica import Participant, begun, end
 
 _present: ContextVar[TrainingCore | None] = ContextVar("elastune-trial", default=None)
 _of_process: TrainingCore | None = None
@@ -53,3 +58,53 @@ def reset_core() -> None:
             _of_process.world.remove()
     _of_process = None
     end()
+
+
+End = Callable[[int], None]
+
+
+def tell_by_status(replica: Participant, *, end: End = os._exit) -> None:
+    """From now on, of whatever ends this process's main thread."""
+    before = sys.excepthook
+
+    def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        before(kind, error, trace)
+        if comes_of_loss(replica.present, error):
+            # With what there is to be told, such as a bound of the batch that has just been learnt.
+            replica.present.close()
+            _end(end, EXIT_PEER_LOST)
+
+    sys.excepthook = hook
+    atexit.register(_end_as_postponed, replica, end)
+
+
+def comes_of_loss(replica: Participant, error: BaseException) -> bool:
+    """Whether the trial can go on from its checkpoint after this error; a batch that was too large is noted for that.
+
+    Raises InvalidTraining where no smaller batch is allowed.
+    """
+    if isinstance(error, PeerLost | ControlChannelError) or replica.broken is not None or replica.was_torn(error):
+        return True
+    if killed_data_workers(error):
+        return True
+    try:
+        return replica.can_run_again(error)
+    except PeerLost:
+        return True
+
+
+def _end_as_postponed(replica: Participant, end: End) -> None:
+    """By what was raised where Python would have swallowed it, while the script left its last loop."""
+    try:
+        replica.present.raise_postponed()
+    except SystemExit as leaving:
+        _end(end, leaving.code if isinstance(leaving.code, int) else 1)
+    except PeerLost as error:
+        sys.stderr.write(f"replica ends: {error}\n")
+        _end(end, EXIT_PEER_LOST)
+
+
+def _end(end: End, status: int) -> None:
+    sys.stdout.flush()
+    sys.stderr.flush()
+    end(status)

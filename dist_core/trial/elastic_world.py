@@ -46,11 +46,6 @@ class ElasticWorld(dist.ProcessGroup):
         self._takes_part = takes_part
         self._rank, self._expected = rank, expected
 
-    def become(self, rank: int, expected: int) -> None:
-        """This process goes on as another one of the trial's, which have yet to meet."""
-        self._rank, self._expected = rank, expected
-        self.install()
-
     def install(self) -> None:
         """Become torch's default group; called whenever the set of replicas changes."""
         replace_default_group(self, self.size())

@@ -49,9 +49,9 @@ class Leaving:
 
     @property
     def is_paused(self) -> bool:
-        """Whether nobody goes on from the next generation."""
+        """Whether the next generation has no members."""
         pending = None if self._membership is None else self._membership.pending()
-        return pending is not None and pending.generation.is_pause
+        return pending is not None and not pending.generation.members
 
     # ------------------------------------------------------------------ errors that have to wait
 

@@ -7,7 +7,6 @@ from dist_core.generations.present import PresentGeneration
 from dist_core.generations.running_sums import RunningSums, Summed
 from dist_core.generations.state_transfer import broadcast_in_place
 from dist_core.generations.step_record import StepRecord
-from dist_core.generations.step_vote import StepVote
 from dist_core.link.news import News
 from dist_core.state.persistence import Persistence
 from dist_core.state.position import Position
@@ -16,7 +15,6 @@ from dist_core.trial.leaving import Leaving
 from dist_core.trial.models import Models
 from dist_core.trial.pacing import Pacing
 from dist_core.trial.participants import PacingLoader
-from dist_core.trial.reshaping import Reshaping
 from dist_core.trial.saving import Saving
 from dist_core.trial.together import Together
 from dist_core.trial.way_back import ACCUMULATOR_PREFIX, WayBack
@@ -30,7 +28,6 @@ class Loops:
         states: Persistence,
         models: Models,
         pacing: Pacing,
-        vote: StepVote,
         record: StepRecord,
         sums: RunningSums,
         way_back: WayBack,
@@ -38,14 +35,12 @@ class Loops:
         saving: Saving,
         changes: Changes,
         together: Together,
-        reshaping: Reshaping,
         news: News,
     ) -> None:
         self._present = present
         self._position = position
         self._states = states
         self._models = models
-        self._vote = vote
         self._record = record
         self._sums = sums
         self._way_back = way_back
@@ -53,7 +48,6 @@ class Loops:
         self._saving = saving
         self._changes = changes
         self._together = together
-        self._reshaping = reshaping
         self._news = news
         self._pacing = pacing
         self._left: PacingLoader | None = None
@@ -84,8 +78,6 @@ class Loops:
             self._models.adopt_schedules()
         if self._states.keeps_some:
             self._states.go_on_from_kept()
-        elif self._comes_for_reshape:
-            self._states.restore(self._reshaping.states())
         elif not present.joined and not self._states.has_looked:
             epoch = self._changes.epoch_to_join()
             present.joining = epoch is not None
@@ -96,7 +88,6 @@ class Loops:
                 position.epoch = epoch
                 if epoch >= limit:
                     raise ReplicaExit("left")
-        self._reshaping.fetch_the_rest()
         position.in_epoch_loop = True
         self._way_back.begin_between_loops()
 
@@ -107,15 +98,8 @@ class Loops:
         """
         if self._states.keeps_some:
             self._states.go_on_early()
-        elif self._comes_for_reshape:
-            self._states.restore(self._reshaping.states())
         elif not self._present.joined and not self._states.has_looked and self._changes.epoch_to_join() is None:
             self._states.restore_newest()
-
-    @property
-    def _comes_for_reshape(self) -> bool:
-        """Whether the trial's state is to come from those that have it in memory."""
-        return self._reshaping.is_under_way and not self._present.joined and not self._states.has_looked
 
     def end_epoch(self) -> None:
         self._leaving.raise_postponed()
@@ -158,11 +142,7 @@ class Loops:
         """A pass of the training loader is over: buffers (running statistics) become rank 0's everywhere."""
         present = self._present
         self._position.leave_loop()
-        self._vote.drain()
         self._models.end_training_loop()
-        if self._models.staleness and present.group.world_size > 1 and present.broken is None:
-            # Whoever keeps the weights may not go before all have fetched them.
-            present.succeeded_everywhere(True)
         if present.group.world_size > 1:
             # Also without one that was lost in the last step: whoever has not noticed does so here.
             buffers = self._models.buffers()

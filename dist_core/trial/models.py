@@ -45,11 +45,6 @@ class Models:
         return needs
 
     @property
-    def staleness(self) -> int:
-        """How many steps replicas may be apart; 0 where they are synchronous."""
-        return max((model.staleness for model in self), default=0)
-
-    @property
     def statistics(self) -> GradientStatistics | None:
         return self._models[0].statistics if self._models else None
 
@@ -74,6 +69,11 @@ class Models:
         if not self._models or self._models[0].passes.user_accumulates:
             return False
         return is_measured(step, num_replicas=num_replicas, every=self._models[0].noise_every)
+
+    @property
+    def least_samples(self) -> int:
+        """Samples that a pass needs: a batch norm takes its statistics from several."""
+        return 2 if any(_needs_several(each) for model in self for each in model.module.modules()) else 1
 
     @property
     def compute_after_an_update(self) -> bool:
@@ -134,6 +134,11 @@ class Models:
             model.passes.end_step()
             model.take_norms(first, second)
             model.tune(round(chosen) - 1 if chosen else None)
+
+
+def _needs_several(module: torch.nn.Module) -> bool:
+    is_norm = isinstance(module, torch.nn.modules.batchnorm._BatchNorm)
+    return is_norm and not isinstance(module, torch.nn.SyncBatchNorm)
 
 
 def _name(index: int) -> str:

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from dist_core.errors import InvalidTraining
+from typing import Any
+
 from dist_core.state.position import Position
 from dist_core.trial.batch_agreement import BatchAgreement
-from dist_core.trial.loop_habits import LoopHabits
-from dist_core.trial.models import Models
 from dist_core.trial.participants import PacingLoader
 
 
 class Pacing:
-    def __init__(self, position: Position, models: Models, batch: BatchAgreement, habits: LoopHabits) -> None:
+    def __init__(self, position: Position, batch: BatchAgreement, habits: LoopHabits) -> None:
         self._position = position
-        self._models = models
         self._batch = batch
         self._habits = habits
         self.loader: PacingLoader | None = None
@@ -45,11 +43,6 @@ class Pacing:
     def _begin_with(self, loader: PacingLoader) -> None:
         self.loader = loader
         adaptation = self._batch.adopt(loader.bounds)
-        if loader.bounds.adaptive and self._models.staleness:
-            raise InvalidTraining(
-                "parameter_server trains with a fixed batch size, because statistics of gradients assume "
-                "synchronous steps; leave out autoscale_batch_size, or choose another reduction"
-            )
         if self._habits.trains_in_turns:
             adaptation.forbid_accumulation()
         self._batch.begin()
@@ -57,3 +50,23 @@ class Pacing:
     def paces(self, loader: PacingLoader) -> bool:
         """Whether a step of this loader's is progress: an epoch that passes over its data twice is not two."""
         return loader is self.loader and (self._position.is_first_loop or not self._position.in_epoch_loop)
+
+
+class LoopHabits:
+    def __init__(self) -> None:
+        self.trains_in_turns = False
+        """Whether the loop's body computes further gradients after an optimizer has stepped, as for a GAN."""
+        self.stream_workers: int | None = None
+        """Of the first loader that divides its stream, on the replica that was rank 0 then."""
+
+    def note_stream_workers(self, number: int) -> None:
+        """A stream is divided by its loader's workers, which may be more on one machine than on another."""
+        if self.stream_workers is None:
+            self.stream_workers = number
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"trains_in_turns": self.trains_in_turns, "stream_workers": self.stream_workers}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.trains_in_turns = state["trains_in_turns"]
+        self.stream_workers = state.get("stream_workers") or self.stream_workers

@@ -21,9 +21,7 @@ class PacingLoader(Protocol):
     bounds: BatchBounds
 
     @property
-    def cursor(self) -> Any:
-        """Where in the data training stands."""
-        ...
+    def cursor(self) -> Any: ...
 
     @property
     def epoch_size(self) -> int | None:
@@ -33,6 +31,11 @@ class PacingLoader(Protocol):
     @property
     def order_fingerprint(self) -> int:
         """16 bits of where this loader stands, and of the order it goes through."""
+        ...
+
+    @property
+    def reads_a_stream(self) -> bool:
+        """True where every replica reads all samples, and keeps a part of each batch."""
         ...
 
     def commit(self, taken: int) -> None:
@@ -97,6 +100,8 @@ class TrainedModel(Protocol):
 
     module: torch.nn.Module
     noise_every: int | None
+    resyncs: bool
+    """True to take rank 0's weights over where replicas turn out to hold others; else the trial fails."""
     device_of_gradients: Device
     step_place: StepPlace
     """Where in a step the training loop stands."""
@@ -105,9 +110,7 @@ class TrainedModel(Protocol):
     def training(self) -> bool: ...
 
     @property
-    def passes(self) -> Passes:
-        """What the loader announces."""
-        ...
+    def passes(self) -> Passes: ...
 
     @property
     def reduction(self) -> Elapsed | None:
@@ -120,11 +123,6 @@ class TrainedModel(Protocol):
 
     @property
     def group_needs(self) -> GroupNeeds: ...
-
-    @property
-    def staleness(self) -> int:
-        """How many steps replicas may be apart."""
-        ...
 
     def use_group(self, group: ReplicaGroup) -> None:
         """Reduce over another group from the next step on; all its replicas call this at the same step boundary."""

@@ -25,16 +25,16 @@ from dist_core.trial.elastic_world import ElasticWorld
 from dist_core.trial.emulated_device import EmulatedDevice
 from dist_core.trial.hinting import Hinting
 from dist_core.trial.leaving import Leaving
-from dist_core.trial.loop_habits import LoopHabits
 from dist_core.trial.loops import Loops
 from dist_core.trial.models import Models
-from dist_core.trial.pacing import Pacing
+from dist_core.trial.pacing import LoopHabits, Pacing
 from dist_core.trial.plain_replica import PlainReplica
 from dist_core.trial.rerun import Rerun
-from dist_core.trial.reshaping import Reshaping
+from dist_core.trial.same_weights import SameWeights
 from dist_core.trial.saving import Saving
 from dist_core.trial.steps import Steps
 from dist_core.trial.together import Together
+from dist_core.trial.voters import SameOrder, SamePlace, SameRates
 from dist_core.trial.way_back import WayBack
 
 T = TypeVar("T")
@@ -79,7 +79,7 @@ class Pieces:
             self.layout,
             node_kind="" if environment is None else environment.node_kind,
         )
-        self.pacing = Pacing(self.position, self.models, self.batch, self.habits)
+        self.pacing = Pacing(self.position, self.batch, self.habits)
         self.hinting = Hinting(
             self.generation, self.position, self.models, self.pacing, self.batch, self.layout, self.news
         )
@@ -87,14 +87,14 @@ class Pieces:
             self.generation,
             self.position,
             self.states,
-            self.vote,
             self.leaving,
             self.way_back,
             self.news,
             self.membership,
             self.whole,
         )
-        self.reshaping = Reshaping(environment, self.channel, self.membership, self.states, self.generation, self.whole)
+        self.same_weights = SameWeights(self.generation, self.position, self.models, self.news)
+        place = SamePlace(self.position)
         self.changes = Changes(
             self.generation,
             self.position,
@@ -107,20 +107,27 @@ class Pieces:
             self.sums,
             self.way_back,
             self.saving,
-            self.reshaping,
             self.news,
             self.membership,
             self.channel,
         )
-        self.changes.on_enter.append(self.reshaping.finish)
-        self.meeting = Together(self.generation, self.position, self.record, self.leaving, self.changes, self.news)
+        self.meeting = Together(
+            self.generation,
+            self.position,
+            self.record,
+            self.leaving,
+            self.changes,
+            self.news,
+            self.vote,
+            place,
+            self.same_weights,
+        )
         self.loops = Loops(
             self.generation,
             self.position,
             self.states,
             self.models,
             self.pacing,
-            self.vote,
             self.record,
             self.sums,
             self.way_back,
@@ -128,7 +135,6 @@ class Pieces:
             self.saving,
             self.changes,
             self.meeting,
-            self.reshaping,
             self.news,
         )
         self.steps = Steps(
@@ -146,6 +152,7 @@ class Pieces:
             self.changes,
             self.hinting,
             self.membership,
+            (place, SameOrder(self.pacing), SameRates(self.models), self.same_weights),
         )
         self.rerun = Rerun(
             self.generation,
@@ -157,12 +164,12 @@ class Pieces:
             self.loops,
             self.news,
             forget=self._forget_user_code,
-            become=self._become,
         )
         profile = emulated_profile()
         self.emulated_device = None if profile is None else EmulatedDevice(profile.params, self.news.warn)
         if self.emulated_device is not None:
             self.changes.on_enter.append(self.emulated_device.begin_anew)
+        self.changes.on_enter.append(self.same_weights.begin_anew)
         self.world: ElasticWorld | None = None
         if self.membership is not None:
             self.membership.on_grace_over = self._say_what_is_lost
@@ -194,13 +201,5 @@ class Pieces:
             each.forget()
         self.position.begin_run()
         self.vote.reset()
+        self.same_weights.begin_anew()
         self._register_own_states()
-
-    def _become(self) -> None:
-        """This process is another one of its trial's from here on."""
-        self.environment = self.reshaping.become()
-        for piece in (self.whole, self.layout):
-            piece.become(self.environment)
-        self.states.checkpoints.write_part(self.environment.member)
-        if self.world is not None:
-            self.world.become(self.environment.launch_index, self.environment.replicas)

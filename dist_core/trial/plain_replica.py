@@ -10,8 +10,7 @@ import logging
 from collections.abc import Callable
 from typing import Any, NoReturn, Protocol
 
-from dist_core.errors import ReplicaExit
-from dist_core.exit_statuses import EXIT_PREEMPTED
+from dist_core.errors import EXIT_PREEMPTED, ReplicaExit
 from dist_core.generations.watch import Membership
 from dist_core.link.client import ControlChannel
 from dist_core.link.environment import ReplicaEnvironment
@@ -133,7 +132,7 @@ class PlainReplica:
         if self._members.must_leave is not None:
             self.hints.flush()
             raise ReplicaExit("preempted", EXIT_PREEMPTED)
-        if pending is not None and pending.generation.is_pause:
+        if pending is not None and not pending.generation.members:
             raise ReplicaExit("paused", 0)
 
     def can_run_again(self, error: BaseException) -> bool:

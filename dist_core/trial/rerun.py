@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from dist_core.errors import JoinAgain, PeerLost, RunAgain, RunElsewhere
+from dist_core.errors import JoinAgain, PeerLost, RunAgain
 from dist_core.generations.present import PresentGeneration
 from dist_core.generations.running_sums import RunningSums
 from dist_core.link.news import News
@@ -17,9 +17,7 @@ from dist_core.trial.way_back import WayBack
 
 
 class Rerun:
-    """``forget``: told when the pieces are to forget what the first run has made with them; ``become``: when this
-    process is to be another one of the trial's.
-    """
+    """``forget``: told when the pieces are to forget what the first run has made with them."""
 
     def __init__(
         self,
@@ -32,7 +30,6 @@ class Rerun:
         loops: Loops,
         news: News,
         forget: Callable[[], None],
-        become: Callable[[], None],
     ) -> None:
         self._present = present
         self._position = position
@@ -43,16 +40,11 @@ class Rerun:
         self._loops = loops
         self._news = news
         self._forget = forget
-        self._become = become
 
     def is_made_ready(self, error: BaseException) -> bool:
         """Whether the user's code, which ended with this error, is to run again; all is made ready for that."""
         if isinstance(error, JoinAgain):
-            self._come_in_anew()
-        elif isinstance(error, RunElsewhere):
-            self._come_in_anew()
-            self._present.begins_trial()
-            self._become()
+            self._join_later()
         elif isinstance(error, RunAgain):
             self._batch.keep()
             self._go_on(in_loop=error.in_loop)
@@ -63,8 +55,8 @@ class Rerun:
             return False
         return True
 
-    def _come_in_anew(self) -> None:
-        """Forget what the first run registered, and that it has trained."""
+    def _join_later(self) -> None:
+        """Forget what the first run registered, keep the identity."""
         self._forget()
         self._states.has_looked = False
         self._present.begin_anew()

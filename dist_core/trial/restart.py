@@ -1,8 +1,8 @@
 """Runs the user's training code, again from its top where that is how it goes on.
 
-Four things end a run without ending the training: the survivors passed the epoch a joiner had aimed at, a batch did
-not fit into memory, a replica was lost with what it had added to an evaluation, and the trial goes on with another
-layout. The state of the latter three is kept, at the last complete step or the end of the last training loop.
+Three things end a run without ending the training: the survivors passed the epoch a joiner had aimed at, a batch did
+not fit into memory, and a replica was lost with what it had added to an evaluation. The state of the latter two is
+kept, at the last complete step or the end of the last training loop.
 """
 
 from __future__ import annotations

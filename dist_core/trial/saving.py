@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NoReturn
+from typing import NoReturn
 
-from dist_core.errors import ReplicaExit
-from dist_core.exit_statuses import EXIT_PREEMPTED
+from dist_core.errors import EXIT_PREEMPTED, ReplicaExit
 from dist_core.generations.present import PresentGeneration
-from dist_core.generations.step_vote import StepVote
 from dist_core.generations.watch import Membership
 from dist_core.generations.whole import Whole
 from dist_core.link.news import News
@@ -25,7 +23,6 @@ class Saving:
         present: PresentGeneration,
         position: Position,
         states: Persistence,
-        vote: StepVote,
         leaving: Leaving,
         way_back: WayBack,
         news: News,
@@ -35,7 +32,6 @@ class Saving:
         self._present = present
         self._position = position
         self._states = states
-        self._vote = vote
         self._leaving = leaving
         self._way_back = way_back
         self._news = news
@@ -69,23 +65,14 @@ class Saving:
 
     def save(self, *, leaving: bool, wait: bool = False) -> None:
         """Write all registered states; the processes of the first replica only, each its part."""
-        self._states.save(self._summary, leaving=leaving, wait=wait)
-
-    def keep_apart(self) -> dict[str, Any]:
-        """A copy of all registered states at a step boundary, as they would be written, and are beside."""
-        if not self._position.in_training_loop:
-            self._way_back.go_back_behind_loop()
-        return self._states.keep_apart(self._summary)
-
-    @property
-    def _summary(self) -> dict[str, Any]:
-        return {
+        summary = {
             "epoch": self._position.epoch,
             "steps": self._position.steps,
             "progress": self._position.progress,
             "generation": self._present.number,
             PARTS: self._present.group.members,
         }
+        self._states.save(summary, leaving=leaving, wait=wait)
 
     # ------------------------------------------------------------------ where it ends
 
@@ -125,7 +112,6 @@ class Saving:
         self._leave("paused", 0)
 
     def _leave(self, reason: str, code: int) -> NoReturn:
-        self._vote.drain()
         if not self._position.in_training_loop:
             self._way_back.go_back_behind_loop()
         if self._is_ours:

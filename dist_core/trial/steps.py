@@ -6,7 +6,6 @@ import math
 from collections.abc import Sequence
 
 from dist_core.errors import InvalidTraining
-from dist_core.generations.decision import all_equal, fingerprint
 from dist_core.generations.present import PresentGeneration
 from dist_core.generations.running_sums import RunningSums
 from dist_core.generations.step_record import StepRecord
@@ -17,11 +16,11 @@ from dist_core.trial.batch_agreement import BatchAgreement
 from dist_core.trial.changes import Changes
 from dist_core.trial.hinting import Hinting
 from dist_core.trial.leaving import Leaving
-from dist_core.trial.loop_habits import LoopHabits
 from dist_core.trial.models import Models
-from dist_core.trial.pacing import Pacing
+from dist_core.trial.pacing import LoopHabits, Pacing
 from dist_core.trial.participants import PacingLoader
 from dist_core.trial.saving import Saving
+from dist_core.trial.voters import Voter
 
 
 class Steps:
@@ -41,6 +40,7 @@ class Steps:
         changes: Changes,
         hinting: Hinting,
         membership: Membership | None,
+        voters: Sequence[Voter],
     ) -> None:
         self._present = present
         self._position = position
@@ -56,6 +56,7 @@ class Steps:
         self._changes = changes
         self._hinting = hinting
         self._membership = membership
+        self._voters = voters
 
     # ------------------------------------------------------------------ the step's round
 
@@ -74,14 +75,11 @@ class Steps:
 
     def _compose(self) -> tuple[Ballot, Prepared | None]:
         prepared = None if self._membership is None else self._membership.pending()
-        order = float(self._pacing.order_fingerprint)
-        rates = float(fingerprint(self._models.rates))
         ballot: dict[str, Sequence[float]] = {
             "generation": self._changes.votes(prepared),
             "leave": (float(self._leaving.must_leave),),
             "batch": self._batch.vote(prepared),
-            "order": (order, order**2),
-            "rates": (rates, rates**2),
+            **{voter.name: voter.put() for voter in self._voters},
             **self._models.ballot(is_first=self._present.group.rank == 0),
         }
         if self._present.group.members > 1:
@@ -92,7 +90,7 @@ class Steps:
 
     @property
     def _sums_ride(self) -> bool:
-        return self._present.group.world_size > 1 and not self._models.staleness
+        return self._present.group.world_size > 1
 
     # ------------------------------------------------------------------ the step's end
 
@@ -102,17 +100,16 @@ class Steps:
         assert adaptation is not None
         self.launch_vote()
         world_size = self._present.group.world_size
-        lag = self._models.staleness if world_size > 1 else 0
-        agreed = self._vote.finish(lag)
+        agreed = self._vote.finish()
         if agreed is None:
             self._changes.heal(in_step=True)
             return
         self._record.step_counts()
         self._sums.keep()
-        if not lag:
-            self._refuse_what_differs(agreed["order"], agreed["rates"])
-            if world_size > 1 and self._sums.receive(agreed["sums"], world_size):
-                self._sums.settle()
+        for voter in self._voters:
+            voter.take(agreed[voter.name], world_size)
+        if world_size > 1 and self._sums.receive(agreed["sums"], world_size):
+            self._sums.settle()
         self._position.schedule_position += self._models.gain
         if self._pacing.paces(loader):
             self._position.progress += adaptation.progress_of(global_batch)
@@ -131,23 +128,6 @@ class Steps:
             self._saving.follow(agreed["save"])
         self._saving.save_if_due()
         self._hinting.tell_if_due()
-
-    def _refuse_what_differs(self, order: list[float], rates: list[float]) -> None:
-        """Replicas that train on other samples or at other rates than the rest train another model, without a word."""
-        size = self._present.group.world_size
-        if not all_equal(order[0], order[1], size):
-            raise InvalidTraining(
-                "the replicas stand at different places of the data, so that samples would be trained twice or never. "
-                "Either the sampler draws another order on each: let it draw from torch's, NumPy's or Python's global "
-                "generator, or from a torch.Generator in its attribute `generator`, which are seeded alike. Or one of "
-                "them has left its training loop by a count or a condition of its own: let the loop run to its end"
-            )
-        if not all_equal(rates[0], rates[1], size):
-            raise InvalidTraining(
-                "the learning rates differ between the replicas. Something sets them from what only one replica "
-                "knows, such as its own part of a metric: sum it with an Accumulator first, or use a schedule of "
-                "torch's, whose metric is agreed on"
-            )
 
     # ------------------------------------------------------------------ what the loop's body does in it
 

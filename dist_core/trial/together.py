@@ -12,10 +12,13 @@ from dist_core.errors import PeerLost
 from dist_core.generations.present import PresentGeneration
 from dist_core.generations.process_groups import ReplicaGroup
 from dist_core.generations.step_record import StepRecord
+from dist_core.generations.step_vote import StepVote
 from dist_core.link.news import News
 from dist_core.state.position import Position
 from dist_core.trial.changes import Changes
 from dist_core.trial.leaving import Leaving
+from dist_core.trial.same_weights import SameWeights
+from dist_core.trial.voters import SamePlace
 
 T = TypeVar("T")
 
@@ -29,6 +32,9 @@ class Together:
         leaving: Leaving,
         changes: Changes,
         news: News,
+        vote: StepVote,
+        place: SamePlace,
+        weights: SameWeights,
     ) -> None:
         self._present = present
         self._position = position
@@ -36,6 +42,9 @@ class Together:
         self._leaving = leaving
         self._news = news
         self._changes = changes
+        self._vote = vote
+        self._place = place
+        self._weights = weights
         self._told_of_metrics = False
 
     def do(self, action: Callable[[ReplicaGroup], T], *, otherwise: Callable[[], T] | None = None) -> T:
@@ -51,6 +60,8 @@ class Together:
             try:
                 if present.broken is not None:
                     raise PeerLost(present.broken)
+                if not position.in_training_loop and present.joined:
+                    self._refuse_who_trains_on()
                 result = action(present.group)
                 if not position.in_training_loop:
                     self._record.note_meeting()
@@ -64,6 +75,17 @@ class Together:
             self._changes.heal(in_step=False)
             lacks = ". Sums of an evaluation lack what that one had seen" if position.has_evaluated else ""
             self._news.warn(f"a replica was lost outside of the training loop; the others go on without it{lacks}")
+
+    def _refuse_who_trains_on(self) -> None:
+        """Nor do replicas add up what they have found out about different models."""
+        world_size = self._present.group.world_size
+        # Of a replica's processes some may have sums of their own.
+        if world_size > 1 and self._present.group.members == 1:
+            place, weights = self._place, self._weights
+            agreed = self._vote.meet(lambda: {place.name: place.behind(), weights.name: weights.put_all()})
+            if agreed is not None:
+                place.take_behind(agreed[place.name])
+                weights.take(agreed[weights.name], world_size)
 
     def sum_between_steps(self, values: Sequence[float]) -> list[float] | None:
         """Sums over all replicas; None if one was lost, and the others have rebuilt the trial without it."""

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
+import uvicorn
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse
 
-from scheduler.api.agent_routes import agent_routes
-from scheduler.api.checkpoint_routes import checkpoint_routes
+from scheduler.api.agent_routes import agent_routes, checkpoint_routes
 from scheduler.api.client_side import client_routes
+from scheduler.api.connections import BACKLOG, PatientProtocol, raise_descriptor_limit
 from scheduler.api.gate import Gate
 from scheduler.api.replica_side import replica_routes
 from scheduler.api.service import Service
@@ -37,8 +39,8 @@ def create_app(service: Service) -> FastAPI:
     app.add_middleware(Gate, service=service)
     app.include_router(client_routes(service))
     app.include_router(replica_routes(service))
-    if service.roster is not None:
-        app.include_router(agent_routes(service.roster, service.loop.log_of))
+    if service.site.roster is not None:
+        app.include_router(agent_routes(service.site.roster, service.loop.log_of))
         app.include_router(checkpoint_routes(service.loop))
 
     @app.get("/healthz")
@@ -58,3 +60,25 @@ def create_app(service: Service) -> FastAPI:
     app.add_exception_handler(UnknownTrial, refuse(404))
     app.add_exception_handler(StoreUnavailable, refuse(503))
     return app
+
+
+KEEP_ALIVE_SECONDS = 75
+
+
+def api_config(service: Service, **options: Any) -> uvicorn.Config:
+    raise_descriptor_limit()
+    # A stranger's broken request is answered; a line for each would fill the disk.
+    logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
+    return uvicorn.Config(
+        create_app(service),
+        http=PatientProtocol,
+        ws="none",
+        lifespan="on",
+        backlog=BACKLOG,
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        timeout_keep_alive=KEEP_ALIVE_SECONDS,
+        timeout_graceful_shutdown=1,
+        **options,
+    )

@@ -138,10 +138,9 @@ def driver_routes(service: Service, access: ClientAccess) -> APIRouter:
         return [summary(record) for record in records if record.state.is_final]
 
     def _missing_packages(trial_ids: list[str]) -> list[str]:
-        """Packed working folders that the driver has to send again, because the scheduler has lost them."""
-        if service.packages is None:
-            return []
-        wanted = {store.trial(trial_id).spec.package for trial_id in trial_ids} - {""}
+        """Digests of what the driver has to send again, because the scheduler has lost it."""
+        specs = [store.trial(trial_id).spec for trial_id in trial_ids]
+        wanted = {digest for spec in specs for digest in (spec.package, *spec.code)} - {""}
         return [digest for digest in sorted(wanted) if service.packages.find(digest) is None]
 
     def _news_of(seen: dict[str, str]) -> list[dict[str, Any]]:

@@ -146,8 +146,8 @@ class Gate:
             identity = Identity(Access.AGENT) if self._service.tokens.is_agent(token) else None
         else:
             identity = self._service.tokens.identify(token, replica_id)
-        if identity is None and replica_id and self._service.others_tokens is not None:
-            identity = await _of_others(self._service.others_tokens, token, replica_id)
+        if identity is None and replica_id and self._service.site.others_tokens is not None:
+            identity = await _of_others(self._service.site.others_tokens, token, replica_id)
         if identity is None and is_agent:
             raise Refused(403, "this token is not that of an agent of this scheduler")
         if identity is None and is_replica:

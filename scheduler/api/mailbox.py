@@ -74,7 +74,6 @@ class Mailbox:
         ]
 
     def answer(self, study: str, question_id: str, answer: dict[str, Any]) -> None:
-        """The driver of a study answers the questions of its own trials."""
         question = self._questions.get(question_id)
         if question is not None and question.study == study:
             question.answer = answer

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+import threading
+from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Annotated, Any
 
@@ -14,8 +16,6 @@ from pydantic import BaseModel, Field
 
 from dist_core.goodput import Hints
 from dist_core.link.client import LARGEST_STEP
-from dist_core.link.reshape import first_of
-from scheduler.api.allowances import MOST_REPORTS_KEPT, MOST_WARNINGS, Allowance
 from scheduler.api.service import Service
 from scheduler.api.tokens import Access, Identity
 from scheduler.knowledge.measured import measurement
@@ -132,9 +132,7 @@ def replica_routes(service: Service) -> APIRouter:
         lost = [name for name in dict.fromkeys((*trial.members, *coming)) if name not in present]
         if trial.published > after and trial.switching:
             member = replica_id in trial.members
-            reshape = service.loop.reshape_of(trial_id, trial.published)
-            goes_on = {} if reshape is None else {"reshape": reshape.to_json()}
-            return {"generation": {**_generation(trial, replicas), "member": member, **goes_on}, "lost": lost}
+            return {"generation": {**_generation(trial, replicas), "member": member}, "lost": lost}
         return None if ",".join(lost) == known_lost else {"generation": None, "lost": lost}
 
     @routes.get("/watch")
@@ -224,13 +222,6 @@ def replica_routes(service: Service) -> APIRouter:
                     have_it_follow(row, whole[0].replica_id)
         service.loop.wake()
 
-    @routes.post("/standing-by")
-    def standing_by(caller: Caller) -> None:
-        """A process that its trial is to go on with, in another layout, needs the others from here on."""
-        if caller.ready_at is None:
-            store.update_replica(caller.replica_id, ready_at=service.clock())
-            service.loop.wake()
-
     @routes.post("/switched")
     def switched(caller: Caller, body: Number) -> None:
         store.note_entered(caller.trial_id, body.generation)
@@ -252,10 +243,20 @@ def replica_routes(service: Service) -> APIRouter:
     def package(caller: Caller) -> FileResponse:
         """The packed working folder of the caller's trial."""
         digest = store.trial(caller.trial_id).spec.package
-        path = None if service.packages is None else service.packages.find(digest)
+        return _sent(digest, "packed working folder")
+
+    @routes.get("/code/{digest}")
+    def code(caller: Caller, digest: str) -> FileResponse:
+        """The pickled code of the caller's trial, or the data that goes with it."""
+        if digest not in store.trial(caller.trial_id).spec.code:
+            raise HTTPException(404, f"trial {caller.trial_id} has no code {digest:.64}")
+        return _sent(digest, "pickled code")
+
+    def _sent(digest: str, what: str) -> FileResponse:
+        path = service.packages.find(digest)
         if path is None:
-            raise HTTPException(503, "the sweep's packed working folder is not here (yet); its driver brings it")
-        return FileResponse(path, media_type="application/gzip")
+            raise HTTPException(503, f"the sweep's {what} is not here (yet); its driver brings it")
+        return FileResponse(path, media_type="application/octet-stream")
 
     @routes.post("/broken")
     def broken(caller: Caller, body: Number) -> None:
@@ -271,9 +272,6 @@ def replica_routes(service: Service) -> APIRouter:
             hints = Hints.from_json(body.hints)
         except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
             raise HTTPException(422, f"the hints are not usable: {error}") from error
-        if hints.layout and 0 < body.generation < store.trial(caller.trial_id).generation:
-            # Of replicas that had another layout, perhaps.
-            return
         # What was understood, and nothing that came with it.
         document = hints.to_json()
         before = store.hints([caller.trial_id]).get(caller.trial_id, {}) if hints.layouts else {}
@@ -294,18 +292,6 @@ def replica_routes(service: Service) -> APIRouter:
             return None
         return measurement(trial, hints, service.loop.latest_views.get(trial_id), now)
 
-    @routes.post("/report")
-    def report(caller: Caller, body: ReportBody) -> None:
-        left = reports_left.take(caller.trial_id)
-        if left < 0:
-            return
-        if left == 0:
-            note_warning(caller, f"this trial has reported {reports_left.most} times; further reports are not kept")
-        value = body.value if body.value is None or math.isfinite(body.value) else None
-        noted = Report(caller.trial_id, body.step, value, body.progress, service.clock())
-        store.add_report(noted)
-        service.page.note_report(noted)
-
     @routes.post("/reports")
     def reports(caller: Caller, body: ReportsBody) -> None:
         note(caller, body.reports)
@@ -319,7 +305,15 @@ def replica_routes(service: Service) -> APIRouter:
 
     def note(caller: ReplicaRecord, reports: Sequence[ReportBody]) -> None:
         for each in reports:
-            report(caller, each)
+            left = reports_left.take(caller.trial_id)
+            if left < 0:
+                return
+            if left == 0:
+                note_warning(caller, f"this trial has reported {reports_left.most} times; further reports are not kept")
+            value = each.value if each.value is None or math.isfinite(each.value) else None
+            noted = Report(caller.trial_id, each.step, value, each.progress, service.clock())
+            store.add_report(noted)
+            service.page.note_report(noted)
 
     @routes.post("/warning")
     def warning(caller: Caller, body: WarningBody) -> None:
@@ -360,9 +354,8 @@ def replica_routes(service: Service) -> APIRouter:
                 service.rendezvous.pop((trial_id, meeting), None)
         return published
 
-    def lives(name: str, trial_id: str) -> bool:
-        """Whether one of that name may still meet: that of its first process, where it has one of its own."""
-        return any(row.replica_id == first_of(name) for row in store.replicas(trial_id=trial_id))
+    def lives(replica_id: str, trial_id: str) -> bool:
+        return any(row.replica_id == replica_id for row in store.replicas(trial_id=trial_id))
 
     @routes.put("/rendezvous")
     async def rendezvous_put(caller: Caller, body: RendezvousBody) -> None:
@@ -415,3 +408,28 @@ def _generation(trial: TrialRecord, replicas: list[ReplicaRecord]) -> dict[str, 
         "nodes": [nodes.get(replica_id, "") for replica_id in trial.published_members],
         "join_epoch": trial.join_epoch,
     }
+
+
+MOST_REPORTS_KEPT = 100_000
+MOST_WARNINGS = 200
+MOST_TRIALS = 8192
+"""The trial that was heard of longest ago is forgotten for a further one, and may then leave as many again."""
+
+
+class Allowance:
+    """Counts by trial. Callable from any thread."""
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self._lock = threading.Lock()
+        self._taken: OrderedDict[str, int] = OrderedDict()
+
+    def take(self, trial_id: str) -> int:
+        """How many are left after this one; negative when it is one too many."""
+        with self._lock:
+            taken = self._taken.get(trial_id, 0) + 1
+            self._taken[trial_id] = taken
+            self._taken.move_to_end(trial_id)
+            if len(self._taken) > MOST_TRIALS:
+                self._taken.popitem(last=False)
+            return self.most - taken

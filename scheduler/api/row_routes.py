@@ -17,9 +17,9 @@ from scheduler.api.service import Service
 from scheduler.api.tokens import Access
 from scheduler.knowledge.accounts import slot_seconds_by_trial
 from scheduler.knowledge.expected_starts import expected_starts
+from trials.plain_words import told_apart
 from trials.record import TrialRecord
 from trials.states import TrialState
-from trials.titles import told_apart
 
 WAITING = (TrialState.PENDING, TrialState.PAUSED)
 
@@ -109,7 +109,7 @@ def row_routes(service: Service, access: ClientAccess) -> APIRouter:
                 continue
             of_what = record, latest.get(record.trial_id), apart.get(record.spec.study), for_reader
             shown.append(texts.of(record.trial_id, of_what, partial(told, record)))
-        around = json.dumps({"now": service.clock(), "emulated": service.emulated, "over": over})
+        around = json.dumps({"now": service.clock(), "emulated": service.site.emulated, "over": over})
         return Response(f'{around[:-1]}, "trials": [{", ".join(shown)}]}}', media_type="application/json")
 
     @routes.get("/studies")
@@ -145,13 +145,16 @@ def row_routes(service: Service, access: ClientAccess) -> APIRouter:
         used: dict[str, int] = {}
         for replica in store.replicas():
             used[replica.node] = used.get(replica.node, 0) + 1
-        return [{**node_row(node), "used": used.get(node.name, 0)} for node in service.nodes()]
+        return [{**node_row(node), "used": used.get(node.name, 0)} for node in service.site.nodes()]
 
     @routes.get("/queue")
     def queue(client: Client) -> dict[str, Any]:
         """Jobs of a queue with which slots come, where there is one."""
         allow(client, study=client.subject, read=True)
-        return {**queue_row(service.queue(), service.queue_trouble()), "held_hours": service.held_hours()}
+        return {
+            **queue_row(service.site.queue(), service.site.queue_trouble()),
+            "held_hours": service.site.held_hours(),
+        }
 
     return routes
 

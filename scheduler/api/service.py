@@ -3,86 +3,157 @@
 from __future__ import annotations
 
 import asyncio
+import secrets
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
-from scheduler.api.announcements import Announcements, Changes
 from scheduler.api.joining import Joining
 from scheduler.api.mailbox import Mailbox
 from scheduler.api.packages import Packages
 from scheduler.api.page.feed import PageFeed
 from scheduler.api.page.sessions import Sessions
-from scheduler.api.tokens import OthersTokens, Tokens
-from scheduler.api.wishes import Wishes
+from scheduler.api.site import Site
+from scheduler.api.tokens import Tokens
 from scheduler.knowledge.measured import Measuring
 from scheduler.loop.control_loop import ControlLoop
-from scheduler.snapshot import JobView, NodeView
-from trials.agents.roster import Roster
+from scheduler.loop.trial_files import PACKAGES
 from trials.errors import StoreUnavailable
 from trials.store import TrialStore
 
 
-@dataclass
+class Announcements:
+    """Used from the event loop only."""
+
+    def __init__(self) -> None:
+        self._waited_for: dict[str, asyncio.Event] = {}
+
+    def of(self, trial_id: str) -> asyncio.Event:
+        """Set at the next news of the trial; to be asked for before one looks at what there is."""
+        return self._waited_for.setdefault(trial_id, asyncio.Event())
+
+    def tell(self, trial_ids: Iterable[str]) -> None:
+        for trial_id in trial_ids:
+            event = self._waited_for.pop(trial_id, None)
+            if event is not None:
+                event.set()
+
+
+class Changes:
+    """Which trials' replicas have something new to hear, from look to look. One thread."""
+
+    def __init__(self, store: TrialStore) -> None:
+        self._store = store
+        self._seen: Mapping[str, Hashable] = {}
+
+    def look(self) -> set[str]:
+        """Raises StoreUnavailable; what was not told then is told at the next look."""
+        replicas: dict[str, list[Hashable]] = {}
+        # Heard, aimed and told again between two looks, a joiner looks the same in both: it is told until it has heard.
+        unheard: set[str] = set()
+        for replica in self._store.replicas():
+            replicas.setdefault(replica.trial_id, []).append(replica.replica_id)
+            if replica.retry_join:
+                unheard.add(replica.trial_id)
+        # A replica of a trial that is over may wait still, in a process that goes on: it hears that it is gone.
+        now: dict[str, Hashable] = {trial_id: tuple(rows) for trial_id, rows in replicas.items()}
+        now |= {
+            trial.trial_id: (
+                trial.generation,
+                trial.members,
+                trial.published,
+                trial.published_members,
+                tuple(replicas.get(trial.trial_id, ())),
+            )
+            for trial in self._store.trials(live_only=True)
+        }
+        before, self._seen = self._seen, now
+        return unheard | {name for name in before.keys() | now.keys() if before.get(name) != now.get(name)}
+
+
+@dataclass(slots=True)
+class _Wish:
+    parameters: Mapping[str, Any]
+    answered: asyncio.Event = field(default_factory=asyncio.Event)
+    refusal: str = ""
+
+
+class Wishes:
+    def __init__(self) -> None:
+        self._open: dict[str, dict[str, _Wish]] = {}
+
+    async def make(self, study: str, parameters: Mapping[str, Any], wait_seconds: float) -> str:
+        """Have the study's driver run a trial with these parameters; returns why it will not, empty if it will.
+
+        Raises TimeoutError when it does not answer.
+        """
+        name, wish = secrets.token_hex(8), _Wish(parameters)
+        self._open.setdefault(study, {})[name] = wish
+        try:
+            await asyncio.wait_for(wish.answered.wait(), wait_seconds)
+        finally:
+            self._open[study].pop(name)
+            if not self._open[study]:
+                del self._open[study]
+        return wish.refusal
+
+    def open_ones(self, study: str) -> list[dict[str, Any]]:
+        return [{"id": name, "parameters": dict(wish.parameters)} for name, wish in self._open.get(study, {}).items()]
+
+    def answer(self, study: str, name: str, refusal: str) -> None:
+        wish = self._open.get(study, {}).get(name)
+        if wish is not None:
+            wish.refusal = refusal
+            wish.answered.set()
+
+
 class Service:
-    """What the handlers work with.
+    """What the handlers work with."""
 
-    ``changed`` is replaced and set whenever the control loop has looked at things, for the few who look at many trials;
-    ``news`` tells of single ones.
-    """
-
-    store: TrialStore
-    loop: ControlLoop
-    tokens: Tokens
-    nodes: Callable[[], tuple[NodeView, ...]]
-    mailbox: Mailbox = field(default_factory=Mailbox)
-    news: Announcements = field(default_factory=Announcements)
-    joining: Joining = field(default_factory=Joining)
-    measuring: Measuring = field(default_factory=Measuring)
-    wishes: Wishes = field(default_factory=Wishes)
-    page: PageFeed = field(default_factory=PageFeed)
-    rendezvous: dict[tuple[str, int | str], dict[str, str]] = field(default_factory=dict)
-    clock: Callable[[], float] = time.time
-    changed: asyncio.Event = field(default_factory=asyncio.Event)
-    event_loop: asyncio.AbstractEventLoop | None = None
-    packages: Packages | None = None
-    """Where sweeps' working folders are kept; None where replicas run on the machine that sweeps are started on."""
-    emulated: str = ""
-    """A sentence for every output where slots stand for devices that are not there."""
-    namespaces: tuple[str, ...] = ()
-    """Where, beside its own, studies may be on a cluster: their names begin with the namespace and a dot."""
-    others_tokens: OthersTokens | None = None
-    """Those that replicas show beside our own, where the cluster gives them out."""
-    forget: Callable[[Sequence[str]], None] | None = None
-    """Has trials that are over forgotten; None where whoever keeps them does that."""
-    over: str = ""
-    """Why nothing can be changed: the scheduler has ended, and what it has kept is looked at."""
-    roster: Roster | None = None
-    """The agents that run replicas on other nodes, where there are such."""
-    grows: bool = False
-    """Whether the cluster may get more slots than it has now."""
-
-    queue: Callable[[], tuple[JobView, ...]] = tuple
-    """Jobs with which slots come, where a queue gives them."""
-    queue_trouble: Callable[[], str] = str
-    """Why no more of them are asked for, for people."""
-    held_hours: Callable[[], float | None] = lambda: None
-    """Slot hours that such jobs have been there for."""
-    most_slots: int = 0
-    """So many it may have then, as far as that is known."""
+    def __init__(
+        self,
+        store: TrialStore,
+        loop: ControlLoop,
+        tokens: Tokens,
+        site: Site,
+        *,
+        clock: Callable[[], float] = time.time,
+        over: str = "",
+    ) -> None:
+        self.store = store
+        self.loop = loop
+        self.tokens = tokens
+        self.site = site
+        self.clock = clock
+        self.over = over
+        """Why nothing can be changed: the scheduler has ended, and what it has kept is looked at."""
+        self.packages = Packages(loop.state_dir / PACKAGES)
+        self.forget: Callable[[Sequence[str]], None] | None = None
+        """Has trials that are over forgotten; None where whoever keeps them does that."""
+        self.mailbox = Mailbox()
+        self.news = Announcements()
+        """Tells of single trials' news."""
+        self.changed = asyncio.Event()
+        """Replaced and set whenever the control loop has looked, for the few who look at many trials."""
+        self.event_loop: asyncio.AbstractEventLoop | None = None
+        self.joining = Joining()
+        self.measuring = Measuring()
+        self.wishes = Wishes()
+        self.page = PageFeed()
+        self.rendezvous: dict[tuple[str, int | str], dict[str, str]] = {}
+        self.sessions = Sessions(tokens, clock)
+        self.numbering = threading.Lock()
+        """Held from looking for a trial's number until its trial is there."""
+        self._changes = Changes(store)
+        self._looking = threading.Lock()
+        loop.after_look.append(self.announce)
 
     @property
     def slots(self) -> int:
         """What a study can count on: those that there are, or may come to be."""
-        return max(self.most_slots, sum(node.slots for node in self.nodes()))
-
-    def __post_init__(self) -> None:
-        self.sessions = Sessions(self.tokens, self.clock)
-        self._changes = Changes(self.store)
-        self._looking = threading.Lock()
-        self.numbering = threading.Lock()
-        """Held from looking for a trial's number until its trial is there."""
+        return max(self.site.most_slots, sum(node.slots for node in self.site.nodes()))
 
     def announce(self) -> None:
         """Let those look again who wait for something that may be there now. Callable from any thread."""

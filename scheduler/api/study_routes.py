@@ -82,8 +82,8 @@ def study_routes(service: Service, access: ClientAccess) -> APIRouter:
     def where(client: Client) -> dict[str, Any]:
         """Whether replicas run on another machine than those who submit, and with what."""
         return {
-            "runs_elsewhere": service.packages is not None,
-            "runtime": runtime() if service.packages is None else None,
+            "runs_elsewhere": service.site.runs_elsewhere,
+            "runtime": None if service.site.runs_elsewhere else runtime(),
             "slots": service.slots,
         }
 
@@ -111,8 +111,8 @@ def study_routes(service: Service, access: ClientAccess) -> APIRouter:
         check_name("the study's name", name)
         if one_line(body.title) != body.title:
             raise HTTPException(422, f"the study's title is {body.title!r:.80}; it must be one line")
-        if body.namespace and body.namespace not in service.namespaces:
-            others = ", ".join(service.namespaces) or "none"
+        if body.namespace and body.namespace not in service.site.namespaces:
+            others = ", ".join(service.site.namespaces) or "none"
             raise HTTPException(
                 422,
                 f"the study is to live in namespace {body.namespace!r}; beside its own this scheduler looks after: "
@@ -145,9 +145,9 @@ def study_routes(service: Service, access: ClientAccess) -> APIRouter:
         return {
             "warnings": warnings_about(study),
             "slots": service.slots,
-            "runs_elsewhere": service.packages is not None,
-            "runtime": runtime() if service.packages is None else None,
-            "emulated": service.emulated,
+            "runs_elsewhere": service.site.runs_elsewhere,
+            "runtime": None if service.site.runs_elsewhere else runtime(),
+            "emulated": service.site.emulated,
         }
 
     @routes.post("/studies/{name}/detach")

@@ -66,8 +66,8 @@ def trial_routes(service: Service, access: ClientAccess) -> APIRouter:
         check_name("the study's name", spec.study)
         if not spec.driven:
             register(spec.study, user)
-        slots = sum(node.slots for node in service.nodes())
-        if spec.min_slots > slots and not service.grows:
+        slots = sum(node.slots for node in service.site.nodes())
+        if spec.min_slots > slots and not service.site.grows:
             raise HTTPException(
                 422,
                 f"min_replicas is {spec.min_replicas} but the cluster has {slots} slots; lower it or add slots",
@@ -92,7 +92,7 @@ def trial_routes(service: Service, access: ClientAccess) -> APIRouter:
         reads_only = client.access is Access.READ
         return {
             **(brief(record) if reads_only else summary(record)),
-            "emulated": service.emulated,
+            "emulated": service.site.emulated,
             # What code is run, with which arguments and secrets, is nothing for a display on the wall.
             "spec": None if reads_only else record.spec.to_json(),
             "history": [asdict(entry) for entry in store.history(trial_id)],
@@ -133,7 +133,7 @@ def trial_routes(service: Service, access: ClientAccess) -> APIRouter:
         error = service.loop.decisions.error
         return {
             "trial": brief(record),
-            "emulated": service.emulated,
+            "emulated": service.site.emulated,
             "policy": service.loop.decisions.policy_name,
             "policy_error": None if error is None else str(error),
             "held_slots": len(store.replicas(trial_id=trial_id)),

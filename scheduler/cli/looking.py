@@ -203,8 +203,7 @@ def timeline(output: Path, state_dir: Path | None, scheduler: str) -> None:
     from scheduler.dashboard.picture import draw_timeline
 
     client = client_of(state_dir, scheduler, also_ended=True)
-    for path in draw_timeline(client.connection.request("GET", "/timeline"), output):
-        click.echo(path)
+    click.echo(draw_timeline(client.connection.request("GET", "/timeline"), output))
 
 
 @click.command("page")

@@ -20,7 +20,9 @@ from trials.terms import GOALS
 @click.option(
     "--sweep", type=click.IntRange(min=2), help="Instead of a workload: an ASHA sweep of so many configurations."
 )
-@click.option("--goal", default="auto", show_default=True, help=f"What the sweep is to achieve: {', '.join(GOALS)}.")
+@click.option(
+    "--goal", default="completion_time", show_default=True, help=f"What the sweep is to achieve: {', '.join(GOALS)}."
+)
 @click.option("--nodes", type=click.IntRange(min=1), default=16, show_default=True)
 @click.option("--slots-per-node", type=click.IntRange(min=1), default=4, show_default=True)
 @click.option(

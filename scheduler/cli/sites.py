@@ -12,7 +12,7 @@ from scheduler.errors import SchedulerError
 from scheduler.host.hosts import ANY
 
 if TYPE_CHECKING:
-    from scheduler.host.sites import Site
+    from scheduler.api.site import Site
     from scheduler.slurm.agents import AgentSettings
 
 LOOPBACK = "127.0.0.1"
@@ -79,8 +79,7 @@ def _has_shape(emulate: str | None) -> bool:
 
 def _machine(wanted: Wanted) -> Chosen:
     from trials.launch.emulated import emulation
-    from trials.launch.fork.replica_modules import stages_for
-    from trials.launch.fork.start import start_fork_server
+    from trials.launch.fork.start import stages_for, start_fork_server
     from trials.launch.node_environ import node_environ
 
     devices = None if wanted.emulate is None else emulation(wanted.emulate, slots=wanted.slots)

@@ -11,10 +11,9 @@ from typing import Any
 from urllib.parse import urlencode
 
 from dist_core.link.refusals import refusal
-from scheduler.client.carriers import Answer, Carrier, NoAnswer, Request
+from scheduler.client.carriers import Answer, Carrier, NoAnswer, Parts, QuickCarrier, Request
 from scheduler.client.finding import Named, named_scheduler
 from scheduler.client.places import default_state_dir
-from scheduler.client.quick import QuickCarrier
 from scheduler.errors import NotAuthorized, NotRunning, RequestRefused, SchedulerError, SchedulerUnreachable
 from scheduler.state_folder import is_held, read_server_file
 
@@ -64,7 +63,6 @@ class SchedulerClient:
 
     @classmethod
     def of_named(cls, named: Named, *, quick: bool = False) -> SchedulerClient:
-        """The one that elastune.toml tells of."""
         if named.state_dir is not None:
             return of_folder(named.state_dir, quick=quick)
         client = cls(named.url, named.token, quick=quick)
@@ -91,9 +89,10 @@ class SchedulerClient:
     def close(self) -> None:
         self._carrier.close()
 
-    def send(self, path: str, content: bytes) -> None:
+    def send(self, path: str, content: bytes | Parts) -> None:
         """PUT bytes; raises as `request` does."""
-        self._exchange(Request("PUT", path, content, {"Content-Type": "application/octet-stream"}))
+        headers = {"Content-Type": "application/octet-stream", "Content-Length": str(len(content))}
+        self._exchange(Request("PUT", path, content, headers))
 
     def check(self) -> None:
         """Raises unless a scheduler answers and takes the token."""

@@ -32,8 +32,6 @@ KEYS = frozenset({"url", "token_file", "token_env", "state_dir"})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Named:
-    """A scheduler that elastune.toml names."""
-
     name: str
     url: str = ""
     token: str = ""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import httpx2
 
+from dist_core.link.line import Line
 from scheduler.client.carriers import CONNECT_SECONDS, SECONDS, Answer, NoAnswer, Request
 
 
@@ -11,21 +12,14 @@ class PooledCarrier:
     def __init__(self, url: str, *, transport: httpx2.BaseTransport | None = None) -> None:
         """Raises NoAnswer for an address that is none."""
         try:
-            self._client = httpx2.Client(
-                base_url=url,
-                timeout=httpx2.Timeout(SECONDS, connect=CONNECT_SECONDS),
-                limits=httpx2.Limits(max_connections=200),
-                trust_env=False,
-                # Certificates are read where there are any: that takes longer than most questions.
-                verify=url.startswith("https"),
-                transport=transport,
-            )
+            timeout = httpx2.Timeout(SECONDS, connect=CONNECT_SECONDS)
+            self._line = Line(url, timeout=timeout, transport=transport)
         except httpx2.InvalidURL as error:
             raise NoAnswer(str(error)) from error
 
     def ask(self, request: Request) -> Answer:
         try:
-            answer = self._client.request(
+            answer = self._line.send(
                 request.method, request.path, content=request.content, headers=dict(request.headers)
             )
         except (httpx2.TransportError, httpx2.InvalidURL, httpx2.UnsupportedProtocol) as error:
@@ -33,4 +27,4 @@ class PooledCarrier:
         return Answer(answer.status_code, answer.content)
 
     def close(self) -> None:
-        self._client.close()
+        self._line.close()

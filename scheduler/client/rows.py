@@ -106,7 +106,7 @@ class Study:
     priority: int = 0
     yields_to: list[str] = field(default_factory=list)
     quota: int | None = None
-    goal: str = "auto"
+    goal: str = "completion_time"
     deadline_at: float | None = None
     budget_slot_hours: float | None = None
     trials: int = 0

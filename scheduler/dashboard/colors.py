@@ -9,7 +9,7 @@ import colorsys
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from trials.titles import told_apart
+from trials.plain_words import told_apart
 
 _GOLDEN_RATIO = 0.61803398875
 _STUDY_TURN = 0.29

@@ -1,4 +1,4 @@
-"""Who held which slots over time, one colour a trial, as cluster traces are usually drawn: a PNG and an HTML page."""
+"""Picture of who held which slots over time, one colour a trial, as cluster traces are usually drawn."""
 
 from __future__ import annotations
 
@@ -21,13 +21,11 @@ class Bar:
     color: str
     began: float
     ended: float
-    note: str
 
 
 def bars(timeline: Mapping[str, Any]) -> tuple[list[str], list[Bar]]:
     """Rows (slots, top to bottom) and bars of the picture; pure."""
     rows = [f"{node['name']} / {slot}" for node in timeline["nodes"] for slot in range(node["slots"])]
-    trials = {trial["trial_id"]: trial for trial in timeline["trials"]}
     names = Names(timeline["trials"], timeline.get("studies", ()))
     intervals = timeline["intervals"]
     if not intervals:
@@ -35,7 +33,6 @@ def bars(timeline: Mapping[str, Any]) -> tuple[list[str], list[Bar]]:
     start = min(interval["began"] for interval in intervals)
     drawn = []
     for interval in intervals:
-        trial = trials[interval["trial_id"]]
         ended = timeline["now"] if interval["ended"] is None else interval["ended"]
         drawn.append(
             Bar(
@@ -45,26 +42,24 @@ def bars(timeline: Mapping[str, Any]) -> tuple[list[str], list[Bar]]:
                 color=names.color(interval["trial_id"]),
                 began=interval["began"] - start,
                 ended=ended - start,
-                note=f"{trial['state']}: {trial['reason']['sentence']}",
             )
         )
     return rows, drawn
 
 
-def draw_timeline(timeline: Mapping[str, Any], base: Path) -> list[Path]:
-    """Write ``BASE.png`` and ``BASE.html``; returns their paths. Raises OSError when the folder cannot be written."""
+def draw_timeline(timeline: Mapping[str, Any], base: Path) -> Path:
+    """Write ``BASE.png`` and return its path. Raises OSError when the folder cannot be written."""
     base.parent.mkdir(parents=True, exist_ok=True)
     rows, drawn = bars(timeline)
-    png, html = base.with_suffix(".png"), base.with_suffix(".html")
     title = "Slots over time (numbers are trials)"
     if timeline.get("emulated"):
         title += f"; {timeline['emulated']}"
-    _draw_png(rows, drawn, title, png)
-    _draw_html(rows, drawn, title, html)
-    return [png, html]
+    path = base.with_suffix(".png")
+    _draw(rows, drawn, title, path)
+    return path
 
 
-def _draw_png(rows: list[str], drawn: list[Bar], title: str, path: Path) -> None:
+def _draw(rows: list[str], drawn: list[Bar], title: str, path: Path) -> None:
     import matplotlib
 
     matplotlib.use("Agg")
@@ -103,32 +98,3 @@ def _draw_png(rows: list[str], drawn: list[Bar], title: str, path: Path) -> None
     figure.tight_layout()
     figure.savefig(path)
     pyplot.close(figure)
-
-
-def _draw_html(rows: list[str], drawn: list[Bar], title: str, path: Path) -> None:
-    from plotly import graph_objects
-
-    figure = graph_objects.Figure()
-    for trial_id in dict.fromkeys(bar.trial_id for bar in drawn):
-        mine = [bar for bar in drawn if bar.trial_id == trial_id]
-        label = mine[0].label
-        figure.add_bar(
-            y=[bar.row for bar in mine],
-            x=[bar.ended - bar.began for bar in mine],
-            base=[bar.began for bar in mine],
-            orientation="h",
-            name=f"trial {label}",
-            marker={"color": mine[0].color, "line": {"color": "white", "width": 1}},
-            text=[label] * len(mine),
-            textposition="inside",
-            hovertext=[f"trial {label} ({bar.trial_id})<br>{bar.note}" for bar in mine],
-            hoverinfo="text+x",
-        )
-    figure.update_layout(
-        barmode="overlay",
-        title=title,
-        xaxis_title="seconds",
-        yaxis={"categoryorder": "array", "categoryarray": list(reversed(rows))},
-        template="plotly_white",
-    )
-    figure.write_html(path, include_plotlyjs=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import sys
-import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -16,6 +15,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from scheduler.client.background import repeating
 from scheduler.dashboard.colors import Names
 from scheduler.dashboard.lines import WIDE
 from trials.plain_words import one_line
@@ -179,22 +179,12 @@ class LiveView:
 @contextmanager
 def show_while(fetch: Callable[[], Mapping[str, Any]], *, title: str, total: int | None) -> Iterator[None]:
     """Keep a live view up to date in the background; log lines (Optuna's) appear above it."""
-    stop = threading.Event()
     with LiveView(title=title, total=total) as view:
-
-        def refresh() -> None:
-            while not stop.wait(REFRESH_SECONDS):
-                _try_show(view, fetch)
-
         handlers = _logs_above(view.console) if view.console.is_terminal else []
-        thread = threading.Thread(target=refresh, name="elastune-live", daemon=True)
-        thread.start()
         try:
-            yield
+            with repeating(lambda: _try_show(view, fetch), REFRESH_SECONDS, name="elastune-live", patience=5.0):
+                yield
         finally:
-            stop.set()
-            thread.join(timeout=5.0)
-            _try_show(view, fetch)
             for logger, old, new in handlers:
                 logger.removeHandler(new)
                 for handler in old:

@@ -77,7 +77,12 @@ class EmbeddedScheduler:
 
     def _start(self) -> SchedulerClient:
         self._let_go()
-        self.state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+        try:
+            self.state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+        except OSError as error:
+            raise SchedulerDidNotStart(
+                f"the state folder {self.state_dir} cannot be made: {error}; name another one with state_dir="
+            ) from error
         log_path = self.state_dir / "scheduler.log"
         root = str(Path(__file__).resolve().parent.parent)
         path = os.pathsep.join([root, os.environ.get("PYTHONPATH", "")])

@@ -12,11 +12,13 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import cast
 
 import uvicorn
 
+from scheduler.api.app import api_config
 from scheduler.api.service import Service
-from scheduler.api.serving import api_config
+from scheduler.api.site import Site
 from scheduler.api.tokens import Tokens
 from scheduler.client.connection import SchedulerClient
 from scheduler.errors import SchedulerError
@@ -26,7 +28,7 @@ from scheduler.policy import policy_by_name
 from scheduler.snapshot import NodeView
 from scheduler.state_folder import DATABASE
 from trials.launch import InMemoryLauncher
-from trials.store import SqlTrialStore, TrialStore
+from trials.store import SqlBacking, TrialStore
 
 
 @contextmanager
@@ -35,25 +37,26 @@ def recorded(folder: Path, port: int = 0) -> Iterator[SchedulerClient]:
     path = folder / DATABASE
     if not path.is_file():
         raise SchedulerError(f"{folder} holds no {DATABASE}: no scheduler has kept anything there")
-    store = SqlTrialStore(f"sqlite:///{path.resolve()}", migrate=False)
+    store = SqlBacking(f"sqlite:///{path.resolve()}")
     try:
-        yield from _serving(folder, store, port)
+        # Nothing of it is changed: the API refuses what would.
+        yield from _serving(folder, cast("TrialStore", store), port)
     finally:
         store.close()
 
 
 def _serving(folder: Path, store: TrialStore, port: int) -> Iterator[SchedulerClient]:
     tokens = Tokens(secrets.token_hex(24))
-    nodes = nodes_of(store)
+    site = Site(InMemoryLauncher({node.name: node.slots for node in nodes_of(store)}))
     settings = LoopSettings(
         state_dir=folder.resolve(), api_url=lambda: "", replica_token=tokens.for_replica, base_environ={}
     )
-    loop = ControlLoop(store, InMemoryLauncher({}), policy_by_name("goodput"), settings)
-    service = Service(store=store, loop=loop, tokens=tokens, nodes=lambda: nodes)
-    service.over = (
+    loop = ControlLoop(store, site.launcher, policy_by_name("goodput"), settings)
+    over = (
         f"the scheduler of {folder} has ended, and nothing runs that could be changed; start one with "
         f"`elastune up --state-dir {folder}`"
     )
+    service = Service(store, loop, tokens, site, over=over)
     listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listener.bind(("127.0.0.1", port))
     server = uvicorn.Server(api_config(service))

@@ -21,17 +21,16 @@ from types import FrameType
 
 import uvicorn
 
-from scheduler.api.packages import Packages
+from scheduler.api.app import api_config
 from scheduler.api.page.session_routes import link_path
 from scheduler.api.service import Service
-from scheduler.api.serving import api_config
+from scheduler.api.site import Site
 from scheduler.api.tokens import Access, Identity, Tokens
 from scheduler.errors import SchedulerError
 from scheduler.host.hosts import in_url, reachable
 from scheduler.host.notifications import Notifier
 from scheduler.host.retention import Retention
 from scheduler.host.secret_files import keep_private, save_in_folder, secrets_in_folder
-from scheduler.host.sites import Site
 from scheduler.loop.control_loop import ControlLoop
 from scheduler.loop.settings import LoopSettings
 from scheduler.loop.steady_clock import SteadyClock
@@ -39,7 +38,7 @@ from scheduler.loop.watchdog import Watchdog
 from scheduler.policy import policy_by_name
 from scheduler.state_folder import StateFolder, read_server_file
 from trials.errors import StoreUnavailable
-from trials.store import CachedTrialStore, SqlTrialStore, TrialStore
+from trials.store import TrialStore, sql_store
 
 logger = logging.getLogger(__name__)
 
@@ -110,45 +109,25 @@ def serve(
         save=lambda kept: save_in_folder(folder.path, kept, with_owner=not given),
         fixed=given,
     )
-    store = CachedTrialStore(SqlTrialStore(settings.database or folder.database_url, exclusive=True))
+    store = sql_store(settings.database or folder.database_url, exclusive=True)
     site = make_site()
     launcher = site.launcher
     clock = SteadyClock()
-    service_box: list[Service] = []
-    loop = ControlLoop(
-        store,
-        launcher,
-        policy,
-        LoopSettings(
-            state_dir=folder.path.resolve(),
-            api_url=lambda: url,
-            replica_token=tokens.for_replica,
-            base_environ=site.environ(is_shared=not settings.stop_with_stdin),
-            server_file=None if site.runs_elsewhere else folder.server_file.resolve(),
-        ),
-        clock=clock,
-        on_change=lambda: _after_look(service_box[0], retention, notifier),
+    settings_of_loop = LoopSettings(
+        state_dir=folder.path.resolve(),
+        api_url=lambda: url,
+        replica_token=tokens.for_replica,
+        base_environ=site.environ(is_shared=not settings.stop_with_stdin),
+        server_file=None if site.runs_elsewhere else folder.server_file.resolve(),
     )
-    retention = Retention(store, loop, settings.keep_seconds, clock=clock)
-    notifier = None if settings.webhook is None else Notifier(settings.webhook, store, clock=clock)
+    loop = ControlLoop(store, launcher, policy, settings_of_loop, clock=clock)
     site.call_on_change(loop.wake)
-    service = Service(
-        store=store,
-        loop=loop,
-        tokens=tokens,
-        nodes=site.nodes,
-        queue=site.queue,
-        queue_trouble=site.queue_trouble,
-        held_hours=site.held_hours,
-        clock=clock,
-        emulated=site.emulated,
-        roster=site.roster,
-        grows=site.grows,
-        most_slots=site.most_slots,
-        packages=Packages(folder.path.resolve() / "packages") if site.runs_elsewhere else None,
-    )
+    service = Service(store, loop, tokens, site, clock=clock)
+    retention = Retention(store, loop, settings.keep_seconds, clock=clock)
     service.forget = retention.forget
-    service_box.append(service)
+    loop.after_look.append(retention.look)
+    if settings.webhook is not None:
+        loop.after_look.append(Notifier(settings.webhook, store, clock=clock).look)
     server = _Server(api_config(service), site.drain, service.page.end)
     folder.write_server_file(url)
     site.begin(store, loop, url, tokens.for_agents())
@@ -213,13 +192,6 @@ class _Server(uvicorn.Server):
 
 def _end_quietly(number: int, frame: object) -> None:
     raise SystemExit(0)
-
-
-def _after_look(service: Service, retention: Retention, notifier: Notifier | None) -> None:
-    service.announce()
-    retention.look()
-    if notifier is not None:
-        notifier.look()
 
 
 def _replace_process(*, embedded: bool) -> None:

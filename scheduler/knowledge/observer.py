@@ -24,7 +24,7 @@ from scheduler.knowledge.usage import Usage
 from scheduler.snapshot import Grant, NodeView, Placement, Snapshot, TrialView
 from trials.errors import UnknownTrial
 from trials.launch.base import NO_ROOM, Launcher
-from trials.quota import SlotQuota
+from trials.queued import SlotQuota
 from trials.record import ReplicaRecord, Report, Study, TrialRecord
 from trials.states import TrialState
 from trials.store import TrialStore
@@ -281,9 +281,7 @@ class Observer:
         # Between two sizes it holds slots of both; what is decided next starts from where it is going.
         known = self._hints.get(trial.trial_id)
         layout = present_layout(trial, known)
-        # On its way to another layout it has no members for a moment.
-        trains = bool(trial.members) or trial.state is TrialState.RESCALING
-        under_way = granted is not None and granted.slots > 0 and trains and not backs_off
+        under_way = granted is not None and granted.slots > 0 and bool(trial.members) and not backs_off
         if granted is not None and under_way:
             going_to = as_told(granted.layout, known) if granted.layout else layout
             under_way = placement != granted.placement or layout != going_to
@@ -334,7 +332,7 @@ class Observer:
             study_weight=terms.weight,
             study_priority=priority,
             quotas=(*studys_quotas, *launchers_quotas),
-            goal=survival.goal(terms),
+            goal=terms.goal,
             deadline_in=None if terms.deadline_at is None else terms.deadline_at - now,
             budget_left=None
             if terms.budget_slot_hours is None

@@ -65,7 +65,6 @@ class StudyHistory:
                 self._noise.setdefault(noise_bin(fraction), {})[trial_id] = ratio
 
     def note_end(self, trial_id: str, *, stopped: bool) -> None:
-        """The trial is over: stopped by its tuner, or trained to its end."""
         if stopped:
             self._stopped.add(trial_id)
         if len(self._slot_memory) > 1:

@@ -20,8 +20,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
 
-from trials.terms import Goal, StudyTerms
-
 _NORMAL = NormalDist()
 LARGEST_CORRELATION = 0.98
 
@@ -48,12 +46,6 @@ class Survival:
             points.append(point)
             shares.append(share)
         return cls(tuple(points), tuple(shares))
-
-    def goal(self, terms: StudyTerms) -> Goal:
-        """What the study's slots are to achieve: where it has not said, one that stops trials seeks the best."""
-        if terms.goal != "auto":
-            return terms.goal
-        return "time_to_best" if self.stopped_at else "completion_time"
 
     def _beyond(self, fraction: float) -> float:
         index = bisect_left(self.stopped_at, fraction + 1e-9)

@@ -18,11 +18,9 @@ class Usage:
         self._looked_at: float | None = None
 
     def of_trial(self, trial_id: str) -> float:
-        """Slot seconds."""
         return self._of_trial.get(trial_id, 0.0)
 
     def of_study(self, study: str) -> float:
-        """Slot seconds."""
         return self._of_study.get(study, 0.0)
 
     def served_seconds(self, trial_id: str) -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import datetime
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,8 +13,8 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from scheduler.kubernetes.shared_secret import shared_secret
-from trials.kubernetes.client.api import WEBHOOKS, ClusterApi
+from trials.errors import ClusterRefused
+from trials.kubernetes.client.api import SECRETS, WEBHOOKS, ClusterApi
 
 LIFETIME = datetime.timedelta(days=3650)
 
@@ -78,3 +78,29 @@ def trust(api: ClusterApi, configuration: str, certificate: Certificate) -> None
     for hook in webhooks:
         hook["clientConfig"]["caBundle"] = bundle
     api.patch(WEBHOOKS, None, configuration, {"webhooks": webhooks})
+
+
+def shared_secret(
+    api: ClusterApi, namespace: str, secret: str, keys: Sequence[str], make: Callable[[], Mapping[str, bytes]]
+) -> dict[str, bytes]:
+    """The values under ``keys``; where one is missing, those that ``make`` gives are kept and returned.
+
+    Raises ClusterRefused where the secret does not exist, and ClusterUnreachable.
+    """
+    kept = api.get(SECRETS, namespace, secret)
+    data = kept.get("data") or {}
+    if all(data.get(key) for key in keys):
+        return {key: base64.b64decode(data[key]) for key in keys}
+    made = dict(make())
+    change = {
+        "metadata": {"resourceVersion": kept["metadata"]["resourceVersion"]},
+        "data": {key: base64.b64encode(value).decode() for key, value in made.items()},
+    }
+    try:
+        api.patch(SECRETS, namespace, secret, change)
+    except ClusterRefused as error:
+        if error.status != 409:
+            raise
+        # Another pod was first.
+        return shared_secret(api, namespace, secret, keys, make)
+    return made

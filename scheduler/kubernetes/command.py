@@ -14,8 +14,8 @@ from typing import Any
 
 from scheduler.api.tokens import Secrets, Tokens
 from scheduler.errors import SchedulerError
+from scheduler.kubernetes.certificates import shared_secret
 from scheduler.kubernetes.server import Operator, OperatorSettings, patiently
-from scheduler.kubernetes.shared_secret import shared_secret
 from scheduler.log_lines import log_to_stderr
 from trials.kubernetes.client.api import SECRETS, ClusterApi, KubernetesApi
 from trials.kubernetes.settings import read_settings

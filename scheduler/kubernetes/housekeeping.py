@@ -74,7 +74,7 @@ class Housekeeping:
         for record in self._store.trials():
             ended = record.finished_at
             if ended is not None and now - ended > self._settings.keep_ended_seconds:
-                self._store.following.remove(record.trial_id)
+                self._store.remove(record.trial_id)
                 self._loop.forget_logs(record.trial_id)
         self._store.following.forget_gone()
 

@@ -53,7 +53,6 @@ class Lease(LeaseLock):
         self._given_up = False
 
     def give_up(self) -> None:
-        """Never renew it again."""
         self._given_up = True
 
     def is_fresh(self) -> bool:

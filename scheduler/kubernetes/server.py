@@ -14,7 +14,7 @@ import socket
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -23,32 +23,26 @@ import uvicorn
 from fastapi import FastAPI, Response
 from fastapi.responses import JSONResponse
 
+from scheduler.api.app import api_config
 from scheduler.api.bodies import BodyLimit
-from scheduler.api.packages import Packages
 from scheduler.api.service import Service
-from scheduler.api.serving import api_config
 from scheduler.api.tokens import Tokens
 from scheduler.kubernetes.admission import review
 from scheduler.kubernetes.certificates import Certificate, shared_certificate, trust
 from scheduler.kubernetes.housekeeping import Housekeeping
 from scheduler.kubernetes.leadership import Lease, lead_when_elected, resign
 from scheduler.kubernetes.placeholders import Placeholders
-from scheduler.kubernetes.pod_tokens import PodTokens
+from scheduler.kubernetes.site import ClusterSite
 from scheduler.loop.control_loop import ControlLoop
 from scheduler.loop.settings import LoopSettings
 from scheduler.loop.steady_clock import SteadyClock
 from scheduler.loop.watchdog import STUCK_SECONDS
 from scheduler.policy import policy_by_name
-from scheduler.snapshot import NodeView
-from trials.errors import ClusterRefused, ClusterUnreachable, UnknownTrial
-from trials.kubernetes.client.api import PODS, SERVICES, STUDIES, TRIALS, KubernetesApi
-from trials.kubernetes.client.watching import Watched
+from trials.errors import ClusterRefused, ClusterUnreachable
+from trials.kubernetes.client.api import PODS, SERVICES, KubernetesApi
 from trials.kubernetes.names import LEADER_LABEL
-from trials.kubernetes.pods.launcher import KubernetesLauncher
-from trials.kubernetes.pods.view import WatchedCluster
 from trials.kubernetes.resources.store import KubernetesTrialStore
 from trials.kubernetes.settings import ClusterSettings
-from trials.store import TrialStore
 
 logger = logging.getLogger(__name__)
 
@@ -60,8 +54,6 @@ DECIDE_SECONDS = 5.0
 """Between two decisions about sizes: a pod takes about as long to come up. Who comes or goes is decided on at once."""
 REVIEW_BYTES = 8 * 1024**2
 """An object before and after its change, each of at most what the API server takes."""
-OWN_VARIABLES = frozenset({"TZ", "LANG", "LC_ALL"})
-"""What replicas inherit; the rest of a replica's environment is its image's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -174,63 +166,27 @@ class Operator:
         settings, cluster = self._settings, self._settings.cluster
         self._mark_others()
         store = self._store = KubernetesTrialStore(self._api, cluster)
-        woken: list[ControlLoop] = []
-
-        def wake() -> None:
-            for loop in woken:
-                loop.wake()
-
-        view = WatchedCluster(self._api, cluster.all_namespaces, wake)
-        launcher = KubernetesLauncher(self._api, view, cluster, owner_of=store.owner_of, log_of=self._log_of)
+        site = ClusterSite(self._api, cluster, store)
         tokens = settings.tokens()
         url = settings.url or self._service_url()
         clock = SteadyClock()
-        service_box: list[Service] = []
-        keeping: list[Housekeeping] = []
-
-        def on_change() -> None:
-            service_box[0].announce()
-            keeping[0].look()
-
-        loop = self._loop = ControlLoop(
-            store,
-            launcher,
-            policy_by_name(settings.policy),
-            LoopSettings(
-                state_dir=self._state,
-                api_url=lambda: url,
-                replica_token=tokens.for_replica,
-                base_environ={name: os.environ[name] for name in OWN_VARIABLES & os.environ.keys()},
-                decide_every_seconds=DECIDE_SECONDS,
-                decide_on_loss_or_end=True,
-                leaving_seconds=LEAVING_SECONDS,
-                may_act=self._lease.is_fresh,
-            ),
-            clock=clock,
-            on_change=on_change,
+        settings_of_loop = LoopSettings(
+            state_dir=self._state,
+            api_url=lambda: url,
+            replica_token=tokens.for_replica,
+            base_environ=site.environ(is_shared=True),
+            decide_every_seconds=DECIDE_SECONDS,
+            decide_on_loss_or_end=True,
+            leaving_seconds=LEAVING_SECONDS,
+            may_act=self._lease.is_fresh,
         )
-        placeholders = Placeholders(self._api, cluster, view.pods, view.nodes)
-        keeping.append(Housekeeping(store, loop, cluster, placeholders, clock=clock))
-        service = Service(
-            store=store,
-            loop=loop,
-            tokens=tokens,
-            nodes=lambda: tuple(
-                NodeView(name=node.node, slots=node.slots - len(node.in_use), kind=node.kind)
-                for node in launcher.nodes()
-            ),
-            clock=clock,
-            packages=Packages(self._state / "packages"),
-            others_tokens=PodTokens(self._api, cluster.audience, _namespaces(store, cluster)),
-            namespaces=cluster.namespaces,
-            grows=True,
-        )
-        service_box.append(service)
-        view.start()
-        watches = self._watch_resources(store, loop)
-        woken.append(loop)
-        for watched in watches:
-            watched.wait_until_synced(60.0)
+        policy = policy_by_name(settings.policy)
+        loop = self._loop = ControlLoop(store, site.launcher, policy, settings_of_loop, clock=clock)
+        site.call_on_change(loop.wake)
+        service = Service(store, loop, tokens, site, clock=clock)
+        placeholders = Placeholders(self._api, cluster, site.view.pods, site.view.nodes)
+        loop.after_look.append(Housekeeping(store, loop, cluster, placeholders, clock=clock).look)
+        site.begin(store, loop, url, tokens.for_agents())
         self._server = uvicorn.Server(api_config(service, host=settings.host, port=settings.port))
         threading.Thread(target=self._announce, args=(url, began), daemon=True).start()
         self._server.run()
@@ -244,49 +200,6 @@ class Operator:
         self._led.set()
         logger.info("leading identity=%s url=%s seconds=%.2f", self._identity, url, time.monotonic() - began)
         self._on_leading(url)
-
-    def _watch_resources(self, store: KubernetesTrialStore, loop: ControlLoop) -> list[Watched]:
-        def heard(take: Callable[[Mapping[str, Any]], bool]) -> Callable[[dict[str, Any]], None]:
-            def handle(document: dict[str, Any]) -> None:
-                if take(document):
-                    loop.decisions.decide_anew()
-                    loop.wake()
-                # The store has what it says; kept twice it would be most of the memory.
-                document.pop("status", None)
-
-            return handle
-
-        def gone(forget: Callable[[Mapping[str, Any]], None]) -> Callable[[dict[str, Any]], None]:
-            def handle(document: dict[str, Any]) -> None:
-                forget(document)
-                loop.wake()
-
-            return handle
-
-        watches = []
-        for namespace in self._settings.cluster.all_namespaces:
-            watches += [
-                Watched(
-                    self._api,
-                    STUDIES,
-                    namespace=namespace,
-                    heard=heard(store.following.take_study),
-                    gone=gone(store.following.forget_study),
-                ),
-                Watched(
-                    self._api,
-                    TRIALS,
-                    namespace=namespace,
-                    heard=heard(store.following.take_trial),
-                    gone=gone(store.following.forget_trial),
-                ),
-            ]
-        for watched in watches:
-            watched.start()
-        return watches
-
-    def _log_of(self, namespace: str, pod: str, most_bytes: int) -> str:
-        return self._api.log(namespace, pod, most_bytes=most_bytes)
 
     def _service_url(self) -> str:
         """By its address: it works where a cluster has no name service, too."""
@@ -346,18 +259,6 @@ class Operator:
             except (ClusterRefused, ClusterUnreachable) as error:
                 logger.warning("the webhook is not served yet error=%s", error)
                 time.sleep(2.0)
-
-
-def _namespaces(store: TrialStore, cluster: ClusterSettings) -> Callable[[str], str | None]:
-    def namespace_of(replica_id: str) -> str | None:
-        """Where the pod of a replica is; None where there is no such trial."""
-        try:
-            trial = store.trial(replica_id.rpartition("-")[0])
-        except UnknownTrial:
-            return None
-        return cluster.place_of(trial.spec.study)[0]
-
-    return namespace_of
 
 
 def patiently(call: Callable[[], T]) -> T:

@@ -19,7 +19,6 @@ class Backoff:
         return now < self._until.get(trial_id, now)
 
     def trials(self, now: float) -> set[str]:
-        """Those that wait now."""
         return {trial_id for trial_id, until in self._until.items() if now < until}
 
     def forget(self, trial_id: str) -> None:

@@ -7,14 +7,14 @@ folder of a dead one simply ticks. Each action is safe to repeat. One thread tic
 
 from __future__ import annotations
 
+import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
-from dist_core.link.reshape import Reshape
 from scheduler.knowledge.observer import Observer
 from scheduler.loop.backoff import Backoff
-from scheduler.loop.containment import Containment
 from scheduler.loop.decisions import Decisions
 from scheduler.loop.hands import Hands
 from scheduler.loop.happenings import Happenings
@@ -26,7 +26,7 @@ from scheduler.loop.settings import LoopSettings
 from scheduler.loop.starts import Starts
 from scheduler.loop.trial_files import TrialFiles
 from scheduler.snapshot import Policy, TrialView
-from trials.errors import UnknownTrial
+from trials.errors import StoreUnavailable, UnknownTrial
 from trials.launch.base import Launcher
 from trials.record import Reason, ReplicaRecord, TrialRecord
 from trials.states import TrialEvent
@@ -43,13 +43,13 @@ class ControlLoop:
         *,
         clock: Callable[[], float] = time.time,
         monotonic: Callable[[], float] = time.monotonic,
-        on_change: Callable[[], None] = lambda: None,
     ) -> None:
         self._store = store
         self._launcher = launcher
         self._settings = settings
         self._clock = clock
-        self._on_change = on_change
+        self.after_look: list[Callable[[], None]] = []
+        """Called in order, by the loop's thread, when it has looked at everything."""
         self.last_tick_seconds = 0.0
         """How long the last pass took, what is done after it included."""
         self._containment = Containment(self._give_up)
@@ -128,7 +128,8 @@ class ControlLoop:
                 with self._containment.around(trial, "act"):
                     self._hands.act_on(trial, grant, now)
         self._hands.stop_leftovers(now)
-        self._on_change()
+        for call in self.after_look:
+            call()
         self.last_tick_seconds = time.perf_counter() - began
 
     def _give_up(self, trial: TrialRecord, reason: Reason) -> None:
@@ -155,10 +156,6 @@ class ControlLoop:
     def note_broken(self, trial_id: str) -> None:
         """A replica of this trial waits for the others that are left, because a collective failed."""
         self._happenings.note_broken(trial_id, self._clock())
-
-    def reshape_of(self, trial_id: str, generation: int) -> Reshape | None:
-        """How the trial goes on from this generation, where that is with another layout. Callable from any thread."""
-        return self._hands.reshapes.of(trial_id, generation)
 
     def note_whole(self, trial_id: str) -> None:
         """The trial's replicas train together."""
@@ -215,3 +212,40 @@ class ControlLoop:
     def latest_views(self) -> Mapping[str, TrialView]:
         """What the last tick saw of each live trial; for display only."""
         return self._observer.latest_views
+
+
+logger = logging.getLogger(__name__)
+
+MOST_FAILURES = 20
+
+
+class Containment:
+    """``give_up``: ends a trial, for this reason. Only a mistake of ours leads here.
+
+    The trial is tried again at the next looks, and ends when that never helps.
+    """
+
+    def __init__(self, give_up: Callable[[TrialRecord, Reason], None]) -> None:
+        self._give_up = give_up
+        self._failures: dict[tuple[str, str], int] = {}
+
+    @contextmanager
+    def around(self, trial: TrialRecord, step: str) -> Iterator[None]:
+        """What is done within for the trial; ``step`` tells one kind of work from another."""
+        try:
+            yield
+        except StoreUnavailable:
+            raise
+        except Exception as error:
+            key = trial.trial_id, step
+            failures = self._failures[key] = self._failures.get(key, 0) + 1
+            logger.exception("trial cannot be handled trial=%s times=%d", trial.trial_id, failures)
+            if failures == MOST_FAILURES and not trial.state.is_final:
+                sentence = f"the scheduler cannot handle it ({type(error).__name__}: {error}); its log tells more"
+                self._give_up(trial, Reason(code="internal_error", sentence=sentence))
+        else:
+            self._failures.pop((trial.trial_id, step), None)
+
+    def forget(self, trial_id: str) -> None:
+        for key in [key for key in self._failures if key[0] == trial_id]:
+            del self._failures[key]

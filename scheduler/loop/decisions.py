@@ -49,7 +49,6 @@ class Decisions:
         self._plans[study] = plans
 
     def forget_study(self, study: str) -> None:
-        """Its store has forgotten it."""
         self._plans.pop(study, None)
 
     # ------------------------------------------------------------------ asking

@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 import logging
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from dist_core.errors import EXIT_PREEMPTED
 from scheduler.knowledge.observer import Observer
 from scheduler.loop.backoff import Backoff
 from scheduler.loop.happenings import Happenings
 from scheduler.loop.journal import Journal
-from scheduler.loop.reshapes import Reshapes
 from scheduler.loop.settings import LoopSettings
 from scheduler.loop.starts import Starts
-from scheduler.loop.torn import TornReplicas
 from scheduler.loop.trial_files import TrialFiles
 from scheduler.snapshot import Grant, Placement
 from trials.launch.base import Launcher
 from trials.plan import DONE_PATIENCE_SECONDS, Launch, Publish, RetryJoin, Stop, plan
 from trials.record import Reason, ReplicaRecord, TrialRecord
+from trials.replicas import replica_number, whole_replicas
 from trials.states import TrialEvent, TrialState
 from trials.store import TrialStore
 
@@ -52,23 +51,11 @@ class Hands:
         """Trials of which some replicas leave when others have joined elsewhere; told as one change."""
         self._blocked_since: dict[str, float] = {}
         self._torn = TornReplicas()
-        self.reshapes = Reshapes(
-            store,
-            journal,
-            backoff,
-            starts,
-            happenings,
-            patience_seconds=settings.move_patience_seconds,
-            publish=self._offer,
-            stop=self._stop_one,
-        )
 
     def act_on(self, trial: TrialRecord, grant: Grant, now: float) -> None:
         self._journal.note_waiting(trial, grant, now)
         replicas = self._store.replicas(trial_id=trial.trial_id)
-        if self.reshapes.carry_on(trial, grant, replicas, now):
-            return
-        trial, wanted = self._as_granted(trial, grant, replicas, now)
+        trial, wanted = self._as_granted(trial, grant, replicas)
         near = self._observer.near_epoch(trial.trial_id)
         blocked = self._blocked_since.pop(trial.trial_id, None)
         vacate = blocked is not None and now - blocked >= self._settings.move_patience_seconds
@@ -99,23 +86,17 @@ class Hands:
                         self._store.retry_join(joiner.replica_id, joiner.join_epoch)
 
     def _as_granted(
-        self, trial: TrialRecord, grant: Grant, replicas: Sequence[ReplicaRecord], now: float
+        self, trial: TrialRecord, grant: Grant, replicas: Sequence[ReplicaRecord]
     ) -> tuple[TrialRecord, Placement]:
         """The trial with the layout that it is to have, and the slots that it should have now.
 
-        As it trains it comes to another layout with what its processes have in memory. Where that cannot be, it gets no
-        slots as long as it has replicas of the one before, and goes on from its checkpoint when they have left.
+        None, as long as it has replicas of another layout: it goes on from its checkpoint when they have left.
         """
         layout = self._observer.present_layout(trial)
         if grant.layout and grant.layout != layout and grant.slots:
-            if replicas and self.reshapes.can_begin(trial, grant, replicas, now):
-                if self.reshapes.begin(trial, grant, replicas, self._next_launch_index(trial), now):
-                    self.reshapes.carry_on(trial, grant, self._store.replicas(trial_id=trial.trial_id), now)
-                return self._store.trial(trial.trial_id), _held(trial, replicas)
             if replicas:
                 return trial, {}
             layout = grant.layout
-        self.reshapes.forget_wish(trial.trial_id)
         if layout != trial.layout:
             trial = replace(self._store.trial(trial.trial_id), layout=layout)
             self._store.save_trial(trial)
@@ -141,11 +122,9 @@ class Hands:
         return self._torn.look(trial, replicas, self._store.replicas(trial_id=trial.trial_id, live_only=False), now)
 
     def forget(self, trial_id: str) -> None:
-        """The trial is over."""
         self._moving.discard(trial_id)
         self._blocked_since.pop(trial_id, None)
         self._torn.forget(trial_id)
-        self.reshapes.forget(trial_id)
 
     # ------------------------------------------------------------------ launching
 
@@ -197,19 +176,23 @@ class Hands:
     # ------------------------------------------------------------------ publishing
 
     def _publish(self, trial: TrialRecord, grant: Grant, action: Publish, now: float) -> None:
-        self._offer(trial.trial_id, action.members, now, join_epoch=action.join_epoch)
-        if trial.members and len(action.members) < len(trial.members):
-            self._note_shrinking(trial, grant, len(action.members), now)
-
-    def _offer(self, trial_id: str, members: tuple[str, ...], now: float, *, join_epoch: int | None = None) -> None:
-        """The next generation to its replicas."""
-        trial = self._store.trial(trial_id)
-        self._happenings.note_whole(trial_id)
+        trial = self._store.trial(trial.trial_id)
+        self._happenings.note_whole(trial.trial_id)
         number = max(trial.generation, trial.published) + 1
         self._store.save_trial(
-            replace(trial, published=number, published_members=members, published_at=now, join_epoch=join_epoch)
+            replace(
+                trial,
+                published=number,
+                published_members=action.members,
+                published_at=now,
+                join_epoch=action.join_epoch,
+            )
         )
-        logger.info("generation published trial=%s generation=%d members=%d", trial_id, number, len(members))
+        if trial.members and len(action.members) < len(trial.members):
+            self._note_shrinking(trial, grant, len(action.members), now)
+        logger.info(
+            "generation published trial=%s generation=%d members=%d", trial.trial_id, number, len(action.members)
+        )
 
     def _note_shrinking(self, trial: TrialRecord, grant: Grant, after: int, now: float) -> None:
         """Because it was decided so, or because some of its replicas are lost or told to leave."""
@@ -239,13 +222,10 @@ class Hands:
     def _stop(self, action: Stop, replicas: Sequence[ReplicaRecord], now: float) -> None:
         for replica in replicas:
             if replica.replica_id == action.replica_id:
-                self._stop_one(replica, now, force=action.force)
-
-    def _stop_one(self, replica: ReplicaRecord, now: float, *, force: bool) -> None:
-        self._store.update_replica(replica.replica_id, stop_requested_at=now)
-        if force:
-            self._files.collect_log(replica)
-        self._launcher.stop(replica, force=force)
+                self._store.update_replica(replica.replica_id, stop_requested_at=now)
+                if action.force:
+                    self._files.collect_log(replica)
+                self._launcher.stop(replica, force=action.force)
 
     def stop_leftovers(self, now: float) -> None:
         """Replicas of trials that are over; they get a moment to end by themselves."""
@@ -263,6 +243,34 @@ class Hands:
                     self._stop(action, mine, now)
 
 
-def _held(trial: TrialRecord, replicas: Sequence[ReplicaRecord]) -> Placement:
-    """The slots of those that train."""
-    return Counter(replica.node for replica in replicas if replica.replica_id in trial.members)
+PATIENCE_SECONDS = 5.0
+"""Those that are left of one notice it and end by themselves."""
+
+
+class TornReplicas:
+    def __init__(self) -> None:
+        self._since: dict[str, dict[str, float]] = {}
+
+    def look(
+        self, trial: TrialRecord, rows: Sequence[ReplicaRecord], all_rows: Sequence[ReplicaRecord], now: float
+    ) -> frozenset[str]:
+        """Processes of the trial's ``rows`` that others of their replica have been lost beside for too long.
+
+        ``all_rows``: those that are gone among them. Of one that has come to its end, or leaves with a checkpoint, the
+        others may still do what is theirs.
+        """
+        before = self._since.get(trial.trial_id, {})
+        size = trial.slots_per_replica
+
+        def replica_of(row: ReplicaRecord) -> tuple[float, int]:
+            # A number is used again, but not by what is launched at the same moment.
+            return row.launched_at, replica_number(row, size)
+
+        _, torn = whole_replicas(rows, size)
+        left = {replica_of(row) for row in all_rows if row.exit_status in (0, EXIT_PREEMPTED)}
+        since = {row.replica_id: before.get(row.replica_id, now) for row in torn if replica_of(row) not in left}
+        self._since[trial.trial_id] = since
+        return frozenset(name for name, at in since.items() if now - at > PATIENCE_SECONDS)
+
+    def forget(self, trial_id: str) -> None:
+        self._since.pop(trial_id, None)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Iterable, Set
 
-from dist_core.exit_statuses import EXIT_PREEMPTED
+from dist_core.errors import EXIT_PREEMPTED
 from scheduler.loop.backoff import FAILED_JOIN_SECONDS, Backoff
 from scheduler.loop.hearing import Hearing
 from scheduler.loop.journal import Journal
@@ -53,6 +54,8 @@ class Happenings:
         self._deaf_until = deaf_until
         """When this scheduler could not hear of owners for the last time."""
         self._silence = f"{silence_seconds:.0f} s"
+        self._left_to_itself: set[str] = set()
+        """Replicas that are silent and alone in their trial, and have been told of."""
         self._on_loss = on_loss
         self._why_gone: dict[str, Exit] = {}
         """What the launcher knew of the end of replicas, until their trial has been judged."""
@@ -100,11 +103,26 @@ class Happenings:
         self._follow_owners(now)
 
     def _end_silent(self, now: float) -> None:
-        for replica in self._hearing.silent(self._store.replicas()):
+        replicas = self._store.replicas()
+        of_trial = Counter(replica.trial_id for replica in replicas)
+        for replica in self._hearing.silent(replicas):
+            if of_trial[replica.trial_id] == 1:
+                self._leave_to_itself(replica, now)
+                continue
             logger.warning("replica silent trial=%s replica=%s: ending it", replica.trial_id, replica.replica_id)
             sentence = f"replica {replica.replica_id} said nothing for {self._silence} and was ended"
             self._journal.warn(replica.trial_id, "silent", sentence, now)
             self._launcher.stop(replica, force=True)
+
+    def _leave_to_itself(self, replica: ReplicaRecord, now: float) -> None:
+        """Nobody waits for a replica that is alone: one long call may hold the interpreter's lock, and will end."""
+        if replica.replica_id not in self._left_to_itself:
+            self._left_to_itself.add(replica.replica_id)
+            sentence = (
+                f"replica {replica.replica_id} has said nothing for {self._silence}, and is left alone, because no "
+                "other one waits for it: a long call outside of Python looks like this; `elastune stop` ends it"
+            )
+            self._journal.warn(replica.trial_id, "silent", sentence, now)
 
     def _note_exits(self, now: float) -> None:
         replicas = self._store.replicas()
@@ -123,6 +141,7 @@ class Happenings:
             if replica.stop_requested_at is None:
                 self._note_unasked(replica, gone, now)
             self._leaving.discard(gone.replica_id)
+            self._left_to_itself.discard(gone.replica_id)
             logger.info("replica gone trial=%s replica=%s status=%s", replica.trial_id, gone.replica_id, gone.status)
 
     def _note_unasked(self, replica: ReplicaRecord, gone: Exit, now: float) -> None:
@@ -172,7 +191,6 @@ class Happenings:
         return {replica.replica_id: self._why_gone.pop(replica.replica_id, None) for replica in replicas}
 
     def forget(self, trial_id: str) -> None:
-        """The trial is over."""
         self._broken.pop(trial_id, None)
         for replica_id in [name for name in self._why_gone if name.startswith(trial_id)]:
             del self._why_gone[replica_id]

@@ -8,12 +8,11 @@ from collections.abc import Mapping
 from dataclasses import replace
 from types import MappingProxyType
 
-from dist_core.link.reshape import Reshape
 from scheduler.snapshot import Grant, Policy
 from trials.record import Reason, TrialRecord
 from trials.states import TrialEvent, TrialState, next_state
 from trials.store import TrialStore
-from trials.store.base import RESIZE, HistoryEntry
+from trials.store.base import HistoryEntry
 
 logger = logging.getLogger(__name__)
 
@@ -98,14 +97,6 @@ class Journal:
             reason.code,
             reason.sentence,
         )
-
-    def note_reshape(self, trial: TrialRecord, reshape: Reshape, grant: Grant, now: float) -> None:
-        """It goes on with another layout."""
-        self._store.save_trial(replace(trial, reason=grant.reason))
-        before = f"{len(trial.members) // trial.slots_per_replica} x {trial.layout or trial.slots_per_replica}"
-        what = f"{before} -> {len(reshape.replicas)} x {reshape.layout}{RESIZE}"
-        self.note(trial.trial_id, what, grant.reason, now, who=self._by_policy, numbers=grant.numbers)
-        logger.info("trial reshapes trial=%s %s reason=%s", trial.trial_id, what, grant.reason.sentence)
 
     def note_preparing(self, trial_id: str) -> None:
         present = self._store.trial(trial_id)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from dist_core.exit_statuses import EXIT_PREEMPTED
+from dist_core.errors import EXIT_PREEMPTED
 from scheduler.knowledge.observer import Observer
 from scheduler.loop.backoff import FAILED_JOIN_SECONDS, Backoff
 from scheduler.loop.happenings import Happenings
@@ -29,11 +29,9 @@ def next_event(trial: TrialRecord, replicas: Sequence[ReplicaRecord], *, reports
         return TrialEvent.LAUNCHED
     if trial.state is TrialState.STARTING and (trial.members or (trial.published == 0 and reports)):
         return TrialEvent.TRAINS
-    # Without members it comes to another layout; but code that does not use the core never has any.
-    between = trial.published > 0 and not trial.members
-    if trial.state is TrialState.RUNNING and (trial.switching or joins or between):
+    if trial.state is TrialState.RUNNING and (trial.switching or joins):
         return TrialEvent.RESCALE_BEGAN
-    if trial.state is TrialState.RESCALING and trial.members and not trial.switching and not joins:
+    if trial.state is TrialState.RESCALING and not trial.switching and not joins:
         return TrialEvent.RESCALE_ENDED
     return None
 

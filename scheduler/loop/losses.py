@@ -12,7 +12,7 @@ import signal
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 
-from dist_core.exit_statuses import EXIT_PEER_LOST, EXIT_PREEMPTED
+from dist_core.errors import EXIT_PEER_LOST, EXIT_PREEMPTED
 from trials.launch.base import NO_ROOM, Exit
 from trials.record import Reason, ReplicaRecord
 

@@ -7,7 +7,6 @@ import threading
 import time
 from collections.abc import Callable
 
-from scheduler.loop.cpu_budget import CpuBudget
 from trials.errors import StoreUnavailable
 
 logger = logging.getLogger(__name__)
@@ -81,3 +80,24 @@ class Rounds:
                 time.sleep(TICK_SECONDS)
             rest = budget.rest_after(time.thread_time() - began, self._monotonic())
             self._stopping.wait(min(TICK_SECONDS, rest))
+
+
+SHARE = 0.2
+"""Of a core."""
+MOST_SAVED_SECONDS = 1.0
+"""Of CPU time that was not used, kept for when it is."""
+
+
+class CpuBudget:
+    """Times are of a clock that does not jump, in seconds."""
+
+    def __init__(self, now: float) -> None:
+        self._saved = MOST_SAVED_SECONDS
+        self._counted_at = now
+
+    def rest_after(self, used: float, now: float) -> float:
+        """Seconds to rest when so much CPU time has been used since the last call."""
+        earned = SHARE * (now - self._counted_at)
+        self._counted_at = now
+        self._saved = min(MOST_SAVED_SECONDS, self._saved + earned) - used
+        return max(0.0, -self._saved / SHARE)

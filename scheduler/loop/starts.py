@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import logging
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from dist_core.link.environment import ReplicaEnvironment
-from dist_core.link.reshape import Reshape
 from scheduler.loop.backoff import FAILED_JOIN_SECONDS, LAUNCH_SECONDS, Backoff
 from scheduler.loop.journal import Journal
 from scheduler.loop.settings import LoopSettings
@@ -23,15 +22,8 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Of one process."""
-
     node: NodeSlots
     slot: int
-
-
-def new_ids(trial: TrialRecord, count: int) -> list[str]:
-    """For processes of a trial."""
-    return [f"{trial.trial_id}-{uuid.uuid4().hex[:8]}" for _ in range(count)]
 
 
 class Starts:
@@ -78,42 +70,22 @@ class Starts:
 
         ``world_size``: how many processes its trial is to have.
         """
-        names = new_ids(trial, len(places))
         records = [
-            _record(trial, name, place, index + member, now)
-            for member, (name, place) in enumerate(zip(names, places, strict=True))
-        ]
-        requests = []
-        for member, (record, place) in enumerate(zip(records, places, strict=True)):
-            identity = replace(
-                self._identity(trial, record, place.node.kind),
-                replicas=world_size,
-                members=len(records),
-                member=member,
-                whole=records[0].replica_id,
+            ReplicaRecord(
+                replica_id=f"{trial.trial_id}-{uuid.uuid4().hex[:8]}",
+                trial_id=trial.trial_id,
+                node=place.node.node,
+                slot=place.slot,
+                job=place.node.jobs.get(place.slot, ""),
+                launch_index=index + member,
+                launched_at=now,
             )
-            requests.append(self._request(trial, record, identity))
-        return self._start_all(trial, records, requests, now)
-
-    def start_for(
-        self, trial: TrialRecord, reshape: Reshape, places: Mapping[str, Place], index: int, now: float
-    ) -> bool:
-        """Start these new processes of a reshape, by their ids; False where they cannot be started yet.
-
-        ``index``: a launch index that nobody has, nor any above it: theirs until they are members of a replica.
-        """
-        records, requests = [], []
-        for number, (name, place) in enumerate(places.items()):
-            record = _record(trial, name, place, index + number, now)
-            identity = reshape.identity_of(self._identity(trial, record, place.node.kind))
-            assert identity is not None
-            records.append(record)
-            requests.append(self._request(trial, record, identity))
-        return self._start_all(trial, records, requests, now) == len(records)
-
-    def _start_all(
-        self, trial: TrialRecord, records: Sequence[ReplicaRecord], requests: Sequence[LaunchRequest], now: float
-    ) -> int:
+            for member, place in enumerate(places)
+        ]
+        requests = [
+            self._request(trial, record, place.node.kind, world_size, records)
+            for record, place in zip(records, places, strict=True)
+        ]
         if not all(self._launcher.is_ready_for(request) for request in requests):
             self._journal.note_preparing(trial.trial_id)
             return 0
@@ -176,10 +148,17 @@ class Starts:
         self._backoff.begin(record.trial_id, now, FAILED_JOIN_SECONDS if trains else LAUNCH_SECONDS)
         self._journal.note_launch_failed(record.trial_id, str(error), now)
 
-    def _identity(self, trial: TrialRecord, replica: ReplicaRecord, node_kind: str) -> ReplicaEnvironment:
-        """But for whom it makes up a replica with."""
+    def _request(
+        self,
+        trial: TrialRecord,
+        replica: ReplicaRecord,
+        node_kind: str,
+        world_size: int,
+        together: Sequence[ReplicaRecord],
+    ) -> LaunchRequest:
+        """``together``: all processes of its replica."""
         spec = trial.spec
-        return ReplicaEnvironment(
+        identity = ReplicaEnvironment(
             api_url=self._settings.api_url(),
             token=self._settings.replica_token(replica.replica_id),
             trial_id=trial.trial_id,
@@ -187,16 +166,18 @@ class Starts:
             launch_index=replica.launch_index,
             checkpoint_dir=self._files.checkpoint_dir(trial.trial_id),
             prepared_dir=self._files.prepared_dir(spec.study),
+            code_dir=self._files.code_dir,
             node=replica.node,
             slot=replica.slot,
             node_kind=node_kind,
+            replicas=world_size,
+            members=len(together),
+            member=replica.launch_index - together[0].launch_index,
+            whole=together[0].replica_id,
             layout=trial.layout,
             replica_sizes=spec.sizes if trial.layout else (),
             server_file=self._settings.server_file,
         )
-
-    def _request(self, trial: TrialRecord, replica: ReplicaRecord, identity: ReplicaEnvironment) -> LaunchRequest:
-        spec = trial.spec
         environ = {
             **self._settings.base_environ,
             **self._launcher.slot_environ(replica.node, replica.slot),
@@ -214,21 +195,9 @@ class Starts:
             working_dir=spec.working_dir,
             python_path=spec.python_path,
             preload=spec.preload,
-            user_code=spec.user_code,
+            code=spec.code,
             log=self._files.log(replica),
             image=spec.image,
             package=spec.package,
             moved_to=spec.moved_to,
         )
-
-
-def _record(trial: TrialRecord, name: str, place: Place, index: int, now: float) -> ReplicaRecord:
-    return ReplicaRecord(
-        replica_id=name,
-        trial_id=trial.trial_id,
-        node=place.node.node,
-        slot=place.slot,
-        job=place.node.jobs.get(place.slot, ""),
-        launch_index=index,
-        launched_at=now,
-    )

@@ -15,6 +15,8 @@ from trials.log_files import last_words, shorten
 from trials.record import ReplicaRecord
 from trials.store import TrialStore
 
+PACKAGES = "packages"
+"""Folder of what sweeps have sent."""
 LOG_SECONDS = 10.0
 """Between two looks at the size of the replicas' logs."""
 PREPARED_SECONDS = 60.0
@@ -80,7 +82,12 @@ class TrialFiles:
             if trial.state.is_final:
                 self.forget_checkpoints(trial.trial_id)
 
-    # ------------------------------------------------------------------ prepared data
+    # ------------------------------------------------------------------ code and prepared data
+
+    @property
+    def code_dir(self) -> Path:
+        """Where what sweeps have sent lies, for replicas that share the scheduler's files."""
+        return self._state_dir / PACKAGES
 
     def prepared_dir(self, study: str) -> Path:
         """Of all its trials: ``dist_core.prepared`` puts data there."""

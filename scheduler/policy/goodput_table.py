@@ -23,6 +23,8 @@ LEAST_KEPT = 0.02
 """Of a speed, however much its change costs."""
 STARTS_ANEW = 0.9
 """Of another layout's predicted speed, against the present one's: its trial has to start anew for it."""
+LEAST_GROWTH = 0.005
+"""Of the present speed, that a growth must add: less would be told as none."""
 ONE = np.array([1], dtype=np.int64)
 
 
@@ -271,7 +273,7 @@ class GoodputTable:
         at_present = np.minimum(np.searchsorted(self.counts, self.held), len(self.counts) - 1)
         present = self.speeds[np.arange(len(views)), at_present][:, None]
         # A change costs its pause, and until a new replica trains its slots earn nothing.
-        cost = pause + start * np.where(counts > held, 1.0 - present / speeds, 0.0)
+        cost = pause + start * np.where(counts > held, np.maximum(1.0 - present / speeds, 0.0), 0.0)
         cost = np.where(self._switches, pause + start, cost)
         use = np.minimum(settings.horizon_seconds, self.work[:, None] / speeds + pause)
         kept = np.maximum(1.0 - cost / np.maximum(use, 1e-9), LEAST_KEPT)
@@ -282,7 +284,18 @@ class GoodputTable:
         values = values + np.where(counts >= least, everybody * first, 0.0)
         values[:, 0] = 0.0
         values[~self._allowed(views, snapshot)] = -np.inf
+        values[(counts > held) & (held >= least) & ~self._pays(present, pause, start)] = -np.inf
         return np.asarray(values)
+
+    def _pays(self, present: Floats, pause: Floats, start: Floats) -> NDArray[np.bool_]:
+        """Whether a running trial ends sooner with each count: it trains on while replicas start, and then pauses.
+
+        ``present``, ``pause`` and ``start``: by trial (J, 1).
+        """
+        work, present = self.work[:, None], np.maximum(present, 1e-12)
+        left = np.maximum(work - present * start, 0.0)
+        faster = self.speeds > present * (1.0 + LEAST_GROWTH)
+        return np.asarray(faster & (start + pause + left / np.maximum(self.speeds, 1e-12) < work / present))
 
     def _is_left_alone(self, view: TrialView) -> bool:
         since = view.since_rescale_seconds

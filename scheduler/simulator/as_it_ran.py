@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from dist_core.goodput import GoodputModel
 from scheduler.simulator.application import ModelledApplication
-from scheduler.simulator.changes import Change
+from scheduler.simulator.training import Change
 from trials.record import ReplicaRecord, TrialRecord
 from trials.states import TrialState
 from trials.store.base import HistoryEntry

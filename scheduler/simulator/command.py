@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import cast, get_args
+from typing import Literal, cast, get_args
 
 from rich.console import Console
 
 from scheduler.simulator.as_it_ran import AsItRan
 from scheduler.simulator.cluster import SimulationSettings
-from scheduler.simulator.compare import REQUESTS, Information, compare
 from scheduler.simulator.errors import InvalidWorkload
 from scheduler.simulator.recorded import read_recorded
 from scheduler.simulator.replay import RecordedWorld
@@ -23,10 +22,11 @@ from scheduler.simulator.rivals import compared_policy
 from scheduler.simulator.summary import summarize, sweep_table, table, to_json
 from scheduler.simulator.sweep import SweepResult, SweepSettings, SweepWorld, learning_curves
 from scheduler.simulator.synthetic import SMALL, synthetic_workload
+from scheduler.simulator.training import Request
 from scheduler.simulator.workload import Submission, read_workload
 from scheduler.simulator.world import SimulationResult, World
 from scheduler.snapshot import Policy
-from trials.terms import StudyTerms, WantedGoal
+from trials.terms import Goal, StudyTerms
 
 RUNGS = (0.04, 0.12, 0.34)
 """Parts of a trial's length after which it is stopped unless it is among the best third."""
@@ -125,7 +125,7 @@ def run_sweep(
     slots_per_replica: int = 1,
 ) -> None:
     """A sweep of modelled trials under each policy; raises ValueError for a name that does not exist."""
-    terms = StudyTerms(goal=cast("WantedGoal", goal), deadline_at=DEADLINE_SECONDS if goal == "deadline" else None)
+    terms = StudyTerms(goal=cast("Goal", goal), deadline_at=DEADLINE_SECONDS if goal == "deadline" else None)
     settings = _settings(nodes, slots_per_node, every, rescale_seconds, live=live)
     curves = learning_curves(configurations, SMALL.epochs, seed=seed)
     console = Console()
@@ -185,3 +185,43 @@ def _submissions(workload: Path | None, traces: Path | None, jobs: int, seed: in
     if not submissions:
         raise InvalidWorkload(f"{workload} holds no job")
     return submissions
+
+
+Information = Literal["own", "declared", "pooled"]
+"""What a policy may know of a job: what it has measured itself; its declared epochs as well; what all jobs that run
+the same code have measured as well."""
+
+REQUESTS: dict[str, Request] = {"fifo": "rigid", "asha_static": "rigid", "tiresias": "rigid", "optimus": "fixed_batch"}
+"""Policies for jobs whose users choose the size, or the batch size; all others adapt both."""
+ORACLES = frozenset({"optimus"})
+OWN_ONLY = frozenset({"pollux"})
+"""Uses nothing beyond what each job has measured, whatever is offered."""
+
+
+def settings_for(name: str, settings: SimulationSettings, information: Information) -> SimulationSettings:
+    own = name in OWN_ONLY or information == "own"
+    return replace(
+        settings,
+        request=REQUESTS.get(name, "elastic"),
+        oracle=name in ORACLES,
+        declares_length=not own,
+        pools=not own and information == "pooled",
+    )
+
+
+def compare(
+    submissions: Sequence[Submission],
+    policies: Iterable[str],
+    settings: SimulationSettings,
+    information: Information = "pooled",
+    *,
+    world: Callable[[Sequence[Submission], Policy, SimulationSettings], World] = World,
+    on_done: Callable[[SimulationResult], None] = lambda result: None,
+) -> list[SimulationResult]:
+    """One result a policy, in order; raises ValueError for a name that does not exist."""
+    chosen = [(name, compared_policy(name)) for name in policies]
+    results = []
+    for name, policy in chosen:
+        results.append(world(submissions, policy, settings_for(name, settings, information)).run())
+        on_done(results[-1])
+    return results

@@ -24,7 +24,7 @@ from scheduler.simulator.workload import Submission
 from scheduler.state_folder import DATABASE
 from trials.record import Outcome, ReplicaRecord, Report, Study, TrialRecord
 from trials.states import TrialState
-from trials.store import SqlTrialStore, TrialStore
+from trials.store import SqlBacking
 
 SUCCESSOR_SECONDS = 5.0
 """A trial that is submitted within so long after an end of its study is that one's successor."""
@@ -89,7 +89,7 @@ def read_recorded(state_dir: Path) -> Recorded:
     path = state_dir / DATABASE
     if not path.is_file():
         raise InvalidWorkload(f"{state_dir} holds no {DATABASE}; name the state folder of a scheduler that has run")
-    store = SqlTrialStore(f"sqlite:///{path}", migrate=False)
+    store = SqlBacking(f"sqlite:///{path}")
     try:
         found = _read(store)
     finally:
@@ -99,7 +99,7 @@ def read_recorded(state_dir: Path) -> Recorded:
     return found
 
 
-def _read(store: TrialStore) -> Recorded | None:
+def _read(store: SqlBacking) -> Recorded | None:
     trials = store.trials()
     documents = store.hints([trial.trial_id for trial in trials])
     studies: dict[str, _StudyRecord] = {}
@@ -146,7 +146,7 @@ def _last_seen(trials: Sequence[TrialRecord], replicas: Sequence[ReplicaRecord])
 
 
 def _ran(
-    store: TrialStore,
+    store: SqlBacking,
     trials: Sequence[TrialRecord],
     replicas: Sequence[ReplicaRecord],
     found: Sequence[RecordedTrial],

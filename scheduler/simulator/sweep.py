@@ -23,7 +23,7 @@ from scheduler.simulator.workload import Submission
 from scheduler.simulator.world import Told, World
 from scheduler.snapshot import Policy
 from trials.record import Outcome, Report, Study
-from trials.terms import StudyTerms, WantedGoal
+from trials.terms import Goal, StudyTerms
 
 Floats = NDArray[np.float64]
 STUDY = "sweep"
@@ -39,7 +39,7 @@ class SweepSettings:
     rungs: tuple[int, ...] = (2, 6, 17)
     """Reports after which a trial is stopped unless it is among the best ``1 / keep_one_in``; none: never."""
     keep_one_in: int = 3
-    goal: WantedGoal = "auto"
+    goal: Goal = "completion_time"
     deadline_seconds: float | None = None
     """When the best result is wanted, with the goal ``deadline``."""
 
@@ -118,7 +118,6 @@ class SweepWorld(World):
         self._put_study(Study(name=STUDY, direction="maximize", terms=terms))
 
     def sweep(self) -> SweepResult:
-        """Run it to its end."""
         result = self.run()
         best = max(self._finals.values(), default=(float("nan"), float("nan")))
         return SweepResult(

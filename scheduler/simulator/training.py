@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from dist_core.goodput import (
@@ -26,7 +26,6 @@ from dist_core.goodput import (
 from dist_core.gradients.noise.estimator import is_measured
 from dist_core.layout import Layout
 from scheduler.simulator.application import Shape
-from scheduler.simulator.changes import Change
 from scheduler.simulator.workload import Submission
 
 Request = Literal["elastic", "fixed_batch", "rigid"]
@@ -307,3 +306,24 @@ class SimulatedTraining:
         assert choices is not None
         name = str(choices.named(layout))
         return Hints(bounds=None, layout=name, layouts=choices.terms, slot_memory_bytes=choices.slot_memory_bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """``goodput``: before it, in any unit that is the same for all changes of a job."""
+
+    at: float
+    before: int
+    after: int
+    goodput: float
+    pause_seconds: float
+
+    def is_undone_by(self, slots: int, goodput: float, now: float) -> bool:
+        """Whether a change to so many slots takes this one back before it has paid for its pause.
+
+        ``goodput``: after this change. What is gained with more slots, for this trial or by giving them to others,
+        makes up for what the pause has cost after pause * larger / (larger - smaller).
+        """
+        back = slots <= self.before if self.after > self.before else slots >= self.before
+        smaller, larger = sorted((self.goodput, goodput))
+        return back and (larger <= smaller or now - self.at < self.pause_seconds * larger / (larger - smaller))

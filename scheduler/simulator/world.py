@@ -106,7 +106,6 @@ class World:
             waits_for_step=self._is_live,
             on_news=self._wake,
             on_refusal=lambda: self.loop.decisions.decide_anew(),
-            reshape_of=lambda trial_id, generation: self.loop.reshape_of(trial_id, generation),
         )
         loop_settings = LoopSettings(
             state_dir=Path("/nonexistent"),

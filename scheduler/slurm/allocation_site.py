@@ -10,8 +10,8 @@ from scheduler.errors import SchedulerError
 from scheduler.loop.control_loop import ControlLoop
 from scheduler.slurm.agent_site import AgentSite
 from scheduler.slurm.agents import AgentSettings
-from scheduler.snapshot import JobView
 from trials.agents.launcher import AgentLauncher
+from trials.agents.roster import Roster
 from trials.slurm.allocation import Allocation
 from trials.slurm.commands import Slurm
 from trials.slurm.steps import AgentSteps
@@ -28,20 +28,12 @@ DRAIN_SECONDS = 25.0
 
 class AllocationSite(AgentSite):
     def __init__(self, slurm: Slurm, given: Allocation, agents: AgentSettings) -> None:
-        super().__init__(agents)
+        roster = Roster()
+        super().__init__(agents, roster, AgentLauncher(roster, look=self._look, end=self._end))
         self._slurm = slurm
         self._given = given
         self._steps: AgentSteps | None = None
         self._news = threading.Event()
-        self.launcher = AgentLauncher(self.roster, look=self._look, end=self._end)
-        self.grows = False
-        self.most_slots = 0
-
-    def queue(self) -> tuple[JobView, ...]:
-        return ()
-
-    def held_hours(self) -> float | None:
-        return None
 
     def queue_trouble(self) -> str:
         troubles = () if self._steps is None else self._steps.troubles.values()

@@ -7,6 +7,8 @@ most once in two seconds, and seldom where agents say themselves that nothing ha
 
 from __future__ import annotations
 
+import contextlib
+import json
 import logging
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -16,13 +18,44 @@ from typing import Protocol
 from scheduler.slurm.job_names import JobNames, job_name
 from scheduler.slurm.pool_settings import PoolSettings
 from scheduler.slurm.pool_size import LARGEST_ARRAY, PoolState, expected_wait, plan_pool
-from scheduler.slurm.used_hours import UsedHours
 from scheduler.snapshot import JobView, Snapshot
+from scheduler.state_folder import write_durably
 from trials.agents.roster import QUIET_SECONDS, Roster
-from trials.errors import SlurmRefused, SlurmUnreachable
+from trials.errors import SlurmRefused, SlurmUnreachable, StoreUnavailable
 from trials.queued import QueuedSlots
 from trials.slurm.agent_logs import complaint
 from trials.slurm.jobs import QueuedJob, log_name
+
+SAVE_SECONDS = 30.0
+
+
+class UsedHours:
+    def __init__(self, file: Path) -> None:
+        self._file = file
+        self._seconds = 0.0
+        self._noted_at: float | None = None
+        self._saved_at = float("-inf")
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            self._seconds = float(json.loads(file.read_text())["slot_seconds"])
+
+    @property
+    def hours(self) -> float:
+        return self._seconds / 3600.0
+
+    def note(self, slots: int, now: float) -> None:
+        if self._noted_at is not None:
+            self._seconds += slots * (now - self._noted_at)
+        self._noted_at = now
+        if now - self._saved_at > SAVE_SECONDS:
+            self._saved_at = now
+            self.save()
+
+    def save(self) -> None:
+        try:
+            write_durably(self._file, json.dumps({"slot_seconds": self._seconds}))
+        except StoreUnavailable as error:
+            logger.warning("slot hours not kept error=%s", error)
+
 
 LEAST_POLL_SECONDS = 2.0
 """Between two questions to the controller, however much happens."""

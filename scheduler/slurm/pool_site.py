@@ -17,11 +17,11 @@ from scheduler.errors import SchedulerError
 from scheduler.loop.control_loop import ControlLoop
 from scheduler.slurm.agent_site import AgentSite
 from scheduler.slurm.agents import AgentSettings
-from scheduler.slurm.pool import Pool
+from scheduler.slurm.pool import Pool, UsedHours
 from scheduler.slurm.pool_settings import PoolSettings
-from scheduler.slurm.used_hours import UsedHours
 from scheduler.snapshot import JobView
 from trials.agents.launcher import AgentLauncher
+from trials.agents.roster import Roster
 from trials.agents.words import AGENT_VARIABLE
 from trials.errors import SlurmRefused, SlurmUnreachable, StoreUnavailable, UnknownTrial
 from trials.queued import QueuedSlots
@@ -41,14 +41,15 @@ logger = logging.getLogger(__name__)
 
 class PoolSite(AgentSite):
     def __init__(self, slurm: Slurm, pool: PoolSettings, agents: AgentSettings) -> None:
-        super().__init__(replace(agents, container=pool.container or agents.container))
+        roster = Roster()
+        launcher = AgentLauncher(roster, end=self._end, queued=self.queued)
+        super().__init__(replace(agents, container=pool.container or agents.container), roster, launcher)
         self._slurm = slurm
         self._settings = pool
         self._folder = agents.state_dir.resolve()
         self._pool: Pool | None = None
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
-        self.launcher = AgentLauncher(self.roster, end=self._end, queued=self.queued)
         self.grows = True
         self.most_slots = pool.most_slots
 
@@ -113,9 +114,6 @@ class PoolSite(AgentSite):
                 pool.look(loop.decisions.snapshot, time.monotonic())
             except Exception:
                 logger.exception("the pool could not be looked after")
-
-    def wait_until_there(self) -> None:
-        """Nothing is asked for before there is use for it."""
 
     def drain(self) -> None:
         """Nothing is left in the queue: jobs that wait are taken back, the others end when their replicas have left."""

@@ -24,8 +24,6 @@ FOREVER = 1e9
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolState:
-    """What there is of a pool."""
-
     waiting: tuple[str, ...] = ()
     """Jobs in the queue, oldest first."""
     running: tuple[str, ...] = ()

@@ -28,11 +28,11 @@ from dist_core.state.checkpoint import (
     write_checkpoint,
 )
 from dist_core.state.copies import Copying
-from dist_core.state.interval import checkpoint_interval, mean_time_to_failure
 from dist_core.state.memory_limit import MemoryLimit
 from dist_core.state.packing import pack, unpack
 from dist_core.state.parts import newest_in_parts
 from dist_core.state.states import FunctionState, StateRegistry
+from dist_core.state.trial_checkpoints import checkpoint_interval, mean_time_to_failure
 from tests.support.checkpoints import written_by
 from tests.support.director import until
 from tests.support.project import ROOT

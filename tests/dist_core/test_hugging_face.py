@@ -213,7 +213,7 @@ def test_a_batch_that_adapts_makes_fewer_steps_that_count_as_the_same_number() -
 )
 def test_other_ways_to_train_on_several_devices_are_refused(wrong: dict[str, Any], sentence: str) -> None:
     from dist_core.errors import InvalidTraining
-    from dist_core.huggingface.refusals import refuse_arguments
+    from dist_core.huggingface.trainer import refuse_arguments
 
     class Given:
         deepspeed = fsdp = None

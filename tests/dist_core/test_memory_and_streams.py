@@ -59,6 +59,13 @@ def test_running_out_of_memory_lowers_the_bound_and_loses_nothing() -> None:
     assert get_core().position.progress_shift < 16
 
 
+def test_a_first_batch_that_does_not_fit_is_divided() -> None:
+    batches, weights = run_out_of_memory(5, gradient_accumulation=True)
+    assert max(batches) <= 5
+    assert weights == [-float(number + 1) for number in range(len(weights))]
+    assert get_core().position.epoch == 2
+
+
 def test_running_out_of_memory_at_the_smallest_batch_is_refused_in_words() -> None:
     with pytest.raises(InvalidTraining, match="out of memory with 8 examples a pass, and no smaller batch is allowed"):
         run_out_of_memory(7, local_bsz_bounds=(8, 64))

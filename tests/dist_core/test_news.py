@@ -24,6 +24,9 @@ class Listener:
     def post_in_order(self, path: str, body: dict[str, Any]) -> None:
         self.sent.append((path, body))
 
+    def hurry(self) -> None:
+        self.sent.append(("hurry", None))
+
     def post_later(self, body: dict[str, Any]) -> None:
         self.sent.append(("hints", body))
 
@@ -84,3 +87,27 @@ def test_the_typical_pause_is_that_of_the_latest_switches() -> None:
         news.note_pause(seconds)
     assert news.pauses[0] == 0.1
     assert news.typical_pause == 0.5
+
+
+def test_hints_come_less_often_while_nothing_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr("dist_core.link.hints_sender.time.monotonic", lambda: now[0])
+    sender = HintsSender(cast("Any", None))
+    monkeypatch.setattr(sender, "_wake", lambda: None)
+    sent: list[float] = []
+
+    def train(seconds: float) -> None:
+        until = now[0] + seconds
+        while now[0] < until:
+            if sender.due:
+                sender.post_later({})
+                sent.append(now[0])
+            now[0] += 0.1
+
+    train(60.0)
+    assert sent[1] - sent[0] < 0.7
+    assert sent[-1] - sent[-2] == pytest.approx(3.0, abs=0.2)
+    News(sender).note_pause(0.1)
+    before = len(sent)
+    train(2.0)
+    assert len(sent) - before >= 3

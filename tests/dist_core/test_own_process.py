@@ -8,8 +8,7 @@ import sys
 import pytest
 
 from dist_core.errors import InvalidTraining, PeerLost
-from dist_core.trial.current import get_core
-from dist_core.trial.own_process import comes_of_loss
+from dist_core.trial.current import comes_of_loss, get_core
 from tests.support.project import ROOT
 
 
@@ -29,7 +28,7 @@ from tests.support.project import ROOT
 def test_status(end: str, status: int) -> None:
     code = (
         "from dist_core.errors import *; from dist_core.trial.current import get_core; "
-        f"from dist_core.trial.own_process import tell_by_status; tell_by_status(get_core()); {end}"
+        f"from dist_core.trial.current import tell_by_status; tell_by_status(get_core()); {end}"
     )
     ended = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
     assert ended.returncode == status, ended.stderr

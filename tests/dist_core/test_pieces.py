@@ -8,8 +8,7 @@ from typing import Any, cast
 import pytest
 import torch
 
-from dist_core.errors import InvalidTraining, PeerLost, ReplicaExit
-from dist_core.exit_statuses import EXIT_PREEMPTED
+from dist_core.errors import EXIT_PREEMPTED, InvalidTraining, PeerLost, ReplicaExit
 from dist_core.generations.decision import Generation
 from dist_core.generations.group_needs import GroupNeeds
 from dist_core.generations.heal import Heal
@@ -31,7 +30,7 @@ from dist_core.trial.chosen_layout import ChosenLayout
 from dist_core.trial.core import TrainingCore
 from dist_core.trial.current import get_core, presenting, reset_core
 from dist_core.trial.leaving import Leaving
-from dist_core.trial.loop_habits import LoopHabits
+from dist_core.trial.pacing import LoopHabits
 from dist_core.trial.saving import Saving
 
 
@@ -111,25 +110,11 @@ def test_each_part_reads_what_it_has_put_in() -> None:
     vote.launch(lambda: ({"leave": (1.0,), "norms": (2.0, 3.0), "nothing": ()}, None))
     vote.launch(lambda: pytest.fail("a step has one round"))
     vote.wait()
-    agreed = vote.finish(0)
+    agreed = vote.finish()
     assert agreed is not None
     assert (agreed["leave"], agreed["norms"], agreed["nothing"]) == ([1.0], [2.0, 3.0], [])
     with pytest.raises(KeyError):
         agreed["sums"]
-
-
-def test_late_rounds_come_in_their_order_after_rounds_of_nobody() -> None:
-    vote = StepVote(PresentGeneration())
-    seen = []
-    for step in range(5):
-        vote.launch(lambda step=step: ({"step": (step + 1.0,)}, None))  # type: ignore[misc]  # the present one
-        agreed = vote.finish(2)
-        assert agreed is not None
-        seen.append(agreed["step"][0])
-    assert seen == [0.0, 0.0, 1.0, 2.0, 3.0]
-    assert vote.steps_ahead == 2
-    vote.drain()
-    assert vote.steps_ahead == 0
 
 
 def test_a_round_that_fails_breaks_the_generation_and_raises_nothing() -> None:
@@ -141,7 +126,7 @@ def test_a_round_that_fails_breaks_the_generation_and_raises_nothing() -> None:
 
     vote.launch(compose)
     assert present.broken == "connection closed"
-    assert vote.finish(0) is None
+    assert vote.finish() is None
 
 
 # --------------------------------------------------------------------- where survivors stand
@@ -244,7 +229,6 @@ def test_who_leaves_saves_once_unless_the_trial_is_past_its_end(tmp_path: Any) -
         present,
         position,
         states,
-        StepVote(present),
         leaving,
         cast("Any", way),
         News(None),

@@ -21,9 +21,8 @@ from torch.utils.data import DataLoader
 
 from dist_core import prepared
 from dist_core.errors import InvalidTraining
-from dist_core.preparation.address import address_of
 from dist_core.preparation.claims import STALE_SECONDS, Claims
-from dist_core.preparation.prepare import Part
+from dist_core.preparation.prepare import Part, address_of
 from dist_core.preparation.shards import PreparedData, write_shard
 from tests.support.director import until
 from tests.support.prepared_code import PARTS, ROWS, numbers, squares

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dist_core.data.order import ElasticCursor, evaluation_share
+from dist_core.data.order import ElasticCursor, divide, evaluation_share
 from dist_core.errors import InvalidTraining
 
 
@@ -45,6 +45,26 @@ def test_every_sample_once_a_pass_under_any_rescales_and_crashes(
             cursor = ElasticCursor(samples, shuffle=True, seed=0)
             cursor.load_state_dict(state)
     assert (seen == 1).all()
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    samples=st.integers(1, 60), world_size=st.integers(1, 9), accumulation=st.integers(0, 3), least=st.integers(1, 4)
+)
+def test_no_pass_has_fewer_samples_than_a_model_needs(
+    samples: int, world_size: int, accumulation: int, least: int
+) -> None:
+    taken = np.arange(samples)
+    plans = [
+        divide(taken, rank=rank, world_size=world_size, accumulation=accumulation, least=least)
+        for rank in range(world_size)
+    ]
+    assert sorted(index for plan in plans if plan.weight for part in plan.micro_batches for index in part) == [*taken]
+    assert {len(part) for plan in plans for part in plan.micro_batches} <= set(range(min(least, samples), samples + 1))
+    assert len({len(plan.micro_batches) for plan in plans}) == 1
+    assert {plan.num_parts for plan in plans} == {sum(plan.weight > 0 for plan in plans)}
+    if least == 1:
+        assert plans[0].num_parts == min(world_size, samples)
 
 
 def test_weights_are_shares_of_the_global_batch() -> None:

@@ -10,8 +10,7 @@ import torch
 from torch import nn
 
 import dist_core
-from dist_core.data.batch_size import Adaptation
-from dist_core.data.size_costs import SizeCosts
+from dist_core.data.batch_size import Adaptation, SizeCosts
 from dist_core.goodput import BatchBounds, Configuration, GradientStatistics
 from dist_core.torch_private import compiled_graphs
 from dist_core.trial.current import get_core, reset_core

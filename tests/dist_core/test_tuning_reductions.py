@@ -9,8 +9,8 @@ import torch
 
 from dist_core import AdaptiveDataParallel
 from dist_core.errors import InvalidTraining
+from dist_core.gradients.choice import ROUNDS, SKIPPED_STEPS, TIMED_STEPS, Tuner
 from dist_core.gradients.reduce import reduction_strategy
-from dist_core.gradients.reduce.autotune import ROUNDS, SKIPPED_STEPS, TIMED_STEPS, Tuner
 from dist_core.trial.current import get_core
 from tests.support.perceptrons import Perceptron, train
 from tests.support.ranks import run_ranks
@@ -47,12 +47,10 @@ def test_options_that_do_not_exist_are_refused_in_words() -> None:
         reduction_strategy("round_robin", num_groups=0)
     with pytest.raises(InvalidTraining, match="matrix_rank=0"):
         reduction_strategy("power_sgd", matrix_rank=0)
-    with pytest.raises(InvalidTraining, match="staleness of parameter_server is 0"):
-        reduction_strategy("parameter_server", staleness=0)
     model = Perceptron()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with pytest.raises(InvalidTraining, match="name it alone"):
-        AdaptiveDataParallel(model, optimizer, reduction=["all_reduce", "parameter_server"])
+        AdaptiveDataParallel(model, optimizer, reduction=["all_reduce", "power_sgd"])
     with pytest.raises(InvalidTraining, match="given process_group="):
         AdaptiveDataParallel(Perceptron(), torch.optim.SGD([torch.zeros(1)], lr=0.1), process_group=None)
 

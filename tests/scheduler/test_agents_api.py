@@ -21,7 +21,7 @@ from tests.support.director import until
 from tests.support.project import ROOT
 from tests.support.served import OWNERS_TOKEN, ServedLoop
 from trials.agents.launcher import AgentLauncher
-from trials.agents.line import Line, Refused
+from trials.agents.line import AgentLine, Refused
 from trials.agents.node_files import NodeFiles
 from trials.agents.roster import Roster
 from trials.agents.start import AgentDescription
@@ -29,7 +29,7 @@ from trials.agents.words import AGENT_VARIABLE, AgentSlot, News, Orders
 from trials.launch.base import LaunchRequest
 from trials.record import ReplicaRecord
 from trials.spec import TrialSpec
-from trials.store import SqlTrialStore
+from trials.store import sql_store
 
 NEWS = News(agent="a", host="n1", version=1, slots=(AgentSlot(kind="H100"),))
 
@@ -41,7 +41,7 @@ def roster() -> Roster:
 
 @pytest.fixture
 def served(tmp_path: Path, roster: Roster) -> Iterator[ServedLoop]:
-    store = SqlTrialStore(f"sqlite:///{tmp_path / 'trials.db'}")
+    store = sql_store(f"sqlite:///{tmp_path / 'trials.db'}")
     loop = ServedLoop(tmp_path, store, AgentLauncher(roster), policy_by_name("fifo"), roster=roster)
     loop.wait_until_it_answers()
     yield loop
@@ -50,8 +50,8 @@ def served(tmp_path: Path, roster: Roster) -> Iterator[ServedLoop]:
 
 
 @contextmanager
-def line_to(url: str, token: str, server_file: Path | None = None) -> Iterator[Line]:
-    line = Line(url, token, server_file)
+def line_to(url: str, token: str, server_file: Path | None = None) -> Iterator[AgentLine]:
+    line = AgentLine(url, token, server_file)
     yield line
     line.close()
 
@@ -260,7 +260,7 @@ def request_of(trial: str, folder: Path) -> LaunchRequest:
         working_dir=str(folder),
         python_path=(),
         preload=(),
-        user_code=(),
+        code=(),
         log=folder / "log",
     )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import replace
 
-from scheduler.api.announcements import Announcements, Changes
+from scheduler.api.service import Announcements, Changes
 from tests.support.site import Site
 from trials.record import ReplicaState
 from trials.states import TrialState

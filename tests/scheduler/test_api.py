@@ -11,8 +11,7 @@ from urllib.parse import quote
 import pytest
 
 from dist_core.goodput import BatchBounds, Hints
-from scheduler.api.allowances import MOST_WARNINGS, Allowance
-from scheduler.api.replica_side import CROWD
+from scheduler.api.replica_side import CROWD, MOST_WARNINGS, Allowance
 from scheduler.runtime import runtime
 from tests.support.site import TOKENS, Site
 from trials.record import ReplicaRecord, ReplicaState, Study
@@ -153,7 +152,7 @@ def test_a_study_lives_where_the_scheduler_looks(site: Site) -> None:
     refused = site.call("PUT", "/studies/team.s", asked)
     assert refused.status_code == 422
     assert "namespace 'team'; beside its own this scheduler looks after: none" in refused.json()["detail"]
-    site.service.namespaces = ("team",)
+    site.service.site.namespaces = ("team",)
     assert site.call("PUT", "/studies/team.s", asked).status_code == 200
 
 
@@ -251,8 +250,9 @@ def test_hints_and_reports_are_checked(site: Site) -> None:
     refused = site.replica("POST", "/hints", bad, name=name)
     assert refused.status_code == 422
     assert "progress is -5.0" in refused.json()["detail"]
-    assert site.replica("POST", "/report", {"step": 0, "value": None, "progress": 1.0}, name=name).status_code == 200
-    assert site.replica("POST", "/report", {"step": 0, "value": 1.0, "progress": -1.0}, name=name).status_code == 422
+    for progress, status in ((1.0, 200), (-1.0, 422)):
+        body = {"reports": [{"step": 0, "value": None, "progress": progress}]}
+        assert site.replica("POST", "/reports", body, name=name).status_code == status
 
 
 def test_several_reports_come_at_once_and_each_is_checked(site: Site) -> None:
@@ -320,8 +320,8 @@ def test_keys_of_trials_that_are_over_do_not_stay(site: Site) -> None:
         ("/hints", {"generation": 2**63, "hints": {}}),
         ("/hints", {"generation": 1, "hints": {"bounds": [], "observations": {}}}),
         ("/hints", {"generation": 1, "hints": {"bounds": {"init_batch": 10**400, "max_batch": 1}, "observations": []}}),
-        ("/report", {"step": 2**63, "value": 1.0, "progress": 1.0}),
-        ("/report", {"step": 1, "value": 1.0, "progress": -1.0}),
+        ("/reports", {"reports": [{"step": 2**63, "value": 1.0, "progress": 1.0}]}),
+        ("/reports", {"reports": [{"step": 1, "value": 1.0, "progress": -1.0}]}),
         ("/outcome", {"kind": "error", "message": "x" * 20_001}),
         ("/warning", {"message": "x" * 4001}),
         ("/rendezvous", {"generation": 1, "key": "k" * 513, "value": "v"}),

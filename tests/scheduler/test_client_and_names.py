@@ -24,7 +24,7 @@ from trials.errors import StoreUnavailable
 from trials.record import ReplicaRecord
 from trials.spec import TrialSpec
 from trials.states import TrialState
-from trials.store import SqlTrialStore
+from trials.store import sql_store
 
 COMMAND = "tuner_bridge.in_replica.commands:run"
 
@@ -263,7 +263,7 @@ def test_what_an_ended_scheduler_has_kept_is_read_and_cannot_be_changed(tmp_path
 
 def test_looking_at_what_a_killed_scheduler_has_kept_changes_nothing(tmp_path: Path) -> None:
     """Replicas may train on, and another scheduler may come for them."""
-    store = SqlTrialStore(f"sqlite:///{tmp_path / 'trials.db'}")
+    store = sql_store(f"sqlite:///{tmp_path / 'trials.db'}")
     record = store.submit(TrialSpec(study="s", number=0, entrypoint="m:f"), 1.0)
     running = replace(record, state=TrialState.RUNNING, generation=1, members=("r1",), losses=5)
     store.save_trial(running)

@@ -19,7 +19,7 @@ from scheduler.simulator.rivals import COMPARED, compared_policy
 from scheduler.snapshot import Grant, NodeView, Snapshot, TrialView, check_grants
 from tests.support.views import model, running, views, waiting
 from trials.errors import InvalidStudyTerms
-from trials.quota import SlotQuota
+from trials.queued import SlotQuota
 from trials.record import Study
 from trials.terms import StudyTerms
 
@@ -332,7 +332,7 @@ def test_a_node_is_reserved_for_what_its_study_is_called() -> None:
         ({"weight": 0.0}, "weight is 0.0; it must be above 0"),
         ({"priority": 2000}, "from -1000 to 1000"),
         ({"quota": 0}, "at least 1 slot"),
-        ({"goal": "glory"}, "goal is 'glory'; choose one of auto"),
+        ({"goal": "glory"}, "goal is 'glory'; choose one of completion_time"),
         ({"goal": "deadline"}, "needs a deadline"),
         ({"budget_slot_hours": -1.0}, "must be above 0"),
     ],

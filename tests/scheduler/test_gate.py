@@ -24,12 +24,12 @@ from scheduler.policy import policy_by_name
 from tests.support.served import OWNERS_TOKEN, ServedLoop
 from tests.support.site import TOKENS, Site
 from trials.launch import InMemoryLauncher
-from trials.store import SqlTrialStore
+from trials.store import sql_store
 
 
 @pytest.fixture
 def served(tmp_path: Path) -> Iterator[ServedLoop]:
-    store = SqlTrialStore(f"sqlite:///{tmp_path / 'trials.db'}")
+    store = sql_store(f"sqlite:///{tmp_path / 'trials.db'}")
     loop = ServedLoop(tmp_path, store, InMemoryLauncher({"n0": 1}), policy_by_name("fifo"))
     loop.wait_until_it_answers()
     yield loop

@@ -10,11 +10,7 @@ import pytest
 
 from scheduler.allocation.goals import StudyTrials, chance_to_be_best, gains
 from scheduler.policy import policy_by_name
-from scheduler.policy.goodput import GoodputPolicy
-from scheduler.simulator.cluster import SimulationSettings
-from scheduler.simulator.sweep import SweepSettings, SweepWorld, learning_curves
-from scheduler.simulator.synthetic import SMALL
-from scheduler.snapshot import Grant, Snapshot, TrialView
+from scheduler.snapshot import Snapshot, TrialView
 from tests.support.views import ONE_SLOT, running, snapshot, waiting
 from trials.terms import Goal
 
@@ -107,21 +103,3 @@ def test_goals_of_two_studies_do_not_disturb_each_other() -> None:
     found = granted(snapshot(*hurried, *calm, slots=4))
     assert found["c0"] == found["c1"] == 1
     assert found["h0"] + found["h1"] == 2
-
-
-@pytest.mark.parametrize(("rungs", "goal"), [((1,), "time_to_best"), ((), "completion_time")])
-def test_where_nothing_is_asked_a_study_that_stops_trials_is_a_search_for_the_best(
-    rungs: tuple[int, ...], goal: str
-) -> None:
-    settings = SimulationSettings(nodes=1, slots_per_node=2, decide_every_seconds=30.0, rescale_seconds=1.0)
-    curves = learning_curves(8, SMALL.epochs, seed=1)
-    seen: list[set[str]] = []
-
-    class Watching(GoodputPolicy):
-        def allocate(self, snapshot: Snapshot) -> dict[str, Grant]:
-            seen.append({view.goal for view in snapshot.trials})
-            return super().allocate(snapshot)
-
-    SweepWorld(curves, SMALL, Watching(), settings, SweepSettings(max_replicas=2, at_a_time=2, rungs=rungs)).sweep()
-    assert seen[0] == {"completion_time"}
-    assert seen[-1] == {goal}

@@ -10,12 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dist_core.goodput import BatchBounds
+from dist_core.goodput import BatchBounds, ThroughputParams
 from dist_core.goodput.speed_profiles import speed_profile
 from scheduler.knowledge.profile import StudyProfile
 from scheduler.policy import GoodputPolicy, policy_by_name
 from scheduler.snapshot import NodeView, Snapshot, TrialView
-from tests.support.views import ONE_SLOT, model, running, snapshot, views, waiting
+from tests.support.views import ONE_SLOT, model, running, snapshot, that_fit, views, waiting
+from trials.terms import GOALS, Goal
 
 POLICY = GoodputPolicy()
 
@@ -182,3 +183,54 @@ def test_the_answer_is_at_rest(trials: list[TrialView]) -> None:
     settled = [replace(view, placement=first[view.trial_id].placement, since_rescale_seconds=0.0) for view in trials]
     second = POLICY.allocate(snapshot(*settled, slots=8))
     assert {name: grant.slots for name, grant in second.items()} == {name: grant.slots for name, grant in first.items()}
+
+
+params = st.builds(
+    ThroughputParams,
+    st.floats(1e-4, 0.1),
+    st.floats(1e-5, 0.01),
+    st.floats(1e-5, 0.5),
+    st.floats(0.0, 0.05),
+    st.floats(1e-5, 0.5),
+    st.floats(0.0, 0.05),
+    st.floats(1.0, 10.0),
+)
+noisy_views = st.builds(
+    lambda view, params, held, pause, start, left, noise: replace(
+        view,
+        placement={"n0": held} if held else {},
+        can_rescale=held > 0,
+        model=replace(model(var=noise), profile=StudyProfile(params=params, most_replicas=8)),
+        pause_seconds=pause,
+        start_seconds=start,
+        remaining_progress=left,
+        steps_measured=50,
+        since_rescale_seconds=1e4,
+    ),
+    views,
+    params,
+    st.integers(0, 6),
+    st.floats(0.0, 60.0),
+    st.floats(0.0, 60.0),
+    st.floats(1.0, 1e6),
+    st.floats(0.0, 1e5),
+)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(noisy_views, min_size=1, max_size=5, unique_by=lambda view: view.trial_id), st.sampled_from(GOALS))
+def test_no_trial_grows_to_a_slower_size_or_too_late_to_gain_by_it(trials: list[TrialView], goal: Goal) -> None:
+    trials = [replace(view, goal=goal, deadline_in=100.0) for view in that_fit(trials, 16)]
+    grants = POLICY.allocate(snapshot(*trials, slots=16))
+    for view in trials:
+        held, granted = view.held_slots, grants[view.trial_id].slots
+        if not max(1, view.min_slots) <= held < granted:
+            continue
+        assert view.model is not None and view.remaining_progress is not None
+        now, then = (float(view.model.curve(16, np.array([count]))[0]) for count in (held, granted))
+        assert then > now
+        work = view.expected_part * view.remaining_progress
+        with_change = view.start_seconds + view.pause_seconds + max(0.0, work - now * view.start_seconds) / then
+        assert with_change < work / now * (1.0 + 1e-9)
+        factor = float(grants[view.trial_id].reason.sentence.partition("goodput x")[2].split()[0])
+        assert factor > 1.0

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from dist_core.exit_statuses import EXIT_PREEMPTED
+from dist_core.errors import EXIT_PREEMPTED
 from scheduler.loop.control_loop import ControlLoop
 from scheduler.loop.settings import LoopSettings
 from scheduler.loop.steady_clock import SteadyClock

@@ -15,7 +15,7 @@ from scheduler.cli import command_line
 from scheduler.policy import policy_by_name
 from scheduler.simulator.application import ModelledApplication
 from scheduler.simulator.cluster import SimulationSettings
-from scheduler.simulator.compare import compare
+from scheduler.simulator.command import compare
 from scheduler.simulator.replicas import Timing
 from scheduler.simulator.sweep import SweepSettings, SweepWorld, learning_curves
 from scheduler.simulator.synthetic import synthetic_workload

@@ -56,18 +56,32 @@ def test_a_replica_that_was_to_stop_before_it_was_there_is_ended_when_it_is(benc
 
 
 def test_a_replica_that_falls_silent_is_ended_and_a_clock_that_jumps_ends_nobody(bench: Bench) -> None:
-    trial_id = bench.submit()
+    trial_id = bench.submit(min_replicas=2)
     bench.train(trial_id)
-    [replica] = bench.store.replicas()
+    replica, other = bench.store.replicas()
     bench.loop.note_contact(replica.replica_id)
     bench.now += 3600.0
     bench.jumped += 3600.0
-    bench.tick(20, seconds=2.0)
-    assert bench.launcher.stopped == []
-    bench.tick(5, seconds=2.0)
+    for _ in range(25):
+        bench.loop.note_contact(other.replica_id)
+        assert bench.launcher.stopped == []
+        bench.tick(seconds=2.0)
+        if bench.launcher.stopped:
+            break
     assert bench.launcher.stopped == [(replica.replica_id, True)]
     [told] = [entry for entry in bench.store.history(trial_id) if entry.reason.code == "silent"]
     assert told.reason.sentence == f"replica {replica.replica_id} said nothing for 45 s and was ended"
+
+
+def test_a_silent_replica_that_is_alone_is_left_alone_and_told_of_once(bench: Bench) -> None:
+    trial_id = bench.submit(max_replicas=1)
+    bench.train(trial_id)
+    [replica] = bench.store.replicas()
+    bench.loop.note_contact(replica.replica_id)
+    bench.tick(100, seconds=2.0)
+    assert bench.launcher.stopped == []
+    [told] = [entry for entry in bench.store.history(trial_id) if entry.reason.code == "silent"]
+    assert "is left alone, because no other one waits for it" in told.reason.sentence
 
 
 def test_a_scheduler_that_was_held_up_ends_nobody_for_it(bench: Bench) -> None:
@@ -84,12 +98,12 @@ def test_a_scheduler_that_was_held_up_ends_nobody_for_it(bench: Bench) -> None:
 
 
 def test_a_replica_that_hangs_while_the_scheduler_is_replaced_is_ended(bench: Bench) -> None:
-    bench.train(bench.submit())
+    bench.train(bench.submit(min_replicas=2))
     bench.loop = bench.new_loop()
     bench.tick(20, seconds=2.0)
     assert bench.launcher.stopped == []
     bench.tick(5, seconds=2.0)
-    assert [force for _, force in bench.launcher.stopped] == [True]
+    assert [force for _, force in bench.launcher.stopped] == [True, True]
 
 
 def test_slots_that_strangers_work_on_get_nothing_new(bench: Bench) -> None:

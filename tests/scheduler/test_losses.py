@@ -6,7 +6,7 @@ import signal
 
 import pytest
 
-from dist_core.exit_statuses import EXIT_PEER_LOST
+from dist_core.errors import EXIT_PEER_LOST
 from scheduler.loop.losses import LONGEST_BACKOFF_SECONDS, MOST_CRASHES, judge
 
 

@@ -7,15 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fastapi.testclient import TestClient
 
 from scheduler.api import display_routes
-from scheduler.api.app import create_app
 from scheduler.dashboard.terminal import LiveView
 from tests.support.site import Site
 from trials.record import Reason, Report, Study
 from trials.states import TrialState
-from trials.store import CachedTrialStore
 from trials.store.base import HistoryEntry
 
 
@@ -72,9 +69,6 @@ def test_changes_are_told_once_and_by_name(
 
 
 def test_rows_of_trials_that_are_over_are_told_anew_when_anything_of_them_changes(site: Site) -> None:
-    site.service.store = CachedTrialStore(site.store)
-    site.http = TestClient(create_app(site.service))
-
     def row() -> dict[str, Any]:
         told = site.call("GET", "/rows", params={"study": "s"}).json()
         assert told["over"] == 2 and len(told["trials"]) == 3

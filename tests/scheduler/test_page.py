@@ -299,7 +299,8 @@ def test_a_trials_view_has_its_curves_and_what_was_weighed(site: Site) -> None:
     assert site.replica("POST", "/hints", body, name=name).status_code == 200
     site.service.clock = time.time
     for step in range(3):
-        site.replica("POST", "/report", {"step": step, "value": step / 2, "progress": 32.0 * step}, name=name)
+        report = {"step": step, "value": step / 2, "progress": 32.0 * step}
+        site.replica("POST", "/reports", {"reports": [report]}, name=name)
     waits = site.submit(7, min_replicas=2, max_replicas=2)["trial_id"]
     site.loop.tick()
     view = site.call("GET", f"/page/trials/{trial_id}").json()

@@ -12,7 +12,7 @@ from dist_core.goodput import BatchBounds, Configuration, GradientStatistics, Hi
 from scheduler.cli import command_line
 from scheduler.policy import policy_by_name
 from scheduler.simulator.cluster import SimulationSettings
-from scheduler.simulator.compare import compare
+from scheduler.simulator.command import compare
 from scheduler.simulator.errors import InvalidWorkload
 from scheduler.simulator.recorded import read_recorded
 from scheduler.simulator.replay import RecordedWorld
@@ -20,7 +20,7 @@ from scheduler.state_folder import DATABASE
 from trials.record import Outcome, ReplicaRecord, Report, Study
 from trials.spec import TrialSpec
 from trials.states import TrialState
-from trials.store import SqlTrialStore
+from trials.store import sql_store
 from trials.terms import StudyTerms
 
 BOUNDS = BatchBounds(init_batch=64, max_batch=1024, min_atomic=8, max_atomic=256)
@@ -43,7 +43,7 @@ def hints(progress: float, slower: float = 1.0) -> Hints:
 
 @pytest.fixture
 def state(tmp_path: Path) -> Path:
-    store = SqlTrialStore(f"sqlite:///{tmp_path / DATABASE}")
+    store = sql_store(f"sqlite:///{tmp_path / DATABASE}")
     for number, (progress, slower) in enumerate([(64_000.0, 1.0), (64_000.0, 2.0), (12_800.0, 1.0)]):
         spec = TrialSpec(study="s", number=number, entrypoint="a:b", max_replicas=4)
         trial = store.submit(spec, 1000.0 + 60.0 * number)
@@ -90,7 +90,7 @@ EPOCH = 6400.0
 @pytest.fixture
 def sweep(tmp_path: Path) -> Path:
     """Three trials, two at a time: the second one is stopped after its first epoch, and the third follows it."""
-    store = SqlTrialStore(f"sqlite:///{tmp_path / DATABASE}")
+    store = sql_store(f"sqlite:///{tmp_path / DATABASE}")
     store.put_study(Study(name="s", direction="maximize", terms=StudyTerms(goal="time_to_best")))
     times = [(1000.0, 1040.0, 5), (1000.0, 1008.0, 1), (1008.2, 1030.0, 5)]
     for number, (submitted, finished, epochs) in enumerate(times):
@@ -160,6 +160,6 @@ def test_the_command_runs_a_recorded_sweep_as_a_live_scheduler_would(sweep: Path
 def test_a_folder_without_records_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidWorkload, match=r"holds no trials.db; name the state folder"):
         read_recorded(tmp_path)
-    SqlTrialStore(f"sqlite:///{tmp_path / DATABASE}").close()
+    sql_store(f"sqlite:///{tmp_path / DATABASE}").close()
     with pytest.raises(InvalidWorkload, match="nothing to simulate"):
         read_recorded(tmp_path)

@@ -18,7 +18,7 @@ from trials.launch import InMemoryLauncher
 from trials.record import Reason, ReplicaRecord, ReplicaState, Report, Study, TrialRecord
 from trials.spec import TrialSpec
 from trials.states import TrialState
-from trials.store import CachedTrialStore, SqlTrialStore
+from trials.store import sql_store
 from trials.store.base import HistoryEntry
 from trials.terms import StudyTerms
 
@@ -64,7 +64,7 @@ class Kept:
         self.now = 100 * DAY
         self.folder = folder
         self.url = f"sqlite:///{folder / 'trials.db'}"
-        self.store = CachedTrialStore(SqlTrialStore(self.url))
+        self.store = sql_store(self.url)
         settings = LoopSettings(
             state_dir=folder, api_url=lambda: "", replica_token=lambda replica_id: "", base_environ={}
         )

@@ -17,7 +17,7 @@ from scheduler.cli import command_line
 from scheduler.loop.control_loop import ControlLoop
 from scheduler.simulator.application import measured_application
 from scheduler.simulator.cluster import SimulationSettings
-from scheduler.simulator.compare import compare
+from scheduler.simulator.command import compare
 from scheduler.simulator.errors import InvalidWorkload
 from scheduler.simulator.replicas import LIVE, Timing
 from scheduler.simulator.rivals import COMPARED, compared_policy

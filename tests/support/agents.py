@@ -12,7 +12,7 @@ from pathlib import Path
 from pydantic import TypeAdapter
 
 from trials.agents.agent import Agent, agent_slots
-from trials.agents.line import Line
+from trials.agents.line import AgentLine
 from trials.agents.node_files import NodeFiles
 from trials.agents.roster import Roster
 from trials.agents.words import News, Orders
@@ -21,10 +21,11 @@ from trials.launch.local import LocalLauncher
 _NEWS, _ORDERS = TypeAdapter(News), TypeAdapter(Orders)
 
 
-class DirectLine(Line):
+class DirectLine(AgentLine):
     """Everything goes through JSON, as on a network."""
 
     def __init__(self, roster: Roster) -> None:
+        super().__init__("http://the-test", "", None)
         self._roster = roster
         self._heard_at = time.monotonic()
         self.is_cut = False
@@ -32,10 +33,6 @@ class DirectLine(Line):
     @property
     def lost_for(self) -> float:
         return time.monotonic() - self._heard_at
-
-    @property
-    def url(self) -> str:
-        return "the test"
 
     def close(self) -> None:
         """Nothing is open."""

@@ -68,7 +68,7 @@ def request(**changes: Any) -> LaunchRequest:
         "working_dir": "/home/me/project",
         "python_path": ("/home/me/project",),
         "preload": (),
-        "user_code": (),
+        "code": (),
         "log": Path("/unused"),
         **changes,
     }

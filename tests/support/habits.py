@@ -254,10 +254,10 @@ def _miss_the_last_round(core: TrainingCore, missed: str) -> None:
         if missed == "before its update" and is_last():
             miss()
 
-    def missing_finish(lag: int) -> Any:
+    def missing_finish() -> Any:
         core.vote.wait()
         last = is_last()
-        agreed = finish(lag)
+        agreed = finish()
         if last and core.generation.broken is None:
             miss()
         return agreed if core.generation.broken is None else None

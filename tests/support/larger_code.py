@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import sys
-import time
 from pathlib import Path
 
 import torch
@@ -48,28 +47,19 @@ def train() -> list[float]:
     optimizer = torch.optim.Adam(model.parameters(), lr=0.02)
     schedule = torch.optim.lr_scheduler.StepLR(optimizer, 3, 0.5)
     loader = dist_core.AdaptiveDataLoader(Numbered(), batch_size=24, shuffle=True)
-    wrapped: ElasticPipeline | ElasticFullyShard | ElasticModel | None = None
-
-    def chosen() -> ElasticModel:
-        return ElasticModel(model, optimizer, nn.functional.mse_loss, schedule, example=torch.zeros(2, 6).double())
-
+    wrapped: ElasticPipeline | ElasticFullyShard | ElasticModel
     if how == "chosen":
-        wrapped = chosen()
+        wrapped = ElasticModel(model, optimizer, nn.functional.mse_loss, schedule, example=torch.zeros(2, 6).double())
     elif how == "pipeline":
         wrapped = ElasticPipeline(
             model, optimizer, nn.functional.mse_loss, schedule, example=torch.zeros(2, 6).double()
         )
-    elif how == "sharded":
+    else:
         wrapped = ElasticFullyShard(model, optimizer, schedule)
-    # So that a test sees a trial between two layouts.
-    time.sleep(float(os.environ.get("STAND_SECONDS", "0")))
     core = get_core()
     who = core.environment.replica_id if core.environment is not None else "alone"
     with open(Path(os.environ["TRACE_DIR"]) / f"{who}.jsonl", "a", buffering=1) as trace:
         for epoch in dist_core.remaining_epochs_until(EPOCHS):
-            if wrapped is None:
-                # "chosen late"
-                wrapped = chosen()
             for numbers, x, y in loader:
                 optimizer.zero_grad()
                 if core.joined:
@@ -102,7 +92,6 @@ def train() -> list[float]:
             with sums.synchronized():
                 dist_core.report(sums["squares"] / sums["count"], epoch)
                 assert sums["count"] == len(Numbered())
-    assert wrapped is not None
     wrapped.eval()
     with torch.no_grad():
         found: list[float] = wrapped(Numbered().x[:8].double()).tolist()

@@ -10,7 +10,7 @@ from scheduler.policy import GoodputPolicy
 from trials.launch import InMemoryLauncher
 from trials.record import ReplicaState, TrialRecord
 from trials.spec import TrialSpec
-from trials.store import SqlTrialStore
+from trials.store import sql_store
 
 
 class Bench:
@@ -21,7 +21,7 @@ class Bench:
         self.jumped = 0.0
         """How far the wall clock was set forward in all."""
         self.folder = folder
-        self.store = SqlTrialStore(f"sqlite:///{folder / 'trials.db'}")
+        self.store = sql_store(f"sqlite:///{folder / 'trials.db'}")
         self.launcher = InMemoryLauncher({"n0": slots})
         self.policy = GoodputPolicy()
         self.loop = self.new_loop()

@@ -55,7 +55,8 @@ class ThreadLauncher(InMemoryLauncher):
         # A process would be gone by now, and its connections with it.
         core.membership._thread.join()
         assert core.channel is not None
-        core.channel._client.close()
+        core.channel.close()
+        core.channel.let_go_if_closed()
 
     def exits(self, replicas: Sequence[ReplicaRecord]) -> list[Exit]:
         with self._ending:

@@ -19,7 +19,7 @@ from tests.support.unhurried import SLOWLY
 from trials.launch import LocalLauncher
 from trials.record import Reason, ReplicaRecord, TrialRecord
 from trials.spec import TrialSpec
-from trials.store import CachedTrialStore, SqlTrialStore
+from trials.store import sql_store
 
 PRELOAD = ("dist_core.replica_preload",)
 
@@ -58,7 +58,7 @@ class Rig:
         self.folder = folder
         self.trace = folder / "trace"
         self.trace.mkdir()
-        self.store = CachedTrialStore(SqlTrialStore(f"sqlite:///{folder / 'trials.db'}"))
+        self.store = sql_store(f"sqlite:///{folder / 'trials.db'}")
         self.launcher = launcher or LocalLauncher(slots=slots, preload=PRELOAD, fork_server=fork_server)
         self._owns_launcher = launcher is None
         self.policy = ScriptedPolicy()
@@ -103,7 +103,6 @@ class Rig:
             max_replicas=8,
             slots_per_replica=slots_per_replica,
             replica_sizes=replica_sizes,
-            user_code=(entrypoint.partition(":")[0],),
             python_path=(str(ROOT),),
             working_dir=str(self.folder),
             environ={"STEP_SECONDS": "0.02", "EPOCHS": "8", **environ},

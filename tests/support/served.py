@@ -14,14 +14,15 @@ from typing import Any
 
 import uvicorn
 
+from scheduler.api.app import api_config
 from scheduler.api.service import Service
-from scheduler.api.serving import api_config
+from scheduler.api.site import Site
 from scheduler.api.tokens import Tokens
 from scheduler.client.connection import SchedulerClient
 from scheduler.errors import SchedulerUnreachable
 from scheduler.loop.control_loop import ControlLoop
 from scheduler.loop.settings import LoopSettings
-from scheduler.snapshot import NodeView, Policy
+from scheduler.snapshot import Policy
 from trials.agents.roster import Roster
 from trials.launch import Launcher
 from trials.store import TrialStore
@@ -58,12 +59,12 @@ class ServedLoop:
                 base_environ={**os.environ, "OMP_NUM_THREADS": "1", **(environ or {})},
                 **settings,
             ),
-            on_change=self._end_round,
         )
         self.tokens = tokens
-        self._service = Service(
-            store=store, loop=self.loop, tokens=tokens, nodes=lambda: _views(launcher), roster=roster
-        )
+        self.loop.after_look.append(self._end_round)
+        site = Site(launcher)
+        site.roster = roster
+        self._service = Service(store, self.loop, tokens, site)
         self._server = uvicorn.Server(api_config(self._service))
         self._thread = threading.Thread(target=self._server.run, kwargs={"sockets": [listener]}, daemon=True)
         self._listener = listener
@@ -72,7 +73,6 @@ class ServedLoop:
     def _end_round(self) -> None:
         while not self._after_round.empty():
             self._after_round.get()()
-        self._service.announce()
 
     def between_rounds(self, change: Callable[[], None]) -> None:
         """Have the loop call this when it holds no record that it has yet to write; returns when it has."""
@@ -99,7 +99,3 @@ class ServedLoop:
         self._server.should_exit = True
         self._thread.join(timeout=20.0)
         self._listener.close()
-
-
-def _views(launcher: Launcher) -> tuple[NodeView, ...]:
-    return tuple(NodeView(name=node.node, slots=node.slots) for node in launcher.nodes())

@@ -9,29 +9,28 @@ from fastapi.testclient import TestClient
 
 from scheduler.api.app import create_app
 from scheduler.api.service import Service
+from scheduler.api.site import Site as SchedulerSite
 from scheduler.api.tokens import Tokens
 from scheduler.loop.control_loop import ControlLoop
 from scheduler.loop.settings import LoopSettings
 from scheduler.policy import GoodputPolicy
-from scheduler.snapshot import NodeView
 from trials.launch import InMemoryLauncher
 from trials.record import ReplicaRecord
-from trials.store import SqlTrialStore
+from trials.store import sql_store
 
 TOKENS = Tokens("a token of the owner")
 
 
 class Site:
     def __init__(self, folder: Path) -> None:
-        self.store = SqlTrialStore(f"sqlite:///{folder / 'trials.db'}")
+        self.store = sql_store(f"sqlite:///{folder / 'trials.db'}")
         self.launcher = InMemoryLauncher({"n0": 2})
         settings = LoopSettings(
             state_dir=folder, api_url=lambda: "http://x", replica_token=TOKENS.for_replica, base_environ={}
         )
         self.loop = ControlLoop(self.store, self.launcher, GoodputPolicy(), settings)
         self.loop.start = lambda: None  # type: ignore[method-assign]
-        nodes = (NodeView(name="n0", slots=2),)
-        self.service = Service(store=self.store, loop=self.loop, tokens=TOKENS, nodes=lambda: nodes)
+        self.service = Service(self.store, self.loop, TOKENS, SchedulerSite(self.launcher))
         self.http = TestClient(create_app(self.service))
 
     def call(self, method: str, path: str, body: Any = None, token: str = TOKENS.owner, **options: Any) -> Any:

@@ -17,7 +17,7 @@ import optuna
 import psutil
 
 from tests.support.project import ROOT
-from trials.store import SqlTrialStore
+from trials.store import SqlBacking
 
 SCRIPT = """
 import os, sys, optuna
@@ -93,7 +93,7 @@ class Sweep:
 
     def left_over(self) -> list[psutil.Process]:
         """Processes of this sweep that still run: replicas by the store's rows, the scheduler by its file."""
-        store = SqlTrialStore(f"sqlite:///{self.state / 'trials.db'}")
+        store = SqlBacking(f"sqlite:///{self.state / 'trials.db'}")
         rows = store.replicas(live_only=False)
         store.close()
         found = []
@@ -120,7 +120,7 @@ def assert_whole(sweep: Sweep, before: dict[int, Any]) -> None:
 
 
 def assert_no_slot_was_used_twice(state: Path) -> None:
-    store = SqlTrialStore(f"sqlite:///{state / 'trials.db'}")
+    store = SqlBacking(f"sqlite:///{state / 'trials.db'}")
     intervals = sorted(store.slot_intervals(), key=lambda row: (row.slot, row.began))
     store.close()
     assert intervals

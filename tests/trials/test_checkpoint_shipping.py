@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import tarfile
 import threading
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.director import until
+from trials.agents import checkpoint_shipping
 from trials.agents.archives import newest, packed, unpack
 from trials.agents.checkpoint_shipping import MOST_FAILURES, CheckpointShipping
 
@@ -135,3 +137,24 @@ def test_what_came_from_there_is_not_sent_back(
     checkpoint(tmp_path / "t", "part-1/checkpoint-00000002")
     assert shipping.has_arrived("t-a", "t")
     assert scheduler.kept == []
+
+
+def test_folders_that_are_removed_while_it_looks_end_nothing(
+    scheduler: Scheduler, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A trial's folder goes when the trial is over, all of them when the agent ends."""
+
+    def removed_just_now(folder: Path) -> dict[str, str]:
+        if folder.name == "a-over":
+            shutil.rmtree(folder)
+            raise FileNotFoundError(folder)
+        return newest(folder)
+
+    monkeypatch.setattr(checkpoint_shipping, "newest", removed_just_now)
+    checkpoint(tmp_path / "a-over", "checkpoint-00000001")
+    checkpoint(tmp_path / "t", "checkpoint-00000001")
+    shipping = CheckpointShipping(tmp_path, scheduler.send, scheduler.arrived.set)
+    until(lambda: scheduler.kept == [("t", "checkpoint-00000001")])
+    shutil.rmtree(tmp_path)
+    shipping.ship()
+    shipping.close()

@@ -35,12 +35,12 @@ class Staged:
         self.number = 0
 
     def may_start(self) -> bool:
-        return self.launcher.is_ready_for(request_for(self.folder, "tells", {}, name="r", user_code=("user_code",)))
+        return self.launcher.is_ready_for(request_for(self.folder, "tells", {}, name="r"))
 
     def has_in_memory(self) -> int | None:
         """What a replica that is started now has: 1 for the quick module, 2 for the slow one."""
         self.number += 1
-        replica = started(self.launcher, self.folder, "tells", {}, name=f"r{self.number}", user_code=("user_code",))
+        replica = started(self.launcher, self.folder, "tells", {}, name=f"r{self.number}")
         return wait_for_exit(self.launcher, replica).status
 
     def go_on(self) -> None:
@@ -102,5 +102,5 @@ def test_code_that_has_changed_is_loaded_again_by_the_whole_chain(staged: Staged
     staged.go_on()
     (staged.folder / "quick.py").write_text("VALUE = 40 + 2\n")
     assert staged.has_in_memory() == 42
-    assert staged.servers._trunk.ready, "the replica was forked, not started cold"
+    assert staged.servers.trunk.ready, "the replica was forked, not started cold"
     staged.until(lambda: all(server.ready for server in staged.servers._chain))

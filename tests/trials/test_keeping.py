@@ -13,6 +13,7 @@ import pytest
 
 from tests.support.director import until
 from tests.trials.test_launchers import record_of, request_for, until_started, wait_for_exit
+from trials.inside.user_code import COMMAND_LINE
 from trials.launch import LaunchRequest, LocalLauncher
 from trials.launch.fork import server as fork_server
 from trials.launch.fork.start import start_fork_server
@@ -76,21 +77,22 @@ class Kept:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         (folder / "user_code.py").write_text(CODE)
-        (folder / "torch.py").write_text(TORCH)
-        (folder / "light.py").write_text("")
+        (folder / "library").mkdir()
+        (folder / "library" / "torch.py").write_text(TORCH)
+        (folder / "library" / "light.py").write_text("")
         self.launcher = LocalLauncher(slots=4, fork_server=start_fork_server([["light"], ["torch"]]))
         self.number = 0
 
     def start(self, function: str, **changes: object) -> ReplicaRecord:
         self.number += 1
-        request = request_for(self.folder, function, SAME, name=f"r{self.number}", user_code=("user_code",))
+        request = request_for(self.folder, function, SAME, name=f"r{self.number}")
         return self.launch(replace(request, **changes))  # type: ignore[arg-type]  # fields by name
 
     def launch(self, request: LaunchRequest) -> ReplicaRecord:
         return record_of(request, until_started(self.launcher, request, self.launcher.launch(request)))
 
     def spares(self, *others: ReplicaRecord) -> set[int]:
-        """Processes of the fork server that are neither its own, nor branches, nor these replicas."""
+        """Processes of the fork server that are neither its own nor these replicas."""
         servers = self.launcher._servers
         assert servers is not None
         # One that is not ready has not said which process it is.
@@ -108,10 +110,8 @@ class Kept:
 
 @pytest.fixture
 def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Kept]:
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "library"))
     made = Kept(tmp_path)
-    # Without a branch, so that it is known which process has been asked.
-    monkeypatch.setattr(made.launcher._servers, "_prepare_branch", lambda *_: None)
     yield made
     made.launcher.close()
 
@@ -178,8 +178,8 @@ def test_code_that_brings_torch_starts_with_it_from_the_next_replica_on(kept: Ke
     kept.run("imports_torch")
     kept.run("has_torch")
     assert kept.status == 6
-    # Other code still does without.
-    kept.run("has_torch", user_code=("other",), study="other")
+    # Another script still does without.
+    kept.run("has_torch", environ={**SAME, COMMAND_LINE: '["other.py"]'}, study="other")
     assert kept.status == 5
 
 

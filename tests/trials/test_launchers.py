@@ -19,7 +19,7 @@ from trials.agents.launcher import AgentLauncher
 from trials.agents.roster import Roster
 from trials.errors import LaunchFailed
 from trials.inside.cgroups import Cgroups
-from trials.launch import InMemoryLauncher, Launcher, LaunchRequest, LocalLauncher, pending_starts
+from trials.launch import InMemoryLauncher, Launcher, LaunchRequest, LocalLauncher, local
 from trials.launch.base import Exit, ReplicaProcess
 from trials.launch.fork import client as fork_client
 from trials.launch.gpus import Gpu, NoGpus
@@ -97,7 +97,7 @@ def request_for(
     *,
     name: str = "r",
     log: Path | None = None,
-    user_code: tuple[str, ...] = (),
+    code: tuple[str, ...] = (),
     preload: tuple[str, ...] = (),
 ) -> LaunchRequest:
     return LaunchRequest(
@@ -111,7 +111,7 @@ def request_for(
         working_dir=str(folder),
         python_path=(str(folder),),
         preload=preload,
-        user_code=user_code,
+        code=code,
         log=log or folder / f"{name}.log",
     )
 
@@ -297,7 +297,7 @@ def test_a_fork_server_that_was_killed_is_replaced(tmp_path: Path) -> None:
     assert launcher._servers is not None
     launcher._servers.kill()
     deadline = time.monotonic() + 5.0
-    while not launcher._servers._trunk.gone and time.monotonic() < deadline:
+    while not launcher._servers.trunk.gone and time.monotonic() < deadline:
         time.sleep(0.01)
     assert run("after") == 7
     assert "hello from after" in (tmp_path / "after.log").read_text()
@@ -306,12 +306,12 @@ def test_a_fork_server_that_was_killed_is_replaced(tmp_path: Path) -> None:
 
 def test_a_fork_server_that_hangs_holds_up_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fork_client, "FORK_SECONDS", 3.0)
-    monkeypatch.setattr(pending_starts, "PATIENCE_SECONDS", 0.5)
+    monkeypatch.setattr(local, "PATIENCE_SECONDS", 0.5)
     launcher = LocalLauncher(slots=2)
     (tmp_path / "user_code.py").write_text(SCRIPT)
     assert wait_for_exit(launcher, started(launcher, tmp_path, "returns_seven", name="before")).status == 7
     assert launcher._servers is not None
-    server = launcher._servers._trunk.pid
+    server = launcher._servers.trunk.pid
     assert server is not None
     os.kill(server, signal.SIGSTOP)
     began = time.monotonic()
@@ -338,8 +338,8 @@ def test_nothing_starts_while_the_launcher_closes(tmp_path: Path) -> None:
     launcher = LocalLauncher(slots=1)
     (tmp_path / "user_code.py").write_text(SCRIPT)
     assert wait_for_exit(launcher, started(launcher, tmp_path, "returns_seven", name="before")).status == 7
-    assert launcher._servers is not None and launcher._servers._trunk.pid is not None
-    os.kill(launcher._servers._trunk.pid, signal.SIGSTOP)
+    assert launcher._servers is not None and launcher._servers.trunk.pid is not None
+    os.kill(launcher._servers.trunk.pid, signal.SIGSTOP)
     hanging = request_for(tmp_path, "returns_seven", name="hanging")
     assert launcher.launch(hanging) is None
     launcher.close()

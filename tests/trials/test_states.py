@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 
 from tests.support.project import ROOT
 from trials.errors import IllegalTransition
-from trials.state_diagram import state_diagram
-from trials.states import TRANSITIONS, TrialEvent, TrialState, next_state
+from trials.states import TRANSITIONS, TrialEvent, TrialState, next_state, state_diagram
 
 
 def test_the_ordinary_life() -> None:

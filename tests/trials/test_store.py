@@ -23,7 +23,7 @@ from trials.kubernetes.settings import ClusterSettings
 from trials.record import FACTS, Measurement, Outcome, Reason, ReplicaRecord, ReplicaState, Report, Study, TrialRecord
 from trials.spec import TrialSpec
 from trials.states import TrialState
-from trials.store import CachedTrialStore, InMemoryTrialStore, SqlTrialStore, TrialStore
+from trials.store import InMemoryTrialStore, TrialStore, sql_store
 from trials.store.base import HistoryEntry
 from trials.terms import StudyTerms
 
@@ -87,7 +87,6 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
         "sqlite-file",
         "sqlite-memory",
         "memory",
-        "cached",
         "kubernetes",
         pytest.param("postgresql", marks=pytest.mark.slow),
         # What KUBECONFIG asks for is its owner's business.
@@ -104,12 +103,11 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[TrialStore
             yield kept
         return
     if request.param == "postgresql":
-        sql = SqlTrialStore(emptied(request.getfixturevalue("postgres")))
+        sql = sql_store(emptied(request.getfixturevalue("postgres")))
     else:
-        sql = SqlTrialStore("sqlite://" if request.param == "sqlite-memory" else f"sqlite:///{tmp_path / 'trials.db'}")
-    made = CachedTrialStore(sql) if request.param == "cached" else sql
-    yield made
-    made.close()
+        sql = sql_store("sqlite://" if request.param == "sqlite-memory" else f"sqlite:///{tmp_path / 'trials.db'}")
+    yield sql
+    sql.close()
 
 
 def spec(number: int = 0, study: str = "s") -> TrialSpec:
@@ -343,16 +341,16 @@ def test_words_that_no_database_likes_are_kept_readable(store: TrialStore) -> No
 
 
 def test_a_store_opened_again_has_everything(url: str) -> None:
-    first = SqlTrialStore(url)
+    first = sql_store(url)
     record = first.submit(spec(), 1.0)
     first.close()
-    second = SqlTrialStore(url)
+    second = sql_store(url)
     assert second.trials() == [record]
     second.close()
 
 
 def test_writers_in_several_threads_lose_nothing(url: str) -> None:
-    made = SqlTrialStore(url)
+    made = sql_store(url)
 
     def submit(study: str) -> None:
         for number in range(15):
@@ -369,34 +367,34 @@ def test_writers_in_several_threads_lose_nothing(url: str) -> None:
 
 def test_a_folder_that_cannot_be_written_is_named() -> None:
     with pytest.raises(StoreUnavailable, match="cannot be opened"):
-        SqlTrialStore("sqlite:////nonexistent-folder/trials.db")
+        sql_store("sqlite:////nonexistent-folder/trials.db")
 
 
 @pytest.mark.parametrize("url", ["mysql+nothing://somewhere/x", "not a url", "postgresql+psycopg://me:secret@/x?bad=1"])
 def test_a_database_that_cannot_be_used_is_named_without_its_password(url: str) -> None:
     with pytest.raises(StoreUnavailable, match="cannot be") as refused:
-        SqlTrialStore(url)
+        sql_store(url)
     assert "secret" not in str(refused.value)
 
 
 @pytest.mark.slow
 def test_a_servers_database_belongs_to_one_scheduler_at_a_time(postgres: str) -> None:
     url = emptied(postgres)
-    first = SqlTrialStore(url, exclusive=True)
+    first = sql_store(url, exclusive=True)
     with pytest.raises(StateFolderInUse, match=rf"belongs to a running scheduler \(elastune pid {os.getpid()} on"):
-        SqlTrialStore(url, exclusive=True)
+        sql_store(url, exclusive=True)
     first.submit(spec(), 1.0)
     admin = sa.create_engine(url, isolation_level="AUTOCOMMIT")
     with admin.connect() as connection:
         others = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid <> pg_backend_pid()"
         connection.exec_driver_sql(f"{others} AND application_name LIKE 'elastune%%'")
-        thief = SqlTrialStore(url, exclusive=True)
+        thief = sql_store(url, exclusive=True)
         with pytest.raises(StoreUnavailable, match=r"meanwhile the database .* belongs to a running scheduler"):
             first.submit(spec(1), 1.0)
         thief.close()
     admin.dispose()
     assert first.submit(spec(), 2.0).submitted_at == 1.0
     first.close()
-    second = SqlTrialStore(url, exclusive=True)
+    second = sql_store(url, exclusive=True)
     assert len(second.trials()) == 1
     second.close()

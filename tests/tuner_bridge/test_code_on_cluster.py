@@ -24,6 +24,7 @@ from tuner_bridge.driving import packing
 from tuner_bridge.driving.code_on_cluster import CodeOnCluster
 from tuner_bridge.driving.packing import pack
 from tuner_bridge.errors import InvalidSweep
+from tuner_bridge.in_replica.shipped import ShippedCode, receive_from
 
 
 @pytest.fixture
@@ -47,9 +48,7 @@ def project(tmp_path: Path) -> Path:
 
 
 def spec(folder: Path, **changes: Any) -> TrialSpec:
-    made = TrialSpec(
-        study="s", number=0, entrypoint="m:f", working_dir=str(folder), user_code=(str(folder / "tune.py"),)
-    )
+    made = TrialSpec(study="s", number=0, entrypoint="m:f", working_dir=str(folder))
     return replace(made, **changes)
 
 
@@ -228,21 +227,31 @@ def test_a_scheduler_that_has_no_such_package_is_believed(tmp_path: Path) -> Non
 # ---------------------------------------------------------------------- at the scheduler
 
 
+def put(packages: Packages, digest: str, content: bytes) -> None:
+    arriving = packages.begin(digest)
+    try:
+        arriving.add(content[:10])
+        arriving.add(content[10:])
+        arriving.keep()
+    finally:
+        arriving.close()
+
+
 def test_a_package_is_kept_under_its_digest_and_nothing_else(project: Path, tmp_path: Path) -> None:
     packages = Packages(tmp_path / "kept")
     package = pack(project)
     assert packages.find(package.digest) is None
-    packages.put(package.digest, package.content)
+    put(packages, package.digest, package.content)
     kept = packages.find(package.digest)
     assert kept is not None
     assert kept.read_bytes() == package.content
     for digest in ("../../etc/passwd", "a" * 63, ""):
         assert packages.find(digest) is None
         with pytest.raises(PackageRefused):
-            packages.put(digest, b"x")
+            packages.begin(digest)
     with pytest.raises(PackageRefused, match="digest is"):
-        packages.put("a" * 64, package.content)
-    assert [path.name for path in (tmp_path / "kept").iterdir()] == [f"{package.digest}.tar.gz"]
+        put(packages, "a" * 64, package.content)
+    assert [path.name for path in (tmp_path / "kept").iterdir()] == [package.digest]
 
 
 # ---------------------------------------------------------------------- where it is found
@@ -264,11 +273,6 @@ def test_code_that_is_in_the_image_or_on_a_volume_is_not_packed(project: Path) -
         CodeOnCluster.from_environ({"ELASTUNE_CODE": "nonsense"})
 
 
-def test_a_script_outside_the_folder_is_refused_before_anything_is_sent(project: Path, tmp_path: Path) -> None:
-    with pytest.raises(InvalidSweep, match="lies outside the working folder"):
-        CodeOnCluster.from_environ({}).place(spec(project, user_code=(str(tmp_path / "other.py"),)))
-
-
 def test_paths_of_a_moved_folder_are_found(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(user_code.MOVED, f"/home/me={project}")
     assert user_code.moved_path("/home/me/tune.py") == str(project / "tune.py")
@@ -277,12 +281,17 @@ def test_paths_of_a_moved_folder_are_found(project: Path, monkeypatch: pytest.Mo
     assert here == [str(project / "package"), str(project)]
 
 
-def test_what_an_image_lacks_is_named_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_an_image_lacks_is_named_with_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    content = b"csurely_not_installed\nobjective\n."
+    code = ShippedCode(
+        pickle=hashlib.sha256(content).hexdigest(),
+        python=f"{sys.version_info.major}.{sys.version_info.minor}",
+        machine="another",
+        main={},
+        process={},
+    )
+    (tmp_path / code.pickle).write_bytes(content)
     monkeypatch.setenv("ELASTUNE_IMAGE", "mine:1")
-    # Loading a script puts it in the place of the program that runs, which new processes of these tests import.
-    for name in ("__main__", user_code.SCRIPT_NAME):
-        monkeypatch.setitem(sys.modules, name, sys.modules["__main__"])
+    monkeypatch.setitem(sys.modules, "__main__", sys.modules["__main__"])
     with pytest.raises(ModuleNotFoundError, match="the image mine:1 does not have it"):
-        user_code.load("surely_not_installed")
-    with pytest.raises(FileNotFoundError, match=r"/nowhere/tune\.py is not in the image mine:1"):
-        user_code.load("/nowhere/tune.py")
+        receive_from(code, tmp_path.joinpath)

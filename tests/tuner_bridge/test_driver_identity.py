@@ -8,11 +8,9 @@ import sys
 
 import pytest
 
-from tuner_bridge.driving.driver_identity import driver_identity, has_ended
+from tuner_bridge.driving.study_driver import driver_identity, has_ended
 
-TELLS = (
-    "from tuner_bridge.driving.driver_identity import driver_identity; print(driver_identity(), flush=True); input()"
-)
+TELLS = "from tuner_bridge.driving.study_driver import driver_identity; print(driver_identity(), flush=True); input()"
 
 
 def test_a_process_that_was_killed_has_ended() -> None:

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from tuner_bridge.driving.first_words import PATIENCE_SECONDS, FirstWords
+from tuner_bridge.driving.study_driver import PATIENCE_SECONDS, FirstWords
 
 
 def test_each_reason_is_told_once_and_none_before_its_time() -> None:

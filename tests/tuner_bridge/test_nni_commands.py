@@ -17,7 +17,7 @@ from tests.support.nni_bench import Bench
 from tuner_bridge.errors import BridgeError
 from tuner_bridge.in_replica.scripts import Script
 from tuner_bridge.nni import registration as command
-from tuner_bridge.nni.trial_command import as_script
+from tuner_bridge.nni.experiment_driver import as_script
 
 PYTHON_FOLDER = str(Path(sys.executable).parent)
 

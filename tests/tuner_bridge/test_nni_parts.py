@@ -25,7 +25,7 @@ def test_a_trial_runs_the_command_as_a_script_in_the_code_folder(bench: Bench, t
     [spec] = bench.driver.specs
     assert (spec.study, spec.number, spec.min_replicas, spec.max_replicas) == ("nni-e", 3, 1, 4)
     assert (spec.working_dir, spec.python_path[0]) == (str(tmp_path), str(tmp_path))
-    assert spec.user_code == ()
+    assert spec.code == ()
     assert "torch" in spec.preload
     assert not {"nni", "helper"} & set(spec.preload)
     assert spec.payload["nni"]["folder"] == str(tmp_path / "trials" / "AAAAA")

@@ -13,8 +13,8 @@ import pytest
 
 from dist_core.errors import ControlChannelError, ReplicaExit
 from tuner_bridge.in_replica.wire import decode_value
-from tuner_bridge.nni import teller as teller_file
-from tuner_bridge.nni.teller import Result, Teller
+from tuner_bridge.nni import channel as teller_file
+from tuner_bridge.nni.channel import Result, Teller
 
 
 class Channel:

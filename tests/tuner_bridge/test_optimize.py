@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import signal
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -215,7 +216,7 @@ def test_trials_take_as_many_slots_for_a_replica_as_their_models_need(
     ("objective", "options", "error", "words"),
     [
         (None, {}, InvalidSweep, "the objective is None"),
-        (lambda trial: 0.0, {}, InvalidSweep, "lambda"),
+        (threading.Thread, {}, InvalidSweep, "the objective is the class Thread"),
         (objectives.quadratic, {"min_replicas": 3, "max_replicas": 2}, InvalidTrialSpec, "must not exceed"),
         (objectives.quadratic, {"min_replicas": 0}, InvalidTrialSpec, "at least 1"),
         (objectives.quadratic, {"n_jobs": 0}, InvalidSweep, "n_jobs is 0"),

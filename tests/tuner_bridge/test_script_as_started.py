@@ -73,11 +73,10 @@ def prepare():
 
 
 def test_what_cannot_travel_is_refused_with_its_name(tmp_path: Path) -> None:
-    script = "def objective(trial):\n    return len(DATA.rows)\nclass Table:\n    rows = [1]\n"
-    done = run(tmp_path, script, "    DATA = Table()")
+    done = run(tmp_path, "def objective(trial):\n    return len(DATA.rows)\n", "    DATA = open(os.devnull, 'w')")
     assert done.returncode == 1
-    assert "the objective objective reads DATA, a Table that the script makes under" in done.stderr
-    assert "Assign DATA at the top level, or make it inside the objective" in done.stderr
+    assert "the objective reads DATA, a _io.TextIOWrapper, which cannot travel to replicas" in done.stderr
+    assert "Make it in the objective" in done.stderr
 
 
 @pytest.mark.slow
@@ -127,9 +126,9 @@ if __name__ == "__main__":
     assert value_of(done) == "7.0"
 
 
-def test_an_objective_typed_into_a_notebook_is_refused(tmp_path: Path) -> None:
-    cell = "import optuna, tuner_bridge\ndef objective(trial):\n    return 1.0\n"
-    cell += "tuner_bridge.optimize(optuna.create_study(), objective, n_trials=1)\n"
+def test_an_objective_that_was_typed_in_runs(tmp_path: Path) -> None:
+    cell = "import optuna, tuner_bridge\ndef objective(trial):\n    return 1.5\nstudy = optuna.create_study()\n"
+    cell += "tuner_bridge.optimize(study, objective, n_trials=1, slots=1)\nprint('VALUE', study.best_value)\n"
     done = subprocess.run(
         [sys.executable, "-c", f"exec(compile({json.dumps(cell)}, '<cell 1>', 'exec'))"],
         cwd=tmp_path,
@@ -138,27 +137,4 @@ def test_an_objective_typed_into_a_notebook_is_refused(tmp_path: Path) -> None:
         text=True,
         check=False,
     )
-    assert done.returncode == 1
-    assert "was typed into an interactive session" in done.stderr
-
-
-def test_replicas_share_one_import_of_a_script_with_arguments(tmp_path: Path) -> None:
-    script = """
-IMPORTED_IN = os.getpid()
-
-def objective(trial):
-    assert sys.argv[1:] == ["--data", "big"], sys.argv
-    trial.set_user_attr("shared", IMPORTED_IN != os.getpid())
-    return 0.0
-
-def stop_at_the_first(study, trial):
-    if trial.user_attrs["shared"]:
-        study.stop()
-"""
-    text = f"""{HEAD}{script}
-if __name__ == "__main__":
-    study = optuna.create_study()
-    tuner_bridge.optimize(study, objective, n_trials=50, slots=1, state_dir="state", callbacks=[stop_at_the_first])
-    print("VALUE", [trial.user_attrs["shared"] for trial in study.trials])
-"""
-    assert value_of(run_text(tmp_path, text, "--data", "big")).endswith("True]")
+    assert value_of(done) == "1.5"

@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from trials.agents.checkpoint_shipping import CheckpointShipping
-from trials.agents.line import Line, Refused
-from trials.agents.log_shipping import LogShipping
+from trials.agents.line import AgentLine, Refused
 from trials.agents.node_files import NodeFiles
+from trials.agents.shipping import LogShipping
 from trials.agents.words import AgentReplica, AgentSlot, News, Orders, Phase
 from trials.errors import LaunchFailed
 from trials.launch.base import LaunchRequest
@@ -51,7 +51,7 @@ class Agent:
     def __init__(
         self,
         launcher: LocalLauncher,
-        line: Line,
+        line: AgentLine,
         news: News,
         *,
         node: str,
@@ -203,7 +203,7 @@ class Agent:
                 "log": Path(document["log"]),
                 "python_path": tuple(document["python_path"]),
                 "preload": tuple(document["preload"]),
-                "user_code": tuple(document["user_code"]),
+                "code": tuple(document["code"]),
             }
         )
 

@@ -53,13 +53,17 @@ class CheckpointShipping(Shipping):
         self._awaited.pop(replica_id, None)
 
     def note_fetched(self, trial_id: str, name: str) -> None:
-        """It came from there."""
         with self._lock:
             self._sent[trial_id, name.rpartition("/")[0]] = name
 
     def ship(self) -> None:
-        for trial in sorted(self._folder.iterdir()) if self._folder.is_dir() else ():
-            for writer, name in newest(trial).items():
+        for trial in _folders_in(self._folder):
+            try:
+                found = newest(trial)
+            except FileNotFoundError:
+                # Its trial is over, and its folder has just been removed.
+                continue
+            for writer, name in found.items():
                 self._ship(trial, writer, name)
 
     def _ship(self, trial: Path, writer: str, name: str) -> None:
@@ -83,3 +87,11 @@ class CheckpointShipping(Shipping):
         with self._lock:
             self._sent[key] = name
         self._on_arrival()
+
+
+def _folders_in(folder: Path) -> list[Path]:
+    """Sorted; none before the first trial has saved, and none when the agent has removed its files."""
+    try:
+        return sorted(folder.iterdir())
+    except FileNotFoundError:
+        return []

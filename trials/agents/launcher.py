@@ -13,8 +13,7 @@ from trials.agents.roster import Lost, Roster
 from trials.agents.words import AgentReplica, Phase
 from trials.errors import LaunchFailed
 from trials.launch.base import Exit, LaunchRequest, NodeSlots, ReplicaProcess
-from trials.queued import QueuedSlots
-from trials.quota import SlotQuota
+from trials.queued import QueuedSlots, SlotQuota
 from trials.record import ReplicaRecord
 
 ORPHAN_SECONDS = 10.0

@@ -132,7 +132,6 @@ class Roster:
         return tuple(number for number, _ in zip(free, agent.news.slots, strict=False))
 
     def orders(self, agent_name: str) -> Orders:
-        """What the agent is to do now."""
         with self._lock:
             agent = self._agents.get(agent_name)
             if agent is None:
@@ -229,7 +228,6 @@ class Roster:
         )
 
     def _agent_at(self, node: str, number: int) -> str | None:
-        """The lock is held."""
         return next(
             (name for name, agent in self._agents.items() if agent.news.host == node and number in agent.numbers), None
         )

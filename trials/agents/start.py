@@ -20,14 +20,13 @@ from dist_core.link.client import ControlChannel
 from dist_core.link.environment import ReplicaEnvironment
 from trials.agents.addresses import address_of, address_towards
 from trials.agents.agent import LEAVE_SECONDS, Agent, agent_slots
-from trials.agents.line import Line
+from trials.agents.line import AgentLine
 from trials.agents.node_files import NodeFiles
 from trials.agents.own_slots import emulating, of_one_kind, own_slots
 from trials.agents.words import AGENT_VARIABLE, News
 from trials.inside.packages import unpack
 from trials.launch.devices import numa_nodes, usable_cores
-from trials.launch.fork.replica_modules import stages_for
-from trials.launch.fork.start import start_fork_server
+from trials.launch.fork.start import stages_for, start_fork_server
 from trials.launch.gpus import Nvml
 from trials.launch.local import LocalLauncher
 
@@ -71,7 +70,6 @@ class AgentDescription:
 
 def main() -> int:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
-    logging.getLogger("httpx2").setLevel(logging.WARNING)
     words = os.environ.pop(AGENT_VARIABLE, "")
     if not words:
         sys.stderr.write(f"elastune agent: {AGENT_VARIABLE} is not set; a scheduler starts agents, people do not\n")
@@ -129,7 +127,7 @@ def main() -> int:
     )
     if description.interface:
         inherited |= {"NCCL_SOCKET_IFNAME": description.interface, "GLOO_SOCKET_IFNAME": description.interface}
-    line = Line(description.url, description.token, server_file)
+    line = AgentLine(description.url, description.token, server_file)
     agent = Agent(
         launcher,
         line,

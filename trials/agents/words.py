@@ -23,8 +23,6 @@ class Phase(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentReplica:
-    """What an agent knows of one of its replicas."""
-
     phase: Phase
     pid: int | None = None
     process_started: float = 0.0

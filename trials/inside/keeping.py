@@ -39,7 +39,6 @@ class Keeping:
     first_bytes: int = 0
 
     def begin(self) -> None:
-        """It is going to be a replica."""
         _Wish.keep = False
         self.trials += 1
 

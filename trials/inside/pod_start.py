@@ -15,8 +15,7 @@ import tarfile
 from pathlib import Path
 from typing import Any
 
-from dist_core.errors import ControlChannelError
-from dist_core.exit_statuses import EXIT_PEER_LOST, EXIT_PREEMPTED
+from dist_core.errors import EXIT_PEER_LOST, EXIT_PREEMPTED, ControlChannelError
 from dist_core.link.client import ControlChannel
 from dist_core.link.environment import ReplicaEnvironment
 from trials.inside.packages import python_path, unpack

@@ -17,6 +17,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from trials.inside.cgroups import enter
+from trials.inside.imports import forget_shadowed
 from trials.inside.user_code import take_command_line
 
 
@@ -24,6 +25,7 @@ def run_replica(request: Mapping[str, Any]) -> int:
     """Exit status of the replica: the entrypoint's integer, a SystemExit's code, or 1 with a traceback."""
     os.chdir(request["working_dir"])
     sys.path[:0] = [path for path in request["python_path"] if path not in sys.path]
+    forget_shadowed(request["python_path"])
     take_command_line()
     module_name, function_name = request["entrypoint"].split(":")
     try:
@@ -37,14 +39,13 @@ def run_replica(request: Mapping[str, Any]) -> int:
         return 1
 
 
-def redirect(log: str, printed: bytes = b"") -> None:
-    """Standard input from nowhere, output and error into the replica's log, after what was printed already."""
+def redirect(log: str) -> None:
+    """Standard input from nowhere, output and error into the replica's log."""
     nowhere = os.open(os.devnull, os.O_RDONLY)
     out = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     os.dup2(nowhere, 0)
     os.dup2(out, 1)
     os.dup2(out, 2)
-    os.write(out, printed)
     os.close(nowhere)
     os.close(out)
     # The same objects, which code that is in memory already may have kept.

@@ -37,7 +37,6 @@ def camel(name: str) -> str:
 
 
 def snake(name: str) -> str:
-    """The other way round."""
     return re.sub(r"[A-Z]", lambda match: f"_{match.group().lower()}", name)
 
 

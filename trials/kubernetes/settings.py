@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -120,3 +120,18 @@ def settings_from(document: Any) -> ClusterSettings:
             value = {resource: str(amount) for resource, amount in value.items()}
         given[name] = value
     return ClusterSettings(**given)
+
+
+@dataclass(frozen=True, slots=True)
+class Owner:
+    trial_id: str
+    name: str
+    namespace: str
+    uid: str
+    study: str
+    templates: Sequence[Mapping[str, Any]] = ()
+    """Pod templates, the study's and then the trial's: each adds to the one before."""
+    image: str = ""
+    preemptible: bool = True
+    queue: str = ""
+    """Kueue's local queue, where it is installed."""

@@ -7,8 +7,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from trials.queued import QueuedSlots
-from trials.quota import SlotQuota
+from trials.queued import QueuedSlots, SlotQuota
 from trials.record import ReplicaRecord
 
 
@@ -43,7 +42,7 @@ class LaunchRequest:
     working_dir: str
     python_path: tuple[str, ...]
     preload: tuple[str, ...]
-    user_code: tuple[str, ...]
+    code: tuple[str, ...]
     log: Path
     """Standard output and error go here."""
     image: str = ""
@@ -90,9 +89,7 @@ class Launcher(Protocol):
         """Slots that are on their way, or why none are."""
         ...
 
-    def slot_environ(self, node: str, slot: int) -> Mapping[str, str]:
-        """Variables that confine a replica to its slot."""
-        ...
+    def slot_environ(self, node: str, slot: int) -> Mapping[str, str]: ...
 
     def is_ready_for(self, request: LaunchRequest) -> bool:
         """Whether to start this replica now; else something is on its way that makes it quicker: ask again."""

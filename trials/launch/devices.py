@@ -7,7 +7,6 @@ from pathlib import Path
 
 
 def usable_cores() -> tuple[int, ...]:
-    """Cores that this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return tuple(sorted(os.sched_getaffinity(0)))
     return tuple(range(os.cpu_count() or 1))

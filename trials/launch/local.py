@@ -17,6 +17,8 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import TimeoutError as StillRunning
 from pathlib import Path
 from typing import Any
 
@@ -29,10 +31,8 @@ from trials.launch.base import Exit, LaunchRequest, NodeSlots, ReplicaProcess
 from trials.launch.fork.client import Ended, ForkServers
 from trials.launch.fork.start import StartedForkServer, own_path, start_fork_server
 from trials.launch.gpus import GpuSource, NoGpus
-from trials.launch.pending_starts import PendingStarts
 from trials.launch.slots import Slot, by_node
-from trials.queued import QueuedSlots
-from trials.quota import SlotQuota
+from trials.queued import QueuedSlots, SlotQuota
 from trials.record import ReplicaRecord
 
 STATUS_SECONDS = 3.0
@@ -291,3 +291,54 @@ def _is_running(replica: ReplicaRecord) -> bool:
         return bool(process.status() != psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:
         return False
+
+
+WAIT_SECONDS = 0.25
+"""What is started within this time is told at once; forks take a few milliseconds."""
+PATIENCE_SECONDS = 2.0
+"""Others wait behind one that takes long for this time, and then go past it: a machine that is busy is only slow."""
+
+
+class PendingStarts:
+    """``start`` runs in a thread; ``on_change``: called from there when one that was not waited for has ended."""
+
+    def __init__(self, start: Callable[[LaunchRequest], ReplicaProcess], on_change: Callable[[], None]) -> None:
+        self._start = start
+        self._on_change = on_change
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="replica-start")
+        self._pending: dict[str, tuple[float, Future[ReplicaProcess]]] = {}
+
+    @property
+    def are_slow(self) -> bool:
+        """Whether one takes so long that others had better wait a moment for their turn."""
+        return bool(self._pending) and not self.hang
+
+    @property
+    def hang(self) -> bool:
+        now = time.monotonic()
+        return any(now - since > PATIENCE_SECONDS for since, _ in self._pending.values())
+
+    def begin(self, request: LaunchRequest) -> ReplicaProcess | None:
+        """The process, or None while it is not known yet. Raises LaunchFailed."""
+        start = self._thread.submit(self._start, request)
+        try:
+            return start.result(WAIT_SECONDS)
+        except StillRunning:
+            self._pending[request.replica_id] = time.monotonic(), start
+            start.add_done_callback(lambda _: self._on_change())
+            return None
+
+    def ended(self, replica_id: str) -> ReplicaProcess | None:
+        """The process of one that `begin` did not know, once it is there. Raises LaunchFailed where it cannot be."""
+        pending = self._pending.get(replica_id)
+        if pending is None:
+            raise LaunchFailed(f"replica {replica_id} is not being started")
+        start = pending[1]
+        if not start.done():
+            return None
+        del self._pending[replica_id]
+        return start.result()
+
+    def close(self) -> None:
+        """Nothing is started any more that has not begun."""
+        self._thread.shutdown(wait=False, cancel_futures=True)

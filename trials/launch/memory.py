@@ -8,8 +8,7 @@ from pathlib import Path
 
 from trials.errors import LaunchFailed
 from trials.launch.base import Exit, LaunchRequest, NodeSlots, ReplicaProcess
-from trials.queued import QueuedSlots
-from trials.quota import SlotQuota
+from trials.queued import QueuedSlots, SlotQuota
 from trials.record import ReplicaRecord
 
 
@@ -62,7 +61,6 @@ class InMemoryLauncher:
         return ReplicaProcess(next(self._pids), 0.0)
 
     def end(self, replica_id: str, status: int | None = 0, why: str = "", code: str = "out_of_memory") -> None:
-        """The replica's process is gone."""
         self.running.pop(replica_id, None)
         self._ended[replica_id] = Exit(replica_id, status, why, code)
 

@@ -1,8 +1,7 @@
-"""Where trials are kept: one protocol; SQL (SQLite embedded, any SQLAlchemy database shared) or memory."""
+"""Where trials are kept: their present state in memory, and a backing that keeps it (a SQL database, or none)."""
 
-from trials.store.base import TrialStore
-from trials.store.cached import CachedTrialStore
+from trials.store.base import Backing, TrialStore
 from trials.store.memory import InMemoryTrialStore
-from trials.store.sql import SqlTrialStore
+from trials.store.sql import SqlBacking, sql_store
 
-__all__ = ["CachedTrialStore", "InMemoryTrialStore", "SqlTrialStore", "TrialStore"]
+__all__ = ["Backing", "InMemoryTrialStore", "SqlBacking", "TrialStore", "sql_store"]

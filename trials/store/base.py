@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from trials.record import Measurement, Outcome, Reason, ReplicaRecord, ReplicaState, Report, Study, TrialRecord
 from trials.spec import TrialSpec
 from trials.terms import StudyTerms
+
+if TYPE_CHECKING:
+    from trials.store.memory import InMemoryTrialStore
 
 RESIZE = " replicas"
 """How a history's entry ends that tells of another number of replicas."""
@@ -57,6 +61,95 @@ class SlotInterval:
             began=replica.launched_at,
             ended=replica.gone_at,
         )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kept:
+    """What a store needs in memory of all that a backing has."""
+
+    studies: Sequence[Study]
+    trials: Sequence[TrialRecord]
+    """In order of submission."""
+    live_replicas: Sequence[ReplicaRecord]
+    reports: Mapping[str, Sequence[Report]]
+    """By study."""
+    hints: Mapping[str, dict[str, Any]]
+    """By trial, of those that are not over."""
+    resizes: Sequence[HistoryEntry]
+
+
+class Backing(Protocol):
+    """Keeps what a store has decided: it knows no rule. Writes raise StoreUnavailable when they fail.
+
+    Within ``changing`` a write is durable when it returns; within ``noting`` it may follow later. What is returned is
+    what was kept, where a backing may have something to say about that.
+    """
+
+    @property
+    def archive(self) -> Archive | None: ...
+
+    def load(self, memory: InMemoryTrialStore) -> None:
+        """Have memory hold what is kept; called once, and the backing brings memory up to date by itself after that."""
+        ...
+
+    def catch_up(self) -> None:
+        """Before memory is read: have it hold what is kept, where a write has failed since."""
+        ...
+
+    def changing(self, trial_ids: Sequence[str] = ()) -> AbstractContextManager[object]:
+        """Return what a thread holds while it decides and writes a change of these trials; none: of what else there is.
+
+        Memory holds what is kept when it begins.
+        """
+        ...
+
+    def noting(self) -> AbstractContextManager[object]:
+        """Return what a thread holds while it writes what could be measured or told again."""
+        ...
+
+    def name_of(self, spec: TrialSpec) -> str:
+        """Return the id of a trial that is to be made."""
+        ...
+
+    def save_study(self, study: Study) -> Study: ...
+
+    def save_lease(self, study: Study) -> None: ...
+
+    def add_trial(self, record: TrialRecord) -> TrialRecord: ...
+
+    def save_trials(self, records: Sequence[TrialRecord]) -> Sequence[TrialRecord]: ...
+
+    def add_replica(self, replica: ReplicaRecord) -> None: ...
+
+    def save_replicas(self, replicas: Sequence[ReplicaRecord], fields: Sequence[str]) -> None:
+        """Keep these fields of them."""
+        ...
+
+    def save_hints(self, trial_id: str, hints: Mapping[str, Any], measured: Measurement | None) -> None: ...
+
+    def append(self, fact: Report | HistoryEntry) -> None: ...
+
+    def forget_trials(self, trial_ids: Sequence[str]) -> None: ...
+
+    def forget_study(self, name: str) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class Archive(Protocol):
+    """A backing that answers what its store does not keep in memory."""
+
+    def replicas(self, *, trial_id: str | None = None, live_only: bool = True) -> list[ReplicaRecord]: ...
+
+    def hints(self, trial_ids: Sequence[str]) -> dict[str, dict[str, Any]]: ...
+
+    def measurements(self, trial_id: str) -> list[Measurement]: ...
+
+    def history(self, trial_id: str) -> list[HistoryEntry]: ...
+
+    def recent_history(
+        self, *, limit: int, until: float | None = None, study: str | None = None
+    ) -> list[HistoryEntry]: ...
 
 
 class TrialStore(Protocol):
@@ -148,9 +241,7 @@ class TrialStore(Protocol):
         """Of one trial, in order of steps."""
         ...
 
-    def latest_reports(self, study: str) -> dict[str, Report]:
-        """By trial the report of the highest step."""
-        ...
+    def latest_reports(self, study: str) -> dict[str, Report]: ...
 
     def has_reported(self, trial_id: str) -> bool: ...
 

@@ -1,24 +1,44 @@
-"""A store in memory: for the simulator, whose trials end with it, and wherever nothing has to outlive the process."""
+"""The present state of all trials, and the rules by which it changes. The truth is here; a backing keeps it.
+
+Every change is decided here, written to the backing, and only then seen by readers. After a write that failed, what is
+kept is read again, because the write may have got through. Where the backing has an archive, histories, measurements
+and what ended long ago are read from there; else they stay in memory.
+
+For the one process that owns the backing (its folder's or server's lock says so). Any thread may call: the backing says
+which changes exclude each other, and reading waits for none that is being written.
+"""
 
 from __future__ import annotations
 
 import heapq
+import itertools
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from typing import Any
 
 from trials.errors import UnknownTrial
 from trials.record import Measurement, Outcome, Reason, ReplicaRecord, ReplicaState, Report, Study, TrialRecord
 from trials.spec import TrialSpec
-from trials.store.base import AIM_AGAIN, HistoryEntry, SlotInterval
-from trials.store.report_book import ReportBook
+from trials.store.base import AIM_AGAIN, Backing, HistoryEntry, Kept, SlotInterval
 from trials.terms import StudyTerms
+
+DECIDED = frozenset({"state", "join_epoch", "retry_join"})
+"""Fields of a replica that a successor could not find out again."""
 
 
 class InMemoryTrialStore:
-    def __init__(self) -> None:
+    def __init__(self, backing: Backing | None = None) -> None:
+        self._backing = backing or Nowhere()
+        self._archive = self._backing.archive
         self._lock = threading.RLock()
+        self.writes = 0
+        """Counts changes: a reader that sees the same number twice has missed nothing."""
+        self._clear()
+        self._backing.load(self)
+
+    def _clear(self) -> None:
         self._studies: dict[str, Study] = {}
         self._trials: dict[str, TrialRecord] = {}
         self._live: dict[str, None] = {}
@@ -30,71 +50,106 @@ class InMemoryTrialStore:
         self._reports: dict[str, ReportBook] = {}
         self._history: dict[str, list[HistoryEntry]] = {}
         self._measured: dict[str, list[Measurement]] = {}
-        self.writes = 0
-        """Counts changes: a reader that sees the same number twice has missed nothing."""
+
+    def close(self) -> None:
+        self._backing.close()
+
+    def replace_all(self, kept: Kept) -> None:
+        """Hold what a backing has kept, and nothing else."""
+        with self._lock:
+            self._clear()
+            self.writes += 1
+            for study in kept.studies:
+                self._studies[study.name] = study
+            for trial in kept.trials:
+                self._insert(trial)
+            for name, reports in kept.reports.items():
+                for report in reports:
+                    self._book(name).add(report)
+            for replica in kept.live_replicas:
+                self._insert_replica(replica)
+            self._hints.update(kept.hints)
+            for entry in kept.resizes:
+                self._history.setdefault(entry.trial_id, []).append(entry)
+
+    @contextmanager
+    def _read(self) -> Iterator[None]:
+        self._backing.catch_up()
+        with self._lock:
+            yield
 
     # ------------------------------------------------------------------ studies
 
     def put_study(self, study: Study) -> None:
+        with self._backing.changing():
+            self.adopt_study(self._backing.save_study(study))
+
+    def adopt_study(self, study: Study) -> None:
+        """Take over a study as its backing has it."""
         with self._lock:
             self.writes += 1
             self._studies[study.name] = study
 
     def set_terms(self, name: str, terms: StudyTerms) -> None:
-        with self._lock:
-            self.writes += 1
+        with self._backing.changing():
             if name in self._studies:
-                self._studies[name] = replace(self._studies[name], terms=terms)
+                self.put_study(replace(self._studies[name], terms=terms))
 
     def touch_study(self, name: str, owner: str, now: float) -> bool:
-        with self._lock:
+        with self._backing.noting():
             study = self._studies.get(name)
             if study is None or study.owner != owner:
                 return False
-            self._studies[name] = replace(study, owner_seen_at=now)
+            touched = replace(study, owner_seen_at=now)
+            self._backing.save_lease(touched)
+            # No change that anybody acts on.
+            self._studies[name] = touched
             return True
 
     def disown_study(self, name: str, owner: str) -> None:
-        with self._lock:
+        with self._backing.changing():
             study = self._studies.get(name)
             if study is not None and study.owner == owner:
                 self.put_study(replace(study, owner=None))
 
     def forget_study(self, name: str) -> None:
-        with self._lock:
-            self.writes += 1
-            self._studies.pop(name, None)
+        with self._backing.changing():
+            self._backing.forget_study(name)
+            with self._lock:
+                self.writes += 1
+                self._studies.pop(name, None)
 
     def studies(self) -> list[Study]:
-        with self._lock:
+        with self._read():
             return list(self._studies.values())
 
     # ------------------------------------------------------------------ trials
 
     def submit(self, spec: TrialSpec, now: float) -> TrialRecord:
-        with self._lock:
+        with self._backing.changing():
             known = self._by_number.get((spec.study, spec.number))
             if known is not None:
                 return self._trials[known]
-            self.writes += 1
-            trial_id = f"t{len(self._trials):010d}"
             reason = Reason(code="submitted", sentence="waits for the next look at the cluster")
+            trial_id = self._backing.name_of(spec)
             record = TrialRecord(trial_id=trial_id, spec=spec, reason=reason, submitted_at=now)
-            self._by_number[spec.study, spec.number] = trial_id
-            self._trials[trial_id] = record
-            self._live[trial_id] = None
+            record = self._backing.add_trial(record)
+            self.adopt(record)
             return record
 
     def adopt(self, record: TrialRecord) -> None:
-        """Take over a trial as it is in another store, or has become there."""
+        """Take over a trial as its backing has it."""
         with self._lock:
             self.writes += 1
-            self._by_number[record.spec.study, record.spec.number] = record.trial_id
-            self._trials[record.trial_id] = record
-            if record.state.is_final:
-                self._live.pop(record.trial_id, None)
-            else:
-                self._live[record.trial_id] = None
+            self._insert(record)
+
+    def _insert(self, record: TrialRecord) -> None:
+        self._by_number[record.spec.study, record.spec.number] = record.trial_id
+        self._trials[record.trial_id] = record
+        if record.state.is_final:
+            self._live.pop(record.trial_id, None)
+        else:
+            self._live[record.trial_id] = None
 
     def reload(
         self,
@@ -109,32 +164,30 @@ class InMemoryTrialStore:
         trial_id = record.trial_id
         with self._lock:
             for replica_id in list(self._replicas_of.get(trial_id, ())):
-                self.forget_replica(replica_id)
+                self._forget_replica(replica_id)
             self._book(record.spec.study).forget_trial(trial_id)
             self.adopt(record)
             for replica in replicas:
-                self.add_replica(replica)
+                self._insert_replica(replica)
                 if replica.state is ReplicaState.GONE:
                     self._live_replicas.pop(replica.replica_id, None)
             for report in reports:
-                self.put_report(record.spec.study, report)
+                self._book(record.spec.study).add(report)
             self._history[trial_id] = list(history)
             self._measured[trial_id] = list(measured)
             if hints is not None:
                 self._hints[trial_id] = dict(hints)
 
-    def steps_of(self, study: str, trial_id: str) -> list[int]:
-        """At which the trial has reported."""
-        with self._lock:
-            return self._book(study).steps_of(trial_id)
-
     def has_reported(self, trial_id: str) -> bool:
-        with self._lock:
+        with self._read():
             return self._book(self.trial(trial_id).spec.study).has_any(trial_id)
 
-    def has_report(self, study: str, trial_id: str, step: int) -> bool:
-        with self._lock:
-            return self._book(study).has(trial_id, step)
+    def forget_trials(self, trial_ids: Sequence[str]) -> None:
+        """Forget these trials, with all that is kept of them."""
+        with self._backing.changing(trial_ids):
+            self._backing.forget_trials(trial_ids)
+            for trial_id in trial_ids:
+                self.forget_trial(trial_id)
 
     def forget_trial(self, trial_id: str) -> None:
         """It does not exist any more."""
@@ -144,92 +197,103 @@ class InMemoryTrialStore:
                 return
             self.writes += 1
             self._live.pop(trial_id, None)
-            self._by_number.pop((record.spec.study, record.spec.number), None)
+            self.free_number(record)
             for replica_id in list(self._replicas_of.get(trial_id, ())):
-                self.forget_replica(replica_id)
+                self._forget_replica(replica_id)
             self._hints.pop(trial_id, None)
             self._history.pop(trial_id, None)
             self._measured.pop(trial_id, None)
             self._book(record.spec.study).forget_trial(trial_id)
 
+    def free_number(self, record: TrialRecord) -> None:
+        """Another trial may have the number of this one from now on."""
+        with self._lock:
+            if self._by_number.get((record.spec.study, record.spec.number)) == record.trial_id:
+                del self._by_number[record.spec.study, record.spec.number]
+
     def has_trial(self, trial_id: str) -> bool:
         return trial_id in self._trials
 
     def trials(self, *, live_only: bool = False) -> list[TrialRecord]:
-        with self._lock:
+        with self._read():
             return [self._trials[name] for name in self._live] if live_only else list(self._trials.values())
 
     def trial(self, trial_id: str) -> TrialRecord:
-        with self._lock:
+        with self._read():
             try:
                 return self._trials[trial_id]
             except KeyError:
                 raise UnknownTrial(f"no trial is called {trial_id!r}; `elastune ls` lists them") from None
 
     def save_trial(self, record: TrialRecord) -> None:
-        with self._lock:
-            self._put(record.with_facts_of(self.trial(record.trial_id)))
-
-    def _put(self, record: TrialRecord) -> None:
-        self.writes += 1
-        self._trials[record.trial_id] = record
-        if record.state.is_final:
-            self._live.pop(record.trial_id, None)
+        self._change([record.trial_id], record.with_facts_of)
 
     def set_outcome(self, trial_id: str, outcome: Outcome) -> bool:
-        with self._lock:
-            record = self.trial(trial_id)
-            if record.outcome is not None:
-                return False
-            self._put(replace(record, outcome=outcome))
-            return True
+        return self._change([trial_id], lambda trial: None if trial.outcome else replace(trial, outcome=outcome))
 
     def note_entered(self, trial_id: str, generation: int) -> None:
-        with self._lock:
-            record = self.trial(trial_id)
-            if generation > record.entered:
-                self._put(replace(record, entered=generation))
+        self._change(
+            [trial_id], lambda trial: replace(trial, entered=generation) if generation > trial.entered else None
+        )
 
     def note_abandoned(self, trial_id: str, generation: int) -> None:
-        with self._lock:
-            record = self.trial(trial_id)
-            if generation > record.abandoned:
-                self._put(replace(record, abandoned=generation))
+        self._change(
+            [trial_id], lambda trial: replace(trial, abandoned=generation) if generation > trial.abandoned else None
+        )
 
     def request_cancel(self, trial_id: str, why: str) -> None:
-        with self._lock:
-            self._put(replace(self.trial(trial_id), cancel_requested=why))
+        self._change([trial_id], lambda trial: replace(trial, cancel_requested=why))
 
     def put_parameters(self, trial_id: str, parameters: Mapping[str, Any]) -> None:
-        with self._lock:
-            record = self.trial(trial_id)
-            self._put(replace(record, parameters={**record.parameters, **parameters}))
+        self._change([trial_id], lambda trial: replace(trial, parameters={**trial.parameters, **parameters}))
 
     def hold(self, trial_ids: Sequence[str], why: str) -> None:
-        with self._lock:
-            for trial_id in trial_ids:
-                record = self._trials.get(trial_id)
-                if record is not None and not record.state.is_final:
-                    self._put(replace(record, hold=why))
+        self._change(
+            [name for name in trial_ids if self.has_trial(name)],
+            lambda trial: None if trial.state.is_final or trial.hold == why else replace(trial, hold=why),
+        )
 
     def release(self, trial_ids: Sequence[str]) -> None:
-        with self._lock:
-            for trial_id in trial_ids:
-                record = self._trials.get(trial_id)
-                if record is not None and record.hold is not None:
-                    self._put(replace(record, hold=None))
+        self._change(
+            [name for name in trial_ids if self.has_trial(name)],
+            lambda trial: None if trial.hold is None else replace(trial, hold=None),
+        )
+
+    def _change(self, trial_ids: Sequence[str], rule: Callable[[TrialRecord], TrialRecord | None]) -> bool:
+        """Keep what a rule makes of each trial, unless it leaves it alone; return whether it changed one."""
+        with self._backing.changing(trial_ids):
+            changed = [record for record in map(rule, map(self.trial, trial_ids)) if record is not None]
+            if not changed:
+                return False
+            kept = self._backing.save_trials(changed)
+            with self._lock:
+                self.writes += 1
+                for record in kept:
+                    self._trials[record.trial_id] = record
+                    if record.state.is_final:
+                        self._live.pop(record.trial_id, None)
+                        if self._archive is not None:
+                            self._hints.pop(record.trial_id, None)
+            return True
 
     # ------------------------------------------------------------------ replicas
 
     def add_replica(self, replica: ReplicaRecord) -> None:
-        with self._lock:
-            self.writes += 1
-            self._replicas[replica.replica_id] = replica
-            self._live_replicas[replica.replica_id] = None
-            self._replicas_of.setdefault(replica.trial_id, {})[replica.replica_id] = None
+        with self._backing.changing([replica.trial_id]):
+            self._backing.add_replica(replica)
+            with self._lock:
+                self.writes += 1
+                self._insert_replica(replica)
+
+    def _insert_replica(self, replica: ReplicaRecord) -> None:
+        self._replicas[replica.replica_id] = replica
+        self._live_replicas[replica.replica_id] = None
+        self._replicas_of.setdefault(replica.trial_id, {})[replica.replica_id] = None
 
     def replicas(self, *, trial_id: str | None = None, live_only: bool = True) -> list[ReplicaRecord]:
-        with self._lock:
+        if self._archive is not None and not live_only:
+            return self._archive.replicas(trial_id=trial_id, live_only=False)
+        with self._read():
             if trial_id is not None:
                 names = self._replicas_of.get(trial_id, {})
             else:
@@ -239,7 +303,7 @@ class InMemoryTrialStore:
             found = [row for row in found if row.state is not ReplicaState.GONE]
         return sorted(found, key=lambda row: (row.launched_at, row.launch_index))
 
-    def forget_replica(self, replica_id: str) -> None:
+    def _forget_replica(self, replica_id: str) -> None:
         with self._lock:
             row = self._replicas.pop(replica_id, None)
             self._live_replicas.pop(replica_id, None)
@@ -249,101 +313,103 @@ class InMemoryTrialStore:
                     del self._replicas_of[row.trial_id]
 
     def update_replica(self, replica_id: str, **fields: Any) -> None:
-        with self._lock:
-            row = self._replicas.get(replica_id)
-            if row is None or (row.state is ReplicaState.GONE and fields.get("state") is not ReplicaState.GONE):
-                return
-            self.writes += 1
-            self._replicas[replica_id] = replace(row, **fields)
-            if fields.get("state") is ReplicaState.GONE:
-                self._live_replicas.pop(replica_id, None)
-
-    def retry_join(self, replica_id: str, aimed: int | None) -> None:
-        with self._lock:
-            if self.aims_at(replica_id, aimed):
-                self.update_replica(replica_id, **AIM_AGAIN)
-
-    def aims_at(self, replica_id: str, epoch: int | None) -> bool:
-        row = self._replicas.get(replica_id)
-        return row is not None and row.join_epoch == epoch
-
-    def replica_state(self, replica_id: str) -> ReplicaState | None:
-        with self._lock:
-            row = self._replicas.get(replica_id)
-            return None if row is None else row.state
-
-    def trial_of(self, replica_id: str) -> str | None:
-        """The trial that a replica belongs to."""
-        with self._lock:
-            row = self._replicas.get(replica_id)
-            return None if row is None else row.trial_id
+        self._update_replicas([replica_id], fields)
 
     def set_replica_state(self, replica_ids: Sequence[str], state: ReplicaState) -> None:
-        with self._lock:
-            for replica_id in replica_ids:
-                self.update_replica(replica_id, state=state)
+        self._update_replicas(replica_ids, {"state": state})
+
+    def retry_join(self, replica_id: str, aimed: int | None) -> None:
+        self._update_replicas([replica_id], AIM_AGAIN, where=lambda row: row.join_epoch == aimed)
+
+    def _update_replicas(
+        self,
+        replica_ids: Sequence[str],
+        fields: Mapping[str, Any],
+        where: Callable[[ReplicaRecord], bool] = lambda row: True,
+    ) -> None:
+        ends = fields.get("state") is ReplicaState.GONE
+        trial_ids = {self._replicas[name].trial_id for name in replica_ids if name in self._replicas}
+        with self._backing.changing(sorted(trial_ids)) if fields.keys() & DECIDED else self._backing.noting():
+            known = [self._replicas[name] for name in replica_ids if name in self._replicas]
+            meant = [row for row in known if where(row) and (ends or row.state is not ReplicaState.GONE)]
+            if not meant:
+                return
+            self._backing.save_replicas([replace(row, **fields) for row in meant], tuple(fields))
+            with self._lock:
+                self.writes += 1
+                for replica_id in (row.replica_id for row in meant):
+                    # What was only noted may have come meanwhile.
+                    self._replicas[replica_id] = replace(self._replicas[replica_id], **fields)
+                    if ends:
+                        self._live_replicas.pop(replica_id, None)
+                    if ends and self._archive is not None:
+                        self._forget_replica(replica_id)
 
     # ------------------------------------------------------------------ hints, reports, history
 
     def put_hints(self, trial_id: str, hints: Mapping[str, Any], measured: Measurement | None = None) -> None:
-        with self._lock:
-            self._hints[trial_id] = dict(hints)
-            if measured is not None:
-                self._measured.setdefault(trial_id, []).append(measured)
-
-    def forget_measurements(self, trial_id: str, gone: Sequence[Measurement]) -> None:
-        moments = {each.at for each in gone}
-        with self._lock:
-            self._measured[trial_id] = [each for each in self._measured[trial_id] if each.at not in moments]
+        with self._backing.noting():
+            self._backing.save_hints(trial_id, hints, measured)
+            with self._lock:
+                known = self._trials.get(trial_id)
+                if self._archive is None or known is None or not known.state.is_final:
+                    self._hints[trial_id] = dict(hints)
+                if self._archive is None and measured is not None:
+                    self._measured.setdefault(trial_id, []).append(measured)
 
     def measurements(self, trial_id: str) -> list[Measurement]:
+        if self._archive is not None:
+            return self._archive.measurements(trial_id)
         with self._lock:
             return list(self._measured.get(trial_id, ()))
 
-    def forget_reports(self, study: str, trial_id: str, steps: Sequence[int]) -> None:
-        with self._lock:
-            self._book(study).forget(trial_id, steps)
-
-    def forget_hints(self, trial_id: str) -> None:
-        with self._lock:
-            self._hints.pop(trial_id, None)
-
     def hints(self, trial_ids: Sequence[str]) -> dict[str, dict[str, Any]]:
-        with self._lock:
-            return {trial_id: self._hints[trial_id] for trial_id in trial_ids if trial_id in self._hints}
+        with self._read():
+            found = {trial_id: self._hints[trial_id] for trial_id in trial_ids if trial_id in self._hints}
+            over = [name for name in trial_ids if name in self._trials and self._trials[name].state.is_final]
+        return found if self._archive is None or not over else found | self._archive.hints(over)
 
     def add_report(self, report: Report) -> None:
-        with self._lock:
-            self.put_report(self.trial(report.trial_id).spec.study, report)
-
-    def put_report(self, study: str, report: Report) -> None:
-        with self._lock:
-            self._book(study).add(report)
+        with self._backing.noting():
+            book = self._book(self.trial(report.trial_id).spec.study)
+            if not book.has(report.trial_id, report.step):
+                self._backing.append(report)
+                with self._lock:
+                    book.add(report)
 
     def reports(self, study: str) -> list[Report]:
-        with self._lock:
+        with self._read():
             return self._book(study).rows()
 
     def trial_reports(self, trial_id: str) -> list[Report]:
-        with self._lock:
+        with self._read():
             return list(self._book(self.trial(trial_id).spec.study).of(trial_id))
 
     def latest_reports(self, study: str) -> dict[str, Report]:
-        with self._lock:
+        with self._read():
             return self._book(study).latest()
 
     def _book(self, study: str) -> ReportBook:
         return self._reports.setdefault(study, ReportBook())
 
     def add_history(self, entry: HistoryEntry) -> None:
-        with self._lock:
-            self._history.setdefault(entry.trial_id, []).append(entry)
+        if self._archive is not None and not entry.resizes:
+            self._backing.append(entry)
+            return
+        with self._backing.noting():
+            self._backing.append(entry)
+            with self._lock:
+                self._history.setdefault(entry.trial_id, []).append(entry)
 
     def history(self, trial_id: str) -> list[HistoryEntry]:
+        if self._archive is not None:
+            return self._archive.history(trial_id)
         with self._lock:
             return list(self._history.get(trial_id, ()))
 
     def recent_history(self, *, limit: int, until: float | None = None, study: str | None = None) -> list[HistoryEntry]:
+        if self._archive is not None:
+            return self._archive.recent_history(limit=limit, until=until, study=study)
         with self._lock:
             entries = [
                 (entry.at, place, entry)
@@ -355,13 +421,132 @@ class InMemoryTrialStore:
         return [entry for _, _, entry in heapq.nlargest(limit, entries, key=lambda each: each[:2])]
 
     def resizes(self) -> list[HistoryEntry]:
-        with self._lock:
+        with self._read():
             entries = [entry for entries in self._history.values() for entry in entries if entry.resizes]
         return sorted(entries, key=lambda entry: entry.at)
 
     def slot_intervals(self) -> list[SlotInterval]:
-        rows = self.replicas(live_only=False)
-        return [SlotInterval.of(row) for row in rows]
+        return [SlotInterval.of(row) for row in self.replicas(live_only=False)]
+
+
+class Nowhere:
+    """The backing of a store that nothing outlives."""
+
+    archive = None
+
+    def __init__(self) -> None:
+        self._changing = threading.RLock()
+        self._numbers = itertools.count()
+
+    def load(self, memory: InMemoryTrialStore) -> None:
+        pass
+
+    def catch_up(self) -> None:
+        pass
+
+    def changing(self, trial_ids: Sequence[str] = ()) -> AbstractContextManager[object]:
+        return self._changing
+
+    def noting(self) -> AbstractContextManager[object]:
+        return self._changing
+
+    def name_of(self, spec: TrialSpec) -> str:
+        # The simulator's trials have the same names at every run.
+        return f"t{next(self._numbers):010d}"
+
+    def save_study(self, study: Study) -> Study:
+        return study
+
+    def save_lease(self, study: Study) -> None:
+        pass
+
+    def add_trial(self, record: TrialRecord) -> TrialRecord:
+        return record
+
+    def save_trials(self, records: Sequence[TrialRecord]) -> Sequence[TrialRecord]:
+        return records
+
+    def add_replica(self, replica: ReplicaRecord) -> None:
+        pass
+
+    def save_replicas(self, replicas: Sequence[ReplicaRecord], fields: Sequence[str]) -> None:
+        pass
+
+    def save_hints(self, trial_id: str, hints: Mapping[str, Any], measured: Measurement | None) -> None:
+        pass
+
+    def append(self, fact: Report | HistoryEntry) -> None:
+        pass
+
+    def forget_trials(self, trial_ids: Sequence[str]) -> None:
+        pass
+
+    def forget_study(self, name: str) -> None:
+        pass
 
     def close(self) -> None:
-        """Nothing is kept."""
+        pass
+
+
+class ReportBook:
+    def __init__(self) -> None:
+        self._of: dict[str, dict[int, Report]] = {}
+        self._sorted: dict[str, list[Report]] = {}
+        """Of the trials that have reported nothing since they were asked for."""
+        self._names: list[str] | None = None
+        self._last: dict[str, int] = {}
+        """By trial its highest step."""
+
+    def add(self, report: Report) -> None:
+        """A step that was reported before keeps its first value."""
+        if report.trial_id not in self._of:
+            self._of[report.trial_id] = {}
+            self._names = None
+        if self._of[report.trial_id].setdefault(report.step, report) is report:
+            self._sorted.pop(report.trial_id, None)
+            self._last[report.trial_id] = max(report.step, self._last.get(report.trial_id, report.step))
+
+    def has(self, trial_id: str, step: int) -> bool:
+        return step in self._of.get(trial_id, ())
+
+    def has_any(self, trial_id: str) -> bool:
+        return bool(self._of.get(trial_id))
+
+    def steps_of(self, trial_id: str) -> list[int]:
+        return sorted(self._of.get(trial_id, ()))
+
+    def of(self, trial_id: str) -> list[Report]:
+        """In order of steps."""
+        mine = self._sorted.get(trial_id)
+        if mine is None:
+            steps = self._of.get(trial_id, {})
+            mine = [steps[step] for step in sorted(steps)]
+            if trial_id in self._of:
+                self._sorted[trial_id] = mine
+        return mine
+
+    def latest(self) -> dict[str, Report]:
+        return {name: steps[self._last[name]] for name, steps in self._of.items() if steps}
+
+    def forget(self, trial_id: str, steps: Sequence[int]) -> None:
+        mine = self._of.get(trial_id, {})
+        for step in steps:
+            mine.pop(step, None)
+        self._sorted.pop(trial_id, None)
+        if mine:
+            self._last[trial_id] = max(mine)
+
+    def forget_trial(self, trial_id: str) -> None:
+        self._of.pop(trial_id, None)
+        self._sorted.pop(trial_id, None)
+        self._last.pop(trial_id, None)
+        self._names = None
+
+    def rows(self) -> list[Report]:
+        """All, in order of trial and step."""
+        if self._names is None:
+            self._names = sorted(self._of)
+        found: list[Report] = []
+        for name in self._names:
+            found += self.of(name)
+        return found

@@ -1,4 +1,4 @@
-"""Trials in a SQL database through SQLAlchemy Core.
+"""SqlBacking: keeps a store's trials in a SQL database, through SQLAlchemy Core.
 
 SQLite runs in WAL mode with full synchronisation: a committed row survives a killed process and a power cut. Writers
 are serialised by the database; connections are not shared between threads.
@@ -7,28 +7,29 @@ are serialised by the database; connections are not shared between threads.
 from __future__ import annotations
 
 import json
+import os
+import re
+import socket
 import threading
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict
 from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy import select
-from sqlalchemy.engine import Connection
-from sqlalchemy.exc import DatabaseError, DBAPIError, IntegrityError, InterfaceError, InternalError, OperationalError
+from sqlalchemy import event, select
+from sqlalchemy.engine import Connection, Engine
+from sqlalchemy.exc import DatabaseError, DBAPIError, InterfaceError, InternalError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from trials.errors import StateFolderInUse, StoreUnavailable, UnknownTrial
-from trials.record import Measurement, Outcome, Reason, ReplicaRecord, ReplicaState, Report, Study, TrialRecord
+from trials.record import Measurement, ReplicaRecord, ReplicaState, Report, Study, TrialRecord
 from trials.spec import TrialSpec
-from trials.states import FINAL_STATES, TrialState
-from trials.store.base import AIM_AGAIN, RESIZE, HistoryEntry, SlotInterval
-from trials.store.claim import claim
-from trials.store.engine import engine_for
-from trials.store.rows import entry_of, plain, trial_of
-from trials.store.schema import bring_up_to_date
+from trials.states import FINAL_STATES
+from trials.store.base import RESIZE, HistoryEntry, Kept, SlotInterval
+from trials.store.memory import InMemoryTrialStore
+from trials.store.tables import entry_of, entry_values, make_tables, spec_values, trial_of, trial_values
 from trials.store.tables import hints as _hints
 from trials.store.tables import history as _history
 from trials.store.tables import measurements as _measurements
@@ -41,21 +42,25 @@ from trials.terms import StudyTerms
 _alive = _replicas.c.state != ReplicaState.GONE.value
 
 
-class SqlTrialStore:
+class SqlBacking:
     """``url`` is SQLAlchemy's, such as ``sqlite:////var/lib/elastune/trials.db`` or ``postgresql+psycopg://host/name``.
 
     ``exclusive``: on a server, which has no folder to lock, refuse a database that another scheduler works with
-    (StateFolderInUse). ``migrate``: else tables of an earlier version are refused too, because somebody may use them.
+    (StateFolderInUse). Besides what a store asks of it, it answers all questions that read, for whoever looks at a
+    database that a scheduler owns or has left.
     """
 
-    def __init__(self, url: str, *, exclusive: bool = False, migrate: bool = True) -> None:
+    def __init__(self, url: str, *, exclusive: bool = False) -> None:
+        self._memory: InMemoryTrialStore | None = None
+        self._changing = threading.RLock()
+        self._stale = True
         self._engine = engine_for(url)
         self._claim: Connection | None = None
         self._claim_lock = threading.Lock()
         try:
             self._exclusive = exclusive and self._engine.dialect.name == "postgresql"
             self._keep_claim()
-            bring_up_to_date(self._engine, migrate=migrate)
+            make_tables(self._engine)
         except BaseException as error:
             self.close()
             if isinstance(error, DatabaseError):
@@ -104,29 +109,67 @@ class SqlTrialStore:
         except (OperationalError, InterfaceError, InternalError, PoolTimeout) as error:
             raise StoreUnavailable(f"the database cannot be read: {error}") from error
 
+    # ------------------------------------------------------------------ one change at a time
+
+    @property
+    def archive(self) -> SqlBacking:
+        return self
+
+    def load(self, memory: InMemoryTrialStore) -> None:
+        self._memory = memory
+        self.catch_up()
+
+    def catch_up(self) -> None:
+        if not self._stale or self._memory is None:
+            return
+        with self._changing:
+            studies, trials = self.studies(), self.trials()
+            live = [trial.trial_id for trial in trials if not trial.state.is_final]
+            kept = Kept(
+                studies=studies,
+                trials=trials,
+                live_replicas=self.replicas(),
+                reports={name: self.reports(name) for name in {trial.spec.study for trial in trials}},
+                hints=self.hints(live),
+                resizes=self.resizes(),
+            )
+            self._memory.replace_all(kept)
+            self._stale = False
+
+    @contextmanager
+    def changing(self, trial_ids: Sequence[str] = ()) -> Iterator[None]:
+        with self._changing:
+            self.catch_up()
+            try:
+                yield
+            except UnknownTrial:
+                raise
+            except BaseException:
+                self._stale = True
+                raise
+
+    def noting(self) -> AbstractContextManager[None]:
+        return self.changing()
+
+    def name_of(self, spec: TrialSpec) -> str:
+        return f"t{uuid.uuid4().hex[:10]}"
+
     # ------------------------------------------------------------------ studies
 
-    def put_study(self, study: Study) -> None:
+    def save_lease(self, study: Study) -> None:
+        self.save_study(study)
+
+    def save_study(self, study: Study) -> Study:
         values = {**asdict(study), "terms": json.dumps(study.terms.to_json())}
         with self._write() as connection:
             updated = connection.execute(_studies.update().where(_studies.c.name == study.name).values(**values))
             if not updated.rowcount:
                 connection.execute(_studies.insert().values(**values))
+        return study
 
-    def set_terms(self, name: str, terms: StudyTerms) -> None:
+    def forget_study(self, name: str) -> None:
         with self._write() as connection:
-            values = {"terms": json.dumps(terms.to_json())}
-            connection.execute(_studies.update().where(_studies.c.name == name).values(**values))
-
-    def touch_study(self, name: str, owner: str, now: float) -> bool:
-        mine = (_studies.c.name == name) & (_studies.c.owner == owner)
-        with self._write() as connection:
-            return bool(connection.execute(_studies.update().where(mine).values(owner_seen_at=now)).rowcount)
-
-    def disown_study(self, name: str, owner: str) -> None:
-        mine = (_studies.c.name == name) & (_studies.c.owner == owner)
-        with self._write() as connection:
-            connection.execute(_studies.update().where(mine).values(owner=None))
+            connection.execute(_studies.delete().where(_studies.c.name == name))
 
     def studies(self) -> list[Study]:
         with self._read() as connection:
@@ -135,29 +178,17 @@ class SqlTrialStore:
 
     # ------------------------------------------------------------------ trials
 
-    def submit(self, spec: TrialSpec, now: float) -> TrialRecord:
-        trial_id = f"t{uuid.uuid4().hex[:10]}"
-        reason = Reason(code="submitted", sentence="waits for the next look at the cluster")
-        try:
-            with self._write() as connection:
-                connection.execute(
-                    _trials.insert().values(
-                        trial_id=trial_id,
-                        study=spec.study,
-                        number=spec.number,
-                        spec=json.dumps(spec.to_json()),
-                        state=TrialState.PENDING.value,
-                        reason_code=reason.code,
-                        reason_sentence=reason.sentence,
-                        submitted_at=now,
-                    )
-                )
-        except IntegrityError:
-            pass
-        same = (_trials.c.study == spec.study) & (_trials.c.number == spec.number)
-        with self._read() as connection:
-            row = connection.execute(select(_trials).where(same)).mappings().one()
-        return trial_of(row)
+    def add_trial(self, record: TrialRecord) -> TrialRecord:
+        with self._write() as connection:
+            connection.execute(_trials.insert().values(**spec_values(record), **trial_values(record)))
+        return record
+
+    def save_trials(self, records: Sequence[TrialRecord]) -> Sequence[TrialRecord]:
+        with self._write() as connection:
+            for record in records:
+                meant = _trials.c.trial_id == record.trial_id
+                connection.execute(_trials.update().where(meant).values(**trial_values(record)))
+        return records
 
     def trials(self, *, live_only: bool = False) -> list[TrialRecord]:
         query = select(_trials).order_by(_trials.c.position)
@@ -173,81 +204,11 @@ class SqlTrialStore:
             raise UnknownTrial(f"no trial is called {trial_id!r}; `elastune ls` lists them")
         return trial_of(row)
 
-    def save_trial(self, record: TrialRecord) -> None:
-        with self._write() as connection:
-            connection.execute(
-                _trials.update()
-                .where(_trials.c.trial_id == record.trial_id)
-                .values(
-                    state=record.state.value,
-                    reason_code=record.reason.code,
-                    reason_sentence=plain(record.reason.sentence),
-                    finished_at=record.finished_at,
-                    generation=record.generation,
-                    members=json.dumps(record.members),
-                    published=record.published,
-                    published_members=json.dumps(record.published_members),
-                    published_at=record.published_at,
-                    join_epoch=record.join_epoch,
-                    rescaled_at=record.rescaled_at,
-                    layout=record.layout,
-                    losses=record.losses,
-                )
-            )
-
-    def set_outcome(self, trial_id: str, outcome: Outcome) -> bool:
-        first = (_trials.c.trial_id == trial_id) & _trials.c.outcome.is_(None)
-        with self._write() as connection:
-            return bool(
-                connection.execute(_trials.update().where(first).values(outcome=json.dumps(asdict(outcome)))).rowcount
-            )
-
-    def note_entered(self, trial_id: str, generation: int) -> None:
-        self._raise_to(trial_id, _trials.c.entered, generation)
-
-    def note_abandoned(self, trial_id: str, generation: int) -> None:
-        self._raise_to(trial_id, _trials.c.abandoned, generation)
-
-    def _raise_to(self, trial_id: str, column: sa.Column[int], number: int) -> None:
-        lower = (_trials.c.trial_id == trial_id) & (column < number)
-        with self._write() as connection:
-            connection.execute(_trials.update().where(lower).values({column: number}))
-
-    def request_cancel(self, trial_id: str, why: str) -> None:
-        with self._write() as connection:
-            connection.execute(
-                _trials.update().where(_trials.c.trial_id == trial_id).values(cancel_requested=plain(why))
-            )
-
-    def put_parameters(self, trial_id: str, parameters: Mapping[str, Any]) -> None:
-        meant = _trials.c.trial_id == trial_id
-        with self._write() as connection:
-            known = connection.execute(select(_trials.c.parameters).where(meant)).scalar_one_or_none()
-            if known is None:
-                raise UnknownTrial(f"no trial is called {trial_id!r}; `elastune ls` lists them")
-            connection.execute(
-                _trials.update().where(meant).values(parameters=json.dumps({**json.loads(known), **parameters}))
-            )
-
-    def hold(self, trial_ids: Sequence[str], why: str) -> None:
-        live = _trials.c.trial_id.in_(list(trial_ids)) & _trials.c.state.not_in([state.value for state in FINAL_STATES])
-        with self._write() as connection:
-            connection.execute(_trials.update().where(live).values(hold=why))
-
-    def release(self, trial_ids: Sequence[str]) -> None:
-        held = _trials.c.trial_id.in_(list(trial_ids)) & _trials.c.hold.is_not(None)
-        with self._write() as connection:
-            connection.execute(_trials.update().where(held).values(hold=None))
-
     def forget_trials(self, trial_ids: Sequence[str]) -> None:
         """With all that is kept of them."""
         with self._write() as connection:
             for table in (_reports, _hints, _measurements, _history, _replicas, _trials):
                 connection.execute(table.delete().where(table.c.trial_id.in_(list(trial_ids))))
-
-    def forget_study(self, name: str) -> None:
-        with self._write() as connection:
-            connection.execute(_studies.delete().where(_studies.c.name == name))
 
     # ------------------------------------------------------------------ replicas
 
@@ -267,31 +228,17 @@ class SqlTrialStore:
                 for row in connection.execute(query).mappings()
             ]
 
-    def update_replica(self, replica_id: str, **fields: Any) -> None:
-        if isinstance(fields.get("state"), ReplicaState):
-            fields["state"] = fields["state"].value
-        meant = _replicas.c.replica_id == replica_id
-        if fields.get("state") != ReplicaState.GONE.value:
-            meant &= _alive
+    def save_replicas(self, replicas: Sequence[ReplicaRecord], fields: Sequence[str]) -> None:
         with self._write() as connection:
-            connection.execute(_replicas.update().where(meant).values(**fields))
-
-    def retry_join(self, replica_id: str, aimed: int | None) -> None:
-        # SQLAlchemy writes IS NULL for None.
-        meant = (_replicas.c.replica_id == replica_id) & (_replicas.c.join_epoch == aimed)
-        with self._write() as connection:
-            connection.execute(
-                _replicas.update().where(meant & _alive).values(**{**AIM_AGAIN, "state": AIM_AGAIN["state"].value})
-            )
-
-    def set_replica_state(self, replica_ids: Sequence[str], state: ReplicaState) -> None:
-        meant = _replicas.c.replica_id.in_(list(replica_ids))
-        with self._write() as connection:
-            connection.execute(_replicas.update().where(meant & _alive).values(state=state.value))
+            for replica in replicas:
+                row = {**asdict(replica), "state": replica.state.value}
+                values = {name: row[name] for name in fields}
+                meant = _replicas.c.replica_id == replica.replica_id
+                connection.execute(_replicas.update().where(meant).values(**values))
 
     # ------------------------------------------------------------------ hints, reports, history
 
-    def put_hints(self, trial_id: str, hints: Mapping[str, Any], measured: Measurement | None = None) -> None:
+    def save_hints(self, trial_id: str, hints: Mapping[str, Any], measured: Measurement | None) -> None:
         document = json.dumps(hints)
         with self._write() as connection:
             updated = connection.execute(_hints.update().where(_hints.c.trial_id == trial_id).values(document=document))
@@ -311,20 +258,12 @@ class SqlTrialStore:
             rows = connection.execute(select(_hints).where(_hints.c.trial_id.in_(list(trial_ids))))
             return {row.trial_id: json.loads(row.document) for row in rows}
 
-    def add_report(self, report: Report) -> None:
-        try:
-            with self._write() as connection:
-                connection.execute(
-                    _reports.insert().values(
-                        trial_id=report.trial_id,
-                        step=report.step,
-                        value=report.value,
-                        progress=report.progress,
-                        at=report.at,
-                    )
-                )
-        except IntegrityError:
-            return
+    def append(self, fact: Report | HistoryEntry) -> None:
+        with self._write() as connection:
+            if isinstance(fact, Report):
+                connection.execute(_reports.insert().values(**asdict(fact)))
+            else:
+                connection.execute(_history.insert().values(**entry_values(fact)))
 
     def reports(self, study: str) -> list[Report]:
         query = (
@@ -358,20 +297,6 @@ class SqlTrialStore:
         with self._read() as connection:
             return connection.execute(query).first() is not None
 
-    def add_history(self, entry: HistoryEntry) -> None:
-        with self._write() as connection:
-            connection.execute(
-                _history.insert().values(
-                    at=entry.at,
-                    trial_id=entry.trial_id,
-                    who=entry.who,
-                    what=entry.what,
-                    reason_code=entry.reason.code,
-                    reason_sentence=plain(entry.reason.sentence),
-                    numbers=json.dumps(dict(entry.numbers)),
-                )
-            )
-
     def history(self, trial_id: str) -> list[HistoryEntry]:
         query = select(_history).where(_history.c.trial_id == trial_id).order_by(_history.c.entry)
         with self._read() as connection:
@@ -399,3 +324,77 @@ class SqlTrialStore:
 
 def _report_of(row: Any) -> Report:
     return Report(row.trial_id, row.step, row.value, row.progress, row.at)
+
+
+def sql_store(url: str, *, exclusive: bool = False) -> InMemoryTrialStore:
+    """Return the store of the one process that owns this database."""
+    return InMemoryTrialStore(SqlBacking(url, exclusive=exclusive))
+
+
+BUSY_SECONDS = 10
+"""Longest wait for another writer, or for a connection, before a write is given up as impossible for now."""
+
+
+def _without_password(url: str) -> str:
+    return re.sub(r"(?<=:)[^:@/]+(?=@)", "***", url)
+
+
+def engine_for(url: str) -> Engine:
+    if not url.startswith("sqlite"):
+        try:
+            return sa.create_engine(
+                url, pool_pre_ping=True, pool_size=10, max_overflow=40, connect_args={"application_name": whoami()}
+            )
+        except (ModuleNotFoundError, sa.exc.NoSuchModuleError, sa.exc.ArgumentError, TypeError) as error:
+            raise StoreUnavailable(
+                f"the database {_without_password(url)} cannot be used: {error}; give "
+                "postgresql+psycopg://USER@HOST/NAME and `pip install elastune[postgresql]`, or leave it out for a "
+                "file in the state folder"
+            ) from error
+    options: dict[str, Any] = {"connect_args": {"timeout": BUSY_SECONDS, "check_same_thread": False}}
+    if url in ("sqlite://", "sqlite:///:memory:"):
+        options["poolclass"] = sa.pool.StaticPool
+    else:
+        options |= {"pool_size": 10, "max_overflow": 40, "pool_timeout": BUSY_SECONDS}
+    engine = sa.create_engine(url, **options)
+
+    @event.listens_for(engine, "connect")
+    def _prepare(connection: Any, _: Any) -> None:
+        cursor = connection.cursor()
+        cursor.execute("PRAGMA journal_mode=WAL")
+        cursor.execute("PRAGMA synchronous=FULL")
+        # Keeps the log near 1 MB: on a disk that is almost full a large one would be what fills it.
+        cursor.execute("PRAGMA wal_autocheckpoint=250")
+        cursor.close()
+
+    return engine
+
+
+_KEY = 0x656C6173
+"""Number of the advisory lock: any, but always the same."""
+LONGEST_NAME = 63
+
+
+def whoami() -> str:
+    """How a scheduler is named among the server's clients."""
+    return f"elastune pid {os.getpid()} on {socket.gethostname()}"[:LONGEST_NAME]
+
+
+def claim(engine: Engine) -> Connection:
+    """The connection that holds the lock, to be kept open; raises StateFolderInUse with its holder's name."""
+    connection = engine.connect().execution_options(isolation_level="AUTOCOMMIT")
+    if connection.execute(sa.select(sa.func.pg_try_advisory_lock(_KEY))).scalar_one():
+        return connection
+    holder = connection.execute(
+        sa.text(
+            "SELECT application_name FROM pg_stat_activity JOIN pg_locks USING (pid) "
+            "WHERE locktype = 'advisory' AND objid = :key AND granted AND pg_locks.database = "
+            "(SELECT oid FROM pg_database WHERE datname = current_database())"
+        ),
+        {"key": _KEY},
+    ).scalar()
+    connection.close()
+    raise StateFolderInUse(
+        f"the database {engine.url.render_as_string()} belongs to a running scheduler ({holder or 'unknown'}); set "
+        "ELASTUNE_URL to use it, stop it, or choose another database"
+    )

@@ -1,10 +1,23 @@
-"""The tables as the present version needs them; `migrations/` brings those of earlier versions here."""
+"""The tables that a database of trials has. A database of another version is refused."""
 
 from __future__ import annotations
 
-import sqlalchemy as sa
+import json
+from dataclasses import asdict
+from typing import Any
 
+import sqlalchemy as sa
+from sqlalchemy.engine import Engine, RowMapping
+
+from trials.errors import StoreUnavailable
+from trials.record import Outcome, Reason, TrialRecord
+from trials.spec import TrialSpec
+from trials.states import TrialState
+from trials.store.base import HistoryEntry
+
+VERSION = 1
 metadata = sa.MetaData()
+about = sa.Table("about", metadata, sa.Column("version", sa.Integer, primary_key=True))
 
 studies = sa.Table(
     "studies",
@@ -117,3 +130,121 @@ history = sa.Table(
     sa.Column("reason_sentence", sa.Text, nullable=False),
     sa.Column("numbers", sa.Text, nullable=False, default="{}"),
 )
+
+
+def make_tables(engine: Engine) -> None:
+    """Create the tables where there are none. Raises StoreUnavailable for those of another version."""
+    with engine.connect() as connection:
+        present = sa.inspect(connection).get_table_names()
+    if not present:
+        _create(engine)
+        return
+    with engine.connect() as connection:
+        found = connection.execute(sa.select(about.c.version)).scalar() if about.name in present else None
+    if found != VERSION:
+        raise StoreUnavailable(
+            f"the database {engine.url.render_as_string()} has tables of version {found or 'unknown'}, and this "
+            f"version of elastune reads {VERSION}; use the version that made it, or another state folder"
+        )
+
+
+def _create(engine: Engine) -> None:
+    """In one transaction: a process that dies meanwhile leaves no tables."""
+    with engine.begin() as connection:
+        if engine.dialect.name == "sqlite":
+            # Its driver opens none before changes of tables unless it is told to.
+            connection.exec_driver_sql("BEGIN IMMEDIATE")
+        if not sa.inspect(connection).get_table_names():
+            metadata.create_all(connection)
+            connection.execute(about.insert().values(version=VERSION))
+
+
+def entry_of(row: Any) -> HistoryEntry:
+    return HistoryEntry(
+        at=row.at,
+        trial_id=row.trial_id,
+        who=row.who,
+        what=row.what,
+        reason=Reason(code=row.reason_code, sentence=row.reason_sentence),
+        numbers=json.loads(row.numbers),
+    )
+
+
+def trial_of(row: RowMapping) -> TrialRecord:
+    outcome = json.loads(row["outcome"]) if row["outcome"] else None
+    return TrialRecord(
+        trial_id=row["trial_id"],
+        spec=TrialSpec.from_json(json.loads(row["spec"])),
+        state=TrialState(row["state"]),
+        reason=Reason(code=row["reason_code"], sentence=row["reason_sentence"]),
+        submitted_at=row["submitted_at"],
+        finished_at=row["finished_at"],
+        generation=row["generation"],
+        members=tuple(json.loads(row["members"])),
+        published=row["published"],
+        published_members=tuple(json.loads(row["published_members"])),
+        published_at=row["published_at"],
+        join_epoch=row["join_epoch"],
+        entered=row["entered"],
+        abandoned=row["abandoned"],
+        rescaled_at=row["rescaled_at"],
+        layout=row["layout"],
+        losses=row["losses"],
+        outcome=Outcome(**outcome) if outcome else None,
+        cancel_requested=row["cancel_requested"],
+        hold=row["hold"],
+        parameters=json.loads(row["parameters"]),
+    )
+
+
+def spec_values(record: TrialRecord) -> dict[str, Any]:
+    """Return the columns of a trial that never change."""
+    return {
+        "trial_id": record.trial_id,
+        "study": record.spec.study,
+        "number": record.spec.number,
+        "spec": json.dumps(record.spec.to_json()),
+        "submitted_at": record.submitted_at,
+    }
+
+
+def trial_values(record: TrialRecord) -> dict[str, Any]:
+    """Return the columns of a trial that change."""
+    return {
+        "state": record.state.value,
+        "reason_code": record.reason.code,
+        "reason_sentence": plain(record.reason.sentence),
+        "finished_at": record.finished_at,
+        "generation": record.generation,
+        "members": json.dumps(record.members),
+        "published": record.published,
+        "published_members": json.dumps(record.published_members),
+        "published_at": record.published_at,
+        "join_epoch": record.join_epoch,
+        "entered": record.entered,
+        "abandoned": record.abandoned,
+        "rescaled_at": record.rescaled_at,
+        "layout": record.layout,
+        "losses": record.losses,
+        "outcome": None if record.outcome is None else json.dumps(asdict(record.outcome)),
+        "cancel_requested": None if record.cancel_requested is None else plain(record.cancel_requested),
+        "hold": record.hold,
+        "parameters": json.dumps(dict(record.parameters)),
+    }
+
+
+def entry_values(entry: HistoryEntry) -> dict[str, Any]:
+    return {
+        "at": entry.at,
+        "trial_id": entry.trial_id,
+        "who": entry.who,
+        "what": entry.what,
+        "reason_code": entry.reason.code,
+        "reason_sentence": plain(entry.reason.sentence),
+        "numbers": json.dumps(dict(entry.numbers)),
+    }
+
+
+def plain(text: str) -> str:
+    """Without what a database has no room for: half of a surrogate pair, and PostgreSQL the character 0."""
+    return text.encode("utf-8", "replace").decode().replace("\0", "\N{REPLACEMENT CHARACTER}")

@@ -10,6 +10,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from tuner_bridge.errors import BridgeError
 from tuner_bridge.in_replica.wire import decode_value, encode_value
 from tuner_bridge.in_replica.wired_errors import encode_exception
 
@@ -27,7 +28,8 @@ Told = dict[str, Any]
 class Answers:
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._given: OrderedDict[str, dict[str, Any]] = OrderedDict()
+        self._given: OrderedDict[str, tuple[Any, dict[str, Any]]] = OrderedDict()
+        """What was asked, and the answer, by the question's id."""
         self._waiting: list[Told] = []
         """For the next poll."""
         self._collects = False
@@ -36,16 +38,23 @@ class Answers:
 
     def to(self, question: Mapping[str, Any], ask: Ask) -> Told:
         """A question that is asked again, because its answer got lost, gets the same answer."""
+        asked = (question["method"], question["arguments"])
         with self._lock:
-            answer = self._given.get(question["id"])
+            before, answer = self._given.get(question["id"], (asked, None))
+        if before != asked:
+            error = BridgeError(
+                f"question {question['id']} was {before[0]!r} and is {asked[0]!r} now; two processes of a trial must "
+                "not share the object that asks: have one of them report"
+            )
+            return {"id": question["id"], "answer": {"exception": encode_exception(error)}}
         if answer is None:
             answer = _answer(ask, question)
-            self._remember(question["id"], answer)
+            self._remember(question["id"], asked, answer)
         return {"id": question["id"], "answer": answer}
 
-    def _remember(self, question_id: str, answer: dict[str, Any]) -> None:
+    def _remember(self, question_id: str, asked: Any, answer: dict[str, Any]) -> None:
         with self._lock:
-            self._given[question_id] = answer
+            self._given[question_id] = asked, answer
             while len(self._given) > ANSWERS_KEPT:
                 self._given.popitem(last=False)
 

@@ -39,13 +39,6 @@ class CodeOnCluster:
             return spec
         if self.where != "pack":
             return replace(spec, moved_to=self.where)
-        folder = Path(spec.working_dir)
-        outside = [path for path in spec.user_code if os.path.isabs(path) and not Path(path).is_relative_to(folder)]
-        if outside:
-            raise InvalidSweep(
-                f"the script {outside[0]} lies outside the working folder {folder}, which is sent to the cluster; "
-                "start the sweep in the folder that holds its code"
-            )
         if self.package is None:
-            self.package = pack(folder)
+            self.package = pack(Path(spec.working_dir))
         return replace(spec, package=self.package.digest)

@@ -75,7 +75,6 @@ class Inboxes:
                 inbox.queued.discard(question_id)
 
     def refuse(self, trial_id: str, error: Exception) -> None:
-        """The trial's thread is to raise this."""
         with self._lock:
             inbox = self._of.get(trial_id)
         if inbox is not None:

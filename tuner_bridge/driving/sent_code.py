@@ -1,4 +1,4 @@
-"""SentCode: the code of a sweep's trials, brought to a scheduler whose replicas run elsewhere.
+"""SentCode: what the replicas of a sweep's trials run, brought to the scheduler.
 
 Concurrency: any thread may call.
 """
@@ -9,48 +9,65 @@ import logging
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
+from scheduler.client.carriers import Parts
 from scheduler.client.connection import SchedulerClient
 from scheduler.errors import SchedulerError
 from trials.spec import TrialSpec
 from tuner_bridge.driving.code_on_cluster import CodeOnCluster
-from tuner_bridge.driving.packing import Package
 
 logger = logging.getLogger(__name__)
 
 
 class SentCode:
-    def __init__(self, code: CodeOnCluster) -> None:
-        self._code = code
+    """``folder``: how replicas on other machines find the working folder; None where they run on this one."""
+
+    def __init__(self, folder: CodeOnCluster | None) -> None:
+        self._folder = folder
         self._lock = threading.Lock()
+        self._contents: dict[str, bytes | Parts] = {}
+        """What the scheduler has, or is to have, by digest."""
         self._sent: set[str] = set()
+
+    def offer(self, contents: Mapping[str, bytes | Parts]) -> None:
+        """Pickled code and data, to be sent with the first trial that names it."""
+        with self._lock:
+            self._contents.update(contents)
 
     def place(self, spec: TrialSpec, client: SchedulerClient) -> TrialSpec:
         """Where the trial's replicas find their code; the scheduler has it then. May be repeated if it raises."""
         with self._lock:
-            placed = self._code.place(spec)
-            package = self._code.package
-            if package is not None and package.digest not in self._sent:
-                self._send(package, client)
-                self._sent.add(package.digest)
+            for digest in spec.code:
+                self._send(digest, client)
+            if self._folder is None:
+                return spec
+            placed = self._folder.place(spec)
+            package = self._folder.package
+            if package is not None:
+                self._contents[package.digest] = package.content
+                self._send(package.digest, client, f"the working folder goes to {client.url}: {package}")
         return placed
 
-    def _send(self, package: Package, client: SchedulerClient) -> None:
-        if not client.request("GET", f"/packages/{package.digest}")["here"]:
-            print(f"elastune: the working folder goes to {client.url}: {package}", file=sys.stderr)
-            client.send(f"/packages/{package.digest}", package.content)
+    def _send(self, digest: str, client: SchedulerClient, words: str = "") -> None:
+        if digest in self._sent or digest not in self._contents:
+            return
+        if not client.request("GET", f"/packages/{digest}")["here"]:
+            if words:
+                print(f"elastune: {words}", file=sys.stderr)
+            client.send(f"/packages/{digest}", self._contents[digest])
+        self._sent.add(digest)
 
     def send_again(self, digests: Sequence[str], client: SchedulerClient) -> None:
         """A scheduler that has moved may have lost what it was sent."""
-        package = self._code.package
         for digest in digests:
-            if package is None or package.digest != digest:
+            content = self._contents.get(digest)
+            if content is None:
                 # Of an earlier run of this sweep: its code is gone. Those trials end when nobody can start them.
                 time.sleep(1.0)
                 continue
             try:
-                client.send(f"/packages/{digest}", package.content)
+                client.send(f"/packages/{digest}", content)
             except SchedulerError as error:
-                logger.warning("the packed working folder was not sent again: %s", error)
+                logger.warning("the sweep's code was not sent again: %s", error)
                 time.sleep(1.0)

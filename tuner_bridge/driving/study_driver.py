@@ -7,25 +7,28 @@ inboxes.
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import os
 import queue
 import sys
 import threading
 import time
+import uuid
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
+
+import psutil
 
 from scheduler.client.connection import SchedulerClient
 from scheduler.errors import RequestRefused, SchedulerError, SchedulerUnreachable
 from scheduler.runtime import differences, runtime
 from trials.checks import LONGEST_NAME
+from trials.inside.user_code import this_machine
 from trials.plain_words import one_line
 from trials.spec import TrialSpec
 from tuner_bridge.driving.answers import Answers, Ask, Told
 from tuner_bridge.driving.code_on_cluster import CodeOnCluster
-from tuner_bridge.driving.driver_identity import driver_identity, has_ended
-from tuner_bridge.driving.first_words import FirstWords
 from tuner_bridge.driving.inboxes import Inboxes, Message
 from tuner_bridge.driving.sent_code import SentCode
 from tuner_bridge.driving.this_user import this_user
@@ -85,7 +88,8 @@ class StudyDriver:
         """Whether a trial was submitted."""
         self._left: list[str] = []
         self._heard = -1
-        self._code: SentCode | None = None
+        self.code = SentCode(None)
+        """What its trials run."""
         self._poller = threading.Thread(target=self._poll, name="elastune-driver", daemon=True)
         self.slots = 0
         self.at_a_time: int | None = None
@@ -118,10 +122,9 @@ class StudyDriver:
             if "yields_to" in terms:
                 body["terms"]["yields_to"] = [self._within(name) for name in terms["yields_to"]]
         deadline = time.monotonic() + patience_seconds
-        reachable_by = time.monotonic() + REACHABLE_SECONDS
         while True:
             try:
-                answer = self.client.request("PUT", f"/studies/{self.study_key}", body)
+                answer = self._once_reached(lambda: self.client.request("PUT", f"/studies/{self.study_key}", body))
                 break
             except RequestRefused:
                 earlier = self._present_driver()
@@ -131,19 +134,26 @@ class StudyDriver:
                 if time.monotonic() > deadline:
                     raise
                 time.sleep(0.5)
-            except SchedulerUnreachable:
-                if time.monotonic() > reachable_by:
-                    raise
-                time.sleep(0.2)
-                self.client = self._reconnect(self.client)
         for warning in answer.get("warnings", ()):
             logger.warning("%s", one_line(warning))
         self.slots = answer["slots"]
         self.emulated = answer.get("emulated", "")
         if answer.get("runs_elsewhere"):
-            self._code = SentCode(CodeOnCluster.from_environ())
+            self.code = SentCode(CodeOnCluster.from_environ())
         self._runtime = answer.get("runtime") or {}
         self._poller.start()
+
+    def _once_reached(self, call: Callable[[], Any]) -> Any:
+        """Return what a call returns, made again with a scheduler that has come back."""
+        reachable_by = time.monotonic() + REACHABLE_SECONDS
+        while True:
+            try:
+                return call()
+            except SchedulerUnreachable:
+                if time.monotonic() > reachable_by:
+                    raise
+                time.sleep(0.2)
+                self.client = self._reconnect(self.client)
 
     def _present_driver(self) -> str | None:
         """None where there is none, and where that cannot be told."""
@@ -237,9 +247,7 @@ class StudyDriver:
         if self._interrupted.is_set() or self.fatal is not None:
             raise SweepInterrupted
         is_first, self._has_begun = not self._has_begun, True
-        if self._code is not None:
-            code = self._code
-            spec = self._patiently(lambda: code.place(spec, self.client))
+        spec = self._patiently(lambda: self.code.place(spec, self.client))
         with self._lock:
             self.left = None if self.left is None else max(0, self.left - 1)
         summary = self._patiently(lambda: self.client.request("POST", "/trials", spec.to_json()))
@@ -385,8 +393,7 @@ class StudyDriver:
                 # Being worked on already: the next poll would return at once with the same.
                 time.sleep(0.002)
             answers = self._answers.collect(questions) if questions else []
-            if self._code is not None:
-                self._code.send_again(news.get("missing_packages", ()), self.client)
+            self.code.send_again(news.get("missing_packages", ()), self.client)
 
     def _grant(self, parameters: Mapping[str, Any]) -> str:
         """Why no trial of these parameters will run; empty where one will."""
@@ -421,6 +428,68 @@ class StudyDriver:
                 time.sleep(0.2)
 
 
+LONGEST_FILE_NAME = 120
+"""Bytes of a name that is a folder's."""
+
+
 def file_name(study_name: str) -> str:
-    """The study's name with what does not belong into paths and addresses replaced."""
-    return "".join(letter if letter.isalnum() or letter in "-_." else "-" for letter in study_name).lstrip(".") or "-"
+    """Return a name for paths and addresses: another one for each study's name, and not too long for a folder's."""
+    kept = "".join(letter if letter.isalnum() or letter in "-_." else "-" for letter in study_name).lstrip(".")
+    if kept == study_name and kept and len(kept.encode()) <= LONGEST_FILE_NAME:
+        return kept
+    unlike = hashlib.sha256(study_name.encode()).hexdigest()[:8]
+    shortened = kept.encode()[: LONGEST_FILE_NAME - len(unlike) - 1].decode(errors="ignore")
+    return f"{shortened}-{unlike}"
+
+
+CLOCK_SECONDS = 2.0
+"""By so much two looks at the moment when a process began may differ."""
+
+
+def driver_identity() -> str:
+    """Another one at each call; at most 64 characters."""
+    began = psutil.Process().create_time()
+    return f"{this_machine()}-{os.getpid()}-{began:.0f}-{uuid.uuid4().hex[:8]}"
+
+
+def has_ended(identity: str) -> bool:
+    """Whether that process was one of this machine, and is gone; False where that cannot be told."""
+    parts = identity.split("-")
+    if len(parts) != 4 or parts[0] != this_machine() or not (parts[1].isdigit() and parts[2].isdigit()):
+        return False
+    try:
+        there = psutil.Process(int(parts[1]))
+        is_other = abs(there.create_time() - int(parts[2])) > CLOCK_SECONDS
+        return is_other or there.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+    except psutil.Error:
+        return False
+
+
+PATIENCE_SECONDS = 2.0
+"""Trials begin within this time where nothing is in their way."""
+
+
+class FirstWords:
+    """``reason``: what the scheduler says of the trial at the moment. ``tell``: where people read it."""
+
+    def __init__(
+        self, reason: Callable[[], str], tell: Callable[[str], None], *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._reason = reason
+        self._tell = tell
+        self._clock = clock
+        self._looks_at = clock() + PATIENCE_SECONDS
+        self._said = ""
+
+    def look(self) -> None:
+        """Again and again until the trial has begun; each reason is told once."""
+        now = self._clock()
+        if now < self._looks_at:
+            return
+        self._looks_at = now + PATIENCE_SECONDS
+        reason = self._reason()
+        if reason != self._said:
+            self._said = reason
+            self._tell(f"elastune: the first trial has not begun yet: {reason}")

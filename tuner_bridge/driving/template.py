@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from scheduler.client.carriers import Parts
 from trials.inside.user_code import COMMAND_LINE
 from trials.spec import TrialSpec
 from tuner_bridge.errors import BridgeError
@@ -26,7 +27,10 @@ class TrialTemplate:
     working_dir: str
     python_path: tuple[str, ...] = ()
     preload: tuple[str, ...] = ()
-    user_code: tuple[str, ...] = ()
+    code: tuple[str, ...] = ()
+    """Digests of its pickled code and data."""
+    contents: Mapping[str, bytes | Parts] = field(default_factory=dict)
+    """What these are digests of."""
     environ: Mapping[str, str] = field(default_factory=dict)
     """What trials get of the sweep's environment, beside what their machine has."""
 
@@ -43,7 +47,7 @@ class TrialTemplate:
             working_dir=self.working_dir,
             python_path=self.python_path,
             preload=self.preload,
-            user_code=self.user_code,
+            code=self.code,
             environ={**self.environ, COMMAND_LINE: json.dumps(sys.argv)},
         )
 

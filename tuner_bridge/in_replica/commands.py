@@ -9,8 +9,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from dist_core.errors import ControlChannelError
-from dist_core.exit_statuses import EXIT_JOIN_AGAIN, EXIT_LEFT, EXIT_PEER_LOST, EXIT_PREEMPTED
+from dist_core.errors import EXIT_JOIN_AGAIN, EXIT_LEFT, EXIT_PEER_LOST, EXIT_PREEMPTED, ControlChannelError
 from dist_core.link.client import ControlChannel
 from dist_core.link.environment import ATTEMPTS, ReplicaEnvironment
 from dist_core.trial.plain_replica import Participant

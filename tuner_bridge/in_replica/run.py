@@ -11,8 +11,7 @@ from contextlib import contextmanager
 from typing import Any
 from weakref import WeakSet
 
-from dist_core.errors import ControlChannelError, PeerLost, ReplicaExit
-from dist_core.exit_statuses import EXIT_PEER_LOST
+from dist_core.errors import EXIT_PEER_LOST, ControlChannelError, PeerLost, ReplicaExit
 from dist_core.link.client import ControlChannel
 from dist_core.present import present_replica
 from dist_core.state.seeds import seed_all, trial_seed

@@ -17,9 +17,9 @@ from types import ModuleType
 from typing import Any
 
 from dist_core.errors import Unwinding
+from trials.inside.imports import lies_among_installed
 from trials.inside.user_code import moved_path
 from tuner_bridge.errors import InvalidSweep
-from tuner_bridge.in_replica.shipping import lies_among_installed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,14 +46,15 @@ class Script:
     def run(self) -> None:
         """As Python would run it. Raises what it raises; RuntimeError where it ends with a status other than 0."""
         try:
-            self._run()
+            self.run_here()
         except Unwinding:
             raise
         except SystemExit as leaving:
             if leaving.code not in (None, 0):
                 raise RuntimeError(f"the script ended with status {leaving.code}") from leaving
 
-    def _run(self) -> None:
+    def run_here(self) -> None:
+        """The same, as this process's main program: its SystemExit is the process's."""
         if self.path is not None:
             path = moved_path(self.path)
             sys.argv = [path, *self.arguments]

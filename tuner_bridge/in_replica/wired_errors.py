@@ -78,13 +78,9 @@ def _made_again(document: Mapping[str, Any]) -> Exception | None:
 
 def _known_type(module_name: str, name: str) -> type[Exception] | None:
     """A class of this process by its name; looked up without asking the module, which could answer by code."""
-    # The driver's script goes by another name in replicas.
-    module = builtins if module_name == "builtins" else sys.modules.get(_ALIASES.get(module_name, module_name))
+    module = builtins if module_name == "builtins" else sys.modules.get(module_name)
     kind = None if module is None else vars(module).get(name)
     return kind if isinstance(kind, type) and Exception in type.mro(kind) else None
-
-
-_ALIASES = {"__mp_main__": "__main__"}
 
 
 def _words(error: BaseException) -> str:

@@ -16,16 +16,22 @@ import itertools
 import json
 import logging
 import os
+import re
+import shlex
+import shutil
 import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TextIO
 
+import psutil
+
 from scheduler.client.connection import SchedulerClient
 from scheduler.errors import SchedulerError, SchedulerUnreachable
 from scheduler.host.embedded import EmbeddedScheduler
+from scheduler.state_folder import write_durably
 from trials.errors import TrialsError
 from trials.spec import sizes_from
 from tuner_bridge.driving.sent_environ import sent_environ
@@ -33,11 +39,99 @@ from tuner_bridge.driving.study_driver import StudyDriver, file_name
 from tuner_bridge.driving.template import TrialTemplate, own_python_path, sizes_within
 from tuner_bridge.driving.told_parameters import flattened
 from tuner_bridge.errors import BridgeError, SweepInterrupted
-from tuner_bridge.nni.manager import Manager
-from tuner_bridge.nni.plain_json import check_metric
-from tuner_bridge.nni.tracked_trials import TrackedResults
-from tuner_bridge.nni.trial_command import as_script
+from tuner_bridge.in_replica.scripts import Script, is_own_python, program_of, starts_python
+from tuner_bridge.nni.plain_json import check_metric, number_in
+from tuner_bridge.trackers.base import Tracker
 from tuner_bridge.trackers.named import trackers_named
+from tuner_bridge.trackers.tracked_trial import TrackedTrial
+
+KEPT = "tracked.json"
+_STATES = {"succeeded": "complete", "cancelled": "pruned"}
+
+
+class TrackedResults:
+    """One trial's: its results as NNI takes them. ``folder``: NNI's of this trial."""
+
+    def __init__(self, trackers: Sequence[Tracker], title: str, study_key: str, number: int, folder: Path) -> None:
+        path = folder / KEPT
+        kept: dict[str, str] = json.loads(path.read_text()) if path.exists() else {}
+        self._trial = TrackedTrial(trackers, title, study_key, number, kept)
+        self._final: float | None = None
+        if self._trial.identities != kept:
+            try:
+                folder.mkdir(parents=True, exist_ok=True)
+                write_durably(path, json.dumps(self._trial.identities))
+            except (OSError, SchedulerError) as error:
+                logger.warning("an experiment that resumes begins new runs of trial %d: %s", number, error)
+
+    @property
+    def environ(self) -> dict[str, str]:
+        return self._trial.environ
+
+    def parameters(self, chosen: Mapping[str, Any]) -> None:
+        for name, value in chosen.items():
+            self._trial.parameter(name, value)
+
+    def took(self, metric: Mapping[str, Any]) -> None:
+        value = metric.get("value")
+        number = number_in(json.loads(value)) if isinstance(value, str) else None
+        if number is None:
+            return
+        if metric["type"] == "PERIODICAL":
+            self._trial.report(number, metric["sequence"])
+        else:
+            self._final = number
+
+    def live(self, known: Mapping[str, Any]) -> None:
+        self._trial.live(known)
+
+    def leave(self) -> None:
+        self._trial.leave()
+
+    def end(self, state: str, history: Sequence[str]) -> None:
+        """``state``: the scheduler's word for how it ended."""
+        self._trial.end(_STATES.get(state, "fail"), None if self._final is None else [self._final], history)
+
+
+TUNERS = ("-m nni", "--exp_params")
+"""Words of the command that starts tuner and assessor."""
+LEAVING_SECONDS = 3.0
+
+
+class Manager:
+    def __init__(self, pid: int) -> None:
+        self._process = psutil.Process(pid)
+        self._children: set[psutil.Process] = set()
+
+    def note_children(self) -> None:
+        with contextlib.suppress(psutil.Error):
+            self._children.update(self._process.children(recursive=True))
+
+    def end_orphans(self) -> None:
+        """Only if the manager is gone: one that stops in order ends its own processes."""
+        with contextlib.suppress(psutil.TimeoutExpired):
+            # Its connections close a moment before it is gone.
+            self._process.wait(timeout=0.5)
+        if self._process.is_running() and self._process.status() != psutil.STATUS_ZOMBIE:
+            return
+        orphans = [child for child in self._children if child.pid != os.getpid() and _is_tuner(child)]
+        for orphan in orphans:
+            logger.warning("the manager was killed: its tuner is ended pid=%d", orphan.pid)
+            with contextlib.suppress(psutil.Error):
+                orphan.terminate()
+        for orphan in psutil.wait_procs(orphans, timeout=LEAVING_SECONDS)[1]:
+            with contextlib.suppress(psutil.Error):
+                orphan.kill()
+
+
+def _is_tuner(process: psutil.Process) -> bool:
+    try:
+        # A shell may have started it, with all words in one.
+        words = " ".join(process.cmdline())
+    except psutil.Error:
+        return False
+    return all(each in words for each in TUNERS)
+
 
 ADOPTION_SECONDS = 25.0
 """A manager that was killed keeps its study for the length of its lease; its successor waits for that."""
@@ -56,8 +150,6 @@ logger = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class _Trial:
-    """A trial as NNI knows it."""
-
     trial_id: str | None = None
     """The scheduler's name for it."""
     cancelled: str | None = None
@@ -310,7 +402,6 @@ def main() -> int:
             out.flush()
 
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s: %(message)s")
-    logging.getLogger("httpx2").setLevel(logging.WARNING)
     experiment = json.loads(sys.stdin.readline())
     try:
         _serve(experiment, send)
@@ -379,6 +470,29 @@ def _parameters_of(text: str) -> dict[str, Any]:
         return {}
     chosen = found.get("parameters") if isinstance(found, dict) else None
     return flattened(chosen) if isinstance(chosen, dict) else {}
+
+
+_SHELL = re.compile(r"[|&;<>()$`*?{}\[\]\\\n]|(^|\s)[~#]")
+"""Characters by which a command asks for a shell."""
+
+
+def as_script(command: str, folder: str, path: str | None = None) -> Script | None:
+    """None for a command that needs a shell or another interpreter; ``path``: the PATH to look along."""
+    try:
+        words = shlex.split(command)
+    except ValueError as error:
+        raise BridgeError(f"the trial command {command!r} cannot be read: {error}") from None
+    if not words or not starts_python(words[0]):
+        return None
+    # Quoted, such characters are the script's own.
+    if _SHELL.search(re.sub(r"'[^']*'", "", command)) or not _is_this_python(words[0], path):
+        return None
+    return program_of(words[1:], folder)
+
+
+def _is_this_python(name: str, path: str | None) -> bool:
+    found = shutil.which(name, path=path)
+    return found is not None and is_own_python(found)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""A sweep and a notebook: its page below a cell, and the cells that an objective was written in."""
+"""A sweep's page below a cell of a notebook."""
 
 from __future__ import annotations
 
@@ -17,15 +17,6 @@ def page_link(client: SchedulerClient) -> str:
 def in_notebook() -> bool:
     """Whether this process shows what it makes in cells, as Jupyter's do."""
     return type(_shell()).__name__ == "ZMQInteractiveShell"
-
-
-def run_cells() -> list[str] | None:
-    """The cells that were run, oldest first, in plain Python; None where there are no cells."""
-    shell = _shell()
-    if shell is None:
-        return None
-    cells: list[str] = shell.user_ns.get("In", [])
-    return [shell.transform_cell(cell) for cell in cells]
 
 
 def _shell() -> Any:

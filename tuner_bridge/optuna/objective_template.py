@@ -5,18 +5,18 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from pathlib import Path
+from types import ModuleType
 from typing import Any
 
+from trials.inside.imports import OUR_PACKAGES, lies_among_installed, package_of
 from trials.spec import check_replica_bounds, sizes_from
-from tuner_bridge.driving.notebook_code import module_of, written
+from tuner_bridge.driving.pickling import Pickled, pickled
 from tuner_bridge.driving.template import TrialTemplate, own_python_path, sizes_within
 from tuner_bridge.errors import BridgeError, InvalidSweep
 from tuner_bridge.in_replica.scripts import Script
-from tuner_bridge.in_replica.shipping import ShippedFunction, TypedIn, installed_modules_of, ship
-from tuner_bridge.optuna.notebook import run_cells
+from tuner_bridge.optuna.named_study import NamedStudy
 from tuner_bridge.optuna.program import Program
 from tuner_bridge.optuna.trainers import TrainerSearch
 
@@ -25,16 +25,11 @@ logger = logging.getLogger(__name__)
 ENTRYPOINT = "tuner_bridge.optuna.replica:main"
 
 
-def _shipped(objective: Callable[[Any], Any]) -> ShippedFunction:
-    """How replicas find the objective; one that was written in a notebook is put into a file for them."""
-    try:
-        return ship(objective)
-    except TypedIn:
-        cells = run_cells()
-        if cells is None:
-            raise
-    path = written(module_of(cells, objective.__name__), Path.cwd())
-    return ShippedFunction(module="__main__", qualname=objective.__name__, main_path=str(path))
+def _checked(objective: Any) -> None:
+    if not callable(objective):
+        raise InvalidSweep(f"the objective is {objective!r}; pass a function that takes a trial and returns its value")
+    if isinstance(objective, type):
+        raise InvalidSweep(f"the objective is the class {objective.__qualname__}; pass an object of it, or a function")
 
 
 def template_of(
@@ -45,16 +40,20 @@ def template_of(
     fresh_processes: bool = False,
     *,
     slots_per_replica: int | Sequence[int] = 1,
+    study: Any = None,
 ) -> TrialTemplate:
-    """What the trials of a sweep will run; raises InvalidSweep and InvalidTrialSpec for what they cannot."""
+    """What the trials of a sweep will run; raises InvalidSweep and InvalidTrialSpec for what they cannot.
+
+    ``study``: the sweep's; an objective that reads it has its trial's in replicas.
+    """
     if "ELASTUNE_API" in os.environ:
         raise InvalidSweep(
-            "optimize() was reached inside a replica, because the script calls it when imported. Put the call under "
-            'if __name__ == "__main__":'
+            "optimize() was reached inside a replica, because a module of the script calls it when imported. Put the "
+            'call under if __name__ == "__main__": in the script'
         )
     payload: dict[str, Any] = {}
     preload: tuple[str, ...] = ()
-    user_code: tuple[str, ...] = ()
+    code: Pickled | None = None
     if isinstance(objective, Program):
         if min_replicas > 1 or (max_replicas or 1) > 1:
             raise InvalidSweep(
@@ -63,24 +62,24 @@ def template_of(
         max_replicas = 1
         payload["program"] = objective.to_json()
     elif isinstance(objective, TrainerSearch):
-        payload["trainer"] = objective.to_json()
+        code = pickled(objective, "the search")
+        payload["trainer"] = code.shipped.to_json()
         # Of its library, which loads piece by piece, that one has the most behind it.
         preload = ("torch", "dist_core.huggingface.trainer", "transformers.trainer")
-        user_code = tuple(sorted({each.loaded_as for each in (objective.trainer, objective.space)}))
     elif isinstance(objective, Script):
         payload["script"] = objective.to_json()
         # What it imports from other files of its author is not known here.
         imported = (name for name in objective.imports() if name.partition(".")[0] != "tuner_bridge")
         preload = (*imported, "torch")
     else:
-        shipped = _shipped(objective)
-        payload["objective"] = shipped.to_json()
-        preload = installed_modules_of(objective)
+        _checked(objective)
+        code = pickled(objective, "the objective", None if study is None else (study, NamedStudy))
+        payload["objective"] = code.shipped.to_json()
+        preload = _installed(code.modules)
         if "torch" in sys.modules:
-            # Its module, or what that imports, is what has brought it into this process.
+            # The script, or what that imports, is what has brought it into this process.
             preload = (*preload, "torch")
         payload["keeps_process"] = not fresh_processes
-        user_code = (shipped.loaded_as,)
     if promise_metric is not None:
         check_promise_metric(promise_metric)
         payload["promise_metric"] = promise_metric[0]
@@ -95,8 +94,33 @@ def template_of(
         working_dir=os.getcwd(),
         python_path=own_python_path(),
         preload=(*preload, ENTRYPOINT.partition(":")[0]),
-        user_code=user_code,
+        code=() if code is None else code.shipped.digests,
+        contents={} if code is None else code.contents,
     )
+
+
+def _installed(names: Iterable[str]) -> tuple[str, ...]:
+    """Installed packages among these modules, and among what the user's own ones use: worth importing beforehand."""
+    found: dict[str, None] = {}
+    waiting, seen = list(names), set[str]()
+    while waiting:
+        name = waiting.pop()
+        module = sys.modules.get(name)
+        file = getattr(module, "__file__", None)
+        if name in seen or not isinstance(file, str):
+            continue
+        seen.add(name)
+        if lies_among_installed(file):
+            found[name] = None
+        elif package_of(name) not in OUR_PACKAGES:
+            uses = [value for key, value in vars(module).items() if not key.startswith("__")]
+            waiting += [each for each in map(_home_of, uses) if each is not None]
+    return tuple(sorted(name for name in found if not name.startswith("_")))
+
+
+def _home_of(value: Any) -> str | None:
+    name = value.__name__ if isinstance(value, ModuleType) else getattr(value, "__module__", None)
+    return name if isinstance(name, str) else None
 
 
 def check_promise_metric(given: Any) -> None:

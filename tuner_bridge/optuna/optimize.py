@@ -25,7 +25,9 @@ from scheduler.host.embedded import EmbeddedScheduler
 from scheduler.state_folder import StateFolder
 from trials.errors import StateFolderInUse, StoreUnavailable
 from trials.terms import StudyTerms
+from tuner_bridge.driving.left_behind import left_behind
 from tuner_bridge.driving.sent_environ import Asked, asked_environ, library_settings, sent_environ, withheld
+from tuner_bridge.driving.shown_output import showing_output
 from tuner_bridge.driving.study_driver import file_name
 from tuner_bridge.driving.template import TrialTemplate
 from tuner_bridge.errors import InvalidSweep, SweepInterrupted
@@ -73,6 +75,7 @@ def optimize(
     live: bool | Literal["page"] = False,
     timeline: str | os.PathLike[str] | None = None,
     trackers: Sequence[Tracker] = (),
+    show_output: bool = False,
 ) -> None:
     """Run ``study.optimize`` with each trial an elastic job of ``min_replicas`` to ``max_replicas`` processes.
 
@@ -108,9 +111,10 @@ def optimize(
             ``n_trials`` counts what is finished already. Needs a study in a persistent storage.
         live: show the sweep while it runs: in the terminal, with a link to its page, or in a notebook as the page
             itself; ``"page"``: print the link alone.
-        timeline: base name of a picture of who held which slots when; written as .png and .html at the end.
+        timeline: base name of a picture of who held which slots when, written as .png at the end.
         trackers: of ``tuner_bridge.trackers``: each has one run a trial, with its parameters, reports, resizes and
             goodput.
+        show_output: print what trials print, each line with its trial; their logs have that as well (`elastune logs`).
 
     Raises:
         InvalidSweep: for what cannot be run.
@@ -120,8 +124,16 @@ def optimize(
     end_plainly()
     _check_amounts(n_trials, timeout, n_jobs)
     template = template_of(
-        objective, min_replicas, max_replicas, promise_metric, fresh_processes, slots_per_replica=slots_per_replica
+        objective,
+        min_replicas,
+        max_replicas,
+        promise_metric,
+        fresh_processes,
+        slots_per_replica=slots_per_replica,
+        study=study,
     )
+    callbacks = None if callbacks is None else list(callbacks)
+    _say_what_stays_behind(objective, callbacks or ())
     settings = library_settings(environ)
     own = OwnSlots(slots=slots, emulate=emulate, memory_per_slot=memory_per_slot, gpus_per_slot=gpus_per_slot)
     if n_jobs != -1 and n_jobs < 1:
@@ -151,7 +163,8 @@ def optimize(
                 return
             jobs = max(1, driver.slots // (min_replicas * driver.template.replica_sizes[0])) if n_jobs == -1 else n_jobs
             driver.at_a_time, driver.left = jobs, remaining
-            with _marked_asks(study, driver), _interruptible(driver), _display(driver, n_trials, live=live):
+            shown = showing_output(lambda: driver.client, driver.study_key) if show_output else contextlib.nullcontext()
+            with _marked_asks(study, driver), _interruptible(driver), _display(driver, n_trials, live=live), shown:
                 study.optimize(
                     driver.run,
                     n_trials=remaining,
@@ -178,6 +191,16 @@ def optimize(
             if timeline is not None:
                 _draw(driver.client, Path(timeline))
             driver.detach()
+
+
+def _say_what_stays_behind(objective: Any, callbacks: Sequence[Callback]) -> None:
+    names = left_behind(objective, callbacks)
+    if names:
+        logger.warning(
+            "the objective changes %s, which a callback reads: trials run in processes of their own, so the callback "
+            "finds what this process has. Hand it over in the study (trial.set_user_attr, an artifact), or in a file",
+            ", ".join(names),
+        )
 
 
 def driver_of(
@@ -308,19 +331,28 @@ def _marked_asks(study: optuna.Study, driver: OptunaDriver) -> Iterator[None]:
     of other processes. One at a time, because with SQLite two threads that look for a waiting trial at the same time
     both take the same one: a queued trial, or one that is being resumed, would run twice.
     """
-    lock = threading.Lock()
-    ask = study.ask
+    lock, plain = threading.Lock(), type(study)
 
-    def ask_marked(*args: Any, **kwargs: Any) -> optuna.Trial:
-        with lock:
-            driver.mark_next_trial()
-            return ask(*args, **kwargs)
+    class Marking(plain):  # type: ignore[misc, valid-type]  # of the study's own class
+        def ask(self, *args: Any, **kwargs: Any) -> optuna.Trial:
+            with lock:
+                driver.mark_next_trial()
+                trial: optuna.Trial = super().ask(*args, **kwargs)
+                return trial
 
-    study.ask = ask_marked  # type: ignore[method-assign]  # for the length of the sweep
+        def __reduce_ex__(self, protocol: Any) -> Any:
+            # Callbacks may pickle and copy the study: nothing of the sweep goes along.
+            return _empty, (plain,), self.__getstate__()
+
+    study.__class__ = Marking
     try:
         yield
     finally:
-        del study.ask
+        study.__class__ = plain
+
+
+def _empty(kind: type[optuna.Study]) -> optuna.Study:
+    return kind.__new__(kind)
 
 
 @contextmanager
@@ -395,9 +427,8 @@ def _draw(client: SchedulerClient, base: Path) -> None:
     from scheduler.dashboard.picture import draw_timeline
 
     try:
-        paths = draw_timeline(client.request("GET", "/timeline"), base)
+        path = draw_timeline(client.request("GET", "/timeline"), base)
     except (SchedulerError, OSError) as error:
         print(f"elastune: the timeline was not drawn: {error}", file=sys.stderr)
         return
-    for path in paths:
-        print(f"elastune: slots over time: {path}")
+    print(f"elastune: slots over time: {path}")

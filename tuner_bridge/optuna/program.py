@@ -20,7 +20,7 @@ from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from string import Formatter
-from typing import Any
+from typing import Any, cast
 
 import optuna
 from optuna.distributions import (
@@ -63,9 +63,7 @@ class Program:
     def __call__(self, trial: Any) -> float:
         """Run it to its end; raises TrialPruned, or RuntimeError where it fails or prints no value."""
         drawn = {name: _suggested(trial, name, each) for name, each in self.space.items()}
-        words = [
-            moved_path(word.format(**{name: _written(each) for name, each in drawn.items()})) for word in self.words
-        ]
+        words = [moved_path(_filled(word, drawn)) for word in self.words]
         reported: float | None = None
         value: float | None = None
         latest: deque[str] = deque(maxlen=WORDS_SHOWN)
@@ -114,6 +112,10 @@ def program(
         raise InvalidSweep("the command is empty; name a program and its arguments")
     named = {name for word in words for _, name, _, _ in Formatter().parse(word) if name is not None}
     for name in named - set(space):
+        if not name.isidentifier():
+            raise InvalidSweep(
+                f"the command has {{{name}}}; write a parameter's name alone in the braces, and {{{{ }}}} for braces"
+            )
         raise InvalidSweep(
             f"the command has {{{name}}}, which is not in the space; it has {', '.join(space) or 'none'}"
         )
@@ -122,6 +124,15 @@ def program(
     for name, each in space.items():
         if not isinstance(each, (FloatDistribution, IntDistribution, CategoricalDistribution)):
             raise InvalidSweep(f"the distribution of {name!r} is {each!r}; give one of optuna.distributions")
+    samples = {
+        name: each.choices[0] if isinstance(each, CategoricalDistribution) else cast("FloatDistribution", each).low
+        for name, each in space.items()
+    }
+    for word in words:
+        try:
+            _filled(word, samples)
+        except (ValueError, TypeError) as error:
+            raise InvalidSweep(f"{word!r} of the command cannot be written with {samples}: {error}") from error
     if report is None and value is None:
         raise InvalidSweep("nothing tells the value of a trial; give report= or value=, a regular expression of a line")
     for what, pattern in (("report", report), ("value", value)):
@@ -149,6 +160,17 @@ def _suggested(trial: Any, name: str, each: BaseDistribution) -> Any:
         return trial.suggest_int(name, each.low, each.high, step=each.step, log=each.log)
     assert isinstance(each, CategoricalDistribution)
     return trial.suggest_categorical(name, each.choices)
+
+
+def _filled(word: str, drawn: Mapping[str, Any]) -> str:
+    """Return a word of the command with its parameters: in their own format where the word has none."""
+    found = []
+    for literal, name, form, conversion in Formatter().parse(word):
+        found.append(literal)
+        if name is not None:
+            value = Formatter().convert_field(drawn[name], conversion)
+            found.append(format(value, form) if form else _written(value))
+    return "".join(found)
 
 
 def _written(value: Any) -> str:

@@ -13,11 +13,10 @@ from dist_core.trial.metrics import listen_to_metrics
 from dist_core.trial.plain_replica import Participant
 from tuner_bridge.in_replica.run import run_replica
 from tuner_bridge.in_replica.scripts import Script
-from tuner_bridge.in_replica.shipping import ShippedFunction, receive
+from tuner_bridge.in_replica.shipped import ShippedCode, receive
 from tuner_bridge.optuna.current import run_script, set_current_trial
 from tuner_bridge.optuna.program import Program
 from tuner_bridge.optuna.trainer_metrics import TrainerMetrics
-from tuner_bridge.optuna.trainers import TrainerSearch
 from tuner_bridge.optuna.trial import ElasticTrial
 
 
@@ -43,11 +42,12 @@ def prepare(replica: Participant, document: Mapping[str, Any]) -> Callable[[], A
         program = Program.from_json(payload["program"])
         return lambda: _reporting_all(trial, lambda: program(trial))
     set_current_trial(trial)
-    if "trainer" in payload:
-        search = TrainerSearch.from_json(payload["trainer"])
-        return lambda: _reporting_all(trial, lambda: search(trial))
-    listen_to_metrics(TrainerMetrics(trial))
-    objective = receive(ShippedFunction.from_json(payload["objective"]))
+    assert replica.channel is not None
+    assert replica.environment is not None
+    if "objective" in payload:
+        listen_to_metrics(TrainerMetrics(trial))
+    code = ShippedCode.from_json(payload.get("trainer") or payload["objective"])
+    objective = receive(code, replica.channel, replica.environment)
     return lambda: _reporting_all(trial, lambda: objective(trial))
 
 

@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 import optuna
 
 from tuner_bridge.errors import InvalidSweep
-from tuner_bridge.in_replica.shipping import ShippedFunction, ship
 from tuner_bridge.optuna.optimize import optimize
 from tuner_bridge.optuna.trainers import TrainerSearch
 
@@ -41,9 +40,8 @@ def search(
 
     ``hp_space`` gives the arguments of a trial by name, as for ``Trainer.hyperparameter_search``; so does
     ``compute_objective`` its value from the metrics of an evaluation (None: the sum of the metrics, or the loss where
-    there are none). The three functions stand at the top level of a module or script, where replicas find them.
-    Further options are those of ``tuner_bridge.optimize``. Gives the best run, or those that no other one is better
-    than, where there are several directions.
+    there are none). Further options are those of ``tuner_bridge.optimize``. Gives the best run, or those that no
+    other one is better than, where there are several directions.
 
     Raises InvalidSweep for what is no such function, and what ``optimize`` raises.
     """
@@ -57,9 +55,9 @@ def search(
             load_if_exists=load_if_exists,
         )
     what = TrainerSearch(
-        trainer=_shipped(trainer_factory, "trainer_factory"),
-        space=_shipped(hp_space, "hp_space"),
-        objective=None if compute_objective is None else _shipped(compute_objective, "compute_objective"),
+        trainer=_callable(trainer_factory, "trainer_factory"),
+        space=_callable(hp_space, "hp_space"),
+        objective=None if compute_objective is None else _callable(compute_objective, "compute_objective"),
     )
     optimize(study, what, n_trials, **options)
     best = [
@@ -69,8 +67,8 @@ def search(
     return best[0] if len(study.directions) == 1 else best
 
 
-def _shipped(function: Any, name: str) -> ShippedFunction:
-    try:
-        return ship(function)
-    except InvalidSweep as error:
-        raise InvalidSweep(f"{name}: {str(error).replace('the objective', 'this function')}") from None
+def _callable(given: Any, name: str) -> Callable[..., Any]:
+    if not callable(given):
+        raise InvalidSweep(f"{name} is {given!r}; it must be a function")
+    found: Callable[..., Any] = given
+    return found

@@ -12,36 +12,22 @@ from typing import Any
 from dist_core.trial.metrics import listen_to_metrics
 from tuner_bridge.errors import InvalidSweep
 from tuner_bridge.in_replica.evaluations import without_times
-from tuner_bridge.in_replica.shipping import ShippedFunction, receive
 from tuner_bridge.optuna.trainer_metrics import TrainerMetrics
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainerSearch:
-    """What a trial of a search runs; the three are functions at the top level of a module or script."""
+    """What a trial of a search runs."""
 
-    trainer: ShippedFunction
-    space: ShippedFunction
-    objective: ShippedFunction | None
-
-    def to_json(self) -> dict[str, Any]:
-        objective = None if self.objective is None else self.objective.to_json()
-        return {"trainer": self.trainer.to_json(), "space": self.space.to_json(), "objective": objective}
-
-    @classmethod
-    def from_json(cls, document: Mapping[str, Any]) -> TrainerSearch:
-        objective = document["objective"]
-        return cls(
-            trainer=ShippedFunction.from_json(document["trainer"]),
-            space=ShippedFunction.from_json(document["space"]),
-            objective=None if objective is None else ShippedFunction.from_json(objective),
-        )
+    trainer: Callable[..., Any]
+    space: Callable[..., Any]
+    objective: Callable[..., Any] | None
 
     def __call__(self, trial: Any) -> Any:
         """Train with the trial's hyperparameters; the value, or values, of the last evaluation."""
-        compute = _sum_or_loss if self.objective is None else receive(self.objective)
-        trainer = _checked(receive(self.trainer)())
-        _set_arguments(trainer, receive(self.space)(trial))
+        compute = self.objective or _sum_or_loss
+        trainer = _checked(self.trainer())
+        _set_arguments(trainer, self.space(trial))
         listen_to_metrics(TrainerMetrics(trial, compute))
         trainer.train(trial=trial)
         last = next((entry for entry in reversed(trainer.state.log_history) if "eval_loss" in entry), None)

@@ -11,11 +11,18 @@ from __future__ import annotations
 import datetime
 import itertools
 import numbers
+import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import optuna
-from optuna.distributions import BaseDistribution, json_to_distribution
+from optuna.distributions import (
+    BaseDistribution,
+    CategoricalDistribution,
+    FloatDistribution,
+    IntDistribution,
+    json_to_distribution,
+)
 from optuna.study import StudyDirection
 
 import dist_core
@@ -85,7 +92,8 @@ class ElasticTrial(optuna.Trial):
         environment = self._core.environment
         assert environment is not None
         told = {"reports": [[each["step"], each["value"]] for each in reports]} if reports else {}
-        question = f"{environment.replica_id}/{next(self._calls)}"
+        # Processes that the objective forks count from where this one was.
+        question = f"{environment.replica_id}/{os.getpid()}.{next(self._calls)}"
         return ask_driver(self._core, question, method, {**arguments, **told}, reports=reports, **options)
 
     def _tell_reports(self, reports: Sequence[Report]) -> None:
@@ -179,15 +187,26 @@ class ElasticTrial(optuna.Trial):
         return int(self._draw("suggest_int", name, low=low, high=high, step=step, log=log))
 
     def suggest_categorical(self, name: str, choices: Sequence[Any]) -> Any:
-        for choice in choices:
+        # Taken once: what is no sequence is read in another order, or not at all, the second time.
+        choices = tuple(choices)
+        plain = [choice.item() if type(choice).__module__ == "numpy" else choice for choice in choices]
+        for choice in plain:
             if not (choice is None or isinstance(choice, (bool, int, float, str))):
                 raise ValueError(
                     f"choice {choice!r} of {name!r} is a {type(choice).__name__}; an elastic trial takes None, bool, "
                     "int, float and str. Suggest a name or an index and look the object up"
                 )
-        index = self._ask("suggest_categorical", name=name, choices=list(choices))
+        index = self._ask("suggest_categorical", name=name, choices=plain)
         self._suggested[name] = choices[index]
         return choices[index]
+
+    def _suggest(self, name: str, distribution: BaseDistribution) -> Any:
+        """Draw from a distribution, as libraries do that are handed a space."""
+        if isinstance(distribution, CategoricalDistribution):
+            return self.suggest_categorical(name, distribution.choices)
+        assert isinstance(distribution, (FloatDistribution, IntDistribution))
+        suggest = self.suggest_int if isinstance(distribution, IntDistribution) else self.suggest_float
+        return suggest(name, distribution.low, distribution.high, step=distribution.step, log=distribution.log)  # type: ignore[arg-type]  # each takes its own kind
 
     def suggest_uniform(self, name: str, low: float, high: float) -> float:
         return self.suggest_float(name, low, high)
@@ -207,22 +226,29 @@ class ElasticTrial(optuna.Trial):
 
         self._core.raise_postponed()
         self._stay_registered()
-        plain = _is_a(value, numbers.Real) and _is_a(step, numbers.Integral) and 0 <= step <= LARGEST_STEP
-        report = Report(step=int(step), value=float(value), progress=self._core.progress) if plain else None
+        plain = _is_a(step, numbers.Integral) and 0 <= step <= LARGEST_STEP
+        try:
+            number = float(value)
+        except (TypeError, ValueError):
+            plain = False
+        report = Report(step=int(step), value=number, progress=self._core.progress) if plain else None
 
-        def act() -> None:
-            self._ask("report", value=value, step=step)
-            dist_core.report(float(value), int(step))
-
-        if not self._has_reported:
-            # Optuna has its say on the first one: the study may take no reports at all.
-            self._once(act)
-            self._has_reported = True
-        elif report is not None:
+        if report is not None:
             self._reports.add(report)
+            if not self._has_reported:
+                # Optuna has its say on the first one: the study may take no reports at all.
+                self._once(lambda: self._ask("reports"))
+        elif not self._has_reported:
+            self._once(lambda: self._report_unusual(value, step))
         elif self._core.reports:
             # And on what is unusual. The replicas do not meet any more, for what is unusual may be so on one only.
-            act()
+            self._report_unusual(value, step)
+        self._has_reported = True
+
+    def _report_unusual(self, value: Any, step: Any) -> None:
+        """Raises what Optuna raises for such a value or step, if it does."""
+        self._ask("report", value=value, step=step)
+        dist_core.report(float(value), int(step))
 
     def report_metrics(self, metrics: Mapping[str, float], step: int) -> None:
         """Tell how a trial with several objectives is doing, which Optuna's ``report`` does not take.

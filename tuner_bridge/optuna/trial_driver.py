@@ -45,6 +45,8 @@ class OptunaDriver(StudyDriver):
         promise_direction: str | None = None,
         trackers: Sequence[Tracker] = (),
     ) -> None:
+        self._is_known = STUDY_ATTRIBUTE in study.user_attrs
+        """Whether it has been driven before, or is a copy of one that was."""
         direction = promise_direction or study.directions[0].name.lower()
         super().__init__(_study_key(study), direction, client, reconnect=reconnect, title=study.study_name)
         self.study = study
@@ -53,6 +55,30 @@ class OptunaDriver(StudyDriver):
         self._sampler_lock = threading.Lock()
         self.on_wish = self._queue
         self.ends_when_spent = True
+
+    def attach(self, terms: Mapping[str, Any] | None = None, *, patience_seconds: float = 0.0) -> None:
+        """Become the study's driver, as a study of its own where it is a copy: see `StudyDriver.attach`."""
+        if self._is_known:
+            self._leave_to_the_original()
+        super().attach(terms, patience_seconds=patience_seconds)
+        self.code.offer(self.template.contents)
+
+    def _leave_to_the_original(self) -> None:
+        """Take another key where the scheduler has trials under this one that the study's storage never gave out.
+
+        The key travels with whatever copies a study: files, backups, pickles.
+        """
+        trials = self._once_reached(lambda: self.client.request("GET", "/trials"))
+        taken = [each for each in trials if each["study"] == self.study_key]
+        marks = {trial.number: trial.user_attrs.get(TRIAL_ATTRIBUTE) for trial in self.study.get_trials(deepcopy=False)}
+        if any(marks.get(each["number"]) != self.study_key for each in taken):
+            self.study.set_user_attr(STUDY_ATTRIBUTE, uuid.uuid4().hex[:8])
+            self.study_key = self._within(_study_key(self.study))
+            logger.warning(
+                "study %r is a copy: the scheduler has trials of it that its storage does not know; it is a study of "
+                "its own from now on",
+                self.study.study_name,
+            )
 
     def _queue(self, parameters: Mapping[str, Any]) -> None:
         """The next trial that the sweep asks for has these parameters."""
@@ -90,12 +116,14 @@ class OptunaDriver(StudyDriver):
         if not waiting:
             mark = {TRIAL_ATTRIBUTE: self.study_key}
             self.study.add_trial(optuna.trial.create_trial(state=optuna.trial.TrialState.WAITING, user_attrs=mark))
-        elif TRIAL_ATTRIBUTE not in waiting[0].user_attrs:
+        elif waiting[0].user_attrs.get(TRIAL_ATTRIBUTE) != self.study_key:
             self.study._storage.set_trial_user_attr(waiting[0]._trial_id, TRIAL_ATTRIBUTE, self.study_key)
 
     def run(self, trial: optuna.Trial) -> Any:
         """The objective as Optuna calls it: returns the value, raises TrialPruned or the objective's exception."""
         prunes = not isinstance(self.study.pruner, optuna.pruners.NopPruner)
+        if trial.user_attrs.get(TRIAL_ATTRIBUTE) != self.study_key:
+            trial.set_user_attr(TRIAL_ATTRIBUTE, self.study_key)
         spec = self.template.trial(self.study_key, trial.number, storage_id=trial._trial_id, prunes=prunes)
         reported = _reported_steps(self.study, trial)
 
@@ -210,7 +238,7 @@ def _call(
         choices = arguments["choices"]
         value = trial.suggest_categorical(arguments["name"], choices)
         tracked.parameter(arguments["name"], value)
-        return next(i for i, choice in enumerate(choices) if choice == value and type(choice) is type(value))
+        return next(index for index, choice in enumerate(choices) if _is_same(choice, value))
     if method == "report":
         return _report(trial, arguments["value"], arguments["step"], reported, tracked)
     if method == "reports":
@@ -238,6 +266,11 @@ def _call(
     if method == "set_study_user_attr":
         return trial.study.set_user_attr(arguments["key"], arguments["value"])
     raise ValueError(f"an elastic trial has no method {method!r}")
+
+
+def _is_same(choice: Any, value: Any) -> bool:
+    """Whether two choices are one: 1 and True are two, NaN is itself."""
+    return type(choice) is type(value) and (choice == value or (choice != choice and value != value))
 
 
 def _report(trial: optuna.Trial, value: Any, step: Any, reported: set[int], tracked: TrackedTrial) -> None:
@@ -290,7 +323,7 @@ def _within_space(study: optuna.Study, parameters: Mapping[str, Any]) -> dict[st
         if space is None:
             raise ValueError(f"no trial of the study has a parameter {name!r}; it has {', '.join(sorted(spaces))}")
         if isinstance(space, CategoricalDistribution):
-            same = [each for each in space.choices if each == value and type(each) is type(value)]
+            same = [each for each in space.choices if _is_same(each, value)]
             same = same or [each for each in space.choices if str(each)[:200] == str(value)]
             if not same:
                 raise ValueError(f"{name} is {value!r}; the study chooses among {', '.join(map(str, space.choices))}")

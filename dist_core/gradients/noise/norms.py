@@ -28,7 +28,6 @@ _ADAM_FAMILY = ("Adam", "AdamW", "NAdam", "RAdam")
 
 
 def squared_norm(tensor: torch.Tensor) -> torch.Tensor:
-    """Squared Euclidean norm of a flat tensor."""
     whole = tensor.numel() // _ROW * _ROW
     total = torch.zeros((), dtype=torch.float64, device=tensor.device)
     if whole:
@@ -52,7 +51,6 @@ def values_of(gradient: torch.Tensor) -> torch.Tensor:
 
 
 def squared_norm_of_all(gradients: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> torch.Tensor:
-    """Of all gradients together, given as (parameter, gradient)."""
     norms = [squared_norm(values_of(gradient)) for _, gradient in gradients]
     return summed(norms) if norms else torch.zeros((), dtype=torch.float64)
 

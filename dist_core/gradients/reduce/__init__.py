@@ -9,7 +9,6 @@ from dist_core.errors import InvalidTraining
 from dist_core.gradients.reduce.contract import Bucket, ReducedBucket, ReductionStrategy, completed
 from dist_core.gradients.reduce.half_precision import bf16, fp16
 from dist_core.gradients.reduce.hierarchical import Hierarchical
-from dist_core.gradients.reduce.parameter_server import ParameterServer
 from dist_core.gradients.reduce.plain import PlainAllReduce
 from dist_core.gradients.reduce.power_sgd import PowerSGD
 from dist_core.gradients.reduce.round_robin import RoundRobin
@@ -20,7 +19,6 @@ STRATEGIES: dict[str, Callable[..., ReductionStrategy]] = {
     "bf16": bf16,
     "fp16": fp16,
     "hierarchical": Hierarchical,
-    "parameter_server": ParameterServer,
     "power_sgd": PowerSGD,
     "round_robin": RoundRobin,
     "sharded": Sharded,
@@ -42,7 +40,6 @@ def reduction_strategy(name: str | ReductionStrategy, **options: Any) -> Reducti
 __all__ = [
     "STRATEGIES",
     "Bucket",
-    "ParameterServer",
     "ReducedBucket",
     "ReductionStrategy",
     "completed",

@@ -41,7 +41,7 @@ class ReductionStrategy(Protocol):
 
     @property
     def comparable(self) -> bool:
-        """Whether a few steps tell its speed: not so for asynchronous ones, nor after a warm-up without compression."""
+        """Whether a few steps show its speed: not where compression begins after a warm-up without it."""
         ...
 
     @property

@@ -7,13 +7,14 @@ after bucket, while the backward pass goes on.
 
 from __future__ import annotations
 
+import queue
+import threading
 from collections.abc import Callable
 
 import torch
 
 from dist_core.device import Device, Mark, Stream, device_of
 from dist_core.gradients.reduce.contract import ReducedBucket
-from dist_core.gradients.reduce.job_line import JobLine
 
 
 class OrderedWorker:
@@ -41,3 +42,28 @@ class OrderedWorker:
                 result.set_result(job())
             except Exception as error:
                 result.set_exception(error)  # type: ignore[arg-type]  # annotated as a result in torch
+
+
+class JobLine:
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+
+    def put(self, job: Callable[[], None]) -> None:
+        """The first one starts the thread. A job tells of its errors itself."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name=f"elastune-{self._name}", daemon=True)
+            self._thread.start()
+        self._jobs.put(job)
+
+    def close(self) -> None:
+        """What was asked for is done; nothing is asked for any more."""
+        self._jobs.put(None)
+
+    def _run(self) -> None:
+        torch.set_num_threads(1)
+        while (job := self._jobs.get()) is not None:
+            job()
+            # Nothing of a job outlives it here: the next one may be long in coming.
+            del job

@@ -12,18 +12,17 @@ import json
 import secrets
 import threading
 from collections import deque
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from scheduler.api.client_access import ClientAccess
 from scheduler.api.page.rows import interval_row, node_row, queue_row, report_row, study_row, trial_row
+from scheduler.api.site import Site
 from scheduler.api.tokens import Access, Identity
 from scheduler.knowledge.expected_starts import expected_starts
+from scheduler.loop.control_loop import ControlLoop
 from scheduler.snapshot import Snapshot
 from trials.record import ReplicaRecord, Report, TrialRecord
-from trials.store.base import SlotInterval
-
-if TYPE_CHECKING:
-    from scheduler.api.service import Service
+from trials.store.base import SlotInterval, TrialStore
 
 KEPT_CHANGES = 600
 KEPT_CHARACTERS = 8 * 1024**2
@@ -32,10 +31,20 @@ Change = tuple[str, str]
 """Its number, and what it says."""
 
 
+class Shown(Protocol):
+    """What a page shows of a scheduler."""
+
+    store: TrialStore
+    loop: ControlLoop
+    site: Site
+
+    def clock(self) -> float: ...
+
+
 class Board:
     """For callers that may see the same."""
 
-    def __init__(self, service: Service, access: ClientAccess, client: Identity) -> None:
+    def __init__(self, service: Shown, access: ClientAccess, client: Identity) -> None:
         self._service = service
         self._access = access
         self._client = client
@@ -60,7 +69,6 @@ class Board:
     # ------------------------------------------------------------------ for pages
 
     def everything(self) -> Change:
-        """As of the last look."""
         with self._lock:
             return self._everything()
 
@@ -69,7 +77,7 @@ class Board:
             "all": True,
             "now": self._service.clock(),
             "access": self._client.access.value,
-            "emulated": self._service.emulated,
+            "emulated": self._service.site.emulated,
             "policy": self._service.loop.decisions.policy_name,
             "studies": self._studies,
             "nodes": self._nodes,
@@ -123,7 +131,7 @@ class Board:
         mine = [report_row(report) for report in reports if report.trial_id in self._rows]
         if mine:
             told["reports"] = mine
-        studies, nodes = self._study_rows(), [node_row(node) for node in self._service.nodes()]
+        studies, nodes = self._study_rows(), [node_row(node) for node in self._service.site.nodes()]
         if studies != self._studies:
             self._studies = told["studies"] = studies
         if nodes != self._nodes:
@@ -156,14 +164,14 @@ class Board:
             self._latest |= store.latest_reports(study.name)
         self._look_at_trials([])
         self._studies = self._study_rows()
-        self._nodes = [node_row(node) for node in self._service.nodes()]
+        self._nodes = [node_row(node) for node in self._service.site.nodes()]
         self._queue = self._queue_row()
         self._live = {row.replica_id: row for row in store.replicas()}
         for interval in store.slot_intervals():
             self._put_interval(interval)
 
     def _queue_row(self) -> dict[str, Any]:
-        return queue_row(self._service.queue(), self._service.queue_trouble())
+        return queue_row(self._service.site.queue(), self._service.site.queue_trouble())
 
     def _study_rows(self) -> list[dict[str, Any]]:
         now = self._service.clock()

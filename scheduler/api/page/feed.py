@@ -8,14 +8,13 @@ from collections import deque
 from collections.abc import AsyncGenerator
 from typing import TYPE_CHECKING
 
-from scheduler.api.page.board import Board, Change
+from scheduler.api.page.board import Board, Change, Shown
 from scheduler.api.tokens import Access, Identity
 from trials.errors import StoreUnavailable
 from trials.record import Report
 
 if TYPE_CHECKING:
     from scheduler.api.client_access import ClientAccess
-    from scheduler.api.service import Service
 
 logger = logging.getLogger(__name__)
 
@@ -56,9 +55,7 @@ class PageFeed:
     def pages(self) -> int:
         return sum(len(watched.pages) for watched in self._watched.values())
 
-    async def follow(
-        self, service: Service, access: ClientAccess, client: Identity, last: str
-    ) -> AsyncGenerator[Change]:
+    async def follow(self, service: Shown, access: ClientAccess, client: Identity, last: str) -> AsyncGenerator[Change]:
         """Everything, or what came after the change of number ``last``; then each change, until the scheduler ends."""
         watched = await self._watch(service, access, client)
         queue: asyncio.Queue[Change | _End | None] = asyncio.Queue()
@@ -82,7 +79,7 @@ class PageFeed:
             for queue in watched.pages:
                 queue.put_nowait(_End())
 
-    async def _watch(self, service: Service, access: ClientAccess, client: Identity) -> _Watched:
+    async def _watch(self, service: Shown, access: ClientAccess, client: Identity) -> _Watched:
         key = client.access, client.subject
         watched = self._watched.get(key)
         if watched is None:

@@ -5,10 +5,11 @@ One at a time, at low priority, and only for the owner, as it takes a core for a
 
 from __future__ import annotations
 
-import asyncio
 import json
+import subprocess
 import sys
 import tempfile
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ LONGEST_SECONDS = 300.0
 def what_if_routes(service: Service) -> APIRouter:
     routes = APIRouter(prefix="/page", dependencies=[Depends(calling_client)], tags=["page"])
     found: dict[str, Any] = {"state": "none"}
-    tasks: set[asyncio.Task[None]] = set()
+    one_at_a_time = threading.Lock()
 
     @routes.get("/what-if")
     def state(client: Client) -> dict[str, Any]:
@@ -34,55 +35,53 @@ def what_if_routes(service: Service) -> APIRouter:
         return found
 
     @routes.post("/what-if")
-    async def start(client: Client) -> dict[str, Any]:
+    def start(client: Client) -> dict[str, Any]:
         """Simulate the recorded trials under other policies."""
         allow(client)
-        if found["state"] == "running":
-            return found
         folder = service.loop.state_dir
         if not (folder / DATABASE).is_file():
             raise HTTPException(
                 409,
                 f"what is recorded does not lie in a file of {folder}; `elastune simulate --recorded` takes a folder",
             )
-        found.clear()
-        found.update(state="running")
-        nodes = service.nodes()
+        with one_at_a_time:
+            if found["state"] == "running":
+                return found
+            found.clear()
+            found.update(state="running")
+        nodes = service.site.nodes()
         slots = max((node.slots for node in nodes), default=1)
-        task = asyncio.create_task(run(folder, len(nodes), slots))
-        tasks.add(task)
-        task.add_done_callback(tasks.discard)
+        threading.Thread(target=run, args=(folder, len(nodes), slots), name="what-if", daemon=True).start()
         return found
 
-    async def run(folder: Path, nodes: int, slots: int) -> None:
+    def run(folder: Path, nodes: int, slots: int) -> None:
         try:
-            found.update(await simulate(folder, nodes, slots))
-        except (OSError, ValueError, KeyError, TimeoutError) as error:
+            found.update(simulate(folder, nodes, slots))
+        except (OSError, ValueError, KeyError, subprocess.TimeoutExpired) as error:
             found.update(state="failed", error=f"the simulation did not end well: {error}")
 
     return routes
 
 
-async def simulate(folder: Path, nodes: int, slots: int) -> dict[str, Any]:
+def simulate(folder: Path, nodes: int, slots: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="elastune-what-if-") as scratch:
         results = Path(scratch) / "results.json"
         command = [sys.executable, "-m", "scheduler.cli", "simulate", "--recorded", str(folder), "--live"]
         command += ["--nodes", str(max(1, nodes)), "--slots-per-node", str(slots), "--json", str(results)]
         for policy in POLICIES:
             command += ["--policy", policy]
-        process = await asyncio.create_subprocess_exec(
-            "nice", "-n", "15", *command, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
+        done = subprocess.run(
+            ["nice", "-n", "15", *command],
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=LONGEST_SECONDS,
+            check=False,
         )
-        try:
-            said, complained = await asyncio.wait_for(process.communicate(), LONGEST_SECONDS)
-        except BaseException:
-            if process.returncode is None:
-                process.kill()
-            raise
-        if process.returncode != 0:
-            words = complained.decode(errors="replace").strip().splitlines()
+        if done.returncode != 0:
+            words = done.stderr.strip().splitlines()
             return {"state": "failed", "error": words[-1] if words else "the simulation ended without a word"}
-        ran = next((line for line in said.decode(errors="replace").splitlines() if line.startswith("as it ran")), "")
+        ran = next((line for line in done.stdout.splitlines() if line.startswith("as it ran")), "")
         return {"state": "done", "ran": ran, "policies": [_row(each) for each in json.loads(results.read_text())]}
 
 

@@ -301,11 +301,10 @@ def test_stages_that_would_not_compute_the_model_are_not_offered(
 ) -> None:
     model, example = Masked(), torch.randn(2, 4)
     choice = chosen(an_environment("http://127.0.0.1:1", "1", tmp_path), tmp_path)
-    assert kinds_that_train(choice, model, ("sharded", "stages"), None, "copy", example) == ["sharded"]
+    assert kinds_that_train(choice, model, ("sharded", "stages"), None, example) == ["sharded"]
     assert "this model is not divided into stages: the stages of Masked do not compute" in caplog.text
-    assert kinds_that_train(choice, model, ("sharded", "stages"), None, "export", example) == ("sharded", "stages")
     without = chosen(an_environment("http://127.0.0.1:1", "2", tmp_path, (2,)), tmp_path)
-    assert kinds_that_train(without, model, ("stages",), None, "copy", example) == ("stages",)
+    assert kinds_that_train(without, model, ("stages",), None, example) == ("stages",)
 
 
 def test_layouts_that_do_not_exist_are_refused() -> None:

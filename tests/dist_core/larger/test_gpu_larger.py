@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,14 +10,8 @@ import torch
 from torch import nn
 
 from dist_core import AdaptiveDataLoader, remaining_epochs_until
-from dist_core.larger.divided_state import DividedState, held_whole
 from dist_core.larger.pipeline import ElasticPipeline
 from dist_core.larger.sharded import ElasticFullyShard
-from dist_core.state.parts import merged
-from dist_core.state.persistence import Persistence
-from dist_core.state.remote_parts import RemoteParts
-from dist_core.state.served_parts import ServedParts
-from dist_core.state.states import StateRegistry
 from dist_core.trial.current import get_core
 from tests.dist_core.larger.test_pipeline import Stack, samples
 from tests.support.gpus import settle_on_a_place, two_gpus
@@ -75,37 +68,6 @@ def test_it_trains_on_gpus_as_one_process(alone: dict[str, Any], how: str, membe
 def test_other_schedules_do_too(alone: dict[str, Any], schedule: str) -> None:
     for result in run_ranks(train, 2, 2, "pipeline", schedule):
         assert result["output"] == pytest.approx(alone["output"], abs=1e-3)
-
-
-def test_what_others_go_on_from_comes_out_of_the_hosts_memory(tmp_path: Path) -> None:
-    """A part that trains on a device goes on changing there; rows of it are fetched onto another one's."""
-    place = settle_on_a_place()
-
-    def part(weight: torch.Tensor) -> tuple[DividedState, torch.nn.Parameter, torch.optim.Adam]:
-        parameter = torch.nn.Parameter(weight.to(place))
-        optimizer = torch.optim.Adam([parameter])
-        parameter.grad = torch.ones_like(parameter)
-        optimizer.step()
-        return DividedState({"w": held_whole(parameter)}, [optimizer], []), parameter, optimizer
-
-    kept, weight, optimizer = part(torch.randn(500, 40))
-    registry = StateRegistry()
-    registry.register("model", kept)
-    states = Persistence(tmp_path, registry, replicated=lambda: iter([weight]), on_error=pytest.fail)
-    before = weight.detach().cpu().clone(), optimizer.state[weight]["exp_avg"].cpu().clone()
-    served = ServedParts(states.keep_apart({"epoch": 0}), "127.0.0.1")
-    reader = RemoteParts(*served.address, served.key)
-    try:
-        with torch.no_grad():
-            weight.fill_(-1.0)
-        fresh, copy, copied = part(torch.zeros(500, 40))
-        fresh.load_state_dict(merged([reader.states()])["model"])
-        assert copy.device.type == place.type
-        assert torch.equal(copy.detach().cpu(), before[0])
-        assert torch.equal(copied.state[copy]["exp_avg"].cpu(), before[1])
-    finally:
-        reader.close()
-        served.close()
 
 
 def test_one_gpu_trains_whole(alone: dict[str, Any]) -> None:

@@ -15,6 +15,7 @@ from dist_core.larger.schedules import schedule_kind
 from dist_core.larger.sharded import ElasticFullyShard
 from dist_core.link.environment import standalone_members
 from dist_core.training.model import AdaptiveDataParallel
+from tests.dist_core.larger.test_alike import Masked
 from tests.support.ranks import run_ranks
 
 
@@ -80,6 +81,7 @@ def refused() -> dict[str, str]:
         ),
         "forward": words_of(lambda: scaled(x)),
         "targets": words_of(lambda: scaled.step(x, (x, x))),
+        "masked": words_of(lambda: piped(Masked(), example=x)),
         "scaler": words_of(lambda: scaled.part.adopt_scaler(torch.amp.GradScaler("cpu"))),
         "beside": words_of(lambda: AdaptiveDataParallel(m := nn.Linear(2, 2), torch.optim.SGD(m.parameters(), lr=0.1))),
     }
@@ -97,14 +99,16 @@ def test_each_says_what_and_what_to_do() -> None:
         assert "units names a module that Sequential does not have" in told["units"]
         assert "Call model.step(inputs, targets)" in told["forward"]
         assert "targets are a tuple; they must be one tensor" in told["targets"]
+        assert "the stages of Masked do not compute what it does" in told["masked"]
+        assert "Put that code into the blocks" in told["masked"]
         assert "train in bfloat16" in told["scaler"]
         assert "a pipeline was wrapped beside a model that is none" in told["beside"]
 
 
-@pytest.mark.parametrize(("name", "words"), [("2f2b", "schedule is '2f2b'"), ("DualPipeV", "chunks is 3")])
+@pytest.mark.parametrize(("name", "words"), [("2f2b", "schedule is '2f2b'"), ("interleaved", "chunks is 1")])
 def test_schedules_that_do_not_exist_are_named(name: str, words: str) -> None:
     with pytest.raises(InvalidTraining, match=words):
-        schedule_kind(name, 3)
+        schedule_kind(name, 1)
 
 
 def test_a_number_of_processes_has_to_be_one() -> None:

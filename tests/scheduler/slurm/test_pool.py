@@ -15,10 +15,9 @@ from scheduler.errors import SchedulerError
 from scheduler.policy import policy_by_name
 from scheduler.slurm import pool as pool_module
 from scheduler.slurm.job_names import RENAME_SECONDS, job_name
-from scheduler.slurm.pool import Pool
+from scheduler.slurm.pool import Pool, UsedHours
 from scheduler.slurm.pool_settings import PoolSettings, pool_settings, time_limit
 from scheduler.slurm.pool_size import PoolState, expected_wait, plan_pool, price_of_waiting
-from scheduler.slurm.used_hours import UsedHours
 from scheduler.snapshot import Snapshot
 from tests.support.views import model, running, snapshot, waiting
 from trials.agents.roster import Roster

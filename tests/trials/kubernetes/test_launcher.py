@@ -12,10 +12,9 @@ from tests.support.cluster_objects import node, quota, request
 from tests.support.fake_cluster import FakeClusterApi
 from trials.errors import ClusterRefused, LaunchFailed
 from trials.kubernetes.client.api import PODS
-from trials.kubernetes.owner import Owner
 from trials.kubernetes.pods import launcher as module
 from trials.kubernetes.pods.launcher import TOLD_SECONDS, KubernetesLauncher
-from trials.kubernetes.settings import ClusterSettings
+from trials.kubernetes.settings import ClusterSettings, Owner
 from trials.record import ReplicaRecord
 
 CREATED = 1767225600.0

@@ -10,10 +10,9 @@ import pytest
 
 from dist_core.link.environment import SLOT_MEMORY
 from tests.support.cluster_objects import pod, request
-from trials.kubernetes.owner import Owner
 from trials.kubernetes.pods.manifest import merge_templates, pod_manifest, touches_ours
 from trials.kubernetes.pods.status import is_stuck, read_end
-from trials.kubernetes.settings import ClusterSettings
+from trials.kubernetes.settings import ClusterSettings, Owner
 
 OWNER = Owner(trial_id="t-0", name="t-0", namespace="team", uid="u", study="my study!")
 SETTINGS = ClusterSettings(slot={"nvidia.com/gpu": "1", "cpu": "2"}, image="cluster:1")

@@ -8,7 +8,7 @@ import pytest
 
 from tests.support.cluster_objects import pod, quota
 from trials.kubernetes.names import INSTANCE_LABEL
-from trials.kubernetes.pods.quotas import namespace_quotas
+from trials.kubernetes.pods.launcher import namespace_quotas
 from trials.kubernetes.settings import ClusterSettings
 
 SETTINGS = ClusterSettings(

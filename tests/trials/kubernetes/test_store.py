@@ -12,9 +12,9 @@ from tests.support.fake_cluster import FakeClusterApi
 from tests.support.kubernetes_store import SETTINGS, opened, spec
 from trials.errors import ClusterRefused, ClusterUnreachable, StoreUnavailable
 from trials.kubernetes.client.api import TRIALS
-from trials.kubernetes.resources import store as module
+from trials.kubernetes.resources import backing as module
+from trials.kubernetes.resources.backing import MOST_WRITES
 from trials.kubernetes.resources.store import KubernetesTrialStore
-from trials.kubernetes.resources.writes import MOST_WRITES
 from trials.record import Measurement, Outcome, Reason, ReplicaRecord, ReplicaState, Report, Study, TrialRecord
 from trials.states import TrialState
 from trials.store.base import HistoryEntry
@@ -130,6 +130,26 @@ def test_a_change_whose_answer_is_lost_is_looked_up(api: FakeClusterApi) -> None
         # It had got through: the first outcome stays.
         assert not store.set_outcome(record.trial_id, Outcome(kind="error", message="later"))
         assert store.trial(record.trial_id).outcome == Outcome(kind="value", value=1.0)
+
+
+def test_of_several_changes_those_that_got_through_are_seen(
+    api: FakeClusterApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    patch = api.patch
+
+    def fail_for_the_second(*arguments: Any) -> Any:
+        if arguments[2] == second:
+            raise ClusterUnreachable("away")
+        return patch(*arguments)
+
+    with opened(api) as store:
+        first, second = (store.submit(spec(number), 1.0).trial_id for number in range(2))
+        with monkeypatch.context() as patched:
+            patched.setattr(api, "patch", fail_for_the_second)
+            with pytest.raises(StoreUnavailable):
+                store.hold([first, second], "why")
+        store.put_parameters(first, {"x": 1.0})
+        assert (store.trial(first).hold, store.trial(second).hold) == ("why", None)
 
 
 def test_while_the_server_is_away_nothing_is_believed(api: FakeClusterApi) -> None:

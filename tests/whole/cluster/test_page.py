@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 import httpx2
 
-from scheduler.api.page.files import FOLDER
+from scheduler.api.client_side import FOLDER
 from scheduler.client import Client
 from tests.support.cluster.rig import Installed, until
 

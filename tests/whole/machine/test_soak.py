@@ -21,7 +21,7 @@ import pytest
 
 from tests.support.sweep import Sweep, assert_whole
 from trials.record import ReplicaRecord
-from trials.store import SqlTrialStore
+from trials.store import SqlBacking
 
 MINUTES = float(os.environ.get("ELASTUNE_SOAK_MINUTES", "30"))
 BETWEEN_SECONDS = 10.0
@@ -83,7 +83,7 @@ class Vandal:
     def _replicas(sweep: Sweep) -> list[ReplicaRecord]:
         if not (sweep.state / "trials.db").exists():
             return []
-        store = SqlTrialStore(f"sqlite:///{sweep.state / 'trials.db'}", migrate=False)
+        store = SqlBacking(f"sqlite:///{sweep.state / 'trials.db'}")
         try:
             rows = store.replicas()
         finally:

@@ -18,7 +18,7 @@ import pytest
 from dist_core.generations.watch import LEASE_SECONDS
 from tests.support.project import ROOT
 from tests.support.sweep import SCRIPT, Sweep, assert_whole
-from trials.store import SqlTrialStore
+from trials.store import SqlBacking
 
 pytestmark = pytest.mark.slow
 
@@ -141,7 +141,7 @@ def test_two_sweeps_share_one_scheduler(tmp_path: Path, monkeypatch: pytest.Monk
             [sys.executable, "-m", "scheduler.cli", "ls"], env={**environ}, capture_output=True, text=True, check=True
         ).stdout
         assert listed.count("succeeded") == 12
-        store = SqlTrialStore(f"sqlite:///{home / 'trials.db'}")
+        store = SqlBacking(f"sqlite:///{home / 'trials.db'}")
         intervals = [row for row in store.slot_intervals() if row.ended is not None]
         store.close()
         both = {

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from scheduler.api.page.files import FOLDER
+from scheduler.api.client_side import FOLDER
 from scheduler.client import Client
 from tests.support.ports import ReservedPort
 

@@ -11,23 +11,22 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from decimal import Decimal
 from pathlib import Path
 from typing import Any, Protocol
 
 from trials.errors import ClusterRefused, ClusterUnreachable, LaunchFailed
+from trials.kubernetes.amounts import Amounts, amount
 from trials.kubernetes.client.api import PODS, QUOTAS, ClusterApi
 from trials.kubernetes.names import PLACEHOLDER_LABEL, REPLICA_LABEL, Document, label_value
-from trials.kubernetes.owner import Owner
-from trials.kubernetes.pods.manifest import STATE_FOLDERS, beyond_slot, pod_manifest, touches_ours
+from trials.kubernetes.pods.manifest import STATE_FOLDERS, beyond_slot, pod_manifest, slot_amounts, touches_ours
 from trials.kubernetes.pods.nodes import is_ready, node_slots
-from trials.kubernetes.pods.quotas import namespace_quotas
-from trials.kubernetes.pods.status import PodEnd, belongs_to, created_at, is_stuck, node_of, read_end
-from trials.kubernetes.settings import ClusterSettings
+from trials.kubernetes.pods.status import PodEnd, belongs_to, created_at, is_over, is_stuck, node_of, read_end
+from trials.kubernetes.settings import ClusterSettings, Owner
 from trials.launch.base import Exit, LaunchRequest, NodeSlots, ReplicaProcess
 from trials.log_files import open_own
-from trials.queued import QueuedSlots
-from trials.quota import SlotQuota
+from trials.queued import QueuedSlots, SlotQuota
 from trials.record import ReplicaRecord
 
 UNSEEN_SECONDS = 30.0
@@ -42,8 +41,6 @@ logger = logging.getLogger(__name__)
 
 
 class ClusterView(Protocol):
-    """What the watches know."""
-
     def nodes(self) -> Sequence[Document]: ...
 
     def pods(self) -> Sequence[Document]: ...
@@ -335,3 +332,64 @@ def _is_newer(document: Document, other: Document | None) -> bool:
         return True
     versions = [str(each["metadata"].get("resourceVersion", "")) for each in (document, other)]
     return int(versions[0]) > int(versions[1]) if all(each.isdecimal() for each in versions) else True
+
+
+PLAIN = frozenset({"cpu", "memory", "ephemeral-storage"})
+"""A quota may name their requests without saying that it means those."""
+
+
+def namespace_quotas(
+    quotas: Iterable[Mapping[str, Any]], pods: Iterable[Mapping[str, Any]], settings: ClusterSettings
+) -> dict[str, SlotQuota]:
+    """By namespace; those without a quota that concerns replicas have no entry.
+
+    What replicas have already is theirs: beyond it, as much as the tightest quota leaves.
+    """
+    room: dict[str, tuple[int, str]] = {}
+    slot = slot_amounts(settings)
+    for quota in quotas:
+        metadata = quota["metadata"]
+        found = _room(quota, slot)
+        if found is not None:
+            namespace = metadata["namespace"]
+            room[namespace] = min(room.get(namespace, (found, metadata["name"])), (found, metadata["name"]))
+    return {
+        namespace: SlotQuota(
+            f"namespace {namespace}",
+            left + _held(pods, namespace, settings),
+            f"the resource quota {name!r} of namespace {namespace} is used",
+        )
+        for namespace, (left, name) in room.items()
+    }
+
+
+def _room(quota: Mapping[str, Any], slot: Amounts) -> int | None:
+    spec, status = quota.get("spec") or {}, quota.get("status") or {}
+    if spec.get("scopes") or spec.get("scopeSelector"):
+        return None
+    used = status.get("used") or {}
+    found = [
+        max(0, int((amount(hard) - amount(used.get(key, "0"))) // wanted))
+        for key, hard in (status.get("hard") or spec.get("hard") or {}).items()
+        if (wanted := _wanted(key, slot)) is not None
+    ]
+    return min(found, default=None)
+
+
+def _wanted(key: str, slot: Amounts) -> Decimal | None:
+    """How much of what a quota counts one replica takes."""
+    if key in ("pods", "count/pods"):
+        return Decimal(1)
+    if key in PLAIN:
+        return slot.get(key)
+    kind, _, name = key.partition(".")
+    if kind == "requests":
+        return slot.get(name)
+    # A slot's cores are a request and no limit.
+    return slot.get(name) if kind == "limits" and name != "cpu" else None
+
+
+def _held(pods: Iterable[Mapping[str, Any]], namespace: str, settings: ClusterSettings) -> int:
+    return sum(
+        pod["metadata"].get("namespace") == namespace and not is_over(pod) and belongs_to(pod, settings) for pod in pods
+    )

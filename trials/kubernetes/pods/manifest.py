@@ -27,8 +27,7 @@ from trials.kubernetes.names import (
     Document,
     label_value,
 )
-from trials.kubernetes.owner import Owner
-from trials.kubernetes.settings import ClusterSettings
+from trials.kubernetes.settings import ClusterSettings, Owner
 from trials.launch.base import LaunchRequest
 
 CONTAINER = "replica"

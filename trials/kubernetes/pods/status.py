@@ -136,7 +136,6 @@ def belongs_to(pod: Mapping[str, Any], settings: ClusterSettings) -> bool:
 
 
 def node_of(pod: Mapping[str, Any]) -> str:
-    """Where it runs, or is meant to."""
     bound = (pod.get("spec") or {}).get("nodeName")
     named = (pod["metadata"].get("annotations") or {}).get(f"{GROUP}/node")
     return str(bound or named or "")

@@ -16,10 +16,9 @@ _NODE_STATUS_FIELDS = frozenset({"allocatable", "conditions"})
 
 
 class WatchedCluster:
-    """``changed`` is called, from a watching thread, with every change that may matter."""
-
-    def __init__(self, api: KubernetesApi, namespaces: Sequence[str], changed: Callable[[], None]) -> None:
-        self._changed = changed
+    def __init__(self, api: KubernetesApi, namespaces: Sequence[str]) -> None:
+        self.on_change: Callable[[], None] = lambda: None
+        """Called, from a watching thread, with every change that may matter."""
         self.version = 0
         self._nodes = Watched(api, NODES, trim=_trim_node, heard=self._note, gone=self._note)
         self._pods = Watched(api, PODS, trim=_trim_pod, heard=self._note, gone=self._note)
@@ -46,7 +45,7 @@ class WatchedCluster:
 
     def _note(self, document: Document) -> None:
         self.version += 1
-        self._changed()
+        self.on_change()
 
 
 def _trim_pod(pod: Document) -> None:

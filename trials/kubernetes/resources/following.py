@@ -15,7 +15,7 @@ from trials.errors import ClusterRefused, InvalidStudyTerms, InvalidTrialSpec
 from trials.kubernetes.client.api import STUDIES, TRIALS, ClusterApi
 from trials.kubernetes.names import FINALIZER, LONGEST_TRIAL_NAME, is_name
 from trials.kubernetes.resources import documents
-from trials.kubernetes.resources.writes import Kept, KeptStudy, Resources
+from trials.kubernetes.resources.backing import ClusterBacking, Kept, KeptStudy
 from trials.kubernetes.settings import ClusterSettings
 from trials.record import TrialRecord
 from trials.spec import TrialSpec
@@ -34,7 +34,7 @@ class Following:
         api: ClusterApi,
         settings: ClusterSettings,
         memory: InMemoryTrialStore,
-        resources: Resources,
+        resources: ClusterBacking,
         clock: Callable[[], float],
     ) -> None:
         self._api = api
@@ -113,7 +113,7 @@ class Following:
             )
         self._resources.remember(found)
         if found.deleted and not found.record.state.is_final and found.record.cancel_requested is None:
-            self._resources.request_cancel(trial_id, "its resource was deleted")
+            self._memory.request_cancel(trial_id, "its resource was deleted")
         return True
 
     def _follow(self, document: Mapping[str, Any], trial_id: str, kept: Kept) -> bool:
@@ -124,7 +124,7 @@ class Following:
             kept.finalizers = tuple(document["metadata"].get("finalizers") or ())
             if document["metadata"].get("deletionTimestamp") and record.cancel_requested is None:
                 if not record.state.is_final:
-                    self._resources.request_cancel(trial_id, "its resource was deleted")
+                    self._memory.request_cancel(trial_id, "its resource was deleted")
                 news = True
             try:
                 wanted = documents.spec_from(document, record.spec.number, scaled=True)
@@ -158,7 +158,6 @@ class Following:
         )
 
     def forget_trial(self, document: Mapping[str, Any]) -> None:
-        """Its resource is gone."""
         metadata = document["metadata"]
         trial_id = self._settings.name_of(metadata["namespace"], metadata["name"])
         with self._resources.births:
@@ -205,7 +204,7 @@ class Following:
                 study = replace(
                     study, owner=present.owner, owner_seen_at=present.owner_seen_at, user=study.user or present.user
                 )
-            self._memory.put_study(study)
+            self._memory.adopt_study(study)
         return True
 
     def _tell_study(self, metadata: Mapping[str, Any], message: str) -> None:
@@ -233,12 +232,6 @@ class Following:
         with self._resources.sending(trial_id, kept):
             self._api.patch(TRIALS, kept.namespace, kept.name, {"metadata": {"finalizers": left}})
         kept.finalizers = tuple(left)
-
-    def remove(self, trial_id: str) -> None:
-        """Take an ended trial out of the API server."""
-        kept = self._resources.of(trial_id)
-        with self._resources.sending(trial_id, kept):
-            self._api.delete(TRIALS, kept.namespace, kept.name)
 
 
 def _submitted_at(document: Mapping[str, Any]) -> float:

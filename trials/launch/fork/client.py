@@ -1,53 +1,64 @@
-"""The launcher's end of the fork server and its branches: starts them, asks them for replicas, starts them again.
+"""The launcher's end of the fork server: starts it, asks it for replicas, teaches it what they import.
+
+One rule decides what is in memory. A code's replicas tell which installed modules they have imported by their first
+training step; a process of the server imports these, and forks the replicas that follow. Until a code's first replica
+has told, no more of them import by themselves than there are cores: the others wait.
+
+What is learnt is kept in a process of its own (a leaf), one for codes that use torch and one for those that do not.
+The processes before it have fixed modules. A replica that has another value for a variable that a leaf's packages name,
+and may have read while they were imported, is forked from these.
 
 Concurrency: one thread at a time asks for replicas, while the control loop's may ask for what is known; a reader thread
-for each server takes its answers.
+for each process takes its answers.
 """
 
 from __future__ import annotations
 
 import contextlib
-import itertools
 import json
 import logging
-import operator
 import os
 import signal
 import socket
 import subprocess
 import threading
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
+from trials.inside.imports import package_of
 from trials.inside.user_code import LOADED_BY
 from trials.launch.base import LaunchRequest
-from trials.launch.fork.start import StartedForkServer, start_fork_server
+from trials.launch.fork.start import FORKABLE, StartedForkServer, start_fork_server
 
 FORK_SECONDS = 20.0
 """Longest wait for a server's answer before a replica is started cold."""
 
 PREPARE_SECONDS = 20.0
-"""For so long replicas wait for a server that starts, or imports their code; then they do without."""
+"""Longest wait of replicas for a process that imports what they need; then they do without."""
 
-MOST_BRANCHES = 4
-"""Codes of users in memory at a time; the one not asked for the longest goes first."""
+FIRST_SECONDS = 10.0
+"""Longest wait of replicas for the first ones of their code to tell what they import."""
 
-UNFIT_SECONDS = 60.0
-"""Code that could not be shared is tried again after so long: its author may have changed it."""
+MOST_LOSSES = 3
+"""A leaf that dies so often while it imports is not started again."""
+
+READ_WHILE_IMPORTED = ("KMP_", "MKL_", "NPY_", "NUMPY_", "OMP_", "OPENBLAS_", "PYTORCH_", "TORCH")
+"""Beginnings of variables that torch or numpy read when they are imported: where one of these differs, a replica starts
+cold."""
+
+OURS = ("OMP_NUM_THREADS", "PYTHONPATH", *FORKABLE)
+"""Variables that are set for each replica, or for processes that others are forked from."""
 
 logger = logging.getLogger(__name__)
 
 OnExit = Callable[["Ended"], None]
-_Key = tuple[str, tuple[str, ...], tuple[str, ...], tuple[str | None, ...]]
+_Key = tuple[str, tuple[str, ...], tuple[str | None, ...]]
 
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """A replica has ended."""
-
     pid: int
     status: int
     replica_id: str | None
@@ -56,24 +67,55 @@ class Ended:
     """Its process is still there, and may become another replica."""
 
 
+@dataclass(slots=True)
+class _Code:
+    needs: dict[str, None]
+    """Names of the modules that they import, in order."""
+    changed: dict[str, str] = field(default_factory=dict)
+    """Variables that they set by themselves, before they import those perhaps."""
+    importing: dict[str, float] = field(default_factory=dict)
+    """Replicas that have not told what they import, with the time of their start."""
+    has_begun: bool = False
+    refused: set[tuple[str, ...]] = field(default_factory=set)
+    """Variables of its replicas that the packages of a leaf may have read with other values."""
+
+    wants_torch: bool = False
+    _lacking: tuple[object, tuple[str, ...]] = (None, ())
+
+    def add(self, names: Sequence[str]) -> None:
+        """Note that its replicas import these."""
+        self.needs.update(dict.fromkeys(names))
+        self.wants_torch = self.wants_torch or any(package_of(name) == "torch" for name in names)
+
+    def lacking(self, present: frozenset[str], unshareable: set[str]) -> tuple[str, ...]:
+        """Return what it needs beyond these modules, but for these packages; the answer is kept."""
+        key = (present, len(self.needs), len(unshareable))
+        if self._lacking[0] != key:
+            names = (name for name in self.needs if name not in present and package_of(name) not in unshareable)
+            self._lacking = key, tuple(names)
+        return self._lacking[1]
+
+
 class ForkServers:
     """``on_exit``: told of each replica's end, from another thread.
 
-    ``on_ready``: called from another thread when a server has become ready, or never will.
+    ``on_ready``: called from another thread when a process has become ready, or never will.
     """
 
     def __init__(self, on_exit: OnExit, on_ready: Callable[[], None], started: StartedForkServer) -> None:
         self._on_exit = on_exit
         self._on_ready = on_ready
-        self._branches: OrderedDict[_Key, _Server] = OrderedDict()
-        self._retired: list[_Server] = []
-        self._unfit: dict[_Key, float] = {}
-        self._begun: set[_Key] = set()
-        """Codes of which a replica was forked while a process with more modules was on its way."""
-        self._with_torch: set[_Key] = set()
-        """Codes that import torch, and did not say so."""
-        self._asked: dict[str, _Key] = {}
+        self._cores = len(os.sched_getaffinity(0))
+        self._lock = threading.RLock()
+        self._codes: dict[_Key, _Code] = {}
+        self._asked: dict[str, _Code] = {}
         """Codes of the replicas that run."""
+        self._leaves: dict[bool, _Leaf] = {}
+        """By whether its codes use torch."""
+        self._retired: list[_Server] = []
+        self._unshareable: set[str] = set()
+        """Packages that leave a thread or CUDA behind when they are imported, or miss a variable."""
+        self._losses = 0
         self._take_over(started)
 
     @property
@@ -83,158 +125,185 @@ class ForkServers:
 
     @property
     def pids(self) -> set[int]:
-        """Of the fork server's processes and its branches."""
-        servers = (*self._chain, *list(self._branches.values()), *self._retired)
+        """Of the fork server's processes."""
+        servers = (*self._chain, *(leaf.server for leaf in list(self._leaves.values())), *self._retired)
         return {self.pid, *(server.pid for server in servers if server.pid is not None)}
 
     def _take_over(self, started: StartedForkServer) -> None:
         self._process = started.process
-        self._stages = [list(names) for names in started.stages]
+        self._stages = started.stages
+        self._environ = started.environ
         self._chain = [self._served_by(connection) for connection in started.connections]
-        for server, names in zip(self._chain, itertools.accumulate(self._stages, operator.add), strict=True):
-            server.modules = set(names)
+        for server, names in zip(self._chain, self._stages, strict=True):
+            server.will_have_torch = any(package_of(name) == "torch" for name in names)
 
     @property
-    def _trunk(self) -> _Server:
-        """Of the processes that fork replicas, the one with the most modules in memory that is ready."""
+    def trunk(self) -> _Server:
+        """The process with the most fixed modules in memory that is ready."""
         return _fullest(self._chain)
 
-    def _fitting(self, request: LaunchRequest) -> list[_Server]:
-        """Processes of the chain to fork it from: those that have torch in memory, or those that do not."""
-        wants = self._wants_torch(request)
-        return [server for server in self._chain if server.has_torch == wants] or self._chain
-
-    def _wants_torch(self, request: LaunchRequest) -> bool:
-        return _key(request) in self._with_torch or any(name.partition(".")[0] == "torch" for name in request.preload)
-
-    @property
-    def _has_lost_one(self) -> bool:
-        """A process that has been ready; one that never was would not be the next time either."""
-        return self._trunk.gone or any(server.gone and server.has_been_ready for server in self._chain)
-
     def _served_by(self, connection: socket.socket) -> _Server:
-        return _Server(connection, self._note_exit, self._note_torch, self._on_ready)
+        return _Server(connection, self._note_exit, self._note_imports, self._on_ready)
+
+    # ------------------------------------------------------------------ what replicas tell
 
     def _note_exit(self, ended: Ended) -> None:
-        self._asked.pop(ended.replica_id or "", None)
+        with self._lock:
+            code = self._asked.pop(ended.replica_id or "", None)
+            if code is not None:
+                code.importing.pop(ended.replica_id or "", None)
         self._on_exit(ended)
 
-    def _note_torch(self, replica_id: str) -> None:
-        """Its code has imported torch by itself: the next replica of it had better have it from its beginning."""
-        key = self._asked.get(replica_id)
-        if key is not None:
-            self._with_torch.add(key)
+    def _note_imports(self, replica_id: str, names: Sequence[str], changed: Mapping[str, str]) -> None:
+        """The next replica of that code had better have these from its beginning."""
+        with self._lock:
+            code = self._asked.get(replica_id)
+            if code is not None:
+                code.add(names)
+                code.changed.update(changed)
+                code.importing.pop(replica_id, None)
+        self._on_ready()
+
+    def _code_of(self, request: LaunchRequest) -> _Code:
+        how = tuple(request.environ.get(name) for name in LOADED_BY)
+        key = request.working_dir, request.python_path, how
+        code = self._codes.setdefault(key, _Code({}))
+        code.add(request.preload)
+        return code
+
+    # ------------------------------------------------------------------ which process forks a replica
+
+    def _fixed(self, code: _Code) -> list[_Server]:
+        """Processes of fixed modules to fork it from: those that have torch in memory, or those that do not."""
+        return [server for server in self._chain if server.will_have_torch == code.wants_torch] or self._chain[:1]
+
+    def _leaf_for(self, code: _Code, request: LaunchRequest) -> _Server | None:
+        """The process with what this code needs beyond the fixed modules, perhaps on its way; None where none helps."""
+        candidates = self._fixed(code)
+        fixed = _fullest(candidates)
+        if not fixed.ready or any(each.is_on_its_way for each in candidates):
+            return None
+        if self._losses >= MOST_LOSSES or self._differing(request) in code.refused:
+            return None
+        self._drop_lost_leaf(code.wants_torch)
+        lacking = code.lacking(fixed.modules, self._unshareable)
+        if not lacking:
+            return None
+        leaf = self._leaves.get(code.wants_torch)
+        if leaf is None:
+            ours, theirs = socket.socketpair()
+            with theirs:
+                fixed.send({"grow": list(lacking), "changed": code.changed}, theirs)
+            leaf = self._leaves[code.wants_torch] = _Leaf(self._served_by(ours), set(lacking))
+        elif new := [name for name in lacking if name not in leaf.asked]:
+            leaf.asked.update(new)
+            if new := [name for name in new if name not in leaf.server.modules]:
+                leaf.server.is_to_import(new, code.changed)
+        return leaf.server
+
+    def _drop_lost_leaf(self, with_torch: bool) -> None:
+        leaf = self._leaves.get(with_torch)
+        if leaf is None:
+            return
+        if leaf.server.unfit:
+            # One that another package imports comes again whatever is asked for.
+            self._losses += self._unshareable.issuperset(leaf.server.unfit)
+            self._unshareable.update(leaf.server.unfit)
+        elif leaf.server.gone:
+            self._losses += not leaf.server.has_been_ready
+        else:
+            return
+        del self._leaves[with_torch]
+        self._retired = [each for each in [*self._retired, leaf.server] if not each.gone]
+
+    def _differing(self, request: LaunchRequest) -> tuple[str, ...]:
+        """Variables for which the replica has another value than these processes."""
+        return tuple(
+            name
+            for name, value in sorted(request.environ.items())
+            if self._environ.get(name) != value
+            and name not in OURS
+            and not name.startswith("ELASTUNE_")
+            and not name.endswith("_VISIBLE_DEVICES")
+        )
+
+    # ------------------------------------------------------------------ replicas
 
     def is_ready_for(self, request: LaunchRequest) -> bool:
-        """Whether to fork now. Not while a server starts, or has another fork of it import the replica's code.
-
-        The first replica of a code does without what is not there yet: it imports that by itself, at the same time.
-        """
-        key = _key(request)
-        fitting = self._fitting(request)
-        if key in self._begun and any(server.is_on_its_way for server in fitting):
-            return False
-        # Code that could not be shared once is hardly worth waiting for.
-        branch = None if key in self._unfit else self._branches.get(key)
-        return not any(server is not None and server.is_on_its_way for server in (_fullest(fitting), branch))
+        """Whether to fork now, and not when a process has imported what the replica would import by itself."""
+        with self._lock:
+            code = self._code_of(request)
+            fixed, leaf = self._fixed(code), self._leaf_for(code, request)
+            if _fullest(fixed).is_on_its_way or (code.has_begun and any(each.is_on_its_way for each in fixed)):
+                return False
+            if leaf is not None:
+                return not leaf.is_on_its_way
+            patience = time.monotonic() - FIRST_SECONDS
+            return sum(began > patience for began in code.importing.values()) < self._cores
 
     def fork(self, request: LaunchRequest, document: Mapping[str, Any]) -> int | None:
-        """Pid of the new replica; None when no server can give one, and the replica has to start cold."""
-        key = _key(request)
-        self._asked[request.replica_id] = key
-        branch = self._branches.get(key)
-        if branch is not None and not branch.has_torch and self._wants_torch(request):
-            self._retire(key)
-            branch = None
-        if branch is not None and branch.ready:
-            self._branches.move_to_end(key)
-            pid = branch.fork(request.replica_id, document)
-            if pid is not None:
-                return pid
-        pid = self._fork_from_trunk(request, document)
-        if pid is None:
-            del self._asked[request.replica_id]
-        if pid is not None and any(server.is_on_its_way for server in self._fitting(request)):
-            self._begun.add(key)
-        elif pid is not None and request.user_code:
-            self._prepare_branch(key, request)
-        return pid
-
-    def _fork_from_trunk(self, request: LaunchRequest, document: Mapping[str, Any]) -> int | None:
-        if self._has_lost_one:
+        """Pid of the new replica; None when no process can give one, and the replica has to start cold."""
+        if any(server.gone and (server is self._chain[0] or server.has_been_ready) for server in self._chain):
             logger.warning("fork server gone: starting another one")
             self.kill()
-            self._take_over(start_fork_server(self._stages))
-        fitting = self._fitting(request)
-        wanted = [*request.preload, *(["torch"] if self._wants_torch(request) else [])]
-        stage = self._stages[self._chain.index(fitting[-1])]
-        known = fitting[-1].modules.union(stage)
-        stage += [name for name in wanted if name not in known]
+            self._take_over(start_fork_server(self._stages, self._environ))
+        differing = self._differing(request)
+        if any(name.startswith(READ_WHILE_IMPORTED) for name in differing):
+            return None
+        with self._lock:
+            code = self._code_of(request)
+            leaf = self._leaf_for(code, request)
+            self._asked[request.replica_id] = code
+            if leaf is None:
+                code.importing[request.replica_id] = time.monotonic()
+            code.has_begun = True
+        pid = None
+        if leaf is not None and leaf.ready:
+            pid = leaf.fork(request.replica_id, document, differing)
+            if pid is None and leaf.ready:
+                code.refused.add(differing)
         # Again where a process finds its code to be out of date and loads it anew.
         for _ in range(len(self._chain) + 1):
-            trunk = _fullest(fitting)
-            if not trunk.wait_until_ready():
-                return None
-            new = [name for name in wanted if name not in trunk.modules]
-            if new:
-                trunk.send({"preload": new})
-                trunk.modules.update(new)
-            pid = trunk.fork(request.replica_id, document)
-            if pid is not None or trunk.gone or trunk.declined == request.replica_id:
+            if pid is not None:
                 return pid
-        return None
-
-    def _prepare_branch(self, key: _Key, request: LaunchRequest) -> None:
-        """Have the user's code imported for the replicas to come, unless that is under way or cannot be."""
-        branch = self._branches.get(key)
-        if branch is not None and branch.unfit is not None:
-            logger.info("replicas import %s themselves: %s", ", ".join(request.user_code), branch.unfit)
-            self._unfit[key] = time.monotonic()
-        if branch is not None and (branch.gone or branch.out_of_date):
-            self._retire(key)
-            branch = None
-        if branch is not None or time.monotonic() - self._unfit.get(key, float("-inf")) < UNFIT_SECONDS:
-            return
-        ours, theirs = socket.socketpair()
-        wanted = {
-            "user_code": list(request.user_code),
-            "python_path": list(request.python_path),
-            "working_dir": request.working_dir,
-            "environ": _without_identity(request.environ),
-            "entrypoint": request.entrypoint,
-        }
-        trunk = _fullest(self._fitting(request))
-        with theirs:
-            trunk.send({"branch": wanted}, theirs)
-        self._branches[key] = self._served_by(ours)
-        self._branches[key].modules = set(trunk.modules)
-        while len(self._branches) > MOST_BRANCHES:
-            self._retire(next(iter(self._branches)))
-
-    def _retire(self, key: _Key) -> None:
-        branch = self._branches.pop(key)
-        branch.hang_up()
-        self._retired = [each for each in [*self._retired, branch] if not each.gone]
+            fixed = _fullest(self._fixed(code))
+            if not fixed.wait_until_ready():
+                break
+            pid = fixed.fork(request.replica_id, document)
+            if fixed.gone:
+                break
+        if pid is None:
+            with self._lock:
+                self._asked.pop(request.replica_id, None)
+                code.importing.pop(request.replica_id, None)
+        return pid
 
     def kill(self) -> None:
         self._process.kill()
         self._process.wait()
-        for server in self._chain[1:]:
+        for server in (*self._chain[1:], *(leaf.server for leaf in self._leaves.values())):
             server.kill()
             # One that has not said which process it is ends when it has imported everything.
             server.hang_up()
+        self._leaves.clear()
 
     def close(self) -> None:
-        for branch in self._branches.values():
-            branch.hang_up()
-        for server in self._chain:
+        servers = (*self._chain, *(leaf.server for leaf in self._leaves.values()), *self._retired)
+        for server in servers:
             server.hang_up()
         try:
             self._process.wait(timeout=5.0)
         except subprocess.TimeoutExpired:
             self.kill()
-        for server in (*self._branches.values(), *self._retired, *self._chain):
+        for server in servers:
             server.close()
+
+
+@dataclass(slots=True)
+class _Leaf:
+    server: _Server
+    asked: set[str]
+    """Modules that it was asked to import; some may not be there."""
 
 
 class _Server:
@@ -244,24 +313,25 @@ class _Server:
         self,
         connection: socket.socket,
         on_exit: OnExit,
-        on_torch: Callable[[str], None],
+        on_imports: Callable[[str, Sequence[str], Mapping[str, str]], None],
         on_ready: Callable[[], None],
     ) -> None:
         self.ready = False
         self.has_been_ready = False
         self.gone = False
-        self.out_of_date = False
-        self.unfit: str | None = None
-        self.declined = ""
-        """The replica of late that must not have what is in memory there."""
-        self.modules: set[str] = set()
-        """What a fork server has in memory, by the names it was told."""
+        self.unfit: Sequence[str] = ()
+        """Packages after whose import nothing can be forked."""
+        self.modules: frozenset[str] = frozenset()
+        """Names of all modules that it has in memory."""
+        self.will_have_torch = False
         self._pid: int | None = None
         self._answers: dict[str, int | None] = {}
         self._on_exit = on_exit
-        self._on_torch = on_torch
+        self._on_imports = on_imports
         self._on_ready = on_ready
         self._began = time.monotonic()
+        self._importing = 1
+        """Requests to import something that it has not answered."""
         self._news = threading.Condition()
         self._connection = connection
         self._reader = threading.Thread(target=self._read, name="fork-server", daemon=True)
@@ -275,8 +345,8 @@ class _Server:
                     kept = message.get("kept", False)
                     self._on_exit(Ended(message["exited"], message["status"], message["replica"], kept))
                     continue
-                if "torch" in message:
-                    self._on_torch(message["torch"])
+                if "imported" in message:
+                    self._on_imports(message["replica"], message["imported"], message["changed"])
                     continue
                 with self._news:
                     self._take(message)
@@ -284,8 +354,6 @@ class _Server:
                 if "ready" in message or "unfit" in message:
                     self._on_ready()
         with self._news:
-            if self._pid is None and self.unfit is None:
-                self.unfit = "the process that imported it ended"
             self.gone, self.ready = True, False
             self._connection.close()
             self._news.notify_all()
@@ -293,33 +361,37 @@ class _Server:
 
     def _take(self, message: Mapping[str, Any]) -> None:
         if "ready" in message:
-            self.ready = self.has_been_ready = True
+            self._importing -= 1
+            self.modules = frozenset(message["modules"])
+            self.ready = self._importing == 0
+            self.has_been_ready = True
             self._pid = message["ready"]
         elif "launched" in message:
             self._answers[message["launched"]] = message["pid"]
-        elif "declined" in message:
-            logger.info("%s imports its code itself: %s", message["declined"], message["why"])
-            self.declined = message["declined"]
-            self._answers[message["declined"]] = None
         elif "stale" in message:
             logger.info("a fork server's code is loaded again, changed=%s", message["changed"])
-            self.ready, self.out_of_date, self._began = False, True, time.monotonic()
+            self.ready, self._importing, self._began = False, 1, time.monotonic()
             self._answers[message["stale"]] = None
         elif "unfit" in message:
-            self.unfit = message["unfit"]
+            packages = ", ".join(message["unfit"])
+            logger.info("replicas import %s themselves: %s", packages, message["why"])
+            self.unfit, self.ready = message["unfit"], False
 
     @property
     def pid(self) -> int | None:
         return self._pid
 
     @property
-    def has_torch(self) -> bool:
-        return any(name.partition(".")[0] == "torch" for name in self.modules)
-
-    @property
     def is_on_its_way(self) -> bool:
-        settled = self.ready or self.gone or self.out_of_date or self.unfit is not None
+        settled = self.ready or self.gone or bool(self.unfit)
         return not settled and time.monotonic() - self._began < PREPARE_SECONDS
+
+    def is_to_import(self, names: Sequence[str], changed: Mapping[str, str]) -> None:
+        """Have it import these before it forks the next replica."""
+        with self._news:
+            self.ready, self._began = False, time.monotonic()
+            self._importing += 1
+        self.send({"preload": list(names), "changed": dict(changed)})
 
     def wait_until_ready(self) -> bool:
         with self._news:
@@ -335,8 +407,9 @@ class _Server:
                 data = data[socket.send_fds(self._connection, [data], [passed.fileno()]) :]
             self._connection.sendall(data)
 
-    def fork(self, replica_id: str, document: Mapping[str, Any]) -> int | None:
-        self.send({"launch": document})
+    def fork(self, replica_id: str, document: Mapping[str, Any], differs: Sequence[str] = ()) -> int | None:
+        """``differs``: variables for which the replica has another value; None where a package may have read one."""
+        self.send({"launch": document, "differs": list(differs)})
         with self._news:
             self._news.wait_for(lambda: replica_id in self._answers or self.gone, FORK_SECONDS)
             if replica_id not in self._answers and not self.gone:
@@ -353,7 +426,7 @@ class _Server:
                 os.kill(self._pid, signal.SIGKILL)
 
     def hang_up(self) -> None:
-        """Ask for nothing any more; a branch goes on telling the ends of its replicas."""
+        """Ask for nothing any more: the process ends."""
         with contextlib.suppress(OSError):
             self._connection.shutdown(socket.SHUT_WR)
 
@@ -366,14 +439,3 @@ class _Server:
 def _fullest(servers: Sequence[_Server]) -> _Server:
     """The one with the most modules in memory that is ready, of servers in the order of what they have."""
     return next((server for server in reversed(servers) if server.ready), servers[0])
-
-
-def _key(request: LaunchRequest) -> _Key:
-    how = tuple(request.environ.get(name) for name in LOADED_BY)
-    return request.working_dir, request.python_path, request.user_code, how
-
-
-def _without_identity(environ: Mapping[str, str]) -> dict[str, str]:
-    """Code that asks, while it is imported, which replica it is in cannot be shared: here it is in none."""
-    kept = {name: value for name, value in environ.items() if not name.startswith("ELASTUNE_") or name in LOADED_BY}
-    return kept | {"ELASTUNE_API": ""}

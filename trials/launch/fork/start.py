@@ -25,12 +25,27 @@ Stages = Sequence[Sequence[str]]
 """Names of modules: what each process of the chain imports beyond those before it."""
 
 
+STAGES = (
+    ("numpy", "httpx2", "dist_core.trial.plain_replica", "dist_core.present", "dist_core.training.api"),
+    ("torch", "torch.distributed", "torch.utils.data", "dist_core.training.model", "dist_core.training.loader"),
+    ("torch._dynamo", "dist_core.replica_preload"),
+)
+"""What most replicas import, in the order in which the server loads it.
+
+The first process has what every replica needs, and stays without torch for those whose code does. torch's compiler
+takes as long to import as the rest of torch. The first optimizer needs it, the first line of a trial does not: so the
+first replicas start without it.
+"""
+
+
 @dataclass(frozen=True, slots=True)
 class StartedForkServer:
     process: subprocess.Popen[bytes]
     connections: tuple[socket.socket, ...]
     """Our ends of the lines to the processes of the chain, in their order."""
     stages: tuple[tuple[str, ...], ...]
+    environ: Mapping[str, str]
+    """Variables of its processes, as far as replicas may have them too."""
 
     def close(self) -> None:
         """For one that nobody uses: it ends when it has imported what it is importing."""
@@ -44,6 +59,7 @@ def start_fork_server(stages: Stages, environ: Mapping[str, str] | None = None) 
     """``environ``: what replicas will inherit; default: this process's own. What imports read of it has to be alike.
 
     Each process says that it is ready over its own connection; all end when theirs closes."""
+    inherited = dict(os.environ if environ is None else environ)
     pairs = [socket.socketpair() for _ in stages]
     arguments = [f"{theirs.fileno()}:{','.join(names)}" for (_, theirs), names in zip(pairs, stages, strict=True)]
     process = subprocess.Popen(
@@ -52,7 +68,7 @@ def start_fork_server(stages: Stages, environ: Mapping[str, str] | None = None) 
         stdin=subprocess.DEVNULL,
         start_new_session=True,
         env={
-            **(os.environ if environ is None else environ),
+            **inherited,
             "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
             **FORKABLE,
             "PYTHONPATH": os.pathsep.join([*own_path(), os.environ.get("PYTHONPATH", "")]),
@@ -60,9 +76,18 @@ def start_fork_server(stages: Stages, environ: Mapping[str, str] | None = None) 
     )
     for _, theirs in pairs:
         theirs.close()
-    return StartedForkServer(process, tuple(ours for ours, _ in pairs), tuple(tuple(names) for names in stages))
+    connections = tuple(ours for ours, _ in pairs)
+    return StartedForkServer(process, connections, tuple(tuple(names) for names in stages), inherited)
 
 
 def own_path() -> list[str]:
     """Folders a bare interpreter needs to import this suite, also when it runs from a checkout."""
     return [os.path.abspath(os.path.join(__file__, *[os.pardir] * 4))]
+
+
+def stages_for(preload: Sequence[str]) -> tuple[tuple[str, ...], ...]:
+    """For replicas that import these modules; no process has torch unless it is among them."""
+    without, with_torch, *later = STAGES
+    if not any(name.partition(".")[0] == "torch" for name in preload):
+        return ((*without, *preload),)
+    return (without, (*with_torch, *(name for name in preload if name not in with_torch)), *later)

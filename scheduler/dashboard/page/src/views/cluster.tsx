@@ -8,7 +8,7 @@ import { store, useStore } from "../store";
 import { FINAL, type Study } from "../types";
 
 // As trials/terms.py has them; the scheduler refuses others with its own list.
-const GOALS = ["auto", "completion_time", "time_to_best", "fairness", "makespan", "deadline", "budget"];
+const GOALS = ["completion_time", "time_to_best", "fairness", "makespan", "deadline", "budget"];
 
 export function ClusterView({ study }: { study: string }) {
   useStore(1000);

@@ -1,0 +1,230 @@
+"""SameWeights: whether the replicas still hold one model, from a few of its weights in each step's round.
+
+Each step looks at some parameters in turn, and at other elements of them each time; their bits are compared. Where
+they differ, the replicas tell each other these elements: by no more than rounding on unlike devices, and training goes
+on; by more, and they train different models.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from dist_core.device import Mark
+from dist_core.errors import InvalidTraining, PeerLost
+from dist_core.generations.decision import all_equal, short_checksum
+from dist_core.generations.present import PresentGeneration
+from dist_core.link.news import News
+from dist_core.state.position import Position
+from dist_core.trial.models import Models
+
+PARAMETERS = 2
+"""Looked at in a step."""
+ELEMENTS = 16
+"""Of each."""
+EVERY_ON_DEVICE = 8
+"""Steps from one look to the next where weights lie on a device: what is looked at arrives meanwhile."""
+ROUNDING = 1e-4
+"""Of the elements' root mean square: that much may differ where replicas compute on unlike devices."""
+TOLERATED_STEPS = 100
+"""After a difference of rounding, until the next look."""
+
+
+Named = tuple[str, torch.Tensor]
+"""A parameter with its name."""
+
+
+@dataclass(slots=True)
+class _Look:
+    step: int
+    names: list[str]
+    counts: list[int]
+    """Elements of each."""
+    kinds: list[torch.dtype]
+    content: torch.Tensor
+    """Bytes on the host."""
+    arrives: Mark | None
+
+    def on_host(self) -> _Look:
+        self.content = self.content.cpu()
+        return self
+
+    def values(self) -> list[list[float]]:
+        found, start = [], 0
+        for count, kind in zip(self.counts, self.kinds, strict=True):
+            size = count * kind.itemsize
+            found.append(self.content[start : start + size].view(kind).double().tolist())
+            start += size
+        return found
+
+
+class SameWeights:
+    name = "weights"
+
+    def __init__(self, present: PresentGeneration, position: Position, models: Models, news: News) -> None:
+        self._present = present
+        self._position = position
+        self._models = models
+        self._news = news
+        self._weights: list[Named] | None = None
+        self._look: _Look | None = None
+        self._waiting: _Look | None = None
+        self._same_at: dict[str, int] = {}
+        """The last step at which all replicas were seen to have the same, by parameter."""
+        self._sleeps_until = 0
+        self._has_told = False
+
+    def begin_anew(self) -> None:
+        """Another generation trains, or other models."""
+        self._weights = self._look = self._waiting = None
+        self._sleeps_until = 0
+
+    # ------------------------------------------------------------------ a step's round
+
+    def put(self) -> Sequence[float]:
+        step, weights = self._position.steps, self._weights_to_compare()
+        if not weights:
+            self._look = None
+        elif weights[0][1].device.type == "cpu":
+            self._look = _sampled(step, _in_turn(weights, step))
+        else:
+            self._look = self._arrived(step, weights)
+        return self._numbers()
+
+    def put_all(self) -> Sequence[float]:
+        """Between steps there is time to look at all of them."""
+        weights = self._weights_to_compare()
+        self._look = _sampled(self._position.steps, weights).on_host() if weights else None
+        return self._numbers()
+
+    def _numbers(self) -> Sequence[float]:
+        if self._look is None:
+            return 0.0, 0.0
+        # Never that of a replica which did not look.
+        checksum = 1.0 + short_checksum(self._look.content.numpy().tobytes())
+        return checksum, checksum**2
+
+    def _weights_to_compare(self) -> list[Named]:
+        group = self._present.group
+        if group.world_size == 1 or group.members > 1 or self._position.steps < self._sleeps_until:
+            return []
+        if self._weights is None:
+            self._weights = self._comparable()
+        return self._weights
+
+    def take(self, agreed: Sequence[float], world_size: int) -> None:
+        look = self._look
+        if look is None:
+            return
+        if all_equal(agreed[0], agreed[1], world_size):
+            self._same_at.update(dict.fromkeys(look.names, look.step))
+            return
+        try:
+            replicas = self._present.group.gather_json(look.values())
+        except PeerLost as error:
+            self._present.mark_broken(str(error))
+            return
+        rows = [[each[index] for each in replicas] for index in range(len(look.names))]
+        found = [(*_difference(row), name) for row, name in zip(rows, look.names, strict=True)]
+        difference, relative, name = max(found, key=lambda each: each[1])
+        if relative <= ROUNDING:
+            self._sleeps_until = look.step + TOLERATED_STEPS
+            return
+        if any(model.resyncs for model in self._models):
+            self._resync(name, difference, look.step)
+            return
+        raise InvalidTraining(
+            f"the replicas do not hold one model any more: the parameter {name!r} differs by {difference:.3g} between "
+            f"them at step {look.step}{self._since(name)}. Something has changed weights or gradients of one replica "
+            "alone: random numbers that an optimizer's step, or code between backward() and step(), draws; weights "
+            "that were loaded from what one replica has kept; gradients or counters of the script that those who "
+            "joined later did not have. Draw from a generator that is seeded alike, give such state to "
+            "dist_core.register_state(), or have rank 0's weights taken over: AdaptiveDataParallel(..., "
+            "on_divergence='resync')"
+        )
+
+    def _since(self, name: str) -> str:
+        return f", and was the same at step {self._same_at[name]}" if name in self._same_at else ""
+
+    def _resync(self, name: str, difference: float, step: int) -> None:
+        try:
+            self._present.group.broadcast_tensors(list(self._models.replicated()))
+        except PeerLost as error:
+            self._present.mark_broken(str(error))
+            return
+        if not self._has_told:
+            self._has_told = True
+            self._news.warn(
+                f"the replicas did not hold one model any more (the parameter {name!r} differed by {difference:.3g} at "
+                f"step {step}{self._since(name)}): all have rank 0's now, and will again"
+            )
+
+    # ------------------------------------------------------------------ looking
+
+    def _comparable(self) -> list[Named]:
+        found: list[Named] = []
+        for number, model in enumerate(self._models):
+            prefix = "" if len(self._models) == 1 else f"model {number}: "
+            for name, parameter in model.module.named_parameters():
+                lies_together = parameter.is_contiguous() or (
+                    parameter.dim() == 4 and parameter.is_contiguous(memory_format=torch.channels_last)
+                )
+                if parameter.requires_grad and lies_together and parameter.numel() and _is_plain(parameter):
+                    found.append((prefix + name, parameter))
+        return [each for each in found if each[1].device == found[0][1].device]
+
+    def _arrived(self, step: int, weights: list[Named]) -> _Look | None:
+        """Give a look at weights on a device that has arrived; the next one begins then."""
+        if step % EVERY_ON_DEVICE == 0:
+            look = _sampled(step, _in_turn(weights, step // EVERY_ON_DEVICE))
+            device = self._models[0].device_of_gradients
+            host = device.host_memory(look.content.shape, torch.uint8)
+            device.copy(host, look.content)
+            look.content, look.arrives = host, device.mark()
+            self._waiting = look
+            return None
+        if step % EVERY_ON_DEVICE == EVERY_ON_DEVICE - 1 and self._waiting is not None:
+            look, self._waiting = self._waiting, None
+            assert look.arrives is not None
+            look.arrives.wait()
+            return look
+        return None
+
+
+def _in_turn(weights: Sequence[Named], turn: int) -> list[Named]:
+    first = turn * PARAMETERS
+    return [weights[index % len(weights)] for index in range(first, first + PARAMETERS)]
+
+
+def _sampled(step: int, weights: Sequence[Named]) -> _Look:
+    counts, parts = [], []
+    for _, weight in weights:
+        size = weight.numel()
+        stride = max(1, size // ELEMENTS)
+        start = step % stride
+        counts.append(min(ELEMENTS, (size - 1 - start) // stride + 1))
+        part = weight.detach().as_strided((counts[-1],), (stride,), weight.storage_offset() + start)
+        parts.append(part.contiguous().view(torch.uint8))
+    names, kinds = [name for name, _ in weights], [weight.dtype for _, weight in weights]
+    return _Look(step, names, counts, kinds, torch.cat(parts), None)
+
+
+def _is_plain(parameter: torch.Tensor) -> bool:
+    """Not one that stands for parts on several processes, or has no memory yet."""
+    return type(parameter) is torch.nn.Parameter and parameter.layout is torch.strided and not parameter.is_meta
+
+
+def _difference(rows: Sequence[Sequence[float]]) -> tuple[float, float]:
+    """Largest between replicas of elements of one parameter: as it is, and relative to their root mean square."""
+    spread = 0.0
+    for elements in zip(*rows, strict=True):
+        if all(map(math.isnan, elements)):
+            continue
+        apart = max(elements) - min(elements)
+        spread = math.inf if math.isnan(apart) or any(map(math.isnan, elements)) else max(spread, apart)
+    values = [each for row in rows for each in row if math.isfinite(each)]
+    size = math.sqrt(math.fsum(each**2 for each in values) / len(values)) if values else 0.0
+    return spread, spread / size if size else (math.inf if spread else 0.0)

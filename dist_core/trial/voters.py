@@ -1,0 +1,125 @@
+"""What rides in each step's round to tell whether replicas that should be alike are: each voter is a line of it.
+
+A voter puts a number in and its square; they are alike where the sums over the replicas say so
+(``decision.all_equal``). Replicas that are not would train other models, without a word.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from dist_core.errors import InvalidTraining
+from dist_core.generations.decision import all_equal, fingerprint
+from dist_core.state.position import Position
+from dist_core.trial.models import Models
+from dist_core.trial.pacing import Pacing
+
+_PLACES = (
+    "the replicas wait for each other at different places of the code: this one {} {}, {}. Something that one of them "
+    "alone has counted or measured decides when a loop ends, such as a patience for early stopping in a variable, "
+    "which replicas that joined later have begun anew. Keep it in the trial's state (dist_core.register_state), and "
+    "decide by what all of them know: sums of an Accumulator"
+)
+
+
+class Voter(Protocol):
+    name: str
+    """The name of its part of the round, the same on all replicas."""
+
+    def put(self) -> Sequence[float]:
+        """Called while a step's gradients are reduced, before its update."""
+        ...
+
+    def take(self, agreed: Sequence[float], world_size: int) -> None:
+        """The sums, when the step counts. Raises InvalidTraining, on all replicas."""
+        ...
+
+
+class SameOrder:
+    """Replicas stand at one place of the data, and go through it in one order."""
+
+    name = "order"
+
+    def __init__(self, pacing: Pacing) -> None:
+        self._pacing = pacing
+
+    def put(self) -> Sequence[float]:
+        order = float(self._pacing.order_fingerprint)
+        return order, order**2
+
+    def take(self, agreed: Sequence[float], world_size: int) -> None:
+        if all_equal(agreed[0], agreed[1], world_size):
+            return
+        loader = self._pacing.loader
+        if loader is not None and loader.reads_a_stream:
+            raise InvalidTraining(
+                "the replicas read different samples from the iterable dataset, of which each takes a part of every "
+                "batch: samples would be trained twice or never. The dataset gives each process a part of its own "
+                "(torch.distributed.get_rank(), RANK, split_dataset_by_node), which has to go: AdaptiveDataLoader "
+                "divides every batch. Or it draws from something else than torch's, NumPy's and Python's global "
+                "generators, which are seeded alike while it is read"
+            )
+        raise InvalidTraining(
+            "the replicas stand at different places of the data, so that samples would be trained twice or never. "
+            "Either the sampler draws another order on each: let it draw from torch's, NumPy's or Python's global "
+            "generator, or from a torch.Generator in its attribute `generator`, which are seeded alike. Or one of "
+            "them has left its training loop by a count or a condition of its own: let the loop run to its end"
+        )
+
+
+class SamePlace:
+    """Replicas that wait for each other stand at one place of the code.
+
+    One that has left the loops waits elsewhere than those which train on: neither would come to an end.
+    """
+
+    name = "place"
+
+    def __init__(self, position: Position) -> None:
+        self._position = position
+
+    def put(self) -> Sequence[float]:
+        return 1.0, float(self._position.epoch), 0.0, 0.0
+
+    def take(self, agreed: Sequence[float], world_size: int) -> None:
+        if round(agreed[0]) != world_size:
+            raise InvalidTraining(_PLACES.format("is in a step of epoch", self._position.epoch, _others(agreed)))
+
+    def behind(self) -> Sequence[float]:
+        """What one puts in that is in no training loop."""
+        return 0.0, 0.0, 1.0, float(self._position.epoch)
+
+    def take_behind(self, agreed: Sequence[float]) -> None:
+        """Raises InvalidTraining where others are in a step."""
+        if round(agreed[0]):
+            raise InvalidTraining(
+                _PLACES.format("is behind the training loops of epoch", self._position.epoch, _others(agreed))
+            )
+
+
+def _others(agreed: Sequence[float]) -> str:
+    in_steps, epochs, behind, behind_epochs = agreed
+    steps = f"{in_steps:.0f} are in a step (of epoch {epochs / in_steps:.0f})" if in_steps else "none is in a step"
+    return f"{steps}, {behind:.0f} behind the loops" + (f" (of epoch {behind_epochs / behind:.0f})" if behind else "")
+
+
+class SameRates:
+    """Replicas train at one learning rate."""
+
+    name = "rates"
+
+    def __init__(self, models: Models) -> None:
+        self._models = models
+
+    def put(self) -> Sequence[float]:
+        rates = float(fingerprint(self._models.rates))
+        return rates, rates**2
+
+    def take(self, agreed: Sequence[float], world_size: int) -> None:
+        if not all_equal(agreed[0], agreed[1], world_size):
+            raise InvalidTraining(
+                "the learning rates differ between the replicas. Something sets them from what only one replica "
+                "knows, such as its own part of a metric: sum it with an Accumulator first, or use a schedule of "
+                "torch's, whose metric is agreed on"
+            )

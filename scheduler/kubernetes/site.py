@@ -1,0 +1,98 @@
+"""A cluster's nodes as the place of a scheduler's slots: pods, and trials and studies that people apply."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from scheduler.api.site import Site
+from scheduler.kubernetes.pod_tokens import PodTokens
+from scheduler.loop.control_loop import ControlLoop
+from scheduler.snapshot import NodeView
+from trials.errors import UnknownTrial
+from trials.kubernetes.client.api import STUDIES, TRIALS, KubernetesApi
+from trials.kubernetes.client.watching import Watched
+from trials.kubernetes.pods.launcher import KubernetesLauncher
+from trials.kubernetes.pods.view import WatchedCluster
+from trials.kubernetes.resources.store import KubernetesTrialStore
+from trials.kubernetes.settings import ClusterSettings
+from trials.store import TrialStore
+
+OWN_VARIABLES = frozenset({"TZ", "LANG", "LC_ALL"})
+"""What replicas inherit; the rest of a replica's environment is its image's."""
+SYNC_SECONDS = 60.0
+"""Longest wait for the first lists of the watches."""
+
+
+class ClusterSite(Site):
+    grows = True
+    runs_elsewhere = True
+
+    def __init__(self, api: KubernetesApi, settings: ClusterSettings, store: KubernetesTrialStore) -> None:
+        self._api = api
+        self._settings = settings
+        self._store = store
+        self.view = WatchedCluster(api, settings.all_namespaces)
+        super().__init__(KubernetesLauncher(api, self.view, settings, owner_of=store.owner_of, log_of=self._log_of))
+        self.namespaces = settings.namespaces
+        self.others_tokens = PodTokens(api, settings.audience, self._namespace_of)
+
+    def environ(self, *, is_shared: bool) -> dict[str, str]:
+        return {name: os.environ[name] for name in OWN_VARIABLES & os.environ.keys()}
+
+    def nodes(self) -> tuple[NodeView, ...]:
+        return tuple(
+            NodeView(name=node.node, slots=node.slots - len(node.in_use), kind=node.kind)
+            for node in self.launcher.nodes()
+        )
+
+    def call_on_change(self, wake: Callable[[], None]) -> None:
+        self.view.on_change = wake
+
+    def begin(self, store: TrialStore, loop: ControlLoop, url: str, agents_token: str) -> None:
+        """Raises ClusterUnreachable when the first lists do not come."""
+        self.view.start(SYNC_SECONDS)
+        following = self._store.following
+
+        def heard(take: Callable[[Mapping[str, Any]], bool]) -> Callable[[dict[str, Any]], None]:
+            def handle(document: dict[str, Any]) -> None:
+                if take(document):
+                    loop.decisions.decide_anew()
+                    loop.wake()
+                # The store has what it says; kept twice it would be most of the memory.
+                document.pop("status", None)
+
+            return handle
+
+        def gone(forget: Callable[[Mapping[str, Any]], None]) -> Callable[[dict[str, Any]], None]:
+            def handle(document: dict[str, Any]) -> None:
+                forget(document)
+                loop.wake()
+
+            return handle
+
+        kinds = (
+            (STUDIES, heard(following.take_study), gone(following.forget_study)),
+            (TRIALS, heard(following.take_trial), gone(following.forget_trial)),
+        )
+        watches = [
+            Watched(self._api, kind, namespace=namespace, heard=take, gone=forget)
+            for namespace in self._settings.all_namespaces
+            for kind, take, forget in kinds
+        ]
+        for watched in watches:
+            watched.start()
+        for watched in watches:
+            watched.wait_until_synced(SYNC_SECONDS)
+
+    def _log_of(self, namespace: str, pod: str, most_bytes: int) -> str:
+        return self._api.log(namespace, pod, most_bytes=most_bytes)
+
+    def _namespace_of(self, replica_id: str) -> str | None:
+        """Return where the pod of a replica is; None where there is no such trial."""
+        try:
+            trial = self._store.trial(replica_id.rpartition("-")[0])
+        except UnknownTrial:
+            return None
+        return self._settings.place_of(trial.spec.study)[0]

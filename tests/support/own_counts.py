@@ -1,0 +1,50 @@
+"""A replica's code that keeps counts and its best weights in variables, as tutorials do: joiners begin them anew."""
+
+from __future__ import annotations
+
+import copy
+import os
+import time
+from typing import Any
+
+import torch
+
+import dist_core
+from tests.support.habits import Kit, examples, network
+from tests.support.replica_main import run_as_replica
+from tests.support.shared_habits import mse
+
+
+def main() -> int:
+    """``PATIENCE``: epochs without a better one after which it stops."""
+    torch.set_num_threads(1)
+    return run_as_replica(lambda: train(Kit(elastic=True), int(os.environ["PATIENCE"])), told=Exception)
+
+
+def train(kit: Kit, patience: int) -> float:
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    loader, wrapped = kit.loader(examples()), kit.wrap(model, optimizer)
+    best: dict[str, Any] | None = None
+    waited = 0
+    for epoch in kit.epochs(40):
+        for x, y in loader:
+            optimizer.zero_grad()
+            mse(wrapped(x), y).backward()
+            optimizer.step()
+            time.sleep(0.05)
+        # The first epoch that it sees is the best.
+        if best is None:
+            best = copy.deepcopy(model.state_dict())
+        else:
+            waited += 1
+        if waited >= patience or epoch == 39:
+            break
+    assert best is not None
+    model.load_state_dict(best)
+    sums = dist_core.Accumulator()
+    with torch.no_grad():
+        for x, y in kit.loader(examples(60), 10):
+            sums["loss"] += float(mse(wrapped(x), y, reduction="sum"))
+    with sums.synchronized():
+        return float(sums["loss"])

@@ -1,0 +1,15 @@
+"""The sweep's study, where an objective knows it by a name of its script."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+
+class NamedStudy:
+    """In a replica: the study of the trial that runs. In the driver: only its class is named, in what is pickled."""
+
+    def __getattr__(self, name: str) -> Any:
+        # What stands behind it is a replica's: a driver never has it in memory.
+        current = importlib.import_module("tuner_bridge.optuna.current")
+        return getattr(current.current_trial().study, name)

@@ -1,0 +1,37 @@
+"""`elastune run -- python tune.py`: a program of Python's whose studies are swept by elastic trials."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import click
+
+from tuner_bridge.errors import InvalidSweep
+
+
+@click.command("run")
+@click.argument("command", nargs=-1, required=True, metavar="-- python FILE...")
+@click.option("--min-replicas", type=int, help="Each trial has so many replicas at least.")
+@click.option("--max-replicas", type=int, help="Each trial has so many replicas at most; default: all slots.")
+@click.option("--slots", type=int, help="Room on this machine; default: its GPUs, else its cores.")
+@click.option("--emulate", help='Devices that the slots stand for, such as "4x8:resnet50-imagenet@10".')
+@click.option("--state-dir", type=click.Path(path_type=Path), help="Where logs, checkpoints and the database are kept.")
+@click.option("--show-output", is_flag=True, help="Print what trials print.")
+def run(command: tuple[str, ...], **given: Any) -> None:
+    """Run a Python program; what it optimizes by Optuna runs as elastic trials: elastune run -- python tune.py"""
+    from tuner_bridge.in_replica.scripts import is_another_python, program_of, starts_python
+    from tuner_bridge.optuna.studies import elastune_studies
+
+    program = None
+    if starts_python(command[0]) and not is_another_python(command[0]):
+        program = program_of(command[1:], os.getcwd())
+    if program is None:
+        raise InvalidSweep(
+            f"the command is {' '.join(command)!r}; it must be a program of this environment's Python: python FILE, "
+            "python -m MODULE or python -c CODE"
+        )
+    options = {name: value for name, value in given.items() if value not in (None, False)}
+    with elastune_studies(**options):
+        program.run_here()
