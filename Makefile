@@ -25,7 +25,7 @@ help:
 	@echo "make test-slurm  run the tests on the Slurm that SLURM_CONF names: one of your own, where you are root"
 	@echo "make explore   the property tests with other examples than make test's"
 	@echo "make coverage  which lines make test runs, in every process that it starts"
-	@echo "make check     ruff, mypy and the import contracts"
+	@echo "make check     ruff, mypy, the import contracts, spelling and prose"
 	@echo "make page      the web page that a scheduler serves; needs Node.js 20 or newer"
 	@echo "make docs      the documentation as a site, in docs/_build/html; fails on what is stale"
 	@echo "make dist      wheel and sdist, in dist"
@@ -81,6 +81,8 @@ check: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/codespell
+	$(BIN)/python -m scripts.check_prose
 
 docs: setup
 	$(BIN)/python -m scripts.check_docs

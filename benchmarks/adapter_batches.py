@@ -1,4 +1,4 @@
-"""What large batches cost adapters (LoRA), beside what they cost the whole model: why theirs stays fixed by default.
+"""Costs of large batches for adapters (LoRA) and for the whole model: why adapters' stay fixed by default.
 
 A tiny Llama learns that each word is followed by the next one, and then, as adapters or as a whole, that it is followed
 by the one after: the same number of samples in batches of 8, 32 and 128, each at the best of five learning rates, with
@@ -25,7 +25,7 @@ SEEDS = 3
 
 
 def sentences(count: int, stride: int, seed: int) -> torch.Tensor:
-    """Each word is followed by the one ``stride`` later, up to a slip here and there."""
+    """Return sentences in which each word is followed by the one ``stride`` later, with a slip here and there."""
     chance = random.Random(seed)
     rows = []
     for _ in range(count):

@@ -1,4 +1,4 @@
-"""What the replicas of the adapters benchmark train with Hugging Face's Trainer: LoRA adapters of a Llama by PEFT."""
+"""Training of the adapters benchmark's replicas: LoRA adapters of a Llama by PEFT, in Hugging Face's Trainer."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Notes(library.TrainerCallback):  # type: ignore[misc]  # its library is no
 
 
 def base() -> Any:
-    """Of about 120 megabytes; as many layers of next to nothing, for ``ADAPTED`` = 0."""
+    """Return a base model of about 120 MB; for ``ADAPTED`` = 0, as many layers of next to nothing."""
     torch.manual_seed(0)
     width = WIDTH if int(os.environ["ADAPTED"]) else 32
     return library.LlamaForCausalLM(

@@ -1,4 +1,4 @@
-"""How soon a scheduler answers its own while 500 connections are held by others.
+"""Latency of a scheduler's answers while 500 connections are held by others.
 
 200 strangers send half a head and wait, 150 send a byte a second, and dial again when they are hung up on; 150 who
 have a token wait in long polls.

@@ -1,4 +1,4 @@
-"""How long training stops for a checkpoint of 300 MB: against one copy of the state, and DCP's asynchronous save.
+"""Pause of training for a checkpoint of 300 MB, against one copy of the state and DCP's asynchronous save.
 
 A hundred megabytes of weights with Adam's two moments, trained in one thread. Every few steps a checkpoint is taken;
 what training loses is how much longer that step takes than the ones before it (the call, waiting before the optimizer

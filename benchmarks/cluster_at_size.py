@@ -62,7 +62,7 @@ def cluster_settings(namespace: str, state: str) -> ClusterSettings:
 
 
 def operate(namespace: str, state: str, port: int, token: str) -> None:
-    """In the child: the scheduler itself, as in its pod."""
+    """Run the scheduler in a child process, as in its pod."""
     from scheduler.kubernetes.server import Operator, OperatorSettings
 
     settings = OperatorSettings(
@@ -81,7 +81,7 @@ def headers_of(tokens: Tokens, replica_id: str) -> dict[str, str]:
 
 
 def stand_in(namespace: str, port: int, token: str) -> None:
-    """In another child: kubelets and replicas, until it is ended."""
+    """Stand in for kubelets and replicas, in a child process, until it is ended."""
     # Each replica has two connections.
     raise_descriptor_limit()
     made = StandIns(KubernetesApi.connect(), namespace, f"http://127.0.0.1:{port}", Tokens(token))
@@ -293,7 +293,7 @@ def _measured(
 
 
 def _seconds_to_decision(client: SchedulerClient, replica: httpx2.Client, tokens: Tokens, trial_id: str) -> float:
-    """From a report that makes a trial the best of its study until a decision has weighed that."""
+    """Return the seconds from a report that makes a trial the best of its study to a decision that has weighed it."""
 
     def weighed() -> Any:
         return client.request("GET", f"/trials/{trial_id}/why")["grant"]["numbers"].get("promise")

@@ -25,7 +25,7 @@ MEMORY_MB = 500.0
 
 
 def main() -> None:
-    """In the child: make the cluster, look at it, print what that took."""
+    """Build the cluster in a child process, look at it, and print what that took."""
     from dataclasses import replace
 
     import psutil

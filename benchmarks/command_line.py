@@ -1,4 +1,4 @@
-"""How soon each command answers, with 2,000 trials that are over in the store.
+"""Latency of each command with 2,000 finished trials in the store.
 
 Beside them in the same run: Python's own start, and `optuna --help`, the command line of the tuner that people know.
 """

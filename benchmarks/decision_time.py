@@ -1,4 +1,4 @@
-"""How long one decision of the default policy takes, from a snapshot with models made, at three sizes of cluster.
+"""Time of one decision of the default policy, from a snapshot with models made, at three sizes of cluster.
 
 The peer is Pollux's objective by the same search; AdaptDL's genetic search took 11 to 13 CPU seconds for the smallest
 case. Trials of one study share a profile, as they do live: the tables of goodput by count are made when measurements

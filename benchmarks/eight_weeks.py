@@ -61,7 +61,7 @@ class Weeks:
         )
         self.retention = Retention(self.store, self.loop, WEEK, clock=lambda: self.now)
         self.seconds: list[float] = []
-        """Of each look since they were last taken."""
+        """Seconds of each look since they were last taken."""
 
     def hour(self, number: int) -> None:
         """A sweep from its first trial to its last."""
@@ -136,7 +136,7 @@ class Weeks:
 
 
 def main() -> None:
-    """In a process of its own, whose memory is the scheduler's: a line for each week."""
+    """Run in a process whose memory is the scheduler's alone, and print a line for each week."""
     # In memory, where there is such a folder: half a million flushes of a disk take an hour.
     memory_disk = Path("/dev/shm")
     with tempfile.TemporaryDirectory(dir=memory_disk if memory_disk.is_dir() else None) as folder:

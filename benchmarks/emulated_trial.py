@@ -24,13 +24,13 @@ from scheduler.simulator.sweep import learning_curves
 
 EPOCHS, STEPS, BATCH = 20, 40, 64
 PROFILE = "resnet50-imagenet@3.5"
-"""With which a step of 64 examples on one slot takes 0.1 s, and a whole trial 80 s."""
+"""Profile with which a step of 64 examples on one slot takes 0.1 s, and a whole trial 80 s."""
 CONFIGURATIONS = 64
 FEATURES = 64
 NOISE, LEARNING_RATE = 5.0, 0.0008
 BOUNDS = BatchBounds(init_batch=BATCH, max_batch=1024, min_atomic=16, max_atomic=128)
 FIRST_RATIO, LAST_RATIO = 5.0, 70.0
-"""Of the variance at the initial batch size to the mean's square, as measured in these trials."""
+"""Gradient variance at the initial batch size over the mean's square, as measured in these trials."""
 
 
 @cache
@@ -43,7 +43,7 @@ def step_seconds() -> float:
 
 
 def epoch_seconds(node_slots: int, most_slots: int) -> list[list[float]]:
-    """Of each epoch by number of slots (from 1), at the best batch size: what who moves slots by itself is given."""
+    """Return each epoch's seconds by number of slots (from 1), at the best batch size, for rival policies."""
     counts = np.arange(1, most_slots + 1)
     found = []
     for epoch in range(EPOCHS):

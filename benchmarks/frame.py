@@ -1,4 +1,4 @@
-"""What all benchmarks share: medians, ratios against a peer of the same run, and a JSON file a run."""
+"""Parts that all benchmarks share: medians, ratios against a peer of the same run, and a JSON file a run."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ Benchmark = Callable[[], list[Measurement]]
 
 
 def environment() -> dict[str, Any]:
-    """What the figures depend on."""
+    """Return the machine and the versions that the figures depend on."""
     commit = subprocess.run(
         ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False, cwd=RESULTS.parent
     )

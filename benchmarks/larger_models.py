@@ -46,11 +46,11 @@ from trials.launch import LocalLauncher
 STEPS = 4
 MICROBATCHES = 16
 SECONDS = 0.2
-"""Of a stage's forward pass; its backward pass takes as long."""
+"""Seconds of a stage's forward pass; its backward pass takes as long."""
 
 
 class Sleeps(torch.autograd.Function):
-    """Of a layer: as long as it computes, and as long again as the gradient of its inputs does."""
+    """Layer that sleeps as long as it would compute, and as long again for the gradient of its inputs."""
 
     @staticmethod
     def forward(context: Any, x: torch.Tensor, forwards: float, backwards: float) -> torch.Tensor:
@@ -82,7 +82,10 @@ class Sleeper(nn.Module):
 
 @contextmanager
 def busy_time() -> Iterator[list[float]]:
-    """Of this process, in passes through its stages: what torch and autograd do around a sleep is work too."""
+    """Measure this process's time in passes through its stages.
+
+    What torch and autograd do around a sleep is work too.
+    """
     spent = [0.0]
 
     def timed(original: Callable[..., Any]) -> Callable[..., Any]:

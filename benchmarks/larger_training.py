@@ -1,4 +1,4 @@
-"""What the replicas of ``larger_models`` run: a sharded model with 120 MB of weights and optimizer state."""
+"""Training that the replicas of ``larger_models`` run: a sharded model with 120 MB of weights and optimizer state."""
 
 from __future__ import annotations
 

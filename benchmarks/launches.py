@@ -1,4 +1,4 @@
-"""How soon trials start: trivial ones a second against NNI and Ray Tune, and single launches in milliseconds.
+"""Start of trials: trivial ones a second against NNI and Ray Tune, and single launches in milliseconds.
 
 ELASTUNE_RAY_PYTHON and ELASTUNE_NNI_PYTHON name interpreters that have these projects, and the same torch; without
 them their rows are left out. Trials a second are counted from the first one's end to the last one's, two at a time, so

@@ -19,7 +19,7 @@ from scheduler.simulator.workload import LayoutChoices, Submission
 SLOT_BYTES = 16e9
 BYTES_PER_PARAMETER = 16.0
 SECONDS_PER_PARAMETER = 2.5e-11
-"""Of an example of a few hundred words, forwards and backwards."""
+"""Seconds for an example of a few hundred words, forwards and backwards."""
 ACTIVATION_BYTES_PER_PARAMETER = 1.2
 LINK_BYTES_PER_SECOND = 10e9
 SIZES = (1, 2, 4)

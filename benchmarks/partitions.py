@@ -60,7 +60,7 @@ class Residual(nn.Module):
 
 
 def resnet() -> nn.Sequential:
-    """Of 34 layers, for images of 64 x 64."""
+    """Return a ResNet-34 for images of 64 x 64."""
     blocks: list[nn.Module] = [nn.Sequential(nn.Conv2d(3, 32, 3, padding=1), nn.BatchNorm2d(32), nn.ReLU())]
     before = 32
     for width, count, stride in ((32, 3, 1), (64, 4, 2), (128, 6, 2), (256, 3, 2)):
@@ -87,7 +87,7 @@ def by_count(blocks: Sequence[BlockCosts], stages: int) -> list[int]:
 
 
 def by_weight(weights: Sequence[float], stages: int) -> list[int]:
-    """Each cut where the sum so far comes nearest to its share."""
+    """Cut where the running sum comes nearest to each stage's share."""
     sums = np.cumsum(weights)
     cuts: list[int] = []
     for stage in range(1, stages):
@@ -105,7 +105,7 @@ RIVALS: dict[str, Callable[[Sequence[BlockCosts], int], list[int]]] = {
 
 
 def seconds_of(model: nn.Module, names: Sequence[str], x: torch.Tensor, cuts: Sequence[str]) -> list[float]:
-    """Of each stage, measured as one block."""
+    """Return the seconds of each stage, measured as one block."""
     blocks = [BlockCosts(name=name, forward_seconds=0, backward_seconds=0) for name in names]
     found = partition_at(blocks, cuts, [StageDevice()] * (len(cuts) + 1), TERMS)
     chain = nn.Sequential(*stages_of(model, names, found))

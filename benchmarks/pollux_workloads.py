@@ -29,7 +29,7 @@ PUBLISHED: dict[str, tuple[float, ...]] = {
 PUBLISHED_P99 = (39105.0, 43324.0, 14570.0, 51976.0)
 PUBLISHED_MAKESPAN = (64849.0, 56644.0, 36806.0, 64694.0)
 MEASURED_PAUSE_SECONDS = 1.0
-"""What a rescale of the adaptive core costs at most here: tens of milliseconds for survivors, a second for a loss."""
+"""Most seconds that a rescale costs here: tens of milliseconds for survivors, a second for a loss."""
 
 
 def _run(policy: str, information: Information, settings: SimulationSettings) -> list[Summary]:

@@ -30,7 +30,7 @@ def _rank(
 
 
 def run_ranks(function: Callable[..., Any], world_size: int, *arguments: Any) -> Any:
-    """What ``function(rank, world_size, *arguments)`` answers on rank 0, by way of JSON. One thread a process."""
+    """Return rank 0's result of ``function(rank, world_size, *arguments)``, as JSON. One thread a process."""
     os.environ["OMP_NUM_THREADS"] = "1"
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))

@@ -51,8 +51,9 @@ def settle(rig: Rig, moment: float, world_size: int, steps: int = 8) -> list[flo
 
 
 def pauses(*, warm: bool) -> tuple[dict[str, list[float]], dict[str, list[float]], dict[int, list[float]]]:
-    """By kind of switch: what survivors spent on it, and by how much longer the step around it took than the next
-    ones at the same size (joiners that come late to their first reduction included). Step times by size.
+    """Return pauses by kind of switch, the delays of the steps around them, and step times by size.
+
+    A delay is by how much longer the step took than the next ones at that size (late joiners included).
     """
     stopped: dict[str, list[float]] = {}
     felt: dict[str, list[float]] = {}

@@ -1,4 +1,4 @@
-"""What the replicas of the rescale benchmark train: ten million parameters with AdamW, 120 MB of state."""
+"""Training that the replicas of the rescale benchmark run: ten million parameters with AdamW, 120 MB of state."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def train() -> None:
 
 @contextmanager
 def noting() -> Iterator[Callable[[], None]]:
-    """To be called after each step."""
+    """Yield a function to call after each step."""
     core = get_core()
     assert core.environment is not None
     with open(Path(os.environ["TRACE_DIR"]) / f"{core.environment.replica_id}.jsonl", "a", buffering=1) as trace:

@@ -90,7 +90,7 @@ BENCHMARKS: dict[str, Benchmark] = {
     )
 }
 UNNAMED = [name for name in BENCHMARKS if name != "gpu"]
-"""What runs where none is named."""
+"""Benchmarks that run when none is named."""
 
 
 def main() -> None:

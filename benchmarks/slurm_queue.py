@@ -33,9 +33,9 @@ LAUNCHES = 25
 FIRST_LINE = 0.150
 SLOTS, KEEP_ONE_IN, MOST_SLOTS = 8, 4, 8
 PROFILE = "resnet50-imagenet@14"
-"""With which a whole trial takes 20 s on one slot, and one that is stopped at its first report 1 s."""
+"""Profile with which a whole trial takes 20 s on one slot, and one that is stopped at its first report 1 s."""
 SWEEPS = 3
-"""Of which the median is told: which trials are stopped depends on who reports first."""
+"""Sweeps to take the median of: which trials are stopped depends on who reports first."""
 REPLICAS, CALLS = 200, 40
 ROOT = Path(__file__).resolve().parent.parent
 SAYS = "import os, time\ndef run():\n    print(time.time(), flush=True)\n"
@@ -129,7 +129,7 @@ def array_of_jobs(folder: Path) -> float:
 
 
 def remote_calls() -> dict[str, int]:
-    """What the controller was asked for by users so far, by kind; not what its own nodes say, nor this question."""
+    """Return the users' calls to the controller so far, by kind, without its own nodes' and without this one."""
     told = slurm("sdiag").partition("by message type")[2].partition("by user")[0]
     found = {name: int(count) for name, count in re.findall(r"(\w+)\s+\(\s*\d+\) count:(\d+)", told)}
     of_nodes = ("MESSAGE_", "REQUEST_COMPLETE_", "REQUEST_STEP_COMPLETE", "REQUEST_STATS_INFO", "RESPONSE_")

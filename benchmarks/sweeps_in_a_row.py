@@ -44,7 +44,7 @@ PRUNERS = {
 
 
 def plans(count: int) -> list[dict[str, Any]]:
-    """From a quarter to three times the slots, every goal with every pruner in turn, every third with a loss."""
+    """Return sweeps on a quarter to three times the slots, every goal with every pruner, a loss in every third."""
     goals = [goal for goal in get_args(Goal) if goal != "deadline"]
     kinds = itertools.cycle(itertools.product((SLOTS // 4, SLOTS, 3 * SLOTS), PRUNERS))
     chosen = zip(kinds, itertools.cycle(goals), range(count), strict=False)
@@ -55,7 +55,7 @@ def plans(count: int) -> list[dict[str, Any]]:
 
 
 def sweep(plan: dict[str, Any], seed: int) -> dict[str, Any]:
-    """In a process of its own."""
+    """Run one sweep in a process of its own."""
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     study = optuna.create_study(direction="maximize", pruner=PRUNERS[plan["pruner"]]())
     for row in range(TRIALS):

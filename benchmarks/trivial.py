@@ -1,4 +1,4 @@
-"""What the benchmark of launches has replicas run; the first line notes when the user's code begins."""
+"""Objective of the launch benchmark; its first line notes when the user's code begins."""
 
 from __future__ import annotations
 

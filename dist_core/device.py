@@ -24,7 +24,7 @@ class Mark(Protocol):
 
     @property
     def reached(self) -> bool:
-        """Whether the device has come here."""
+        """Tell whether the device has come to this mark."""
         ...
 
     def wait(self) -> None:
@@ -40,19 +40,19 @@ class Stream(Protocol):
     """Work that the device does beside that of other streams."""
 
     def behind(self, mark: Mark) -> AbstractContextManager[None]:
-        """What this thread gives the device within goes into this stream, and begins when the mark is reached."""
+        """Queue this thread's work within the block on this stream, to begin when the mark is reached."""
         ...
 
 
 class Device(Protocol):
     @property
     def is_host(self) -> bool:
-        """Whether its memory is the host's, so that Gloo sends tensors from where they lie."""
+        """Tell whether the device's memory is the host's, so that Gloo sends tensors from where they lie."""
         ...
 
     @property
     def has_nccl(self) -> bool:
-        """Whether NCCL connects it with others of its kind."""
+        """Tell whether NCCL connects this device with others of its kind."""
         ...
 
     @property
@@ -65,7 +65,7 @@ class Device(Protocol):
         ...
 
     def follow(self, mark: Mark) -> None:
-        """What this thread's stream is given from now on begins when the mark is reached; the thread goes on."""
+        """Make this thread's stream wait for the mark from now on, without blocking the thread."""
         ...
 
     def stream(self) -> Stream:
@@ -77,7 +77,10 @@ class Device(Protocol):
         ...
 
     def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
-        """In this thread's stream; one of the two may be in ``host_memory``. A mark made next says when it is done."""
+        """Copy in this thread's stream.
+
+        One tensor may be in ``host_memory``, and a mark made next says when it is done.
+        """
         ...
 
     def read_here(self, tensors: list[torch.Tensor]) -> None:
@@ -152,7 +155,7 @@ class Host:
     is_host = True
     has_nccl = False
     chunk = 131072
-    """What stays in a core's cache is read from memory once."""
+    """Elements a chunk: what stays in a core's cache is read from memory once."""
 
     def mark(self) -> Mark:
         return HostMark(time.perf_counter())
@@ -253,12 +256,12 @@ _devices: dict[torch.device, Device] = {torch.device("cpu"): HOST}
 
 
 def limit_memory(where: torch.device, share: float) -> None:
-    """Of a GPU that several replicas share, this process takes its part only."""
+    """Limit this process to its share of a GPU that several replicas use."""
     if where.type == "cuda" and share < 1.0:
         torch.cuda.set_per_process_memory_fraction(share, where)
 
 
 def release_cached_memory() -> None:
-    """What tensors that are gone have left with this process goes back to the GPU."""
+    """Return memory of tensors that are gone to the GPU."""
     if torch.cuda.is_available():
         torch.cuda.empty_cache()

@@ -1,4 +1,4 @@
-"""What can go wrong inside a replica, split by what the caller does next.
+"""Errors inside a replica, split by what the caller does next.
 
 DistCoreError
 ├── InvalidTraining        the user's script or arguments are wrong: fix the input
@@ -80,7 +80,7 @@ EXIT_PEER_LOST = 75
 """It stopped because another one vanished (EX_TEMPFAIL): not the user's failure."""
 
 EXIT_LEFT = 77
-"""Of a command within a replica: it left its trial, which trains on without it or is paused."""
+"""Exit status of a command within a replica that left its trial, which trains on without it or is paused."""
 
 EXIT_JOIN_AGAIN = 76
-"""Of a command within a replica: its training came too late to join, and it is to run again."""
+"""Exit status of a command within a replica whose training came too late to join and is to run again."""

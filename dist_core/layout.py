@@ -24,7 +24,7 @@ class Layout(NamedTuple):
 
     @property
     def words(self) -> str:
-        """For people."""
+        """Describe the layout for people."""
         if self.kind:
             return str(self)
         how = "whole" if self.slots == 1 else f"{self.slots} slots a replica"

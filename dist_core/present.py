@@ -1,4 +1,4 @@
-"""Who stands for this process in its trial: the training core, or what does without torch for as long as that lasts."""
+"""Representative of this process in its trial: the training core, or what does without torch until there is one."""
 
 from __future__ import annotations
 

@@ -210,7 +210,7 @@ def gradient_buckets(model: DistributedDataParallel) -> list[GradBucket]:
 
 
 def replace_default_group(group: dist.ProcessGroup | None, world_size: int) -> None:
-    """What ``torch.distributed`` works on where a script names no group; None where there shall be nothing."""
+    """Set the group that ``torch.distributed`` uses where a script names none; None for no group."""
     world = distributed_c10d._world
     if group is None:
         world.pg_map.clear()
@@ -313,7 +313,7 @@ def _killed_workers_named_in(error: BaseException) -> list[int]:
 
 
 class PartInfo(WorkerInfo):
-    """What ``get_worker_info`` answers a dataset that reads one part of several; knows whether it was looked at."""
+    """Worker info of a dataset that reads one part of several; knows whether it was looked at."""
 
     def __getattribute__(self, name: str) -> Any:
         if name == "id":
@@ -347,7 +347,7 @@ def leave_uncompiled(package: str) -> None:
 
 
 def compiled_graphs() -> int:
-    """How many graphs torch.compile has compiled in this process."""
+    """Return the number of graphs that torch.compile has compiled in this process."""
     compiler = sys.modules.get("torch._dynamo.utils")
     return 0 if compiler is None else int(compiler.counters["stats"]["unique_graphs"])
 
@@ -363,5 +363,5 @@ def forget_scaled_step(scaler: Any) -> None:
 
 
 def times_written(tensor: torch.Tensor) -> int:
-    """How often a tensor was written to in place, as autograd counts: whether it is what it was."""
+    """Return the number of in-place writes to a tensor that autograd has counted."""
     return int(tensor._version)

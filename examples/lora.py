@@ -39,7 +39,7 @@ def tokenizer() -> Any:
 
 
 def sentences(count: int, seed: int) -> Dataset:
-    """Each word is followed by the next one, up to a slip here and there."""
+    """Return sentences in which each word is followed by the next one, up to a slip here and there."""
     chance, rows = random.Random(seed), []
     for _ in range(count):
         first, length = chance.randrange(WORDS), chance.randrange(6, 14)

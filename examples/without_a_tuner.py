@@ -19,7 +19,7 @@ from torch.utils.data import TensorDataset
 from dist_core import AdaptiveDataLoader, AdaptiveDataParallel, remaining_epochs_until, set_checkpoint_interval
 
 KILLED_BEHIND = int(os.environ.get("KILLED_BEHIND", "0"))
-"""For those who want to see it: epochs after which the script kills itself."""
+"""Epochs after which the script kills itself, for those who want to see that."""
 
 
 def main() -> None:

@@ -1,1 +1,1 @@
-"""Who gets which slots, when. Never imports torch."""
+"""Scheduler of slots: which trial gets which, and when. Never imports torch."""

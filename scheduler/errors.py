@@ -1,4 +1,4 @@
-"""What a user of the scheduler can run into, split by what to do next.
+"""Errors that a user of the scheduler can run into, split by what to do next.
 
 SchedulerError
 ├── SchedulerUnreachable   nobody answers at the address: start one, or correct ELASTUNE_URL

@@ -1,4 +1,4 @@
-"""Which Python and torch a process has: a sweep and the replicas of a shared scheduler may differ in them."""
+"""Versions of Python and torch: a sweep and a shared scheduler's replicas may differ in them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def runtime() -> dict[str, str]:
 
 
 def differences(mine: Mapping[str, str], theirs: Mapping[str, str]) -> list[str]:
-    """What of mine is another one there, in words; where both are of one installation there is nothing to compare."""
+    """Describe what differs there; processes of one installation are not compared."""
     if mine.get("prefix") == theirs.get("prefix"):
         return []
     names = ("python", *LIBRARIES)

@@ -24,7 +24,7 @@ class SpeedModel(Protocol):
 
     @property
     def kind(self) -> str:
-        """Of the nodes that it speaks of."""
+        """Return the kind of the nodes that it speaks of."""
         ...
 
     def on(self, kind: str) -> SpeedModel:
@@ -54,11 +54,11 @@ class NodeView:
     name: str
     slots: int
     kind: str = ""
-    """What its slots are, where they are not all alike: a GPU's model, or a part of one."""
+    """Kind of its slots, where they are not all alike: a GPU's model, or a part of one."""
     reserved_for: tuple[str, ...] = ()
-    """What the studies are called that alone may use it; empty: all may."""
+    """Studies that alone may use it; empty: all may."""
     given_by: str = ""
-    """Which job of a queue it came with, for people."""
+    """Job of a queue that it came with, for people."""
     whole: int = 0
     """Slots of the largest node of its kind, where some are set aside and nodes are what is left of them."""
 
@@ -77,9 +77,9 @@ class JobView:
     slots: int
     waits: bool
     since: float
-    """When it was submitted; of one that runs, when it began."""
+    """Time of its submission; of its beginning, for one that runs."""
     starts_at: float | None = None
-    """When one that waits is expected to begin, as far as that is known."""
+    """Time at which a waiting job is expected to begin, as far as that is known."""
     node: str = ""
     reason: str = ""
     """Why it waits, in the queue's words."""
@@ -103,13 +103,13 @@ class TrialView:
     trial_id: str
     study: str
     study_title: str = ""
-    """What its study is called, where that is another name."""
+    """Name of its study for people, where that is another one."""
     min_slots: int
     max_slots: int
     slots_per_replica: int = 1
     """It takes whole replicas: on one node, where that is large enough."""
     layout: str = ""
-    """That it trains with, where that is a choice."""
+    """Layout that it trains with, where that is a choice."""
     options: tuple[LayoutOption, ...] = ()
     """Layouts to choose from, empty where there is no choice. Bounds are then those of all of them together, and
     ``slots_per_replica`` and ``model`` those of the present one, or of the first."""
@@ -128,22 +128,22 @@ class TrialView:
     expected_part: float = 1.0
     """Part of what remains that it is expected to train: less than 1 where trials of its study are stopped."""
     rank_sentence: str = ""
-    """How the promise came about, for people."""
+    """Origin of the promise, for people."""
     progress: float = 0.0
     """Examples at the initial batch size."""
     remaining_progress: float | None = None
     """Progress left to the end of the declared epochs; None when it declared no length."""
     pause_seconds: float = 0.5
-    """What a rescale costs this trial, measured where possible."""
+    """Seconds that a rescale costs this trial, measured where possible."""
     start_seconds: float = 2.0
-    """From launching a replica to its first training step, as seen in its study."""
+    """Seconds from a replica's launch to its first training step, as seen in its study."""
     since_rescale_seconds: float = float("inf")
     steps_measured: int = 1_000_000
     """Steps that it has timed with as many replicas on as many nodes as it has now."""
     submitted_at: float = 0.0
     attained_slot_seconds: float = 0.0
     served_seconds: float = 0.0
-    """How long it has held slots, however many."""
+    """Seconds that it has held slots, however many."""
     num_rescales: int = 0
     """Changes of allocation so far, the first start not counted."""
     preemptible: bool = True
@@ -155,7 +155,7 @@ class TrialView:
     quotas: tuple[SlotQuota, ...] = ()
     """Most slots that it may hold together with others at once: its study's, its namespace's."""
     goal: Goal = "completion_time"
-    """What its study's slots are to achieve."""
+    """Goal of its study's slots."""
     deadline_in: float | None = None
     """Seconds until its study's result is wanted; negative when that is over."""
     budget_left: float | None = None
@@ -166,7 +166,7 @@ class TrialView:
         return sum(self.placement.values())
 
     def option(self, layout: str = "") -> LayoutOption:
-        """Of that layout; where it has none of that name, the present one or the first."""
+        """Return the option of that layout; if it has none of that name, the present one or the first."""
         for name in (layout, self.layout):
             for each in self.options:
                 if each.layout == name:
@@ -194,7 +194,7 @@ class TrialView:
         )
 
     def on_kind(self, kind: str) -> TrialView:
-        """With its models for nodes of that kind."""
+        """Return the view with its models for nodes of that kind."""
         options = tuple(
             each if each.model is None else replace(each, model=each.model.on(kind)) for each in self.options
         )
@@ -213,7 +213,7 @@ class Snapshot:
     now: float
     nodes: tuple[NodeView, ...]
     trials: tuple[TrialView, ...]
-    """In any order: a policy's answer does not depend on it."""
+    """Trials in any order: a policy's answer does not depend on it."""
     coming: tuple[TrialView, ...] = ()
     """Trials that are about to be submitted, as far as that can be told: slots free for them only are no room to grow
     into. They are given nothing yet."""
@@ -265,9 +265,9 @@ class Grant:
     placement: Placement
     reason: Reason
     layout: str = ""
-    """For a trial that may have several; empty: as it is."""
+    """Layout for a trial that may have several; empty: as it is."""
     numbers: Mapping[str, float] = field(default_factory=dict)
-    """What went into it, by names for people."""
+    """Numbers that went into it, by names for people."""
 
     @property
     def slots(self) -> int:

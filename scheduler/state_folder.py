@@ -93,7 +93,7 @@ class StateFolder:
 
 
 def is_held(path: Path) -> bool:
-    """Whether a scheduler runs on the folder."""
+    """Tell whether a scheduler runs on the folder."""
     try:
         with open(path / "lock") as lock:
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -114,7 +114,7 @@ def holder_of(path: Path) -> int | None:
 
 
 def read_server_file(path: Path) -> dict[str, Any] | None:
-    """Where the folder's scheduler runs, or ran last; None if none ever did."""
+    """Return where the folder's scheduler runs, or ran last; None if none ever did."""
     try:
         document: dict[str, Any] = json.loads((path / "server.json").read_text())
         return document

@@ -1,4 +1,4 @@
-"""What the pages say about the code, held against the code: links, paths, names, options, and the blocks of code.
+"""Check of what the pages say about the code: links, paths, names, options, and the blocks of code.
 
     python -m scripts.check_docs      all pages; exit status 1, and a line for each thing that is stale
 

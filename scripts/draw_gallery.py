@@ -43,7 +43,7 @@ if "GALLERY" in os.environ:
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
-    """What a picture shows: above, who had which row from when for how long; below, lines of points."""
+    """Contents of a picture: above, who had which row from when for how long; below, lines of points."""
 
     rows: Sequence[str]
     held: Sequence[tuple[str, float, float, str]]

@@ -1,4 +1,4 @@
-"""What a program writes of the manifests: a trial's fields in the chart, and its defaults for `kubectl apply -k`."""
+"""Generated parts of the manifests: a trial's fields in the chart, and its defaults for `kubectl apply -k`."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What a trial is and how its replicas start and stop. Never imports torch."""
+"""Trials, and how their replicas start and stop. Never imports torch."""

@@ -1,4 +1,4 @@
-"""What a value from outside is, asked in the same words everywhere: a whole number, a number, texts."""
+"""Checks of values from outside, in the same words everywhere: an integer, a number, texts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What can go wrong with trials, split by what the caller does next.
+"""Errors of trials, split by what the caller does next.
 
 TrialsError
 ├── InvalidTrialSpec       the submission is contradictory: fix the input
@@ -67,7 +67,7 @@ class ClusterRefused(TrialsError):
 
 
 class ClusterUnreachable(StoreUnavailable):
-    """What was asked of the API server may or may not have been done."""
+    """Error of a request to the API server that may or may not have been carried out."""
 
 
 class SlurmRefused(TrialsError):
@@ -75,7 +75,7 @@ class SlurmRefused(TrialsError):
 
 
 class SlurmUnreachable(TrialsError):
-    """What was asked of Slurm's controller may or may not have been done."""
+    """Error of a request to Slurm's controller that may or may not have been carried out."""
 
 
 class LaunchFailed(TrialsError):

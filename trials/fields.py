@@ -16,10 +16,10 @@ from trials.errors import InvalidTrialSpec
 
 
 class Kind(Protocol):
-    """What a field's value may be."""
+    """Kind of a field's value."""
 
     def demand(self, value: Any) -> str | None:
-        """What it must be, in words that begin with a verb; None where it is that."""
+        """Return what the value must be, in words that begin with a verb; None if it is that."""
         ...
 
     def plain(self, value: Any) -> Any:
@@ -27,7 +27,7 @@ class Kind(Protocol):
         ...
 
     def parsed(self, value: Any) -> Any:
-        """From JSON; what is wrong with it is found by ``demand``."""
+        """Convert from JSON; ``demand`` finds what is wrong with the value."""
         ...
 
     def schema(self) -> dict[str, Any]:
@@ -164,9 +164,9 @@ class Description:
     kind: Kind
     about: str
     key: str
-    """What a cluster's resource calls the field, where that is not its name in camel case."""
+    """Name of the field in a cluster's resource, where it is not its name in camel case."""
     called: str
-    """In words; empty: by its name."""
+    """Name in words; empty: its own."""
 
 
 def described(
@@ -186,7 +186,7 @@ def described(
 
 
 def descriptions(described_class: Any) -> Iterator[tuple[str, Description]]:
-    """Of all fields, by name."""
+    """Yield all fields' descriptions by name."""
     for each in fields(described_class):
         yield each.name, each.metadata["described"]
 
@@ -211,7 +211,7 @@ def parsed(described_class: Any, document: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def schema(described_class: Any) -> dict[str, dict[str, Any]]:
-    """Of each field, as OpenAPI describes it."""
+    """Return the OpenAPI schema of each field."""
     return {
         name: {**each.kind.schema(), **({"description": each.about} if each.about else {})}
         for name, each in descriptions(described_class)

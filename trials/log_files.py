@@ -1,4 +1,4 @@
-"""What replicas print: one file each, its end for reasons, and a limit to its size.
+"""Files with what replicas print: one each, its end for reasons, and a limit to its size.
 
 A replica writes straight into its file, opened for appending, so nothing is paid for a log that nobody reads. When a
 file grows beyond the limit its later half moves to the front and the rest goes; lines printed in that moment may be
@@ -54,7 +54,7 @@ def tail(log: Path, most_bytes: int) -> str:
 
 
 def following(log: Path, after: int, most_bytes: int) -> tuple[str, int]:
-    """What was printed from the byte ``after`` on, and where that ends; for a negative one the end of the log.
+    """Return what was printed from the byte ``after`` on, and where that ends; for a negative one the end of the log.
 
     A log that has become shorter meanwhile is read from its start.
     """

@@ -18,7 +18,7 @@ _SEQUENCES = re.compile(
     r"|\x1b[ -/]*[0-~]?"
 )
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
-"""What has no width or changes the order of reading, and halves of pairs, which no stream can write."""
+"""Characters without width or that change the order of reading, and halves of pairs, which no stream can write."""
 
 
 def printable(words: str) -> str:
@@ -28,7 +28,7 @@ def printable(words: str) -> str:
 
 
 def _last_state(line: str) -> str:
-    """What is left to read of a line that was overwritten by carriage returns."""
+    """Return what is left to read of a line that was overwritten by carriage returns."""
     return next((state for state in reversed(line.split("\r")) if state), "")
 
 
@@ -40,6 +40,6 @@ def one_line(words: str) -> str:
 
 
 def told_apart(titles: Mapping[str, str]) -> dict[str, str]:
-    """By study's name what it goes by among these: its title, or its own name where another one has that title."""
+    """Return each study's title, or its own name where another one has that title."""
     shared = Counter(titles.values())
     return {name: title if shared[title] < 2 else name for name, title in titles.items()}

@@ -1,4 +1,4 @@
-"""From what should be to what to do next, for one trial: a pure function, safe to call again and again.
+"""Plan for one trial, from what should be to what to do next: a pure function, safe to call again and again.
 
 Each call looks at the replicas as they are and returns the actions that move the trial towards the wanted number of
 them on each node. Actions that are under way show in the observation (launched replicas, a published generation), so
@@ -186,7 +186,7 @@ def _ended(replicas: Iterable[Replica]) -> list[Action]:
 
 
 def _fitting(replicas: Sequence[Replica], wanted: Mapping[str, int]) -> tuple[list[Replica], dict[str, int]]:
-    """Those of ``replicas`` that are where they are wanted, first come first; and the slots wanted beyond them."""
+    """Return the replicas that are where they are wanted, first come first, and the slots wanted beyond them."""
     room = {node: count for node, count in wanted.items() if count > 0}
     fitting = []
     for replica in replicas:
@@ -226,7 +226,7 @@ def _plan_start(trial: TrialRecord, wanted: Mapping[str, int], replicas: Sequenc
 
 
 def _is_over(broken_since: float | None, now: float) -> bool:
-    """Whether replicas wait for one another for longer than it takes to see that one of them is gone."""
+    """Tell whether replicas have waited for one another for longer than it takes to see that one of them is gone."""
     return broken_since is not None and now - broken_since > BROKEN_PATIENCE_SECONDS
 
 
@@ -265,7 +265,7 @@ def _plan_join(members: Sequence[str], joiners: Sequence[Replica], near_epoch: i
 
 
 def _published_only(trial: TrialRecord, members: Sequence[str]) -> bool:
-    """Whether the generation on offer is one of survivors alone: who is gone was to leave it anyway."""
+    """Tell whether the generation on offer is one of survivors alone: who is gone was to leave it anyway."""
     return trial.switching and set(trial.published_members) <= set(members)
 
 

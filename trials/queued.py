@@ -23,4 +23,4 @@ class SlotQuota:
     """Trials that share it name it alike."""
     slots: int
     sentence: str
-    """What those hear for whom nothing is left of it."""
+    """Sentence for those for whom nothing is left of it."""

@@ -1,4 +1,4 @@
-"""What is known of a trial and its replicas: the rows that the store keeps and the control loop reads."""
+"""Records of a trial and its replicas: the rows that the store keeps and the control loop reads."""
 
 from __future__ import annotations
 
@@ -40,25 +40,25 @@ class Study:
     name: str
     """Its own among all studies of a scheduler; two databases may hold studies of one title."""
     title: str = ""
-    """What people call it, where that is another name; it may be shared."""
+    """Name for people, where that is another one; it may be shared."""
     direction: str = "minimize"
     """``minimize`` or ``maximize``: which reports are better."""
     terms: StudyTerms = field(default_factory=StudyTerms)
     owner_seen_at: float | None = None
-    """When the study's driver last asked for news (seconds since the epoch); None without a driver."""
+    """Time of the driver's last question for news (seconds since the epoch); None without a driver."""
     owner: str | None = None
     user: str = ""
-    """Who started it, by the name on the machine that its driver runs on; empty: nobody said."""
+    """User who started it, by the name on the driver's machine; empty: nobody said."""
 
     @property
     def called(self) -> str:
-        """What people mean it by, in terms, reservations and tokens."""
+        """Return the name that people mean it by, in terms, reservations and tokens."""
         return self.title or self.name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """How a trial's code ended: exactly one of value, pruned, error."""
+    """Outcome of a trial's code: exactly one of value, pruned, error."""
 
     kind: str
     """``value``, ``pruned`` or ``error``."""
@@ -93,7 +93,7 @@ class TrialRecord:
     """Latest generation that rank 0 said it had given up."""
     rescaled_at: float = 0.0
     layout: str = ""
-    """How its replicas hold the model (``dist_core.layout``), where that was chosen for it."""
+    """Layout in which its replicas hold the model (``dist_core.layout``), where that was chosen for it."""
     losses: int = 0
     """Times in a row that all its replicas were lost, without progress in between."""
     outcome: Outcome | None = None
@@ -101,7 +101,7 @@ class TrialRecord:
     hold: str | None = None
     """Set while the trial must not hold slots although it is wanted, such as after its driver left."""
     parameters: Mapping[str, Any] = field(default_factory=dict)
-    """What its tuner has tried with it, as far as that was told: JSON by name."""
+    """Parameters that its tuner tries with it, as far as that was told: JSON by name."""
 
     @property
     def slots_per_replica(self) -> int:
@@ -112,7 +112,7 @@ class TrialRecord:
         return self.published > self.generation
 
     def with_facts_of(self, present: TrialRecord) -> TrialRecord:
-        """What the control loop has decided, beside what others have written since it read its copy."""
+        """Return the record with the control loop's decisions and what others have written since it was read."""
         return replace(self, **{name: getattr(present, name) for name in FACTS})
 
 
@@ -128,7 +128,7 @@ class ReplicaRecord:
     slot: int
     launch_index: int
     job: str = ""
-    """Of a queue, with which its slot came; empty where there is none."""
+    """Job of a queue that its slot came with; empty where there is none."""
     state: ReplicaState = ReplicaState.LAUNCHED
     join_epoch: int | None = None
     pid: int | None = None
@@ -136,9 +136,9 @@ class ReplicaRecord:
     """The kernel's start time of the process: with the pid it names a process for good."""
     launched_at: float = 0.0
     contact_at: float | None = None
-    """When the process first called the scheduler; None until then."""
+    """Time of the process's first call to the scheduler; None until then."""
     ready_at: float | None = None
-    """When it first stood at its first training step."""
+    """Time at which it first stood at its first training step."""
     retry_join: bool = False
     """It has to aim at a later epoch; cleared when it has been told."""
     gone_at: float | None = None
@@ -155,12 +155,12 @@ class Report:
     value: float | None
     progress: float
     at: float | None = None
-    """When it came (seconds since the epoch); None where that was not kept."""
+    """Time at which it came (seconds since the epoch); None where that was not kept."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measurement:
-    """How a trial trained at a moment, for those who look at it later."""
+    """Measurement of how a trial trained at a moment, for those who look at it later."""
 
     trial_id: str
     at: float
@@ -172,10 +172,10 @@ class Measurement:
     goodput: float
     """Measured, in examples at the initial batch size a second."""
     predicted_goodput: float | None = None
-    """By the model that the scheduler decides with, at the same size."""
+    """Goodput by the model that the scheduler decides with, at the same size."""
     noise_scale: float | None = None
-    """Of the gradient, in examples; None until it was measured."""
+    """Noise scale of the gradient, in examples; None until it was measured."""
     learning_rate: float | None = None
     step_seconds: float | None = None
     pause_seconds: float | None = None
-    """Of the latest hand-over, as those that stayed saw it; None before the first."""
+    """Pause of the latest hand-over, as those that stayed saw it; None before the first."""

@@ -24,13 +24,13 @@ class Replica:
 
     @property
     def state(self) -> ReplicaState:
-        """That of the one that is furthest behind."""
+        """Return the state of the process that is furthest behind."""
         states = {each.state for each in self.processes}
         return next(each for each in ReplicaState if each in states)
 
     @property
     def join_epochs(self) -> frozenset[int | None]:
-        """Where its processes stand and wait."""
+        """Return the epochs at which its processes stand and wait."""
         return frozenset(each.join_epoch for each in self.processes)
 
     @property
@@ -59,5 +59,5 @@ def whole_replicas(rows: Sequence[ReplicaRecord], size: int) -> tuple[list[Repli
 
 
 def replica_number(row: ReplicaRecord, size: int) -> int:
-    """Which of its trial's replicas a process belongs to; replicas are launched with consecutive indices."""
+    """Return which of its trial's replicas a process belongs to; replicas are launched with consecutive indices."""
     return row.launch_index // size

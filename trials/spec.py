@@ -1,4 +1,4 @@
-"""What a trial is: which code, with what, on how many replicas. Checked when made; plain JSON on the wire."""
+"""Specification of a trial: which code, with what, on how many replicas. Checked when made; plain JSON on the wire."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ MOST_REPLICAS = 4096
 LARGEST_NUMBER = 2**31 - 1
 MOST_SLOTS_PER_REPLICA = 1024
 MOST_SIZES = 16
-"""Of a replica, to choose from."""
+"""Most replica sizes that a trial may offer."""
 _REPLICAS = Whole(1, MOST_REPLICAS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialSpec:
-    """What to run as a trial and within which bounds: a pure description, checked when it is made."""
+    """Specification of what to run as a trial and within which bounds, checked when it is made."""
 
     study: str = described(
         Name(), "The search that it belongs to; default: its own name.", called="the name of its study"
@@ -120,7 +120,7 @@ class TrialSpec:
 
 
 def sizes_from(slots_per_replica: Any) -> tuple[int, ...]:
-    """What people ask for, one number of slots or several to choose from; ascending. Raises InvalidTrialSpec."""
+    """Return the replica sizes that people ask for, ascending. Raises InvalidTrialSpec."""
     several = isinstance(slots_per_replica, list | tuple)
     given = list(slots_per_replica) if several else [slots_per_replica]
     if not 1 <= len(given) <= MOST_SIZES or not all(

@@ -1,4 +1,4 @@
-"""What a user asks of the scheduler for a study: its share, its place among others, what its slots are to achieve."""
+"""Terms of a user for a study: its share, its place among others, what its slots are to achieve."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ class StudyTerms:
     quota: int | None = None
     """Most slots at once."""
     goal: Goal = "completion_time"
-    """What the study's slots are to achieve. The default loses nothing of the best score; ``time_to_best`` finds the
-    best sooner and finishes half as many trials, at 1.3% of the score (docs/scheduling.md)."""
+    """Goal of the study's slots. The default loses nothing of the best score; ``time_to_best`` finds the best sooner
+    and finishes half as many trials, at 1.3% of the score (docs/scheduling.md)."""
     deadline_at: float | None = None
-    """When the study's best result is wanted (seconds since the epoch); for the goal ``deadline``."""
+    """Time at which the best result is wanted (seconds since the epoch); for the goal ``deadline``."""
     budget_slot_hours: float | None = None
     """Slot-hours that the study may use in all; for the goal ``budget``."""
 

@@ -44,7 +44,7 @@ _HOME = {
 
 
 def __getattr__(name: str) -> Any:
-    """Each name is imported when it is used: nobody needs another front end's packages, or waits for what it loads."""
+    """Import each name when it is used: nobody needs another front end's packages, or waits for what it loads."""
     if name not in _HOME:
         raise AttributeError(f"module 'tuner_bridge' has no attribute {name!r}")
     return getattr(importlib.import_module(_HOME[name]), name)

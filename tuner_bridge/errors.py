@@ -1,4 +1,4 @@
-"""What a sweep can run into, split by what the caller does next.
+"""Errors of a sweep, split by what the caller does next.
 
 BridgeError
 ├── InvalidSweep       optimize() was called with something it cannot run: the message says what to change

@@ -23,7 +23,7 @@ from tuner_bridge.errors import BridgeError, RemoteTrialError, TrialLost
 
 OURS = (BridgeError, SchedulerError, TrialsError)
 FROM_TRIALS = (RemoteTrialError, TrialLost)
-"""Those that come of a trial's own code: what happened there is in their notes."""
+"""Errors of a trial's own code: what happened there is in their notes."""
 PACKAGES = tuple(
     f"{Path(__file__).parents[1] / name}{os.sep}" for name in ("dist_core", "trials", "scheduler", "tuner_bridge")
 )
@@ -34,7 +34,7 @@ Hook = Callable[[type[BaseException], BaseException, TracebackType | None], Any]
 
 
 def end_plainly() -> None:
-    """From now on, for uncaught exceptions of the main thread. May be called often."""
+    """Print uncaught exceptions of the main thread plainly from now on. May be called often."""
     if not isinstance(sys.excepthook, _PlainEnding) and not os.environ.get("ELASTUNE_TRACEBACK"):
         sys.excepthook = _PlainEnding(sys.excepthook)
 
@@ -52,7 +52,7 @@ class _PlainEnding:
 
 
 def ending_of(error: BaseException, trace: TracebackType | None) -> str | None:
-    """What to print for it; None: everything, as Python does; empty: nothing more."""
+    """Return what to print for the error; None: everything, as Python does; empty: nothing more."""
     if isinstance(error, KeyboardInterrupt):
         return "" if INTERRUPTED in getattr(error, "__notes__", ()) else None
     if not isinstance(error, OURS) or isinstance(error, FROM_TRIALS):

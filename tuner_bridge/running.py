@@ -13,14 +13,14 @@ from tuner_bridge.errors import InvalidSweep
 
 @click.command("run")
 @click.argument("command", nargs=-1, required=True, metavar="-- python FILE...")
-@click.option("--min-replicas", type=int, help="Each trial has so many replicas at least.")
-@click.option("--max-replicas", type=int, help="Each trial has so many replicas at most; default: all slots.")
-@click.option("--slots", type=int, help="Room on this machine; default: its GPUs, else its cores.")
-@click.option("--emulate", help='Devices that the slots stand for, such as "4x8:resnet50-imagenet@10".')
-@click.option("--state-dir", type=click.Path(path_type=Path), help="Where logs, checkpoints and the database are kept.")
-@click.option("--show-output", is_flag=True, help="Print what trials print.")
+@click.option("--min-replicas", type=int, help="Fewest replicas of a trial.")
+@click.option("--max-replicas", type=int, help="Most replicas of a trial; default: all slots.")
+@click.option("--slots", type=int, help="Number of slots; default: one a GPU, else one a CPU core.")
+@click.option("--emulate", help='Devices to emulate, such as "4x8:resnet50-imagenet@10".')
+@click.option("--state-dir", type=click.Path(path_type=Path), help="Folder for logs, checkpoints and the database.")
+@click.option("--show-output", is_flag=True, help="Print the trials' output here too.")
 def run(command: tuple[str, ...], **given: Any) -> None:
-    """Run a Python program; what it optimizes by Optuna runs as elastic trials: elastune run -- python tune.py"""
+    """Run a Python program whose Optuna trials become elastic: elastune run -- python tune.py."""
     from tuner_bridge.in_replica.scripts import is_another_python, program_of, starts_python
     from tuner_bridge.optuna.studies import elastune_studies
 

@@ -23,19 +23,23 @@ STUDY = "jobs"
 @click.command("submit")
 @click.argument("command", nargs=-1, required=True, metavar="-- COMMAND...")
 @click.option(
-    "--replicas", default="1", show_default=True, help="How many at least and at most, such as 1:8, or a number."
+    "--replicas", default="1", show_default=True, help="Fewest and most replicas, such as 1:8, or one number."
 )
 @click.option(
     "--slots-per-replica",
     type=click.IntRange(min=1),
     default=1,
     show_default=True,
-    help="For models that are larger than a slot.",
+    help="Slots of each replica, for models larger than a slot.",
 )
-@click.option("--study", default=STUDY, show_default=True, help="That it belongs to.")
-@click.option("--env", multiple=True, help="NAME=VALUE, or the NAME of a variable that is set here.")
-@click.option("--follow", "-f", is_flag=True, help="Print what it prints until it is over.")
-@click.option("--preemptible/--no-preemptible", default=True, help="Else it keeps its slots from start to end.")
+@click.option("--study", default=STUDY, show_default=True, help="Study that the job belongs to.")
+@click.option("--env", multiple=True, help="Variable for the job: NAME=VALUE, or the NAME of one that is set here.")
+@click.option("--follow", "-f", is_flag=True, help="Print the job's output until it is over.")
+@click.option(
+    "--preemptible/--no-preemptible",
+    default=True,
+    help="Let the scheduler take slots back; otherwise the job keeps them to its end.",
+)
 @state_dir
 @scheduler_name
 def submit(
@@ -49,7 +53,7 @@ def submit(
     state_dir: Path | None,
     scheduler: str,
 ) -> None:
-    """Run a command as an elastic job: elastune submit --replicas 1:8 -- python train.py --lr 0.1"""
+    """Run a command as an elastic job: elastune submit --replicas 1:8 -- python train.py --lr 0.1."""
     least, most = _bounds(replicas)
     client = client_of(state_dir, scheduler)
     spec: dict[str, Any] = {
@@ -76,7 +80,7 @@ def submit(
 
 
 def _placed(client: Any, spec: dict[str, Any]) -> dict[str, Any]:
-    """With the working folder sent along, where replicas run elsewhere."""
+    """Send the working folder along, where replicas run elsewhere."""
     elsewhere = client.connection.request("GET", "/where")["runs_elsewhere"]
     if not elsewhere:
         return spec

@@ -18,5 +18,5 @@ __all__ = ["collective", "env", "get_tensorboard_dir"]
 
 
 def get_tensorboard_dir() -> str:
-    """Where TensorBoard files of this trial go: ``ADAPTDL_TENSORBOARD_LOGDIR``, else a folder for temporary files."""
+    """Return the folder for TensorBoard files: ``ADAPTDL_TENSORBOARD_LOGDIR``, else a temporary folder."""
     return os.path.join(os.environ.get("ADAPTDL_TENSORBOARD_LOGDIR", tempfile.gettempdir()), env.job_id())

@@ -59,7 +59,7 @@ def num_nodes() -> int:
 
 
 def num_restarts() -> int:
-    """How often the set of replicas has changed; what ``ADAPTDL_NUM_RESTARTS`` says where nobody changes it."""
+    """Return how often the set of replicas has changed, or ``ADAPTDL_NUM_RESTARTS`` where nobody changes it."""
     core = _core()
     if core.environment is None:
         return int(os.environ.get("ADAPTDL_NUM_RESTARTS", "0"))

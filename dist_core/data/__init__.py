@@ -1,1 +1,1 @@
-"""Which examples come next."""
+"""Order of the examples: which come next, and on which replica."""

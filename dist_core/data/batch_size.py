@@ -113,7 +113,7 @@ class Adaptation:
         return choice.atomic_batch, choice.accumulation
 
     def _may_stay(self, num_replicas: int) -> bool:
-        """Whether the present batch of a replica is within the bounds on so many of them."""
+        """Tell whether a replica's present batch is within the bounds on this many replicas."""
         total = self.atomic_batch * (self.accumulation + 1) * num_replicas
         return self.bounds.init_batch <= total <= self._reachable_bounds().max_batch
 
@@ -194,7 +194,7 @@ class SizeCosts:
     def __init__(self, now: float) -> None:
         """``now``: seconds on a clock that never goes back, as everywhere here."""
         self.seconds = 0.0
-        """Of the latest new size."""
+        """Seconds that the latest new batch size cost."""
         self._steps: dict[int, list[float]] = {}
         self._last_new = now
         self._generation: int | None = None
@@ -221,7 +221,7 @@ class SizeCosts:
             self.seconds = max(0.0, steps[0] - median(steps[1:]))
 
     def is_repaid(self, atomic: int, ratio: float, now: float) -> bool:
-        """Whether a size with ``ratio`` times the present goodput makes up for its cost.
+        """Tell whether a size with ``ratio`` times the present goodput makes up for its cost.
 
         In as long as the latest new size has been in use by now: so changes that cost come at intervals in which the
         one before has paid.

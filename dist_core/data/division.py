@@ -1,4 +1,4 @@
-"""How global batches are cut, and a step that was cut so: what a loader and its source say to each other."""
+"""Division of global batches into passes: the messages between a loader and its source."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dist_core.data.order import StepPlan
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Division:
-    """How global batches are cut from now on, until something changes."""
+    """Rules for cutting global batches until something changes."""
 
     rank: int
     world_size: int
@@ -20,13 +20,13 @@ class Division:
     first_step: int
     """Number of the next optimizer step."""
     measures: Callable[[int], bool]
-    """Whether the step of that number measures the noise scale."""
+    """Return whether the step of that number measures the noise scale."""
     splits_measured: bool
-    """Whether measured steps take two passes: one replica compares the halves of its batch."""
+    """Measured steps take two passes, because one replica compares the halves of its batch."""
     splits_first: bool
-    """Whether the trial's first step has to take several passes; else it is whole, and shows how the loop trains."""
+    """The trial's first step takes several passes; otherwise it is whole, and shows how the loop trains."""
     varies: bool
-    """Whether batches may differ in size: then a pass does not end with a sliver."""
+    """Batches may differ in size, so that no pass ends with a sliver."""
     drop_last: bool
     """Leave out the rest of a pass that is smaller than a batch."""
     stream_workers: int

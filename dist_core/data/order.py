@@ -1,4 +1,4 @@
-"""Which samples belong to which replica's next batch: every sample exactly once a pass, at any world size.
+"""Order of samples: which belong to which replica's next batch, each exactly once a pass, at any world size.
 
 A pass over the dataset is an order that depends on (seed, pass number) only: a permutation, what a sampler of the
 user's draws, or that of a stream. A global batch is the slice ``[cursor, cursor + size)`` of it; replica i takes a
@@ -85,7 +85,7 @@ class ElasticCursor:
         self.passes = 0
         self.position = 0
         self.left = False
-        """Whether the loop over the present pass was left before its end: the next loop begins a new one."""
+        """True if the loop over the present pass was left before its end: the next loop begins a new pass."""
         self._draw = draw
         self._order: tuple[int, Indices] | None = None
 
@@ -124,7 +124,7 @@ class ElasticCursor:
         return self._order[1]
 
     def take(self, batch: int, *, avoid_small_rest: bool) -> int:
-        """How many samples the next global batch gets when ``batch`` are wanted.
+        """Take the next global batch and return its size when ``batch`` samples are wanted.
 
         The pass ends with whatever is left. ``avoid_small_rest`` halves the last two batches instead of leaving
         less than half a batch, whose gradient would be noise and whose batch statistics may be undefined.

@@ -31,10 +31,10 @@ class _Reading(NamedTuple):
     """One time that a stream is read: a pass of training, or an evaluation. Workers keep what they have read of it."""
 
     number: int
-    """Of the evaluation."""
+    """Number of the evaluation."""
     num_parts: int
     epoch: int | None
-    """What ``set_epoch`` is called with, if anything."""
+    """Argument for ``set_epoch``, if it is called."""
     drop_last: bool = False
     """Leave out what is less than asked for at the end of a part."""
     left_out: tuple[tuple[int, int, int], ...] = ()
@@ -42,7 +42,7 @@ class _Reading(NamedTuple):
 
 
 class _Request(NamedTuple):
-    """What a worker is to read next: so many samples of a part from ``position`` on."""
+    """Samples that a worker is to read next: this many of a part, from ``position`` on."""
 
     reading: _Reading
     part: int
@@ -227,7 +227,7 @@ class PartedSource:
         self._trainers: _Readers | None = None
         self._evaluations = count()
         self._taken: list[int] = []
-        """Of each part, by the step that is under way."""
+        """Samples taken of each part in the step that is under way."""
         self._ends: list[bool] = []
         self._spare: tuple[Any, int] | None = None
         """A batch for a replica that has no samples, and must take part all the same."""
@@ -372,7 +372,7 @@ def _ask(
 
 
 def _sizes(division: Division, turn: int) -> list[int]:
-    """Of this replica's micro-batches; replicas take turns at the larger share, where shares differ."""
+    """Return this replica's microbatch sizes; replicas take turns at the larger share where shares differ."""
     share = split_evenly(division.global_batch, division.world_size)[(division.rank + turn) % division.world_size]
     passes = min(division.passes(division.first_step + turn) + 1, share)
     return split_evenly(share, passes) if share else []

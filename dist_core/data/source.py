@@ -1,4 +1,4 @@
-"""Where batches come from: a dataset with indices, or a stream. Both hand out planned steps and count what was used.
+"""Sources of batches: a dataset with indices, or a stream. Both hand out planned steps and count what was used.
 
 Loading itself is torch's DataLoader. What was prefetched for one plan is dropped when the plan changes; the cursor
 knows what counted.
@@ -98,7 +98,7 @@ class IndexedSource:
         ordered = cast("Sized", dataset if sampler is None else sampler)
         self.num_samples: int | None = len(ordered)
         self._drawn: OrderedDict[int, tuple[Indices, int]] = OrderedDict()
-        """By pass: what the sampler drew, once, because it may not draw the same again; and its fingerprint."""
+        """The sampler's order and its fingerprint by pass, kept because a sampler may not draw the same again."""
         draw = None if sampler is None else lambda number: self._draw(sampler, seed, number)
         self.cursor = ElasticCursor(len(ordered), shuffle=shuffle, seed=seed, draw=draw)
         self._planned = _PlannedBatches()
@@ -208,7 +208,7 @@ def _refuse_sampler(sampler: Iterable[int], *, shuffle: bool) -> None:
 
 
 def _drawn(sampler: Iterable[int], *, seed: int, number: int) -> Indices:
-    """What the sampler draws for the pass of that number: the same on every replica and after every restart."""
+    """Return the sampler's order for the pass of that number, the same on every replica and after every restart."""
     if hasattr(sampler, "set_epoch"):
         sampler.set_epoch(number)
     key = int(np.random.Philox(key=[seed, number]).random_raw() >> np.uint64(1))
@@ -264,7 +264,7 @@ class _Stream:
         return items
 
     def has(self, count: int) -> bool:
-        """Whether so many items are left in this pass; reads them ahead to find out."""
+        """Read ahead until ``count`` items are there, and tell whether this pass has them."""
         with self._drawing:
             self._next.extend(islice(self._items, max(0, count - len(self._next))))
         return len(self._next) >= count
@@ -280,8 +280,7 @@ class _StreamedSteps(IterableDataset[Any]):
         self.passes = self.position = 0
 
     def __iter__(self) -> Iterator[Any]:
-        """For each step its plan, whether and which pass ends with it and a checksum of its first sample; then its
-        batches."""
+        """Yield each step's plan, any pass that ends with it, and its first sample's checksum; then its batches."""
         division = self.division
         assert division is not None
         passes, position, step = self.passes, self.position, division.first_step
@@ -317,8 +316,10 @@ class _StreamedSteps(IterableDataset[Any]):
 
 
 class StreamSource:
-    """An IterableDataset that one worker reads, or none. Every replica reads the whole stream, in one order, and keeps
-    its own part of each batch: nothing says how it could be divided.
+    """IterableDataset that one worker reads, or none.
+
+    Every replica reads the whole stream, in one order, and keeps its own part of each batch: nothing says how the
+    stream could be divided.
 
     After a restart, and with a worker process after a change of plan, the stream is read again up to the cursor.
     """

@@ -1,4 +1,4 @@
-"""Where training stands in a stream that is read in parts: how far each part has come, and which replica reads it.
+"""Position in a stream that is read in parts: how far each part has come, and which replica reads it.
 
 A stream whose data loader has several workers is one that can be divided: every worker reads a part of its own, which
 it finds by ``torch.utils.data.get_worker_info()``. Here the parts of a pass are as many as all replicas have workers
@@ -27,9 +27,9 @@ class PartedCursor:
         self.owners: list[int] = []
         """The rank that reads each part."""
         self.world_size = 0
-        """For which the parts are divided."""
+        """World size that the parts are divided for."""
         self.first_world_size = 0
-        """When the pass began."""
+        """World size when the pass began."""
 
     @property
     def num_parts(self) -> int:
@@ -61,7 +61,7 @@ class PartedCursor:
             self.owners[part] = index % world_size
 
     def parts_of(self, rank: int) -> list[int]:
-        """What is left to read for a replica."""
+        """Return the parts that are left to read for a replica."""
         return [part for part in self._read_on() if self.owners[part] == rank]
 
     def advance(self, counts: Sequence[int], ended: Sequence[bool]) -> None:
@@ -85,7 +85,7 @@ class PartedCursor:
         return [part for part, ended in enumerate(self.ended) if not ended]
 
     def end_pass(self) -> None:
-        """What is left of this pass is left out; the next one is divided anew."""
+        """End this pass without what is left of it; the next one is divided anew."""
         self.passes += 1
         self.position = self.world_size = self.first_world_size = 0
         self.left = False

@@ -1,1 +1,1 @@
-"""Who trains together, and how that changes."""
+"""Generations: the replicas that train together, and how that set changes."""

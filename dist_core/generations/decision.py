@@ -1,4 +1,4 @@
-"""When all replicas move to the next generation: a pure decision, the same on every rank.
+"""Decision to move to the next generation: pure, and the same on every rank.
 
 Each optimizer step the replicas sum a small vector. Three of its slots say who has prepared which generation: the
 count, the sum of the numbers and the sum of their squares. All have prepared the same one if the count is the world
@@ -26,12 +26,12 @@ def fingerprint(numbers: Sequence[float]) -> int:
 
 
 def all_equal(total: float, squares: float, world_size: int) -> bool:
-    """Whether the numbers of all replicas are one and the same, from their sum and the sum of their squares."""
+    """Tell whether all replicas gave one number, from the sum and the sum of squares."""
     return world_size * squares == total**2
 
 
 def vote_for(number: int | None) -> tuple[float, float, float]:
-    """What a replica adds to the sums of a step: the generation that it has prepared, if it has."""
+    """Return a replica's part of a step's sums: the generation that it has prepared, if any."""
     return (0.0, 0.0, 0.0) if number is None else (1.0, float(number), float(number) ** 2)
 
 
@@ -70,7 +70,7 @@ class Decision(enum.Enum):
 def decide_switch(
     *, count: float, total: float, squares: float, world_size: int, pending: Generation | None, epoch: int
 ) -> Decision:
-    """What to do at a step boundary in ``epoch`` given the summed slots and this rank's prepared generation.
+    """Decide at a step boundary in ``epoch``, given the summed slots and this rank's prepared generation.
 
     A generation with joiners can only be entered in the epoch they wait in; once it has passed the attempt is
     abandoned, also by ranks whose own preparation is not complete, so that no rank commits what another gave up.

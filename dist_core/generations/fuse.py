@@ -22,7 +22,7 @@ LOOK = timedelta(seconds=0.2)
 
 
 class Fuse:
-    """Of one group of replicas; blown once. Its methods may be called from any thread."""
+    """One-time breaker for a group's collectives; its methods may be called from any thread."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -40,7 +40,7 @@ class Fuse:
             wake()
 
     def wait(self, work: dist.Work) -> None:
-        """For a collective of Gloo's. Raises RuntimeError when it failed or was broken off."""
+        """Wait for one of Gloo's collectives. Raises RuntimeError if it failed or was broken off."""
         while True:
             try:
                 work.wait(LOOK)
@@ -54,7 +54,10 @@ class Fuse:
                     raise self._given_up() from None
 
     def run(self, action: Callable[[], None]) -> None:
-        """What waits for messages between two replicas. Raises what the action does; RuntimeError when broken off."""
+        """Run an action that waits for messages between two replicas.
+
+        Raises its errors, or RuntimeError if broken off.
+        """
         outcome: list[BaseException | None] = []
         ended = threading.Event()
 

@@ -9,7 +9,7 @@ from dist_core.device import Device
 from dist_core.link.environment import gpu_share
 
 Carrier = Literal["host", "staged", "nccl"]
-"""How gradients travel: by Gloo from where they lie in the host's memory, by Gloo through copies there, or by NCCL."""
+"""Way that gradients travel: by Gloo from host memory, by Gloo through copies there, or by NCCL."""
 
 
 def carrier_for(device: Device) -> Carrier:
@@ -24,7 +24,7 @@ class GroupNeeds:
     """Process groups that wrapped models want, and their reduction strategies beside ``data`` and ``control``."""
 
     carriers: frozenset[Carrier] = frozenset()
-    """Of the models' gradients."""
+    """Carriers of the models' gradients."""
     extra: int = 0
     """Over all replicas, on the gradients' backend."""
     by_node: bool = False
@@ -32,9 +32,9 @@ class GroupNeeds:
     members: int = 1
     """Processes that a replica consists of, each with a part of the model; those with the same part have a group."""
     of_parts: frozenset[Carrier] = frozenset()
-    """Of the gradients of such parts."""
+    """Carriers of the gradients of model parts."""
     slots_per_share: int = 1
-    """Of those processes, so many compute one share of a batch together."""
+    """Processes that compute one share of a batch together."""
 
     def __or__(self, other: GroupNeeds) -> GroupNeeds:
         return GroupNeeds(
@@ -48,10 +48,10 @@ class GroupNeeds:
 
     @property
     def nccl(self) -> bool:
-        """Whether all gradients lie where NCCL takes them from."""
+        """Tell whether all gradients lie where NCCL takes them from."""
         return self.carriers == {"nccl"}
 
     @property
     def apart(self) -> bool:
-        """Whether some gradients lie elsewhere than in the host's memory, and are sent by other threads than votes."""
+        """Tell whether some gradients lie outside host memory, and are sent by other threads than votes."""
         return bool(self.carriers - {"host"})

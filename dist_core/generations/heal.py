@@ -49,14 +49,14 @@ class Survivor(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Healed:
-    """How a trial goes on after a loss."""
+    """Point from which a trial goes on after a loss."""
 
     prepared: Prepared
     """The generation to enter."""
     furthest: Standing
-    """Where it goes on."""
+    """Position to go on from."""
     runs_again: bool
-    """Whether the epoch's code has to run again from behind its last training loop."""
+    """The epoch's code runs again from behind its last training loop."""
 
 
 class Heal:

@@ -35,7 +35,7 @@ class Join:
         self._attempts = membership.earlier_attempts
 
     def epoch_to_join(self) -> int | None:
-        """Where a replica of a trial that trains is to come in; None for one that starts its trial."""
+        """Return the epoch in which a replica joins a trial that trains; None if it starts its trial."""
         self._asked_at = time.monotonic()
         self._attempts += 1
         # The processes of one replica ask equally often, and hear the same.

@@ -12,7 +12,7 @@ from dist_core.generations.process_groups import ReplicaGroup
 from dist_core.generations.watch import Prepared
 
 LOSS_PATIENCE_SECONDS = 0.5
-"""How long those that are left have to notice a loss by themselves; then what they wait in is broken off."""
+"""Seconds for survivors to notice a loss by themselves, before what they wait in is broken off."""
 
 
 class Losses:
@@ -23,7 +23,7 @@ class Losses:
         self._entering: Prepared | None = None
 
     def note(self, lost: Sequence[str]) -> None:
-        """From the scheduler, who may know before a collective does. Called from another thread."""
+        """Note losses that the scheduler may know of before a collective does. Called from another thread."""
         self._lost = lost
         self._break_off_if_lost(self._present.members, self._present.group)
         entering = self._entering

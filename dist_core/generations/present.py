@@ -19,12 +19,12 @@ class PresentGeneration:
     def __init__(self) -> None:
         self.number = 0
         self.members: tuple[str, ...] = ()
-        """By rank; empty where no scheduler named them."""
+        """Members by rank; empty where no scheduler named them."""
         self.group: ReplicaGroup = lone_group()
         self.joined = False
-        """Whether this replica trains with the others, which are none in a process of its own."""
+        """True once this replica trains with the others, or alone in a process of its own."""
         self.joining = False
-        """Whether it comes, or came, to a trial that was training."""
+        """True for a replica that comes, or came, to a trial that was training."""
         self.dry_steps_left = 0
         self.broken: str | None = None
         """Why the present step does not count, once a replica is lost."""
@@ -36,12 +36,12 @@ class PresentGeneration:
 
     @property
     def stands_alone(self) -> bool:
-        """Whether there is nobody to do things together with, so far."""
+        """Tell whether there is nobody to do collectives with so far."""
         return not self.joined or self.group.world_size == 1
 
     @property
     def is_outside(self) -> bool:
-        """Whether this replica comes to a trial that trains, and has not been let in."""
+        """Tell whether this replica comes to a trial that trains, and has not been let in."""
         return self.joining and not self.joined
 
     def is_new(self, replica_id: str) -> bool:
@@ -70,7 +70,7 @@ class PresentGeneration:
             self.mark_broken(str(error))
 
     def enter_without_scheduler(self, group: ReplicaGroup | None) -> None:
-        """With those that were started with this process; None for one that is alone."""
+        """Enter with the processes that were started with this one; None for a process that is alone."""
         self.group = group or self.group
         self.joined = True
 

@@ -111,10 +111,10 @@ class ReplicaGroup:
     slots_per_share: int = 1
     """Processes that compute one share of a batch together."""
     of_part: ReplicaGroup | None = None
-    """Those of all replicas that have the same part of the model as this one; None where all have all of it."""
+    """Processes of all replicas that hold the same part of the model; None where each holds all of it."""
     fuse: Fuse = field(default_factory=Fuse, compare=False)
     aborted: threading.Event = field(default_factory=threading.Event, compare=False)
-    """Whether NCCL was given up: what the device has summed since may be half of a sum."""
+    """Set once NCCL was given up: what the device has summed since may be half of a sum."""
     _pieces: dict[str, Ended] = field(default_factory=dict, compare=False)
     _lock: threading.Lock = field(default_factory=threading.Lock, compare=False)
 
@@ -188,7 +188,10 @@ class ReplicaGroup:
 
     @property
     def alike(self) -> ReplicaGroup:
-        """Who has the same state as this process, one of each replica: its rank there is its replica's number."""
+        """Return the group with the same state as this process, one of each replica.
+
+        A rank there is its replica's number.
+        """
         return self if self.of_part is None else self.of_part
 
     # ------------------------------------------------------------------ its process groups
@@ -199,7 +202,7 @@ class ReplicaGroup:
 
     @property
     def sums_over_nccl(self) -> bool:
-        """Whether some gradients, of whole models or of parts, are summed where a failure is not told."""
+        """Tell whether some gradients are summed where a failure is not reported."""
         return bool(self._over_nccl())
 
     def _over_gloo(self) -> list[dist.ProcessGroup]:
@@ -209,7 +212,7 @@ class ReplicaGroup:
         return [group for group in self.process_groups() if group.name() == "nccl"]
 
     def process_groups(self) -> list[dist.ProcessGroup]:
-        """Each once, in an order that is the same on all replicas."""
+        """Return each process group once, in the same order on all replicas."""
         of_part = () if self.of_part is None else self.of_part.process_groups()
         several = (
             self.control,
@@ -231,7 +234,7 @@ class ReplicaGroup:
         )
 
     def wait(self, work: dist.Work, over: dist.ProcessGroup) -> None:
-        """For a collective over one of these groups. Raises RuntimeError when a replica is gone.
+        """Wait for a collective over one of these groups. Raises RuntimeError when a replica is gone.
 
         Over NCCL only the device waits, and learns of no loss.
         """
@@ -246,7 +249,7 @@ class ReplicaGroup:
         return self.data if on_gpus else self.control
 
     def once(self, name: str, make: Callable[[], Ended]) -> Any:
-        """What there is one of for this group, whoever asks first; it is ended with the group.
+        """Return this group's one object of that name, made on first use and ended with the group.
 
         Several models may be reduced in one backward pass: their collectives need one order, and so one thread.
         """

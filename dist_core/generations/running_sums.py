@@ -31,7 +31,7 @@ class Summed(Stateful, Protocol):
     def count_new_keys(self) -> int: ...
 
     def send(self, key: str) -> float:
-        """What was added under this key since the last step's round."""
+        """Return what was added under this key since the last step's round."""
         ...
 
     def receive(self, key: str, total: float | None) -> None: ...
@@ -43,7 +43,7 @@ class Summed(Stateful, Protocol):
     def begin_epoch(self) -> None: ...
 
     def mark(self) -> None:
-        """What is added from here on may have to be taken back."""
+        """Mark a point to which additions may have to be taken back."""
         ...
 
     def forget_mark(self) -> None: ...
@@ -51,7 +51,7 @@ class Summed(Stateful, Protocol):
     def back_to_mark(self) -> None: ...
 
     def catch_up(self, state: dict[str, Any]) -> None:
-        """What was taken back counts after all; the state is another replica's."""
+        """Count what was taken back after all; the state is another replica's."""
         ...
 
 
@@ -91,12 +91,12 @@ class RunningSums:
     # ------------------------------------------------------------------ code that may run again
 
     def mark(self) -> None:
-        """From here on what is added may have to be added anew."""
+        """Mark a point from which additions may have to be repeated."""
         for accumulator in self:
             accumulator.mark()
 
     def keep(self) -> None:
-        """What was added since the mark counts."""
+        """Count what was added since the mark."""
         for accumulator in self:
             accumulator.forget_mark()
 
@@ -114,7 +114,7 @@ class RunningSums:
     # ------------------------------------------------------------------ the control round
 
     def send(self) -> list[float]:
-        """What goes into the present step's round; it counts when the round is complete."""
+        """Return the sums for the present step's round; they count when the round is complete."""
         slots = [0.0] * NUM_SUM_SLOTS
         if not self._accumulators:
             return slots

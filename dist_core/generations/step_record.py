@@ -12,14 +12,14 @@ class Standing:
     epoch: int
     meetings: int
     has_evaluated: bool
-    """Whether its code has to run again from behind the epoch's last training loop."""
+    """The code has to run again from behind the epoch's last training loop."""
 
     @property
     def come_so_far(self) -> tuple[int, int]:
         return self.steps, self.updates
 
     def can_go_on_from(self, furthest: Standing) -> bool:
-        """Whether this replica comes to where the furthest is by doing what is left of its step."""
+        """Tell whether this replica reaches the furthest one's position by finishing its step."""
         behind = self.steps < furthest.steps
         return self.epoch == furthest.epoch and (
             furthest.meetings == 0 if behind else self.meetings == furthest.meetings
@@ -32,7 +32,7 @@ class StepRecord:
         """Updates of the present step, by optimizers and schedules; and those it had before a replica was lost in it,
         which count."""
         self.meetings = 0
-        """What all replicas have done together since the last step."""
+        """Meetings of all replicas since the last step."""
 
     @property
     def updates(self) -> int:
@@ -40,7 +40,7 @@ class StepRecord:
         return max(self._updates, self._updates_before)
 
     def counts_update(self) -> bool:
-        """Whether the update by an optimizer or a schedule that is about to be made is still to be made.
+        """Tell whether the update that an optimizer or schedule is about to make has not been made yet.
 
         A replica may be lost between two of them in one step. Then the body runs again, and the updates that were made
         on all survivors are not made a second time.

@@ -19,7 +19,7 @@ from dist_core.generations.process_groups import ReplicaGroup
 from dist_core.generations.watch import Prepared
 
 Ballot = Mapping[str, Sequence[float]]
-"""What a replica puts in, by the names of its parts; the same names and lengths in the same order on all of them."""
+"""Values that a replica votes with, by name; the same names, lengths and order on all replicas."""
 
 
 @dataclass(slots=True)
@@ -70,7 +70,7 @@ class StepVote:
                 self._present._work = group.sum_later(self._present._vector)
 
     def wait(self) -> None:
-        """For the present step's round, if it was launched."""
+        """Wait for the present step's round, if it was launched."""
         with self._breaking():
             if self._present is not None:
                 self._present.wait()

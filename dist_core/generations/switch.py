@@ -37,7 +37,7 @@ class Switch:
         self._news = news
 
     def vote(self, prepared: Prepared | None) -> Sequence[float]:
-        """What this replica adds to a step's round."""
+        """Return this replica's values for a step's round."""
         if prepared is None or not self._may_be_entered(prepared):
             return vote_for(None)
         return vote_for(prepared.generation.number)

@@ -20,7 +20,7 @@ from dist_core.link.environment import started_by_mpirun
 TORCHRUN_SECONDS = 300.0
 """Longest wait for the other processes that torchrun started."""
 THREADS_SECONDS = 0.02
-"""For threads of Gloo's to forget the last collective, which knows objects of Python's."""
+"""Seconds for Gloo's threads to forget the last collective, which holds Python objects."""
 
 
 def join_torchrun(rank: int, world_size: int) -> None:
@@ -51,7 +51,7 @@ def join_torchrun(rank: int, world_size: int) -> None:
 
 
 def backends_for(*, mpirun: bool, mpi: bool, gpus: bool) -> str:
-    """What ranks talk over. ``mpirun``: it has started them, and names no address; ``mpi``: torch was built with it.
+    """Return the backends that ranks talk over, given whether mpirun started them and torch was built with MPI.
 
     Raises InvalidTraining where ranks of mpirun would not find each other.
     """
@@ -69,7 +69,7 @@ def backends_for(*, mpirun: bool, mpi: bool, gpus: bool) -> str:
 
 
 def torchrun_part(rank: int, world_size: int, members: int, needs: GroupNeeds) -> ReplicaGroup:
-    """Of the replicas that each consist of so many of these processes, in order of rank, this one's."""
+    """Return this process's replica, where each replica consists of ``members`` processes in order of rank."""
     join_torchrun(rank, world_size)
     found = None
     for first in range(0, world_size, members):

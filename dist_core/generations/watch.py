@@ -35,7 +35,7 @@ logger = logging.getLogger(__name__)
 
 WATCH_SECONDS = 15.0
 BUILD_TIMEOUT = timedelta(seconds=60)
-"""For the members of a generation to find each other."""
+"""Time for the members of a generation to find each other."""
 COLLECTIVE_TIMEOUT = timedelta(minutes=30)
 """Replicas may be that far apart, while one evaluates, before a collective between them fails."""
 LEASE_SECONDS = 30.0
@@ -44,7 +44,7 @@ GRACE_MARGIN_SECONDS = 5.0
 TELL_SECONDS = 10.0
 """A replica that must leave tries so long to tell the scheduler, which may be busy; else its whole trial restarts."""
 HAND_OVER_SECONDS = 20.0
-"""How long a replica that was told to end waits for the others to go on without it."""
+"""Seconds that a replica told to end waits for the others to go on without it."""
 LONGEST_SAVE_SECONDS = 300.0
 ANY_ATTEMPT = 2**62
 """The next one, whichever that is: a scheduler that has just started does not know."""
@@ -57,7 +57,7 @@ class Prepared:
     generation: Generation
     group: ReplicaGroup | None
     as_joiner: bool = False
-    """Whether the scheduler offers it to this replica as to one that does not train yet."""
+    """The scheduler offers it to this replica as to one that does not train yet."""
 
 
 class Membership:
@@ -74,11 +74,11 @@ class Membership:
         self._published: Generation | None = None
         self._prepared: Prepared | None = None
         self._superseded: list[ReplicaGroup] = []
-        """Of offers that others came instead of, since this replica has entered one."""
+        """Process groups built for offers that a newer offer replaced, since this replica entered one."""
         self._store: AddressStore | None = None
         self._entered = 0
         self._size = 0
-        """Of the generation that this replica has entered, or is about to."""
+        """Size of the generation that this replica has entered, or is about to enter."""
         self._is_member = False
         self._leave: str | None = None
         self._told_at: float | None = None
@@ -96,7 +96,7 @@ class Membership:
         self._begins_after = 0.0
         self._thread = threading.Thread(target=self._watch, name=WATCH_THREAD, daemon=True)
         self.earlier_attempts = environment.attempts or 0
-        """How often earlier processes of this replica have come too late to join."""
+        """Times that earlier processes of this replica came too late to join."""
 
     def start(self, *, after: float = 0.0) -> None:
         """Begin to watch, ``after`` so many seconds unless `hurry` or `stop` come before."""
@@ -118,13 +118,13 @@ class Membership:
             return self._leave
 
     def ask_to_leave(self, reason: str) -> None:
-        """From a signal handler or the lease: leave at the next step boundary, or be ended after the grace."""
+        """Ask from a signal handler or the lease to leave at the next step boundary, or after the grace period."""
         if self._leave is None:
             self._leave = reason
             threading.Thread(target=self._end_after_grace, name="elastune-grace", daemon=True).start()
 
     def told_to_end(self) -> None:
-        """From a signal handler, or by the scheduler: whoever runs the machine wants this process gone.
+        """End on behalf of whoever runs the machine; called from a signal handler, or by the scheduler.
 
         The others of its generation need not stop for that: the scheduler is told, and offers a generation without
         this replica. Alone, or when no such offer comes in time, it saves and leaves by itself.
@@ -364,5 +364,5 @@ class Membership:
 
 
 def _lost_a_joiner(offered: Generation, instead: Generation) -> bool:
-    """Whether one that was to join in the generation on offer has no part in the one that is offered now."""
+    """Tell whether a joiner of the generation on offer is missing in the one offered now."""
     return offered.join_epoch is not None and not set(offered.members) <= set(instead.members)

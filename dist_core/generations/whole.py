@@ -24,7 +24,7 @@ from dist_core.state.parts import ALONE, Readers
 from dist_core.state.seeds import derived_seed
 
 MEET_TIMEOUT = timedelta(minutes=5)
-"""For its processes to find each other; each imports what the training code needs first."""
+"""Time for a replica's processes to find each other; each first imports what the training code needs."""
 COLLECTIVE_TIMEOUT = timedelta(minutes=30)
 
 
@@ -49,7 +49,7 @@ class Whole:
 
     @property
     def is_met(self) -> bool:
-        """Whether there are several processes, and they have met."""
+        """Tell whether there are several processes, and they have met."""
         return self._group is not None and self.members > 1
 
     def sum(self, numbers: Sequence[float], mark_broken: Callable[[str], None]) -> list[float]:
@@ -74,7 +74,7 @@ class Whole:
         return self._agreed
 
     def readers(self) -> Readers:
-        """Of a checkpoint: its processes, where they have met."""
+        """Return a checkpoint's readers: the replica's processes, where they have met."""
         if self._group is None or self.members == 1:
             return ALONE
         return Readers(
@@ -85,7 +85,7 @@ class Whole:
         )
 
     def was_torn(self, error: BaseException | None) -> bool:
-        """Whether this error, or what led to it, says that another process of this replica is gone.
+        """Tell whether this error, or what led to it, says that another process of this replica is gone.
 
         What torch sums between them by itself, such as the norm of a sharded gradient, says it in its own words.
         """
@@ -133,7 +133,7 @@ _LOST = re.compile(
 
 
 def is_of_a_connection(error: RuntimeError) -> bool:
-    """Whether a collective's other end is gone."""
+    """Tell whether the error says that a collective's other end is gone."""
     return _LOST.search(str(error)) is not None
 
 

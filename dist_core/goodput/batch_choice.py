@@ -35,7 +35,7 @@ LARGEST_BATCH = 2**31
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchBounds:
-    """What the user allows. ``max_batch == init_batch`` means that the batch size is fixed."""
+    """Bounds that the user sets. ``max_batch == init_batch`` fixes the batch size."""
 
     init_batch: int
     """Global batch size at which the learning rate was chosen; progress is measured in its units."""

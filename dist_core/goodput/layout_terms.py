@@ -1,4 +1,4 @@
-"""What training with a layout takes, predicted from a partition: time relative to others, and memory.
+"""Predicted terms of training with a layout, from a partition: time relative to others, and memory.
 
 Which layout a trial trains with is a choice like its batch size: the scheduler makes it from what steps were measured
 to take, and from the prediction where none were. Memory is a bound, not a price.
@@ -19,14 +19,14 @@ MOST_LAYOUTS = 64
 
 @dataclass(frozen=True, slots=True)
 class LayoutTerms:
-    """What training with a layout is predicted to take."""
+    """Predicted time and memory of training with a layout."""
 
     layout: Layout
     seconds: float
-    """Of a pass over a share of a batch, for each example, on a device that is nobody's: comparable with those of other
-    layouts, and of other trials of the study."""
+    """Seconds of a pass over a share of a batch, for each example, on a reference device: comparable with those of
+    other layouts, and of other trials of the study."""
     fixed_bytes: float = 0.0
-    """Of the slot that holds most, whatever the batch: weights, gradients, the optimizer's state."""
+    """Bytes on the fullest slot whatever the batch: weights, gradients, the optimizer's state."""
     example_bytes: float = 0.0
     """Activations there, for each example of a pass."""
 
@@ -39,7 +39,10 @@ class LayoutTerms:
             raise ValueError(f"the layout {self.layout} takes 0 seconds; it must be more")
 
     def most_examples(self, memory_bytes: float) -> float:
-        """Of a pass on a slot with that memory; infinite where activations take none, below 1 where nothing fits."""
+        """Return the most examples of a pass on a slot with that memory.
+
+        Infinite if activations take none, below 1 if none fit.
+        """
         room = memory_bytes - self.fixed_bytes
         if room < 0:
             return 0.0
@@ -49,7 +52,7 @@ class LayoutTerms:
         return self.most_examples(memory_bytes) >= min_atomic
 
     def bounds(self, bounds: BatchBounds, memory_bytes: float) -> BatchBounds:
-        """Those of the user, as far as the memory goes; the layout has to fit."""
+        """Return the user's bounds as far as memory allows; the layout has to fit."""
         most = self.most_examples(memory_bytes)
         if not bounds.largest_atomic > most:
             return bounds
@@ -66,7 +69,7 @@ class LayoutTerms:
 
 
 def usable(terms: Iterable[LayoutTerms], memory_bytes: float, min_atomic: int = 1) -> list[LayoutTerms]:
-    """Those that fit. A model that fits on one slot is not divided: then, only those of one slot."""
+    """Return the layouts that fit; only those of one slot if the model fits on one slot."""
     fitting = [each for each in terms if each.fits(memory_bytes, min_atomic)]
     alone = [each for each in fitting if each.layout.slots == 1]
     return alone or fitting

@@ -61,7 +61,7 @@ def _statistics(sqr: float, var: float) -> GradientStatistics:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hints:
-    """What a replica tells the scheduler about its trial. Numbers are checked here, at the edge."""
+    """Measurements that a replica reports to the scheduler, checked here at the edge."""
 
     bounds: BatchBounds | None
     """None before the trial has begun to train."""
@@ -85,13 +85,13 @@ class Hints:
     slots_per_share: int = 1
     """Slots that compute one share of a batch together: 1, or the stages of a pipeline. Observations count shares."""
     layout: str = ""
-    """With which its replicas train, where that is a choice."""
+    """Layout with which its replicas train, where that is a choice."""
     layouts: tuple[LayoutTerms, ...] = ()
-    """That its code can train with, the present one among them."""
+    """Layouts that its code can train with, the present one among them."""
     slot_memory_bytes: float | None = None
-    """Of a slot like its own; None where nothing limits it."""
+    """Memory of a slot like its own; None where nothing limits it."""
     learning_rate: float | None = None
-    """Of the first group of parameters, in the latest step."""
+    """Learning rate of the first parameter group in the latest step."""
 
     def __post_init__(self) -> None:
         for name in ("progress", "epoch_fraction", "goodput"):

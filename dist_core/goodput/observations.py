@@ -23,13 +23,13 @@ class Configuration(NamedTuple):
     num_replicas: int
     atomic_batch: int
     kind: str = ""
-    """Of the nodes, as the cluster names it; empty where all are alike."""
+    """Kind of the nodes, as the cluster names it; empty where all are alike."""
     layout: str = ""
-    """How its replicas held the model, where that is a choice."""
+    """Layout in which its replicas held the model, where that is a choice."""
 
 
 MOST = 2**31
-"""Of replicas, examples and steps in a plausible observation."""
+"""Most replicas, examples or steps in a plausible observation."""
 
 
 @dataclass(frozen=True, slots=True)

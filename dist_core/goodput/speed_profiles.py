@@ -1,4 +1,4 @@
-"""How fast devices are that are not there: step times by number of replicas and batch size, published or one's own.
+"""Speeds of emulated devices: step times by number of replicas and batch size, published or one's own.
 
 The published ones are this project's throughput model, fitted to the step times that the artifact of Pollux (OSDI'21,
 section 5.3) gives for nodes with four T4 GPUs; they meet those times to 4 to 7% in the median. Torch-free.
@@ -30,7 +30,7 @@ class SpeedProfile:
     params: ThroughputParams
 
     def to_text(self) -> str:
-        """For an environment variable; ``from_text`` reads it."""
+        """Return the profile as text for an environment variable; ``from_text`` reads it."""
         return json.dumps({"name": self.name, **asdict(self.params)})
 
     @classmethod

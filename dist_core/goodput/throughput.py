@@ -45,7 +45,7 @@ class ThroughputParams:
             raise ValueError(f"gamma is {self.gamma}; it must lie in [1, 10]")
 
     def slower(self, factor: float) -> ThroughputParams:
-        """Of a job all of whose steps take so many times as long."""
+        """Return the parameters of a job all of whose steps take ``factor`` times as long."""
         seconds = {field.name: factor * getattr(self, field.name) for field in fields(self) if field.name != "gamma"}
         return replace(self, **seconds)
 

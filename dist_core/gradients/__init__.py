@@ -1,1 +1,1 @@
-"""From the backward pass to the update."""
+"""Gradients from the backward pass to the update."""

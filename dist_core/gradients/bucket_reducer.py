@@ -41,7 +41,7 @@ class BucketLayout:
 
 @dataclass(slots=True)
 class StepNorms:
-    """What this replica contributes to one step's measurement; sums over the replicas give the two statistics.
+    """Norms that this replica contributes to one step's measurement; sums over the replicas give the two statistics.
 
     ``difference`` sums to L - T (weighted mean of the squared local norms less the squared norm of the mean) over all
     backward passes of the step, ``total`` to T after the last one.
@@ -83,16 +83,16 @@ class BucketReducer(dist.ProcessGroup):
         self.correction = 1.0
         """Factor by which DDP's division by the world size becomes a multiplication by ``weight``."""
         self.norms: StepNorms | None = None
-        """Where to put this step's norms; None on steps that do not measure."""
+        """Norms to fill in for this step; None on steps that do not measure."""
         self.exactly = False
         """Reduce this step without compression, whatever the strategy: its norms have to be those of the sum."""
         self.measuring = False
         """Off once the optimizer has stepped: what reaches the model later in a step is not that step's gradient."""
         self.norm_of: NormOf | None = None
         self.last_bucket: Mark | None = None
-        """Where the device was when it had written the latest bucket."""
+        """Mark of the device when it had written the latest bucket."""
         self.reduced = False
-        """Whether gradients have come to the buckets since the present step began."""
+        """True once gradients have reached the buckets in the present step."""
 
     def close(self) -> None:
         """Let go of the connections, even if a reduction that never ends holds on to this object."""
@@ -125,7 +125,10 @@ class BucketReducer(dist.ProcessGroup):
     def _among_all(
         self, tensor: torch.Tensor, collective: Callable[[dist.ProcessGroup, torch.Tensor], dist.Work]
     ) -> dist.Work:
-        """Of DDP's own. A loss is reported and not raised into the user's forward or backward pass."""
+        """Sum one of DDP's buckets over all replicas.
+
+        A loss is reported, not raised into the user's forward or backward pass.
+        """
         if not self.passive:
             # Buckets that are staged leave from another thread: over their group the order would not be everybody's.
             group = self._group.data if self._staging is None else self._group.control

@@ -1,4 +1,4 @@
-"""What cannot be trained as it was given, said before it is trained wrongly."""
+"""Checks that refuse what would be trained wrongly."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from dist_core.gradients.schedules import schedules_unknown
 def refuse_what_cannot_be_trained(
     model: torch.nn.Module, optimizers: Sequence[torch.optim.Optimizer], options: Mapping[str, Any]
 ) -> None:
-    """When a model is wrapped. ``options``: what is for torch's own wrapper."""
+    """Refuse, at wrapping, a model that cannot be trained. ``options`` are those for torch's own wrapper."""
     if not optimizers:
         raise InvalidTraining(f"{type(model).__name__} was wrapped without an optimizer; give at least one")
     for optimizer in optimizers:
@@ -62,7 +62,7 @@ def refuse_what_needs_the_host(model: torch.nn.Module, device: Device, reduction
 def refuse_what_is_missing(
     model: torch.nn.Module, optimizers: Sequence[torch.optim.Optimizer], warn: Callable[[str], None]
 ) -> None:
-    """When all is made: what an optimizer trains is in one of its models, and its schedules are known."""
+    """Refuse, once all is made, an optimizer whose weights are in no model, and schedules of no known kind."""
     for optimizer in optimizers:
         wrapped = {id(each) for other in models_of(optimizer) for each in other.module.parameters()}
         strange = [each for each in parameters_of(optimizer) if each.requires_grad and id(each) not in wrapped]

@@ -73,7 +73,7 @@ class ReductionChoice:
     # ------------------------------------------------------------------ how buckets lie
 
     def read_layouts(self, model: DistributedDataParallel, reducer: BucketReducer, *, are_rebuilt: bool) -> None:
-        """Which parameters lie where. Buckets are laid out anew once, after the first step of a group."""
+        """Read which parameters lie in which bucket; torch lays them out anew once, after a group's first step."""
         layouts = reducer.layouts
         if layouts and self._layouts_settled:
             return
@@ -131,7 +131,7 @@ def _refuse_what_cannot_be_timed(candidates: Sequence[Candidate]) -> None:
 
 ROUNDS = 3
 SKIPPED_STEPS = 3
-"""Of each turn: the first steps with new buckets lay them out anew."""
+"""Steps of each turn that are not timed: the first with new buckets lay them out anew."""
 TIMED_STEPS = 6
 CLEARLY_FASTER = 0.98
 

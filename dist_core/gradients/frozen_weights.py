@@ -20,7 +20,7 @@ ROWS_AT_ONCE = 32
 
 
 class FrozenWeights:
-    """Of a model as it is when it is wrapped. What is trained or written to later is none any more.
+    """Weights that are still as they were when their model was wrapped: neither trained nor written to since.
 
     Writes are counted by torch, but for those through ``.data`` (averaged teachers, pruning): of these, a sample of
     each weight tells, and the writing of a few single numbers can escape it.
@@ -35,7 +35,7 @@ class FrozenWeights:
         self._sums = {name: sum_of_bits(each) for name, each in frozen.items()}
 
     def names(self) -> set[str]:
-        """Of those that are still as they were built."""
+        """Return the names of weights that are still as they were built."""
         present = self._present()
         return {
             name
@@ -69,7 +69,7 @@ class FrozenWeights:
 
 
 def _as_it_is(tensor: torch.Tensor) -> tuple[int, int, int]:
-    """Where it lies, how often it was written to, and a sum over some of its numbers."""
+    """Return a tensor's address, its count of writes, and a sum over some of its numbers."""
     present = tensor.detach()
     if present.is_contiguous():
         present = present.view(-1)[:: max(1, present.nbytes // SAMPLED)]

@@ -1,4 +1,4 @@
-"""How the learning rate follows the batch size; the tuner's learning rate is the one at the initial batch size.
+"""Learning rate by batch size; the tuner's learning rate is the one at the initial batch size.
 
 A rule answers with the factor on the learning rate for a step at ``scale`` times the initial batch size.
 """
@@ -101,7 +101,7 @@ _NORMALISING = (
 
 
 def is_known(optimizer: type) -> bool:
-    """Whether it is known how long this optimizer's steps are when the gradient is less noisy."""
+    """Tell whether this optimizer's step lengths are known for less noisy gradients."""
     names = [base.__name__ for base in optimizer.__mro__]
     return any(name in _PROPORTIONAL or _normalises(name) for name in names)
 

@@ -1,4 +1,4 @@
-"""What is known of torch's optimizers beyond ``step``: their parameters, closures, and how their state is put back."""
+"""Knowledge of torch's optimizers beyond ``step``: parameters, closures, and how their state is put back."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ import torch
 
 
 def parameters_of(optimizer: torch.optim.Optimizer) -> list[torch.nn.Parameter]:
-    """In the optimizer's order."""
+    """Return the parameters in the optimizer's order."""
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
 def asks_its_closure_again(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether a step has to evaluate the loss itself, as LBFGS does: then it cannot be stepped without a closure."""
+    """Tell whether a step evaluates the loss itself, as LBFGS does, and so needs a closure."""
     closure = inspect.signature(type(optimizer).step).parameters.get("closure")
     required = closure is not None and closure.default is inspect.Parameter.empty
     return required or isinstance(optimizer, torch.optim.LBFGS)

@@ -32,7 +32,7 @@ class Wrapper(Protocol):
 
     @property
     def whole_step_is_there(self) -> bool:
-        """Whether the gradients are those of a whole step: of its last micro-batch, with no replica lost in it."""
+        """Tell whether the gradients are a whole step's: after its last microbatch, with no replica lost in it."""
         ...
 
     def optimizer_step(self, optimizer: torch.optim.Optimizer, original: Any, *args: Any, **kwargs: Any) -> Any: ...

@@ -45,7 +45,7 @@ class ScaledRates:
         *,
         progress_steps: float,
     ) -> float:
-        """What its rates are multiplied with for a step at ``scale`` times the initial batch size."""
+        """Return the factor on its rates for a step at ``scale`` times the initial batch size."""
         rule = next(rule for rule, each in zip(self._rules, self._optimizers, strict=True) if each is optimizer)
         return rule.factor(scale, statistics, progress_steps=progress_steps)
 

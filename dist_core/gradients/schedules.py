@@ -1,4 +1,4 @@
-"""What is known of torch's learning rate schedules beyond ``step``: which ends, which takes a metric or a position.
+"""Knowledge of torch's learning rate schedules beyond ``step``: which ends, which takes a metric or a position.
 
 And which there are for an optimizer, of which only the schedules know.
 """
@@ -24,7 +24,7 @@ from dist_core.torch_private import schedules_within
 
 
 def has_ended(schedule: Any) -> bool:
-    """Whether a further step would raise: a one-cycle schedule has made all of its steps."""
+    """Tell whether a further step would raise: a one-cycle schedule that has made all of its steps."""
     if isinstance(schedule, OneCycleLR):
         return bool(schedule.last_epoch >= schedule.total_steps)
     if isinstance(schedule, SequentialLR):
@@ -65,5 +65,5 @@ def takes_metric(schedule: Any) -> bool:
 
 
 def takes_position(schedule: Any) -> bool:
-    """Whether ``step`` may be given where training stands, in epochs and parts of them."""
+    """Tell whether ``step`` accepts a position in epochs and fractions of them."""
     return isinstance(schedule, CosineAnnealingWarmRestarts)

@@ -10,7 +10,7 @@ class StepPlace:
         self.step: StepPlan | None = None
         """None outside of the loader's steps."""
         self.index = 0
-        """Of the present micro-batch."""
+        """Index of the present microbatch."""
         self.last_batch = 0
         """Examples of the present step, or the last one; 0 before the first."""
         self.measures = False
@@ -19,9 +19,9 @@ class StepPlace:
         self.probing = False
         """An evaluation loop runs with gradients on; nothing lasts if it turns out to train."""
         self.stepped = False
-        """Whether the optimizer has stepped since the present batch was handed out."""
+        """True once the optimizer has stepped since the present batch was handed out."""
         self.passed_step = False
-        """Whether the present micro-batch has come to the step of one of the optimizers."""
+        """True once the present microbatch has reached the step of one of the optimizers."""
 
     @property
     def is_last_micro_batch(self) -> bool:
@@ -33,13 +33,13 @@ class StepPlace:
 
     @property
     def share(self) -> float:
-        """Of the batch's examples, in the present micro-batch."""
+        """Return the present microbatch's share of the batch's examples."""
         assert self.step is not None
         return len(self.step.micro_batches[self.index]) / self.step.global_batch
 
     @property
     def weight_of_earlier(self) -> float:
-        """Of the present micro-batch's mean gradient, where the last one's is 1."""
+        """Return the weight of the present microbatch's mean gradient, where the last one's is 1."""
         assert self.step is not None
         return len(self.step.micro_batches[self.index]) / len(self.step.micro_batches[-1])
 

@@ -14,7 +14,10 @@ from torch import nn
 
 
 class SynchronizedNorms:
-    """Those of a model; ``share``: how large this replica's part of the batch is, 1 if all are equally large."""
+    """Batch norms of a model, synchronized.
+
+    ``share`` is this replica's part of the batch, 1 if all are equally large.
+    """
 
     def __init__(self, model: nn.Module) -> None:
         self.share = 1.0

@@ -27,10 +27,10 @@ class WrappedState:
         self._optimizers = optimizers
         self.schedules = list(schedules)
         self._kept_schedules: list[dict[str, Any]] = []
-        """What the trial knows of schedules that are made after their model is wrapped, and have not been yet."""
+        """Saved states of schedules that are made after their model is wrapped, and have not been made yet."""
         self.scaler = scaler
         self._kept_scaler: dict[str, Any] | None = None
-        """What the trial knows of a scaler that this process has not seen at work yet."""
+        """Saved state of a scaler that this process has not seen at work yet."""
 
     # ------------------------------------------------------------------ what comes later
 

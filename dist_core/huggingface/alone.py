@@ -14,17 +14,17 @@ from accelerate.utils import DistributedType
 from dist_core.trial.current import get_core
 
 _STARTED = "processes_started"
-"""What Accelerate found, kept with what it knows."""
+"""Key under which the number of processes that Accelerate found is kept."""
 
 
 def processes_started() -> int:
-    """By torchrun or the like, which gives each a batch of its own; 1 in a replica of a scheduler's."""
+    """Return how many processes torchrun or the like has started; 1 in a replica of a scheduler's."""
     state = PartialState()
     return max(1, int(state._shared_state.get(_STARTED, state.num_processes)))
 
 
 def appear_alone() -> None:
-    """From now on; and as the replica that this process is, also after it has become another one's rank."""
+    """Make this process appear alone to Accelerate, from now on and after it has taken another rank."""
     state = PartialState()
     state._shared_state.setdefault(_STARTED, state.num_processes)
     state.num_processes = 1
@@ -44,6 +44,6 @@ def _show_rank() -> None:
 
 
 def reducer_options(accelerator: Any) -> dict[str, Any]:
-    """Those that the wrapper takes of what Accelerate was to give DistributedDataParallel."""
+    """Return the options for DistributedDataParallel that the wrapper takes over from Accelerate."""
     wanted = {} if accelerator.ddp_handler is None else accelerator.ddp_handler.to_kwargs()
     return {name: wanted[name] for name in ("find_unused_parameters", "bucket_cap_mb") if name in wanted}

@@ -1,4 +1,4 @@
-"""What a trainer of Hugging Face's knows of its training, as a part of the trial's state."""
+"""State of a Hugging Face trainer, as a part of the trial's state."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ _FIELDS = (
     "best_global_step",
     "best_model_checkpoint",
 )
-"""Of its TrainerState."""
+"""Fields of its TrainerState."""
 _COUNTS = ("_total_loss_scalar", "_globalstep_last_logged", "_initial_global_step")
-"""Of the trainer itself."""
+"""Fields of the trainer itself."""
 
 
 class CarriedState:
@@ -39,7 +39,7 @@ class CarriedState:
         self._steps_before = self._steps()
 
     def end_step(self) -> bool:
-        """Whether it counted. If a replica was lost in it, it did not: what the trainer knows of it was too early."""
+        """Tell whether the step counted. If a replica was lost in it, what the trainer counted was too early."""
         if self._is_ahead:
             assert self._before is not None
             del self._trainer.state.log_history[self._logged_before :]

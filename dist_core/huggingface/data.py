@@ -12,7 +12,7 @@ from dist_core.training.others_loader import is_stream, order_of
 
 
 class TrainingPass:
-    """What the trainer takes for its training data: as many micro-batches an epoch as one process would have."""
+    """Training data for the trainer: as many microbatches an epoch as one process would have."""
 
     def __init__(self, loader: AdaptiveDataLoader, batches: int | None) -> None:
         self.dataset = loader.dataset

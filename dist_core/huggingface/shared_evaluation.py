@@ -90,7 +90,7 @@ def _size_of(inputs: Any) -> int:
 
 
 PADDING = -100
-"""What Hugging Face's trainers fill up predictions with that are shorter than others."""
+"""Filler that Hugging Face's trainers put behind predictions that are shorter than others."""
 
 
 class EvaluationPass:
@@ -102,7 +102,7 @@ class EvaluationPass:
         self.batch_size = loader.batch_size
         samples = loader.source.num_samples
         self.is_shared = samples is not None and samples >= core.generation.group.num_replicas
-        """Whether there is something for each replica; nobody knows that of a stream, and all compute all of it."""
+        """True if each replica gets a part; a stream's length is unknown, so all replicas compute all of it."""
         loader.shares_evaluation = self.is_shared
 
     def __len__(self) -> int:
@@ -113,13 +113,16 @@ class EvaluationPass:
 
 
 class GatheredRows:
-    """What each replica has seen of an evaluation, put together in rank order, which is the order of the samples."""
+    """Rows of an evaluation from all replicas, in rank order, which is the samples' order."""
 
     def __init__(self, core: TrainingCore) -> None:
         self._core = core
 
     def mean(self, total: float, count: int) -> float | None:
-        """Of numbers that add up to ``total`` here, ``count`` of them; None if there are none anywhere."""
+        """Return the mean over all replicas of numbers that add up to ``total`` on this one.
+
+        None if there are none anywhere.
+        """
 
         def act(group: ReplicaGroup) -> tuple[float, float]:
             sums = torch.tensor([total, float(count)], dtype=torch.float64)

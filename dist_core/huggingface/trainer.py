@@ -290,7 +290,7 @@ class ElasticTrainerMixin(SharedEvaluationMixin):
             self._updated = self._collected = None
 
     def _items_of_step(self) -> Any:
-        """What a loss that is a sum over tokens is divided by in this pass, so that passes and replicas add up.
+        """Return what this pass divides a loss that is a sum over tokens by, so that passes and replicas add up.
 
         The gradient of a pass counts with its share of the step's samples, so its sum over all tokens of the step is
         multiplied with the inverse of that.
@@ -348,7 +348,7 @@ class ElasticTrainerMixin(SharedEvaluationMixin):
         me.state.num_input_tokens_seen = before
 
     def _step_growth(self) -> int:
-        """By how many of the user's steps this one lets ``global_step`` grow: 1 with a fixed batch."""
+        """Return by how many of the user's steps this one advances ``global_step``: 1 with a fixed batch."""
         return max(1, self._step_after() - int(self._me.state.global_step))
 
     def _step_after(self) -> int:
@@ -384,7 +384,7 @@ class ElasticTrainerMixin(SharedEvaluationMixin):
         return min(steps * int(self._me.args.gradient_accumulation_steps), batches) / batches
 
     def _heed_steps_passed(self, before: int, after: int) -> None:
-        """What is due every so many steps is so too where a large batch goes past the very step."""
+        """Do what is due every so many steps where a large batch steps past the very step."""
         args, state, control = self._me.args, self._me.state, self._me.control
 
         def passed(every: int) -> bool:

@@ -1,4 +1,4 @@
-"""Whether the stages of a model, one after another, compute what the model does: tried with an example.
+"""Check with an example that a model's stages, one after another, compute what the model does.
 
 Dropout counts as computed alike where both draw the same numbers. What the example leaves in buffers is undone.
 """

@@ -1,4 +1,4 @@
-"""What a wrapper asks before it divides a model: with which layout, of those that its code can train with."""
+"""Choice of a layout, among those that a model's code can train with."""
 
 from __future__ import annotations
 
@@ -61,8 +61,9 @@ def settle_layout(
     example: Any = None,
     **pipeline: Any,
 ) -> Layout:
-    """The trial's choice; where it has none, the only one of these kinds. What the first model of a trial finds holds
-    for all of them.
+    """Return the trial's layout, or the only one of these kinds if the trial has no choice.
+
+    The layout of a trial's first model holds for all of them.
 
     ``pipeline``: its microbatches, schedule and chunks. Raises InvalidTraining for a model that does not fit, and
     ReplicaExit for one that fits with another layout than this replica's only.

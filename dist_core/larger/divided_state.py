@@ -43,7 +43,7 @@ def held_whole(tensor: torch.Tensor) -> Held:
 
 
 def held_shard(tensor: torch.Tensor, member: int, members: int) -> Held:
-    """Of one that is sharded by its rows, as torch chunks them."""
+    """Return this member's shard of a tensor that torch chunks by rows."""
     total = tensor.shape[0]
     return Held(tensor, min(member * -(-total // members), total), tuple(tensor.shape))
 
@@ -108,7 +108,7 @@ class DividedState:
     # ------------------------------------------------------------------ loading
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Of this part alone, or of all parts of a checkpoint. Raises InvalidTraining where the model is another."""
+        """Load this part's state, alone or from a checkpoint of all parts. Raises InvalidTraining for another model."""
         parts: list[dict[str, Any]] = state.get(PARTS) or [state]
         weights = [part["weights"] for part in parts]
         with torch.no_grad():
@@ -166,7 +166,7 @@ def _put(into: torch.Tensor, rows: torch.Tensor) -> None:
 
 
 def _rows_for(name: str, held: Held, chunks: Sequence[Chunk]) -> torch.Tensor:
-    """Those that this process holds, from chunks that together are the whole. Raises InvalidTraining."""
+    """Return the rows that this process holds, from chunks that make the whole. Raises InvalidTraining."""
     if not chunks:
         raise InvalidTraining(
             f"the trial's model has no {name}; every replica has to build the same model, with the same names"

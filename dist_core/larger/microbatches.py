@@ -1,4 +1,4 @@
-"""How a replica's examples are divided into microbatches of one size, as the memory that stages receive into has it."""
+"""Division of a replica's examples into microbatches of one size, to fit the memory that stages receive into."""
 
 from __future__ import annotations
 

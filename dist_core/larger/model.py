@@ -126,7 +126,7 @@ class ElasticModel(MeasuredModel, nn.Module):
         return self.inner.full_state_dict()
 
     def explain(self) -> str:
-        """How it is held; where it has stages, what they take."""
+        """Describe how the model is held, and what its stages take."""
         if isinstance(self.inner, ElasticPipeline):
             return self.inner.explain()
         return self.layout.words

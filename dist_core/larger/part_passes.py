@@ -43,7 +43,7 @@ class PartPasses(PassesOfSteps):
         self._counts: list[float] | None = None
         """Examples of each pass of this replica, on measured steps."""
         self._passed = False
-        """Whether the present pass has come through its backward pass."""
+        """True once the present pass has come through its backward pass."""
 
     # ------------------------------------------------------------------ as the loader announces them
 

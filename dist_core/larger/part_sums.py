@@ -140,7 +140,7 @@ class PartSums:
                 gradient.copy_(values.view_as(gradient))
 
     def _gradients(self) -> list[torch.Tensor]:
-        """Of all parameters, whether this replica's examples came by them or not."""
+        """Return the gradients of all parameters, whether or not this replica's examples reached them."""
         for parameter in self._parameters:
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)

@@ -1,4 +1,4 @@
-"""What training a model takes with each layout, from what its blocks are estimated to compute and to keep.
+"""Predicted costs of training a model with each layout, from estimates of what its blocks compute and keep.
 
 Estimates, not measurements: every process has to find the same. Times count relative to each other only, and where
 steps have been measured they count no more.
@@ -26,16 +26,16 @@ from dist_core.partition.blocks import BlockCosts, StageDevice
 from dist_core.partition.measure import estimate_blocks, ties_between
 
 SHARDED_SECONDS = 1.05
-"""Of a sharded pass, to that of the whole model: what gathering weights costs where it is hidden behind computing."""
+"""Time of a sharded pass over the undivided model's: the cost of gathering weights behind computation."""
 BYTES_PER_OPERATION = 1e-3
-"""That can be sent between two slots while one computes an operation, on current GPUs: 300 GB/s to 300 TFLOP/s."""
+"""Bytes sent between two slots while one computes an operation, on current GPUs: 300 GB/s to 300 TFLOP/s."""
 PROCESS_BYTES = 4e8
-"""Of the machine's memory, what a process is by itself: Python, torch, and some data. Not measured: all have to find
-the same."""
+"""Bytes of the machine's memory for a process by itself: Python, torch, and some data. Not measured, as all
+processes have to find the same."""
 GATHERED_FOR = 64
 """Examples of a pass that weights are taken to be gathered for."""
 GPU_SHARE = 0.92
-"""Of a GPU's memory that is the model's; the rest is the driver's, the libraries' and lost between pieces."""
+"""Share of a GPU's memory for the model; the rest is the driver's, the libraries' and lost to fragmentation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ class ModelCosts:
 
     @property
     def seconds(self) -> float:
-        """Of the whole model, for one example."""
+        """Seconds of the undivided model for one example."""
         return sum(block.seconds for block in self.blocks) / self.examples
 
     @property
@@ -104,7 +104,7 @@ def predicted_terms(
     schedule: Any = "1f1b",
     chunks: int = 1,
 ) -> list[LayoutTerms]:
-    """Of all layouts of these sizes and kinds that are possible; one slot holds the model whole.
+    """Return the terms of all possible layouts of these sizes and kinds; one slot holds the model undivided.
 
     Seconds are those of an example. ``recomputes``: whether activations may be, have to be, or must not be computed
     again. ``memory``: of a slot, in which stages are cut to fit.

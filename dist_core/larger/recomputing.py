@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 
 def recompute_in(model: nn.Module, names: Sequence[str]) -> None:
-    """In those of the blocks that the model has; with the same random numbers again.
+    """Recompute activations in those of the blocks that the model has, with the same random numbers again.
 
     Not in those with a batch norm, which would count the batch twice.
     """

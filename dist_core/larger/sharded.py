@@ -180,7 +180,7 @@ class _Between:
 
 
 class _Shares(_Between):
-    """How gradients come to the process that keeps them: weighted by the examples that they are of, and summed."""
+    """Weighted sum of gradients, on the process that keeps them."""
 
     def __init__(self, core: TrainingCore) -> None:
         super().__init__(core)
@@ -217,7 +217,7 @@ class _Gathers(_Between):
 
 
 def _units(model: nn.Module, names: Sequence[str] | None) -> list[nn.Module]:
-    """From the inside out."""
+    """Return the modules to shard, innermost first."""
     if names is None:
         lists = [each for each in model.modules() if isinstance(each, (nn.ModuleList, nn.Sequential))]
         found = [unit for each in reversed(lists) for unit in each.children() if any(True for _ in unit.parameters())]

@@ -1,4 +1,4 @@
-"""Where a model is cut for a pipeline, and the stages that this process has of it."""
+"""Cuts of a model for a pipeline, and the stages that this process holds."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ANY_DEVICE = DeviceProfile(flops_per_second=1e12, bytes_per_second=1e11)
 
 
 def blocks_of(model: nn.Module) -> list[str]:
-    """What a model can be cut between: its direct parts, and in place of a list of modules each of its entries."""
+    """Return the blocks that a model can be cut between: its children, or the entries of a child that is a list."""
     if isinstance(model, nn.Sequential):
         return [name for name, _ in model.named_children()]
     found: list[str] = []
@@ -94,7 +94,7 @@ def _unknown(name: str, block: nn.Module) -> BlockCosts:
 
 
 def arguments_of(inputs: Any) -> tuple[Any, ...]:
-    """Of the model: a tuple is all of them, anything else the only one."""
+    """Return the model's arguments: a tuple is all of them, anything else the only one."""
     return inputs if isinstance(inputs, tuple) else (inputs,)
 
 

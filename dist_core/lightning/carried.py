@@ -1,4 +1,4 @@
-"""What Lightning's trainer knows of its training, as a part of the trial's state."""
+"""State of Lightning's trainer, as a part of the trial's state."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from dist_core.lightning.package import Timer
 
 _SHOWN = ("_callback_metrics", "_logged_metrics", "_progress_bar_metrics")
-"""Of the logger connector: the latest value of each metric."""
+"""Fields of the logger connector with the latest value of each metric."""
 
 
 class CarriedProgress:
@@ -126,5 +126,5 @@ def _copied(state: Any) -> Any:
 
 
 def set_counts(tracker: Any, number: int) -> None:
-    """Of what Lightning counts when it is ready, started, processed and completed: so many are."""
+    """Set Lightning's counts of ready, started, processed and completed to ``number``."""
     vars(tracker).update(ready=number, started=number, processed=number, completed=number)

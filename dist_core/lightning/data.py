@@ -12,7 +12,7 @@ from dist_core.training.loader import AdaptiveDataLoader
 
 
 class TrainingBatches:
-    """What the trainer takes for its training loader: as many batches an epoch as one process would have."""
+    """Training loader for the trainer: as many batches an epoch as one process would have."""
 
     def __init__(self, loader: AdaptiveDataLoader, batch: int) -> None:
         self.dataset = loader.dataset

@@ -112,9 +112,9 @@ class ElasticEpochLoop(_TrainingEpochLoop):
     batches_before = total_before = 0
     """Counted before the step that runs, of the epoch and in all."""
     exhausted = False
-    """Whether the epoch has no step left."""
+    """True if the epoch has no step left."""
     deferred = 0
-    """What is left to do behind the epoch's last step, which counts as so many steps; 0: nothing."""
+    """Steps that the work behind the epoch's last step counts as; 0 if there is none."""
 
     def begin(self, core: TrainingCore, model: AdaptiveDataParallel, batches: TrainingBatches, passes: int) -> None:
         self.core, self.model, self.passes = core, model, passes
@@ -163,7 +163,7 @@ class ElasticEpochLoop(_TrainingEpochLoop):
 
     @property
     def is_stopped(self) -> bool:
-        """Whether the trainer is to end within the epoch."""
+        """Tell whether the trainer is to end within the epoch."""
         trainer: Any = self.trainer
         by_steps = self.max_steps != -1 and self.global_step >= self.max_steps
         return by_steps or bool(trainer.should_stop and trainer.fit_loop._can_stop_early)
@@ -212,13 +212,13 @@ class ElasticEpochLoop(_TrainingEpochLoop):
             fetcher.fetch(leaves=self._has_enough)
 
     def _has_enough(self) -> bool:
-        """Whether the last batch that the user wants of an epoch has counted, though there are more."""
+        """Tell whether the last batch that the user wants of an epoch has counted, though there are more."""
         behind = self.core.position.steps >= self.carried.steps_behind
         return bool(self.deferred) and self._is_limited and behind and not self.core.passes_do_not_count
 
     @property
     def _is_limited(self) -> bool:
-        """Whether the user wants fewer batches an epoch than there are."""
+        """Tell whether the user wants fewer batches an epoch than there are."""
         most = self.trainer.fit_loop.max_batches
         return bool(most < (math.inf if self._batches_of_pass is None else self._batches_of_pass))
 
@@ -308,7 +308,7 @@ class ElasticEpochLoop(_TrainingEpochLoop):
             self.results.share_step()
 
     def passes_step(self, every: int) -> bool:
-        """Whether the step that runs comes to a multiple of this many of the user's."""
+        """Tell whether the running step passes a multiple of ``every`` of the user's steps."""
         before = self._batches_that_stepped
         return (before + max(1, self._grows)) // every > before // every
 
@@ -342,7 +342,7 @@ class ElasticEpochLoop(_TrainingEpochLoop):
     # ------------------------------------------------------------------ behind the last step
 
     def _end_of_data(self, fetcher: StepFetcher) -> None:
-        """What Lightning does with the last batch of an epoch, and could not before that step had counted.
+        """Do what Lightning does with an epoch's last batch, and could not do before that step had counted.
 
         A replica that comes in at this very place has trained nothing of the epoch, and does what the others do.
         """

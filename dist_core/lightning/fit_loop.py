@@ -19,7 +19,7 @@ class ElasticFitLoop(_FitLoop):
     epoch_loop: ElasticEpochLoop
     _epochs: Generator[int, None, None] | Iterator[int] = iter(())
     _first_loader: Any = None
-    """Of those that the trainer makes anew."""
+    """First loader of those that the trainer makes anew."""
 
     def setup_data(self) -> None:
         with self.trainer.strategy.without_meeting():  # type: ignore[attr-defined]  # ours

@@ -55,7 +55,7 @@ __all__ = [
 STRATEGY = "elastune"
 """Name of our strategy among Lightning's own."""
 PACKAGES = {"lightning.pytorch": "lightning.fabric", "pytorch_lightning": "lightning_fabric"}
-"""By the package of trainers, the one that it builds upon."""
+"""Base package (Fabric) of each package of trainers."""
 
 _OF_FABRIC = {
     "ClusterEnvironment": "plugins.environments.cluster_environment",

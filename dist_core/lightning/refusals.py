@@ -1,4 +1,4 @@
-"""What an elastic trainer of Lightning's cannot do, told before it begins."""
+"""Refusals of what an elastic Lightning trainer cannot do, raised before training begins."""
 
 from __future__ import annotations
 

@@ -42,7 +42,9 @@ T = TypeVar("T")
 
 
 class ElasticStrategy(SingleDeviceStrategy):
-    """``batch``: "fixed" keeps the user's whatever the number of replicas; "adaptive" lets it follow goodput, up to 32
+    """Strategy that trains a LightningModule as an elastic trial.
+
+    ``batch``: "fixed" keeps the user's whatever the number of replicas; "adaptive" lets it follow goodput, up to 32
     times that, and a number up to so many examples. Further options go to ``AdaptiveDataParallel``.
 
     Raises InvalidTraining for what cannot be trained so.
@@ -229,7 +231,7 @@ class ElasticStrategy(SingleDeviceStrategy):
         return self._together(act, tensor)
 
     def all_gather(self, tensor: torch.Tensor, group: Any = None, sync_grads: bool = False) -> torch.Tensor:
-        """Of all replicas, one after another in a new first dimension; the tensor itself outside of a trial."""
+        """Gather a tensor from all replicas in a new first dimension; outside a trial, return it as it is."""
         if sync_grads:
             raise InvalidTraining(
                 "all_gather was called with sync_grads=True; gradients do not flow from one replica to another, "
@@ -252,7 +254,7 @@ class ElasticStrategy(SingleDeviceStrategy):
         return self._together(act, tensor if get_core().environment is None else tensor[None])
 
     def broadcast(self, obj: T, src: int = 0) -> T:
-        """Of what can be written as JSON: paths, flags and numbers."""
+        """Broadcast an object that JSON can hold: paths, flags and numbers."""
         return self._together(lambda group: group.broadcast_json(obj, source=src), obj)
 
     def barrier(self, *args: Any, **kwargs: Any) -> None:

@@ -1,1 +1,1 @@
-"""What a replica and its scheduler say to each other."""
+"""Messages between a replica and its scheduler."""

@@ -20,7 +20,7 @@ from dist_core.link.environment import ReplicaEnvironment
 from dist_core.link.line import Line
 
 LARGEST_STEP = 2**62
-"""That the scheduler keeps; its databases count no further."""
+"""Largest step that the scheduler keeps; its databases count no further."""
 RETRY_PAUSE_SECONDS = 0.25
 CALL_WAIT_SECONDS = 20.0
 TOKEN_SECONDS = 30.0
@@ -63,7 +63,7 @@ class ControlChannel:
         self._closed.set()
 
     def let_go_if_closed(self) -> None:
-        """Of its connections, when nobody waits for an answer any more: a process may go on with other lines."""
+        """Drop connections if nobody waits for an answer any more: a process may go on with other lines."""
         if self._closed.is_set():
             self._line.close()
 

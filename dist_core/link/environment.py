@@ -45,33 +45,33 @@ class ReplicaEnvironment:
     node: str
     slot: int
     node_kind: str = ""
-    """What the node is, where a cluster has several kinds: step times of different kinds are kept apart."""
+    """Kind of the node in a mixed cluster: step times of different kinds are kept apart."""
     token_file: Path | None = None
-    """Where whoever runs the machine puts the token, and replaces it before it runs out."""
+    """File with the token, which whoever runs the machine replaces before it expires."""
     server_file: Path | None = None
     """File that names the scheduler's present address, so that a restarted one on another port is found."""
     host: str = "127.0.0.1"
     """Address other replicas reach this one at; loopback on one machine."""
     replicas: int = 1
-    """How many processes the trial is to have with this one; the truth is the generation's, once it has formed."""
+    """Processes that the trial is to have, this one included; once formed, the generation has the truth."""
     members: int = 1
     """Processes that its replica consists of."""
     member: int = 0
-    """Which one of them this is."""
+    """Index of this process within its replica."""
     whole: str = ""
-    """What its replica is called: the ``replica_id`` of its first process; empty where this is the only one."""
+    """Name of a replica of several processes: the ``replica_id`` of its first; empty if this is the only one."""
     layout: str = ""
-    """How its replica holds the model (``dist_core.layout``), where the scheduler chooses that."""
+    """Layout in which the replica holds the model (``dist_core.layout``), where the scheduler chooses it."""
     replica_sizes: tuple[int, ...] = ()
     """Slots that a replica of the trial may take, where it may choose."""
     grace_seconds: float = GRACE_SECONDS
     """Between being told to end and being ended."""
     prepared_dir: Path | None = None
-    """Where the data lies that is prepared once for its study."""
+    """Folder of the data that is prepared once for the study."""
     code_dir: Path | None = None
-    """Where the scheduler keeps what sweeps have sent, if this machine has that folder."""
+    """Folder in which the scheduler keeps what sweeps have sent, if this machine has it."""
     attempts: int | None = None
-    """How often its command has come too late to join its trial; None where the suite itself runs the training."""
+    """Times that its command came too late to join; None where the suite itself runs the training."""
 
     def to_environ(self) -> dict[str, str]:
         """The variables a launcher sets for this replica."""
@@ -154,7 +154,7 @@ class ReplicaEnvironment:
 
 
 def emulated_profile(environ: Mapping[str, str] | None = None) -> SpeedProfile | None:
-    """Of the device that this replica's slot stands for; None for a real one."""
+    """Return the profile of the device that this replica's slot emulates; None for a real one."""
     environ = os.environ if environ is None else environ
     text = environ.get("ELASTUNE_EMULATED")
     if not text:
@@ -172,7 +172,7 @@ def gpu_share(environ: Mapping[str, str] | None = None) -> float:
 
 
 def standalone_checkpoint_dir(environ: Mapping[str, str] | None = None) -> Path | None:
-    """Where a process without a scheduler keeps checkpoints, if anywhere: ``ELASTUNE_CHECKPOINT_DIR``."""
+    """Return the checkpoint folder of a process without a scheduler (``ELASTUNE_CHECKPOINT_DIR``), if any."""
     environ = os.environ if environ is None else environ
     folder = environ.get("ELASTUNE_CHECKPOINT_DIR")
     return Path(folder) if folder else None

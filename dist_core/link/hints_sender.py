@@ -17,7 +17,7 @@ FIRST_SECONDS = 0.5
 """Between two hints of a trial that has just begun, or has just become another size: much is learnt then."""
 LATER_SECONDS = 3.0
 SLOWER = 1.15
-"""Each interval is so many times the one before."""
+"""Growth of each interval over the one before."""
 
 
 class HintsSender:
@@ -34,7 +34,7 @@ class HintsSender:
 
     @property
     def due(self) -> bool:
-        """Whether it is time for new hints; composing them costs a little."""
+        """Tell whether new hints are due; composing them costs a little."""
         return time.monotonic() - self._last >= self._interval
 
     def hurry(self) -> None:

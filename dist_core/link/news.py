@@ -1,4 +1,4 @@
-"""What a replica tells of its trial beside training: warnings, announcements, hints, and the times that they hold."""
+"""News of a trial beside its training: warnings, announcements, hints, and the times that they hold."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from dist_core.link.hints_sender import HintsSender
 logger = logging.getLogger(__name__)
 
 LEAST_FRACTION = 0.05
-"""Of the first epoch, from which its whole length can be told."""
+"""Least fraction of the first epoch from which its whole length can be told."""
 
 
 class News:

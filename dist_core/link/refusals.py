@@ -1,4 +1,4 @@
-"""What the scheduler says when it refuses a request, told apart from what others say in its place."""
+"""Refusals by the scheduler, told apart from answers of others in its place."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""How a model that is too large for one device is cut into stages: what blocks cost, and where cuts lie best."""
+"""Partition of a model that is too large for one device: costs of blocks, and where cuts lie best."""

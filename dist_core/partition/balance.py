@@ -1,4 +1,4 @@
-"""Where to cut a chain of blocks into stages: the exact minimum of the slowest stage under each device's memory.
+"""Cuts of a chain of blocks into stages: the exact minimum of the slowest stage under each device's memory.
 
 A stage's time is that of its blocks and of what it sends across its last cut; its memory that of its parameters with
 gradients and optimizer state, and of the activations of all microbatches that are in flight there (GPipe, Huang et al.,
@@ -33,7 +33,7 @@ _SAME = 1e-9
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PipelineTerms:
-    """What of a pipeline matters to where its cuts lie."""
+    """Terms of a pipeline that matter to where its cuts lie."""
 
     microbatches: int
     schedule: Schedule = "1f1b"
@@ -43,7 +43,7 @@ class PipelineTerms:
     state_factor: float = 4.0
     """Bytes a parameter needs in all, of its own: weights, gradients and, for Adam, two moments."""
     memory_weight: float = 0.0
-    """From 0, where the slowest stage counts, to 1, where the fullest does."""
+    """Weight from 0, where the slowest stage counts, to 1, where the fullest does."""
 
     def __post_init__(self) -> None:
         if self.microbatches < 1:
@@ -68,7 +68,7 @@ class PipelineTerms:
         return min(self.microbatches, num_stages - index)
 
     def device_of(self, index: int, num_stages: int) -> int:
-        """Which of a pipeline's devices has the stage of that index."""
+        """Return the device that holds the stage of that index."""
         return index % (num_stages // self.chunks)
 
 
@@ -77,7 +77,7 @@ class Stage:
     device: StageDevice
     blocks: tuple[BlockCosts, ...]
     seconds: float
-    """For one microbatch."""
+    """Seconds for one microbatch."""
     memory_bytes: float
 
 
@@ -160,7 +160,7 @@ def _refuse_what_has_no_pipeline(
 
 
 class _Costs:
-    """Of every contiguous range of blocks at once: entry [i, j] is of blocks i to j - 1."""
+    """Costs of every contiguous range of blocks at once: entry [i, j] is for blocks i to j - 1."""
 
     def __init__(
         self, blocks: Sequence[BlockCosts], terms: PipelineTerms, num_stages: int, together: Sequence[tuple[int, int]]
@@ -193,7 +193,10 @@ class _Costs:
         return self._state + self._terms.in_flight(index, self.num_stages) * self._activations
 
     def of_stage(self, index: int, device: StageDevice) -> Floats:
-        """What is to be small, infinite where the stage cannot be: not in order, tied across its end, or too large."""
+        """Return the cost to minimize.
+
+        Infinite for an impossible stage: out of order, tied across its end, or too large.
+        """
         seconds, memory = self.seconds(device), self.memory(index)
         weight = self._terms.memory_weight
         cost = seconds

@@ -1,4 +1,4 @@
-"""What a model's blocks cost, and what the devices of a pipeline are: the input of a partition, without torch."""
+"""Costs of a model's blocks and devices of a pipeline: the input of a partition, without torch."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from dist_core.errors import InvalidTraining
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockCosts:
-    """Of one block, for one microbatch on a device of speed 1."""
+    """Costs of one block, for one microbatch on a device of speed 1."""
 
     name: str
-    """Of its module in the model."""
+    """Name of its module in the model."""
     forward_seconds: float
     backward_seconds: float
     parameter_bytes: int = 0

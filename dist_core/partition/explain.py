@@ -36,7 +36,7 @@ def bubble(devices: int, microbatches: int, chunks: int = 1) -> float:
 
 
 def step_seconds(found: Partition, terms: PipelineTerms) -> float:
-    """Of one step: every microbatch passes the slowest device, whose first one has passed those before it."""
+    """Return a step's seconds: all microbatches pass the slowest device, once the first has passed those before."""
     on_each = [0.0] * (len(found.stages) // terms.chunks)
     for index, stage in enumerate(found.stages):
         on_each[terms.device_of(index, len(found.stages))] += stage.seconds

@@ -1,4 +1,4 @@
-"""What each block of a model costs, measured on a batch, or worked out for one that is nowhere yet (the meta device).
+"""Costs of a model's blocks, measured on a batch, or estimated for a model on the meta device.
 
 The model computes once, so that each block's inputs are known; then every block computes forwards and backwards alone,
 a few times. What lies between the blocks in the model's own code belongs to nobody, and is little where blocks are what
@@ -25,7 +25,7 @@ from dist_core.torch_private import memory_of
 
 REPEATS = 5
 BACKWARD_FACTOR = 2.0
-"""Of a backward pass, in the operations of the forward pass: one product for the weights, one for the inputs."""
+"""Operations of a backward pass over the forward pass's: one product for the weights, one for the inputs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,12 +34,12 @@ class DeviceProfile:
 
     flops_per_second: float
     bytes_per_second: float
-    """Of its memory: a block that computes little takes as long as its numbers need to come and go."""
+    """Bandwidth of its memory: a block that computes little takes as long as its numbers need to come and go."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Call:
-    """What a block was given in the model's forward pass."""
+    """Inputs of a block in the model's forward pass."""
 
     arguments: tuple[Any, ...]
     named: Mapping[str, Any]
@@ -61,7 +61,7 @@ def measure_blocks(
 def estimate_blocks(
     model: nn.Module, names: Sequence[str], microbatch: Any, profile: DeviceProfile
 ) -> list[BlockCosts]:
-    """For a model on the meta device, which holds no memory: from its operations and bytes."""
+    """Estimate the blocks of a model on the meta device, which holds no memory, from operations and bytes."""
     # What the model's own code makes on the way, masks and positions, is nowhere either.
     with torch.device("meta"):
         calls = _calls(model, names, microbatch)

@@ -18,7 +18,7 @@ from dist_core.partition.balance import Partition
 
 
 class HandsOn(nn.Module):
-    """In place of a block of another stage."""
+    """Placeholder for a block of another stage."""
 
     def forward(self, first: Any, *_: Any, **__: Any) -> Any:
         return first

@@ -31,7 +31,7 @@ class Claims:
 
     @contextmanager
     def holding(self, name: str) -> Iterator[bool]:
-        """Whether this process has the claim, within; it is let go of behind."""
+        """Yield whether this process has the claim, and let it go afterwards."""
         path = self._folder / f"{name}.claim"
         if not self._take(path):
             yield False
@@ -79,7 +79,7 @@ class Claims:
         return abs(began - float(holder["began"])) > 1.0
 
     def _now(self) -> float:
-        """By the clock that the files' times are of."""
+        """Return the time by the clock that the files' times are of."""
         probe = self._folder / f"clock-{uuid.uuid4().hex}"
         probe.touch()
         try:

@@ -35,7 +35,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """What one call of ``make`` is to give: part ``index`` of ``count``."""
+    """Part of the data that one call of ``make`` is to give: ``index`` of ``count``."""
 
     index: int
     count: int

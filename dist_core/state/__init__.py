@@ -1,1 +1,1 @@
-"""What is kept of a trial: named states, random streams, checkpoints."""
+"""State of a trial: named states, random streams, checkpoints."""

@@ -74,7 +74,7 @@ def write_checkpoint(folder: Path, sequence: int, state: dict[str, Any], summary
 
 
 def _abandoned(folder: Path) -> list[Path]:
-    """What a writer that was killed has left. Another replica may be writing at this moment."""
+    """Return what a writer that was killed has left; another replica may be writing at this moment."""
     found = []
     for partial in folder.glob("partial-*"):
         with contextlib.suppress(OSError):
@@ -85,7 +85,7 @@ def _abandoned(folder: Path) -> list[Path]:
 
 
 def read_manifest(path: Path) -> dict[str, Any]:
-    """Of one checkpoint folder, whose state is not looked at; raises InvalidCheckpoint."""
+    """Read a checkpoint folder's manifest without looking at its state. Raises InvalidCheckpoint."""
     try:
         manifest: dict[str, Any] = json.loads((path / _MANIFEST).read_text())
     except (OSError, ValueError) as error:
@@ -98,7 +98,7 @@ def read_manifest(path: Path) -> dict[str, Any]:
 
 
 def verify(path: Path, manifest: dict[str, Any]) -> None:
-    """That the state is the one that was written; raises InvalidCheckpoint."""
+    """Check that the state is the one that was written. Raises InvalidCheckpoint."""
     try:
         digest = _sha256(path / _STATE)
     except OSError as error:
@@ -120,7 +120,7 @@ def load_checkpoint(path: Path, *, in_place: bool = False) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class _Waiting:
-    """What is to be written; its tensors are still being copied."""
+    """State that is to be written; its tensors are still being copied."""
 
     state: dict[str, Any]
     summary: dict[str, Any]

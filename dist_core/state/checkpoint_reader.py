@@ -128,7 +128,7 @@ class CheckpointReader(StorageReader):
 
 
 def _weights_in(state: Any) -> list[dict[str, Any]]:
-    """Of a wrapped model, by its names, from each of those that have written it; nothing where the state is another."""
+    """Return a wrapped model's weights by name from each of its writers; empty where the state is another."""
     if not isinstance(state, dict):
         return []
     parts = state.get(PARTS, [state])

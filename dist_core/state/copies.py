@@ -21,7 +21,7 @@ def host_memory_for(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def in_host_memory(tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
-    """Each as it is now, contiguous, and ready to be read: itself where it lies there already."""
+    """Return each tensor as it is now, contiguous and ready to be read: itself where it already lies in host memory."""
     found, marks = [], []
     for tensor in tensors:
         device = device_of(tensor)
@@ -42,7 +42,7 @@ class Copying:
     def __init__(self, of_host: list[Pair], made: list[tuple[Device, Mark]]) -> None:
         self._of_host = of_host
         self._made = made
-        """Where each device will have made its copies."""
+        """Marks at which each device will have made its copies."""
         self._copied = threading.Event()
         if not of_host:
             self._copied.set()
@@ -62,7 +62,7 @@ class Copying:
         self._copied.set()
 
     def settle(self) -> None:
-        """What this thread does next may change all sources: on a GPU that waits, and the thread does not."""
+        """Let what this thread does next change all sources: on a GPU that waits, and the thread does not."""
         self._copied.wait()
         for device, mark in self._made:
             device.follow(mark)
@@ -73,7 +73,7 @@ class Copies:
 
     def __init__(self) -> None:
         self._streams: dict[int, Stream] = {}
-        """Of each device."""
+        """Streams by device."""
 
     def begin(self, now: Iterable[Pair], later: Iterable[Pair]) -> Copying:
         """Sources in ``now`` may change from here on, those in ``later`` after ``settle``."""

@@ -1,4 +1,4 @@
-"""What an allocation that failed has taught: the largest atomic batch this trial's devices hold, with each layout.
+"""Largest atomic batch that this trial's devices hold with each layout, learned from failed allocations.
 
 Kept beside the trial's checkpoints, so that replicas that start later, and survivors after a switch, know it too.
 """
@@ -12,12 +12,12 @@ from pathlib import Path
 import torch
 
 SHRINK = 0.75
-"""Of the batch that did not fit: memory use is nearly linear in it, and one more failure costs more than the rest."""
+"""Share of the batch that did not fit: memory is nearly linear in it, and a second failure costs more than the rest."""
 _FILE = "memory-limit.json"
 
 
 class MemoryLimit:
-    """Of a trial whose checkpoints are in ``folder``; None for one that has none.
+    """Memory limit of a trial whose checkpoints are in ``folder``; None for one that has none.
 
     ``layout``: how its replicas hold the model now (``dist_core.layout``), by name; empty where that is no choice.
     """
@@ -29,7 +29,7 @@ class MemoryLimit:
 
     @property
     def most_examples(self) -> int | None:
-        """Of a pass, once a larger one has run out of memory; on any of the trial's replicas."""
+        """Return the most examples of a pass after a larger one ran out of memory on any of the trial's replicas."""
         return (_read(self._folder) or self._known).get(self.layout) or None
 
     @property
@@ -53,7 +53,7 @@ class MemoryLimit:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an allocation failed, on a GPU or on the host."""
+    """Tell whether an allocation failed, on a GPU or on the host."""
     if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
         return True
     return isinstance(error, RuntimeError) and "can't allocate memory" in str(error)

@@ -41,7 +41,7 @@ def pack(value: Any, tensors: list[torch.Tensor], path: tuple[object, ...] = ())
 
 
 _PLAIN = (type(None), bool, int, float, str)
-"""By far the most, and beyond doubt."""
+"""Plain types: by far the most values, and beyond doubt."""
 
 
 def _restorable(value: Any, path: tuple[object, ...]) -> Any:
@@ -79,9 +79,9 @@ def unpack(skeleton: Any, tensors: list[torch.Tensor]) -> Any:
 def pack_copy(
     value: Any, stays: Callable[[torch.Tensor], bool] = lambda tensor: False
 ) -> tuple[Any, list[torch.Tensor]]:
-    """What ``unpack`` takes, of a value that goes on changing: its tensors copied, but those that ``stays`` says.
+    """Pack a value that goes on changing: copy its tensors to host memory, except those for which ``stays`` is true.
 
-    Into the host's memory: this may be where the device's has run out.
+    This may be where the device's memory has run out.
     """
     tensors: list[torch.Tensor] = []
     skeleton = pack(value, tensors)

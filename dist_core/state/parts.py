@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 PARTS = "parts"
 """Under this name stands what each process has written of a state that is divided among them."""
 DIVIDED = "divided"
-"""By this name a state says that it is."""
+"""Name by which a state says that it is divided."""
 
 
 def local_of(tensor: torch.Tensor) -> torch.Tensor:

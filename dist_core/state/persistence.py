@@ -34,11 +34,11 @@ class Persistence:
         self.registry = registry
         self.checkpoints = TrialCheckpoints(folder, part, on_error=on_error)
         self.has_looked = False
-        """Whether this process has looked for a checkpoint of its trial."""
+        """True once this process has looked for a checkpoint of its trial."""
         self._readers = readers
         self._replicated = replicated
         self._kept: dict[str, Any] | None = None
-        """What code that runs again goes on from, until it comes to its epochs."""
+        """State that code which runs again goes on from, until it comes to its epochs."""
 
     @property
     def folder(self) -> Path | None:
@@ -57,7 +57,7 @@ class Persistence:
         return lambda: self.restore(unpack(skeleton, kept))
 
     def is_replicated(self) -> Callable[[torch.Tensor], bool]:
-        """Whether a tensor is one that only optimizers change."""
+        """Return a predicate for tensors that only optimizers change."""
         addresses = {tensor.data_ptr() for tensor in self._replicated()}
         return lambda tensor: tensor.data_ptr() in addresses
 

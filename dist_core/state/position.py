@@ -1,4 +1,4 @@
-"""Where training stands: epochs and their loops, steps, and the progress that they have made."""
+"""Position of a training: epochs and their loops, steps, and the progress that they have made."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from typing import Any
 
 
 class Position:
-    """Of the trial, as this process sees it: the trial's part is in its checkpoints, and goes to joiners."""
+    """Position of the trial, as this process sees it: the trial's part is in its checkpoints, and goes to joiners."""
 
     def __init__(self) -> None:
         self.limit: int | None = None
         """Epochs in all, once the code has said so."""
         self.runs = -1
-        """How often the user's code has begun again from its top."""
+        """Times that the user's code has begun again from its top."""
         self.begin_run()
 
     def begin_run(self) -> None:
@@ -31,7 +31,7 @@ class Position:
         """Loops that were completed before the one that was left before its end, until another begins."""
         self.in_epoch_loop = self.in_training_loop = False
         self.has_evaluated = False
-        """Whether an evaluation has begun since the last training loop of the present epoch."""
+        """True once an evaluation has begun since the present epoch's last training loop."""
 
     # ------------------------------------------------------------------ what follows from it
 
@@ -63,7 +63,7 @@ class Position:
 
     @property
     def is_behind_next_loop(self) -> bool:
-        """Whether the trial was resumed within the training loop that this process comes to, or behind it."""
+        """Tell whether the trial was resumed within the training loop that this process comes to, or behind it."""
         begun = 0 if self.loop_start is None else self.loop_start[0]
         return self.is_resumed and max(begun, self.loops_done) > self.loops_begun
 

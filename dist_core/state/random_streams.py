@@ -1,4 +1,4 @@
-"""Which random numbers a replica draws: rank 0 those of the trial, every other rank a stream of its own.
+"""Random streams of a replica: rank 0 draws the trial's numbers, every other rank has a stream of its own.
 
 Dropout masks and augmentations of equal streams would be equal too, on all replicas, and the noise scale takes the
 parts of a batch for independent. So a replica that enters a generation with a rank other than 0 starts streams that

@@ -1,1 +1,1 @@
-"""What a training script holds: its loader, its wrapped model, its sums, and the functions it calls."""
+"""Objects of a training script: its loader, its wrapped model, its sums, and the functions it calls."""

@@ -15,7 +15,7 @@ from dist_core.trial.current import get_core
 
 
 class _Addend:
-    """What reading a key answers while values are only added: good for ``+=`` and ``-=``, and nothing else."""
+    """Result of reading a key while values are only added: good for ``+=`` and ``-=``, and nothing else."""
 
     __slots__ = ("key", "owner", "value")
 
@@ -50,16 +50,16 @@ class Accumulator(MutableMapping[str, Any]):
         self._results: dict[str, Any] = dict(*arguments, **initial)
         self._pending: dict[str, float] = {}
         self._sent: dict[str, float] = {}
-        """What is in the round of the present step: summed when that is complete, still this replica's if it is not."""
+        """Values in the present step's round: summed when it is complete, still this replica's if it is not."""
         self._taken_back: dict[str, float] | None = None
         self._synchronized = False
         self._mark: tuple[dict[str, Any], dict[str, float]] | None = None
         self._shown: list[dict[str, Any]] = []
         """The sums at each ``synchronized()`` between this epoch's loops, those of earlier runs too."""
         self._passed = 0
-        """How many of them this process has come by."""
+        """Number of them that this process has passed."""
         self._inside_last = False
-        """Whether the code within the last of them has not ended."""
+        """True while the code within the last of them has not ended."""
         self._behind: dict[str, Any] | None = None
         """The sums as they are, while earlier ones are shown."""
         get_core().loops.adopt_accumulator(self)
@@ -204,7 +204,7 @@ class Accumulator(MutableMapping[str, Any]):
         return dict(zip(keys, values.tolist(), strict=True))
 
     def mark(self) -> None:
-        """What is added from here on may have to be taken back."""
+        """Mark a point to which additions may have to be taken back."""
         self._mark = dict(self._results), dict(self._pending)
 
     def forget_mark(self) -> None:
@@ -218,7 +218,7 @@ class Accumulator(MutableMapping[str, Any]):
             self._mark, self._sent = None, {}
 
     def catch_up(self, state: dict[str, Any]) -> None:
-        """What was taken back counts after all, and of it what was sent is in another replica's sums."""
+        """Count what was taken back after all; of it, what was sent is in another replica's sums."""
         self._results = dict(state["results"])
         self._pending, self._taken_back = self._taken_back or {}, None
 
@@ -233,7 +233,7 @@ class Accumulator(MutableMapping[str, Any]):
         return len(self._pending.keys() - set(self.summed_keys))
 
     def send(self, key: str) -> float:
-        """What was added under this key since the last step's round."""
+        """Return what was added under this key since the last step's round."""
         value = self._sent[key] = self._pending.pop(key, 0.0)
         return value
 

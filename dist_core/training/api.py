@@ -1,4 +1,4 @@
-"""What training code sees of its trial. Every function also works in a plain script without a scheduler."""
+"""Functions by which training code sees its trial; each also works in a plain script without a scheduler."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def current_epoch() -> int | None:
 
 
 def finished_epochs() -> int:
-    """How many epochs the trial has completed."""
+    """Return the number of epochs that the trial has completed."""
     return training_core().position.epoch
 
 
@@ -94,6 +94,6 @@ def rank() -> int:
 
 
 def world_size() -> int:
-    """How many replicas train; before the first training step, how many are going to."""
+    """Return the number of replicas that train; before the first training step, the number that are going to."""
     core = training_core()
     return core.generation.group.world_size if core.joined or core.world is None else core.world.size()

@@ -43,7 +43,7 @@ class BatchScale:
         return 1.0 if statistics is None else float(gain(statistics, self._scale))
 
     def factor_of(self, optimizer: torch.optim.Optimizer) -> float:
-        """What the user's learning rate is multiplied with in this step."""
+        """Return the factor on the user's learning rate in this step."""
         if not self._adapts:
             return 1.0
         progress_steps = self._core.position.progress / self.init_batch

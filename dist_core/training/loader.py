@@ -91,7 +91,7 @@ class AdaptiveDataLoader:
         self._epoch_size = epoch_size
         self.autoscaled = False
         self.shares_evaluation = True
-        """Whether a loop that evaluates gives each replica its share of the samples, and not all of them."""
+        """True if an evaluation loop gives each replica a share of the samples, and not all of them."""
         self.name: str | None = None
         self._marks = LoopMarks()
 
@@ -191,7 +191,7 @@ class AdaptiveDataLoader:
 
     @property
     def _paces(self) -> bool:
-        """Whether this is the loader whose batch size adapts."""
+        """Tell whether this is the loader whose batch size adapts."""
         return get_core().loader is self
 
     @property
@@ -217,7 +217,7 @@ class AdaptiveDataLoader:
 
     @property
     def batches_of_step(self) -> list[Any]:
-        """What this replica computes in the present step, a batch for each pass; empty outside of the trial's steps."""
+        """Return this replica's batches of the present step, one a pass; empty outside the trial's steps."""
         return [] if self._marks.loaded is None else self._marks.loaded.batches
 
     def to_tensorboard(self, writer: Any, global_step: int, tag_prefix: str = "") -> None:
@@ -324,7 +324,7 @@ class Evaluation:
         return share
 
     def _division(self, core: TrainingCore) -> tuple[int, int, int]:
-        """Which share of how many, in batches of which size: of a smaller one where there are not enough for all."""
+        """Return the share's index, the number of shares, and the batch size, smaller if there are few samples."""
         # Processes of one replica compute together: they evaluate the same samples.
         rank, world_size = (
             (core.generation.group.replica, core.generation.group.num_replicas) if self._shared else (0, 1)

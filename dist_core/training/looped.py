@@ -9,11 +9,11 @@ from dist_core.trial.participants import PacingLoader
 
 class Looped(PacingLoader, Protocol):
     source: Any
-    """Where its samples come from, in their order."""
+    """Source of its samples, in their order."""
     drop_last: bool
     autoscaled: bool
     name: str | None
-    """Of its cursor among the trial's states, once it has trained."""
+    """Name of its cursor among the trial's states, once it has trained."""
 
     @property
     def batch_size(self) -> int: ...

@@ -94,7 +94,7 @@ class AdaptiveDataParallel(MeasuredModel, DistributedDataParallel):
         self._core = core
         self._no_sync = False
         self._trained = trained_weights(model)
-        """What torch's class has made buckets for."""
+        """Weights that torch's class has made buckets for."""
         choice = ReductionChoice(strategies, AUTO_CAPS_MB if bucket_cap_mb == "auto" else (None,))
         device = device_of(place)
         step_place = StepPlace()
@@ -171,7 +171,7 @@ class AdaptiveDataParallel(MeasuredModel, DistributedDataParallel):
 
     @property
     def learning_rate_factor(self) -> float:
-        """What the user's learning rate is multiplied with in this step; the first optimizer's."""
+        """Return the factor on the user's learning rate in this step, for the first optimizer."""
         return self.part.learning_rate_factor
 
     def to_tensorboard(self, writer: Any, global_step: int, tag_prefix: str = "") -> None:
@@ -185,7 +185,7 @@ class AdaptiveDataParallel(MeasuredModel, DistributedDataParallel):
     # ------------------------------------------------------------------ what torch's class has, and this one replaces
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        """What is copied, averaged or saved is the model, under the names that it has here; a copy does not train."""
+        """Copy, average or save the model itself, under the names that it has here; a copy does not train."""
         return ModelCopy, (self.module,)
 
     def register_comm_hook(self, state: object, hook: Any) -> None:

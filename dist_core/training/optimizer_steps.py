@@ -21,7 +21,7 @@ from dist_core.trial.core import TrainingCore
 
 
 class OptimizerSteps:
-    """Of one model; several models may have one optimizer. Updates wait until a whole step is there on all replicas.
+    """Optimizer steps of one model; several models may share an optimizer. Updates wait for a step on all replicas.
 
     ``served``: the weights' server, where one makes the updates.
     """
@@ -49,7 +49,7 @@ class OptimizerSteps:
         self._scale = scale
         self._checked = False
         self.reduction: Elapsed | None = None
-        """From the last step's last bucket to the end of the reduction; None where nothing was reduced."""
+        """Time from the last step's last bucket to the end of the reduction; None where nothing was reduced."""
 
     def step(
         self,
@@ -88,7 +88,7 @@ class OptimizerSteps:
             refuse_what_is_missing(self._module, self._optimizers, self._core.warn)
 
     def _is_applied(self, sharing: Sequence[OptimizerSteps]) -> bool:
-        """Whether an update of now changes the weights: the step is whole, and all replicas have come to it."""
+        """Tell whether an update now would change the weights: the step is whole, and all replicas have come to it."""
         place, group = self._place, self._over.group
         if place.probing or place.is_dry:
             place.stepped = True

@@ -35,13 +35,13 @@ class PassesOfSteps:
         summing.passive, summing.measuring = True, False
 
     def end_dry(self) -> None:
-        """What comes next is not alone any more; no gradient of the dry steps stays."""
+        """End the dry steps of a replica that is alone, and leave none of their gradients."""
         self._place.is_dry = False
         self._over.group.passive = False
         self.drop_gradients()
 
     def leave(self) -> None:
-        """What comes next is not a step of the loader; of one that was left in its middle nothing stays behind."""
+        """Leave the loader's steps, and keep nothing of a step that was left in its middle."""
         self._place.leave()
         self._hidden.drop()
         self._over.group.measuring = False
@@ -53,5 +53,5 @@ class PassesOfSteps:
 
     @property
     def took_gradients(self) -> bool:
-        """Whether gradients have come since the present step began."""
+        """Tell whether gradients have come since the present step began."""
         return self._over.group.reduced

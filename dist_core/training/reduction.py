@@ -18,7 +18,7 @@ from dist_core.trial.core import TrainingCore
 
 
 class Summing(Protocol):
-    """What sums one group's gradients, as the passes and the optimizer see it."""
+    """Summing of one group's gradients, as the passes and the optimizer see it."""
 
     passive: bool
     """A pass that other replicas take no part in."""
@@ -31,7 +31,7 @@ class Summing(Protocol):
     measuring: bool
     last_bucket: Mark | None
     reduced: bool
-    """Whether gradients have come to be summed since the present step began."""
+    """True once gradients have come to be summed in the present step."""
 
 
 class Reduction(Protocol):
@@ -56,7 +56,7 @@ class Reduction(Protocol):
     def note_update(self) -> None: ...
 
     def whole_replica_agrees(self, succeeded: bool) -> bool:
-        """Whether the step's sums are whole on all processes of this replica, of which this one says what it has."""
+        """Tell whether the step's sums are whole on all processes of this replica, given this one's own answer."""
         ...
 
     def state_dict(self) -> dict[str, Any]: ...
@@ -84,7 +84,7 @@ class BucketReduction:
         self._measurements = measurements
         self._begins = begins
         self.group: BucketReducer = cast("BucketReducer", None)
-        """What DDP asks for all-reduces."""
+        """Reducer that DDP asks for all-reduces."""
 
     @property
     def is_alone(self) -> bool:
@@ -97,7 +97,7 @@ class BucketReduction:
         return self._choice.group_needs | GroupNeeds(carriers=frozenset({carrier_for(self._device)}))
 
     def use(self, group: ReplicaGroup) -> None:
-        """From the next step on; all its replicas call this at the same step boundary.
+        """Use this group from the next step on; all its replicas call this at the same step boundary.
 
         Raises InvalidTraining when the group lacks what this model's strategies need.
         """

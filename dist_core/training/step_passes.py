@@ -45,7 +45,7 @@ class StepPasses(PassesOfSteps):
         self._num_parts = 1
         """Replicas that have examples of the present step."""
         self.user_accumulates = False
-        """Whether the user's code sums gradients over several batches of the loader on its own."""
+        """True if the user's code sums gradients over several of the loader's batches by itself."""
 
     # ------------------------------------------------------------------ as the loader announces them
 

@@ -25,10 +25,10 @@ class _Step:
     configuration: Configuration
     generation: int
     ended: float
-    """By the host's monotonic clock."""
+    """Time of the end, by the host's monotonic clock."""
     passes: list[Elapsed]
     reductions: list[Elapsed]
-    """From each model's last bucket to the end of its reduction."""
+    """Times from each model's last bucket to the end of its reduction."""
     is_split: bool
     """One replica's batch that is trained in parts, to measure the noise of its gradient."""
 

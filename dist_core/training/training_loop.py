@@ -27,11 +27,11 @@ _LEFT_BY_COUNT = (
 
 
 class LoopMarks:
-    """Where a loader's loops stand, from one to the next."""
+    """Marks of where a loader's loops stand, from one to the next."""
 
     def __init__(self) -> None:
         self.division: Division | None = None
-        """How the present steps are divided among the replicas."""
+        """Division of the present steps among the replicas."""
         self.loaded: LoadedStep | None = None
         """The step that a batch with the user's code belongs to."""
         self.open: StepPlan | None = None
@@ -41,7 +41,7 @@ class LoopMarks:
         self.handed_out = self.promised = self.uncounted = 0
         """Batches that the present loop's body was given, that ``len`` says, and of steps that did not count."""
         self.may_be_counted = False
-        """Whether anybody has asked how many batches there are."""
+        """True once anybody has asked how many batches there are."""
 
 
 class TrainingLoop:
@@ -239,13 +239,13 @@ class TrainingLoop:
     # ------------------------------------------------------------------ where it ends
 
     def _is_over(self, core: TrainingCore, started_passes: int) -> bool:
-        """Whether this loop ends here: an epoch's progress is made by the first loop of the first loader."""
+        """Tell whether this loop ends here: an epoch's progress is made by the first loop of the first loader."""
         if not (self._ends_by_progress(core) and core.position.in_epoch_loop and core.position.is_first_loop):
             return bool(self._loader.cursor.passes > started_passes)
         return self._has_progressed(core)
 
     def _ends_by_progress(self, core: TrainingCore) -> bool:
-        """Whether this loader's first loop of an epoch ends with the epoch's progress, and not with a pass."""
+        """Tell whether this loader's first loop of an epoch ends with the epoch's progress, and not with a pass."""
         return (
             core.pacing.loader is self._loader
             and self._loader.epoch_size is not None
@@ -309,7 +309,7 @@ class TrainingLoop:
         return None
 
     def _was_completed(self, core: TrainingCore, started_passes: int | None) -> bool:
-        """Whether the loop that begins has nothing left: the trial was resumed behind it, in the same epoch."""
+        """Tell whether the loop that begins has nothing left: the trial was resumed behind it, in the same epoch."""
         if not core.position.is_resumed or core.generation.joining:
             return False
         if core.position.loops_begun < core.position.loops_done:

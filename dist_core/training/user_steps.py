@@ -31,7 +31,7 @@ class UserSteps:
         return min(self.per_epoch, math.ceil(within - _TOLERANCE * self.per_epoch))
 
     def ends_epoch(self, place: StepPlace) -> bool:
-        """Whether the training loop is over once the step that runs has counted; False also where nobody knows."""
+        """Tell whether the training loop is over once the running step has counted; False also where nobody knows."""
         size = self._loader.epoch_size
         if size is None:
             return False
@@ -47,7 +47,7 @@ class UserSteps:
 BatchWord = Literal["fixed", "adaptive"] | int
 
 MOST_GROWTH = 32
-"""How many times the batch that the user gave an adaptive one may become, unless it is said."""
+"""Most growth of the batch size over the user's, unless the user sets a bound."""
 
 
 def check_batch_word(batch: object) -> None:

@@ -33,7 +33,7 @@ from dist_core.trial.participants import Passes
 
 
 class ModelState(Protocol):
-    """What a checkpoint holds of a wrapped model, its optimizers, schedules and scaler."""
+    """Checkpointed state of a wrapped model, its optimizers, schedules and scaler."""
 
     schedules: list[Any]
     scaler: Any
@@ -106,7 +106,7 @@ class WrappedModel:
         )
 
     def take_part(self, name: str | None) -> None:
-        """In the trial, from now on; under this name in its checkpoints."""
+        """Take part in the trial from now on, under this name in its checkpoints."""
         core = self._core
         if core.models and core.models.group_needs.slots_per_share != self.over.needs.slots_per_share:
             raise InvalidTraining(
@@ -139,12 +139,12 @@ class WrappedModel:
 
     @property
     def whole_step_is_there(self) -> bool:
-        """Whether the gradients are those of a whole step: of its last micro-batch, with no replica lost in it."""
+        """Tell whether the gradients are a whole step's: after its last microbatch, with no replica lost in it."""
         return self.is_last_micro_batch and self._core.broken is None
 
     @property
     def evaluates(self) -> bool:
-        """Whether a pass of now belongs to no step of the trial, although gradients are on.
+        """Tell whether a pass that begins now belongs to no step of the trial, although gradients are on.
 
         In evaluation mode: outside of training loops, and in an evaluation loop within one. Frozen batch norms and
         a forgotten ``train()`` make no evaluation of a training loop.
@@ -182,13 +182,16 @@ class WrappedModel:
 
     @property
     def reduction(self) -> Elapsed | None:
-        """From the last step's last bucket to the end of its reduction; None where nothing was reduced."""
+        """Return the time from the last step's last bucket to the end of its reduction.
+
+        None where nothing was reduced.
+        """
         return self._steps.reduction
 
     # ------------------------------------------------------------------ a step's end, and its round
 
     def norms_to_sum(self) -> tuple[float, float]:
-        """What this replica adds to the round that is being launched."""
+        """Return this replica's part of the round that is being launched."""
         return self.measurements.to_sum(self._core.position.steps)
 
     def take_norms(self, first: float, second: float) -> None:
@@ -216,7 +219,7 @@ class WrappedModel:
 
     @property
     def learning_rate_factor(self) -> float:
-        """What the user's learning rate is multiplied with in this step; the first optimizer's."""
+        """Return the factor on the user's learning rate in this step, for the first optimizer."""
         return self._scale.factor_of(self.optimizers[0])
 
     @property
@@ -252,7 +255,7 @@ class WrappedModel:
     # ------------------------------------------------------------------ state
 
     def replicated_tensors(self) -> Iterator[torch.Tensor]:
-        """What is the same on all replicas between two steps: weights, and the optimizer's state of them."""
+        """Yield the tensors that replicas have in common between steps: weights, and the optimizer's state."""
         yield from self._wrapped_state.replicated()
 
     def _save(self) -> dict[str, Any]:

@@ -1,1 +1,1 @@
-"""What a replica does for its trial, put together."""
+"""Core of a replica: what it does for its trial, put together."""

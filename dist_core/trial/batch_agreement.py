@@ -39,9 +39,9 @@ class BatchAgreement:
         self.adaptation: Adaptation | None = None
         """None until a loader trains."""
         self._next: tuple[ReplicaGroup, tuple[int, int]] | None = None
-        """For a generation that is prepared."""
+        """Batch that was agreed for a generation that is prepared."""
         self._kept: tuple[int, int] | None = None
-        """What the replicas agree on already, where code that runs again is to adopt it."""
+        """Batch that the replicas agree on already, for code that runs again."""
 
     # ------------------------------------------------------------------ whose batch it is
 
@@ -85,7 +85,7 @@ class BatchAgreement:
         self.adaptation.use(atomic, accumulation)
 
     def vote(self, prepared: Prepared | None) -> Sequence[float]:
-        """What this replica adds to a step's round: batches for the present generation, and for the prepared one.
+        """Return this replica's vote: batches for the present generation, and for the prepared one.
 
         So that a switch needs no round of its own to agree on it.
         """
@@ -104,7 +104,7 @@ class BatchAgreement:
         return self._next[1]
 
     def use(self, atomic: float, accumulation: float) -> None:
-        """What a round has brought, if it has."""
+        """Use what a round has brought, if anything."""
         if self.adaptation is not None and atomic > 0:
             self.adaptation.use(int(atomic), int(accumulation))
 

@@ -82,7 +82,7 @@ class Changes:
     # ------------------------------------------------------------------ coming in
 
     def epoch_to_join(self) -> int | None:
-        """Where a replica of a trial that trains is to come in; None for one that starts its trial."""
+        """Return the epoch in which a replica joins a trial that trains; None if it starts its trial."""
         return None if self._join is None else self._join.epoch_to_join()
 
     def come_in(self) -> None:
@@ -132,7 +132,7 @@ class Changes:
     # ------------------------------------------------------------------ from one to the next
 
     def votes(self, prepared: Prepared | None) -> Sequence[float]:
-        """What this replica adds to a step's round."""
+        """Return this replica's values for a step's round."""
         return (0.0, 0.0, 0.0) if self._switch is None else self._switch.vote(prepared)
 
     def follow(self, prepared: Prepared, votes: Sequence[float], batch: Sequence[float]) -> None:
@@ -189,7 +189,7 @@ class Changes:
             self._present.mark_broken(lost)
 
     def _make_way(self) -> None:
-        """What is left to do here is to end; survivors may want this core at once."""
+        """Make way for survivors, who may want this core at once: what is left to do here is to end."""
         with contextlib.suppress(OSError):
             os.nice(19)
 

@@ -32,14 +32,14 @@ class ChosenLayout:
         self._memory_limit = memory_limit
         self._members = members
         self.is_settled = False
-        """Whether the model's wrapper has found what it is to be."""
+        """True once the model's wrapper has chosen a layout."""
         self._terms: tuple[LayoutTerms, ...] = ()
         self.slot_memory: float | None = None
         self.present = Layout(members)
         self.name = ""
-        """Of the present one, where there is a choice."""
+        """Name of the present layout, where there is a choice."""
         self.seconds = 1.0
-        """What a pass is predicted to take with it, in units of the whole model's on one slot."""
+        """Predicted seconds of a pass, in units of the whole model's on one slot."""
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -49,7 +49,7 @@ class ChosenLayout:
 
     @property
     def terms(self) -> tuple[LayoutTerms, ...]:
-        """Of all layouts to choose from; empty where there is no choice."""
+        """Return the terms of all layouts to choose from; empty where there is no choice."""
         return self._possible(self._terms) if self._terms else ()
 
     def _possible(self, terms: Iterable[LayoutTerms]) -> tuple[LayoutTerms, ...]:

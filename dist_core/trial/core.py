@@ -42,7 +42,7 @@ class TrainingCore(Pieces):
     # ------------------------------------------------------------------ code that runs again
 
     def can_run_again(self, error: BaseException) -> bool:
-        """Whether the user's code, which ended with this error, is to run again from its top; made ready for that."""
+        """Tell whether the user's code, which ended with this error, is to run again; made ready for that."""
         ready = self.rerun.is_made_ready(error)
         if ready and self.environment is not None:
             seed_all(trial_seed(self.environment.trial_id))
@@ -75,14 +75,14 @@ class TrainingCore(Pieces):
 
     @property
     def reports(self) -> bool:
-        """Whether this replica speaks for the trial: rank 0, or the first one launched while ranks are not given."""
+        """Tell whether this replica speaks for the trial: rank 0, or the first launched while ranks are not given."""
         if self.generation.joined or self.environment is None:
             return self.generation.group.rank == 0
         return self.environment.launch_index == 0
 
     @property
     def shown_rank(self) -> int:
-        """For libraries whose first process writes for all; they ask before ranks are given, too."""
+        """Return the rank for libraries whose first process writes for all; they also ask before ranks are given."""
         if self.generation.joined:
             return int(self.generation.group.rank)
         if self.environment is None:
@@ -92,19 +92,19 @@ class TrainingCore(Pieces):
 
     @property
     def passes_do_not_count(self) -> bool:
-        """Whether what the loop's body does now has no effect on the trial, and takes part in nothing."""
+        """Tell whether what the loop's body does now has no effect on the trial, and takes part in nothing."""
         return self.loops.replaying or self.generation.is_outside
 
     @property
     def adds_up(self) -> bool:
-        """Whether what this process counts is no other one's as well: those of one replica may see the same samples."""
+        """Tell whether this process's counts are its own: processes of one replica may see the same samples."""
         if self.whole.member == 0 or self.models.group_needs.members == 1:
             return True
         return self.position.in_training_loop and self.models.group_needs.slots_per_share == 1
 
     @property
     def buckets_settled(self) -> bool:
-        """Whether the models' gradient buckets are in the order of a joiner's, or nobody will ever join."""
+        """Tell whether the models' gradient buckets are in a joiner's order, or nobody will ever join."""
         return self.environment is None or self.position.own_steps >= DRY_STEPS
 
     @property
@@ -113,7 +113,7 @@ class TrainingCore(Pieces):
 
     @property
     def epoch_position(self) -> float:
-        """Where training stands, in epochs and parts of the present one."""
+        """Return the position in epochs and fractions of the present one."""
         return self.position.in_epochs(self.pacing.epoch_size)
 
     @property
@@ -128,7 +128,7 @@ class TrainingCore(Pieces):
         return self.meeting.do(action, otherwise=otherwise)
 
     def mean_over_replicas(self, value: float) -> float:
-        """Of a number that every replica has, perhaps its own."""
+        """Return the mean of a number that every replica has, perhaps its own."""
         return value if self.loops.replaying else self.meeting.mean_of(value)
 
     def raise_postponed(self) -> None:

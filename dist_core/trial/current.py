@@ -1,4 +1,4 @@
-"""Which core is present: that of the process, or of whoever asks."""
+"""Current core: that of the process, or of whoever asks."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from dist_core.trial.plain_replica import Participant, begun, end
 
 _present: ContextVar[TrainingCore | None] = ContextVar("elastune-trial", default=None)
 _of_process: TrainingCore | None = None
-"""Of code, threads the user has started among it, in whose context none is present."""
+"""Core of the code and its threads in whose context none is current."""
 
 
 def get_core() -> TrainingCore:
@@ -64,7 +64,7 @@ End = Callable[[int], None]
 
 
 def tell_by_status(replica: Participant, *, end: End = os._exit) -> None:
-    """From now on, of whatever ends this process's main thread."""
+    """Report by exit status, from now on, whatever ends this process's main thread."""
     before = sys.excepthook
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
@@ -79,7 +79,7 @@ def tell_by_status(replica: Participant, *, end: End = os._exit) -> None:
 
 
 def comes_of_loss(replica: Participant, error: BaseException) -> bool:
-    """Whether the trial can go on from its checkpoint after this error; a batch that was too large is noted for that.
+    """Tell whether the trial can go on from its checkpoint after this error; a batch that was too large is noted.
 
     Raises InvalidTraining where no smaller batch is allowed.
     """
@@ -94,7 +94,7 @@ def comes_of_loss(replica: Participant, error: BaseException) -> bool:
 
 
 def _end_as_postponed(replica: Participant, end: End) -> None:
-    """By what was raised where Python would have swallowed it, while the script left its last loop."""
+    """End with what was raised where Python would have swallowed it, while the script left its last loop."""
     try:
         replica.present.raise_postponed()
     except SystemExit as leaving:

@@ -18,7 +18,7 @@ _LATE = 1.1
 _JUDGED = 50
 _MOST_LATE = 0.2
 _OVERHEAD = 0.5
-"""What lies between two passes belongs to the later one, up to this part of it; a longer time is the user's own."""
+"""Longest part of a pass that the time before it counts towards it; a longer time is the user's own."""
 
 
 class EmulatedDevice:
@@ -37,7 +37,7 @@ class EmulatedDevice:
         self._clock = clock
         self._sleep = sleep
         self._free_at = float("-inf")
-        """When the device has done what it was given."""
+        """Time at which the device has done what it was given."""
         self._late: deque[bool] = deque(maxlen=_JUDGED)
         self._told = False
 
@@ -45,13 +45,13 @@ class EmulatedDevice:
         return float(gradient_seconds(self._params, atomic_batch))
 
     def pass_seconds(self, nodes: int, replicas: int, atomic_batch: int, *, reduces: bool) -> float:
-        """Of one forward and backward pass; the last one of a step reduces and applies."""
+        """Return the seconds of a forward and backward pass; the last one of a step reduces and applies."""
         if not reduces:
             return self.gradient_seconds(atomic_batch)
         return float(optim_seconds(self._params, nodes, replicas, atomic_batch))
 
     def begin_anew(self) -> None:
-        """What lies between the last pass and the next one was a pause of the trial's."""
+        """Begin anew: the time between the last pass and the next one was a pause of the trial's."""
         self._free_at = float("-inf")
 
     def hold(self, began: float, seconds: float) -> float:

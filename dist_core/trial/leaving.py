@@ -49,7 +49,7 @@ class Leaving:
 
     @property
     def is_paused(self) -> bool:
-        """Whether the next generation has no members."""
+        """Tell whether the next generation has no members."""
         pending = None if self._membership is None else self._membership.pending()
         return pending is not None and not pending.generation.members
 

@@ -63,7 +63,7 @@ class Loops:
 
     @property
     def are_between(self) -> bool:
-        """Whether the code that runs is that of an epoch, which runs again where the trial is resumed within it."""
+        """Tell whether the code that runs is an epoch's, which runs again where the trial is resumed within it."""
         return not (self._position.in_training_loop or self.evaluations or self.replaying)
 
     # ------------------------------------------------------------------ epochs
@@ -173,7 +173,7 @@ class Loops:
 
     @property
     def stands_behind_next(self) -> bool:
-        """Whether the trial was resumed within the training loop that this process comes to, or behind it."""
+        """Tell whether the trial was resumed within the training loop that this process comes to, or behind it."""
         return not self._present.joining and self._position.is_behind_next_loop
 
     # ------------------------------------------------------------------ what belongs to an epoch

@@ -1,4 +1,4 @@
-"""What a trainer measured, to whoever searches: a trainer calls callbacks of its own, and knows nothing of trials."""
+"""Metrics from a trainer to whoever searches: a trainer calls callbacks of its own, and knows nothing of trials."""
 
 from __future__ import annotations
 

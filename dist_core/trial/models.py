@@ -59,13 +59,13 @@ class Models:
 
     @property
     def learning_rate(self) -> float | None:
-        """Of the first group of parameters in the present step; None where there is none that could be shown."""
+        """Return the learning rate of the first parameter group in this step; None where there is none to show."""
         rates = self._models[0].rates() if self._models else []
         used = rates[0] * self._models[0].learning_rate_factor if rates else -1.0
         return used if 0.0 <= used <= LARGEST_NUMBER else None
 
     def measures(self, step: int, *, num_replicas: int) -> bool:
-        """Whether the step of that number measures the noise scale; the same on all replicas."""
+        """Tell whether the step of that number measures the noise scale; the same on all replicas."""
         if not self._models or self._models[0].passes.user_accumulates:
             return False
         return is_measured(step, num_replicas=num_replicas, every=self._models[0].noise_every)
@@ -77,12 +77,12 @@ class Models:
 
     @property
     def compute_after_an_update(self) -> bool:
-        """Whether a pass that begins now lies behind the step of an optimizer in the same batch."""
+        """Tell whether a pass that begins now lies behind the step of an optimizer in the same batch."""
         return any(model.step_place.passed_step for model in self)
 
     @property
     def are_in_a_part(self) -> bool:
-        """Whether the present step takes several passes."""
+        """Tell whether the present step takes several passes."""
         return any(model.step_place.has_several_passes for model in self)
 
     # ------------------------------------------------------------------ what they hold
@@ -120,7 +120,7 @@ class Models:
     # ------------------------------------------------------------------ a step's round
 
     def ballot(self, *, is_first: bool) -> Ballot:
-        """For each model its two norms and, from rank 0, the index of the reduction it proposes, plus 1; 0 is none."""
+        """Return each model's two norms and, from rank 0, the index of the reduction it proposes, plus 1; 0 is none."""
         parts: dict[str, Sequence[float]] = {}
         for index, model in enumerate(self):
             proposal = model.tuning_proposal if is_first else None

@@ -48,16 +48,16 @@ class Pacing:
         self._batch.begin()
 
     def paces(self, loader: PacingLoader) -> bool:
-        """Whether a step of this loader's is progress: an epoch that passes over its data twice is not two."""
+        """Tell whether this loader's steps are progress: an epoch that passes over its data twice is not two."""
         return loader is self.loader and (self._position.is_first_loop or not self._position.in_epoch_loop)
 
 
 class LoopHabits:
     def __init__(self) -> None:
         self.trains_in_turns = False
-        """Whether the loop's body computes further gradients after an optimizer has stepped, as for a GAN."""
+        """True if the loop's body computes further gradients after an optimizer has stepped, as for a GAN."""
         self.stream_workers: int | None = None
-        """Of the first loader that divides its stream, on the replica that was rank 0 then."""
+        """Workers of the first loader that divides its stream, on the replica that was rank 0 then."""
 
     def note_stream_workers(self, number: int) -> None:
         """A stream is divided by its loader's workers, which may be more on one machine than on another."""

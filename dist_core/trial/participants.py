@@ -1,4 +1,4 @@
-"""What a trial and its wrapped models ask of each other; neither has to import the other."""
+"""Protocols between a trial and its wrapped models, so that neither has to import the other."""
 
 from __future__ import annotations
 
@@ -52,14 +52,14 @@ class PacingLoader(Protocol):
 
 
 class Passes(Protocol):
-    """Of one model's steps, as the loader announces them."""
+    """Passes of one model's steps, as the loader announces them."""
 
     user_accumulates: bool
-    """Whether the user's code sums gradients over several batches of the loader on its own."""
+    """True if the user's code sums gradients over several of the loader's batches by itself."""
 
     @property
     def took_gradients(self) -> bool:
-        """Whether gradients have come to the buckets since the present step began."""
+        """Tell whether gradients have come to the buckets since the present step began."""
         ...
 
     def begin(self, step: StepPlan, index: int, *, measures: bool) -> None:
@@ -71,7 +71,7 @@ class Passes(Protocol):
         ...
 
     def leave(self) -> None:
-        """What comes next is not a step of the loader; of one that was left in its middle nothing stays behind."""
+        """Leave the loader's steps, and keep nothing of a step that was left in its middle."""
         ...
 
     def begin_probe(self) -> None:
@@ -85,7 +85,7 @@ class Passes(Protocol):
         ...
 
     def end_dry(self) -> None:
-        """What comes next is not alone any more; no gradient of the dry steps stays."""
+        """End the dry steps of a replica that is alone, and leave none of their gradients."""
         ...
 
     def drop_gradients(self) -> None: ...
@@ -104,7 +104,7 @@ class TrainedModel(Protocol):
     """True to take rank 0's weights over where replicas turn out to hold others; else the trial fails."""
     device_of_gradients: Device
     step_place: StepPlace
-    """Where in a step the training loop stands."""
+    """Place of the training loop within a step."""
 
     @property
     def training(self) -> bool: ...
@@ -114,7 +114,10 @@ class TrainedModel(Protocol):
 
     @property
     def reduction(self) -> Elapsed | None:
-        """From the last step's last bucket to the end of its reduction; None where nothing was reduced."""
+        """Return the time from the last step's last bucket to the end of the reduction.
+
+        None where nothing was reduced.
+        """
         ...
 
     def end_training_loop(self) -> None: ...
@@ -131,7 +134,7 @@ class TrainedModel(Protocol):
     # ------------------------------------------------------------------ a step's round
 
     def norms_to_sum(self) -> tuple[float, float]:
-        """What this replica adds to the round that is being launched."""
+        """Return this replica's part of the round that is being launched."""
         ...
 
     def take_norms(self, first: float, second: float) -> None:
@@ -163,7 +166,7 @@ class TrainedModel(Protocol):
 
     @property
     def learning_rate_factor(self) -> float:
-        """What they are multiplied with in the present step."""
+        """Return the factor on the learning rates in the present step."""
         ...
 
     def adopt_schedule(self) -> None:
@@ -171,5 +174,5 @@ class TrainedModel(Protocol):
         ...
 
     def replicated_tensors(self) -> Iterator[torch.Tensor]:
-        """What is the same on all replicas between two steps: weights, and the optimizer's state of them."""
+        """Yield the tensors that replicas have in common between steps: weights, and the optimizer's state."""
         ...

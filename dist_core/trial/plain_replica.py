@@ -25,7 +25,7 @@ UNWATCHED_SECONDS = 0.3
 
 
 class Participant(Protocol):
-    """What an objective's trial asks of the process that it runs in."""
+    """Process in which an objective runs, as its trial sees it."""
 
     environment: ReplicaEnvironment | None
     channel: ControlChannel | None
@@ -42,7 +42,7 @@ class Participant(Protocol):
 
     @property
     def is_outside(self) -> bool:
-        """Whether this replica comes to a trial that trains, and has not been let in."""
+        """Tell whether this replica comes to a trial that trains, and has not been let in."""
         ...
 
     @property
@@ -50,17 +50,17 @@ class Participant(Protocol):
 
     @property
     def present(self) -> Participant:
-        """Who has this one's place by now."""
+        """Return who has this participant's place by now."""
         ...
 
     @property
     def reports(self) -> bool:
-        """Whether this replica speaks for the trial."""
+        """Tell whether this replica speaks for the trial."""
         ...
 
     @property
     def stands_alone(self) -> bool:
-        """Whether there is nobody to do things together with, so far."""
+        """Tell whether there is nobody to do collectives with so far."""
         ...
 
     @property
@@ -77,13 +77,13 @@ class Participant(Protocol):
     def leave_if_asked(self) -> None: ...
 
     def can_run_again(self, error: BaseException) -> bool:
-        """Whether the user's code, which ended with this error, is to run again from its top; made ready for that."""
+        """Tell whether the user's code, which ended with this error, is to run again; made ready for that."""
         ...
 
     def free_device_memory(self) -> None: ...
 
     def was_torn(self, error: BaseException) -> bool:
-        """Whether the error says that another process of this replica is gone."""
+        """Tell whether the error says that another process of this replica is gone."""
         ...
 
     def close(self) -> None: ...
@@ -169,7 +169,7 @@ def begun() -> PlainReplica | None:
 
 
 def begin(environment: ReplicaEnvironment, on_torch: Callable[[], None]) -> PlainReplica:
-    """Of this process from now on. ``on_torch``: called as soon as torch has been imported."""
+    """Begin as this process's participant. ``on_torch`` is called as soon as torch has been imported."""
     global _begun
     when_imported("torch", on_torch)
     _begun = PlainReplica(environment)

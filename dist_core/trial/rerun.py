@@ -42,7 +42,7 @@ class Rerun:
         self._forget = forget
 
     def is_made_ready(self, error: BaseException) -> bool:
-        """Whether the user's code, which ended with this error, is to run again; all is made ready for that."""
+        """Tell whether the user's code, which ended with this error, is to run again; all is made ready for that."""
         if isinstance(error, JoinAgain):
             self._join_later()
         elif isinstance(error, RunAgain):
@@ -62,7 +62,10 @@ class Rerun:
         self._present.begin_anew()
 
     def _go_on(self, *, in_loop: bool) -> None:
-        """Where the trial stands; the code builds all it has anew. ``in_loop``: within the loop that it has left."""
+        """Go on where the trial stands; the code builds everything anew.
+
+        ``in_loop``: within the loop that it has left.
+        """
         if not self._position.in_training_loop:
             self._way_back.go_back_behind_loop()
         if in_loop:

@@ -24,11 +24,11 @@ from dist_core.trial.models import Models
 PARAMETERS = 2
 """Looked at in a step."""
 ELEMENTS = 16
-"""Of each."""
+"""Elements of each parameter to compare."""
 EVERY_ON_DEVICE = 8
 """Steps from one look to the next where weights lie on a device: what is looked at arrives meanwhile."""
 ROUNDING = 1e-4
-"""Of the elements' root mean square: that much may differ where replicas compute on unlike devices."""
+"""Share of the elements' root mean square that may differ where replicas compute on unlike devices."""
 TOLERATED_STEPS = 100
 """After a difference of rounding, until the next look."""
 

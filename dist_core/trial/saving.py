@@ -45,7 +45,7 @@ class Saving:
             self.save(leaving=False)
 
     def vote(self) -> Sequence[float]:
-        """What this process adds to a step's round where all processes of a replica have to write at the same step."""
+        """Return this process's vote where all processes of a replica have to write at the same step."""
         is_busy = self._is_ours and self._states.checkpoints.is_busy
         return (float(self._present.group.rank == 0 and self._is_due), float(is_busy))
 
@@ -60,7 +60,7 @@ class Saving:
 
     @property
     def _is_ours(self) -> bool:
-        """Whether this replica writes for the trial, and something that can be gone on from."""
+        """Tell whether this replica writes for the trial, and has something that can be resumed from."""
         return self._present.group.replica == 0 and self._present.joined and not self._position.is_past_the_end
 
     def save(self, *, leaving: bool, wait: bool = False) -> None:

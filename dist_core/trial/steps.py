@@ -132,7 +132,7 @@ class Steps:
     # ------------------------------------------------------------------ what the loop's body does in it
 
     def scheduler_steps_due(self) -> int:
-        """How often a learning rate scheduler moves on in the present step: as often as small steps would have."""
+        """Return the learning rate scheduler's moves in this step: as many as small steps would have made."""
         before = self._position.schedule_position + 1e-9
         return math.floor(before + self._models.gain) - math.floor(before)
 

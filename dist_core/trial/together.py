@@ -102,7 +102,7 @@ class Together:
         return found
 
     def mean_of(self, value: float) -> float:
-        """Of a number that every replica has, perhaps its own; exactly that number if it is the same everywhere.
+        """Return the mean of a number that every replica has; exactly that number if it is the same everywhere.
 
         The number itself where a replica is lost within a step, which is broken then.
         """

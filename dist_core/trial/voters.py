@@ -1,4 +1,4 @@
-"""What rides in each step's round to tell whether replicas that should be alike are: each voter is a line of it.
+"""Voters in each step's round that tell whether replicas which should be alike are: each voter is a line of it.
 
 A voter puts a number in and its square; they are alike where the sums over the replicas say so
 (``decision.all_equal``). Replicas that are not would train other models, without a word.
@@ -87,7 +87,7 @@ class SamePlace:
             raise InvalidTraining(_PLACES.format("is in a step of epoch", self._position.epoch, _others(agreed)))
 
     def behind(self) -> Sequence[float]:
-        """What one puts in that is in no training loop."""
+        """Return the vote of a replica that is in no training loop."""
         return 0.0, 0.0, 1.0, float(self._position.epoch)
 
     def take_behind(self, agreed: Sequence[float]) -> None:

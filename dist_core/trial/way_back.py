@@ -42,7 +42,7 @@ class WayBack:
         self._sums = sums
         self._trained = trained
         self._behind_loop: _Mark | None = None
-        """Where the code between two training loops began, which runs again from there."""
+        """Mark where the code between two training loops began, which runs again from there."""
 
     def forget(self) -> None:
         self._behind_loop = None
@@ -56,7 +56,7 @@ class WayBack:
         return self._states.way_back({name: state for name, state in states.items() if not name.startswith(leave_out)})
 
     def begin_between_loops(self) -> None:
-        """From here on code does all again where the trial leaves, or loses a replica, before its next loop."""
+        """Begin code that runs again where the trial leaves, or loses a replica, before its next loop."""
         self._position.has_evaluated = False
         self._sums.mark()
         if (self._present.joined or self._position.is_resumed) and self._states.folder is not None:
@@ -67,7 +67,7 @@ class WayBack:
 
     @property
     def is_open(self) -> bool:
-        """Whether what code has done since the last training loop can be undone: weights are not kept twice.
+        """Tell whether what code has done since the last training loop can be undone: weights are not kept twice.
 
         Who swaps them for an evaluation (averages, the best so far, optimizers that move them) says so elsewhere too.
         """
@@ -80,7 +80,7 @@ class WayBack:
         self._sums.take_back()
 
     def _fingerprint_of_weights(self) -> str:
-        """Of their number and norm; as text, in which a norm that is no number equals itself."""
+        """Return the weights' number and norm as text, in which a norm that is no number equals itself."""
         # Of a sharded one what is here: nobody else need be asked.
         trained = [local_of(each) for each in self._trained()]
         return f"{len(trained)} {float(torch.nn.utils.get_total_norm(trained)) if trained else 0.0!r}"

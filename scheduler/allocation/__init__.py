@@ -1,1 +1,1 @@
-"""What policies share: searching counts, packing them onto nodes, pricing the work that is left. Pure functions."""
+"""Tools of the policies: searching counts, packing them onto nodes, pricing the work that is left. Pure functions."""

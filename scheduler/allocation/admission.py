@@ -1,4 +1,4 @@
-"""Who may hold slots at all: budgets and quotas, then priorities, then weighted shares of the studies.
+"""Admission to slots: budgets and quotas, then priorities, then weighted shares of the studies.
 
 Only minimums are looked at; what is left over is the policy's to give. Nobody starves: for each hour that a study has
 waited in vain, one trial of it gains a level of priority, which it keeps while it runs; shares come round by weight.
@@ -71,7 +71,7 @@ def not_admitted(
 
 
 def _levels(views: Sequence[TrialView], now: float, served: Set[str]) -> dict[str, int]:
-    """Each trial's level: its study's priority, and for the one whose turn it is an hour's waiting each."""
+    """Return each trial's priority: its study's, plus one level an hour of waiting for the trial whose turn it is."""
     levels = {view.trial_id: view.study_priority for view in views}
     by_study: dict[str, list[TrialView]] = {}
     for view in views:
@@ -104,17 +104,17 @@ def _beyond_quota(views: Sequence[TrialView]) -> dict[str, str]:
 
 
 def least_slots(view: TrialView) -> int:
-    """What it will hold at least, once admitted: one that cannot be resized now keeps what it has."""
+    """Return the least slots it will hold once admitted: a trial that cannot be resized now keeps what it has."""
     return view.min_slots if view.can_rescale else max(view.min_slots, view.held_slots)
 
 
 def _in_order(views: Sequence[TrialView]) -> list[TrialView]:
-    """Those that run first, then the most promising, then by submission."""
+    """Sort running trials first, then the most promising, then by submission."""
     return sorted(views, key=lambda view: (not view.held_slots, -view.promise, view.submitted_at, view.trial_id))
 
 
 def _by_share(views: Sequence[TrialView]) -> list[TrialView]:
-    """In turn: always the next trial of the study that has had least for its weight."""
+    """Sort in turn: always the next trial of the study that has had least for its weight."""
     queues: dict[str, list[TrialView]] = {}
     for view in reversed(_in_order(views)):
         queues.setdefault(view.study, []).append(view)

@@ -1,4 +1,4 @@
-"""How many nodes a cluster should have: as long as another one saves more waiting than it costs.
+"""Number of nodes for a cluster: as many as save more waiting than they cost.
 
 Let V be what an hour sooner is worth to the owner of a trial, P the price of a node for an hour, J the trials that wait
 or run, and S(N) their summed speed on N nodes. While they run, V J + P N is spent an hour, and work is done at S(N). A
@@ -38,14 +38,14 @@ class NodeOffer:
     least_nodes: int = 0
     most_nodes: int = 16
     reclaims_per_hour: float = 0.0
-    """How often a node is taken away; 0 for one that is ours until given back."""
+    """Times an hour that a node is taken away; 0 for one that is ours until given back."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AutoscaleSettings:
     offers: tuple[NodeOffer, ...]
     worth_of_an_hour: float = 10.0
-    """What an hour sooner is worth for each trial, in the money that offers are priced in."""
+    """Worth of an hour sooner for each trial, in the currency of the offers."""
     least_saving: float = 0.02
     """Part of the cost of work that a change of the number of nodes has to save."""
     grow_after_seconds: float = 0.0
@@ -99,7 +99,7 @@ def _speed_of_slot(offer: NodeOffer, views: list[TrialView]) -> float:
 
 
 def _marginal_speeds(views: list[TrialView], settings: AutoscaleSettings) -> Floats:
-    """What each further slot brings, in first slots, largest first."""
+    """Return what each further slot adds, in units of a first slot, largest first."""
     total = sum(offer.most_nodes * offer.slots for offer in settings.offers)
     node_slots = max((offer.slots for offer in settings.offers), default=1)
     found: list[float] = []
@@ -131,7 +131,7 @@ class Autoscaler:
         return sum(offer.price_per_hour * nodes.get(offer.kind, 0) for offer in self.settings.offers)
 
     def decide(self, snapshot: Snapshot, present: Mapping[str, int], now: float) -> dict[str, int]:
-        """How many nodes of each kind there should be from now on; ``present``: how many there are."""
+        """Return how many nodes of each kind to have from now on; ``present`` is how many there are."""
         desired = desired_nodes(snapshot, self.settings, present)
         wanted: dict[str, int] = {}
         for kind, count in desired.items():

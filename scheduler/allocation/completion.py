@@ -1,4 +1,4 @@
-"""What a second of each trial's work is worth when completion times are to be short on average.
+"""Value of a second of each trial's work when completion times are to be short on average.
 
 Let V(x) be the sum of completion times when trials with remaining work x share the slots from now on, without further
 arrivals, under a good rule. Then dV/dx_j is the price of trial j's work: a policy that maximises the sum of prices
@@ -54,7 +54,10 @@ class FluidSchedule:
         self._starts = np.searchsorted(self.trial, np.arange(self.num_trials))
 
     def speeds(self, weights: Floats) -> Floats:
-        """Each trial's speed when slots go to the largest weight times slope; weights (S, J) -> speeds (S, J)."""
+        """Return each trial's speed when slots go to the largest weight times slope.
+
+        Weights (S, J) -> speeds (S, J).
+        """
         value = weights[:, self.trial] * self.slope
         order = np.argsort(-value, axis=1, kind="stable")
         slots = self.slots[order] * (np.take_along_axis(value, order, axis=1) > 0)

@@ -1,4 +1,4 @@
-"""Which trial gets how many slots: the sum of the trials' values is maximised within the cluster's slots.
+"""Counts of slots by trial: the sum of the trials' values is maximised within the cluster's slots.
 
 All trials choose from one ascending grid of counts whose first entry is 0; a value of -inf forbids a count. Exact by
 dynamic programming where that is quick; else by marginal gains on the concave envelope of each trial's values, whose

@@ -39,7 +39,7 @@ def serve_in_order(snapshot: Snapshot, order: Sequence[TrialView], *, skip: bool
 
 
 def _trimmed(view: TrialView) -> dict[str, int]:
-    """What a trial holds, cut to its minimum: the nodes it has most on are kept."""
+    """Cut a trial's placement to its minimum, keeping the nodes it has most on."""
     left = view.min_slots
     kept = {}
     for node, count in sorted(view.placement.items(), key=lambda item: -item[1]):

@@ -1,4 +1,4 @@
-"""What slots are worth to the trials of one study, by what its owner wants of it.
+"""Values of slots to the trials of one study, by what its owner wants of it.
 
 For each goal the value of a trial's speed s (in slots), up to a factor that the study shares. Work is what the rest
 of a trial is expected to take on one slot.
@@ -35,7 +35,7 @@ _NORMAL = NormalDist()
 SMALLEST_SHARE = 0.25
 """Keeps the harmonic mean finite for a trial that gets nothing."""
 BUDGET_EFFICIENCY = 0.9
-"""With the goal ``budget`` a further slot must add so much of a slot's speed."""
+"""Least share of a slot's speed that a further slot must add under the goal ``budget``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,11 +44,11 @@ class StudyTrials:
 
     views: Sequence[TrialView]
     speeds: Floats
-    """In slots, by count."""
+    """Speeds in slots, by count."""
     work: Floats
     price: Floats
     fair_speed: Floats
-    """With an equal share of the slots."""
+    """Speed with an equal share of the slots."""
 
 
 COMPETITORS = 20
@@ -56,7 +56,7 @@ COMPETITORS = 20
 
 
 def chance_to_be_best(view: TrialView, competitors: int) -> float:
-    """That the trial ends first among so many, from its rank and how much of its length is done.
+    """Return the chance that the trial ends first among so many, from its rank and how much of its length is done.
 
     Ranks now and at the end are jointly normal as in ``scheduler.knowledge.survival``.
     """
@@ -99,7 +99,7 @@ def gains(goal: Goal, trials: StudyTrials) -> Floats:
 
 
 def _scaled(values: Floats, trials: StudyTrials) -> Floats:
-    """So that the study's trials together are worth, with one slot each, what their prices say."""
+    """Scale so that the study's trials together are worth, with one slot each, what their prices say."""
     one = trials.speeds[:, 1] if trials.speeds.shape[1] > 1 else np.ones(len(values))
     total = float(values[:, 1].sum()) if values.shape[1] > 1 else 0.0
     return values * float((trials.price * one).sum()) / total if total > 0 else values

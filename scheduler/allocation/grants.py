@@ -46,7 +46,7 @@ def waits(view: TrialView, snapshot: Snapshot, free: int) -> Reason:
 
 
 def on_their_way(snapshot: Snapshot, needed: int) -> str:
-    """Which slots are waited for, and since they are not there, why. Says nothing that changes by the second."""
+    """Name the slots that are waited for, and why they are not there. Says nothing that changes by the second."""
     parts = []
     for each in snapshot.queued:
         if each.slots:
@@ -58,7 +58,7 @@ def on_their_way(snapshot: Snapshot, needed: int) -> str:
 
 
 def _roughly(seconds: float) -> str:
-    """To a minute, to ten of them, or to an hour."""
+    """Round to a minute, to ten of them, or to an hour."""
     minutes = seconds / 60.0
     if minutes < 1.0:
         return "less than a minute"

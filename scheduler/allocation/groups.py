@@ -46,14 +46,14 @@ def node_groups(nodes: Sequence[NodeView], views: Iterable[TrialView]) -> list[N
 
 
 def may_use(view: TrialView, group: NodeGroup) -> bool:
-    """Whether the group's nodes are open to the trial's study, and among those it is pinned to."""
+    """Tell whether the group's nodes are open to the trial's study, and among those it is pinned to."""
     node = group.nodes[0]
     open_to = not node.reserved_for or (view.study_title or view.study) in node.reserved_for
     return open_to and (not view.only_on or node.name in view.only_on or node.kind in view.only_on)
 
 
 def assign_by_room(snapshot: Snapshot, views: Sequence[TrialView], groups: Sequence[NodeGroup]) -> Mapping[str, int]:
-    """Where a trial is it stays; others go, in order of submission, where most slots are left for each trial."""
+    """Keep each trial in its group; send others, in order of submission, where most slots are left for each trial."""
     left = [float(group.slots) for group in groups]
     found: dict[str, int] = {}
     for view in sorted(views, key=lambda view: (not view.held_slots, view.submitted_at, view.trial_id)):

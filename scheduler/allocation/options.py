@@ -1,4 +1,4 @@
-"""Which trial gets which option, where each option takes slots of one group of nodes: an integer programme.
+"""Choice of an option for each trial, where each option takes slots of one group of nodes: an integer programme.
 
 As in Sia (Jayaram Subramanya et al., SOSP'23, section 3.3), solved by HiGHS (Huangfu and Hall, 2018) through SciPy:
 
@@ -15,7 +15,7 @@ Integers = NDArray[np.int64]
 
 GAP = 1e-4
 MOST_NODES = 2000
-"""Of the branch-and-bound tree; a limit in time would make the answer depend on the machine."""
+"""Most nodes of the branch-and-bound tree; a limit in time would make the answer depend on the machine."""
 
 
 def choose_options(values: Floats, slots: Integers, group: Integers, capacity: Integers) -> Integers:

@@ -10,7 +10,7 @@ from scheduler.snapshot import NodeView, Placement, TrialView
 
 
 def free_slots(nodes: Iterable[NodeView], placements: Iterable[Placement]) -> dict[str, int]:
-    """What the placements leave on each node; what they hold on nodes that are gone is gone as well."""
+    """Return what the placements leave on each node; placements on nodes that are gone free nothing."""
     free = {node.name: node.slots for node in nodes}
     for placement in placements:
         for node, count in placement.items():
@@ -34,7 +34,7 @@ def emptiest_first(free: dict[str, int], wanted: int) -> dict[str, int]:
 
 
 def held_by(views: Iterable[TrialView]) -> dict[str, Placement]:
-    """What each trial holds now."""
+    """Return each trial's present placement."""
     return {view.trial_id: view.placement for view in views}
 
 
@@ -65,7 +65,7 @@ def packed(
     placed: dict[str, Placement] = {}
     todo: list[str] = []
     reserved: dict[str, Placement] = {}
-    """What those that move hold until they have moved."""
+    """Slots that trials which move hold until they have moved."""
     for trial, count in counts.items():
         if not count:
             continue
@@ -113,7 +113,7 @@ def packed(
 
 
 def _part_of(held: Placement, count: int) -> dict[str, int]:
-    """So many of the slots that it holds, where it holds most; all if there are fewer."""
+    """Return ``count`` of the slots that it holds, where it holds most; all if there are fewer."""
     part: dict[str, int] = {}
     for node in sorted(held, key=lambda name: -held[name]):
         taken = min(held[node], count - sum(part.values()))

@@ -1,4 +1,4 @@
-"""What Pollux's objective is worth to one trial, by number of slots (OSDI'21, section 4.2)."""
+"""Pollux's objective for one trial, by number of slots (OSDI'21, section 4.2)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SMALLEST_SHARE = 1e-3
 
 
 def largest_count(view: TrialView) -> int:
-    """What it may hold at most: one that cannot be resized now keeps what it has."""
+    """Return the most slots it may hold: a trial that cannot be resized now keeps what it has."""
     return view.max_slots if view.can_rescale else max(view.max_slots, view.held_slots)
 
 

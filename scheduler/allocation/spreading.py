@@ -10,8 +10,11 @@ from scheduler.snapshot import Snapshot, TrialView
 def spread_left_over(
     snapshot: Snapshot, views: Sequence[TrialView], key: Callable[[TrialView, int], tuple[float, ...]]
 ) -> dict[str, int]:
-    """Minimums first, running trials before waiting ones; then each replica to the trial whose ``key(view, count)`` is
-    smallest. Nobody gets more than its maximum, or than it has while it cannot be rescaled."""
+    """Spread slots: minimums first, running trials before waiting ones, then by ``key``.
+
+    Each further replica goes to the trial whose ``key(view, count)`` is smallest. Nobody gets more than its maximum, or
+    than it has while it cannot be rescaled.
+    """
     left = snapshot.total_slots
     counts: dict[str, int] = {}
     for view in sorted(views, key=lambda view: view.held_slots == 0):

@@ -13,7 +13,7 @@ from trials.record import Reason
 
 
 def place_whole(count: int, size: int, free: dict[str, int], held: Placement, largest_node: int) -> dict[str, int]:
-    """So many slots, or fewer, in replicas of ``size``; ``free`` is changed.
+    """Place ``count`` slots, or fewer, in replicas of ``size``; ``free`` is changed.
 
     Where it is first, then on as few other nodes as can be: on the one that it fills best.
     """
@@ -96,7 +96,7 @@ def packed_whole(
 
 
 def in_whole_replicas(snapshot: Snapshot, grants: Mapping[str, Grant]) -> dict[str, Grant]:
-    """What policies grant that know of slots only, cut to whole replicas."""
+    """Cut the grants of policies that know only slots to whole replicas."""
     views = {view.trial_id: view for view in snapshot.trials}
     found = {}
     for trial, grant in grants.items():

@@ -1,4 +1,4 @@
-"""What people do to a trial beside ending it: have it pause and go on, run once more, or run with other parameters."""
+"""Actions of people on a trial beside ending it: pause and resume, run once more, run with other parameters."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from trials.record import TrialRecord
 from trials.spec import TrialSpec
 
 OWNERS_PAUSE = "paused by request"
-"""How the reason begins of a trial that people hold; its driver does not let it go."""
+"""Beginning of the reason of a trial that people hold; its driver does not let it go."""
 DRIVER_SECONDS = 12.0
-"""How long a driver may take to say whether it runs a trial that people wish for."""
+"""Seconds for a driver to say whether it runs a trial that people wish for."""
 
 
 class Pause(BaseModel):
@@ -36,7 +36,7 @@ class Forget(BaseModel):
 
 class Clone(BaseModel):
     parameters: dict[str, Any] = Field(default_factory=dict, max_length=200)
-    """Those that are to be other ones."""
+    """Parameters to replace."""
 
 
 def action_routes(service: Service, access: ClientAccess) -> APIRouter:

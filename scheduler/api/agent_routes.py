@@ -1,4 +1,4 @@
-"""What agents of other nodes call: they say all that they know, and are told all that they are to do."""
+"""Routes for agents of other nodes: they say all that they know, and are told all that they are to do."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class LogPart(BaseModel):
 def agent_routes(roster: Roster, log_of: Callable[[str], Path | None]) -> APIRouter:
     routes = APIRouter(tags=["agents"])
     arrived: dict[str, int] = {}
-    """By replica: bytes of its log that have come since this process began, with what was there."""
+    """Bytes of each replica's log that have come since this process began, with what was there."""
     bell = _Bell()
     roster.on_orders = bell.ring
 
@@ -170,7 +170,7 @@ def checkpoint_routes(loop: ControlLoop) -> APIRouter:
 
     @routes.get("/{trial}")
     def names(client: Client, trial: str) -> list[str]:
-        """Those that the trial goes on from when it starts; none while it trains, for then others hand its state on."""
+        """Return the checkpoints a trial starts from; none while it trains, for then others hand its state on."""
         folder = _folder_of(client, loop, trial, "")
         if folder is None or loop.trains(trial):
             return []

@@ -60,7 +60,7 @@ async def read_json(receive: Any, limit: int) -> bytes:
 
 
 def nested_deeper(body: bytes, most: int) -> bool:
-    """Whether lists and objects are within each other more than ``most`` deep, for what is JSON."""
+    """Tell whether lists and objects are nested more than ``most`` deep in a JSON body."""
     if body.count(b"[") + body.count(b"{") <= most:
         return False
     depth = 0

@@ -1,4 +1,4 @@
-"""Who calls, and whether what the caller's token opens is enough."""
+"""Callers, and whether what a caller's token opens is enough."""
 
 from __future__ import annotations
 

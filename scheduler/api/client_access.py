@@ -1,4 +1,4 @@
-"""What a client's token opens: its studies, their trials, and what a reader may see of them."""
+"""Access of a client's token: its studies, their trials, and what a reader may see of them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class ClientAccess:
         return record
 
     def own_studies(self, client: Identity) -> set[str]:
-        """What a study's token opens: studies that are called so, and the one of that name that is to be made."""
+        """Return the studies of a study's token: those of its name, and the one of that name that is to be made."""
         known = self._store.studies()
         new = {client.subject} - {study.name for study in known}
         return new | {study.name for study in known if study.called == client.subject}

@@ -1,4 +1,4 @@
-"""What tuners, the command line and dashboards call, with the owner's token or one of a study."""
+"""Routes for tuners, the command line and dashboards, with the owner's token or a study's."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def package_routes(service: Service) -> APIRouter:
 
 
 PART_BYTES = 4 << 20
-"""Of a package, written at a time."""
+"""Bytes of a package to write at a time."""
 
 
 async def _large_parts(parts: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
@@ -110,12 +110,12 @@ def token_routes(service: Service, access: ClientAccess) -> APIRouter:
 
     @routes.get("/whoami")
     def whoami(client: Client) -> dict[str, str]:
-        """What the caller's token opens."""
+        """Return what the caller's token opens."""
         return {"access": client.access.value, "subject": client.subject}
 
     @routes.get("/openapi.json", include_in_schema=False)
     def openapi(client: Client, request: Request) -> dict[str, Any]:
-        """What this API offers."""
+        """Return this API's description."""
         allow(client, study=client.subject, read=True)
         app: FastAPI = request.app
         return app.openapi()
@@ -148,7 +148,7 @@ def live_routes(service: Service, access: ClientAccess) -> APIRouter:
     routes = APIRouter(prefix="/page", dependencies=[Depends(calling_client)], tags=["page"])
 
     def may_go_on(request: Request, client: Identity) -> bool:
-        """Whether what opened the stream still opens it: its token may have been replaced since."""
+        """Tell whether the token that opened the stream is still valid: it may have been replaced since."""
         cookie = request.cookies.get(cookie_name(request.headers.get("host", "")))
         token = request.headers.get("authorization", "").partition(" ")[2]
         present = service.tokens.identify(token) if token else service.sessions.identify(cookie or "")
@@ -173,14 +173,14 @@ def live_routes(service: Service, access: ClientAccess) -> APIRouter:
 
 
 FOLDER = Path(scheduler.__file__).parent / "dashboard" / "page" / "built"
-"""Where `make page` puts it."""
+"""Folder in which `make page` puts the page."""
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; font-src 'self'; "
     "connect-src 'self'; form-action 'none'; base-uri 'none'; frame-ancestors {ancestors}"
 )
 """Nothing from elsewhere, and no script or style within the page's text."""
 ANCESTORS = "'self' http://localhost:* http://127.0.0.1:*"
-"""Who may show the page in a frame: notebooks of the browser's own machine."""
+"""Origins that may show the page in a frame: notebooks of the browser's own machine."""
 TYPES = {".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml", ".html": "text/html; charset=utf-8"}
 NOT_BUILT = (
     "The page was not built: this is an installation from sources. Run `make page` (it needs Node.js 20), or install a "

@@ -14,11 +14,11 @@ import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 HEAD_SECONDS = 10.0
-"""For the head of a request, from its first byte or from the connection's start."""
+"""Seconds for the head of a request, from its first byte or from the connection's start."""
 BODY_SECONDS = 30.0
-"""For all of a stranger's request."""
+"""Seconds for all of a stranger's request."""
 RESERVED_DESCRIPTORS = 384
-"""For files, pipes, and what the scheduler itself connects to."""
+"""Descriptors for files, pipes, and the scheduler's own connections."""
 MOST_DESCRIPTORS = 65536
 BACKLOG = 128
 """Connections that the kernel holds until they are accepted; all of them may be accepted in one go."""

@@ -1,4 +1,4 @@
-"""What live displays, pictures and Prometheus show."""
+"""Routes for live displays, pictures and Prometheus."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ def display_routes(service: Service, access: ClientAccess) -> APIRouter:
 
     @routes.get("/metrics")
     def metrics(client: Client) -> Response:
-        """For Prometheus."""
+        """Return the metrics for Prometheus."""
         allow(client, read=True)
         return Response(metrics_text(service), media_type="text/plain; version=0.0.4; charset=utf-8")
 
     @routes.get("/overview")
     def overview(client: Client, study: str | None = None) -> dict[str, Any]:
-        """What a live display shows, of one study or of all: trials that are over are counted."""
+        """Return a live display's data, of one study or of all; finished trials are only counted."""
         seen = access.seen_trials(client)
         records = [record for record in seen if study is None or record.spec.study == study]
         mine = {record.trial_id for record in records}
@@ -76,7 +76,7 @@ def display_routes(service: Service, access: ClientAccess) -> APIRouter:
 
     @routes.get("/timeline")
     def timeline(client: Client) -> dict[str, Any]:
-        """Who held which slot when, and every change of size with its reason."""
+        """Return who held which slot when, and every change of size with its reason."""
         records = access.seen_trials(client)
         mine = {record.trial_id for record in records}
         return {

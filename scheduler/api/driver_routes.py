@@ -1,4 +1,4 @@
-"""What a study's driver hears and says while its trials run."""
+"""Routes for a study's driver while its trials run."""
 
 from __future__ import annotations
 
@@ -37,22 +37,25 @@ class Waiting(BaseModel):
     owner: str = Field(max_length=64)
     trials: list[str] = Field(default_factory=list)
     seen: dict[str, str] = Field(default_factory=dict)
-    """What the driver last heard of each trial, as this API gave it; of others it hears nothing while they run."""
+    """State of each trial that the driver last heard, as this API gave it.
+
+    Of others it hears nothing while they run.
+    """
     known: list[str] = Field(default_factory=list)
     """Questions that the driver is working on."""
     answers: list[Answer] = Field(default_factory=list)
-    """To questions that it has been told of."""
+    """Answers to questions that it has been told of."""
     heard: int | None = None
     """Number of the latest news in the last answer: at any other one there is more. None: what comes from now on."""
     wait: float = 20.0
     plans: PlansBody | None = None
-    """What the driver is going to submit."""
+    """Trials that the driver is going to submit."""
     ends_when_spent: bool = False
     """It wants to hear when the study's budget is used."""
     parameters: dict[str, dict[str, Any]] = Field(default_factory=dict, max_length=10_000)
-    """By trial, what its tuner tries with it, as far as that has not been told yet."""
+    """Parameters that the tuner tries with each trial, as far as that has not been told yet."""
     granted: dict[str, str] = Field(default_factory=dict, max_length=1000)
-    """To wishes for trials: why not, or nothing where it will run one."""
+    """Answers to wishes for trials: why not, or an empty text where it will run one."""
 
 
 def driver_routes(service: Service, access: ClientAccess) -> APIRouter:
@@ -103,7 +106,7 @@ def driver_routes(service: Service, access: ClientAccess) -> APIRouter:
         }
 
     def _is_spent(trial_ids: list[str]) -> bool:
-        """Whether the study's budget is used: all of these trials wait, and for that alone."""
+        """Tell whether the study's budget is used up: all of these trials wait, and for that alone."""
         records = [record for record in map(store.trial, trial_ids) if not record.state.is_final]
         return bool(records) and all(
             not record.state.holds_slots and record.reason.sentence == BUDGET_USED for record in records
@@ -144,7 +147,7 @@ def driver_routes(service: Service, access: ClientAccess) -> APIRouter:
         return [digest for digest in sorted(wanted) if service.packages.find(digest) is None]
 
     def _news_of(seen: dict[str, str]) -> list[dict[str, Any]]:
-        """Of running trials whose state, size or goodput is another one than the driver has seen."""
+        """Return running trials whose state, size or goodput differs from what the driver has seen."""
         records = {trial_id: store.trial(trial_id) for trial_id in seen}
         hints = store.hints([trial_id for trial_id, record in records.items() if not record.state.is_final])
         news = []

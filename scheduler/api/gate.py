@@ -1,4 +1,4 @@
-"""What every request passes before anything of its body is read: who calls, how much, how deep, how often.
+"""Checks of every request before its body is read: who calls, how much, how deep, how often.
 
 Who calls is found out here alone; handlers find it as ``request.state.identity``.
 
@@ -26,21 +26,21 @@ from trials.errors import TrialsError
 SMALL_BYTES = 1024**2
 LARGE_BYTES = 32 * 1024**2
 OPEN = re.compile(r"^(/|/healthz|/assets/[\w.-]+)$")
-"""What anybody may ask for: whether the scheduler works, and the page's files, which hold nobody's data."""
+"""Paths open to anybody: whether the scheduler works, and the page's files, which hold nobody's data."""
 AGENTS = "/agents/"
-"""What agents may call, and nobody else."""
+"""Prefix of the routes that agents alone may call."""
 CHECKPOINTS = "/agents/checkpoints/"
 LARGEST_CHECKPOINT = 256 * 1024**3
-"""They go to the disk as they come, and say so when it is full."""
+"""Largest checkpoint; they go to the disk as they come, and say so when it is full."""
 READING = ("GET", "HEAD")
 OVER = ("/page/session", "/page/links")
-"""What may be asked for beside reading where nothing runs any more."""
+"""Routes open beside reading where nothing runs any more."""
 LARGEST_SESSION_BYTES = 8192
 PAGE_HEADER = b"x-elastune-page"
 LARGE = re.compile(r"^(/trials|/agents/(turn|logs)|/replica/(outcome|call)|/studies/[^/]+/(answers|news))$")
-"""What carries a trial's arguments, results and arrays."""
+"""Routes that carry a trial's arguments, results and arrays."""
 REQUESTS_A_SECOND = 200.0
-"""Of one replica, in the long run; more of them wait."""
+"""Requests a second of one replica, in the long run; more of them wait."""
 BURST = 400.0
 LONGEST_DELAY_SECONDS = 5.0
 MOST_REPLICAS = 8192
@@ -53,7 +53,7 @@ class _Bucket:
 
 
 class Rates:
-    """How long a caller has to wait, so that in the long run it calls no more often than it may."""
+    """Waiting times by caller, so that in the long run none calls more often than it may."""
 
     def __init__(self, a_second: float = REQUESTS_A_SECOND, burst: float = BURST) -> None:
         self._a_second = a_second
@@ -120,7 +120,7 @@ class Gate:
         return identity
 
     async def _admit(self, scope: Message) -> Identity | None:
-        """Who calls; None for a question about health, which anybody may ask. Raises Refused."""
+        """Return the caller; None for a question about health, which anybody may ask. Raises Refused."""
         headers = {name: value.decode("latin-1") for name, value in scope["headers"]}
         if scope["method"] in ("GET", "HEAD") and OPEN.match(scope["path"]):
             if headers.get(b"content-length", "0") != "0" or b"transfer-encoding" in headers:
@@ -169,7 +169,7 @@ class Gate:
 
 
 def _cookie(header: str, wanted: str) -> str | None:
-    """Of that name, beside whatever other servers of this host have set: browsers tell no ports apart."""
+    """Return the cookie of that name, among those of this host's other servers: browsers tell no ports apart."""
     for each in header.split(";"):
         name, equals, value = each.strip().partition("=")
         if equals and name == wanted:

@@ -1,4 +1,4 @@
-"""Which epoch a joiner aims at: the first that is not over before it stands at its first training step."""
+"""Choice of a joiner's epoch: the first that is not over before it stands at its first training step."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from dist_core.goodput import Hints
 DEFAULT_JOIN_SECONDS = 0.5
 """Believed of a joiner's way from its question to its first training step until its trial has shown its own."""
 ENTER_SECONDS = 0.3
-"""From there until all of the next generation have found each other and enter it."""
+"""Seconds until all of the next generation have found each other and enter it."""
 MARGIN = 1.5
 """A joiner that comes too late has to run its code again; one that aims too far waits, its slot idle."""
 SEEN_JOINERS = 4
 MOST_TOLD = 256
 MOST_PROCESSES = 1 << 16
-"""Of a trial, whose attempts are kept; more than any has, as one that is forgotten counts as behind."""
+"""Most processes of a trial whose attempts are kept; one that is forgotten counts as behind."""
 MOST_TRIALS = 4096
 """The trial that was heard of longest ago is forgotten for a further one."""
 
@@ -28,13 +28,13 @@ class _Trial:
     took: deque[float] = field(default_factory=lambda: deque(maxlen=SEEN_JOINERS))
     told: OrderedDict[tuple[str, int], int | None] = field(default_factory=OrderedDict)
     stood: OrderedDict[str, int] = field(default_factory=OrderedDict)
-    """By process, the latest attempt in which it stood at its first training step."""
+    """Latest attempt in which each process stood at its first training step."""
     asked: OrderedDict[str, int] = field(default_factory=OrderedDict)
-    """By replica of several processes, the latest attempt that any of them has begun."""
+    """Latest attempt that any process of a replica has begun, by replica of several processes."""
 
 
 class Joining:
-    """How long each trial's joiners took, and how old is what is known of its place. Callable from any thread."""
+    """Times that each trial's joiners took, and the age of what is known of its place. Callable from any thread."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -50,7 +50,7 @@ class Joining:
             self._of(trial_id).took.append(seconds)
 
     def alike(self, trial_id: str, asked: tuple[str, int], epoch: int | None) -> int | None:
-        """What the processes of one replica hear: what the first of them to ask so often was told.
+        """Return one answer to all processes of a replica: what the first of them to ask so often was told.
 
         ``asked``: which replica, and how often.
         """
@@ -70,7 +70,7 @@ class Joining:
             _note_latest(self._of(trial_id).stood, replica_id, attempt)
 
     def is_behind(self, trial_id: str, replica_id: str, whole: str) -> bool:
-        """Whether this process stands in an attempt that another one of its replica has left."""
+        """Tell whether this process stands in an attempt that another one of its replica has left."""
         with self._lock:
             trial = self._of(trial_id)
             return trial.stood.get(replica_id, 0) < trial.asked.get(whole, 0)

@@ -27,7 +27,7 @@ class _Question:
 
 @dataclass(slots=True)
 class News:
-    """What has happened for a study's driver, counted: who names the number it heard last misses nothing since."""
+    """Counter of events for a study's driver: who names the number it heard last misses nothing since."""
 
     number: int = 0
     more: asyncio.Event = field(default_factory=asyncio.Event)
@@ -62,7 +62,7 @@ class Mailbox:
         return question.answer
 
     def open_questions(self, study: str, trial_ids: Sequence[str]) -> list[dict[str, Any]]:
-        """Those of these trials; ones whose replica has stopped asking are forgotten."""
+        """Return the open questions of these trials; questions whose replica has stopped asking are forgotten."""
         now = time.monotonic()
         for question_id, question in list(self._questions.items()):
             if now - question.asked_at > FORGOTTEN_SECONDS:

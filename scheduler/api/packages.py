@@ -1,4 +1,4 @@
-"""What sweeps have sent for their replicas, by SHA-256 digest: packed working folders, and pickled code with its data.
+"""Packages that sweeps have sent for their replicas, by SHA-256 digest: working folders, pickled code and data.
 
 A scheduler keeps the bytes and hands them out; it opens none of them.
 """
@@ -18,7 +18,7 @@ _DIGEST = re.compile(r"^[0-9a-f]{64}$")
 
 
 class PackageRefused(ValueError):
-    """What was sent is not what it should be; the message says why."""
+    """Package that was refused; the message says why."""
 
 
 class Packages:

@@ -1,4 +1,4 @@
-"""What replicas call. Each handler checks the replica's token against its trial, writes a fact and wakes the loop."""
+"""Routes for replicas. Each checks the replica's token against its trial, writes a fact and wakes the loop."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ ANSWER_SECONDS = 2.0
 MOST_KEYS = 4096
 LONGEST_VALUE = 65536
 CROWD = 256
-"""With keys of more generations than that, those of trials that are over are looked for."""
+"""Generations whose keys are kept before those of finished trials are looked for."""
 MOST_REPORTS = 1000
 
 logger = logging.getLogger(__name__)
@@ -38,9 +38,9 @@ logger = logging.getLogger(__name__)
 class Ready(BaseModel):
     join_epoch: int | None = Field(default=None, ge=0, le=LARGEST_STEP)
     seconds: float | None = Field(default=None, ge=0, allow_inf_nan=False)
-    """From a joiner's question for an epoch until now."""
+    """Seconds from a joiner's question for an epoch until now."""
     attempt: int = Field(default=0, ge=0, le=LARGEST_STEP)
-    """How often it has asked."""
+    """Times that it has asked."""
 
 
 class Number(BaseModel):
@@ -69,7 +69,7 @@ class OutcomeBody(BaseModel):
     message: str = Field(default="", max_length=20_000)
     traceback: str = Field(default="", max_length=100_000)
     of_command: bool = False
-    """Of a process that the replica has started: it may have ended because its replica leaves."""
+    """True for a process that the replica has started, which may have ended because its replica leaves."""
 
 
 class WarningBody(BaseModel):
@@ -115,7 +115,7 @@ def replica_routes(service: Service) -> APIRouter:
     reports_left, warnings_left = Allowance(MOST_REPORTS_KEPT), Allowance(MOST_WARNINGS)
 
     def news_for(replica_id: str, trial_id: str, after: int, known_lost: str, told: bool) -> dict[str, Any] | None:
-        """What this replica has to hear now, None when nothing."""
+        """Return what this replica has to hear now, None when nothing."""
         trial = store.trial(trial_id)
         replicas = store.replicas(trial_id=trial_id)
         mine = next((row for row in replicas if row.replica_id == replica_id), None)
@@ -286,7 +286,7 @@ def replica_routes(service: Service) -> APIRouter:
         service.joining.note_hints(caller.trial_id, service.clock())
 
     def measured(trial_id: str, hints: Hints) -> Measurement | None:
-        """What is kept of these hints, None when it is too early for another one."""
+        """Return the measurement to keep of these hints, None when it is too early for another one."""
         trial, now = store.trial(trial_id), service.clock()
         if hints.bounds is None or not service.measuring.take(trial_id, now, len(trial.members)):
             return None
@@ -331,7 +331,7 @@ def replica_routes(service: Service) -> APIRouter:
 
     @routes.post("/outcome")
     def outcome(caller: Caller, body: OutcomeBody) -> None:
-        """How the trial ended. Of a command that leaves a trial, or has yet to join, it is how that ended alone."""
+        """Note how the trial ended, or a single process of a command that leaves a trial or has yet to join."""
         trial = store.trial(caller.trial_id)
         stay = trial.published_members if trial.switching else trial.members
         if body.of_command and trial.members and caller.replica_id not in stay:
@@ -342,7 +342,7 @@ def replica_routes(service: Service) -> APIRouter:
         service.loop.wake()
 
     def forget_old_keys(caller: str) -> int:
-        """Those that nobody can ask for any more; returns the number of the caller's latest generation."""
+        """Forget keys that nobody can ask for any more; return the number of the caller's latest generation."""
         published = store.trial(caller).published
         crowded = len(service.rendezvous) > CROWD
         live = {trial.trial_id for trial in store.trials(live_only=True)} if crowded else set()
@@ -425,7 +425,7 @@ class Allowance:
         self._taken: OrderedDict[str, int] = OrderedDict()
 
     def take(self, trial_id: str) -> int:
-        """How many are left after this one; negative when it is one too many."""
+        """Return how many are left after this one; negative when it is one too many."""
         with self._lock:
             taken = self._taken.get(trial_id, 0) + 1
             self._taken[trial_id] = taken

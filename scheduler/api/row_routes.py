@@ -28,7 +28,7 @@ MOST_TEXTS = 20_000
 
 
 class _Texts:
-    """What was told last of trials that are over: of thousands of them nothing changes any more."""
+    """Latest texts of finished trials: of thousands of them nothing changes any more."""
 
     def __init__(self) -> None:
         self._kept: dict[str, tuple[tuple[Any, ...], str]] = {}
@@ -114,7 +114,7 @@ def row_routes(service: Service, access: ClientAccess) -> APIRouter:
 
     @routes.get("/studies")
     def studies(client: Client) -> list[dict[str, Any]]:
-        """With how many trials they have, and what they use."""
+        """Return the studies with their numbers of trials and what they use."""
         allow(client, study=client.subject, read=True)
         now = service.clock()
         seconds = slot_seconds_by_trial(store.slot_intervals(), now)
@@ -170,7 +170,7 @@ def _is(record: TrialRecord, state: str) -> bool:
 
 
 def _called(records: Sequence[TrialRecord], wanted: str, titles: dict[str, str]) -> list[TrialRecord]:
-    """Of that id, ``STUDY/NUMBER``, number, or beginning of an id; the first of these that any has."""
+    """Find trials by id, ``STUDY/NUMBER``, number or beginning of an id; the first of these that matches any."""
     study, slash, number = wanted.rpartition("/")
     ways = (
         lambda record: record.trial_id == wanted,
@@ -190,7 +190,7 @@ def _called(records: Sequence[TrialRecord], wanted: str, titles: dict[str, str])
 
 
 def _latest(records: Sequence[TrialRecord], last: int) -> list[TrialRecord]:
-    """Those that are not over, and so many that ended last; in order of submission."""
+    """Return the unfinished trials and the ``last`` that ended last, in order of submission."""
     ended = sorted(
         (record for record in records if record.state.is_final), key=lambda record: record.finished_at or 0.0
     )

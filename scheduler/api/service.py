@@ -1,4 +1,4 @@
-"""What the API's two sides share: store, loop, mailbox, and the signal that ends long polls."""
+"""Objects that the API's two sides share: store, loop, mailbox, and the signal that ends long polls."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Announcements:
 
 
 class Changes:
-    """Which trials' replicas have something new to hear, from look to look. One thread."""
+    """Trials whose replicas have something new to hear, from look to look. One thread."""
 
     def __init__(self, store: TrialStore) -> None:
         self._store = store
@@ -110,7 +110,7 @@ class Wishes:
 
 
 class Service:
-    """What the handlers work with."""
+    """Objects that the handlers work with."""
 
     def __init__(
         self,
@@ -152,7 +152,7 @@ class Service:
 
     @property
     def slots(self) -> int:
-        """What a study can count on: those that there are, or may come to be."""
+        """Return the slots that a study can count on: those that exist, or may come to exist."""
         return max(self.site.most_slots, sum(node.slots for node in self.site.nodes()))
 
     def announce(self) -> None:

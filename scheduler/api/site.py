@@ -18,9 +18,9 @@ class Site:
     roster: Roster | None = None
     """Agents that run replicas on other nodes and call the scheduler."""
     grows = False
-    """Whether the site may get more slots than it has now."""
+    """True if the site may get more slots than it has now."""
     runs_elsewhere = False
-    """Whether replicas share no files with this machine, so that code has to be brought to them."""
+    """True if replicas share no files with this machine, so that code has to be brought to them."""
     most_slots = 0
     """Slots that may come to be at a time; 0 where it is what there is."""
     emulated = ""

@@ -23,7 +23,7 @@ from trials.record import Study
 from trials.terms import StudyTerms
 
 OWNERS_TERMS = ("weight", "priority", "yields_to", "quota", "budget_slot_hours")
-"""What a study may not take for itself."""
+"""Terms that a study may not set for itself."""
 
 
 class StudyBody(BaseModel):
@@ -32,11 +32,11 @@ class StudyBody(BaseModel):
     takes_over: str = Field(default="", max_length=64)
     """A driver that is known to be dead, whose lease need not run out."""
     title: str = Field(default="", max_length=LONGEST_NAME)
-    """What people call it; empty: by its name."""
+    """Name of the study for people; empty: its name."""
     namespace: str = Field(default="", max_length=LONGEST_NAME)
-    """Where its trials are to live on a cluster; its name and title begin with it then."""
+    """Namespace of its trials on a cluster; its name and title begin with it then."""
     user: str = Field(default="", max_length=LONGEST_NAME)
-    """Who runs it, as the driver's machine calls them."""
+    """Name of who runs it, as the driver's machine has it."""
     terms: dict[str, Any] = Field(default_factory=dict)
     """Changes to the study's terms; what is not named stays."""
 
@@ -80,7 +80,7 @@ def study_routes(service: Service, access: ClientAccess) -> APIRouter:
 
     @routes.get("/where")
     def where(client: Client) -> dict[str, Any]:
-        """Whether replicas run on another machine than those who submit, and with what."""
+        """Tell whether replicas run on another machine than those who submit, and with what."""
         return {
             "runs_elsewhere": service.site.runs_elsewhere,
             "runtime": None if service.site.runs_elsewhere else runtime(),

@@ -1,4 +1,4 @@
-"""What is told of a trial: all of it, what lists show, and how it trains now."""
+"""Summaries of a trial: all of it, what lists show, and how it trains now."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def summary(record: TrialRecord) -> dict[str, Any]:
 
 
 def brief(record: TrialRecord) -> dict[str, Any]:
-    """For lists of all trials: how a trial ended, without all that it said."""
+    """Return a trial's summary for lists: how it ended, without all that it said."""
     shown = summary(record)
     outcome = record.outcome
     if outcome is not None:

@@ -1,4 +1,6 @@
-"""Who may do what. Five kinds of token, each opening less than the one before:
+"""Tokens, and who may do what.
+
+There are five kinds, each opening less than the one before:
 
 the owner's       everything but what replicas say
 a study's         its trials and its reports, and the driver's side of it
@@ -45,13 +47,13 @@ class Identity:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Secrets:
-    """What the scheduler has to keep to know its tokens again."""
+    """Secrets that the scheduler keeps to know its tokens again."""
 
     owner: str
     key: str = ""
-    """In hexadecimal, of 32 bytes; empty: made of the owner's token, which cannot be replaced then."""
+    """Key of 32 bytes in hexadecimal; if empty, derived from the owner's token, which cannot be replaced then."""
     versions: Mapping[str, int] = field(default_factory=dict)
-    """Of ``read`` and of ``study NAME``, where they have been replaced."""
+    """Versions of ``read`` and of ``study NAME``, where they have been replaced."""
 
     def __post_init__(self) -> None:
         if len(self.owner) < LEAST_CHARACTERS:
@@ -75,8 +77,10 @@ class OthersTokens(Protocol):
 
 
 class Tokens:
-    """Callable from any thread. ``save`` makes the secrets durable before a new token is given out; None: they cannot
-    be kept, and so none is replaced.
+    """Tokens of a scheduler; callable from any thread.
+
+    ``save`` makes the secrets durable before a new token is given out; None: they cannot be kept, and so none is
+    replaced.
 
     ``fixed``: the owner's token was set from outside, where it has to be replaced, too.
     """

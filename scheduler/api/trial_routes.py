@@ -104,14 +104,14 @@ def trial_routes(service: Service, access: ClientAccess) -> APIRouter:
 
     @routes.get("/trials/{trial_id}/log")
     def log(client: Client, trial_id: str, most_bytes: int = LOG_BYTES) -> list[dict[str, Any]]:
-        """What each of the trial's replicas printed, or the end of it."""
+        """Return what each of the trial's replicas printed, or the end of it."""
         access.trial_for(client, trial_id)
         most = max(0, min(most_bytes, MOST_LOG_BYTES))
         return [{"replica_id": path.stem, "words": tail(path, most)} for path in service.loop.logs(trial_id)]
 
     @routes.get("/trials/{trial_id}/log/{replica_id}")
     def replica_log(client: Client, trial_id: str, replica_id: str, after: int = -1) -> dict[str, Any]:
-        """What one replica printed from the byte ``after`` on, or the end of it; ``next`` is where to go on."""
+        """Return what one replica printed from the byte ``after`` on, or the end of it; ``next`` is where to go on."""
         record = access.trial_for(client, trial_id)
         for path in service.loop.logs(trial_id):
             if path.stem == replica_id:

@@ -1,4 +1,4 @@
-"""Which commands there are, and where: a command's module is loaded when that command is meant.
+"""Table of commands and their modules: a command's module is loaded when that command is meant.
 
 The sentence of each is here for `elastune --help`, which loads none of them.
 """
@@ -32,50 +32,48 @@ COMMANDS: dict[str, Command] = {
     "page": Command(
         "looking",
         "page",
-        "Print a link that opens the web page once; serves it itself where the folder's scheduler has ended.",
+        "Print a link to the web page; serve the page if the folder's scheduler has ended.",
     ),
     "ls": Command(
         "looking",
         "list_trials",
-        "Trials with their state and the reason for it; also of a sweep whose scheduler has ended.",
+        "List trials with their state and its reason, also of a sweep whose scheduler has ended.",
     ),
-    "studies": Command("looking", "studies", "Studies with their trials, slots, slot hours and terms."),
-    "nodes": Command("looking", "nodes", "Nodes with their slots, and how many are in use."),
-    "top": Command("looking", "top", "Live view of studies, trials and slots."),
-    "show": Command("looking", "show", "One trial: its state, its replicas, and what happened to it when and why."),
+    "studies": Command("looking", "studies", "List studies with their trials, slots, slot hours and terms."),
+    "nodes": Command("looking", "nodes", "List nodes with their slots, and how many are in use."),
+    "top": Command("looking", "top", "Watch studies, trials and slots live."),
+    "show": Command("looking", "show", "Show a trial's state, its replicas, and what happened to it when and why."),
     "why": Command(
         "looking",
         "why",
-        "Why a trial has the slots that it has: the last decision, what went into it, and how it changed.",
+        "Explain why a trial has its slots: the last decision, its numbers, and earlier changes.",
     ),
-    "logs": Command("looking", "logs", "What a trial's replicas printed, oldest replica first."),
+    "logs": Command("looking", "logs", "Print the output of a trial's replicas, oldest replica first."),
     "stop": Command("steering", "stop", "End a trial, or all of a study."),
     "pause": Command(
-        "steering", "pause", "Have a trial save its state and give its slots back until `elastune resume`."
+        "steering", "pause", "Pause a trial: it saves its state and frees its slots until `elastune resume`."
     ),
     "resume": Command("steering", "resume", "Let a paused trial go on."),
-    "retry": Command("steering", "retry", "Run a trial once more, as it was: as a new trial."),
-    "clone": Command("steering", "clone", "Run a trial again with other parameters: as a new trial."),
+    "retry": Command("steering", "retry", "Run a trial again, unchanged, as a new trial."),
+    "clone": Command("steering", "clone", "Run a trial again with other parameters, as a new trial."),
     "set": Command(
         "steering",
         "set_terms",
-        "Change a study's share, its place among others, or what its slots are to achieve; also while it runs.",
+        "Change a study's weight, priority, quota, goal or budget, also while it runs.",
     ),
-    "rm": Command("keeping", "remove", "Forget trials that ended long ago, with their reports, histories and logs."),
+    "rm": Command("keeping", "remove", "Delete trials that ended long ago, with their reports, histories and logs."),
     "export": Command(
         "keeping", "export", "Write trials with their parameters, values, times and slot hours as a table."
     ),
-    "report": Command("keeping", "report", "Slot hours and their cost by study, user or day."),
+    "report": Command("keeping", "report", "Sum slot hours and cost by study, user or day."),
     "timeline": Command("looking", "timeline", "Draw who held which slots over time."),
     "simulate": Command("simulating", "simulate", "Run policies over a workload in virtual time, and compare them."),
-    "token": Command(
-        "steering", "token", "Print a token that opens one study, or one that only reads; or replace a token."
-    ),
+    "token": Command("steering", "token", "Print a token for one study or for reading, or replace a token."),
     "doctor": Command(
         "doctor",
         "doctor",
-        "Look at GPUs, cores, memory, control groups, folders, ports and versions, and say what would go wrong.",
+        "Check GPUs, cores, memory, control groups, folders, ports and versions for problems.",
     ),
-    "completion": Command("completing", "completion", "Print what a shell needs to complete commands and options."),
-    "operator": Command("running", "operator", "Run a scheduler for a Kubernetes cluster; the chart starts it so."),
+    "completion": Command("completing", "completion", "Print a shell's completion script."),
+    "operator": Command("running", "operator", "Run a scheduler for a Kubernetes cluster, as the chart does."),
 }

@@ -11,7 +11,7 @@ SHELLS = ("bash", "zsh", "fish")
 @click.command("completion")
 @click.argument("shell", type=click.Choice(SHELLS))
 def completion(shell: str) -> None:
-    """Print what a shell needs to complete commands and options.
+    """Print a shell's completion script.
 
     For bash: elastune completion bash >> ~/.bashrc
     """

@@ -1,4 +1,4 @@
-"""Which scheduler a command is about, and what many commands take."""
+"""Choice of the scheduler that a command is about, and options that many commands share."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ state_dir = click.option(
     "--state-dir", type=PATH, help="State folder; default: $ELASTUNE_HOME or the user's state folder."
 )
 scheduler_name = click.option(
-    "--scheduler", "scheduler", default="", envvar="ELASTUNE_SCHEDULER", help="One that elastune.toml names."
+    "--scheduler", "scheduler", default="", envvar="ELASTUNE_SCHEDULER", help="Name of a scheduler in elastune.toml."
 )
-as_json = click.option("--json", "as_json", is_flag=True, help="As JSON.")
+as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
 opened = ExitStack()
 """Connections that this command has made."""

@@ -31,11 +31,15 @@ class Finding:
 
 @click.command("doctor")
 @click.option(
-    "--port", type=click.IntRange(min=1, max=65535), default=PORT, show_default=True, help="That `up` is to listen on."
+    "--port",
+    type=click.IntRange(min=1, max=65535),
+    default=PORT,
+    show_default=True,
+    help="Port that `elastune up` will use.",
 )
 @state_dir
 def doctor(port: int, state_dir: Path | None) -> None:
-    """Look at GPUs, cores, memory, control groups, folders, ports and versions, and say what would go wrong."""
+    """Check GPUs, cores, memory, control groups, folders, ports and versions for problems."""
     from scheduler.client.places import default_state_dir
 
     findings = [*_python(), *_devices(), *_memory(), *_folder(state_dir or default_state_dir()), *_net(port), *_slurm()]

@@ -18,13 +18,13 @@ UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
 
 
 @click.command("rm")
-@click.option("--older-than", required=True, help="Ended longer ago than that: 90s, 20m, 12h, 30d, 2w.")
-@click.option("--study", help="Of one study alone.")
-@click.option("--yes", "-y", is_flag=True, help="Do not ask.")
+@click.option("--older-than", required=True, help="Age since a trial's end, such as 90s, 20m, 12h, 30d or 2w.")
+@click.option("--study", help="Only this study's trials.")
+@click.option("--yes", "-y", is_flag=True, help="Do not ask for confirmation.")
 @state_dir
 @scheduler_name
 def remove(older_than: str, study: str | None, yes: bool, state_dir: Path | None, scheduler: str) -> None:
-    """Forget trials that ended long ago, with their reports, histories and logs."""
+    """Delete trials that ended long ago, with their reports, histories and logs."""
     seconds = _seconds(older_than)
     client = client_of(state_dir, scheduler)
     name = None if study is None else client.study(study).name
@@ -70,9 +70,9 @@ COLUMNS = (
 
 
 @click.command("export")
-@click.option("--csv", "csv_path", type=PATH, help="A row a trial, here; - prints it.")
-@click.option("--parquet", type=PATH, help="The same as Parquet; needs pyarrow.")
-@click.option("--study", help="Of one study alone.")
+@click.option("--csv", "csv_path", type=PATH, help="File for a row a trial; - prints it.")
+@click.option("--parquet", type=PATH, help="File for the same as Parquet; needs pyarrow.")
+@click.option("--study", help="Only this study's trials.")
 @state_dir
 @scheduler_name
 def export(
@@ -135,12 +135,12 @@ def _write_parquet(path: Path, columns: list[str], rows: list[dict[str, Any]]) -
 
 
 @click.command("report")
-@click.option("--by", default="study", show_default=True, help="study, user or day.")
-@click.option("--price", type=click.FloatRange(min=0.0), help="Of a slot hour; shows the cost.")
+@click.option("--by", default="study", show_default=True, help="Group by study, user or day.")
+@click.option("--price", type=click.FloatRange(min=0.0), help="Price of a slot hour; adds a column with the cost.")
 @state_dir
 @scheduler_name
 def report(by: str, price: float | None, state_dir: Path | None, scheduler: str) -> None:
-    """Slot hours and their cost by study, user or day."""
+    """Sum slot hours and cost by study, user or day."""
     if by not in ("study", "user", "day"):
         raise SchedulerError(f"--by is {by!r}; it must be study, user or day")
     from scheduler.dashboard.listings import print_usage

@@ -17,7 +17,7 @@ from trials.plain_words import printable
 LAST = 40
 FOLLOW_SECONDS = 0.4
 LATE_SECONDS = 10.0
-"""That a trial's first words may come after its end."""
+"""Seconds that a trial's first words may come after its end."""
 
 
 def _print_json(value: Any) -> None:
@@ -25,14 +25,14 @@ def _print_json(value: Any) -> None:
 
 
 @click.command("ls")
-@click.option("--study", help="Of one study.")
-@click.option("--state", help="In that state, or: live, waiting, over.")
+@click.option("--study", help="Only this study's trials.")
+@click.option("--state", help="Only trials in this state, or: live, waiting, over.")
 @click.option(
     "--last",
     type=click.IntRange(min=0),
     default=LAST,
     show_default=True,
-    help="So many of those that are over; 0: all.",
+    help="Show at most this many finished trials; 0: all.",
 )
 @as_json
 @state_dir
@@ -40,7 +40,7 @@ def _print_json(value: Any) -> None:
 def list_trials(
     study: str | None, state: str | None, last: int, as_json: bool, state_dir: Path | None, scheduler: str
 ) -> None:
-    """Trials with their state and the reason for it; also of a sweep whose scheduler has ended."""
+    """List trials with their state and its reason, also of a sweep whose scheduler has ended."""
     from scheduler.client.rows import Trial, row_of
 
     client = client_of(state_dir, scheduler, also_ended=True)
@@ -66,7 +66,7 @@ def list_trials(
 @state_dir
 @scheduler_name
 def studies(as_json: bool, state_dir: Path | None, scheduler: str) -> None:
-    """Studies with their trials, slots, slot hours and terms."""
+    """List studies with their trials, slots, slot hours and terms."""
     from scheduler.dashboard.listings import print_studies
 
     found = client_of(state_dir, scheduler, also_ended=True).studies()
@@ -81,7 +81,7 @@ def studies(as_json: bool, state_dir: Path | None, scheduler: str) -> None:
 @state_dir
 @scheduler_name
 def nodes(as_json: bool, state_dir: Path | None, scheduler: str) -> None:
-    """Nodes with their slots, and how many are in use."""
+    """List nodes with their slots, and how many are in use."""
     from scheduler.dashboard.listings import print_nodes, print_queue
 
     client = client_of(state_dir, scheduler, also_ended=True)
@@ -94,12 +94,12 @@ def nodes(as_json: bool, state_dir: Path | None, scheduler: str) -> None:
 
 
 @click.command("top")
-@click.option("--seconds", type=float, default=0.5, show_default=True, help="Between two looks.")
-@click.option("--once", is_flag=True, help="Look once, and end.")
+@click.option("--seconds", type=float, default=0.5, show_default=True, help="Seconds between updates.")
+@click.option("--once", is_flag=True, help="Print once and exit.")
 @state_dir
 @scheduler_name
 def top(seconds: float, once: bool, state_dir: Path | None, scheduler: str) -> None:
-    """Live view of studies, trials and slots."""
+    """Watch studies, trials and slots live."""
     from scheduler.dashboard.terminal import LiveView, print_view
 
     client = client_of(state_dir, scheduler).connection
@@ -118,7 +118,7 @@ def top(seconds: float, once: bool, state_dir: Path | None, scheduler: str) -> N
 @state_dir
 @scheduler_name
 def show(trial: str, as_json: bool, state_dir: Path | None, scheduler: str) -> None:
-    """One trial: its state, its replicas, and what happened to it when and why."""
+    """Show a trial's state, its replicas, and what happened to it when and why."""
     client = client_of(state_dir, scheduler, also_ended=True)
     if as_json:
         _print_json(client.story(trial))
@@ -134,7 +134,7 @@ def show(trial: str, as_json: bool, state_dir: Path | None, scheduler: str) -> N
 @state_dir
 @scheduler_name
 def why(trial: str, as_json: bool, state_dir: Path | None, scheduler: str) -> None:
-    """Why a trial has the slots that it has: the last decision, what went into it, and how it changed."""
+    """Explain why a trial has its slots: the last decision, its numbers, and earlier changes."""
     client = client_of(state_dir, scheduler, also_ended=True)
     found = client.connection.request("GET", f"/trials/{client.trial(trial).id}/why")
     if as_json:
@@ -147,15 +147,15 @@ def why(trial: str, as_json: bool, state_dir: Path | None, scheduler: str) -> No
 
 @click.command("logs")
 @click.argument("trial")
-@click.option("--follow", "-f", is_flag=True, help="Go on as it prints, until the trial is over.")
-@click.option("--tail", type=click.IntRange(min=0), help="So many lines of each replica.")
-@click.option("--replica", help="One alone: its id, or how that begins or ends.")
+@click.option("--follow", "-f", is_flag=True, help="Keep printing until the trial is over.")
+@click.option("--tail", type=click.IntRange(min=0), help="Last lines to print of each replica.")
+@click.option("--replica", help="Only this replica: its id, or the beginning or end of it.")
 @state_dir
 @scheduler_name
 def logs(
     trial: str, follow: bool, tail: int | None, replica: str | None, state_dir: Path | None, scheduler: str
 ) -> None:
-    """What a trial's replicas printed, oldest replica first."""
+    """Print the output of a trial's replicas, oldest replica first."""
     client = client_of(state_dir, scheduler, also_ended=True)
     found = client.trial(trial)
     follow_logs(client, found, follow=follow, tail=tail, replica=replica)
@@ -207,11 +207,11 @@ def timeline(output: Path, state_dir: Path | None, scheduler: str) -> None:
 
 
 @click.command("page")
-@click.option("--read", is_flag=True, help="A link for reading only.")
+@click.option("--read", is_flag=True, help="Print a link for reading only.")
 @state_dir
 @scheduler_name
 def page(read: bool, state_dir: Path | None, scheduler: str) -> None:
-    """Print a link that opens the web page once; serves it itself where the folder's scheduler has ended."""
+    """Print a link to the web page; serve the page if the folder's scheduler has ended."""
     from scheduler.client import Client
     from scheduler.errors import NotRunning
 

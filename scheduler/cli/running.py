@@ -22,7 +22,7 @@ END_SECONDS = 130.0
 
 @click.command("up")
 @state_dir
-@click.option("--slots", type=click.IntRange(min=1), help="Room for replicas; default: GPUs, else CPU cores.")
+@click.option("--slots", type=click.IntRange(min=1), help="Number of slots; default: one a GPU, else one a CPU core.")
 @click.option(
     "--slots-per-gpu",
     type=click.IntRange(min=1, max=64),
@@ -35,14 +35,14 @@ END_SECONDS = 130.0
     type=click.IntRange(min=1, max=64),
     default=1,
     show_default=True,
-    help="GPUs that one process has, for code that spreads a model over several.",
+    help="GPUs of one process, for code that spreads a model over several.",
 )
 @click.option(
     "--memory-per-slot", type=click.FloatRange(min=0.1), help="GiB of memory that a replica may use; default: no limit."
 )
 @click.option("--host", help="Address to listen on; default: 127.0.0.1, or one that the nodes of the job reach.")
 @click.option("--port", type=click.IntRange(min=0, max=65535), help="Port to listen on; 0: any; default: 7300.")
-@click.option("--policy", default="goodput", show_default=True, help="Who gets which slots.")
+@click.option("--policy", default="goodput", show_default=True, help="Scheduling policy.")
 @click.option(
     "--fork-server/--no-fork-server", default=True, help="Start replicas by forking a process with torch loaded."
 )
@@ -55,19 +55,19 @@ END_SECONDS = 130.0
 @click.option(
     "--database",
     envvar="ELASTUNE_DATABASE",
-    help="Keep trials there, such as postgresql+psycopg://USER@HOST/NAME; default: a file in the state folder.",
+    help="Database for trials, such as postgresql+psycopg://USER@HOST/NAME; default: a file in the state folder.",
 )
 @click.option(
     "--keep-days",
     type=click.FloatRange(min=0.0),
     default=90.0,
     show_default=True,
-    help="How long trials that are over are kept, with their logs; 0: for ever.",
+    help="Days to keep finished trials and their logs; 0: for ever.",
 )
 @click.option(
     "--webhook",
     envvar="ELASTUNE_WEBHOOK",
-    help="Address that is told, as JSON, when a trial fails, a study is done, or a budget is used by 80%.",
+    help="URL to notify, with JSON, when a trial fails, a study is done, or 80% of a budget is used.",
 )
 @click.option(
     "--slurm",
@@ -80,7 +80,7 @@ END_SECONDS = 130.0
     "--no-slurm",
     is_flag=True,
     envvar="ELASTUNE_NO_SLURM",
-    help="In a job of Slurm: use this machine alone, not all of its nodes.",
+    help="Inside a Slurm job: use this machine alone, not all of the job's nodes.",
 )
 @click.option(
     "--no-shared-files",
@@ -93,7 +93,7 @@ END_SECONDS = 130.0
     "--interface",
     envvar="ELASTUNE_INTERFACE",
     default="",
-    help="Network interface by whose address nodes reach each other; default: the one on the way.",
+    help="Network interface whose address nodes use to reach each other; default: the one on the route.",
 )
 @click.option(
     "--prologue",
@@ -107,7 +107,7 @@ END_SECONDS = 130.0
     default="",
     help="Options of srun that put what runs on each other node into a container: '--container-image=img.sqsh'.",
 )
-@click.option("--detach", is_flag=True, help="In the background, until `elastune down`; what it says goes to a file.")
+@click.option("--detach", is_flag=True, help="Run in the background until `elastune down`, with output in a file.")
 @click.option("--embedded/--no-embedded", default=False, hidden=True)
 @click.option("--preload", default="torch", show_default=True, hidden=True)
 def up(
@@ -261,21 +261,23 @@ def down(state_dir: Path | None) -> None:
 
 
 @click.command("operator")
-@click.option("--settings", type=PATH, required=True, help="The cluster's settings, a YAML file.")
+@click.option("--settings", type=PATH, required=True, help="YAML file with the cluster's settings.")
 @click.option("--host", default="0.0.0.0", show_default=True, help="Address to listen on.")  # noqa: S104  # a pod's own
 @click.option("--port", type=int, default=7300, show_default=True, help="Port of the API.")
 @click.option(
     "--webhook-port", type=int, default=7443, show_default=True, help="Port for admission reviews and probes."
 )
-@click.option("--service", help="Service that leads to the API.")
-@click.option("--url", help="Where replicas reach the API; default: its service.")
-@click.option("--webhook", help="ValidatingWebhookConfiguration that asks this one.")
+@click.option("--service", help="Name of the API's Service.")
+@click.option("--url", help="URL by which replicas reach the API; default: its Service.")
+@click.option("--webhook", help="Name of the ValidatingWebhookConfiguration that calls this scheduler.")
 @click.option("--token-secret", help="Secret for the token; default: ELASTUNE_TOKEN.")
 @click.option("--webhook-secret", help="Secret for the webhook's certificate.")
-@click.option("--webhook-name", multiple=True, help="Name that the API server calls it by.")
-@click.option("--policy", default="goodput", show_default=True, help="Who gets which slots.")
-@click.option("--identity", default="", envvar="POD_NAME", help="Of this process among its like.")
-@click.option("--lease", default="elastune", show_default=True, help="Lease that the leader holds.")
+@click.option(
+    "--webhook-name", multiple=True, help="Host name in the webhook's certificate, by which the API server calls it."
+)
+@click.option("--policy", default="goodput", show_default=True, help="Scheduling policy.")
+@click.option("--identity", default="", envvar="POD_NAME", help="Name of this process in the leader election.")
+@click.option("--lease", default="elastune", show_default=True, help="Name of the leader's Lease.")
 def operator(
     settings: Path,
     host: str,
@@ -291,7 +293,7 @@ def operator(
     identity: str,
     lease: str,
 ) -> None:
-    """Run a scheduler for a Kubernetes cluster; the chart starts it so."""
+    """Run a scheduler for a Kubernetes cluster, as the chart does."""
     try:
         from scheduler.kubernetes.command import run_operator
     except ImportError as error:

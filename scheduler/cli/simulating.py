@@ -15,14 +15,14 @@ from trials.terms import GOALS
 @click.option(
     "--traces", type=PATH, help="Folder with measurements, one folder an application; default: the workload's."
 )
-@click.option("--recorded", type=PATH, help="State folder of a scheduler: simulate the trials that it has run.")
-@click.option("--policy", multiple=True, help="May be given several times; ratios are to the first.")
+@click.option("--recorded", type=PATH, help="State folder of a scheduler whose trials to simulate.")
+@click.option("--policy", multiple=True, help="Policy to simulate; may be repeated, ratios are to the first.")
 @click.option(
-    "--sweep", type=click.IntRange(min=2), help="Instead of a workload: an ASHA sweep of so many configurations."
+    "--sweep",
+    type=click.IntRange(min=2),
+    help="Simulate an ASHA sweep of this many configurations instead of a workload.",
 )
-@click.option(
-    "--goal", default="completion_time", show_default=True, help=f"What the sweep is to achieve: {', '.join(GOALS)}."
-)
+@click.option("--goal", default="completion_time", show_default=True, help=f"Goal of the sweep: {', '.join(GOALS)}.")
 @click.option("--nodes", type=click.IntRange(min=1), default=16, show_default=True)
 @click.option("--slots-per-node", type=click.IntRange(min=1), default=4, show_default=True)
 @click.option(
@@ -35,31 +35,35 @@ from trials.terms import GOALS
 @click.option(
     "--live/--no-live",
     default=False,
-    help="As a live scheduler does: it decides when something happens, and starts take time.",
+    help="Decide when something happens, and let starts take time, as a live scheduler does.",
 )
-@click.option("--every", type=click.FloatRange(min=1.0), help="Seconds between decisions; 60, or none with --live.")
+@click.option(
+    "--every", type=click.FloatRange(min=1.0), help="Seconds between decisions; default: 60, or none with --live."
+)
 @click.option(
     "--rescale-seconds",
     type=click.FloatRange(min=0.0),
-    help="Pause of a job whose allocation changes; 30, or what was seen with --live.",
+    help="Pause in seconds of a job whose allocation changes; default: 30, or as measured with --live.",
 )
 @click.option(
     "--information",
     default="pooled",
     show_default=True,
-    help="What policies know: own measurements, declared epochs too, or pooled by code too.",
+    help="Information for policies: own measurements, also declared epochs, or also measurements pooled by code.",
 )
 @click.option(
     "--jobs",
     type=click.IntRange(min=1),
     default=60,
     show_default=True,
-    help="Without a workload file: number of random jobs.",
+    help="Number of random jobs, without a workload file.",
 )
-@click.option("--seed", type=int, default=0, show_default=True, help="Without a workload file: which random jobs.")
-@click.option("--json", "json_path", type=PATH, help="Write all figures here.")
-@click.option("--picture", type=PATH, help="Write allocations and completion times here, as PNG.")
-@click.option("--why", help="Tell what happened to this job, or this configuration of a sweep, and why.")
+@click.option(
+    "--seed", type=int, default=0, show_default=True, help="Seed of the random jobs, without a workload file."
+)
+@click.option("--json", "json_path", type=PATH, help="File for all figures, as JSON.")
+@click.option("--picture", type=PATH, help="File for a picture of allocations and completion times (PNG).")
+@click.option("--why", help="Print what happened to this job or configuration, and why.")
 def simulate(
     workload: Path | None,
     traces: Path | None,

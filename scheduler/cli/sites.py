@@ -21,7 +21,7 @@ LEAVE_AT_ONCE = "replicas save their state and leave at once"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
-    """What was asked of the command line, as far as it is about slots."""
+    """Options of the command line about slots."""
 
     state_dir: Path
     slots: int | None
@@ -39,7 +39,7 @@ class Wanted:
     use_slurm: bool
     shares_files: bool
     pool: str | None
-    """Of Slurm's jobs, as it was described; None for none."""
+    """Pool of Slurm's jobs, as it was described; None for none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,11 +48,11 @@ class Chosen:
     host: str
     """Address to listen on."""
     reached_at: str = ""
-    """By which nodes reach it, where that is another one."""
+    """Address by which nodes reach it, where that is another one."""
     sentence: str
-    """What people should know of it; may be empty."""
+    """Sentence that people should know; may be empty."""
     at_the_end: str = "replicas save their state and leave when their lease runs out"
-    """What becomes of replicas when the scheduler is told to end."""
+    """Fate of the replicas when the scheduler is told to end."""
     close: Callable[[], None] = lambda: None
 
 
@@ -73,7 +73,7 @@ def choose_site(wanted: Wanted) -> Chosen:
 
 
 def _has_shape(emulate: str | None) -> bool:
-    """Whether emulated devices are counted in nodes and slots, and so have nothing to do with an allocation's."""
+    """Tell whether emulated devices are counted in nodes and slots, and so have nothing to do with an allocation's."""
     return emulate is not None and emulate.partition(":")[0].replace("x", "", 1).isdigit()
 
 

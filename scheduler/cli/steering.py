@@ -16,7 +16,7 @@ from trials.terms import GOALS
 
 @click.command("stop")
 @click.argument("trial", required=False)
-@click.option("--study", help="All trials of a study that are not over.")
+@click.option("--study", help="End all unfinished trials of this study.")
 @state_dir
 @scheduler_name
 def stop(trial: str | None, study: str | None, state_dir: Path | None, scheduler: str) -> None:
@@ -42,11 +42,11 @@ def stop(trial: str | None, study: str | None, state_dir: Path | None, scheduler
 
 @click.command("pause")
 @click.argument("trial")
-@click.option("--why", default="", help="For whoever asks why it waits.")
+@click.option("--why", default="", help="Reason to show while the trial waits.")
 @state_dir
 @scheduler_name
 def pause(trial: str, why: str, state_dir: Path | None, scheduler: str) -> None:
-    """Have a trial save its state and give its slots back until `elastune resume`."""
+    """Pause a trial: it saves its state and frees its slots until `elastune resume`."""
     client = client_of(state_dir, scheduler)
     one = client.trial(trial)
     client.pause(one, why)
@@ -70,19 +70,19 @@ def resume(trial: str, state_dir: Path | None, scheduler: str) -> None:
 @state_dir
 @scheduler_name
 def retry(trial: str, state_dir: Path | None, scheduler: str) -> None:
-    """Run a trial once more, as it was: as a new trial."""
+    """Run a trial again, unchanged, as a new trial."""
     _again(client_of(state_dir, scheduler), trial, {})
 
 
 @click.command("clone")
 @click.argument("trial")
 @click.option(
-    "--set", "changes", multiple=True, required=True, help="A parameter, such as lr=0.1; may be given several times."
+    "--set", "changes", multiple=True, required=True, help="Parameter to change, such as lr=0.1; may be repeated."
 )
 @state_dir
 @scheduler_name
 def clone(trial: str, changes: tuple[str, ...], state_dir: Path | None, scheduler: str) -> None:
-    """Run a trial again with other parameters: as a new trial."""
+    """Run a trial again with other parameters, as a new trial."""
     from scheduler.errors import SchedulerError
 
     changed: dict[str, Any] = {}
@@ -114,12 +114,12 @@ def _read(text: str) -> Any:
 @click.command("set")
 @click.argument("study")
 @click.option("--weight", type=float, help="Share of the slots relative to other studies.")
-@click.option("--priority", type=int, help="Studies with a higher one come first.")
-@click.option("--yields-to", multiple=True, help="Study that comes first whatever its priority.")
+@click.option("--priority", type=int, help="Priority: studies with a higher one come first.")
+@click.option("--yields-to", multiple=True, help="Study that comes first whatever its priority; may be repeated.")
 @click.option("--quota", type=int, help="Most slots at once; 0: no limit.")
 @click.option("--goal", help=f"One of {', '.join(GOALS)}.")
-@click.option("--deadline-in", type=float, help="Minutes until its best result is wanted.")
-@click.option("--budget", type=float, help="Slot-hours that it may use in all; 0: no limit.")
+@click.option("--deadline-in", type=float, help="Minutes until the best result is wanted.")
+@click.option("--budget", type=float, help="Slot hours that it may use in all; 0: no limit.")
 @state_dir
 @scheduler_name
 def set_terms(
@@ -134,7 +134,7 @@ def set_terms(
     state_dir: Path | None,
     scheduler: str,
 ) -> None:
-    """Change a study's share, its place among others, or what its slots are to achieve; also while it runs."""
+    """Change a study's weight, priority, quota, goal or budget, also while it runs."""
     from scheduler.dashboard.lines import clock
 
     client = client_of(state_dir, scheduler)
@@ -158,16 +158,16 @@ def set_terms(
 
 @click.command("token")
 @click.argument("study", required=False)
-@click.option("--read", is_flag=True, help="For reading metrics, overviews and decisions only.")
+@click.option("--read", is_flag=True, help="Print a token that only reads metrics, overviews and decisions.")
 @click.option(
     "--replace/--no-replace",
     default=False,
-    help="Make a new one and refuse the old one from now on; without --read or a study: yours.",
+    help="Make a new token and refuse the old one; without --read or a study: the owner's.",
 )
 @state_dir
 @scheduler_name
 def token(study: str | None, read: bool, replace: bool, state_dir: Path | None, scheduler: str) -> None:
-    """Print a token that opens one study, or one that only reads; or replace a token."""
+    """Print a token for one study or for reading, or replace a token."""
     from scheduler.errors import SchedulerError
 
     if study is not None and read:

@@ -1,4 +1,4 @@
-"""What brings a request to a scheduler and its answer back."""
+"""Carriers of a request to a scheduler and of its answer."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 CONNECT_SECONDS = 3.0
 SECONDS = 40.0
-"""For an answer: one to a question that waits for news comes within half a minute."""
+"""Seconds for an answer: one to a question that waits for news comes within half a minute."""
 PART_BYTES = 1 << 20
 
 

@@ -36,8 +36,11 @@ class Client:
 
     @classmethod
     def connect(cls, *, state_dir: str | Path | None = None, scheduler: str = "", quick: bool = False) -> Client:
-        """To the scheduler of a state folder, or the one that elastune.toml calls so; else to the one that ELASTUNE_URL
-        names, the file's default, or this machine's. ``quick``: for a few questions of one thread."""
+        """Connect to a scheduler.
+
+        It is that of the state folder, or the one that elastune.toml calls ``scheduler``; without either,
+        ELASTUNE_URL's, the file's default, or this machine's. ``quick``: for a few questions of one thread.
+        """
         return cls(_connection(None if state_dir is None else Path(state_dir), scheduler, quick=quick))
 
     def close(self) -> None:
@@ -58,8 +61,11 @@ class Client:
     # ------------------------------------------------------------------ looking
 
     def trials(self, *, study: str | None = None, state: str | None = None, last: int | None = None) -> list[Trial]:
-        """In order of submission. ``state``: one, or ``live``, ``waiting``, ``over``; ``last``: so many of those that
-        are over, beside all that are not."""
+        """Return trials in order of submission.
+
+        ``state``: one, or ``live``, ``waiting``, ``over``; ``last``: at most so many finished trials, beside all that
+        are not finished.
+        """
         asked: dict[str, Any] = {"study": study, "state": state, "last": last}
         found = self._get("/rows", **asked)
         return [row_of(Trial, each) for each in found["trials"]]
@@ -81,7 +87,7 @@ class Client:
         return found
 
     def history(self, *, study: str | None = None, most: int = 200, until: float | None = None) -> list[Entry]:
-        """What happened to all trials, or to a study's, the newest first."""
+        """Return what happened to all trials, or to a study's, newest first."""
         name = None if study is None else self.study(study).name
         return [row_of(Entry, each) for each in self._get("/page/story", study=name, most=most, until=until)]
 
@@ -111,7 +117,7 @@ class Client:
         return [row_of(UsedHours, each) for each in self._get("/page/usage")]
 
     def logs(self, trial: str | Trial) -> dict[str, str]:
-        """What each of a trial's replicas printed, the oldest first; of long ones the end."""
+        """Return the output of each of a trial's replicas, the oldest first; of long ones the end."""
         found = self._get(f"/trials/{self.trial(trial).id}/log")
         return {each["replica_id"]: each["words"] for each in found}
 
@@ -121,7 +127,7 @@ class Client:
         return [each["replica_id"] for each in found]
 
     def log_since(self, trial: str | Trial, replica: str, after: int = -1) -> tuple[str, int, bool]:
-        """What a replica printed from a byte on, where to go on, and whether its trial is over."""
+        """Return a replica's output from a byte on, where to go on, and whether its trial is over."""
         found = self._get(f"/trials/{self.trial(trial).id}/log/{quote(replica)}", after=after)
         return found["words"], found["next"], found["over"]
 

@@ -22,8 +22,10 @@ class SchedulerClient:
     """Thread-safe. Every method raises SchedulerUnreachable, NotAuthorized or RequestRefused."""
 
     def __init__(self, url: str, token: str, *, carrier: Carrier | None = None, quick: bool = False) -> None:
-        """``quick``: for a few questions of one thread, with the connection that is there soonest; whether anybody
-        answers shows the first of them."""
+        """Connect lazily: the first question shows whether anybody answers.
+
+        ``quick``: for a few questions of one thread, with the connection that is there soonest.
+        """
         self.url = url.rstrip("/")
         self.token = token
         self._carrier = carrier or self._carried(quick=quick)
@@ -41,8 +43,9 @@ class SchedulerClient:
 
     @classmethod
     def from_environ(cls, environ: Mapping[str, str] | None = None, *, quick: bool = False) -> SchedulerClient | None:
-        """The scheduler that ELASTUNE_URL names, else the one of elastune.toml that ELASTUNE_SCHEDULER names or that is
-        its default; None where there is none.
+        """Return the scheduler that the environment or elastune.toml names; None where there is none.
+
+        ELASTUNE_URL comes first, then the entry of elastune.toml that ELASTUNE_SCHEDULER names, then its default.
 
         The token comes from ELASTUNE_TOKEN, or from the local state folder when its scheduler has that address.
         """

@@ -1,4 +1,4 @@
-"""Which scheduler is meant: by state folder, by name in elastune.toml, by the environment, or this machine's own.
+"""Lookup of a scheduler: by state folder, by name in elastune.toml, by the environment, or this machine's own.
 
 The user's settings, `~/.config/elastune/elastune.toml`, say where schedulers are and how to get in:
 
@@ -41,7 +41,7 @@ class Named:
 def named_scheduler(
     name: str = "", environ: Mapping[str, str] | None = None, folder: Path | None = None
 ) -> Named | None:
-    """Of that name, or the default one of the folder or the settings; None where nothing is chosen.
+    """Return the scheduler of that name, or the default of the folder or the settings; None where nothing is chosen.
 
     Raises SchedulerError for a name that is not there and for a file that cannot be used.
     """
@@ -76,7 +76,7 @@ def _default(path: Path, document: Mapping[str, Any]) -> str:
 
 
 def _chosen(folder: Path, settings: Path) -> tuple[Path, str] | None:
-    """What the file of the working folder, or the nearest one above it, asks for."""
+    """Return the file and the scheduler that the working folder, or the nearest one above it, asks for."""
     for each in (folder, *folder.parents):
         path = each / FILE
         if path.is_file() and path != settings:

@@ -1,4 +1,4 @@
-"""Where this user's own scheduler keeps its state."""
+"""Folder of this user's own scheduler."""
 
 from __future__ import annotations
 
@@ -9,6 +9,6 @@ import platformdirs
 
 
 def default_state_dir() -> Path:
-    """Where `elastune up` keeps its state: $ELASTUNE_HOME, or the user's state folder."""
+    """Return the folder in which `elastune up` keeps its state: $ELASTUNE_HOME, or the user's state folder."""
     home = os.environ.get("ELASTUNE_HOME")
     return Path(home) if home else platformdirs.user_state_path("elastune")

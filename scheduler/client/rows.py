@@ -1,4 +1,4 @@
-"""What a scheduler tells of trials, studies and nodes, as plain objects. Times are seconds since the epoch."""
+"""Trials, studies and nodes as a scheduler tells them, as plain objects. Times are seconds since the epoch."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Row = TypeVar("Row")
 
 
 def row_of(kind: type[Row], told: Mapping[str, Any]) -> Row:
-    """What this version knows of; a newer scheduler may tell more."""
+    """Make a row of the fields that this version knows; a newer scheduler may tell more."""
     known = _names(kind)  # type: ignore[arg-type]  # classes are hashable
     if told.keys() <= known:
         return kind(**told)
@@ -34,10 +34,10 @@ class Trial:
     """Its name among all studies of the scheduler."""
     number: int
     title: str = ""
-    """What the study is called."""
+    """Name of the study for people."""
     state: str
     code: str
-    """Of the reason, for programs."""
+    """Code of the reason, for programs."""
     why: str
     replicas: int
     min: int
@@ -55,7 +55,7 @@ class Trial:
     """The value reported at that step."""
     progress: float | None = None
     value: float | list[float] | None = None
-    """What it returned."""
+    """Value that it returned."""
     error: str | None = None
     slots: int = 0
     promise: float | None = None
@@ -69,7 +69,7 @@ class Trial:
     rate: float | None = None
     """The learning rate."""
     expected: float | None = None
-    """When it can be expected to start."""
+    """Time at which it is expected to start."""
     slot_hours: float | None = None
 
     @property
@@ -87,7 +87,7 @@ class Trial:
 
     @property
     def score(self) -> float | None:
-        """What it returned, else what it reported last; of several objectives the first."""
+        """Return its value, or its latest report; of several objectives the first."""
         found = self.latest if self.value is None else self.value
         return found[0] if isinstance(found, list) else found
 
@@ -125,7 +125,7 @@ class Node:
     kind: str = ""
     reserved_for: list[str] = field(default_factory=list)
     given_by: str = ""
-    """Which job of a queue it came with."""
+    """Job of a queue that the node came with."""
     used: int = 0
 
 
@@ -145,7 +145,7 @@ class WaitingJob:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Queue:
-    """Of jobs with which slots come, where a queue gives them."""
+    """Queue of jobs that slots come with, where a queue gives them."""
 
     jobs: list[WaitingJob] = field(default_factory=list)
     trouble: str = ""
@@ -156,7 +156,7 @@ class Queue:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UsedHours:
-    """What one study has used on one day."""
+    """Hours that one study used on one day."""
 
     study: str
     title: str

@@ -1,1 +1,1 @@
-"""What people look at: the terminal view and the picture of slots over time, drawn from the API's answers."""
+"""Views for people: the terminal view and the picture of slots over time, drawn from the API's answers."""

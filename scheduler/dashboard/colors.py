@@ -24,7 +24,7 @@ def trial_color(number: int, study: int = 0) -> str:
 
 
 class Names:
-    """What trials are called among each other, and their colours. ``trials``: those shown, as the API tells them."""
+    """Names and colours of the trials that are shown. ``trials``: as the API tells them."""
 
     def __init__(self, trials: Iterable[Mapping[str, Any]], studies: Iterable[Mapping[str, Any]] = ()) -> None:
         trials = list(trials)

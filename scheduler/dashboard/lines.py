@@ -34,7 +34,7 @@ class Column(Generic[Row]):
     cell: Callable[[Row], Any]
     right: bool = False
     color: Callable[[Row], str] | None = None
-    """Of SGR, such as ``31``."""
+    """SGR colour, such as ``31``."""
 
 
 def table(
@@ -81,7 +81,7 @@ def duration(seconds: float) -> str:
 
 
 def clock(at: float) -> str:
-    """Of this machine's day, or the date where it is another one."""
+    """Return the time of day here, or the date if it is another day."""
     then, now = time.localtime(at), time.localtime()
     return time.strftime("%H:%M:%S" if then[:3] == now[:3] else "%Y-%m-%d %H:%M", then)
 

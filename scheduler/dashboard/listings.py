@@ -1,4 +1,4 @@
-"""What `elastune ls`, `show`, `why`, `studies`, `nodes` and `report` print."""
+"""Listings of `elastune ls`, `show`, `why`, `studies`, `nodes` and `report`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Sums = tuple[str, tuple[float, int]]
 
 
 def trials_table(trials: Sequence[Trial], now: float) -> list[Column[Trial]]:
-    """With a study's column where there are several."""
+    """Return the columns for trials, with the study's where there are several."""
     several = len({trial.study for trial in trials}) > 1
     name: Column[Trial] = Column("trial", lambda trial: trial.label if several else trial.number)
     return [
@@ -84,7 +84,7 @@ def print_nodes(nodes: Sequence[Node]) -> None:
 
 
 def print_queue(queue: Queue, now: float) -> None:
-    """What waits, why no more does, and what the jobs have taken; nothing where there is nothing to say."""
+    """Print what waits, why no more does, and what the jobs have taken; nothing where there is nothing to say."""
     columns: list[Column[WaitingJob]] = [
         Column("job", lambda job: job.job),
         Column("queue", lambda job: job.queue),

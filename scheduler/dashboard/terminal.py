@@ -108,7 +108,7 @@ def _running(trials: list[dict[str, Any]], names: Names) -> RenderableType:
 
 
 def _replicas(trial: Mapping[str, Any]) -> str:
-    """How many of how many, and of how many slots each where that is more than one, or was chosen."""
+    """Return replicas of most replicas, with slots each where that is more than one, or was chosen."""
     size = trial.get("slots_per_replica", 1)
     layout = trial.get("layout") or str(size)
     return f"{trial['replicas']}/{trial['max_replicas']}" + (f" x{layout}" if layout != "1" else "")

@@ -21,7 +21,7 @@ from scheduler.errors import SchedulerDidNotStart
 
 STARTS = 3
 LONGEST_END_SECONDS = 130.0
-"""For replicas to save, and for jobs of a queue to be taken back."""
+"""Seconds for replicas to save, and for jobs of a queue to be taken back."""
 
 
 class EmbeddedScheduler:
@@ -118,7 +118,7 @@ class EmbeddedScheduler:
             return self.start()
 
     def _let_go(self) -> None:
-        """Of the pipes to a process that is gone."""
+        """Close the pipes to a process that is gone."""
         for pipe in () if self._process is None else (self._process.stdin, self._process.stdout):
             if pipe is not None:
                 with contextlib.suppress(OSError):

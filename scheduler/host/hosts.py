@@ -1,4 +1,4 @@
-"""What the address that a scheduler listens on means for others."""
+"""Meaning for others of the address that a scheduler listens on."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ ANY = ("0.0.0.0", "::", "")  # noqa: S104  # recognised, not bound
 
 
 def is_loopback(host: str) -> bool:
-    """Whether nobody outside this machine can connect; a name that is not localhost may lead anywhere."""
+    """Tell whether nobody outside this machine can connect; a name that is not localhost may lead anywhere."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:

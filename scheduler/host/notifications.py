@@ -37,7 +37,7 @@ class Notice:
     event: str
     """``trial_failed``, ``study_done`` or ``budget``."""
     text: str
-    """For people."""
+    """Text for people."""
     about: Mapping[str, Any] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
@@ -46,19 +46,19 @@ class Notice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seen:
-    """What has been told, or was so beforehand."""
+    """Notices that were sent, or were due before this process began."""
 
     failed: frozenset[str] = frozenset()
     done: Mapping[str, int] = field(default_factory=dict)
-    """By study, how many trials it had when it was done."""
+    """Number of trials that each study had when it was done."""
     budgets: Mapping[str, float] = field(default_factory=dict)
-    """By study, the budget that is used so far."""
+    """Budget that each study has used so far."""
 
 
 def news(
     seen: Seen, trials: Sequence[TrialRecord], studies: Sequence[Study], used_hours: Mapping[str, float]
 ) -> tuple[list[Notice], Seen]:
-    """What there is to tell, and what has been seen then. Pure. ``used_hours``: by study, of those with a budget."""
+    """Return what there is to tell, and what was told then. Pure. ``used_hours``: by study, of those with a budget."""
     notices: list[Notice] = []
     failed = {trial.trial_id for trial in trials if trial.state is TrialState.FAILED}
     called = {study.name: study.called for study in studies}

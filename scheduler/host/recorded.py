@@ -75,7 +75,7 @@ def _serving(folder: Path, store: TrialStore, port: int) -> Iterator[SchedulerCl
 
 
 def nodes_of(store: TrialStore) -> tuple[NodeView, ...]:
-    """Those that trials were on, as large as was used of them."""
+    """Return the nodes that trials were on, as large as was used of them."""
     slots: dict[str, int] = {}
     for interval in store.slot_intervals():
         slots[interval.node] = max(slots.get(interval.node, 0), interval.slot + 1)

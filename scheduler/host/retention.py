@@ -1,4 +1,4 @@
-"""What a scheduler of one machine forgets: trials that ended long ago, with their reports, history and logs.
+"""Retention on a scheduler of one machine: trials that ended long ago go, with their reports, history and logs.
 
 Called after each look of the control loop, from its thread; every step is safe to repeat and to leave out.
 """

@@ -60,7 +60,7 @@ class ServerSettings:
     """End when standard input closes: the owner is gone."""
     token: str | None = None
     keep_seconds: float
-    """How long trials that are over are kept; 0: for ever."""
+    """Seconds that finished trials are kept; 0: for ever."""
     webhook: str | None = None
     """Told when a trial fails, a study is done, or a budget is nearly used."""
     database: str | None = None

@@ -19,7 +19,7 @@ from trials.launch.node_environ import node_environ
 from trials.launch.slots import Slot
 
 SECRETS = frozenset({"ELASTUNE_DATABASE", "ELASTUNE_TOKEN", "ELASTUNE_URL", "PGPASSWORD", "PGPASSFILE"})
-"""What replicas do not inherit: they may open their own trial only."""
+"""Variables that replicas do not inherit: they may open their own trial only."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,7 +28,7 @@ class MachineSettings:
     """None: one per GPU, or per CPU core where there is no GPU."""
     slots_per_gpu: int = 1
     gpus_per_slot: int = 1
-    """For models that their own code spreads over several: one process has all of a slot's."""
+    """GPUs in a slot, for models that their own code spreads over several: one process has all of a slot's."""
     memory_per_slot: float | None = None
     """GiB that a replica may use; None: all that the machine has."""
     fork_server: StartedForkServer | None = None
@@ -51,7 +51,7 @@ class MachineSite(Site):
         self._nodes = super().nodes()
 
     def environ(self, *, is_shared: bool) -> dict[str, str]:
-        """Of one's own scheduler all but its secrets; of one that is shared what belongs to the machine."""
+        """Return the replicas' environment: all but secrets, or only the machine's variables on a shared scheduler."""
         own = without_secrets(os.environ)
         return node_environ(own) if is_shared else own
 

@@ -1,1 +1,1 @@
-"""What was measured of trials, and what it promises."""
+"""Knowledge of trials: what was measured of them, and what that promises."""

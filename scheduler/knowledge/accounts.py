@@ -14,14 +14,14 @@ DAY = datetime.timedelta(days=1)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlotHours:
-    """What a study has used on one day of this machine's calendar."""
+    """Slot hours that a study used on one day of this machine's calendar."""
 
     study: str
     day: str
     """As ``2026-11-25``."""
     hours: float
     trials: int
-    """That held a slot on that day."""
+    """Trials that held a slot on that day."""
 
 
 def slot_hours_by_study(
@@ -31,7 +31,7 @@ def slot_hours_by_study(
     *,
     zone: datetime.tzinfo | None = None,
 ) -> list[SlotHours]:
-    """In order of day and study. ``zone``: whose midnight it is; None: this machine's."""
+    """Return slot hours in order of day and study. ``zone``: whose midnight it is; None: this machine's."""
     study_of = {record.trial_id: record.spec.study for record in records}
     hours: dict[tuple[str, str], float] = {}
     trials: dict[tuple[str, str], set[str]] = {}

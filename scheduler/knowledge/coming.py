@@ -24,7 +24,7 @@ MOST_PATIENCE_SECONDS = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Plans:
-    """What a driver says of its study."""
+    """Plans of a driver for its study."""
 
     at_a_time: int
     """Trials that it keeps submitted."""
@@ -82,11 +82,11 @@ class ComingTrials:
         study.most_live = max(study.most_live, len(live))
 
     def forget(self, name: str) -> None:
-        """Of a study in which nothing has run for long."""
+        """Forget a study in which nothing has run for long."""
         self._studies.pop(name, None)
 
     def of(self, name: str, now: float) -> tuple[int, TrialRecord | None]:
-        """How many trials of that study are about to come, and the latest one, which they resemble."""
+        """Return the number of the study's trials that are about to come, and the latest one, which they resemble."""
         study = self._studies.get(name)
         if study is None:
             return 0, None

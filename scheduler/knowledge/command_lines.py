@@ -13,7 +13,7 @@ _ASSIGNED = re.compile(r"^\+{0,2}([A-Za-z_][\w.]*)=(.*)$", re.DOTALL)
 
 
 def parameters_of(command: Sequence[str]) -> dict[str, Any]:
-    """By name without dashes: numbers as numbers, an option without a value as True."""
+    """Return a command's options by name without dashes: numbers as numbers, an option without a value as True."""
     found: dict[str, Any] = {}
     for name, value, _ in _pieces(command):
         found[name] = True if value is None else _read(value)

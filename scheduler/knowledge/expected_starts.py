@@ -1,4 +1,4 @@
-"""When trials that wait can be expected to start: from what those that train have left, and who comes first.
+"""Expected starts of trials that wait: from what those that train have left, and who comes first.
 
 An estimate for people, which no decision stands on. Slots come free as trials end; those that wait take what they need
 at least, in order of submission. Of a trial that has measured nothing yet it is believed that it takes as long as the

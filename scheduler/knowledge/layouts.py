@@ -1,4 +1,4 @@
-"""Which layouts a trial has to choose from, and which one it has."""
+"""Layouts that a trial has to choose from, and the one that it has."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def present_layout(trial: TrialRecord, hints: Hints | None) -> str:
 
 
 def as_told(layout: str, hints: Hints | None) -> str:
-    """What the code makes of it: of a number of slots alone, or of a layout that it does not know."""
+    """Complete a layout as the code does: given a number of slots alone, or a layout that it does not know."""
     if hints is None or not hints.layout:
         return layout
     asked, told = Layout.from_name(layout), Layout.from_name(hints.layout)
@@ -35,7 +35,7 @@ def _tells(hints: Hints | None) -> bool:
 def layout_options(
     trial: TrialRecord, hints: Hints | None, history: StudyHistory, *, starts: bool
 ) -> tuple[LayoutOption, ...]:
-    """Those that fit into a slot's memory, of the sizes that the trial allows; empty where there is no choice.
+    """Return the options that fit into a slot's memory, of the sizes that the trial allows; empty for no choice.
 
     As long as nobody has said what the code can do, a replica takes the least slots that it may. ``starts``: it has
     replicas, and may not have said it yet: what others say is no reason to start it anew.

@@ -1,4 +1,4 @@
-"""How a trial trains, as it is kept for those who look at it later: denser while it is young.
+"""Moments of a trial's training, kept for those who look at it later: denser while it is young.
 
 A trial of a minute and one of a month both leave a few hundred moments, so that neither curve is coarse and neither
 fills the database.
@@ -17,11 +17,11 @@ from trials.record import Measurement, TrialRecord
 LEAST_SECONDS = 1.0
 """Between two moments of one trial."""
 MOMENTS = 200.0
-"""That many before its age has doubled, at most."""
+"""Most moments kept before a trial's age has doubled."""
 
 
 class Measuring:
-    """When the next moment of each trial is due. Callable from any thread."""
+    """Times at which each trial's next moment is due. Callable from any thread."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -29,7 +29,7 @@ class Measuring:
         self._latest: dict[str, tuple[float, int]] = {}
 
     def take(self, trial_id: str, now: float, size: int) -> bool:
-        """Whether this moment is kept: enough time has passed, or it has another size than it had."""
+        """Tell whether this moment is kept: enough time has passed, or the trial's size has changed."""
         with self._lock:
             began = self._began.setdefault(trial_id, now)
             at, before = self._latest.get(trial_id, (float("-inf"), size))
@@ -45,7 +45,7 @@ class Measuring:
 
 
 def measurement(trial: TrialRecord, hints: Hints, view: TrialView | None, now: float) -> Measurement:
-    """What the trial says of itself, beside what is predicted for it at this size."""
+    """Return what the trial says of itself, beside what is predicted for it at this size."""
     assert hints.bounds is not None
     scale = hints.global_batch / hints.bounds.init_batch if hints.bounds.init_batch else 1.0
     step_seconds = noise_scale = None

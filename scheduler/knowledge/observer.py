@@ -35,7 +35,7 @@ DEFAULT_PAUSE_SECONDS = 0.3
 DEFAULT_START_SECONDS = 2.0
 """Assumed time from a replica's launch to its first training step until the study has shown its own."""
 IDLE_SECONDS = 86400.0
-"""What was learned of a study is kept in memory for so long after anything of it ran."""
+"""Seconds that knowledge of a study is kept in memory after anything of it ran."""
 STOPPED = frozenset({TrialState.PRUNED, TrialState.CANCELLED})
 SHORTEST_EPOCH_SECONDS = 1e-3
 OFFER_SECONDS = 15.0
@@ -51,7 +51,7 @@ class Observer:
         self._histories: dict[str, StudyHistory] = {}
         self._start_seconds: dict[str, deque[float]] = {}
         self._live_at: dict[str, float] = {}
-        """By study: when something of it last ran, or could have been about to."""
+        """Latest time that anything of each study ran, or could have been about to."""
         self._started_seen: set[str] = set()
         self._usage = Usage(store)
         self.latest_views: Mapping[str, TrialView] = {}
@@ -60,7 +60,7 @@ class Observer:
         self._coming = ComingTrials()
         self._standing: dict[str, Standings] = {}
         self._promised: dict[str, tuple[tuple[Set[str], Sequence[Report], bool], dict[str, Promise]]] = {}
-        """By study: what its promises were made of, and they."""
+        """Cache by study: inputs of its promises, and the promises."""
 
     def note_end(self, trial: TrialRecord, state: TrialState) -> None:
         """The trial is over; what it measured stays with its study."""
@@ -85,7 +85,7 @@ class Observer:
         return hints.epoch + int(OFFER_SECONDS / max(hints.epoch_seconds, SHORTEST_EPOCH_SECONDS))
 
     def present_layout(self, trial: TrialRecord) -> str:
-        """With which its replicas train, as far as they have said."""
+        """Return the layout with which its replicas train, as far as they have said."""
         return present_layout(trial, self._hints.get(trial.trial_id))
 
     def give_up_layout(self, trial: TrialRecord) -> None:
@@ -95,7 +95,7 @@ class Observer:
             history.give_up(trial.trial_id, self.present_layout(trial))
 
     def progress(self, trial_id: str) -> float:
-        """What the trial said last; 0 while nothing is known."""
+        """Return the progress that the trial said last; 0 while nothing is known."""
         hints = self._hints.get(trial_id)
         return 0.0 if hints is None else hints.progress
 
@@ -108,7 +108,7 @@ class Observer:
         plans: Mapping[str, Plans],
         granted: Mapping[str, Grant],
     ) -> Snapshot:
-        """What the policy may know of these trials (all that are live).
+        """Return the snapshot that the policy decides on, for these trials (all that are live).
 
         ``backing_off``: those that must not be given further replicas yet, because launches failed or losses repeat.
         ``plans``: what drivers say of their studies. ``granted``: the last decision, which may still be under way.
@@ -170,7 +170,7 @@ class Observer:
         now: float,
         slots: int,
     ) -> tuple[TrialView, ...]:
-        """What is about to be submitted to studies whose driver is there, as far as it could have slots."""
+        """Return the trials that drivers are about to submit, as far as they could have slots."""
         self._coming.look(trials, plans, now)
         found: list[TrialView] = []
         for name, study in studies.items():
@@ -211,7 +211,7 @@ class Observer:
         return tuple(found[:slots])
 
     def _forget_studies(self, live: Set[str], studies: Mapping[str, Study], now: float) -> None:
-        """What was learned of studies in which nothing has run for long, and nobody is about to run anything.
+        """Forget what was learned of studies in which nothing has run for long, and nobody is about to run anything.
 
         Should one go on, what its ended trials have measured is read again.
         """
@@ -240,7 +240,7 @@ class Observer:
             self._histories[study].refresh(now)
 
     def _history_of(self, study: str) -> StudyHistory:
-        """With what the study's earlier trials have left, those of before this scheduler started among them."""
+        """Return the study's history, with what its trials before this scheduler's start have left."""
         history = StudyHistory()
         ended = {row.trial_id: row for row in self._store.trials() if row.spec.study == study and row.state.is_final}
         for trial_id, document in self._store.hints(list(ended)).items():
@@ -249,7 +249,7 @@ class Observer:
         return history
 
     def _note_starts(self, trials: Sequence[TrialRecord], replicas: Sequence[ReplicaRecord]) -> None:
-        """How long replicas of each study take from launch to their first training step."""
+        """Note how long replicas of each study take from launch to their first training step."""
         studies_of = {trial.trial_id: trial.spec.study for trial in trials}
         self._started_seen &= {replica.replica_id for replica in replicas}
         for replica in replicas:
@@ -340,7 +340,7 @@ class Observer:
         )
 
     def _promises(self, trials: Sequence[TrialRecord], studies: Mapping[str, Study]) -> dict[str, Promise]:
-        """Of these trials; worked out anew where something was reported, or another trial is asked for."""
+        """Return the promises of these trials, computed anew where there are reports or other trials than before."""
         result: dict[str, Promise] = {}
         live: dict[str, set[str]] = {}
         for trial in trials:

@@ -13,7 +13,7 @@ logger = logging.getLogger(__name__)
 
 
 def effective_priorities(studies: Iterable[Study]) -> dict[str, int]:
-    """By name: a study's own priority, or one less than the lowest of those that it yields to, whichever is less.
+    """Return priorities by study: its own, or one less than the lowest that it yields to, whichever is less.
 
     Names of studies that are not there (any more) are ignored. Raises InvalidStudyTerms when studies yield in a
     circle.

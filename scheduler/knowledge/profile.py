@@ -1,4 +1,4 @@
-"""What a study's trials have measured, as one model: trials of one study run the same code.
+"""Profile of a study: its trials' measurements as one model, because trials of one study run the same code.
 
 Their step times differ by what the tuner varies (a wider layer), mostly by a factor. So the rows of all trials, each
 divided by its trial's factor, make one throughput model; a trial's own model is that one times its factor, from the
@@ -106,7 +106,7 @@ class TrialModel:
     """var / sqr at the initial batch size, as measured last."""
     factor: float = 1.0
     kind: str = ""
-    """Of the nodes that the profile was measured on."""
+    """Kind of the nodes that the profile was measured on."""
     elsewhere: Mapping[str, tuple[StudyProfile, float]] = field(default_factory=dict)
     """Profile and factor on nodes of other kinds."""
     slots_per_share: int = 1
@@ -121,7 +121,10 @@ class TrialModel:
         return self.bounds.max_useful_replicas() * self.slots_per_share
 
     def on(self, kind: str) -> TrialModel:
-        """Where nothing was measured, nodes are taken to be like those that were, with one replica seen."""
+        """Return the model on a kind of nodes.
+
+        Unmeasured kinds are taken to be like those that were, with one replica seen.
+        """
         if kind == self.kind:
             return self
         others = {**self.elsewhere, self.kind: (self.profile, self.factor)}
@@ -156,7 +159,10 @@ def noise_bin(fraction: float) -> int:
 
 
 def noise_at(noise_by_bin: Mapping[int, float], fraction: float) -> float | None:
-    """Of the nearest part of a trial's length that any trial has come to; None when none was measured."""
+    """Return the noise of the nearest part of a trial's length that any trial has reached.
+
+    None if none was measured.
+    """
     if not noise_by_bin:
         return None
     wanted = noise_bin(fraction)

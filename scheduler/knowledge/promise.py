@@ -1,4 +1,4 @@
-"""How promising a trial looks within its study, from reports at equal progress.
+"""Promise of a trial within its study, from reports at equal progress.
 
 A trial is compared with every other one of its study at the same progress: its best value so far against the other's
 best value up to that progress. The share of those it beats, with one win and one loss added (Laplace's rule, the
@@ -18,7 +18,7 @@ from trials.record import Report
 @dataclass(frozen=True, slots=True)
 class Promise:
     weight: float
-    """In (0, 1); 1/2 means that nothing is known."""
+    """Weight in (0, 1); 1/2 means that nothing is known."""
     rank: int
     """1 is best among those that can be compared; 0 when nothing was reported."""
     compared: int
@@ -52,7 +52,7 @@ class Standings:
         self._curves: dict[str, _Curve] = {}
 
     def promises(self, reports: Mapping[str, Sequence[Report]], asked: Collection[str]) -> dict[str, Promise]:
-        """Of the trials that are asked for; ``reports`` has those of every trial, finished ones included.
+        """Return the promises of the trials asked for; ``reports`` has those of every trial, finished ones included.
 
         Takes time in proportion to (trials with reports) x log(reports of one) x (trials asked for), vectorised.
         """

@@ -1,4 +1,4 @@
-"""What the trials of one study have measured so far, live and ended ones, and the profiles that it makes."""
+"""Measurements of one study's trials, live and ended, and the profiles that they make."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ REFIT_SECONDS = 2.0
 SURPRISE = 0.03
 """Mean distance in log units between measured and believed step times from which on the profile is made anew."""
 GROWTH = 1.15
-"""So is it when there are that many times as many configurations as it was made from."""
+"""Growth in the number of configurations after which a profile is made anew."""
 
 
 class StudyHistory:
     def __init__(self) -> None:
         self._measured: dict[tuple[str, str], _Alike] = {}
-        """By kind of nodes and layout."""
+        """Measurements by kind of nodes and layout."""
         self._noise: dict[int, dict[str, float]] = {}
         self._targets: dict[str, float] = {}
         self._progress: dict[str, float] = {}
@@ -35,12 +35,12 @@ class StudyHistory:
         self._predicted: dict[str, dict[str, float]] = {}
         """Seconds that a trial is predicted to take with a layout."""
         self._slot_memory: dict[str, float] = {}
-        """What each trial has said last, of the nodes it is on."""
+        """Slot memory that each trial reported last, of the nodes it is on."""
         self._given_up: dict[str, set[str]] = {}
         """Layouts that a trial has run out of memory with."""
 
     def note(self, trial_id: str, hints: Hints) -> None:
-        """What a trial has said now takes the place of what it said before."""
+        """Replace what a trial said before by what it says now."""
         alike: dict[tuple[str, str], list[Observation]] = {}
         for row in hints.observations:
             alike.setdefault((row.configuration.kind, row.configuration.layout), []).append(row)
@@ -98,7 +98,7 @@ class StudyHistory:
         self._given_up.setdefault(trial_id, set()).add(layout)
 
     def layouts(self, trial_id: str, hints: Hints | None) -> tuple[Sequence[LayoutTerms], float]:
-        """That the trial may have, as it or else another one has said, and the memory of a slot.
+        """Return the layouts that the trial may have, as it or else another one has said, and the memory of a slot.
 
         That is the least that any of the study has: where nodes are of several kinds, it may come to all of them.
         """
@@ -118,7 +118,7 @@ class StudyHistory:
         return self._model(trial_id, hints, kind, slots_per_share=slots)
 
     def model_of(self, trial_id: str, hints: Hints | None, terms: LayoutTerms, memory: float) -> TrialModel | None:
-        """With that layout: from what was measured with it, else from another one by what both are predicted to take.
+        """Return the trial's model with that layout: as measured, else predicted from another layout.
 
         None where nothing was measured with any.
         """
@@ -133,7 +133,7 @@ class StudyHistory:
         return replace(found, bounds=terms.bounds(found.bounds, memory))
 
     def _basis_for(self, trial_id: str, layout: str) -> tuple[str, str] | None:
-        """What was measured that says most of a trial with a layout: with one that is like it, rather by itself."""
+        """Return the measurements that say most of a trial with a layout: of one that is like it, rather its own."""
         known = [key for key, measured in self._measured.items() if measured.profile is not None]
 
         def says(key: tuple[str, str]) -> tuple[int, bool, int, tuple[str, str]]:
@@ -162,7 +162,7 @@ class StudyHistory:
         return [key for key, measured in self._measured.items() if key[1] == layout and measured.profile is not None]
 
     def _best_known(self, layouts: Set[str]) -> tuple[str, str] | None:
-        """Of nodes and layout that most is known of."""
+        """Return the kind of nodes and the layout with most measurements."""
         known = [key for layout in sorted(layouts) for key in self._kinds(layout)]
         return max(known, key=lambda key: (self._measured[key].num_configurations, key)) if known else None
 
@@ -225,7 +225,7 @@ class _Alike:
 
     @property
     def trials(self) -> Collection[str]:
-        """That have measured anything here, as far as the profile knows."""
+        """Return the trials that have measured anything here, as far as the profile knows."""
         return self._factors.keys()
 
     def has_measured(self, trial_id: str) -> bool:

@@ -1,4 +1,4 @@
-"""Whether a trial will be trained to its end: from which of its study's trials were stopped, where, and from its rank.
+"""Chance that a trial is trained to its end: from which of its study's trials were stopped, where, and its rank.
 
 The share of trials that go beyond a part of their length comes from the study's own history by the product-limit
 estimator (Kaplan and Meier, JASA 1958): those that still train count as long as they were watched. Which of them go
@@ -26,7 +26,7 @@ LARGEST_CORRELATION = 0.98
 
 @dataclass(frozen=True, slots=True)
 class Survival:
-    """Of one study's trials."""
+    """Survival of one study's trials."""
 
     stopped_at: tuple[float, ...]
     """Parts of the declared length at which trials were stopped, ascending."""
@@ -56,13 +56,13 @@ class Survival:
         return (self.share_beyond[-1] / self._beyond(fraction)) if self.share_beyond else 1.0
 
     def part_until_stopped(self, fraction: float) -> float:
-        """Of what remains after ``fraction``, the part that a trial does which will be stopped."""
+        """Return the part of what remains after ``fraction`` that a trial does which will be stopped."""
         later = [point for point in self.stopped_at if point > fraction]
         typical = sum(later) / len(later) if later else (1.0 + fraction) / 2.0
         return (typical - fraction) / max(1.0 - fraction, 1e-9)
 
     def probability(self, fraction: float, quantile: float | None) -> float:
-        """That a trial which has done ``fraction`` of its length, at that quantile, is trained to its end."""
+        """Return the chance that a trial at ``fraction`` of its length, at that quantile, is trained to its end."""
         share = self.share_to_the_end(fraction)
         if quantile is None or share >= 1.0 or share <= 0.0:
             return share

@@ -24,7 +24,7 @@ class Usage:
         return self._of_study.get(study, 0.0)
 
     def served_seconds(self, trial_id: str) -> float:
-        """For how long the trial has had any slot."""
+        """Return the seconds for which the trial has had any slot."""
         return self._served.get(trial_id, 0.0)
 
     def look(self, replicas_of: Mapping[str, Sequence[ReplicaRecord]], study_of: Mapping[str, str], now: float) -> None:

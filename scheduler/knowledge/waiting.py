@@ -1,4 +1,4 @@
-"""Who waited for what, over time: from the histories of the trials. Pure."""
+"""Waiting over time: who waited for what, from the histories of the trials. Pure."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ class WaitingSeries:
     at: list[float]
     """Ends of the bins, in seconds since the epoch."""
     reasons: dict[str, list[float]]
-    """By reason, how many trials waited for it, on average within each bin."""
+    """Trials that waited for each reason, on average within each bin."""
 
 
 def waiting_series(
     records: Iterable[TrialRecord], entries: Sequence[HistoryEntry], now: float, *, bins: int, cut: bool = False
 ) -> WaitingSeries:
-    """From the first submission to the last end, or to now where trials are live.
+    """Return the series from the first submission to the last end, or to now where trials are live.
 
     ``entries``: the newest first. Until its first one a trial waited to be looked at. ``cut``: there were older ones;
     trials from before the oldest of these are left out.

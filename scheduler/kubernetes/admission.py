@@ -1,4 +1,4 @@
-"""Whether a trial or study that somebody applies makes sense: a pure answer to the API server's question."""
+"""Check of trials and studies that somebody applies: a pure answer to the API server's question."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a cluster's scheduler keeps in order beside its trials: what people see, what is over, room for more nodes.
+"""Housekeeping of a cluster's scheduler beside its trials: what people see, what is over, room for more nodes.
 
 Called after each look of the control loop, from its thread; every step is safe to repeat and to leave out.
 """

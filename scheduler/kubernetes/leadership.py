@@ -20,7 +20,7 @@ from trials.kubernetes.client.api import LEASES, KubernetesApi
 
 LEASE_SECONDS = 15
 RENEW_SECONDS = 10
-"""Who has not renewed the lease for so long stops leading, before somebody else may begin."""
+"""Seconds without renewal after which a leader stops, before somebody else may begin."""
 RETRY_SECONDS = 2
 
 logger = logging.getLogger(__name__)

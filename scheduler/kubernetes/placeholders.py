@@ -79,7 +79,7 @@ class Placeholders:
 
 
 def difference(wanted: int, present: Sequence[str]) -> tuple[int, list[str]]:
-    """How many placeholders to make, and which to take away."""
+    """Return how many placeholders to make, and which to take away."""
     return max(0, wanted - len(present)), sorted(present)[max(0, wanted) :]
 
 

@@ -48,7 +48,7 @@ class PodTokens:
         self._lock = threading.Lock()
         self._asking = threading.Semaphore(AT_ONCE)
         self._answers: OrderedDict[bytes, tuple[str | None, float]] = OrderedDict()
-        """By digest of the token: whose it is, and until when that holds."""
+        """Answers by digest of the token: whose it is, and until when that holds."""
         self._complained_at = float("-inf")
 
     def known(self, token: str, replica_id: str) -> Identity | None:
@@ -119,7 +119,7 @@ def _digest(token: str) -> bytes:
 
 
 def _payload(token: str) -> Mapping[str, Any]:
-    """What the token says of itself, which anybody may have written; empty where it says nothing."""
+    """Return the token's unverified claims, which anybody may have written; empty if there are none."""
     try:
         part = token.split(".")[1]
         found = json.loads(base64.urlsafe_b64decode(part + "=" * (-len(part) % 4)))

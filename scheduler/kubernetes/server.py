@@ -49,7 +49,7 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 LEAVING_SECONDS = 8.0
-"""For replicas of a trial that is over: an orderly end, the kubelet's report of it, and what they printed."""
+"""Seconds for replicas of a finished trial: an orderly end, the kubelet's report of it, and what they printed."""
 DECIDE_SECONDS = 5.0
 """Between two decisions about sizes: a pod takes about as long to come up. Who comes or goes is decided on at once."""
 REVIEW_BYTES = 8 * 1024**2
@@ -67,14 +67,14 @@ class OperatorSettings:
     service: str | None = None
     """Name of the service that leads to the scheduler that leads."""
     url: str | None = None
-    """Where replicas reach the scheduler; None: at its service's address."""
+    """Address by which replicas reach the scheduler; None: its service's."""
     webhook: str | None = None
     """Name of the ValidatingWebhookConfiguration that asks this scheduler; None: nobody asks."""
     webhook_secret: str | None = None
     webhook_names: tuple[str, ...] = ()
     policy: str = "goodput"
     identity: str = ""
-    """Of this process among those that stand for election: its pod's name."""
+    """Name of this process in the leader election: its pod's name."""
     lease: str = "elastune"
 
 
@@ -202,7 +202,7 @@ class Operator:
         self._on_leading(url)
 
     def _service_url(self) -> str:
-        """By its address: it works where a cluster has no name service, too."""
+        """Return the service's address, which works where a cluster has no name service, too."""
         if self._settings.service is None:
             return f"http://{self._settings.host}:{self._settings.port}"
         service = self._api.get(SERVICES, self._namespace, self._settings.service)
@@ -210,7 +210,7 @@ class Operator:
         return f"http://{service['spec']['clusterIP']}:{ports.get('api', self._settings.port)}"
 
     def _mark_leader(self, pod: str, *, leads: bool) -> None:
-        """So that the API's service leads here, or does not; outside a cluster there is no such pod."""
+        """Label the pod so that the API's service leads here, or does not; outside a cluster there is no such pod."""
         change = {"metadata": {"labels": {LEADER_LABEL: "true" if leads else None}}}
         try:
             self._api.patch(PODS, self._namespace, pod, change)

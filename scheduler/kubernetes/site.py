@@ -20,7 +20,7 @@ from trials.kubernetes.settings import ClusterSettings
 from trials.store import TrialStore
 
 OWN_VARIABLES = frozenset({"TZ", "LANG", "LC_ALL"})
-"""What replicas inherit; the rest of a replica's environment is its image's."""
+"""Variables that replicas inherit; the rest of a replica's environment is its image's."""
 SYNC_SECONDS = 60.0
 """Longest wait for the first lists of the watches."""
 

@@ -51,7 +51,7 @@ class ControlLoop:
         self.after_look: list[Callable[[], None]] = []
         """Called in order, by the loop's thread, when it has looked at everything."""
         self.last_tick_seconds = 0.0
-        """How long the last pass took, what is done after it included."""
+        """Seconds of the last pass, what is done after it included."""
         self._containment = Containment(self._give_up)
         self._observer = Observer(store, launcher)
         self._backoff = Backoff()
@@ -176,24 +176,24 @@ class ControlLoop:
         self._containment.forget(trial_id)
 
     def forget_logs(self, trial_id: str) -> None:
-        """What the trial's replicas printed is not wanted any more."""
+        """Forget what the trial's replicas printed."""
         self._files.forget_logs(trial_id)
 
     # ------------------------------------------------------------------ what it shows
 
     @property
     def state_dir(self) -> Path:
-        """Where this machine's scheduler keeps its files."""
+        """Return the folder in which this machine's scheduler keeps its files."""
         return self._settings.state_dir
 
     def log_of(self, replica_id: str) -> Path | None:
-        """Where what that replica prints is kept; None where it is not known. Callable from any thread."""
+        """Return the file with a replica's output; None if it is not known. Callable from any thread."""
         trial_id = replica_id.rpartition("-")[0]
         rows = self._store.replicas(trial_id=trial_id, live_only=False)
         return next((self._files.log(row) for row in rows if row.replica_id == replica_id), None)
 
     def checkpoints_of(self, trial_id: str) -> Path | None:
-        """Where the trial's checkpoints are kept; None where nobody wants them. Callable from any thread."""
+        """Return the folder of a trial's checkpoints; None where nobody wants them. Callable from any thread."""
         try:
             is_over = self._store.trial(trial_id).state.is_final
         except UnknownTrial:
@@ -201,7 +201,7 @@ class ControlLoop:
         return None if is_over else self._files.checkpoint_dir(trial_id)
 
     def trains(self, trial_id: str) -> bool:
-        """Whether a replica that starts now gets the trial's state from others. Callable from any thread."""
+        """Tell whether a replica that starts now gets the trial's state from others. Callable from any thread."""
         return bool(self._store.trial(trial_id).members)
 
     def logs(self, trial_id: str) -> list[Path]:
@@ -210,7 +210,7 @@ class ControlLoop:
 
     @property
     def latest_views(self) -> Mapping[str, TrialView]:
-        """What the last tick saw of each live trial; for display only."""
+        """Return the last tick's view of each live trial, for display only."""
         return self._observer.latest_views
 
 
@@ -231,7 +231,7 @@ class Containment:
 
     @contextmanager
     def around(self, trial: TrialRecord, step: str) -> Iterator[None]:
-        """What is done within for the trial; ``step`` tells one kind of work from another."""
+        """Contain failures of work for one trial; ``step`` tells one kind of work from another."""
         try:
             yield
         except StoreUnavailable:

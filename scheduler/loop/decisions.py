@@ -28,9 +28,9 @@ class Decisions:
         """Something has happened that a decision should be made on at once."""
         self._plans: dict[str, Plans] = {}
         self.grants: Mapping[str, Grant] = {}
-        """By trial."""
+        """Latest grants by trial."""
         self.snapshot: Snapshot | None = None
-        """What the last decision was made on."""
+        """Snapshot of the last decision."""
         self.error: Exception | None = None
         """Why the policy's last answer could not be used; None when it could."""
 
@@ -54,7 +54,7 @@ class Decisions:
     # ------------------------------------------------------------------ asking
 
     def take_due(self, now: float) -> bool:
-        """Whether to decide; asked before the trials are read, because what changes from then on asks once more."""
+        """Tell whether to decide; asked before the trials are read, as later changes ask again."""
         changed, self._changed = self._changed, False
         return changed or now - self._decided_at >= self._every_seconds
 

@@ -244,7 +244,7 @@ class Hands:
 
 
 PATIENCE_SECONDS = 5.0
-"""Those that are left of one notice it and end by themselves."""
+"""Seconds for the rest of a broken replica's processes to notice, and end by themselves."""
 
 
 class TornReplicas:

@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 
 
 def is_driven(study: Study, now: float) -> bool:
-    """Whether the study has a driver that has called of late."""
+    """Tell whether the study has a driver that has called of late."""
     return study.owner is not None and now - (study.owner_seen_at or 0.0) < OWNER_LEASE_SECONDS
 
 
@@ -52,13 +52,13 @@ class Happenings:
         self._starts = starts
         self._hearing = hearing
         self._deaf_until = deaf_until
-        """When this scheduler could not hear of owners for the last time."""
+        """Last time that this scheduler could not hear of owners."""
         self._silence = f"{silence_seconds:.0f} s"
         self._left_to_itself: set[str] = set()
         """Replicas that are silent and alone in their trial, and have been told of."""
         self._on_loss = on_loss
         self._why_gone: dict[str, Exit] = {}
-        """What the launcher knew of the end of replicas, until their trial has been judged."""
+        """Ends of replicas as the launcher knew them, until their trial has been judged."""
         self._leaving: set[str] = set()
         """Replicas that somebody outside wants gone; a new scheduler hears of them when they have left."""
         self._broken: dict[str, float] = {}
@@ -187,7 +187,7 @@ class Happenings:
     # ------------------------------------------------------------------ what is known of ends
 
     def take_ends(self, replicas: Iterable[ReplicaRecord]) -> dict[str, Exit | None]:
-        """What the launcher said of each one's end; their trial is judged by it, once."""
+        """Take what the launcher said of each replica's end, to judge its trial once."""
         return {replica.replica_id: self._why_gone.pop(replica.replica_id, None) for replica in replicas}
 
     def forget(self, trial_id: str) -> None:

@@ -1,4 +1,4 @@
-"""When each replica last called, and which have been silent for too long.
+"""Liveness of replicas: when each last called, and which have been silent for too long.
 
 A process that is stopped, or stuck below Python, still exists, and its peers wait for it in vain. Nobody is silent who
 could not be heard: while the scheduler was stopped or waited for its disk, time does not count. All times are of a
@@ -32,7 +32,7 @@ class Hearing:
         self._listening_since = self._monotonic()
 
     def look(self) -> bool:
-        """To be called at each look of the loop; False when the one before lies too far back."""
+        """Note a look of the loop; return False when the one before lies too far back."""
         held_up = self._monotonic() - self._looked_at > DEAF_SECONDS
         if held_up:
             self.was_deaf()
@@ -40,7 +40,7 @@ class Hearing:
         return not held_up
 
     def silent(self, replicas: Iterable[ReplicaRecord]) -> list[ReplicaRecord]:
-        """Those of the replicas that have called before and not for too long; each is named once."""
+        """Return replicas that have called before but not for too long; each is named once."""
         now = self._monotonic()
         by_id = {replica.replica_id: replica for replica in replicas}
         for replica_id in self._heard.keys() - by_id.keys():

@@ -19,7 +19,7 @@ from trials.store import TrialStore
 
 
 def next_event(trial: TrialRecord, replicas: Sequence[ReplicaRecord], *, reports: bool) -> TrialEvent | None:
-    """What has become of a trial that is not over and has replicas, or waits; None if nothing has.
+    """Return what has become of a live trial that has replicas, or waits; None if nothing has.
 
     ``reports``: it has reported, although no generation formed: code that does not use the adaptive core.
     """
@@ -176,7 +176,7 @@ class Lives:
         )
 
     def _got_on(self, trial: TrialRecord) -> bool:
-        """Whether the trial has made progress since its replicas were last lost."""
+        """Tell whether the trial has made progress since its replicas were last lost."""
         progress = self._observer.progress(trial.trial_id)
         before = self._progress_at_loss.get(trial.trial_id)
         self._progress_at_loss[trial.trial_id] = max(progress, before or 0.0)

@@ -1,4 +1,4 @@
-"""What follows when a trial's replicas are gone and no outcome came: a restart after a while, or the end.
+"""Verdict on a trial whose replicas are gone without an outcome: a restart after a while, or the end.
 
 Two budgets. Replicas that were ended from outside (killed, their node gone, out of the machine's memory) are nobody's
 fault: as long as the trial gets on between two losses it is restarted without limit, and ``max_losses`` counts those
@@ -25,7 +25,7 @@ FAULTS_OF_CODE = frozenset({signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal
 @dataclass(frozen=True, slots=True)
 class Verdict:
     losses: int
-    """In a row without progress, this one included."""
+    """Losses in a row without progress, this one included."""
     gives_up: bool
     reason: Reason
     wait_seconds: float
@@ -35,7 +35,9 @@ class Verdict:
 def judge(
     statuses: Set[int | None], words: str, why: str = "", *, losses: int, max_losses: int, progressed: bool
 ) -> Verdict:
-    """``losses``: in a row before this one. ``words``: the last line that the replicas printed, empty if none.
+    """Judge a loss: a restart after a while, or the end.
+
+    ``losses``: in a row before this one. ``words``: the last line that the replicas printed, empty if none.
     ``why``: what the machine knows of their end.
     """
     losses = 1 if progressed else losses + 1
@@ -56,7 +58,7 @@ def judge(
 
 
 def found_no_room(ended: Sequence[ReplicaRecord], told: Mapping[str, Exit | None]) -> bool:
-    """Whether its replicas never ran because others have the slots, which is no loss.
+    """Tell whether its replicas never ran because others have the slots, which is no loss.
 
     ``told``: what the launcher said of each one's end. One that had to be stopped for the others' sake counts as them.
     """

@@ -16,8 +16,11 @@ TICK_SECONDS = 0.5
 
 
 class Rounds:
-    """``tick``: one pass. ``may_act``: whether this scheduler is in charge; ``on_deaf``: told when it was not, or could
-    not write."""
+    """Thread that runs the loop's passes.
+
+    ``tick``: one pass. ``may_act``: whether this scheduler is in charge; ``on_deaf``: called when it was not, or could
+    not write.
+    """
 
     def __init__(
         self,
@@ -83,9 +86,9 @@ class Rounds:
 
 
 SHARE = 0.2
-"""Of a core."""
+"""Share of a core."""
 MOST_SAVED_SECONDS = 1.0
-"""Of CPU time that was not used, kept for when it is."""
+"""Most unused CPU seconds that are saved up."""
 
 
 class CpuBudget:

@@ -1,4 +1,4 @@
-"""What a control loop is told of the scheduler that it runs in."""
+"""Settings of a control loop, from the scheduler that it runs in."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 class LoopSettings:
     state_dir: Path
     api_url: Callable[[], str]
-    """Where replicas reach the scheduler; known once the server listens."""
+    """Address by which replicas reach the scheduler; known once the server listens."""
     replica_token: Callable[[str], str]
     """A replica's own, by its id."""
     base_environ: Mapping[str, str]
@@ -24,8 +24,8 @@ class LoopSettings:
     decide_on_loss_or_end: bool = False
     """Do not wait for that time when a replica is gone or a trial over."""
     leaving_seconds: float = 1.0
-    """How long replicas of a trial that is over may take to end by themselves."""
+    """Seconds for replicas of a finished trial to end by themselves."""
     may_act: Callable[[], bool] = lambda: True
-    """Whether this scheduler still is the one that decides; else it only answers."""
+    """Tells whether this scheduler still is the one that decides; otherwise it only answers."""
     move_patience_seconds: float = 10.0
     """A trial that is to move to slots which others hold waits so long before it gives up its own."""

@@ -49,7 +49,7 @@ class Starts:
         return replica_id in self._under_way
 
     def free_places(self) -> dict[str, list[Place]]:
-        """By node: slots that nobody has, as far as is known."""
+        """Return slots by node that nobody has, as far as is known."""
         taken = {(replica.node, replica.slot) for replica in self._store.replicas()}
         return {
             node.node: [
@@ -112,7 +112,7 @@ class Starts:
         return True
 
     def note_started(self, now: float) -> None:
-        """Of replicas whose launcher could not tell at once what came of them."""
+        """Note replicas whose launcher could not tell at once what came of them."""
         if not self._under_way:
             return
         rows = {replica.replica_id: replica for replica in self._store.replicas()}

@@ -22,7 +22,7 @@ LOG_SECONDS = 10.0
 PREPARED_SECONDS = 60.0
 """Between two looks for prepared data that no study has."""
 SPARED_SECONDS = 600.0
-"""So young a folder may be that of a study which is about to be known."""
+"""Age up to which a folder may be that of a study which is about to be known."""
 
 logger = logging.getLogger(__name__)
 
@@ -44,13 +44,13 @@ class TrialFiles:
         return self._state_dir / "logs" / trial_id
 
     def logs(self, trial_id: str) -> list[Path]:
-        """What a trial's replicas printed, oldest first. Callable from any thread."""
+        """Return the logs of a trial's replicas, oldest first. Callable from any thread."""
         for replica in self._store.replicas(trial_id=trial_id):
             self.collect_log(replica)
         return sorted(self._logs_of(trial_id).glob("*.log"), key=lambda path: path.stat().st_mtime)
 
     def collect_log(self, replica: ReplicaRecord) -> None:
-        """From where the replica ran, as far as it has printed by now."""
+        """Collect a replica's log from where it ran, as far as it has printed by now."""
         self._launcher.collect_log(replica, self.log(replica))
 
     def last_words(self, replica: ReplicaRecord) -> str:
@@ -65,7 +65,7 @@ class TrialFiles:
                 logger.info("log shortened trial=%s replica=%s", replica.trial_id, replica.replica_id)
 
     def forget_logs(self, trial_id: str) -> None:
-        """What the trial's replicas printed is not wanted any more."""
+        """Forget what the trial's replicas printed."""
         shutil.rmtree(self._logs_of(trial_id), ignore_errors=True)
 
     # ------------------------------------------------------------------ checkpoints
@@ -77,7 +77,7 @@ class TrialFiles:
         shutil.rmtree(self.checkpoint_dir(trial_id), ignore_errors=True)
 
     def forget_old_checkpoints(self) -> None:
-        """Of trials that ended just before an earlier scheduler did."""
+        """Forget checkpoints of trials that ended just before an earlier scheduler did."""
         for trial in self._store.trials():
             if trial.state.is_final:
                 self.forget_checkpoints(trial.trial_id)
@@ -86,16 +86,16 @@ class TrialFiles:
 
     @property
     def code_dir(self) -> Path:
-        """Where what sweeps have sent lies, for replicas that share the scheduler's files."""
+        """Return the folder with what sweeps have sent, for replicas that share the scheduler's files."""
         return self._state_dir / PACKAGES
 
     def prepared_dir(self, study: str) -> Path:
-        """Of all its trials: ``dist_core.prepared`` puts data there."""
+        """Return the folder of a study's prepared data, for all its trials."""
         shown = re.sub(r"[^A-Za-z0-9._-]+", "-", study)[:40]
         return self._state_dir / "prepared" / f"{shown}-{hashlib.sha256(study.encode()).hexdigest()[:12]}"
 
     def forget_prepared(self) -> None:
-        """Of studies that nobody knows any more."""
+        """Forget prepared data of studies that nobody knows any more."""
         if self._monotonic() - self._prepared_seen_at < PREPARED_SECONDS:
             return
         self._prepared_seen_at = self._monotonic()

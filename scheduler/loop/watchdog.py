@@ -39,7 +39,7 @@ class Watchdog:
             time.sleep(LOOK_SECONDS)
 
     def look(self) -> bool:
-        """Whether the loop was found to be stuck, and ``on_stuck`` called."""
+        """Call ``on_stuck`` if the loop is stuck; return whether it was."""
         now = self._clock()
         if now - self._looked_at > 2 * LOOK_SECONDS:
             self._watching_since = now

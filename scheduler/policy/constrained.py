@@ -1,4 +1,4 @@
-"""What holds for every policy: kinds of nodes, reservations, pinned and non-preemptible trials, quotas, priorities.
+"""Constraints of every policy: kinds of nodes, reservations, pinned and non-preemptible trials, quotas, priorities.
 
 A policy itself divides equal nodes among trials that may all use them. Around it, trials that keep what they have are
 set aside, those that are not admitted are held, the others are assigned to a group of equal nodes each, and the policy
@@ -100,7 +100,7 @@ class ConstrainedPolicy:
 
 
 def _as_they_are(snapshot: Snapshot) -> Snapshot:
-    """For a policy that chooses no layouts: each trial's is the present one, or the first of its options."""
+    """Set each trial's layout to the present one or its first option, for a policy that chooses none."""
     trials, coming = (
         tuple(view.with_option(view.option()) for view in views) for views in (snapshot.trials, snapshot.coming)
     )
@@ -108,7 +108,7 @@ def _as_they_are(snapshot: Snapshot) -> Snapshot:
 
 
 def _with_layouts(snapshot: Snapshot, grants: Mapping[str, Grant]) -> dict[str, Grant]:
-    """Where the policy has not said with which, with the one that is left."""
+    """Add the remaining layout to grants of a policy that has not named one."""
     only = {view.trial_id: view.option().layout for view in snapshot.trials if view.options}
     return {
         trial: replace(grant, layout=only[trial]) if trial in only and not grant.layout else grant
@@ -183,7 +183,7 @@ def _with_most(view: TrialView, most: int) -> TrialView:
 
 
 def _on_kind(snapshot: Snapshot, kind: str) -> Snapshot:
-    """With each trial's model for nodes of that kind."""
+    """Return the snapshot with each trial's model for nodes of that kind."""
     if all(view.model is None or view.model.kind == kind for view in [*snapshot.trials, *snapshot.coming]):
         return snapshot
     trials, coming = (tuple(view.on_kind(kind) for view in views) for views in (snapshot.trials, snapshot.coming))

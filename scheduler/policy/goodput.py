@@ -206,7 +206,7 @@ def _usable(view: TrialView, node_slots: int) -> TrialView:
 
 
 def _is_spread(placement: Placement, view: TrialView, node_slots: int) -> bool:
-    """Whether it would grow over more nodes than it must: counts are chosen as if there was room on few of them."""
+    """Tell whether growth would spread it over more nodes than needed: counts are chosen as if few nodes had room."""
     if view.model is None or len(view.options) > 1 or not is_rooted(view):
         return False
     count = sum(placement.values())

@@ -1,4 +1,4 @@
-"""What each number of slots is worth to each trial, and which numbers it may have: the goodput policy's table."""
+"""Goodput policy's table: the value of each number of slots to each trial, and which numbers it may have."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ Integers = NDArray[np.int64]
 
 MOST_SPEED_PER_SLOT = 2.0
 LEAST_KEPT = 0.02
-"""Of a speed, however much its change costs."""
+"""Least share of a speed that a change leaves, however much it costs."""
 STARTS_ANEW = 0.9
-"""Of another layout's predicted speed, against the present one's: its trial has to start anew for it."""
+"""Share of another layout's predicted speed that counts, as its trial has to start anew for it."""
 LEAST_GROWTH = 0.005
-"""Of the present speed, that a growth must add: less would be told as none."""
+"""Least share of the present speed that a growth must add: less would be shown as none."""
 ONE = np.array([1], dtype=np.int64)
 
 
@@ -63,17 +63,17 @@ class GoodputTable:
         """Seconds that the rest would take on one slot, as far as it is expected to be trained."""
         self._options = [view.options or (view.option(),) for view in views]
         self._chosen = np.zeros((len(views), len(self.counts)), dtype=np.int64)
-        """Which layout is the fastest with each count."""
+        """Index of the fastest layout with each count."""
         self._before: dict[int, float] = {}
         """Speed with what it has, of trials with a choice."""
         self._possible = np.ones((len(views), len(self.counts)), dtype=bool)
-        """Whether any layout makes whole replicas of it."""
+        """True where any layout makes whole replicas of the count."""
         self.chosen_counts: list[int] = [0] * len(views)
-        """What the latest search has given to each."""
+        """Counts of the latest search, by trial."""
         self._left_out: dict[int, set[str]] = {}
         """Layouts for which no node has room, by row."""
         self._switches = np.zeros((len(views), len(self.counts)), dtype=bool)
-        """Whether it would have to start anew with another layout than it has."""
+        """True where the trial would have to start anew with another layout than it has."""
         self.left_alone = np.array([self._is_left_alone(view) for view in views], dtype=bool)
         """Trials that are being rescaled, or have just been."""
         self._measure(views)
@@ -114,7 +114,7 @@ class GoodputTable:
             self.speeds[row, 1:] = self._with_best_layouts(row, view, speeds)
 
     def _with_best_layouts(self, row: int, view: TrialView, speeds: Floats) -> Floats:
-        """For each count the speed with the layout that is the best for it; one that it does not have costs a start.
+        """Return each count's speed with its best layout; a layout that the trial does not have costs a start.
 
         ``speeds``: layouts x counts.
         """
@@ -146,7 +146,7 @@ class GoodputTable:
         return np.asarray(speeds[chosen, np.arange(len(counts))])
 
     def _kept_of_a_start(self, row: int, view: TrialView, speeds: Floats) -> Floats:
-        """What is left of a speed by the time that starting with another layout takes."""
+        """Return the share of a speed that is left after a start with another layout."""
         cost = view.pause_seconds + view.start_seconds
         use = np.minimum(
             self._settings.horizon_seconds, self.work[row] / np.maximum(speeds, 1e-12) + view.pause_seconds
@@ -164,12 +164,12 @@ class GoodputTable:
         return False
 
     def option(self, row: int, count: int) -> LayoutOption:
-        """With which the trial trains best on so many slots."""
+        """Return the layout with which the trial trains best on that many slots."""
         column = int(np.searchsorted(self.counts, count))
         return self._options[row][int(self._chosen[row, column])]
 
     def _hurries(self, row: int, view: TrialView) -> bool:
-        """In search of the best result; or before a deadline, when a trial that starts now cannot end in time."""
+        """Tell whether it searches the best result, or a start now would come too late for its deadline."""
         if view.goal != "deadline" or view.deadline_in is None:
             return view.goal == "time_to_best"
         whole = self.work[row] / max(view.expected_part, 1e-6)
@@ -213,11 +213,11 @@ class GoodputTable:
         return float(np.interp(count, self.counts, self.speeds[row]))
 
     def speed_before(self, row: int, view: TrialView) -> float:
-        """With the slots and the layout that it has."""
+        """Return the speed with the slots and the layout that it has."""
         return self._before.get(row, self.speed(row, view.held_slots))
 
     def numbers(self, row: int, view: TrialView, count: int) -> dict[str, float]:
-        """What decided about a trial that got ``count`` slots."""
+        """Return the numbers that decided about a trial with ``count`` slots."""
         speed, more = self.speed(row, count), self.speed(row, count + 1)
         return {
             "remaining seconds on one slot, expected": float(self.work[row]),
@@ -238,7 +238,7 @@ class GoodputTable:
         return np.where(grows, -np.inf, self.values)
 
     def _gains(self, views: Sequence[TrialView], kept: Floats) -> Floats:
-        """By each study's goal, of what a change leaves of a speed; a further slot has to add a little at least."""
+        """Return each change's value by the study's goal; a further slot has to add a little at least."""
         least_gain = np.full(len(views), self._settings.smallest_gain)
         speeds = self.speeds * kept
         found = self.weights[:, None] * speeds
@@ -288,7 +288,7 @@ class GoodputTable:
         return np.asarray(values)
 
     def _pays(self, present: Floats, pause: Floats, start: Floats) -> NDArray[np.bool_]:
-        """Whether a running trial ends sooner with each count: it trains on while replicas start, and then pauses.
+        """Tell whether a running trial ends sooner with each count: it trains while replicas start, and then pauses.
 
         ``present``, ``pause`` and ``start``: by trial (J, 1).
         """
@@ -308,7 +308,7 @@ class GoodputTable:
         return bool(view.held_slots) and not (view.can_rescale and settled)
 
     def _allowed(self, views: Sequence[TrialView], snapshot: Snapshot) -> NDArray[np.bool_]:
-        """Which counts each trial may be given now."""
+        """Return which counts each trial may be given now."""
         settings = self._settings
         waiting = bool(((self.held == 0) & ~self.hurried).any())
         least, most, frozen = (np.zeros(len(views), dtype=np.int64) for _ in range(3))
@@ -341,7 +341,7 @@ def is_rooted(view: TrialView) -> bool:
 
 
 def is_usable(model: SpeedModel | None, node_slots: int) -> bool:
-    """Whether the model says something about a single slot; one that does not is as good as none."""
+    """Tell whether the model covers a single slot; one that does not is as good as none."""
     if model is None:
         return False
     alone = float(model.curve(node_slots, ONE)[0])

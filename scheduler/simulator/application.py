@@ -1,4 +1,4 @@
-"""What a simulated job does by itself: how fast its steps are and how noisy its gradients, at any size and time.
+"""Behaviour of a simulated job: how fast its steps are and how noisy its gradients, at any size and time.
 
 ``MeasuredApplication`` reads the tables that the Pollux paper published (OSDI'21, section 5.3): step times by placement
 and local batch size on nodes with four T4 GPUs, and gradient statistics by epoch and batch size. Between measurements

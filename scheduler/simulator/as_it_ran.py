@@ -1,4 +1,4 @@
-"""What a recorded scheduler did with its slots: how often it changed its mind, and how long they stood idle.
+"""Use of slots by a recorded scheduler: how often it changed its mind, and how long slots stood idle.
 
 A slot is idle while nobody trains on it although a trial could: live trials could use as many slots together as their
 models gain by, up to the most that each may have. So slots count that wait for a decision, for a process to start or
@@ -42,15 +42,15 @@ class RanTrial:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AsItRan:
     slots: int
-    """That were ever used."""
+    """Slots that were ever used."""
     makespan_seconds: float
     rescales: int
     undone: int
     """Rescales that were taken back before they had paid for their pause."""
     idle_share: float
-    """Of the slot time that trials could have used."""
+    """Idle share of the slot time that trials could have used."""
     completion_seconds: Mapping[str, float]
-    """By trial, of those that have ended."""
+    """Completion time of each trial that has ended."""
     trained: Sequence[tuple[float, Mapping[str, int]]]
     """Slots that each trial trained on, from so many seconds after the first submission on; ascending."""
 
@@ -101,13 +101,13 @@ def as_it_ran(trials: Sequence[RanTrial], now: float) -> AsItRan:
 
 
 def entered(trial: RanTrial) -> list[tuple[float, float]]:
-    """When each of its replicas was ready, and when it was first seen to train; without those that never were."""
+    """Return when each replica was ready and when it was first seen to train, without those that never were."""
     found = [(replica.ready_at, _trains_from(replica, trial.history)) for replica in trial.replicas]
     return [(ready, since) for ready, since in found if ready is not None and since is not None]
 
 
 def _goodput(trial: RanTrial, node_slots: int) -> Floats:
-    """By number of slots from 0 to the most that the trial may have, halfway through its length."""
+    """Return goodput by number of slots from 0 to the most it may have, halfway through its length."""
     application = trial.application
     model = GoodputModel(
         throughput=application.params,
@@ -135,7 +135,7 @@ def _changes(trial: RanTrial, goodput: Floats) -> Mapping[str, int]:
 
 
 def _trains_from(replica: ReplicaRecord, history: Sequence[HistoryEntry]) -> float | None:
-    """When the trial was first seen to train after this replica was ready; None if it never was."""
+    """Return when the trial was first seen to train after this replica was ready; None if it never was."""
     ready = replica.launched_at if replica.ready_at is None else replica.ready_at
     for entry in history:
         if entry.what == TrialState.RUNNING.value and entry.at >= ready:

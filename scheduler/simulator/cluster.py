@@ -33,7 +33,7 @@ class SimulationSettings:
     autoscale: AutoscaleSettings | None = None
     """Nodes come and go with demand instead of being ``nodes`` throughout."""
     decide_every_seconds: float = 60.0
-    """With ``timing``, the least time between two decisions of the loop, which else decides whenever it is woken."""
+    """Least time between two decisions with ``timing``; the loop otherwise decides whenever it is woken."""
     timing: Timing | None = None
     """Time goes from event to event, as for a live scheduler; None: from decision to decision, and whatever is decided
     is done at once, but for the pause."""

@@ -35,7 +35,7 @@ DEADLINE_SECONDS = 3600.0
 
 @contextmanager
 def _quiet_loop() -> Iterator[None]:
-    """What it says about each of thousands of trials is of no interest here."""
+    """Silence the loop's log, which would tell of each of thousands of trials."""
     loop = logging.getLogger("scheduler.loop")
     before = loop.level
     loop.setLevel(logging.CRITICAL)
@@ -154,7 +154,7 @@ def run_sweep(
 def _settings(
     nodes: int, slots_per_node: int, every: float | None, rescale_seconds: float | None, *, live: bool
 ) -> SimulationSettings:
-    """With the intervals of published simulators, or the loop's own and the pauses that it was seen to have."""
+    """Return the settings with published simulators' intervals, or with the loop's own and its measured pauses."""
     usual = (0.0, LIVE_PAUSE_SECONDS) if live else (60.0, 30.0)
     return SimulationSettings(
         nodes=nodes,
@@ -188,8 +188,8 @@ def _submissions(workload: Path | None, traces: Path | None, jobs: int, seed: in
 
 
 Information = Literal["own", "declared", "pooled"]
-"""What a policy may know of a job: what it has measured itself; its declared epochs as well; what all jobs that run
-the same code have measured as well."""
+"""Information that a policy has of a job: what it has measured itself; its declared epochs as well; what all jobs
+that run the same code have measured as well."""
 
 REQUESTS: dict[str, Request] = {"fifo": "rigid", "asha_static": "rigid", "tiresias": "rigid", "optimus": "fixed_batch"}
 """Policies for jobs whose users choose the size, or the batch size; all others adapt both."""

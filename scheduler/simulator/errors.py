@@ -1,4 +1,4 @@
-"""What can be wrong with what a simulation is given; the message names file, value and rule."""
+"""Errors in what a simulation is given; the message names file, value and rule."""
 
 from __future__ import annotations
 

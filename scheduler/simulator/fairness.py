@@ -15,14 +15,14 @@ MOST_REPLICAS = 64
 
 
 class AliveJobs:
-    """How many jobs there were, over time."""
+    """Number of jobs over time."""
 
     def __init__(self) -> None:
         self._times = [0.0]
         self._sums = [0.0]
 
     def add(self, now: float, count: int) -> None:
-        """So many since the last time."""
+        """Note that there were ``count`` jobs since the last time."""
         self._sums.append(self._sums[-1] + count * (now - self._times[-1]))
         self._times.append(now)
 
@@ -59,7 +59,7 @@ def _seconds(application: Application, slots: int, node_slots: int) -> float:
 
 
 def _best_goodput(application: Application, shape: Shape, epoch: int) -> float:
-    """In steps at the initial batch size a second."""
+    """Return the goodput in steps at the initial batch size a second."""
     bounds, replicas = application.bounds, sum(shape)
     if application.fixed_batch is not None:
         batches = [float(application.fixed_batch)]

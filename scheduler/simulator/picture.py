@@ -16,7 +16,7 @@ from scheduler.simulator.sweep import SweepResult
 from scheduler.simulator.world import SimulationResult
 
 UNITS = (("seconds", 1.0, 600.0), ("minutes", 60.0, 3 * 3600.0), ("hours", 3600.0, math.inf))
-"""Of time, their length in seconds, and how long what they are for takes at most."""
+"""Units of time: name, length in seconds, and the longest time that they are for."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""What a scheduler has recorded as a workload: what would another policy, or two more nodes, have done?
+"""Workload from a scheduler's record: what would another policy, or two more nodes, have done?
 
 Each trial does as much work as it did and reports what it reported; how fast it is at other sizes says its study's
 profile, and how noisy its gradients were at which part of its length what its study has measured. A trial that was
@@ -40,12 +40,12 @@ class RecordedTrial:
     after_ends: int = 0
     """It is submitted when so many trials of its study have ended; 0: when it came."""
     gap_seconds: float = 0.0
-    """From that end to its submission."""
+    """Seconds from that end to its submission."""
     reports: tuple[Report, ...] = ()
     outcome: Outcome
-    """How it ends when its work is done."""
+    """Outcome once its work is done."""
     finished_at: float | None = None
-    """When it really did, in seconds from the first submission; None for one that was still running."""
+    """Time of its real end, in seconds from the first submission; None if it was still running."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +58,7 @@ class Recorded:
     pause_seconds: float
     """Typical, of a change of size."""
     ran: AsItRan
-    """What really happened on the scheduler's slots."""
+    """Course of events on the scheduler's slots."""
 
     @property
     def submissions(self) -> list[Submission]:
@@ -69,7 +69,7 @@ class Recorded:
 class _StudyRecord:
     trials: list[tuple[TrialRecord, Hints]] = field(default_factory=list)
     reports: dict[str, list[Report]] = field(default_factory=dict)
-    """By trial."""
+    """Reports by trial."""
 
     def noise(self) -> tuple[float, float]:
         """At the beginning and at the end of a trial's length."""
@@ -85,7 +85,7 @@ class _StudyRecord:
 
 
 def read_recorded(state_dir: Path) -> Recorded:
-    """Of the scheduler that ran, or runs, on this folder; raises InvalidWorkload where nothing was recorded."""
+    """Read the record of the scheduler on this folder; raises InvalidWorkload where nothing was recorded."""
     path = state_dir / DATABASE
     if not path.is_file():
         raise InvalidWorkload(f"{state_dir} holds no {DATABASE}; name the state folder of a scheduler that has run")
@@ -139,7 +139,7 @@ def _read(store: SqlBacking) -> Recorded | None:
 
 
 def _last_seen(trials: Sequence[TrialRecord], replicas: Sequence[ReplicaRecord]) -> float:
-    """When something last happened: the end, if the scheduler does not run any more."""
+    """Return when something last happened: the end, if the scheduler does not run any more."""
     moments = [trial.finished_at or trial.submitted_at for trial in trials]
     moments += [replica.gone_at or replica.ready_at or replica.launched_at for replica in replicas]
     return max(moments)
@@ -247,7 +247,7 @@ def _trials(study: str, record: _StudyRecord, first: float, opened: float) -> li
 
 
 def _epochs_in(progress: float, hints: Hints) -> int:
-    """So much progress makes up; at least 1."""
+    """Return how many epochs this progress makes up; at least 1."""
     return max(1, round((hints.epoch + hints.epoch_fraction) * progress / hints.progress))
 
 

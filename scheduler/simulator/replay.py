@@ -29,7 +29,7 @@ class RecordedWorld(World):
             self._put_study(replace(known, name=self._study_of(trial.submission)))
 
     def _due(self, submission: Submission) -> float:
-        """When it is submitted, as far as can be told now."""
+        """Return when it is submitted, as far as can be told now."""
         trial = self._recorded[submission.name]
         ends = self._ends[trial.study]
         if not trial.after_ends:
@@ -64,7 +64,7 @@ class RecordedWorld(World):
                 self._end(trial_id, trial.outcome, training.finished_at)
 
     def _report(self, trial_id: str, trial: RecordedTrial, progress: float) -> None:
-        """What it had reported when it had come so far."""
+        """Report what the trial had reported when it had come so far."""
         seen = self._reported.get(trial_id, 0)
         for report in trial.reports[seen:]:
             if report.progress > progress:

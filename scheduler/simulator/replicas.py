@@ -1,4 +1,4 @@
-"""What simulated replicas do when they are told something: at once, or after as long as real ones take."""
+"""Replicas of a simulation, which act at once, or after as long as real ones take."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ class Timing:
     """Seconds; the defaults are those of a world in which everything is done by the next decision."""
 
     start: float = 0.0
-    """From a replica's launch until it can train."""
+    """Seconds from a replica's launch until it can train."""
     enter: float = 0.0
-    """From then until all of its generation have found each other and train."""
+    """Seconds from then until all of its generation have found each other and train."""
     leave: float = 0.0
-    """From a replica's last step until its slot is free."""
+    """Seconds from a replica's last step until its slot is free."""
     successor: float = 0.0
-    """From a trial's end until the next one of its sweep is submitted."""
+    """Seconds from a trial's end until the next one of its sweep is submitted."""
 
 
 LIVE = Timing(start=0.2, enter=0.2, leave=0.05, successor=0.05)
@@ -121,7 +121,10 @@ class SimulatedReplicas:
             self._leaves.setdefault(replica_id, now + self._timing.leave)
 
     def next_event(self, now: float) -> float:
-        """When one of them is next done with something, if nothing else happens; infinite when none has anything."""
+        """Return when the next of them is done with something if nothing else happens.
+
+        Infinite if none has anything.
+        """
         times = list(self._leaves.values())
         for trial_id, training in self._trainings.items():
             trial = self._store.trial(trial_id)

@@ -1,4 +1,4 @@
-"""What a simulation comes to: averages and tails of completion times, makespan, rescales; as a table and as JSON."""
+"""Summary of a simulation: completion times, makespan and rescales, as a table and as JSON."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ class SweepSettings:
     keep_one_in: int = 3
     goal: Goal = "completion_time"
     deadline_seconds: float | None = None
-    """When the best result is wanted, with the goal ``deadline``."""
+    """Seconds until the best result is wanted, with the goal ``deadline``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +52,7 @@ class SweepResult:
     best_value: float
     """Final value of the best trial that was trained to its end."""
     best_finished_seconds: float
-    """When that trial ended."""
+    """Time of that trial's end."""
     finished: int
     rescales: int
     undone: int
@@ -60,7 +60,7 @@ class SweepResult:
     incumbent: tuple[tuple[float, float], ...] = field(default=(), repr=False)
     """(seconds, best value reported so far), whenever it improved."""
     histories: Mapping[str, tuple[Told, ...]] = field(default_factory=dict, repr=False, compare=False)
-    """By the numbers of the configurations."""
+    """Histories by number of the configuration."""
 
     def score_at(self, seconds: float) -> float:
         """Best value reported by then."""
@@ -73,7 +73,7 @@ class SuccessiveHalving:
         self._keep_one_in = keep_one_in
 
     def keeps(self, epoch: int, value: float) -> bool:
-        """Whether a trial that reports this value after that epoch goes on."""
+        """Tell whether a trial that reports this value after that epoch goes on."""
         seen = self._values.get(epoch)
         if seen is None:
             return True
@@ -102,7 +102,7 @@ class SweepWorld(World):
         self._finals: dict[str, tuple[float, float]] = {}
         self._incumbent: list[tuple[float, float]] = []
         self._places = [0.0] * sweep.at_a_time
-        """When the tuner can submit a trial, soonest first."""
+        """Times at which the tuner can submit a trial, soonest first."""
         self._waiting = [
             Submission(
                 name=str(index),

@@ -29,17 +29,17 @@ from scheduler.simulator.application import Shape
 from scheduler.simulator.workload import Submission
 
 Request = Literal["elastic", "fixed_batch", "rigid"]
-"""What a job's user leaves to the scheduler: size and batch size, the size, or nothing."""
+"""Freedom that a job's user leaves to the scheduler: size and batch size, the size, or nothing."""
 REFIT_GROWTH = 1.1
 _CHOICE_SECONDS = 1.0
-"""With ``exact``: between two choices of the batch size within an epoch; the adaptive core's longest."""
+"""Seconds between choices of the batch size within an epoch, with ``exact``; the adaptive core's longest."""
 _CLOSE = 1e-6
 """Seconds before an epoch's end at which it counts as reached: sums of times are not exact."""
 
 
 @functools.cache
 def _measured_share(begins: int, ends: int) -> float:
-    """Of one replica's steps from the first number to before the second."""
+    """Return the share of one replica's steps from ``begins`` to before ``ends`` that measure."""
     return sum(is_measured(step, num_replicas=1, every=None) for step in range(begins, ends)) / (ends - begins)
 
 
@@ -90,7 +90,7 @@ class SimulatedTraining:
         self._measured_goodput = 0.0
         self._latest: Change | None = None
         self.layout = ""
-        """How its replicas hold the model, where that is a choice."""
+        """Layout in which its replicas hold the model, where that is a choice."""
 
     @property
     def bounds(self) -> BatchBounds:
@@ -126,7 +126,7 @@ class SimulatedTraining:
             self.application = choices.applications[self.layout]
 
     def fits(self, layout: str) -> bool:
-        """Whether replicas that hold the model so have room for it."""
+        """Tell whether replicas with that layout have room for the model."""
         choices = self.submission.choices
         return choices is None or choices.fits(choices.named(layout))
 
@@ -227,7 +227,7 @@ class SimulatedTraining:
         return self._measured_goodput
 
     def _measuring_seconds(self, step: float) -> float:
-        """What one replica takes longer for a step on average, because it splits some to measure its noise scale."""
+        """Return how much longer a replica's mean step takes because some are split to measure the noise scale."""
         if not (self._exact and self.bounds.adaptive) or sum(self.shape) > 1 or self._accumulation:
             return 0.0
         begins, ends = (int(self.application.epoch_ends[epoch]) for epoch in (self.epoch, self.epoch + 1))
@@ -258,7 +258,7 @@ class SimulatedTraining:
         return min(atomic, int(bounds.max_batch / (replicas * (accumulation + 1)))), accumulation
 
     def steps_left(self) -> float:
-        """With a fixed batch size, as the measurements have it."""
+        """Return the steps that are left, with a fixed batch size, as the measurements have it."""
         last, batch = len(self.application.epoch_ends) - 2, self._fixed_batch or self.application.bounds.init_batch
         if last <= self.epoch:
             return 1.0
@@ -301,7 +301,7 @@ class SimulatedTraining:
         )
 
     def refusal(self, layout: str) -> Hints:
-        """What it says before it leaves because it has no room."""
+        """Return the hints of a replica that leaves because it has no room."""
         choices = self.submission.choices
         assert choices is not None
         name = str(choices.named(layout))
@@ -319,7 +319,7 @@ class Change:
     pause_seconds: float
 
     def is_undone_by(self, slots: int, goodput: float, now: float) -> bool:
-        """Whether a change to so many slots takes this one back before it has paid for its pause.
+        """Tell whether a change to so many slots takes this one back before it has paid for its pause.
 
         ``goodput``: after this change. What is gained with more slots, for this trial or by giving them to others,
         makes up for what the pause has cost after pause * larger / (larger - smaller).

@@ -20,7 +20,7 @@ class LayoutChoices:
     terms: tuple[LayoutTerms, ...]
     """As it is predicted."""
     applications: Mapping[str, Application]
-    """By layout, what is true: shares of a batch, their steps, and the batches that fit into memory."""
+    """Applications by layout: shares of a batch, their steps, and the batches that fit into memory."""
     slot_memory_bytes: float
 
     @property
@@ -41,7 +41,7 @@ class LayoutChoices:
         return next(each for each in self.terms if each.layout == layout).fits(self.slot_memory_bytes)
 
     def only(self, *layouts: str) -> LayoutChoices:
-        """With the choice between these."""
+        """Return the choice between these layouts."""
         return LayoutChoices(
             terms=tuple(each for each in self.terms if str(each.layout) in layouts),
             applications={name: self.applications[name] for name in layouts},
@@ -59,19 +59,19 @@ class Submission:
     """Seconds from the start."""
     application: Application
     num_replicas: int
-    """What its user asks for where jobs have a fixed size."""
+    """Replicas that its user asks for where jobs have a fixed size."""
     batch_size: int
-    """What its user asks for where batch sizes are fixed."""
+    """Batch size that its user asks for where batch sizes are fixed."""
     max_replicas: int | None = None
     """Most that it may have where sizes are elastic; None: as many as are useful."""
     declared_progress: float | None = None
-    """What it declares as its length, in examples at the initial batch size; None: what its application trains."""
+    """Length that it declares, in examples at the initial batch size; None: what its application trains."""
     slots_per_replica: int = 1
     slots_per_share: int | None = None
     """Slots that compute one share of a batch together, whose times are measured; None: those of a replica."""
 
     choices: LayoutChoices | None = None
-    """Where the scheduler chooses how its replicas hold the model; else as above."""
+    """Layouts, where the scheduler chooses how its replicas hold the model; None otherwise."""
 
     @property
     def replica_sizes(self) -> tuple[int, ...]:

@@ -55,7 +55,7 @@ class JobResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Told:
-    """What happened to a job, and why, as the history of a live trial tells it."""
+    """Event of a job, and why it happened, as the history of a live trial tells it."""
 
     at: float
     what: str
@@ -72,9 +72,9 @@ class SimulationResult:
     """(time, job -> placement) at each decision that changed something."""
     node_hours: float = 0.0
     cost: float = 0.0
-    """Of the nodes, at their prices, where nodes come and go."""
+    """Cost of the nodes, at their prices, where nodes come and go."""
     histories: Mapping[str, tuple[Told, ...]] = field(default_factory=dict, repr=False, compare=False)
-    """By the names of the jobs."""
+    """Histories by name of the job."""
 
 
 class World:
@@ -167,7 +167,7 @@ class World:
         self.now = until
 
     def _next_event(self) -> float:
-        """With live timing."""
+        """Return when the next event is due, with live timing."""
         times = [self._next_submission(), self._replicas.next_event(self.now)]
         if self.trainings:
             times.append(self._ticked_at + self._tick_seconds)
@@ -178,7 +178,7 @@ class World:
         return self._waiting[0].at if self._waiting else math.inf
 
     def _put_study(self, study: Study) -> None:
-        """With a driver where time is live: only there is a moment in which its next trial is about to come."""
+        """Put a study with a driver where time is live: only there can its next trial be about to come."""
         owner, seen_at = ("tuner", math.inf) if self._is_live else (None, None)
         self.store.put_study(replace(study, owner=owner, owner_seen_at=seen_at))
 
@@ -253,7 +253,7 @@ class World:
         return 1, min(training.most_replicas, room, most)
 
     def _note_progress(self) -> None:
-        """What jobs did since the last decision: here, that some have come to their end."""
+        """Note what jobs did since the last decision: here, that some have come to their end."""
         for trial_id, training in list(self.trainings.items()):
             if training.finished_at is not None:
                 self._end(trial_id, Outcome(kind="value", value=0.0), training.finished_at)

@@ -1,4 +1,4 @@
-"""By which address of this machine the nodes of a cluster reach it."""
+"""Address of this machine by which a cluster's nodes reach it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from trials.errors import SlurmRefused, SlurmUnreachable
 from trials.slurm.commands import Slurm
 
 MOST_NODES = 8
-"""That are tried."""
+"""Most nodes that are tried."""
 
 
 def address_for(slurm: Slurm, nodes: Sequence[str], interface: str) -> str:

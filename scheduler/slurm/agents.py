@@ -1,4 +1,4 @@
-"""How agents are started on a cluster's nodes, and what they are told: the same inside an allocation and as jobs."""
+"""Agents on a cluster's nodes: how they are started and what they are told, in an allocation and as jobs."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ OF_ANOTHER_NODE = (
     "ROCR_VISIBLE_DEVICES",
     "TMPDIR",
 )
-"""What is true of the node that this process runs on alone."""
+"""Variables that are true of the node of this process alone."""
 OF_PYTHON = ("CONDA_DEFAULT_ENV", "CONDA_PREFIX", "LD_LIBRARY_PATH", "PYTHONHOME", "PYTHONPATH", "VIRTUAL_ENV")
-"""What belongs to this machine's interpreter; a container has its own."""
+"""Variables of this machine's interpreter; a container has its own."""
 
 CONTAINED = """agent= told=
 trap 'if [ -n "$agent" ]; then kill -USR1 $agent; else told=yes; fi' TERM USR1
@@ -78,9 +78,9 @@ class AgentSettings:
     leave_seconds: float = LEAVE_SECONDS
     """Longest that replicas get to save when an agent has to leave."""
     shares_files: bool = True
-    """Whether nodes see the state folder and the sweeps' code."""
+    """True if nodes see the state folder and the sweeps' code."""
     is_shared: bool = False
-    """Whether others than this process's user have trials there: they get none of its environment."""
+    """True if others than this process's user have trials there: they get none of its environment."""
 
     @property
     def command(self) -> tuple[str, ...]:
@@ -96,7 +96,7 @@ class AgentSettings:
         return "python3" if self.container else shlex.quote(sys.executable)
 
     def job_script(self) -> str:
-        """Of a job that runs an agent: its process takes the script's place, so that it hears the job's signals."""
+        """Return the script of a job that runs an agent in its own place, so that the agent hears the job's signals."""
         start = f"{self._python} -m trials.agents.start"
         if self.container:
             options = " ".join(map(shlex.quote, self.container))
@@ -119,7 +119,7 @@ class AgentSettings:
         return f"{{ {self.prologue}\n}} || {{ echo 'elastune: the prologue failed, status '$? >&2; exit 1; }}"
 
     def environ(self) -> dict[str, str]:
-        """Of an agent, and so of its replicas: this process's own, as far as it is true of another node."""
+        """Return the environment of an agent and its replicas: this process's, as far as it is true of another node."""
         own = without_secrets(os.environ)
         own = node_environ(own) if self.is_shared else own
         dropped = {*OF_ANOTHER_NODE, *(OF_PYTHON if self.container else ())}
@@ -137,7 +137,7 @@ class AgentSettings:
         return f"devices are emulated: steps take as long as {emulation(self.emulate, slots=1).profile.name} says"
 
     def strangers(self, roster: Roster) -> list[str]:
-        """What is wrong with nodes on which nothing is started, because nobody could read what it writes."""
+        """Describe nodes on which nothing is started, because nobody could read what it writes."""
         hosts = ", ".join(sorted({news.host for news in roster.agents() if not news.shares_files}))
         folder = self.state_dir.resolve()
         rule = "name one that all nodes share (--state-dir, or state_dir= of optimize)"
@@ -145,7 +145,7 @@ class AgentSettings:
 
     @staticmethod
     def node_views(roster: Roster) -> tuple[NodeView, ...]:
-        """What is shown of the nodes that agents are on."""
+        """Return the views of the nodes that agents are on."""
         given: dict[str, set[str]] = {}
         for news in roster.agents():
             if news.job:

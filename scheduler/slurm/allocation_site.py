@@ -23,7 +23,7 @@ OTHERS_SECONDS = 30.0
 """Longest wait for the others, before a sweep goes on with those that have come."""
 
 DRAIN_SECONDS = 25.0
-"""For replicas to save and leave; Slurm ends by force what has not ended in 30 s."""
+"""Seconds for replicas to save and leave; Slurm ends by force what has not ended in 30 s."""
 
 
 class AllocationSite(AgentSite):
@@ -61,7 +61,10 @@ class AllocationSite(AgentSite):
         self._steps.begin()
 
     def wait_until_there(self) -> None:
-        """For the agents of all nodes; for fewer when that takes long. Raises SchedulerError when there is none."""
+        """Wait for the agents of all nodes, or of fewer when that takes long.
+
+        Raises SchedulerError when there is none.
+        """
         assert self._steps is not None
         began = time.monotonic()
         while time.monotonic() - began < (OTHERS_SECONDS if self.roster.agents() else FIRST_SECONDS):

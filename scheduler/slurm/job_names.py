@@ -1,4 +1,4 @@
-"""What jobs are called in the queue: the study that they are asked for, then the trials that run in them."""
+"""Names of jobs in the queue: the study that they are asked for, then the trials that run in them."""
 
 from __future__ import annotations
 

@@ -74,7 +74,7 @@ WORRY_SECONDS = 10.0
 STEADY_SECONDS = 60.0
 """An agent that has called for so long shows that jobs work."""
 MOST_FAILURES = 10
-"""That are counted."""
+"""Most failures that are counted."""
 FIRST_PAUSE_SECONDS = 5.0
 LONGEST_PAUSE_SECONDS = 600.0
 WAITS_KEPT = 15
@@ -96,7 +96,9 @@ class Queue(Protocol):
 
 
 class Pool:
-    """``logs``: the folder with what agents print. ``clock``: seconds since the epoch, as the queue tells times.
+    """Pool of jobs that each bring an agent with slots.
+
+    ``logs``: the folder with what agents print. ``clock``: seconds since the epoch, as the queue tells times.
     ``label_of``: what people call the trial of a replica.
 
     One thread looks; `queued`, `jobs` and `trouble` may be read by any.
@@ -124,10 +126,10 @@ class Pool:
         self.trouble = ""
         """Why no more jobs are asked for at the moment, for people."""
         self.limited_by = ""
-        """Which of the user's limits holds."""
+        """Limit of the user's that holds."""
         self._polled_at = self._excited_at = float("-inf")
         self._is_known = False
-        """Whether the queue has told of its jobs."""
+        """True once the queue has told of its jobs."""
         self._waits: deque[float] = deque(maxlen=WAITS_KEPT)
         self._asked: deque[tuple[float, int]] = deque()
         self._idle_since: dict[str, float] = {}
@@ -189,7 +191,7 @@ class Pool:
         self._note_gone([before[name] for name in sorted(before.keys() - present)], now)
 
     def _is_there(self, job: str) -> bool:
-        """Whether the job's agent calls, and is not about to end."""
+        """Tell whether the job's agent calls, and is not about to end."""
         return any(
             news.job == job and not news.leaves and self._roster.quiet_for(news.agent) <= QUIET_SECONDS
             for news in self._roster.agents()
@@ -270,7 +272,7 @@ class Pool:
 
     @property
     def _slots_per_job(self) -> int:
-        """What agents have, once one has called; else what the options say."""
+        """Return the slots of an agent, once one has called; before that, what the options say."""
         known = [len(news.slots) for news in self._roster.agents()]
         return max(known) if known else self._settings.slots_per_job
 
@@ -346,7 +348,7 @@ class Pool:
                 self._roster.dismiss(why, news.agent)
 
     def take_back_waiting(self) -> None:
-        """Of the jobs that have not begun, all."""
+        """Take back all jobs that have not begun."""
         self._queue.cancel([job.job for job in self.jobs if job.waits], only_waiting=True)
 
     def end(self) -> None:
@@ -379,7 +381,7 @@ class Pool:
         )
 
     def queued(self) -> tuple[QueuedSlots, ...]:
-        """What waits in the queue, for those who wait for it."""
+        """Return what waits in the queue, for those who wait for it."""
         waiting = [job for job in self.jobs if job.waits]
         held = next((f"job {job.job} is held in the queue: {job.reason}" for job in waiting if job.is_held), "")
         words = self.trouble or held or (f"the pool's limit is reached: {self.limited_by}" if self.limited_by else "")

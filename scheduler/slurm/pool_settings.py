@@ -1,4 +1,4 @@
-"""What a pool of jobs is to be like, from the line that users write behind ``--slurm``.
+"""Settings of a pool of jobs, from the line that users write behind ``--slurm``.
 
 ``partition=scavenge account=x gpus=1 time=4:00:00 slots=0:32``: words are sbatch's own long options, and a few of ours,
 which sbatch has not: how many slots there may be, and what they may cost.
@@ -45,7 +45,7 @@ FORM = "such as 'partition=scavenge account=x gpus=1 time=4:00:00 slots=0:32'"
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolSettings:
     options: Mapping[str, str | None]
-    """Of sbatch, by long name; None for one without a value."""
+    """Long options of sbatch; None for one without a value."""
     least_slots: int = 0
     most_slots: int = 16
     slots_per_job: int = 1
@@ -59,15 +59,15 @@ class PoolSettings:
     warn_seconds: int = 120
     """Before its time limit a job has its replicas save and leave."""
     price: float = 1.0
-    """Of a slot for an hour, in the money that ``worth`` is counted in."""
+    """Price of a slot for an hour, in the currency of ``worth``."""
     worth: float = 10.0
-    """What an hour sooner is worth for each trial."""
+    """Worth of an hour sooner, for each trial."""
     container: tuple[str, ...] = field(default=())
     """Options of srun that put agents into a container."""
 
     @property
     def where(self) -> str:
-        """For people: the queue's name."""
+        """Return the queue's name, for people."""
         return self.options.get("partition") or "the default partition"
 
     def sbatch_options(self, log_folder: str | None) -> list[str]:
@@ -131,7 +131,7 @@ def pool_settings(text: str, *, gpus_per_slot: int = 1, slots_per_gpu: int = 1) 
 
 
 def _slots_per_job(options: dict[str, str | None], *, gpus_per_slot: int, slots_per_gpu: int) -> int:
-    """From what each job asks for; a GPU where nothing is said."""
+    """Return the slots in what each job asks for; a GPU where nothing is said."""
     for name in ("gpus", "gpus-per-node", "gpus-per-task", "gres"):
         value = options.get(name)
         if value is not None and (name != "gres" or "gpu" in value):

@@ -31,10 +31,10 @@ from trials.store import TrialStore
 
 LOOK_SECONDS = 0.5
 DRAIN_SECONDS = 60.0
-"""For replicas to save and leave, when the scheduler is told to end."""
+"""Seconds for replicas to save and leave, when the scheduler is told to end."""
 
 END_SECONDS = 30.0
-"""For Slurm's controller to answer, when jobs are to be taken back."""
+"""Seconds for Slurm's controller to answer, when jobs are to be taken back."""
 
 logger = logging.getLogger(__name__)
 
@@ -127,7 +127,7 @@ class PoolSite(AgentSite):
         self.roster.dismiss_all(DRAIN_SECONDS)
 
     def _stop_looking(self) -> None:
-        """What is being asked of Slurm is waited for: it may be more jobs."""
+        """Wait for what is being asked of Slurm, which may be more jobs."""
         self._stopping.set()
         if self._thread is not None:
             self._thread.join(2.0 * PATIENCE_SECONDS)

@@ -1,4 +1,4 @@
-"""How many jobs a pool should have, and which of them to take back: a pure plan of one moment.
+"""Size of a pool: how many jobs it should have, and which to take back, as a pure plan of one moment.
 
 The number of slots under which work is cheapest is the autoscaler's. A job that has to wait in the queue is worth less
 than one that is there: where the work that runs now takes T seconds longer and a job waits W, it is of use for T - W of
@@ -27,13 +27,13 @@ class PoolState:
     waiting: tuple[str, ...] = ()
     """Jobs in the queue, oldest first."""
     running: tuple[str, ...] = ()
-    """Those that have begun, whether their agent has called yet or not."""
+    """Jobs that have begun, whether their agent has called yet or not."""
     idle: tuple[str, ...] = ()
-    """Of those that have begun: without a replica for long enough, the longest first."""
+    """Begun jobs that have been without a replica for long enough, the longest first."""
     slots_per_job: int = 1
     """0 as long as nobody knows."""
     waits_seconds: float = 0.0
-    """How long a job asked for now is expected to wait."""
+    """Expected wait of a job asked for now."""
     used_hours: float = 0.0
     """Slot hours that the pool has taken so far."""
     asked_within_hour: int = 0
@@ -49,7 +49,7 @@ class PoolPlan:
     give_back: tuple[str, ...] = ()
     """Jobs that run, and whose slots nobody wants."""
     limited_by: str = ""
-    """Which of the user's limits keeps the pool from being larger, for people."""
+    """Limit of the user's that keeps the pool from being larger, for people."""
 
 
 def plan_pool(snapshot: Snapshot, settings: PoolSettings, state: PoolState) -> PoolPlan:
@@ -92,7 +92,7 @@ def _wanted_jobs(snapshot: Snapshot, settings: PoolSettings, state: PoolState, p
 
 
 def price_of_waiting(snapshot: Snapshot, waits_seconds: float) -> float:
-    """How much dearer a job is that comes so late: 1 for one that comes at once."""
+    """Return how much dearer a job is that comes so late: 1 for one that comes at once."""
     left = max((seconds_left(view) for view in snapshot.eligible if view.held_slots), default=math.inf)
     if any(not view.held_slots for view in snapshot.eligible) or not math.isfinite(left):
         # Somebody has nothing at all, or nobody knows how long it takes.
@@ -112,5 +112,5 @@ LARGEST_ARRAY = 500
 
 
 def expected_wait(waits: Sequence[float]) -> float:
-    """Of the next job, from how long the last ones have waited; seconds."""
+    """Return the expected wait of the next job in seconds, from the waits of the last ones."""
     return sorted(waits)[len(waits) // 2] if waits else 0.0

@@ -1,4 +1,4 @@
-"""Which of its addresses a machine is reached at."""
+"""Addresses at which a machine is reached."""
 
 from __future__ import annotations
 

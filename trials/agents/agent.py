@@ -31,7 +31,7 @@ LOOK_SECONDS = 0.25
 ALONE_SECONDS = 60.0
 """An agent without replicas whose scheduler has not answered for so long ends."""
 FORSAKEN_SECONDS = 300.0
-"""So does one with replicas: their leases have run out long ago."""
+"""Seconds of silence after which an agent with replicas ends too: their leases have run out long ago."""
 RETRY_SECONDS = 0.25
 JOB_ENDS = "job_ends"
 """Code of the end of a replica that left with its agent."""
@@ -75,10 +75,10 @@ class Agent:
         self._stops: dict[str, bool] = {}
         """Replicas that are to end, and whether by force."""
         self._stopping: dict[str, bool] = {}
-        """Those that were told, and how."""
+        """Replicas that were told to stop, and how."""
         self._orders: Orders | None = None
         self._roster, self._heard = "", 0
-        """Which orders were the last."""
+        """Roster and number of the latest orders."""
         self._leaves = ""
         self._leaving_since: float | None = None
         self._told = threading.Event()
@@ -93,7 +93,7 @@ class Agent:
             self._saved = CheckpointShipping(files.checkpoints, line.send_checkpoint, self._wake.set)
             files.on_fetched = self._saved.note_fetched
         self._trials: dict[str, str] = {}
-        """Of replicas that it has begun."""
+        """Trials of the replicas that it has begun."""
         self._ended: dict[str, AgentReplica] = {}
         """Replicas whose end is told when all that they have printed and saved has arrived."""
 
@@ -165,7 +165,7 @@ class Agent:
         return not alive
 
     def _is_late(self) -> bool:
-        """Whether it has been leaving for as long as it may."""
+        """Tell whether it has been leaving for as long as it may."""
         since = self._leaving_since
         return since is not None and time.monotonic() - since > self._leave_seconds
 
@@ -340,7 +340,7 @@ class Agent:
 
 
 def agent_slots(launcher: LocalLauncher) -> tuple[AgentSlot, ...]:
-    """Of the launcher's only node."""
+    """Return the slots of the launcher's only node."""
     (node,) = launcher.nodes()
     return tuple(
         AgentSlot(kind=node.kind, environ=launcher.slot_environ(node.node, slot)) for slot in range(node.slots)

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 KEPT = 2
-"""Of each writer; a replica of several processes has as many."""
+"""Checkpoints kept of each writer; a replica of several processes has as many writers."""
 CHUNK = 1 << 20
 NAME = re.compile(r"^(?:part-\d{1,4}/)?checkpoint-\d{8}$")
 """A checkpoint's folder, as seen from that of its trial."""
@@ -20,7 +20,7 @@ _BLOCK = tarfile.BLOCKSIZE
 
 
 def newest(folder: Path) -> dict[str, str]:
-    """Of a trial's checkpoints, the newest of each writer: by the writer's own folder, the name."""
+    """Return the newest of a trial's checkpoints by the writer's folder."""
     found: dict[str, str] = {}
     for manifest in (*folder.glob("checkpoint-*/manifest.json"), *folder.glob("part-*/checkpoint-*/manifest.json")):
         name = manifest.parent.relative_to(folder).as_posix()

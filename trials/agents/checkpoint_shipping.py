@@ -15,7 +15,7 @@ from trials.agents.archives import newest
 from trials.agents.shipping import Shipping
 
 MOST_FAILURES = 5
-"""Of one checkpoint that the scheduler cannot keep; then it stays here."""
+"""Failures of one checkpoint that the scheduler cannot keep, after which it stays here."""
 
 Send = Callable[[str, str, Path], bool | None]
 """Sends a trial's checkpoint of that name, which is in that folder: whether it is kept; None if nobody answers."""
@@ -32,10 +32,10 @@ class CheckpointShipping(Shipping):
         self._send = send
         self._on_arrival = on_arrival
         self._sent: dict[tuple[str, str], str] = {}
-        """By trial and writer, the newest that has arrived, or is not going to."""
+        """Newest checkpoint of each trial and writer that has arrived, or is not going to."""
         self._failures: dict[tuple[str, str], int] = {}
         self._awaited: dict[str, dict[str, str]] = {}
-        """By replica that has ended, what its trial had here then."""
+        """Checkpoints that a replica's trial had here when the replica ended."""
         self.begin_shipping()
 
     def has_arrived(self, replica_id: str, trial_id: str) -> bool:

@@ -22,8 +22,11 @@ NODE_LOST = "node_lost"
 
 
 class AgentLauncher:
-    """``look``: called at each look of the loop, to keep agents coming; ``end``: when no agent is wanted any more.
-    ``queued``: slots whose agents are still to come."""
+    """Launcher of replicas on the nodes of agents.
+
+    ``look``: called at each look of the loop, to keep agents coming; ``end``: when no agent is wanted any more.
+    ``queued``: slots whose agents are still to come.
+    """
 
     def __init__(
         self,

@@ -18,7 +18,7 @@ from trials.agents.archives import packed
 from trials.agents.words import News, Orders
 
 CHECKPOINT_TIMEOUT = httpx2.Timeout(600.0, connect=3.0)
-"""What is large has to reach a disk before it is answered."""
+"""Timeout for checkpoints: what is large has to reach a disk before it is answered."""
 WAIT_SECONDS = 5.0
 """The scheduler answers by then, also where there is nothing to do."""
 
@@ -35,8 +35,9 @@ class AgentLine(Line):
         super().__init__(url, lambda: token, server_file=server_file, timeout=timeout)
 
     def say(self, news: News, heard: int, *, wait: bool) -> Orders | None:
-        """Orders; None where the scheduler did not answer. ``wait``: until there are later ones than ``heard``, or for
-        a while.
+        """Return this agent's orders; None where the scheduler did not answer.
+
+        ``wait``: until there are later ones than ``heard``, or for a while.
 
         Raises Refused where the scheduler is not this agent's.
         """
@@ -64,7 +65,7 @@ class AgentLine(Line):
         )
 
     def send_log(self, replica_id: str, at: int, part: bytes) -> int | None:
-        """How many bytes of the replica's log the scheduler has then; None where it did not answer."""
+        """Send a part of a replica's log; return the bytes that the scheduler has, None where it did not answer."""
         body = {"replica": replica_id, "at": at, "part": base64.b64encode(part).decode()}
         try:
             response = self.send("POST", "/agents/logs", json=body)
@@ -73,7 +74,7 @@ class AgentLine(Line):
         return int(response.json()["have"]) if response.status_code < 300 else None
 
     def send_checkpoint(self, trial_id: str, name: str, folder: Path) -> bool | None:
-        """Whether the scheduler keeps it, or does not want it; None where it did not answer. Raises OSError."""
+        """Send a checkpoint; return whether it is kept or unwanted, None where nobody answered. Raises OSError."""
         try:
             response = self.send(
                 "PUT", f"/agents/checkpoints/{trial_id}/{name}", content=packed(folder), timeout=CHECKPOINT_TIMEOUT

@@ -45,12 +45,12 @@ class NodeFiles:
         self._kept = kept
         self._packages: dict[str, Future[Path]] = {}
         self._coming: dict[str, Future[None]] = {}
-        """By replica that is to start, the checkpoints that its trial goes on from."""
+        """Checkpoints to fetch for each replica that is to start."""
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="packages")
 
     @property
     def checkpoints(self) -> Path:
-        """With a folder for each trial."""
+        """Return the folder of checkpoints, with a folder for each trial in it."""
         return self.folder / "checkpoints"
 
     def place(self, request: LaunchRequest) -> LaunchRequest | None:

@@ -1,4 +1,4 @@
-"""How a machine that somebody gave us is divided into slots: a pure plan.
+"""Slots of a machine that somebody gave us: a pure plan.
 
 Its GPUs as its driver tells them; where it does not, those that the queue has set aside; without any, the cores that
 the queue has set aside.
@@ -47,7 +47,7 @@ def emulating(slots: Sequence[Slot], profile: str) -> tuple[Slot, ...]:
 
 
 def _given_gpus(environ: Mapping[str, str]) -> list[str]:
-    """Of a machine whose driver does not say which there are; a queue does."""
+    """Return the GPUs that a queue names, for a machine whose driver does not."""
     if not any(name in environ for name in ("SLURM_STEP_GPUS", "SLURM_JOB_GPUS")):
         return []
     # AMD's runtime counts CUDA_VISIBLE_DEVICES among those that this one leaves.

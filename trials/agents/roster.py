@@ -29,7 +29,7 @@ LOST_SECONDS = 40.0
 DEAF_SECONDS = 5.0
 """Between two looks: longer, and this process itself was held up."""
 REMEMBERED_SECONDS = 600.0
-"""For so long a replica that was believed to be gone is known to be unwanted, should it turn up again."""
+"""Seconds for which a replica that was believed to be gone is known to be unwanted, should it turn up again."""
 HUNG_UP_SECONDS = 4.0
 """The same of one that has closed its line: if it lives, it calls again at once."""
 RETURN_SECONDS = 45.0
@@ -51,7 +51,7 @@ class _Agent:
     is_crowded: bool = False
     """Another one had its numbers when it came back: nothing new is started with it while it has replicas."""
     version: int = 1
-    """Of what it is to do."""
+    """Version of its orders."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,12 +60,15 @@ class Lost:
 
     why: str
     at: float = 0.0
-    """When that was believed."""
+    """Time at which that was believed."""
 
 
 class Roster:
-    """``on_news``: called, from any thread, when an agent has said something new. ``on_orders``: when the agent of that
-    name has something to do."""
+    """Agents that call, and what each of them is to do.
+
+    ``on_news``: called, from any thread, when an agent has said something new. ``on_orders``: called with the
+    name of an agent that has something to do.
+    """
 
     def __init__(self, *, monotonic: Callable[[], float] = time.monotonic) -> None:
         self.on_news: Callable[[], None] = lambda: None
@@ -76,9 +79,9 @@ class Roster:
         self._agents: dict[str, _Agent] = {}
         self._looked_at = self._began
         self._losses: dict[str, Lost] = {}
-        """By replica: why it is gone without its agent's word."""
+        """Reason why each replica is gone without its agent's word."""
         self._expected: dict[str, dict[int, str]] = {}
-        """Of before this process began: nodes, and which replica is on which of their slots."""
+        """Replicas on each node's slots from before this process began."""
         self._lock = threading.RLock()
 
     # ------------------------------------------------------------------ what agents say
@@ -106,7 +109,7 @@ class Roster:
             self.on_news()
 
     def _give_numbers(self, agent: _Agent) -> None:
-        """Those that it had before, as long as nobody else has them; else the lowest that are free."""
+        """Give slots the numbers they had, unless others have them now; otherwise the lowest that are free."""
         news = agent.news
         others = [each for each in self._agents.values() if each.news.host == news.host and each is not agent]
         known = len(set(news.numbers)) == len(news.slots) and min(news.numbers, default=-1) >= 0
@@ -152,7 +155,7 @@ class Roster:
             )
 
     def version(self, agent_name: str) -> int:
-        """Of what the agent is to do; 0 where there is no such agent."""
+        """Return the version of an agent's orders; 0 where there is no such agent."""
         agent = self._agents.get(agent_name)
         return 0 if agent is None else agent.version
 
@@ -214,7 +217,7 @@ class Roster:
             ]
 
     def _is_closed(self, agent: _Agent, now: float) -> bool:
-        """Whether nothing new is started with it."""
+        """Tell whether nothing new is started with it."""
         news = agent.news
         alive = {name for name, state in news.replicas.items() if not state.is_over}
         return bool(
@@ -253,7 +256,7 @@ class Roster:
         return True
 
     def state_of(self, replica_id: str) -> AgentReplica | Lost | None:
-        """What is known of a replica: None where nobody says a word of it."""
+        """Return what is known of a replica; None where nobody says a word of it."""
         with self._lock:
             for agent in self._agents.values():
                 found = agent.news.replicas.get(replica_id)
@@ -314,7 +317,7 @@ class Roster:
         self._tell(*told)
 
     def _forget_losses(self, alive: set[str]) -> None:
-        """Those that were noted, after a while: their agents may come back with them."""
+        """Forget noted losses after a while: their agents may come back with them."""
         now = self._monotonic()
         for replica_id in [name for name in self._losses if name not in alive]:
             if now - self._losses[replica_id].at > REMEMBERED_SECONDS:
@@ -335,7 +338,7 @@ class Roster:
         self.on_news()
 
     def lose_silent(self) -> None:
-        """Those that have said nothing for so long that they are not there any more."""
+        """Note the loss of agents that have said nothing for too long."""
         now = self._monotonic()
         with self._lock:
             if now - self._looked_at > DEAF_SECONDS:
@@ -361,7 +364,7 @@ class Roster:
 
     @property
     def all_have_left(self) -> bool:
-        """Whether every agent that calls has nothing left, and is about to end."""
+        """Tell whether every agent that calls has nothing left, and is about to end."""
         with self._lock:
             return all(
                 agent.news.leaves and all(state.is_over for state in agent.news.replicas.values())
@@ -376,7 +379,7 @@ class Roster:
             time.sleep(0.05)
 
     def dismiss(self, why: str, agent_name: str | None = None) -> None:
-        """That agent, or every one, is not wanted any more."""
+        """Dismiss that agent, or every one."""
         with self._lock:
             names = [name for name in self._agents if agent_name in (None, name)]
             for name in names:
@@ -393,6 +396,6 @@ def _end_of(news: News, seconds: float) -> str:
 
 
 def _in_order(host: str) -> list[tuple[int, str]]:
-    """Of names with numbers, as people count: n2 comes before n10."""
+    """Sort key for names with numbers, as people count: n2 comes before n10."""
     parts = re.findall(r"\d+|\D+", host)
     return [(int(part), "") if part.isdigit() else (-1, part) for part in parts]

@@ -1,4 +1,4 @@
-"""What is sent from a node to its scheduler as it comes: a thread that looks for it, again and again and when asked."""
+"""Shipping from a node to its scheduler: a thread that looks for what there is, again and again and when asked."""
 
 from __future__ import annotations
 

@@ -38,17 +38,17 @@ KEPT_OF_QUEUE = (
     "SLURM_JOB_PARTITION",
     "SLURM_TMPDIR",
 )
-"""What replicas may know of the job that they run in. Frameworks take the rest for a world that they are in."""
+"""Variables of the queue that replicas get. Frameworks take the rest for a world that they are in."""
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentDescription:
-    """What an agent has to know; plain JSON in its environment."""
+    """Description of an agent: plain JSON in its environment."""
 
     url: str
-    """Where its scheduler is reached."""
+    """Address of its scheduler."""
     token: str
     server_file: str = ""
     preload: str = "torch"
@@ -149,13 +149,13 @@ def main() -> int:
 
 
 def own_job(environ: Mapping[str, str]) -> str:
-    """What `squeue` calls the job that this process is in; empty where it is in none."""
+    """Return the queue's id of the job of this process; empty where it is in none."""
     array, task = environ.get("SLURM_ARRAY_JOB_ID", ""), environ.get("SLURM_ARRAY_TASK_ID", "")
     return f"{array}_{task}" if array and task else environ.get("SLURM_JOB_ID", "")
 
 
 def scratch_folder(environ: Mapping[str, str]) -> Path | None:
-    """Of the job, where the site gives it one; None for the system's."""
+    """Return the job's scratch folder, where the site gives it one; None for the system's."""
     folder = environ.get("SLURM_TMPDIR", "")
     return Path(folder) if folder and os.path.isdir(folder) else None
 
@@ -171,7 +171,7 @@ def fetch_package(environ: Mapping[str, str], digest: str, folder: Path) -> None
 
 
 def replica_environ(environ: Mapping[str, str]) -> dict[str, str]:
-    """What replicas find on this machine; of the queue's variables only those that say which job it is."""
+    """Return the environment of replicas on this machine; of the queue's variables only those that name the job."""
     return {
         name: value
         for name, value in environ.items()

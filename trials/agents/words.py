@@ -1,4 +1,4 @@
-"""What an agent says and is told: whole states, never changes, so that every message may be lost or repeated."""
+"""Messages of agents: whole states, never changes, so that every message may be lost or repeated."""
 
 from __future__ import annotations
 
@@ -53,21 +53,21 @@ class News:
     version: int
     """Counts what it has to say: of two, the higher is the later one."""
     job: str = ""
-    """Of the queue, where it came from one."""
+    """Job of the queue that it came with."""
     step: str = ""
-    """Which step of that job it is, where it is one."""
+    """Step of that job, where it is one."""
     pool: str = ""
-    """What the queue calls the part of the cluster that it is in."""
+    """Partition of the cluster that it is in."""
     slots: tuple[AgentSlot, ...]
     numbers: tuple[int, ...] = ()
-    """What its slots are called in their node, as it was told; empty before."""
+    """Numbers of its slots in their node, as it was told; empty before."""
     replicas: Mapping[str, AgentReplica] = field(default_factory=dict)
     in_use: frozenset[int] = frozenset()
     """Its slots, by their order here, that somebody else works on."""
     leaves: str = ""
     """Why it starts nothing more and is about to end; empty as long as it stays."""
     shares_files: bool = True
-    """Whether it sees the scheduler's state folder; nothing is started where nobody could read what it writes."""
+    """True if it sees the scheduler's state folder; nothing is started where nobody could read what it writes."""
 
     def __post_init__(self) -> None:
         if len(self.slots) > MOST_SLOTS or len(self.replicas) > MOST_REPLICAS:

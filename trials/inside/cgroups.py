@@ -32,7 +32,7 @@ class Cgroups:
 
     @classmethod
     def find(cls, mounts: Path = Path("/proc/self/mounts"), own: Path = Path("/proc/self/cgroup")) -> Cgroups | None:
-        """What this process may use; None where it can make no group."""
+        """Return the groups that this process may use; None where it can make none."""
         try:
             paths = dict(_own_groups(own.read_text()))
             unified = memory = None
@@ -78,7 +78,7 @@ class Cgroups:
         return [str(folder / "cgroup.procs") for folder in folders]
 
     def ran_out_of_memory(self, replica_id: str) -> bool:
-        """Whether the kernel has ended one of its processes for want of memory."""
+        """Tell whether the kernel has ended one of its processes for want of memory."""
         for folder in self._memory(replica_id):
             name = "memory.events" if self.memory == self.unified else "memory.oom_control"
             with contextlib.suppress(OSError, ValueError):
@@ -137,7 +137,7 @@ def _own_groups(text: str) -> list[tuple[str, str]]:
 
 
 def _may_make(parent: Path, needed: str) -> bool:
-    """Whether groups can be made there that have what is needed."""
+    """Tell whether groups with what is needed can be made there."""
     probe = parent / f"{PREFIX}probe-{os.getpid()}"
     try:
         probe.mkdir()

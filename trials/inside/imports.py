@@ -16,7 +16,7 @@ import sysconfig
 from collections.abc import Collection, Iterable
 
 OUR_PACKAGES = ("dist_core", "trials", "scheduler", "tuner_bridge")
-"""They count as installed, as torch does, also where they are imported from a checkout."""
+"""Our packages, which count as installed, as torch does, also where they are imported from a checkout."""
 
 _OF_ONE_REPLICA = ("nni", "tuner_bridge.nni")
 """NNI's package looks at variables that a replica sets for itself; ours of that name import it."""
@@ -74,7 +74,10 @@ def forget_shadowed(python_path: Iterable[str]) -> None:
 
 
 def lies_among_installed(path: str) -> bool:
-    """Whether a package's installer put this file there; those of an editable install are the user's, and change."""
+    """Tell whether a package's installer put this file there.
+
+    Files of an editable install are the user's, and change.
+    """
     return os.path.realpath(path).startswith(installed_folders())
 
 

@@ -1,4 +1,4 @@
-"""Whether a process that was a replica may become another one: nothing of what ran in it may stay behind.
+"""Check that a process which was a replica may become another one: nothing of what ran in it may stay behind.
 
 Starting a process and importing what an objective needs takes longer than many an objective takes that trains nothing.
 Such processes go on with the next trial of their study. torch keeps too much (devices, memory, defaults) for that.
@@ -17,9 +17,9 @@ from dist_core.link.environment import WATCH_THREAD
 MOST_TRIALS = 1000
 GROWTH = 1.5
 GROWTH_BYTES = 100 << 20
-"""Of the memory after the first trial: one that takes more than both together leaks, or has other data by now."""
+"""Most growth of memory after the first trial: more than that is a leak, or other data."""
 ENDING_SECONDS = 0.2
-"""For the replica's own threads to end."""
+"""Seconds for the replica's own threads to end."""
 
 
 class _Wish:

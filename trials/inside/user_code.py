@@ -1,4 +1,4 @@
-"""How a user's code finds its command line and its files, in a replica that may be on another machine."""
+"""Command line and files of a user's code, in a replica that may be on another machine."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import sys
 import uuid
 
 COMMAND_LINE = "ELASTUNE_COMMAND_LINE"
-"""How the script was started whose code this is, as a JSON list: its replicas see the same ``sys.argv``."""
+"""Variable with the script's command line as a JSON list, for the replicas' ``sys.argv``."""
 MOVED = "ELASTUNE_MOVED"
 """Names a folder and where it is found on this machine, as OLD=NEW."""
 LOADED_BY = (COMMAND_LINE, MOVED)
@@ -26,13 +26,13 @@ def take_command_line() -> None:
 
 
 def moved_path(path: str) -> str:
-    """Where a path of the machine that the sweep was started on is found here."""
+    """Return where a path of the machine that the sweep was started on is found here."""
     old, _, new = os.environ.get(MOVED, "").partition("=")
     return moved(path, old, new) if old else path
 
 
 def moved(path: str, old: str, new: str) -> str:
-    """Where a path is found whose folder ``old`` has become ``new``."""
+    """Return where a path is found whose folder ``old`` has become ``new``."""
     if path == old or path.startswith(old.rstrip("/") + "/"):
         return new.rstrip("/") + path[len(old.rstrip("/")) :]
     return path

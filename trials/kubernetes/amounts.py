@@ -1,4 +1,4 @@
-"""What pods request, in numbers: pure functions."""
+"""Amounts that pods request, in numbers: pure functions."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from kubernetes.utils import parse_quantity
 
 Amounts = dict[str, Decimal]
-"""By the name of a resource, such as cpu or nvidia.com/gpu."""
+"""Amounts by name of a resource, such as cpu or nvidia.com/gpu."""
 
 
 @lru_cache(maxsize=4096)
@@ -19,7 +19,7 @@ def amount(quantity: str) -> Decimal:
 
 
 def requests_of(pod: Mapping[str, Any]) -> Amounts:
-    """What Kubernetes reserves for a pod: its containers' sum, or what one of its first containers needs alone.
+    """Return what Kubernetes reserves for a pod: its containers' sum, or what one of its first containers needs alone.
 
     Newer versions have containers that start first and stay, and amounts for a pod as a whole.
     """

@@ -1,4 +1,4 @@
-"""What everything that the suite has in a cluster is called: pure, and the same after every restart."""
+"""Names of the suite's objects in a cluster: pure, and the same after every restart."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SLOT_LABEL = f"{GROUP}/slot"
 NODE_LABEL = f"{GROUP}/node"
 """The node that a pod was made for, also while it is not bound to it yet."""
 INSTANCE_LABEL = f"{GROUP}/scheduler"
-"""Which scheduler a pod belongs to, where a cluster has several."""
+"""Label of the scheduler that a pod belongs to, where a cluster has several."""
 PLACEHOLDER_LABEL = f"{GROUP}/placeholder"
 LEADER_LABEL = f"{GROUP}/leader"
 
@@ -41,7 +41,7 @@ def snake(name: str) -> str:
 
 
 def is_name(text: str, longest: int = LONGEST_TRIAL_NAME) -> bool:
-    """Whether it can name an object, be a label's value, and begin a replica's name."""
+    """Tell whether it can name an object, be a label's value, and begin a replica's name."""
     return len(text) <= longest and bool(_LABEL.match(text))
 
 
@@ -59,7 +59,7 @@ def study_object_name(study: str) -> str:
 
 
 def trial_object_name(study: str, number: int) -> str:
-    """Of the trial that a tuner calls by its study and number."""
+    """Return the object name of the trial that a tuner calls by its study and number."""
     tail = f"-{number}"
     return object_name(study, LONGEST_TRIAL_NAME - len(tail)) + tail
 

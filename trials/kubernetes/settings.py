@@ -1,4 +1,4 @@
-"""What a cluster's administrator says of it: a YAML file that the chart writes, checked when it is read."""
+"""Settings by a cluster's administrator: a YAML file that the chart writes, checked when it is read."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ class ClusterSettings:
     """Raises InvalidClusterSettings for values that mean nothing."""
 
     namespace: str = "default"
-    """Where the scheduler lives, and what front ends submit without naming a namespace."""
+    """Namespace of the scheduler, and of what front ends submit without naming one."""
     namespaces: tuple[str, ...] = ()
-    """Where else it looks after trials."""
+    """Further namespaces in which it looks after trials."""
     instance: str = "elastune"
     """Tells its pods from those of another scheduler in the same cluster."""
     slot: Mapping[str, str] = field(default_factory=lambda: dict(DEFAULT_SLOT))
-    """What one replica requests, and is limited to: Kubernetes's resources."""
+    """Request and limit of one replica, in Kubernetes's resources."""
     image: str = ""
-    """Of replicas whose trial and study name none."""
+    """Image of replicas whose trial and study name none."""
     template: Mapping[str, Any] = field(default_factory=dict)
     """Pod template that all replicas start from."""
     node_selector: Mapping[str, str] = field(default_factory=dict)
@@ -45,9 +45,9 @@ class ClusterSettings:
     volume: Mapping[str, Any] = field(default_factory=dict)
     """Volume for checkpoints that all pods share, such as a persistentVolumeClaim; without one they go with the pod."""
     state_dir: str = "/var/lib/elastune"
-    """Where that volume is mounted, in the scheduler's pods as well as in replicas'."""
+    """Mount point of that volume, in the scheduler's pods as well as in replicas'."""
     placeholders: Mapping[str, Any] = field(default_factory=dict)
-    """For an autoscaler of nodes: ``most_nodes``, ``slots_per_node``, ``price_per_hour``, ``template``; empty: none."""
+    """Node autoscaling: ``most_nodes``, ``slots_per_node``, ``price_per_hour``, ``template``; empty: none."""
     keep_ended_seconds: float = 7 * 24 * 3600.0
     """Trials that ended earlier are removed from the API server."""
 
@@ -76,7 +76,7 @@ class ClusterSettings:
         return tuple(dict.fromkeys((self.namespace, *self.namespaces)))
 
     def name_of(self, namespace: str, name: str) -> str:
-        """Of a trial or study, within the scheduler."""
+        """Return the name of a trial or study within the scheduler."""
         return qualified(namespace, name, self.namespace)
 
     def place_of(self, study: str) -> tuple[str, str]:
@@ -94,7 +94,7 @@ class ClusterSettings:
 
 
 def read_settings(path: Path) -> ClusterSettings:
-    """From the chart's file, whose names are in camel case; raises InvalidClusterSettings."""
+    """Read the chart's file, whose names are in camel case; raises InvalidClusterSettings."""
     try:
         document = yaml.safe_load(path.read_text()) or {}
     except (OSError, yaml.YAMLError) as error:

@@ -1,4 +1,4 @@
-"""Where replicas run: local processes here; other launchers implement the same protocol."""
+"""Launchers of replicas: local processes here; others implement the same protocol."""
 
 from trials.launch.base import Launcher, LaunchRequest, NodeSlots, ReplicaProcess
 from trials.launch.local import LocalLauncher

@@ -18,11 +18,11 @@ class NodeSlots:
     node: str
     slots: int
     kind: str = ""
-    """What its slots are (a GPU's model, a part of one), where they are not all alike."""
+    """Kind of its slots (a GPU's model, a part of one), where they are not all alike."""
     reserved_for: tuple[str, ...] = ()
     """Studies that alone may use it; empty: all may."""
     jobs: Mapping[int, str] = field(default_factory=dict)
-    """Of a queue: with which one each slot came, by number."""
+    """Job of a queue that each slot came with, by number."""
     in_use: frozenset[int] = frozenset()
     """Slots, by number, that somebody else works on: nothing new is started there."""
 
@@ -73,7 +73,7 @@ class Exit:
     replica_id: str
     status: int | None
     why: str = ""
-    """What the machine knows of its end, such as that it was out of memory."""
+    """Reason that the machine knows, such as that it was out of memory."""
     code: str = "out_of_memory"
     """Kind of what ``why`` says, for programs."""
 
@@ -92,7 +92,7 @@ class Launcher(Protocol):
     def slot_environ(self, node: str, slot: int) -> Mapping[str, str]: ...
 
     def is_ready_for(self, request: LaunchRequest) -> bool:
-        """Whether to start this replica now; else something is on its way that makes it quicker: ask again."""
+        """Tell whether to start this replica now; if not, something that makes it quicker is on its way: ask again."""
         ...
 
     def launch(self, request: LaunchRequest) -> ReplicaProcess | None:
@@ -107,7 +107,7 @@ class Launcher(Protocol):
         ...
 
     def exits(self, replicas: Sequence[ReplicaRecord]) -> list[Exit]:
-        """Which of these no longer run."""
+        """Return which of these replicas no longer run."""
         ...
 
     def stop(self, replica: ReplicaRecord, *, force: bool) -> None:

@@ -1,4 +1,4 @@
-"""What this machine has for replicas: its cores, by NUMA node."""
+"""Devices of this machine for replicas: its cores, by NUMA node."""
 
 from __future__ import annotations
 

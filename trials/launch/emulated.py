@@ -21,14 +21,14 @@ class Emulation:
 
     @property
     def sentence(self) -> str:
-        """For people who see what ran on it."""
+        """Return a sentence for people who see what ran on it."""
         nodes = "1 node" if self.nodes == 1 else f"{self.nodes} nodes"
         slots = "1 slot" if self.slots_per_node == 1 else f"{self.slots_per_node} slots"
         return f"devices are emulated: {nodes} of {slots}, steps take as long as {self.profile.name} says"
 
 
 def emulation(text: str, *, slots: int | None = None) -> Emulation:
-    """From the form that users write. ``slots``: one node of so many, for a text that names a profile only.
+    """Parse the form that users write. ``slots``: one node of so many, for a text that names a profile only.
 
     Raises ValueError for anything else.
     """

@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gpu:
     uuid: str
-    """What CUDA_VISIBLE_DEVICES takes; also that of an instance of a GPU that is divided (MIG)."""
+    """Name that CUDA_VISIBLE_DEVICES takes, also of an instance of a GPU that is divided (MIG)."""
     model: str
     near_cores: tuple[int, ...] = ()
     """Cores of its NUMA node; empty when that is not known."""
@@ -30,7 +30,7 @@ class GpuSource(Protocol):
     def gpus(self) -> Sequence[Gpu]: ...
 
     def users(self) -> Mapping[str, frozenset[int]]:
-        """By GPU: the pids of the processes that hold memory on it."""
+        """Return the pids of the processes that hold memory on each GPU."""
         ...
 
 

@@ -36,7 +36,7 @@ from trials.queued import QueuedSlots, SlotQuota
 from trials.record import ReplicaRecord
 
 STATUS_SECONDS = 3.0
-"""How long a process may be gone before it is reported without its exit status."""
+"""Seconds that a process may be gone before it is reported without its exit status."""
 
 STRANGERS_SECONDS = 5.0
 """Between two looks at who works on the GPUs."""
@@ -77,7 +77,7 @@ class LocalLauncher:
         self._ended: dict[str, Ended] = {}
         """Replicas that have ended, until somebody asks."""
         self._present: dict[int, str] = {}
-        """Which replica a process that this launcher started is, or was last."""
+        """Replica that each process of this launcher is, or was last."""
         self._own: dict[int, float | None] = {}
         """Processes that this launcher started, with the time at which they were first seen to be gone."""
         self._lock = threading.Lock()
@@ -275,7 +275,7 @@ class LocalLauncher:
 
 
 def _end_children(pid: int) -> None:
-    """What a replica that is gone has left behind in the session it led, such as data loader workers."""
+    """End what a lost replica has left behind in the session it led, such as data loader workers."""
     for other in psutil.pids():
         with contextlib.suppress(OSError, psutil.Error):
             if os.getsid(other) == pid:
@@ -294,7 +294,7 @@ def _is_running(replica: ReplicaRecord) -> bool:
 
 
 WAIT_SECONDS = 0.25
-"""What is started within this time is told at once; forks take a few milliseconds."""
+"""Seconds to wait for a start's result; forks take a few milliseconds."""
 PATIENCE_SECONDS = 2.0
 """Others wait behind one that takes long for this time, and then go past it: a machine that is busy is only slow."""
 
@@ -310,7 +310,7 @@ class PendingStarts:
 
     @property
     def are_slow(self) -> bool:
-        """Whether one takes so long that others had better wait a moment for their turn."""
+        """Tell whether a start takes so long that others had better wait a moment for their turn."""
         return bool(self._pending) and not self.hang
 
     @property

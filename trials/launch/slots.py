@@ -1,4 +1,4 @@
-"""How a machine is divided into slots, and what confines a replica to its own: a pure plan.
+"""Division of a machine into slots, and what confines a replica to its own: a pure plan.
 
 With GPUs a slot is a GPU, an equal part of one, or several; else it is a core. Slots of one kind make a node: a machine
 whose GPUs differ looks like several.
@@ -80,7 +80,7 @@ def divide(
 
 
 def _bundles(gpus: Sequence[Gpu], size: int) -> list[Sequence[Gpu]]:
-    """So many GPUs of one model each, neighbours together."""
+    """Return bundles of ``size`` GPUs of one model each, neighbours together."""
     alike: dict[str, list[Gpu]] = {}
     for gpu in gpus:
         alike.setdefault(gpu.model, []).append(gpu)

@@ -1,4 +1,4 @@
-"""What went wrong with an agent, from what it and Slurm have printed into its log."""
+"""Errors of an agent, from what it and Slurm have printed into its log."""
 
 from __future__ import annotations
 

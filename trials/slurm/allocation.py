@@ -1,4 +1,4 @@
-"""Which allocation of Slurm this process runs in, if any: from what Slurm has put into its environment."""
+"""Slurm allocation that this process runs in, if any, from its environment."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ class Allocation:
     pool: str
     """Its partition."""
     here: str
-    """Which of its nodes this process is on; empty where it is on none, as in a shell of `salloc`."""
+    """Node that this process is on; empty where it is on none, as in a shell of `salloc`."""
 
     @property
     def is_this_machine(self) -> bool:
-        """Whether all of it is where this process runs: then no other node has to be reached."""
+        """Tell whether all of it is where this process runs: then no other node has to be reached."""
         return self.nodes == (self.here,)
 
 

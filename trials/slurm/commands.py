@@ -26,7 +26,7 @@ AWAY = (
     "Connection refused",
     "Communication connection failure",
 )
-"""Of what Slurm says where its controller does not answer, which passes; anything else is a refusal."""
+"""Messages of Slurm when its controller does not answer, which passes; anything else is a refusal."""
 MOST_WORDS = 600
 
 logger = logging.getLogger(__name__)
@@ -39,7 +39,7 @@ class Slurm:
         self.environ = outside_of_steps(os.environ if environ is None else environ)
 
     def run(self, command: str, *arguments: str, environ: Mapping[str, str] | None = None, stdin: str = "") -> str:
-        """What the command prints. Raises SlurmRefused with its own words, or SlurmUnreachable.
+        """Return what the command prints. Raises SlurmRefused with its own words, or SlurmUnreachable.
 
         ``environ``: all that a job is to have of it, beside what commands go by.
         """
@@ -77,14 +77,14 @@ class Slurm:
 
 
 def said(text: str) -> str:
-    """What a command complained of, without its own name before each line."""
+    """Return what a command complained of, without its own name before each line."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     shown = [line.partition(": error: ")[2] or line for line in lines]
     return "; ".join(dict.fromkeys(shown))[:MOST_WORDS]
 
 
 DEFAULTS = ("ACCOUNT", "CONSTRAINT", "PARTITION", "QOS", "RESERVATION", "WCKEY")
-"""Of `sbatch`, which people set for all of their jobs."""
+"""Variables of `sbatch` that people set for all of their jobs."""
 OF_COMMANDS = ("SLURM", "SBATCH", "SALLOC", "SCANCEL", "SINFO", "SQUEUE", "SRUN", "PMI")
 
 
@@ -95,5 +95,5 @@ def outside_of_steps(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def of_commands(environ: Mapping[str, str]) -> dict[str, str]:
-    """What Slurm's commands go by."""
+    """Return the variables that Slurm's commands go by."""
     return {name: value for name, value in environ.items() if name.startswith(("SLURM_", "SBATCH_"))}

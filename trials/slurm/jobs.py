@@ -15,7 +15,7 @@ WAITING = frozenset(
     {"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "RESV_DEL_HOLD", "SPECIAL_EXIT"}
 )
 LOGS = "%A.%a.log"
-"""How `sbatch` is to name what a job prints."""
+"""Name for what a job prints, as `sbatch` takes it."""
 LONGEST_WAIT_SECONDS = 30 * 24 * 3600.0
 """Beyond that nothing is known."""
 NO_TASK = 4294967294
@@ -32,7 +32,7 @@ class QueuedJob:
     """It has not begun, or is back in the queue."""
     submitted_at: float
     starts_at: float | None
-    """When it began; of one that waits, when it is expected to, as far as Slurm says."""
+    """Time of its beginning; expected, for one that waits, as far as Slurm says."""
     nodes: str
     pool: str
     reason: str
@@ -63,7 +63,7 @@ class JobQueue:
         self._slurm.run("sbatch", "--test-only", *self._options, environ=self._environ, stdin=self._script)
 
     def submit(self, count: int, name: str) -> str:
-        """So many alike, by one call; their common id. Raises SlurmRefused, SlurmUnreachable."""
+        """Submit ``count`` like jobs by one call; return their common id. Raises SlurmRefused, SlurmUnreachable."""
         several = [f"--array=0-{count - 1}"] if count > 1 else []
         words = [*self._options, *several, f"--job-name={name}", f"--comment={self._mark}", "--parsable"]
         return self._slurm.run("sbatch", *words, environ=self._environ, stdin=self._script).strip().partition(";")[0]
@@ -74,7 +74,7 @@ class JobQueue:
         return parse_jobs(listed, self._mark)
 
     def rename(self, jobs: Sequence[str], name: str) -> None:
-        """By one call."""
+        """Rename jobs by one call."""
         self._slurm.run("scontrol", "update", f"jobid={','.join(jobs)}", f"jobname={name}")
 
     def cancel(self, jobs: Sequence[str], *, only_waiting: bool = False) -> None:
@@ -93,13 +93,13 @@ ENDED = frozenset(
 
 
 def log_name(job: str) -> str:
-    """What ``LOGS`` stands for."""
+    """Return the file that ``LOGS`` stands for."""
     array, _, task = job.partition("_")
     return f"{array}.{task or NO_TASK}.log"
 
 
 def parse_jobs(listed: str, mark: str) -> list[QueuedJob]:
-    """Those of the mark that are in the queue, from what `squeue` prints in ``FORMAT``."""
+    """Parse the mark's jobs in the queue from what `squeue` prints in ``FORMAT``."""
     found = []
     for line in listed.splitlines():
         parts = line.strip().split("|", 7)

@@ -27,11 +27,11 @@ STEP_NAME = "elastune-agent"
 FIRST_PAUSE_SECONDS = 2.0
 LONGEST_PAUSE_SECONDS = 60.0
 RETURN_SECONDS = 20.0
-"""For agents of before this process began to call: they ask again when an answer is 15 s late."""
+"""Seconds for agents of an earlier process to call: they ask again when an answer is 15 s late."""
 MOST_FAILURES = 10
-"""That are counted."""
+"""Most failures that are counted."""
 END_SECONDS = 40.0
-"""For agents to have their replicas save and leave."""
+"""Seconds for agents to have their replicas save and leave."""
 
 logger = logging.getLogger(__name__)
 
@@ -71,7 +71,7 @@ class AgentSteps:
         self._closed = False
         self._lock = threading.Lock()
         self.troubles: dict[str, str] = {}
-        """By node: Slurm's words, or the agent's last ones, where it has none."""
+        """Trouble by node: Slurm's words, or the agent's last ones, where it has none."""
 
     def begin(self) -> None:
         """Start the steps that no earlier scheduler of this job has left."""

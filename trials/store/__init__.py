@@ -1,4 +1,4 @@
-"""Where trials are kept: their present state in memory, and a backing that keeps it (a SQL database, or none)."""
+"""Store of trials: their present state in memory, and a backing that keeps it (a SQL database, or none)."""
 
 from trials.store.base import Backing, TrialStore
 from trials.store.memory import InMemoryTrialStore

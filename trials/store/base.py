@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from trials.store.memory import InMemoryTrialStore
 
 RESIZE = " replicas"
-"""How a history's entry ends that tells of another number of replicas."""
+"""End of a history entry that tells of another number of replicas."""
 AIM_AGAIN: Mapping[str, Any] = {"state": ReplicaState.LAUNCHED, "join_epoch": None, "retry_join": True}
-"""What becomes of a joiner's record that is to aim at a later epoch."""
+"""Fields of a joiner's record that is to aim at a later epoch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,7 +32,7 @@ class HistoryEntry:
     who: str = "scheduler"
     """``scheduler``, ``policy NAME``, ``trial``, ``tuner``, ``owner`` (of the token), or a replica's id."""
     numbers: Mapping[str, float] = field(default_factory=dict)
-    """What was weighed, by names for people."""
+    """Numbers that were weighed, by names for people."""
 
     @property
     def resizes(self) -> bool:
@@ -52,7 +52,7 @@ class SlotInterval:
 
     @classmethod
     def of(cls, replica: Any) -> SlotInterval:
-        """From a replica's record, or a row with the same names."""
+        """Make one from a replica's record, or a row with the same names."""
         return cls(
             node=replica.node,
             slot=replica.slot,
@@ -65,16 +65,16 @@ class SlotInterval:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kept:
-    """What a store needs in memory of all that a backing has."""
+    """Contents of a backing that a store needs in memory."""
 
     studies: Sequence[Study]
     trials: Sequence[TrialRecord]
-    """In order of submission."""
+    """Trials in order of submission."""
     live_replicas: Sequence[ReplicaRecord]
     reports: Mapping[str, Sequence[Report]]
-    """By study."""
+    """Reports by study."""
     hints: Mapping[str, dict[str, Any]]
-    """By trial, of those that are not over."""
+    """Hints by trial, of those that are not over."""
     resizes: Sequence[HistoryEntry]
 
 
@@ -172,7 +172,7 @@ class TrialStore(Protocol):
         ...
 
     def trials(self, *, live_only: bool = False) -> list[TrialRecord]:
-        """In order of submission."""
+        """Return the trials in order of submission."""
         ...
 
     def trial(self, trial_id: str) -> TrialRecord:
@@ -196,11 +196,11 @@ class TrialStore(Protocol):
     def request_cancel(self, trial_id: str, why: str) -> None: ...
 
     def put_parameters(self, trial_id: str, parameters: Mapping[str, Any]) -> None:
-        """What the tuner tries with the trial; adds to what is known, later values of a name win."""
+        """Add parameters that the tuner tries with the trial; later values of a name win."""
         ...
 
     def hold(self, trial_ids: Sequence[str], why: str) -> None:
-        """They may not hold slots until released; those that are over stay as they are."""
+        """Keep trials from holding slots until they are released; those that are over stay as they are."""
         ...
 
     def release(self, trial_ids: Sequence[str]) -> None:
@@ -212,7 +212,7 @@ class TrialStore(Protocol):
     def replicas(self, *, trial_id: str | None = None, live_only: bool = True) -> list[ReplicaRecord]: ...
 
     def update_replica(self, replica_id: str, **fields: Any) -> None:
-        """What is gone stays gone: a fact that arrives later changes nothing of it."""
+        """Update a replica's facts; what is gone stays gone, whatever arrives later."""
         ...
 
     def retry_join(self, replica_id: str, aimed: int | None) -> None:
@@ -226,7 +226,7 @@ class TrialStore(Protocol):
         ...
 
     def measurements(self, trial_id: str) -> list[Measurement]:
-        """In order of time; on a cluster those since its scheduler began."""
+        """Return the measurements in order of time; on a cluster those since its scheduler began."""
         ...
 
     def hints(self, trial_ids: Sequence[str]) -> dict[str, dict[str, Any]]: ...
@@ -238,7 +238,7 @@ class TrialStore(Protocol):
     def reports(self, study: str) -> list[Report]: ...
 
     def trial_reports(self, trial_id: str) -> list[Report]:
-        """Of one trial, in order of steps."""
+        """Return one trial's reports in order of steps."""
         ...
 
     def latest_reports(self, study: str) -> dict[str, Report]: ...
@@ -257,7 +257,7 @@ class TrialStore(Protocol):
         ...
 
     def resizes(self) -> list[HistoryEntry]:
-        """Of all trials: changes of the number of replicas, oldest first."""
+        """Return changes of the number of replicas, of all trials, oldest first."""
         ...
 
     def slot_intervals(self) -> list[SlotInterval]: ...

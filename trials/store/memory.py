@@ -492,10 +492,10 @@ class ReportBook:
     def __init__(self) -> None:
         self._of: dict[str, dict[int, Report]] = {}
         self._sorted: dict[str, list[Report]] = {}
-        """Of the trials that have reported nothing since they were asked for."""
+        """Sorted reports of the trials that have reported nothing since they were asked for."""
         self._names: list[str] | None = None
         self._last: dict[str, int] = {}
-        """By trial its highest step."""
+        """Highest step of each trial."""
 
     def add(self, report: Report) -> None:
         """A step that was reported before keeps its first value."""
@@ -516,7 +516,7 @@ class ReportBook:
         return sorted(self._of.get(trial_id, ()))
 
     def of(self, trial_id: str) -> list[Report]:
-        """In order of steps."""
+        """Return the trial's reports in order of steps."""
         mine = self._sorted.get(trial_id)
         if mine is None:
             steps = self._of.get(trial_id, {})

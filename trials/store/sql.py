@@ -205,7 +205,7 @@ class SqlBacking:
         return trial_of(row)
 
     def forget_trials(self, trial_ids: Sequence[str]) -> None:
-        """With all that is kept of them."""
+        """Forget the trials with all that is kept of them."""
         with self._write() as connection:
             for table in (_reports, _hints, _measurements, _history, _replicas, _trials):
                 connection.execute(table.delete().where(table.c.trial_id.in_(list(trial_ids))))
@@ -376,7 +376,7 @@ LONGEST_NAME = 63
 
 
 def whoami() -> str:
-    """How a scheduler is named among the server's clients."""
+    """Return the scheduler's name among the server's clients."""
     return f"elastune pid {os.getpid()} on {socket.gethostname()}"[:LONGEST_NAME]
 
 

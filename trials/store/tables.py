@@ -149,7 +149,7 @@ def make_tables(engine: Engine) -> None:
 
 
 def _create(engine: Engine) -> None:
-    """In one transaction: a process that dies meanwhile leaves no tables."""
+    """Create the tables in one transaction: a process that dies meanwhile leaves none."""
     with engine.begin() as connection:
         if engine.dialect.name == "sqlite":
             # Its driver opens none before changes of tables unless it is told to.

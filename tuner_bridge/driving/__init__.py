@@ -1,1 +1,1 @@
-"""In the user's process: a study's driver, the scheduler that it finds, the code that goes to the replicas."""
+"""Driver of a study in the user's process: the scheduler that it finds, and the code that goes to the replicas."""

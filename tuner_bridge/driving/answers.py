@@ -29,11 +29,11 @@ class Answers:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._given: OrderedDict[str, tuple[Any, dict[str, Any]]] = OrderedDict()
-        """What was asked, and the answer, by the question's id."""
+        """Questions and answers by the question's id."""
         self._waiting: list[Told] = []
-        """For the next poll."""
+        """Answers for the next poll."""
         self._collects = False
-        """Whether the next poll waits for answers."""
+        """True while the next poll waits for answers."""
         self._arrived = threading.Condition()
 
     def to(self, question: Mapping[str, Any], ask: Ask) -> Told:
@@ -61,7 +61,7 @@ class Answers:
     # ------------------------------------------------------------------ what the next poll takes along
 
     def leave(self, answer: Told) -> bool:
-        """Whether the next poll takes it along; otherwise it is to be sent."""
+        """Leave an answer for the next poll; return False if it has to be sent by itself."""
         with self._arrived:
             if self._collects:
                 self._waiting.append(answer)
@@ -69,7 +69,7 @@ class Answers:
             return self._collects
 
     def collect(self, questions: int) -> list[Told]:
-        """What is answered at once to so many questions that have just been handed out."""
+        """Return the immediate answers to the questions that have just been handed out."""
         with self._arrived:
             self._collects = True
             self._arrived.wait_for(lambda: len(self._waiting) >= questions, ANSWERED_SECONDS)

@@ -1,4 +1,4 @@
-"""Where replicas on a cluster find a sweep's code: a packed copy of the working folder, an image, or a volume."""
+"""Place of a sweep's code for replicas on a cluster: a packed copy of the working folder, an image, or a volume."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ class _Inbox:
     messages: queue.SimpleQueue[Message] = field(default_factory=queue.SimpleQueue)
     queued: set[str] = field(default_factory=set)
     seen: str = ""
-    """What the scheduler's last news of the trial was, so that it is told only when there is other news."""
+    """Latest news of the trial, so that only other news is told."""
 
 
 class Inboxes:
@@ -38,13 +38,13 @@ class Inboxes:
             del self._of[trial_id]
 
     def known(self) -> tuple[dict[str, str], list[str]]:
-        """By trial the news that it has heard; and the questions that are being worked on."""
+        """Return the news that each trial has heard, and the questions that are being worked on."""
         with self._lock:
             seen = {trial_id: inbox.seen for trial_id, inbox in self._of.items()}
             return seen, [each for inbox in self._of.values() for each in inbox.queued]
 
     def hand_out(self, news: Mapping[str, Any]) -> tuple[int, bool]:
-        """How many new questions there are; and whether anything was new."""
+        """Hand out news; return the number of new questions, and whether anything was new."""
         fresh, asked = False, 0
         with self._lock:
             for live in news["live"]:

@@ -1,4 +1,4 @@
-"""What an objective leaves in memory and a callback of the sweep looks for: replicas are processes of their own.
+"""Values that an objective leaves in memory and a callback looks for: replicas are processes of their own.
 
 With plain Optuna both run in one process, and recipes such as keeping the best model in a global work.
 """

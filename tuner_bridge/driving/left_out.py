@@ -1,4 +1,4 @@
-"""Which files of a working folder stay where they are when a sweep is sent to a cluster, and why.
+"""Files of a working folder that stay where they are when a sweep is sent to a cluster, and why.
 
 Secrets, state folders and what lies behind links that lead outside never go. Version control, environments and caches
 do not, and neither does what ``.gitignore`` files name, unless ``.elastuneignore``, which has the last word, says so.
@@ -87,7 +87,7 @@ USELESS = (
     "*.db-shm",
 )
 STATE_FILES = ("server.json", "token")
-"""What a scheduler's state folder has; its token opens everything."""
+"""Files of a scheduler's state folder; its token opens everything."""
 
 
 @dataclass(slots=True)
@@ -98,9 +98,9 @@ class Walk:
     left_out: list[tuple[str, str]] = field(default_factory=list)
     """Names that somebody might miss, each with the reason: secrets, state folders and links."""
     _gitignores: dict[str, pathspec.GitIgnoreSpec] = field(default_factory=dict)
-    """By the folder that each lies in."""
+    """Ignore files by the folder that each lies in."""
     _above: list[tuple[str, pathspec.GitIgnoreSpec]] = field(default_factory=list)
-    """Those of the repository that the folder is a part of, nearest first, each with the way down from there."""
+    """Ignore files of the repository that the folder is a part of, nearest first, each with the way down from there."""
 
     def __post_init__(self) -> None:
         root = self.folder.resolve()
@@ -170,12 +170,12 @@ class Walk:
 
 
 def holds_private_key(content: bytes) -> bool:
-    """Whether a file is a key by its first line, whatever it is called."""
+    """Tell whether a file is a key by its first line, whatever it is called."""
     return content.lstrip()[:11] == b"-----BEGIN " and b"PRIVATE KEY" in content[:200]
 
 
 def _real(path: Path) -> Path:
-    """Where links lead; one that leads to itself stays where it is."""
+    """Resolve links; one that leads to itself stays where it is."""
     return Path(os.path.realpath(path))
 
 

@@ -1,4 +1,4 @@
-"""Whether a new process would find a module of this one under its name."""
+"""Check that a new process would find a module of this one under its name."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 
 def is_found_by_name(name: str, file: str) -> bool:
-    """Whether importing ``name`` from this process's folders gives the module of that file."""
+    """Tell whether importing ``name`` from this process's folders gives the module of that file."""
     path: Any = None
     spec = None
     parts = name.split(".")

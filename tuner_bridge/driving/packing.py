@@ -31,7 +31,7 @@ class Package:
     """Names that somebody might miss, and why."""
 
     def __str__(self) -> str:
-        """What is sent, for people to check."""
+        """Describe what is sent, for people to check."""
         total = sum(size for _, size in self.files)
         lines = [f"{len(self.files)} files with {_size(total)}, packed to {_size(len(self.content))}:"]
         largest = sorted(self.files, key=lambda file: -file[1])[:MOST_LISTED]

@@ -35,7 +35,7 @@ from tuner_bridge.in_replica.shipped import ALIGNMENT, ShippedCode
 LARGE_BYTES = 1 << 16
 """A buffer of so many travels apart from the pickle."""
 TOLD_BYTES = 1 << 20
-"""Of all data: the driver says how much travels."""
+"""Bytes of all data from which the driver says how much travels."""
 _LOCKS = {type(threading.Lock()): threading.Lock, type(threading.RLock()): threading.RLock}
 
 StandIn = tuple[object, Callable[[], Any]]
@@ -45,7 +45,7 @@ StandIn = tuple[object, Callable[[], Any]]
 class Pickled:
     shipped: ShippedCode
     contents: Mapping[str, bytes | Parts]
-    """What the scheduler is to keep, by its digest."""
+    """Contents that the scheduler is to keep, by digest."""
     modules: tuple[str, ...]
     """Names of modules that are imported when it is loaded."""
 
@@ -160,7 +160,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # it has no types
         """Classes by value with their qualified names, and whether that name leads to the class in its module."""
 
     def _keeps(self, buffer: pickle.PickleBuffer) -> bool:
-        """Whether a buffer goes into the pickle itself."""
+        """Tell whether a buffer goes into the pickle itself."""
         raw = buffer.raw()
         if raw.nbytes < LARGE_BYTES:
             return True
@@ -206,7 +206,7 @@ def _goes_by_value(function: Any) -> bool:
 
 
 def _leads_to(kind: type) -> bool:
-    """Whether whoever looks for it by its name, as pickle does, finds it."""
+    """Tell whether looking for a class by its name, as pickle does, finds it."""
     found: Any = sys.modules.get(kind.__module__)
     for name in kind.__qualname__.split("."):
         found = getattr(found, name, None)

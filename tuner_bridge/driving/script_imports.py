@@ -18,7 +18,7 @@ _OWN_SCOPES = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Lambda
 
 
 def imports_of(main: types.ModuleType) -> list[str]:
-    """In the order of the lines, without those that have not been imported."""
+    """Return the imported modules in the order of the script's lines."""
     names: dict[str, None] = {}
     for text in _texts_of(main):
         try:

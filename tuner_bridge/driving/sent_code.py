@@ -27,7 +27,7 @@ class SentCode:
         self._folder = folder
         self._lock = threading.Lock()
         self._contents: dict[str, bytes | Parts] = {}
-        """What the scheduler has, or is to have, by digest."""
+        """Contents that the scheduler has, or is to have, by digest."""
         self._sent: set[str] = set()
 
     def offer(self, contents: Mapping[str, bytes | Parts]) -> None:
@@ -36,7 +36,7 @@ class SentCode:
             self._contents.update(contents)
 
     def place(self, spec: TrialSpec, client: SchedulerClient) -> TrialSpec:
-        """Where the trial's replicas find their code; the scheduler has it then. May be repeated if it raises."""
+        """Send the code if the scheduler lacks it; return the spec that names it. May be repeated if it raises."""
         with self._lock:
             for digest in spec.code:
                 self._send(digest, client)

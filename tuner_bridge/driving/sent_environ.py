@@ -1,4 +1,4 @@
-"""Which of a sweep's environment variables its trials get where a scheduler is shared, or elsewhere.
+"""Environment variables of a sweep that its trials get where a scheduler is shared, or elsewhere.
 
 Settings of well-known tools are sent by themselves; what could be a secret is only where it is asked for.
 """
@@ -57,12 +57,12 @@ def withheld(asked: Asked, environ: Mapping[str, str] | None = None) -> list[str
 
 
 def asked_environ(asked: Asked) -> dict[str, str]:
-    """Those alone that were asked for; raises InvalidSweep for names that are not set here."""
+    """Return only the variables that were asked for; raises InvalidSweep for names that are not set here."""
     return _asked_for(asked, os.environ)
 
 
 def library_settings(asked: Asked) -> dict[str, str]:
-    """Of those that were asked for, the settings of well-known tools, which look at them while they are imported."""
+    """Return those asked for that are settings of well-known tools, which look at them while they are imported."""
     return {name: value for name, value in asked_environ(asked).items() if _is_default(name)}
 
 

@@ -1,4 +1,4 @@
-"""What a sweep's replicas print, in the terminal of the driver as well."""
+"""Output of a sweep's replicas, in the driver's terminal as well."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SECONDS = 0.5
 
 
 class ShownOutput:
-    """For one thread. ``scheduler``: how the driver reaches it at present."""
+    """Reader for one thread. ``scheduler``: how the driver reaches it at present."""
 
     def __init__(self, scheduler: Callable[[], SchedulerClient], study: str) -> None:
         self._scheduler = scheduler

@@ -38,13 +38,13 @@ from tuner_bridge.errors import BridgeError, SweepInterrupted
 logger = logging.getLogger(__name__)
 
 UNREACHABLE_SECONDS = 120.0
-"""How long a scheduler may be away before the sweep gives up on it."""
+"""Seconds that a scheduler may be away before the sweep gives up on it."""
 REACHABLE_SECONDS = 15.0
 """A scheduler that dies just when the sweep begins is waited for, or started again, for so long."""
 POLL_SECONDS = 5.0
 
 Watch = Callable[[Mapping[str, Any]], None]
-"""What the scheduler knows of a trial that runs, whenever that has changed."""
+"""Callback with what the scheduler knows of a running trial, whenever that has changed."""
 
 
 class StudyDriver:
@@ -62,7 +62,7 @@ class StudyDriver:
         self.client = client
         self.owner = driver_identity()
         self._namespace = os.environ.get("ELASTUNE_NAMESPACE", "")
-        """Where its trials live on a cluster, if not with the scheduler."""
+        """Namespace of its trials on a cluster, if not the scheduler's."""
         self.study_key = self._within(study_key)
         self._title = one_line(self._within(title))[:LONGEST_NAME] if title else ""
         self._direction = direction
@@ -81,15 +81,15 @@ class StudyDriver:
         self.on_fatal: Callable[[], None] = lambda: None
         """Called from the poll thread when it cannot."""
         self.ends_when_spent = False
-        """Whether the front end ends a sweep whose budget is used; else its trials wait for a larger one."""
+        """True if the front end ends a sweep whose budget is used; otherwise its trials wait for a larger one."""
         self.spent = False
         """The study's budget is used, and none of its trials holds a slot any more: nothing would go on by itself."""
         self._has_begun = False
-        """Whether a trial was submitted."""
+        """True once a trial was submitted."""
         self._left: list[str] = []
         self._heard = -1
         self.code = SentCode(None)
-        """What its trials run."""
+        """Code that its trials run."""
         self._poller = threading.Thread(target=self._poll, name="elastune-driver", daemon=True)
         self.slots = 0
         self.at_a_time: int | None = None
@@ -200,7 +200,7 @@ class StudyDriver:
         self.client.close()
 
     def interrupt(self) -> None:
-        """From a signal handler or another thread: serving threads unwind, trials stay to be resumed."""
+        """Interrupt from a signal handler or another thread: serving threads unwind, trials stay to be resumed."""
         self._interrupted.set()
 
     @property
@@ -406,7 +406,7 @@ class StudyDriver:
         return ""
 
     def _plans(self) -> dict[str, Any] | None:
-        """So that slots which the next trials need are not given to others meanwhile."""
+        """Return the plans, so that slots which the next trials need are not given to others meanwhile."""
         return None if self.at_a_time is None else {"at_a_time": self.at_a_time, "left": self.left}
 
     def _try_reconnect(self) -> None:
@@ -443,7 +443,7 @@ def file_name(study_name: str) -> str:
 
 
 CLOCK_SECONDS = 2.0
-"""By so much two looks at the moment when a process began may differ."""
+"""Seconds by which two looks at the moment when a process began may differ."""
 
 
 def driver_identity() -> str:
@@ -453,7 +453,7 @@ def driver_identity() -> str:
 
 
 def has_ended(identity: str) -> bool:
-    """Whether that process was one of this machine, and is gone; False where that cannot be told."""
+    """Tell whether that process was one of this machine, and is gone; False where that cannot be told."""
     parts = identity.split("-")
     if len(parts) != 4 or parts[0] != this_machine() or not (parts[1].isdigit() and parts[2].isdigit()):
         return False

@@ -1,4 +1,4 @@
-"""What all trials of a sweep have in common: which code they run, where, and on how many replicas."""
+"""Template of a sweep's trials: which code they run, where, and on how many replicas."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ class TrialTemplate:
     code: tuple[str, ...] = ()
     """Digests of its pickled code and data."""
     contents: Mapping[str, bytes | Parts] = field(default_factory=dict)
-    """What these are digests of."""
+    """Contents that these are digests of."""
     environ: Mapping[str, str] = field(default_factory=dict)
-    """What trials get of the sweep's environment, beside what their machine has."""
+    """Variables that trials get of the sweep's environment, beside what their machine has."""
 
     def trial(self, study: str, number: int, **own: Any) -> TrialSpec:
         return TrialSpec(
@@ -53,7 +53,7 @@ class TrialTemplate:
 
 
 def sizes_within(sizes: tuple[int, ...], min_replicas: int, slots: int, name: str = "min_replicas") -> tuple[int, ...]:
-    """Those with which a trial could start on so many slots; raises BridgeError where there are none.
+    """Return the sizes with which a trial could start on so many slots; raises BridgeError where there are none.
 
     ``name``: what whoever asked calls the minimum.
     """

@@ -1,4 +1,4 @@
-"""Who runs this process, for accounts of who has used what."""
+"""User of this process, for accounts of who has used what."""
 
 from __future__ import annotations
 

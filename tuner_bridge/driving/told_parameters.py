@@ -1,4 +1,4 @@
-"""What the tuner tries with each trial, kept until the scheduler has it: the page and exports show it.
+"""Parameters of each trial, kept until the scheduler has them: the page and exports show them.
 
 Concurrency: any thread may call.
 """

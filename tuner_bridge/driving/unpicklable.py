@@ -73,7 +73,7 @@ def _way_to(value: Any, path: str, dump: Dump, depth: int, seen: set[int]) -> tu
 
 
 def _parts(value: Any) -> Iterator[tuple[str, Any]]:
-    """What it is made of, each with the words that lead to it."""
+    """Yield a value's parts, each with the words that lead to it."""
     if isinstance(value, types.FunctionType):
         names = _extract_code_globals(value.__code__)
         for name in sorted(names & value.__globals__.keys()):

@@ -1,1 +1,1 @@
-"""In a replica: what the driver sent is read and run; what goes back is wired."""
+"""Replica's half: what the driver sent is read and run, and what goes back is wired."""

@@ -42,12 +42,12 @@ def run() -> int:
 
 
 def _here(command: Sequence[str]) -> list[str]:
-    """With the paths of a folder that is found elsewhere on this machine."""
+    """Replace paths of a folder that is found elsewhere on this machine."""
     return [moved_path(word) for word in command]
 
 
 def _is_python(command: Sequence[str]) -> bool:
-    """Whether it is a script, a module or code; Python's other options need a process."""
+    """Tell whether it is a script, a module or code; Python's other options need a process."""
     if not starts_python(command[0]) or is_another_python(command[0]):
         return False
     try:

@@ -1,4 +1,4 @@
-"""Which of a trainer's metrics is the value of the trial."""
+"""Choice of the trainer's metric that is the value of the trial."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _TIMES = ("_runtime", "_per_second", "_preparation_time", "_mem_")
 
 
 def without_times(metrics: Mapping[str, float]) -> dict[str, float]:
-    """What an evaluation found out about the model, and not how long that took."""
+    """Return what an evaluation found out about the model, without how long that took."""
     apart = ("epoch", "step", "total_flos", "_timestamp")
     return {
         name: value

@@ -1,4 +1,4 @@
-"""What modules of the user's hold that is plain data, so that replicas find what the driver has set there.
+"""Plain data of the user's modules, so that replicas find what the driver has set there.
 
 A replica imports these modules anew: ``settings.EPOCHS = 50`` in a script would be lost. The driver tells what it has
 (``gather``), a replica sets what differs (``set_values``). On another machine some values rightly differ, such as
@@ -25,7 +25,7 @@ from typing import Any
 from trials.inside.imports import OUR_PACKAGES, installed_folders, package_of
 
 LARGEST_BYTES = 1 << 20
-"""Of one value; what is larger was read from somewhere, and is read again."""
+"""Largest value to send; what is larger was read from somewhere, and is read again."""
 DEEPEST = 20
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), range)
 
@@ -99,7 +99,7 @@ def _values_of(
 
 
 def _is_plain(value: Any, modules: Collection[str], depth: int = 0) -> bool:
-    """Whether it is data and nothing else, perhaps in an object of a class of the user's."""
+    """Tell whether it is data and nothing else, perhaps in an object of a class of the user's."""
     if depth > DEEPEST:
         return False
     if type(value) in _PLAIN or isinstance(value, pathlib.PurePath):
@@ -129,7 +129,7 @@ def _pickled(value: Any) -> bytes | None:
 
 
 class _Source:
-    """What a module's or a class's own lines give its names."""
+    """Values that a module's or a class's own lines give its names."""
 
     def __init__(self, statements: Sequence[ast.stmt] | None) -> None:
         self._statements = statements or ()
@@ -148,12 +148,12 @@ class _Source:
             return cls(None)
 
     def inner(self, name: str) -> _Source:
-        """Those of a class of that name."""
+        """Return the names of a class of that name."""
         classes = [each for each in self._statements if isinstance(each, ast.ClassDef) and each.name == name]
         return _Source(classes[-1].body if classes else None)
 
     def denies(self, name: str, value: Any) -> bool:
-        """Whether the value is surely another one than these lines give."""
+        """Tell whether the value is surely another one than these lines give."""
         if not self._is_known or name in self._unclear:
             return False
         if name not in self._literals:
@@ -216,7 +216,7 @@ def set_values(values: ModuleValues, *, same_machine: bool) -> None:
 
 
 def _set(owner: Any, name: str, content: bytes) -> None:
-    """What other modules have imported from there, and can change, is changed and stays the same object."""
+    """Set a value; what other modules have imported from there, and can change, stays the same object."""
     before = vars(owner).get(name, _NOTHING)
     if _pickled(before) == content:
         return

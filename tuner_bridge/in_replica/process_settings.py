@@ -1,4 +1,4 @@
-"""What a script's top level sets in its process, and not in names: replicas do not run those lines.
+"""Settings that a script's top level makes in its process, and not in names: replicas do not run those lines.
 
 Told are settings that change what an objective computes or prints: torch's default type and precision, the levels of
 loggers, the limit of recursion. Others, such as functions of libraries that a script has replaced, stay in the script.
@@ -34,7 +34,7 @@ def settings_of_process() -> dict[str, Any]:
 
 
 def set_process(settings: Mapping[str, Any]) -> None:
-    """In a replica, before it loads its code."""
+    """Apply the settings in a replica, before it loads its code."""
     if "recursion" in settings:
         sys.setrecursionlimit(settings["recursion"])
     if "logging" in settings:

@@ -25,7 +25,7 @@ from tuner_bridge.in_replica.wired_errors import encode_exception
 _told: WeakSet[ControlChannel] = WeakSet()
 
 Prepare = Callable[[Participant, Mapping[str, Any]], Callable[[], Any]]
-"""From the replica and what the scheduler says of the trial to the code that gives the trial's value."""
+"""Function from the replica and its trial's description to the code that gives the trial's value."""
 
 
 def run_replica(prepare: Prepare, pruned: tuple[type[BaseException], ...] = ()) -> int:

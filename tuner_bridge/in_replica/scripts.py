@@ -112,22 +112,22 @@ def _is_installed(package: str) -> bool:
 
 
 def starts_python(word: str) -> bool:
-    """Whether a command's first word is an interpreter of Python's, under any of its names."""
+    """Tell whether a command's first word is an interpreter of Python's, under any of its names."""
     return re.fullmatch(r"python(3(\.\d+)?)?", os.path.basename(word)) is not None
 
 
 def is_another_python(word: str) -> bool:
-    """Whether it names an interpreter that is there, and that of another environment than this process's."""
+    """Tell whether it names an interpreter that exists and belongs to another environment than this process's."""
     return os.sep in word and os.path.exists(word) and not is_own_python(word)
 
 
 def is_own_python(path: str) -> bool:
-    """Whether the interpreter at this path is of this process's environment."""
+    """Tell whether the interpreter at this path is of this process's environment."""
     return os.path.dirname(os.path.abspath(path)) == os.path.dirname(sys.executable)
 
 
 def program_of(words: Sequence[str], folder: str) -> Script | None:
-    """What the words behind ``python`` run: a file of ``folder``, a module or code; None for Python's other options."""
+    """Return the program behind ``python``: a file of ``folder``, a module or code; None for Python's other options."""
     rest = words[1:] if words[:1] == ["-u"] else words
     if rest[:1] == ["-m"] and len(rest) > 1:
         return Script(path=None, module=rest[1], arguments=tuple(rest[2:]))

@@ -35,7 +35,7 @@ from tuner_bridge.in_replica.module_values import ModuleValues, set_values
 from tuner_bridge.in_replica.process_settings import set_process
 
 ALIGNMENT = 64
-"""In bytes, of each buffer in the file of the data."""
+"""Alignment in bytes of each buffer in the file of the data."""
 DOWNLOAD_SECONDS = 600.0
 
 logger = logging.getLogger(__name__)
@@ -43,7 +43,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShippedCode:
-    """Where replicas find pickled objects, and what their process has to be like before it loads them."""
+    """Description of pickled objects: where replicas find them, and what their process has to be like first."""
 
     pickle: str
     """SHA-256 digest."""
@@ -60,7 +60,7 @@ class ShippedCode:
     imports: tuple[str, ...] = ()
     """Modules that the driver's ``__main__`` imports at its top, some for what they do by that alone."""
     process: Mapping[str, Any]
-    """What the driver's process has been set to; see ``process_settings``."""
+    """Settings of the driver's process; see ``process_settings``."""
 
     @property
     def digests(self) -> tuple[str, ...]:
@@ -166,7 +166,7 @@ def _with_advice(error: ModuleNotFoundError) -> ModuleNotFoundError:
 
 
 def _import_if_there(name: str) -> None:
-    """What the code needs of it shows when the code is loaded."""
+    """Import a module if it exists; what the code needs of it shows when the code is loaded."""
     try:
         importlib.import_module(name)
     except Exception as error:

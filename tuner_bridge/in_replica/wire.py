@@ -68,7 +68,7 @@ def encode_value(value: Any, *, lenient: bool = False, depth: int = 0) -> Any:
 
 
 def encode_result(value: Any) -> Any:
-    """What an objective returned: Optuna takes numbers of any type, one or several, and refuses the rest by itself."""
+    """Encode an objective's result: Optuna takes one or several numbers of any type, and refuses the rest."""
     if isinstance(value, (list, tuple)):
         return [encode_result(item) for item in value]
     if value is None or isinstance(value, (bool, str)):
@@ -80,7 +80,7 @@ def encode_result(value: Any) -> Any:
 
 
 def is_nan(result: Any) -> bool:
-    """Whether a result is not a number, or holds one that is not: Optuna takes that for a failure."""
+    """Tell whether a result is not a number, or holds one that is not: Optuna takes that for a failure."""
     results = result if isinstance(result, (list, tuple)) else [result]
     try:
         return any(each is not None and math.isnan(float(each)) for each in results)

@@ -84,7 +84,7 @@ def _known_type(module_name: str, name: str) -> type[Exception] | None:
 
 
 def _words(error: BaseException) -> str:
-    """What the error says; a class of the user's may fail at that."""
+    """Return the error's text; a class of the user's may fail at that."""
     try:
         return str(error)[:LONGEST_WORDS]
     except Exception as failure:

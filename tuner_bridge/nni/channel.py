@@ -1,4 +1,4 @@
-"""What ``nni.get_next_parameter`` and ``nni.report_*`` speak through in a replica.
+"""Channel that ``nni.get_next_parameter`` and ``nni.report_*`` speak through in a replica.
 
 All ranks get the same parameters, rank 0 alone reports. Intermediate results are numbered by the trial's state, not by
 the process: one that restarts from a checkpoint goes on counting where that was taken, and what it reports again has
@@ -42,7 +42,7 @@ class Result(TypedDict):
     order: int
     """The number that it is known by if it comes twice."""
     report: dict[str, Any] | None
-    """What the scheduler hears of it: step, value and progress."""
+    """Report for the scheduler: step, value and progress."""
 
 
 class Teller:
@@ -122,13 +122,13 @@ class Teller:
 
 STATE = "nni-results"
 UNKNOWN = -1
-"""In a checkpoint: how many results there were has to be asked."""
+"""Count in a checkpoint that has to be asked for."""
 UNTOLD_KEPT = MOST_UNTOLD + 64
-"""What a replica remembers that does not report: more than the one that does may have passed on to nobody."""
+"""Untold results that a silent replica remembers: more than the reporting one can have kept to itself."""
 
 
 class _Count:
-    """How many intermediate results there are; part of the trial's checkpoints."""
+    """Count of intermediate results, as a part of the trial's checkpoints."""
 
     def __init__(self, channel: ElasticChannel) -> None:
         self.value = 0
@@ -218,7 +218,7 @@ class ElasticChannel(TrialCommandChannel):  # type: ignore[misc]  # NNI has no t
         return self._teller.untold()
 
     def take_up(self, untold: list[Result]) -> None:
-        """What the trial had reported and not told when its state was taken."""
+        """Take up what the trial had reported and not told when its state was taken."""
         for result in untold:
             if self._core.reports:
                 self._teller.tell(result)
@@ -240,11 +240,11 @@ class ElasticChannel(TrialCommandChannel):  # type: ignore[misc]  # NNI has no t
 
     @property
     def has_told_final(self) -> bool:
-        """Whether NNI has this trial's result: what happens to its process afterwards takes nothing from it."""
+        """Tell whether NNI has this trial's result: what happens to its process afterwards takes nothing from it."""
         return self._count.finals > 0 and self._core.reports
 
     def knows_count(self) -> bool:
-        """Whether the count is the trial's. Asked when a checkpoint is taken, perhaps because nobody answers."""
+        """Tell whether the count is the trial's. Asked when a checkpoint is taken, perhaps because nobody answers."""
         if not self._core.generation.took_over:
             return True
         body = {"id": self._question(), "method": "taken", "arguments": {}}

@@ -140,7 +140,7 @@ EXIT_UNREACHABLE = 75
 """The scheduler is lost (EX_TEMPFAIL); its trials go on, and are adopted by the next driver."""
 
 PRELOAD = ("scipy.stats", "pandas", "json_tricks", "typeguard", "yaml", "requests")
-"""What NNI's package imports; itself it reads the environment when it is imported."""
+"""Modules that NNI's package imports; itself it reads the environment when it is imported."""
 
 OWN_IMPORT = ("nni", "tuner_bridge", "dist_core")
 """Packages that look at their process while they are imported, or are in memory already."""
@@ -463,7 +463,7 @@ def _take_standard_output() -> TextIO:
 
 
 def _parameters_of(text: str) -> dict[str, Any]:
-    """What NNI's tuner has chosen, as far as it can be read without NNI."""
+    """Return the parameters that NNI's tuner has chosen, as far as they can be read without NNI."""
     try:
         found = json.loads(text)
     except ValueError:

@@ -55,7 +55,7 @@ def check_metric(text: str) -> None:
 
 
 def number_in(value: Any) -> float | None:
-    """What tuners look at: the value itself, or its ``default``; None for what is not finite."""
+    """Return the number that tuners look at: the value or its ``default``; None for what is not finite."""
     if isinstance(value, dict):
         value = value.get("default")
     try:

@@ -95,7 +95,7 @@ def run_command() -> int:
 
 
 def _nni_environ(nni: Mapping[str, Any], environment: ReplicaEnvironment) -> dict[str, str]:
-    """What NNI's package looks for when it is imported in a trial."""
+    """Return the variables that NNI's package looks for when it is imported in a trial."""
     folder = Path(nni["folder"])
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""What an experiment says of its training service: ``trainingService: {platform: tuner_bridge, ...}``.
+"""Configuration of an experiment's training service: ``trainingService: {platform: tuner_bridge, ...}``.
 
 NNI finds this by the name of the registered package, which has to be the platform's name. It checks types with
 typeguard, which does not understand postponed annotations.
@@ -37,11 +37,11 @@ class ElastuneConfig(TrainingServiceConfig):  # type: ignore[misc]  # NNI has no
     max_replicas: Optional[int] = None
     """Default: all slots."""
     slots_per_replica: Union[int, List[int]] = 1
-    """For models that are larger than a slot: a replica is a process on each of so many; several: to choose from."""
+    """Slots of a replica, for models larger than a slot, with a process on each; several numbers to choose from."""
     slots: Optional[int] = None
     slots_per_gpu: Optional[int] = None
     gpus_per_slot: Optional[int] = None
-    """For trial code that spreads a model over several GPUs."""
+    """GPUs of a slot, for trial code that spreads a model over several."""
     memory_per_slot: Optional[Union[float, int]] = None
     """GiB."""
     scheduler_url: Optional[str] = None

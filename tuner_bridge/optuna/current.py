@@ -1,4 +1,4 @@
-"""What a training script sees of its trial: ``current_trial`` and ``tell``.
+"""Trial of a training script: ``current_trial`` and ``tell``.
 
 In a replica that is the sweep's trial. A script that is started by itself gets one of its own, to be debugged with:
 parameters are drawn at random, or taken from ``ELASTUNE_PARAMS``, and what it reports is printed.

@@ -1,4 +1,4 @@
-"""How much each parameter mattered, as Optuna tells it, for trials of any front end."""
+"""Importance of each parameter, as Optuna tells it, for trials of any front end."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def _as(distribution: BaseDistribution, value: Any) -> Any:
 
 
 def _distribution(values: Sequence[Any]) -> BaseDistribution | None:
-    """That the values may have come from; None where they are all alike."""
+    """Return the distribution that the values may have come from; None where they are all alike."""
     if all(isinstance(value, int | float) and not isinstance(value, bool) for value in values):
         low, high = min(values), max(values)
         if low == high:

@@ -7,7 +7,7 @@ from typing import Any
 
 
 class NamedStudy:
-    """In a replica: the study of the trial that runs. In the driver: only its class is named, in what is pickled."""
+    """Study of the running trial, in a replica. In the driver, only its class is named, in what is pickled."""
 
     def __getattr__(self, name: str) -> Any:
         # What stands behind it is a replica's: a driver never has it in memory.

@@ -15,7 +15,7 @@ def page_link(client: SchedulerClient) -> str:
 
 
 def in_notebook() -> bool:
-    """Whether this process shows what it makes in cells, as Jupyter's do."""
+    """Tell whether this process shows what it makes in cells, as Jupyter's do."""
     return type(_shell()).__name__ == "ZMQInteractiveShell"
 
 

@@ -1,4 +1,4 @@
-"""What the trials of an Optuna sweep will run, from its objective and options."""
+"""Template of an Optuna sweep's trials, from its objective and options."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def template_of(
     slots_per_replica: int | Sequence[int] = 1,
     study: Any = None,
 ) -> TrialTemplate:
-    """What the trials of a sweep will run; raises InvalidSweep and InvalidTrialSpec for what they cannot.
+    """Return the template of a sweep's trials; raises InvalidSweep and InvalidTrialSpec for what they cannot run.
 
     ``study``: the sweep's; an objective that reads it has its trial's in replicas.
     """

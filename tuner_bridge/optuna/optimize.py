@@ -79,11 +79,20 @@ def optimize(
 ) -> None:
     """Run ``study.optimize`` with each trial an elastic job of ``min_replicas`` to ``max_replicas`` processes.
 
-    The arguments up to ``show_progress_bar`` are ``study.optimize``'s own and mean the same; ``n_jobs`` is how many
-    trials run at a time (-1: as many as the slots allow). The objective runs on every replica of its trial; it is a
-    function of a module or script, or a ``tuner_bridge.in_replica.scripts(...)``.
+    The arguments up to ``show_progress_bar`` are ``study.optimize``'s own and mean the same.
 
     Args:
+        study: any Optuna study; its sampler, pruner and storage are used as they are.
+        objective: any callable that cloudpickle can pickle, ``tuner_bridge.script("train.py ...")``, or a
+            ``TrainerSearch``. It runs on every replica of its trial.
+        n_trials: trials to run; None: until ``timeout`` or ``study.stop()``.
+        timeout: seconds after which no new trial begins.
+        n_jobs: trials that run at a time (-1: as many as the slots allow).
+        catch: exceptions that fail their trial and not the sweep.
+        callbacks: called in this process with the study and each finished trial.
+        gc_after_trial: collect garbage in this process after each trial.
+        show_progress_bar: show Optuna's progress bar.
+        min_replicas: at least this many replicas a trial.
         max_replicas: at most this many replicas a trial; default: all slots.
         slots_per_replica: slots that each replica takes, a process on each: for models that are larger than a slot.
             Several, such as ``(1, 2, 4)``: the scheduler chooses for each trial, by memory and speed.
@@ -260,7 +269,7 @@ def scheduler_for(
 
 
 def _has_failures(client: SchedulerClient) -> bool:
-    """Whether there is something in the folder that its people may want to read."""
+    """Tell whether there is something in the folder that its people may want to read."""
     asking = SchedulerClient(client.url, client.token, quick=True)
     try:
         return any(trial["state"] == "failed" for trial in asking.request("GET", "/trials"))

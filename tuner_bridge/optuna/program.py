@@ -38,7 +38,7 @@ from tuner_bridge.errors import InvalidSweep
 LOOK_SECONDS = 0.5
 """Between two looks whether the trial is to leave, while its program prints nothing."""
 ENDING_SECONDS = 10.0
-"""That a program has from being told to end until it is ended."""
+"""Seconds of a program from being told to end until it is ended."""
 WORDS_SHOWN = 5
 
 

@@ -19,7 +19,7 @@ ALONE_AFTER_SECONDS = 0.02
 """A question follows a report soon, or not at all."""
 LOOK_SECONDS = 0.5
 MOST_KEPT = 1000
-"""Of those that nobody has asked along with; a trial that reports faster than they travel waits."""
+"""Most reports that no question has taken along; a trial that reports faster than they travel waits."""
 
 
 class Report(TypedDict):

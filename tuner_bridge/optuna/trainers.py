@@ -17,7 +17,7 @@ from tuner_bridge.optuna.trainer_metrics import TrainerMetrics
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainerSearch:
-    """What a trial of a search runs."""
+    """Objective of a search over trainers."""
 
     trainer: Callable[..., Any]
     space: Callable[..., Any]

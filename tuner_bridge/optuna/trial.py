@@ -97,7 +97,7 @@ class ElasticTrial(optuna.Trial):
         return ask_driver(self._core, question, method, {**arguments, **told}, reports=reports, **options)
 
     def _tell_reports(self, reports: Sequence[Report]) -> None:
-        """From a thread, when no question has taken them along."""
+        """Send reports from a thread, when no question has taken them along."""
         _content(self._put("reports", {}, reports, look_up=lambda: None))
 
     def finish_reports(self) -> None:
@@ -152,18 +152,18 @@ class ElasticTrial(optuna.Trial):
 
     @property
     def _stands_outside(self) -> bool:
-        """What this replica would report has been reported, or will be by others."""
+        """Tell whether what this replica would report has been reported, or will be by others."""
         core = self._core
         return core.passes_do_not_count or not (core.joined or core.reports)
 
     @property
     def speaks(self) -> bool:
-        """Whether this replica tells the trial's value."""
+        """Tell whether this replica tells the trial's value."""
         return self._core.reports and not self._core.is_outside
 
     @property
     def has_reported(self) -> bool:
-        """Whether this process has reported since it took up the trial; the same on all replicas."""
+        """Tell whether this process has reported since it took up the trial; the same on all replicas."""
         return self._has_reported
 
     def last_report(self) -> float | None:
@@ -338,7 +338,7 @@ def _content(answer: Mapping[str, Any]) -> Any:
 
 
 class _StudyOfTrial:
-    """What a replica sees of the study, which lives in the driver."""
+    """Study as a replica sees it; the real one lives in the driver."""
 
     def __init__(self, trial: ElasticTrial) -> None:
         self._trial = trial
@@ -392,7 +392,7 @@ class _StudyOfTrial:
 
 
 class _StorageOfTrial:
-    """What Optuna's own helpers write through: artifacts' descriptions, scores of a cross-validation."""
+    """Storage that Optuna's own helpers write through: artifacts' descriptions, scores of a cross-validation."""
 
     def __init__(self, trial: ElasticTrial) -> None:
         self._trial = trial

@@ -46,7 +46,7 @@ class OptunaDriver(StudyDriver):
         trackers: Sequence[Tracker] = (),
     ) -> None:
         self._is_known = STUDY_ATTRIBUTE in study.user_attrs
-        """Whether it has been driven before, or is a copy of one that was."""
+        """True if it has been driven before, or is a copy of one that was."""
         direction = promise_direction or study.directions[0].name.lower()
         super().__init__(_study_key(study), direction, client, reconnect=reconnect, title=study.study_name)
         self.study = study
@@ -269,7 +269,7 @@ def _call(
 
 
 def _is_same(choice: Any, value: Any) -> bool:
-    """Whether two choices are one: 1 and True are two, NaN is itself."""
+    """Tell whether two choices are one: 1 and True are two, NaN is itself."""
     return type(choice) is type(value) and (choice == value or (choice != choice and value != value))
 
 
@@ -291,7 +291,7 @@ def _of_study(study: optuna.Study, name: str) -> Any:
 
 
 def _conclude(summary: Mapping[str, Any]) -> Any:
-    """What Optuna gets to hear of a trial that is over."""
+    """Return what Optuna gets to hear of a trial that is over."""
     outcome = summary["outcome"]
     if summary["state"] == "cancelled":
         raise optuna.TrialPruned(summary["reason"]["sentence"])

@@ -1,4 +1,4 @@
-"""What a tracker hears of a trial."""
+"""Events of a trial, as a tracker hears them."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ REPORTED = "objective"
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialIdentity:
     study: str
-    """What its people call it."""
+    """Name of the study for people."""
     study_key: str
     """Its name among all studies of a scheduler."""
     number: int
     kept: str | None
-    """What the tracker's ``TrackedRun.identity`` was when the sweep was interrupted; None for a new trial."""
+    """Identity of the trial's run when the sweep was interrupted; None for a new trial."""
 
     @property
     def name(self) -> str:
@@ -32,16 +32,16 @@ class TrackedRun(Protocol):
     """Called from the thread that serves the trial."""
 
     identity: str
-    """By which a resumed sweep finds it again."""
+    """Identity by which a resumed sweep finds it again."""
     environ: Mapping[str, str]
-    """For the trial's replicas, whose own logging then goes to this run."""
+    """Variables for the trial's replicas, whose own logging then goes to this run."""
 
     def parameter(self, name: str, value: Any) -> None: ...
 
     def report(self, value: float, step: int) -> None: ...
 
     def measure(self, numbers: Mapping[str, float], seconds: float) -> None:
-        """How the trial runs, when that has changed: replicas, goodput, batch; ``seconds`` since it began."""
+        """Track how the trial runs, when that has changed: replicas, goodput, batch; ``seconds`` since it began."""
         ...
 
     def leave(self) -> None:

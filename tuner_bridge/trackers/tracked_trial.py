@@ -15,7 +15,7 @@ logger = logging.getLogger(__name__)
 
 ATTRIBUTE = "elastune:tracked"
 MEASURED = {"replicas": "replicas", "goodput": "goodput", "batch": "batch_size"}
-"""What the scheduler says of a running trial, and what that is tracked as."""
+"""Fields that the scheduler reports of a running trial, and the names that they are tracked under."""
 
 
 class TrackedTrial:
@@ -53,7 +53,7 @@ class TrackedTrial:
             self._tell(lambda run: run.report(value, step))
 
     def live(self, known: Mapping[str, Any]) -> None:
-        """What the scheduler says of the trial; what is as before is not said again."""
+        """Track what the scheduler says of the trial; what is as before is not said again."""
         now = {shown: float(known[name]) for name, shown in MEASURED.items() if known.get(name)}
         news = {name: value for name, value in now.items() if self._measured.get(name) != value}
         if news:

@@ -26,7 +26,7 @@ class ElasticSampler(Sampler[int]):
         self.epoch = self.index = 0
 
     def set_epoch(self, epoch: int, index: int = 0) -> None:
-        """Which pass, and how many of its samples all replicas together have had."""
+        """Set the pass, and how many of its samples all replicas together have had."""
         self.epoch, self.index = epoch, index
 
     def __len__(self) -> int:

@@ -20,6 +20,6 @@ def current_epoch() -> int | None:
 
 
 def finished_epochs() -> int:
-    """How many epochs the job has completed, in its earlier runs too."""
+    """Return the number of epochs that the job has completed, earlier runs included."""
     core_of_job()
     return api.finished_epochs()

@@ -31,14 +31,14 @@ WINDOW_SHARE = 0.2
 """The window covers this share of the work done so far: early gradients say little about later ones."""
 
 WINDOW_MEASUREMENTS = 8
-"""Of several replicas, in a window of steps that are worth one each."""
+"""Measurements in a window for several replicas, when steps are worth one each."""
 DENSE_STEPS = 40
-"""Of one replica: every second of them is measured."""
+"""Steps of one replica of which every second is measured."""
 SPARSE_EVERY = 10
 
 
 def is_measured(step: int, *, num_replicas: int, every: int | None) -> bool:
-    """Whether this step measures the noise scale.
+    """Tell whether this step measures the noise scale.
 
     Often at first, then seldom, unless ``every`` says. One replica has to split its batch for it, so it does less.
     Several take care that enough measurements fall into a window, which is short at first.
@@ -77,7 +77,7 @@ class _Average:
 
     @property
     def standard_error(self) -> float:
-        """From the spread of what was added and its effective number."""
+        """Return the standard error from the spread of the samples and their effective number."""
         spread = max(0.0, self.square / self.norm - self.mean**2)
         return math.sqrt(spread * self.norm_squared) / self.norm
 
@@ -130,7 +130,7 @@ class NoiseScale:
         return True
 
     def statistics_at(self, init_batch: int) -> GradientStatistics | None:
-        """With the variance at batch size ``init_batch``; None before enough measurements to mean something.
+        """Return the statistics with the variance at batch size ``init_batch``; None before enough measurements.
 
         Estimates below zero are noise and count as tiny.
         """

@@ -48,9 +48,9 @@ class Measurements:
         self.preconditioner = preconditioner
         self.noise = NoiseScale()
         self.loss_scale: torch.Tensor | None = None
-        """What gradients of the present step are multiplied with, in mixed precision."""
+        """Factor on the present step's gradients in mixed precision."""
         self._part_norms: list[torch.Tensor] = []
-        """Of one replica's micro-batches: their shares of the batch times their gradients' squared norms."""
+        """One replica's microbatches: share of the batch times squared norm of the gradient."""
         self._whole_norm: torch.Tensor | None = None
         self._waiting: deque[_Measured] = deque()
         self._travelling: _Measured | None = None
@@ -88,7 +88,7 @@ class Measurements:
     def end_step(
         self, over_replicas: StepNorms | None, *, step: int, num_parts: int, num_micro_batches: int, global_batch: int
     ) -> bool:
-        """What this step has measured waits for a round; False if it has not, or in several passes a micro-batch.
+        """Keep what this step has measured for a round; return False if it has not measured, or not in every pass.
 
         ``num_parts``: replicas that have examples of the step.
         """
@@ -119,7 +119,7 @@ class Measurements:
     # ------------------------------------------------------------------ in a later step's round
 
     def to_sum(self, step: int) -> tuple[float, float]:
-        """What this replica adds to the round of this step."""
+        """Return this replica's part of this step's round."""
         # A GPU's norms arrive while the next step is computed; one step more, and nobody waits for them.
         age = 1 if self.device.is_host else 2
         if not self._waiting or step - self._waiting[0].step < age:

@@ -63,7 +63,7 @@ def summed(numbers: Sequence[torch.Tensor]) -> torch.Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """Where one parameter's gradient lies in a flat buffer."""
+    """Position of one parameter's gradient in a flat buffer."""
 
     parameter: torch.Tensor
     start: int
@@ -107,9 +107,9 @@ class AdamPreconditioner:
                 )
         self._optimizers = list(optimizers)
         self._groups: dict[int, tuple[int, dict[str, Any]]] = {}
-        """By parameter: whose it is, and with which settings."""
+        """Index of the optimizer and its settings, by parameter."""
         self._steps: list[int] | None = None
-        """Of each optimizer."""
+        """Steps of each optimizer."""
         self._local = threading.local()
         """Norms are taken by the thread that computes gradients and by the one that reduces them."""
 
@@ -126,7 +126,7 @@ class AdamPreconditioner:
 
     @property
     def ready(self) -> bool:
-        """Whether the second moments have warmed up."""
+        """Tell whether the second moments have warmed up."""
         if self._steps is None:
             # Read once: on a GPU the count may live there, and reading it waits.
             self._steps = [
@@ -138,7 +138,7 @@ class AdamPreconditioner:
         return min(used, default=ADAM_WARM_UP) >= ADAM_WARM_UP
 
     def squared_norm(self, buffer: torch.Tensor, segments: Sequence[Segment], start: int, stop: int) -> torch.Tensor:
-        """Of the part ``[start, stop)`` of a flat buffer that holds the segments' gradients."""
+        """Return the squared norm of the part ``[start, stop)`` of a flat buffer that holds the segments' gradients."""
         self._read_groups()
         total = torch.zeros((), dtype=torch.float64, device=buffer.device)
         for segment in segments:
@@ -149,7 +149,7 @@ class AdamPreconditioner:
         return total
 
     def squared_norm_of_all(self, gradients: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> torch.Tensor:
-        """Of all gradients together, given as (parameter, gradient); those that Adam does not train count nothing."""
+        """Return the squared norm of all (parameter, gradient) pairs; those that Adam does not train count nothing."""
         self._read_groups()
         norms = [self._of_parameter(parameter, values_of(gradient), 0) for parameter, gradient in gradients]
         return summed(norms) if norms else torch.zeros((), dtype=torch.float64)

@@ -1,4 +1,4 @@
-"""What a reduction strategy is: it sums one bucket of gradients over the replicas, beside the backward pass.
+"""Contract of a reduction strategy: it sums one bucket of gradients over the replicas, beside the backward pass.
 
 Buckets arrive in the same order on every replica. A strategy that issues more than one collective a bucket does so on
 groups of its own (``GroupNeeds``) from one thread of its own, because the order of collectives within a group must be
@@ -36,24 +36,24 @@ class ReductionStrategy(Protocol):
 
     @property
     def exact(self) -> bool:
-        """Whether the sum is the sum, up to rounding in the gradients' own precision (compression is not)."""
+        """Tell whether the sum is exact up to rounding in the gradients' own precision (compression is not)."""
         ...
 
     @property
     def comparable(self) -> bool:
-        """Whether a few steps show its speed: not where compression begins after a warm-up without it."""
+        """Tell whether a few steps show its speed: not where compression begins after a warm-up."""
         ...
 
     @property
     def reads_layout(self) -> bool:
-        """Whether ``Bucket.layout`` is used; it costs a look at the reducer each time that buckets change."""
+        """Tell whether ``Bucket.layout`` is used; reading it costs a look at the reducer when buckets change."""
         ...
 
     @property
     def needs(self) -> GroupNeeds: ...
 
     def enter(self, group: ReplicaGroup) -> None:
-        """From now on reduce over this generation, and let go of the one before. Called between steps, on all replicas.
+        """Reduce over this generation from now on, and let go of the one before. Called between steps, on all replicas.
 
         A replica that is alone reduces nothing, and its group may lack what the strategy needs.
         """

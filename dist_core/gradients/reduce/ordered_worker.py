@@ -21,7 +21,7 @@ class OrderedWorker:
     def __init__(self, name: str) -> None:
         self._line = JobLine(name)
         self._streams: dict[int, Stream] = {}
-        """Of each device: what jobs wait for there, the backward pass does not."""
+        """Streams by device, on which jobs wait so that the backward pass does not."""
 
     def submit(self, job: Callable[[], torch.Tensor], *, on: torch.device) -> ReducedBucket:
         """The job's tensor on that device, later; its exception becomes the future's."""
@@ -58,7 +58,7 @@ class JobLine:
         self._jobs.put(job)
 
     def close(self) -> None:
-        """What was asked for is done; nothing is asked for any more."""
+        """Finish what was asked for, and take no more."""
         self._jobs.put(None)
 
     def _run(self) -> None:

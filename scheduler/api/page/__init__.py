@@ -1,1 +1,1 @@
-"""What the page shows and does: its files, its sessions, what it is told live, and what it asks for."""
+"""The web page: its files, its sessions, what it is told live, and what it asks for."""

@@ -1,4 +1,4 @@
-"""What open pages have been told, and what has changed since: each change is worked out and written once for all.
+"""Changes that open pages have been told: each is worked out and written once for all pages.
 
 A change has a number; a page that was away names the last one that it has and is told what came after it, or everything
 anew where that is too long ago. Two schedulers never give the same number: it begins with the process's own mark.
@@ -32,7 +32,7 @@ Change = tuple[str, str]
 
 
 class Shown(Protocol):
-    """What a page shows of a scheduler."""
+    """Scheduler as a page shows it."""
 
     store: TrialStore
     loop: ControlLoop
@@ -42,7 +42,7 @@ class Shown(Protocol):
 
 
 class Board:
-    """For callers that may see the same."""
+    """Board for callers that may see the same."""
 
     def __init__(self, service: Shown, access: ClientAccess, client: Identity) -> None:
         self._service = service
@@ -88,7 +88,7 @@ class Board:
         return self._mark(self._number), _written(told)
 
     def since(self, mark: str) -> list[Change] | None:
-        """What came after that change, None when it is not known here any more."""
+        """Return the changes after that one, or None if it is not known here any more."""
         with self._lock:
             return self._since(mark)
 
@@ -107,7 +107,7 @@ class Board:
     # ------------------------------------------------------------------ looking
 
     def look(self) -> Change | None:
-        """What has changed since the last look; None when nothing has. Raises StoreUnavailable."""
+        """Return what has changed since the last look; None when nothing has. Raises StoreUnavailable."""
         with self._lock:
             try:
                 return self._look()
@@ -215,7 +215,7 @@ class Board:
         return changed, gone
 
     def _facts(self, record: TrialRecord, hints: dict[str, dict[str, Any]]) -> tuple[Any, ...]:
-        """What a row is made of, by objects that are replaced when they change."""
+        """Return the objects that a row is made of, which are replaced when they change."""
         if record.state.is_final:
             return record, None, None, None, self._latest.get(record.trial_id), None
         view = self._service.loop.latest_views.get(record.trial_id)

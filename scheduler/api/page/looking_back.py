@@ -1,4 +1,4 @@
-"""What single views of the page ask for: one trial's curves, many trials' reports, what happened, who used what."""
+"""Routes for single views of the page: one trial's curves, many trials' reports, what happened, who used what."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from trials.record import Report
 from trials.store.base import HistoryEntry
 
 MOST_POINTS = 1000
-"""Of one trial's curve."""
+"""Most points of one trial's curve."""
 MOST_CURVES = 200
 POINTS_OF_MANY = 200
 MOST_ENTRIES = 1000
@@ -90,7 +90,7 @@ def looking_back_routes(service: Service, access: ClientAccess) -> APIRouter:
     def story(
         client: Client, study: str | None = None, until: float | None = None, most: int = 200
     ) -> list[dict[str, Any]]:
-        """What happened to all trials, or to a study's: the newest first."""
+        """Return what happened to all trials, or to a study's, newest first."""
         may_see(client, study)
         limit = max(1, min(most, MOST_ENTRIES))
         entries = store.recent_history(limit=limit, until=until, study=study)
@@ -98,7 +98,7 @@ def looking_back_routes(service: Service, access: ClientAccess) -> APIRouter:
 
     @routes.get("/waiting")
     def waiting(client: Client, study: str | None = None) -> dict[str, Any]:
-        """How many trials waited for which reason, over time."""
+        """Return how many trials waited for which reason, over time."""
         may_see(client, study)
         records = [record for record in access.seen_trials(client) if study is None or record.spec.study == study]
         entries = store.recent_history(limit=MOST_LOOKED_AT, study=study)
@@ -122,7 +122,7 @@ def looking_back_routes(service: Service, access: ClientAccess) -> APIRouter:
 
     @routes.get("/importance")
     def importance(client: Client, study: str) -> dict[str, Any]:
-        """How much each parameter mattered for the value, from the trials that have ended."""
+        """Return each parameter's importance for the value, from the trials that have ended."""
         may_see(client, study)
         known = access.known_study(study)
         ended = []
@@ -169,7 +169,7 @@ def _without_id(measured: dict[str, Any]) -> dict[str, Any]:
 
 
 GROUP = "elastune.importance"
-"""Of entry points: called with parameters and values of the trials that ended, and the direction."""
+"""Group of entry points that are called with finished trials' parameters and values, and the direction."""
 FEWEST = 8
 """Trials; from fewer nothing can be said."""
 

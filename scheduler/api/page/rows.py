@@ -1,4 +1,4 @@
-"""What a page is told of trials, studies and slots: plain JSON, short, and without what only its own view needs."""
+"""Rows of trials, studies and slots for the page: plain JSON, short, and without what only its own view needs."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def _live(view: TrialView | None, hints: Mapping[str, Any] | None) -> dict[str, 
 
 
 def number_of(value: Any) -> float | list[float] | None:
-    """What an objective returned, for plots: a number, several, or None for anything else and for what is not finite.
+    """Return an objective's result for plots: a number, several, or None for anything else and for what is not finite.
 
     Replicas wrap numbers that JSON has no word for in an object of their own.
     """

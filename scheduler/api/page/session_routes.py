@@ -15,7 +15,7 @@ from scheduler.api.tokens import Access, Identity
 
 class SessionBody(BaseModel):
     code: str = Field(default="", max_length=200)
-    """From a link."""
+    """Code from a link."""
     token: str = Field(default="", max_length=4000)
     """The owner's, a study's or a reader's, typed in."""
 

@@ -1,4 +1,4 @@
-"""How a browser gets in: a link that opens once, or a token typed in, and a cookie from then on.
+"""Sessions of browsers: a link that opens once, or a token typed in, and a cookie from then on.
 
 A link carries its code behind a `#`, which browsers send to nobody; the page hands it over and gets a cookie, which no
 script can read and no other site can send. A cookie says what it opens and until when, signed with the scheduler's key:
@@ -20,9 +20,9 @@ from scheduler.api.tokens import Access, Identity, Tokens
 
 SESSION_SECONDS = 30 * 86400.0
 LINK_SECONDS = 15 * 60.0
-"""Of one that was asked for; the one that a scheduler prints when it starts is good until it was used."""
+"""Seconds that a requested link is good for; the one that a scheduler prints at its start is good until used."""
 MOST_LINKS = 256
-"""That wait to be opened, for one and the same; the oldest go."""
+"""Most links of one owner that wait to be opened; the oldest go."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class _Link:
     identity: Identity
     until: float | None
     standing: str
-    """Of the token that it was made with."""
+    """Fingerprint of the token that it was made with."""
 
 
 class Sessions:
@@ -83,11 +83,11 @@ class Sessions:
         return identity if equal and until.isdigit() and self._clock() <= int(until) else None
 
     def _signature(self, said: str, identity: Identity) -> str:
-        """With the scheduler's key, over the token that the session stands for too, so that it ends with that one."""
+        """Sign with the scheduler's key, over the session's token too, so that the session ends with the token."""
         return self._tokens.signed(f"page {said} {self._standing(identity)}")
 
     def _standing(self, identity: Identity) -> str:
-        """Of the token that opens the same; raises ValueError for what has no page."""
+        """Return the fingerprint of the token that opens the same; raises ValueError for what has no page."""
         if identity.access is Access.REPLICA or (identity.subject and identity.access is not Access.STUDY):
             raise ValueError(f"{identity} has no page")
         if identity.access is Access.OWNER:
@@ -100,7 +100,7 @@ class Sessions:
 
 
 def cookie_name(host: str) -> str:
-    """For a page of that address, with the port: browsers tell cookies of one host not apart by it."""
+    """Return the cookie's name, with the port in it: browsers share a host's cookies among its ports."""
     port = host.rpartition(":")[2]
     return f"elastune_{port if port.isdigit() else 0}"
 

@@ -1,4 +1,4 @@
-"""What other policies would have done with what is recorded here: a simulation, in a process of its own.
+"""Simulation of other policies on what is recorded here, in a process of its own.
 
 One at a time, at low priority, and only for the owner, as it takes a core for a while.
 """
@@ -30,7 +30,7 @@ def what_if_routes(service: Service) -> APIRouter:
 
     @routes.get("/what-if")
     def state(client: Client) -> dict[str, Any]:
-        """Of the last simulation, and what came out."""
+        """Return the state of the last simulation, and what came out."""
         allow(client, read=True)
         return found
 

@@ -48,7 +48,7 @@ class OptimusPolicy:
 
 
 def _remaining_seconds(view: TrialView, node_slots: int, total: int) -> np.ndarray:
-    """By number of replicas, from one on."""
+    """Return the remaining seconds by number of replicas, from one on."""
     most = min(view.max_slots, total)
     if view.model is None or view.remaining_progress is None:
         return np.array([1.0])

@@ -97,7 +97,7 @@ class _Problem:
         self._least = np.array([view.min_slots for view in views], dtype=np.int64)
 
     def present_if_possible(self) -> Integers:
-        """What trials hold now, or nothing where nodes, or what a trial may have, have become smaller."""
+        """Return what trials hold now, or nothing where nodes, or what a trial may have, have become smaller."""
         allowed = np.where((self.present.sum(axis=1) <= self._most)[:, None], self.present, 0)
         possible = (allowed.sum(axis=0) <= self.room).all()
         return allowed if possible else np.zeros_like(self.present)

@@ -194,7 +194,7 @@ class KubernetesApi:
 
 
 def _read_refusal(data: bytes) -> tuple[str, bool]:
-    """What a Status (meta/v1) says, and whether it names the object that it is about."""
+    """Return the message of a Status (meta/v1), and whether it names the object that it is about."""
     try:
         status = json.loads(data)
         return str(status["message"]), bool((status.get("details") or {}).get("name"))

@@ -65,9 +65,9 @@ class Watched:
             self._informer.add_event_handler(event, self._take)
         self._gone = gone
         self._version: str | None = None
-        """Of the latest that was heard: a watch goes on from there. The library would begin again at the last list."""
+        """Resource version to go on watching from. The library would begin again at the last list."""
         self._streams = False
-        """Whether what comes is a watch's news, and not a list's."""
+        """True if what comes is a watch's news, and not a list's."""
         self._informer.add_event_handler(DELETED, self._drop)
         self._informer.add_event_handler(BOOKMARK, self._keep_version)
 
@@ -103,7 +103,7 @@ class Watched:
         self._handle(self._gone, document)
 
     def _handle(self, handler: Callable[[Document], None], document: Document) -> None:
-        """What fails, because the server is away for a moment, is tried again with what is there by then."""
+        """Handle a document; what fails because the server is away is tried again with what is there by then."""
         try:
             handler(document)
         except Exception as error:
@@ -129,7 +129,7 @@ class Watched:
         timeout_seconds: int = RESYNC_SECONDS,
         **_: Any,
     ) -> object:
-        """What the informer calls for a list, and for the stream of a watch."""
+        """List for the informer, or stream a watch."""
         path = self._kind.path(self._namespace)
         try:
             if not watch:

@@ -35,7 +35,7 @@ ORPHAN_SECONDS = 10.0
 """A pod that no replica's record names is deleted when it is so old: its scheduler died before it had noted it."""
 LOG_BYTES = 256 * 1024
 TOLD_SECONDS = 30.0
-"""By then the watches know it too, or the next pod is refused."""
+"""Seconds until the watches know it too, or the next pod is refused."""
 
 logger = logging.getLogger(__name__)
 
@@ -75,7 +75,7 @@ class KubernetesLauncher:
         self._created: dict[str, tuple[float, Document]] = {}
         self._known: tuple[int, list[NodeSlots], dict[str, SlotQuota]] = (-1, [], {})
         self._told_quotas: dict[str, tuple[float, list[Document]]] = {}
-        """Of namespaces where a pod was refused, as the API server listed them then, with the time."""
+        """Quotas of namespaces where a pod was refused, as the API server listed them then, with the time."""
         self._lock = threading.Lock()
         self._orphans_since: dict[str, float] = {}
         self._alive: set[str] | None = None
@@ -84,7 +84,7 @@ class KubernetesLauncher:
         """Pods whose replica was reported as gone."""
 
     def nodes(self) -> Sequence[NodeSlots]:
-        """From what the watches know; computed anew when that has changed."""
+        """Return the nodes from what the watches know; computed anew when that has changed."""
         return self._look()[0]
 
     def quotas(self, trial_id: str) -> Sequence[SlotQuota]:
@@ -105,7 +105,7 @@ class KubernetesLauncher:
             return nodes, quotas
 
     def _quotas(self) -> list[Document]:
-        """What the watches know, or what was told since. The lock is held."""
+        """Return the quotas that the watches know, or that were told since. The lock is held."""
         known = {_name(quota): quota for quota in self._view.quotas()}
         now = self._clock()
         for told_at, quotas in self._told_quotas.values():
@@ -193,7 +193,7 @@ class KubernetesLauncher:
                 raise error from None
 
     def _all_pods(self) -> list[Document]:
-        """Those that the watch knows, and those of ours that it does not know yet. The lock is held."""
+        """Return the pods that the watch knows, and ours that it does not know yet. The lock is held."""
         seen = list(self._view.pods())
         if self._created:
             names = {pod["metadata"]["name"] for pod in seen}
@@ -278,7 +278,7 @@ class KubernetesLauncher:
             self._delete(pod, grace_seconds=self._shortest_grace(pod) if force else None)
 
     def _shortest_grace(self, pod: Mapping[str, Any]) -> int:
-        """With 1 the pod goes when its container has, and its device is free; nobody tells that of a lost node.
+        """Return the shortest grace: with 1 the pod goes when its container has, and its device is free.
 
         Of one that waits for its image there is nothing to end, which takes some kubelets most of a minute.
         """
@@ -303,7 +303,7 @@ class KubernetesLauncher:
             self._created.pop(metadata["name"], None)
 
     def collect_log(self, replica: ReplicaRecord, file: Path) -> None:
-        """What the replica's pod has printed so far, its end, into ``file``; nothing when it cannot be read."""
+        """Write the end of what the replica's pod has printed into ``file``; nothing when it cannot be read."""
         if self._log_of is None:
             return
         with self._lock:
@@ -327,7 +327,7 @@ def _name(document: Document) -> tuple[str, str]:
 
 
 def _is_newer(document: Document, other: Document | None) -> bool:
-    """By what the API server counts, where both say so; else what was asked for last."""
+    """Compare by the API server's count, where both have one; otherwise take what was asked for last."""
     if other is None:
         return True
     versions = [str(each["metadata"].get("resourceVersion", "")) for each in (document, other)]
@@ -341,7 +341,7 @@ PLAIN = frozenset({"cpu", "memory", "ephemeral-storage"})
 def namespace_quotas(
     quotas: Iterable[Mapping[str, Any]], pods: Iterable[Mapping[str, Any]], settings: ClusterSettings
 ) -> dict[str, SlotQuota]:
-    """By namespace; those without a quota that concerns replicas have no entry.
+    """Return quotas by namespace; those without a quota that concerns replicas have no entry.
 
     What replicas have already is theirs: beyond it, as much as the tightest quota leaves.
     """
@@ -377,7 +377,7 @@ def _room(quota: Mapping[str, Any], slot: Amounts) -> int | None:
 
 
 def _wanted(key: str, slot: Amounts) -> Decimal | None:
-    """How much of what a quota counts one replica takes."""
+    """Return how much of what a quota counts one replica takes."""
     if key in ("pods", "count/pods"):
         return Decimal(1)
     if key in PLAIN:

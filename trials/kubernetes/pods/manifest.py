@@ -32,14 +32,14 @@ from trials.launch.base import LaunchRequest
 
 CONTAINER = "replica"
 STATE_FOLDERS = ("ELASTUNE_CHECKPOINT_DIR", "ELASTUNE_PREPARED_DIR")
-"""What a replica sees of the state's volume: its trial's checkpoints, and what its study prepares once."""
+"""Variables of folders on the state's volume: a trial's checkpoints, and what its study prepares once."""
 OWN_VOLUMES = "elastune-"
-"""How the names of volumes begin that are not for templates: the one with everybody's checkpoints is among them."""
+"""Prefix of volumes that are not for templates: the one with everybody's checkpoints is among them."""
 TOKEN_FOLDER = "/var/run/secrets/elastune"  # noqa: S105  # where it is, not what it is
 TOKEN_SECONDS = 3600
-"""For so long the kubelet's token of a replica is good; it is replaced in time, and ends with the pod."""
+"""Seconds that the kubelet's token of a replica is good; it is replaced in time, and ends with the pod."""
 NODE_TOLERATION_SECONDS = 5
-"""How long a pod stays on a node that is not ready; the trial itself heals sooner."""
+"""Seconds that a pod stays on a node that is not ready; the trial itself heals sooner."""
 
 
 def pod_manifest(request: LaunchRequest, owner: Owner, settings: ClusterSettings) -> Document:
@@ -146,14 +146,14 @@ def _give_slot(container: Document, settings: ClusterSettings) -> None:
 
 
 def _tell_memory(container: Document) -> None:
-    """What the pod may use, which a template can have made less than a slot, or more."""
+    """Set the memory that the pod may use, which a template can have made less than a slot, or more."""
     limit = container["resources"]["limits"].get("memory")
     if limit is not None and not any(each.get("name") == SLOT_MEMORY for each in container["env"]):
         container["env"].append({"name": SLOT_MEMORY, "value": str(int(amount(limit)))})
 
 
 def slot_amounts(settings: ClusterSettings) -> Amounts:
-    """What one replica requests whose trial and study add nothing: that is a slot."""
+    """Return the request of a replica whose trial and study add nothing: that is a slot."""
     return _demand((settings.template,), settings)
 
 
@@ -223,7 +223,7 @@ def _add_volumes(spec: Document, container: Document, request: LaunchRequest, se
 
 
 def _pinned(affinity: Mapping[str, Any], node: str) -> Document:
-    """To that node, beside whatever else the template asks for."""
+    """Pin to that node, beside whatever else the template asks for."""
     pin = {"key": "metadata.name", "operator": "In", "values": [node]}
     pinned = copy.deepcopy(dict(affinity))
     required = pinned.setdefault("nodeAffinity", {}).setdefault("requiredDuringSchedulingIgnoredDuringExecution", {})

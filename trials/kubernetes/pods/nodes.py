@@ -1,4 +1,4 @@
-"""From nodes and the pods on them to slots: what is free for replicas, as a pure function.
+"""Slots from nodes and the pods on them: what is free for replicas, as a pure function.
 
 A slot is what one replica requests (`manifest.slot_amounts`). A node has as many as its allocatable resources hold,
 less what other people's pods have requested there: those are counted out before anything is given away.
@@ -69,14 +69,14 @@ def is_ready(node: Mapping[str, Any]) -> bool:
 
 
 def is_usable(node: Mapping[str, Any], settings: ClusterSettings) -> bool:
-    """Whether replicas may run there."""
+    """Tell whether replicas may run there."""
     labels = node["metadata"].get("labels") or {}
     meant = all(labels.get(key) == value for key, value in settings.node_selector.items())
     return meant and is_ready(node) and not node["metadata"].get("deletionTimestamp")
 
 
 def is_open(node: Mapping[str, Any], settings: ClusterSettings) -> bool:
-    """Whether a replica may be started there."""
+    """Tell whether a replica may be started there."""
     spec = node.get("spec") or {}
     if spec.get("unschedulable"):
         return False
@@ -99,7 +99,7 @@ def _tolerates(toleration: Mapping[str, Any], taint: Mapping[str, Any]) -> bool:
 def _by_node(
     pods: Iterable[Mapping[str, Any]], settings: ClusterSettings, alive: Set[str] | None
 ) -> tuple[dict[str, Amounts], dict[str, set[int]]]:
-    """What others request on each node, and the slots there that our pods stand for."""
+    """Return what others request on each node, and the slots there that our pods stand for."""
     foreign: dict[str, Amounts] = {}
     ours: dict[str, set[int]] = {}
     for pod in pods:
@@ -136,7 +136,7 @@ def _how_many_pods(
 
 
 def _closed(total: int, count: int, ours: set[int]) -> frozenset[int]:
-    """Which slots others stand on: those that none of ours stands on first, from the end."""
+    """Return the slots that others stand on: first those that none of ours stands on, from the end."""
     order = sorted(range(total), key=lambda slot: (slot in ours, -slot))
     return frozenset(order[: max(0, count)])
 

@@ -1,4 +1,4 @@
-"""What a pod says of itself: whose it is and where, whether it may still start, how it ended. Pure functions."""
+"""Status of a pod: whose it is and where, whether it may still start, how it ended. Pure functions."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ HOPELESS = frozenset(
 )
 """Reasons of a waiting container that no patience cures."""
 PATIENCE = 10.0
-"""So many times the deadline is allowed for what is only slow: an image that is being pulled, a queue."""
+"""Factor on the deadline for what is only slow: an image that is being pulled, a queue."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,12 +115,12 @@ def _why_it_waits(status: Mapping[str, Any]) -> str:
 
 
 def is_over(pod: Mapping[str, Any]) -> bool:
-    """Whether Kubernetes counts nothing for it any more."""
+    """Tell whether Kubernetes counts nothing for it any more."""
     return (pod.get("status") or {}).get("phase") in ("Succeeded", "Failed")
 
 
 def is_stuck(pod: Mapping[str, Any]) -> bool:
-    """Whether none of its containers has run or is being made: they wait for an image, or for what they name."""
+    """Tell whether none of its containers has run or is being made: they wait for an image, or for what they name."""
     status = pod.get("status") or {}
     containers = (*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ()))
     waiting = _waiting(status)
@@ -129,7 +129,7 @@ def is_stuck(pod: Mapping[str, Any]) -> bool:
 
 
 def belongs_to(pod: Mapping[str, Any], settings: ClusterSettings) -> bool:
-    """Whether this scheduler has made the pod: its label, in a namespace that it looks after."""
+    """Tell whether this scheduler has made the pod: its label, in a namespace that it looks after."""
     metadata = pod["metadata"]
     made_by = (metadata.get("labels") or {}).get(INSTANCE_LABEL)
     return made_by == label_value(settings.instance) and metadata.get("namespace") in settings.all_namespaces

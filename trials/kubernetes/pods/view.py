@@ -1,4 +1,4 @@
-"""What is in the cluster, from watches: nodes, everybody's pods, and the quotas of our namespaces."""
+"""View of the cluster from watches: nodes, everybody's pods, and the quotas of our namespaces."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class WatchedCluster:
 
 
 def _trim_pod(pod: Document) -> None:
-    """What nobody here reads is most of it."""
+    """Drop what nobody here reads, which is most of it."""
     spec = pod.get("spec") or {}
     for name in spec.keys() - _POD_FIELDS:
         del spec[name]

@@ -59,7 +59,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(slots=True, kw_only=True)
 class Kept:
-    """What is known of a trial's resource beyond its record."""
+    """Facts about a trial's resource beyond its record."""
 
     namespace: str
     name: str
@@ -72,9 +72,9 @@ class Kept:
     history: range
     """Numbers of the entries that are kept."""
     steps: list[int]
-    """Of the reports that are kept."""
+    """Steps of the reports that are kept."""
     moments: list[str]
-    """Of the measurements that are kept."""
+    """Moments of the measurements that are kept."""
     ended: list[str]
     """Replicas that are gone and whose records are kept."""
     hints_sent_at: float = float("-inf")
@@ -84,7 +84,7 @@ class Kept:
     """Changes to the status that have not been sent."""
     stale: bool = False
     gone_at: float | None = None
-    """When its resource went; those who ask for the trial hear for a while yet how it ended."""
+    """Time at which its resource went; those who ask for the trial hear for a while yet how it ended."""
 
 
 @dataclass(slots=True)
@@ -94,7 +94,7 @@ class KeptStudy:
     uid: str
     spec: Mapping[str, Any]
     touched: bool = False
-    """Whether the lease of its driver is newer than the API server's."""
+    """True if the lease of its driver is newer than the API server's."""
 
 
 class ClusterBacking:
@@ -118,7 +118,7 @@ class ClusterBacking:
         self._flusher = threading.Thread(target=self._flush_often, name="cluster-writer", daemon=True)
 
     def load(self, memory: InMemoryTrialStore) -> None:
-        """What there is comes with what the watches tell (`following`)."""
+        """Load nothing: what there is comes with what the watches tell (`following`)."""
         self._memory = memory
 
     def catch_up(self) -> None:
@@ -455,7 +455,7 @@ class ClusterBacking:
                 kept.touched = True
 
     def _tell_event(self, trial_id: str, entry: HistoryEntry) -> None:
-        """For `kubectl describe`; lost ones are in the history all the same."""
+        """Write an event for `kubectl describe`; lost ones are in the history all the same."""
         kept = self.trials.get(trial_id)
         if kept is None:
             return

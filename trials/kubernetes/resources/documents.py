@@ -26,7 +26,7 @@ COMMAND_ENTRYPOINT = "tuner_bridge.in_replica.commands:run"
 """Runs the command of a trial that was written by hand."""
 
 SPEC_KEYS = {name: each.key or camel(name) for name, each in descriptions(TrialSpec)}
-"""What a resource calls the fields of a trial."""
+"""Names of a trial's fields in a resource."""
 _TERM_FIELDS = {
     "weight": "weight",
     "priority": "priority",
@@ -38,7 +38,7 @@ _TERM_FIELDS = {
 }
 _MEASURED = tuple(each.name for each in fields_of(Measurement) if each.name != "trial_id")
 CHANGEABLE = frozenset({"min_replicas", "max_replicas", "only_on", "max_losses"})
-"""What may be another in a trial that is there already."""
+"""Fields that may change in a trial that is there already."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ class TrialObject:
     uid: str
     record: TrialRecord
     template: Mapping[str, Any]
-    """What its pods have beyond the cluster's template: a pod template of Kubernetes."""
+    """Pod template of Kubernetes with what its pods have beyond the cluster's template."""
     deleted: bool
     finalizers: tuple[str, ...]
     replicas: tuple[ReplicaRecord, ...] = ()
@@ -68,7 +68,7 @@ class TrialObject:
 
 
 def spec_from(document: Mapping[str, Any], number: int | None = None, *, scaled: bool = False) -> TrialSpec:
-    """What a resource asks for; raises InvalidTrialSpec. ``number``: where it names none itself.
+    """Return the spec of a resource; raises InvalidTrialSpec. ``number``: where it names none itself.
 
     ``scaled``: the trial is there already, and `kubectl scale` asks nobody whether it still makes sense; a maximum
     below the minimum means both.
@@ -269,7 +269,7 @@ def replica_from(replica_id: str, trial_id: str, kept: Mapping[str, Any]) -> Rep
 
 
 def measurement_status(measured: Measurement) -> Document:
-    """By its moment, so that they stand in their order."""
+    """Return a measurement under its moment, so that they stand in their order."""
     return {moment_of(measured): json.dumps([getattr(measured, name) for name in _MEASURED])}
 
 
@@ -336,7 +336,7 @@ def study_from(document: Mapping[str, Any], *, home: str) -> Study:
 
 
 def study_spec(study: Study, namespace: str, home: str) -> Document:
-    """For a merge patch: what is None there is removed."""
+    """Return a study's spec for a merge patch: what is None there is removed."""
     before = "" if namespace == home else f"{namespace}."
     terms = {key: study.terms.to_json()[name] for name, key in _TERM_FIELDS.items()}
     terms["yieldsTo"] = [name.removeprefix(before) for name in study.terms.yields_to]

@@ -117,7 +117,7 @@ class Following:
         return True
 
     def _follow(self, document: Mapping[str, Any], trial_id: str, kept: Kept) -> bool:
-        """What a user may change in a trial that is there."""
+        """Follow what a user may change in a trial that is there."""
         news = False
         with kept.writing:
             record = self._memory.trial(trial_id)

@@ -111,7 +111,7 @@ class ForkServers:
         self._asked: dict[str, _Code] = {}
         """Codes of the replicas that run."""
         self._leaves: dict[bool, _Leaf] = {}
-        """By whether its codes use torch."""
+        """Leaves by whether their codes use torch."""
         self._retired: list[_Server] = []
         self._unshareable: set[str] = set()
         """Packages that leave a thread or CUDA behind when they are imported, or miss a variable."""
@@ -120,12 +120,12 @@ class ForkServers:
 
     @property
     def pid(self) -> int:
-        """Of the fork server's first process."""
+        """Return the pid of the fork server's first process."""
         return self._process.pid
 
     @property
     def pids(self) -> set[int]:
-        """Of the fork server's processes."""
+        """Return the pids of the fork server's processes."""
         servers = (*self._chain, *(leaf.server for leaf in list(self._leaves.values())), *self._retired)
         return {self.pid, *(server.pid for server in servers if server.pid is not None)}
 
@@ -230,7 +230,7 @@ class ForkServers:
     # ------------------------------------------------------------------ replicas
 
     def is_ready_for(self, request: LaunchRequest) -> bool:
-        """Whether to fork now, and not when a process has imported what the replica would import by itself."""
+        """Tell whether to fork now, and not when a process has imported what the replica would import by itself."""
         with self._lock:
             code = self._code_of(request)
             fixed, leaf = self._fixed(code), self._leaf_for(code, request)

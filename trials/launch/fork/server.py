@@ -67,7 +67,7 @@ class ForkServer:
         self._sources = LoadedSources()
         self._children: dict[int, Child] = {}
         self._wants_spare = False
-        """Whether to fork a process beforehand: where one replica was started, another one follows."""
+        """True if a process is to be forked beforehand: where one replica was started, another one follows."""
         self._received_sockets: list[int] = []
         self._hung_up = False
         self._unfit = False
@@ -85,7 +85,7 @@ class ForkServer:
         signal.set_wakeup_fd(self._wakeup[1], warn_on_full_buffer=False)
 
     def _let_go(self) -> None:
-        """In a child: give up what belongs to its parent alone."""
+        """Give up, in a child, what belongs to its parent alone."""
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         for number in (signal.SIGINT, signal.SIGTERM):
@@ -150,7 +150,7 @@ class ForkServer:
                 self._launch(message["launch"])
 
     def _may_have_read(self, variables: Sequence[str]) -> bool:
-        """Whether a package in memory may have looked at one of these, which the replica has otherwise."""
+        """Tell whether a package in memory may have looked at a variable that the replica has otherwise."""
         if variables:
             learnt = sys.modules.keys() - self._fixed - self._searched
             self._searched |= learnt
@@ -386,7 +386,7 @@ def serve_from(
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Each argument is a stage: the descriptor of its connection, a colon, and the modules that it adds.
+    """Run a server of stages: each argument is a connection's descriptor, a colon, and the modules that it adds.
 
     ``@N`` in place of the modules names a descriptor that they are read from.
     """
@@ -501,7 +501,7 @@ def say(line: socket.socket | None, message: Mapping[str, Any]) -> bool:
 
 
 def told(line: socket.socket) -> dict[str, Any]:
-    """In a process that waits: what it is to be. It ends when nobody wants it."""
+    """Wait in a spare process for what it is to be. It ends when nobody wants it."""
     received = b""
     with contextlib.suppress(OSError):
         while not received.endswith(b"\n"):

@@ -30,7 +30,7 @@ STAGES = (
     ("torch", "torch.distributed", "torch.utils.data", "dist_core.training.model", "dist_core.training.loader"),
     ("torch._dynamo", "dist_core.replica_preload"),
 )
-"""What most replicas import, in the order in which the server loads it.
+"""Modules that most replicas import, in the order in which the server loads them.
 
 The first process has what every replica needs, and stays without torch for those whose code does. torch's compiler
 takes as long to import as the rest of torch. The first optimizer needs it, the first line of a trial does not: so the
@@ -48,7 +48,7 @@ class StartedForkServer:
     """Variables of its processes, as far as replicas may have them too."""
 
     def close(self) -> None:
-        """For one that nobody uses: it ends when it has imported what it is importing."""
+        """Close one that nobody uses: it ends when it has imported what it is importing."""
         for connection in self.connections:
             connection.close()
         self.process.kill()
@@ -56,9 +56,11 @@ class StartedForkServer:
 
 
 def start_fork_server(stages: Stages, environ: Mapping[str, str] | None = None) -> StartedForkServer:
-    """``environ``: what replicas will inherit; default: this process's own. What imports read of it has to be alike.
+    """Start a fork server with a process for each stage.
 
-    Each process says that it is ready over its own connection; all end when theirs closes."""
+    ``environ``: what replicas will inherit; default: this process's own. What imports read of it has to be alike.
+    Each process says that it is ready over its own connection; all end when theirs closes.
+    """
     inherited = dict(os.environ if environ is None else environ)
     pairs = [socket.socketpair() for _ in stages]
     arguments = [f"{theirs.fileno()}:{','.join(names)}" for (_, theirs), names in zip(pairs, stages, strict=True)]
@@ -86,7 +88,7 @@ def own_path() -> list[str]:
 
 
 def stages_for(preload: Sequence[str]) -> tuple[tuple[str, ...], ...]:
-    """For replicas that import these modules; no process has torch unless it is among them."""
+    """Return the stages for replicas that import these modules; no process has torch unless it is among them."""
     without, with_torch, *later = STAGES
     if not any(name.partition(".")[0] == "torch" for name in preload):
         return ((*without, *preload),)

@@ -1,0 +1,72 @@
+"""Check that pages and docstrings can be read by somebody who has never seen the project.
+
+    python -m scripts.check_prose      all pages and docstrings; exit status 1, and a line for each finding
+
+A page that is not reference has at most 200 lines, and a sentence of prose at most 45 words. A docstring stands by
+itself in a hover box: it does not begin as a continuation of its name ("Of those that ...", "Whether ...").
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from scripts.check_docs import PACKAGES, ROOT, Page, Stale, pages
+
+LONGEST_PAGE = 200
+LONGEST_SENTENCE = 45
+REFERENCE = ("front_ends.md", "api.md", "command_line.md", "benchmarks.md", "policy_experiments.md")
+
+_FRAGMENT = re.compile(r"(Of|What|Whether|How|By|So|Those|They|Who|Which|Where|That)\b")
+_NOT_PROSE = re.compile(r"^\s*(\||#|!\[|<!--|    )|^\s*$", re.MULTILINE)
+
+
+def _sentences(page: Page) -> Iterator[tuple[int, str]]:
+    """Sentences of paragraphs and list items, with their positions; tables, headings and code have none."""
+    position, start, block = 0, 0, ""
+    for line in [*page.prose.splitlines(keepends=True), "\n"]:
+        begins = re.match(r"\s*(?:[-*]|\d+\.|:) ", line) is not None
+        if begins or _NOT_PROSE.match(line):
+            yield from ((start, each) for each in re.split(r"(?<=[.!?:])\**\s+", block) if each.strip())
+            start, block = position, ""
+        if not _NOT_PROSE.match(line):
+            block += line
+        position += len(line)
+
+
+def check_page(page: Page) -> Iterator[Stale]:
+    length = page.text.count("\n")
+    if length > LONGEST_PAGE and page.path.name not in REFERENCE:
+        yield page.stale(0, f"the page has {length} lines; one that is not reference has at most {LONGEST_PAGE}")
+    for position, sentence in _sentences(page):
+        words = len(sentence.split())
+        if words > LONGEST_SENTENCE:
+            yield page.stale(position, f"a sentence has {words} words: {' '.join(sentence.split()[:8])} ...")
+
+
+def check_docstrings(path: Path) -> Iterator[Stale]:
+    for node in ast.walk(ast.parse(path.read_text())):
+        body: object = getattr(node, "body", None)
+        for each in body if isinstance(body, list) else []:
+            if isinstance(each, ast.Expr) and isinstance(each.value, ast.Constant):
+                text = each.value.value
+                if isinstance(text, str) and (begins := _FRAGMENT.match(text.lstrip())) is not None:
+                    why = f'the docstring begins with "{begins[0]}" and cannot be read by itself'
+                    yield Stale(str(path.relative_to(ROOT)), each.lineno, why)
+
+
+def main() -> int:
+    found = [stale for page in pages() for stale in check_page(page)]
+    for package in PACKAGES:
+        for path in sorted((ROOT / package).rglob("*.py")):
+            found += check_docstrings(path)
+    for stale in sorted(found):
+        print(stale)
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
