@@ -35,7 +35,7 @@ class BatchSource(Protocol):
 
     @property
     def order_fingerprint(self) -> int:
-        """16 bits of the order that a sampler of the user's drew for this pass; 0 where nothing can differ."""
+        """16 bits of the order of this pass, as it was drawn or is to be; 0 where nothing can differ."""
         ...
 
     def begin_loop(self) -> None:
@@ -97,9 +97,9 @@ class IndexedSource:
             _refuse_sampler(sampler, shuffle=shuffle)
         ordered = cast("Sized", dataset if sampler is None else sampler)
         self.num_samples: int | None = len(ordered)
-        self._drawn: OrderedDict[int, tuple[Indices, int]] = OrderedDict()
-        """The sampler's order and its fingerprint by pass, kept because a sampler may not draw the same again."""
-        draw = None if sampler is None else lambda number: self._draw(sampler, seed, number)
+        self._drawn: OrderedDict[tuple[int, int], tuple[Indices, int]] = OrderedDict()
+        """The sampler's order and fingerprint by seed and pass, kept because a sampler may not draw the same again."""
+        draw = None if sampler is None else lambda number: self._draw(sampler, number)
         self.cursor = ElasticCursor(len(ordered), shuffle=shuffle, seed=seed, draw=draw)
         self._planned = _PlannedBatches()
         self._loader: DataLoader[Any] = DataLoader(dataset, batch_sampler=cast("Any", self._planned), **options)
@@ -117,18 +117,22 @@ class IndexedSource:
         if not self._options.get("persistent_workers"):
             self._training_loader = None
 
-    def _draw(self, sampler: Iterable[int], seed: int, number: int) -> Indices:
-        if number not in self._drawn:
-            order = _drawn(sampler, seed=seed, number=number)
-            self._drawn[number] = order, short_checksum(order.tobytes())
+    def _draw(self, sampler: Iterable[int], number: int) -> Indices:
+        # A replica that comes later goes by the trial's seed, whatever its own code has said.
+        key = self.cursor.seed, number
+        if key not in self._drawn:
+            order = _drawn(sampler, seed=self.cursor.seed, number=number)
+            self._drawn[key] = order, short_checksum(order.tobytes())
             while len(self._drawn) > _PASSES_KEPT:
                 self._drawn.popitem(last=False)
-        return self._drawn[number][0]
+        return self._drawn[key][0]
 
     @property
     def order_fingerprint(self) -> int:
-        drawn = self._drawn.get(self.cursor.passes)
-        return 0 if drawn is None else drawn[1]
+        drawn = self._drawn.get((self.cursor.seed, self.cursor.passes))
+        if drawn is not None:
+            return drawn[1]
+        return short_checksum(str(self.cursor.seed).encode()) if self.cursor.shuffle else 0
 
     def steps(self, division: Division) -> Iterator[LoadedStep]:
         assert self._training_loader is not None

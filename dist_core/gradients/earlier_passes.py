@@ -45,6 +45,11 @@ class EarlierGradients:
             parameter.grad = None
         return bool(self._aside)
 
+    def scale(self, factor: float) -> None:
+        """Multiply the hidden sums."""
+        for hidden in self._sums.values():
+            hidden.mul_(factor)
+
     def give_back(self) -> None:
         """The hidden sums become the gradients that the coming backward pass adds to."""
         for index, hidden in self._sums.items():

@@ -11,6 +11,8 @@ class StepPlace:
         """None outside of the loader's steps."""
         self.index = 0
         """Index of the present microbatch."""
+        self.amounts: list[float] = []
+        """Numbers that the losses of the present step's passes are means over, as far as the user's code says so."""
         self.last_batch = 0
         """Examples of the present step, or the last one; 0 before the first."""
         self.measures = False
@@ -39,13 +41,20 @@ class StepPlace:
 
     @property
     def weight_of_earlier(self) -> float:
-        """Return the weight of the present microbatch's mean gradient, where the last one's is 1."""
+        """Return the weight of the present microbatch's mean gradient, where the last one's is 1.
+
+        Where the code says what its losses are means over, it is that number: the last one's is not known yet.
+        """
         assert self.step is not None
+        if len(self.amounts) > self.index:
+            return self.amounts[self.index]
         return len(self.step.micro_batches[self.index]) / len(self.step.micro_batches[-1])
 
     def begin_micro_batch(self, step: StepPlan, index: int, *, measures: bool) -> None:
         self.is_dry = self.stepped = self.passed_step = False
         self.step, self.index, self.measures = step, index, measures
+        if index == 0:
+            self.amounts = []
         self.last_batch = step.global_batch
 
     def begin_dry_step(self) -> None:

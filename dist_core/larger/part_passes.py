@@ -85,6 +85,12 @@ class PartPasses(PassesOfSteps):
     def note_loss_scale(self) -> None:
         """Nothing scales losses here."""
 
+    def weigh(self, amount: float, total: float | None) -> None:
+        raise InvalidTraining(
+            "loader.weigh() is not there for models of several slots, whose passes are weighed by their samples; give "
+            "a loss that is a mean over samples"
+        )
+
     # ------------------------------------------------------------------ behind a backward pass
 
     def watch(self, output: Any) -> None:

@@ -23,6 +23,17 @@ def trial_seed(trial_id: str) -> int:
     return derived_seed("trial", trial_id)
 
 
+_of_ours: set[int] = {67280421310721}
+"""Seeds that torch may have without the script's doing: its own first one, and those that we have given it."""
+
+
+def seed_of_script() -> int | None:
+    """Return the seed that the script has given torch; None where it has given none."""
+    torch = sys.modules.get("torch")
+    seed = None if torch is None else int(torch.initial_seed())
+    return None if seed in _of_ours else seed
+
+
 def seed_all(seed: int) -> None:
     """Python's generator, NumPy's, and torch's where that is in memory."""
     random.seed(seed)
@@ -34,6 +45,7 @@ def seed_torch(seed: int) -> None:
     torch = sys.modules.get("torch")
     if torch is None:
         return
+    _of_ours.add(seed)
     torch.default_generator.manual_seed(seed)
     if torch.cuda.is_available():
         torch.cuda.manual_seed(seed)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import math
 import operator
 import sys
 from collections.abc import Iterable, Iterator, Sized
@@ -34,7 +35,9 @@ from dist_core.data.parted_source import PartedSource
 from dist_core.data.source import StreamSource, batch_source
 from dist_core.errors import InvalidTraining
 from dist_core.generations.decision import fingerprint
+from dist_core.generations.process_groups import ReplicaGroup
 from dist_core.goodput import BatchBounds, fixed_choice
+from dist_core.state.seeds import seed_of_script
 from dist_core.tensorboard import write_scalars
 from dist_core.training.looped import Looped
 from dist_core.training.training_loop import MOST_DRY_BATCHES, LoopMarks, TrainingLoop
@@ -50,8 +53,9 @@ class AdaptiveDataLoader:
     whole by every replica, which keeps its part; with ``num_workers`` of 2 or more it is divided among the workers of
     all replicas, each of which learns its part from ``torch.utils.data.get_worker_info()``. ``epoch_size`` is the
     number of samples that count as an epoch, where the dataset does not know its length. ``max_local_bsz``: the most
-    that a replica computes in one pass; a batch of more takes several. Further keyword arguments go to torch's
-    DataLoader.
+    that a replica computes in one pass; a batch of more takes several. ``seed``: of the order; None: that of the
+    ``generator`` given, or the one that the script has seeded torch with, as rank 0 has it, or 0. Further keyword
+    arguments go to torch's DataLoader.
 
     Raises InvalidTraining for arguments that contradict each other, and for ``batch_sampler``: batches are cut here.
     """
@@ -63,7 +67,7 @@ class AdaptiveDataLoader:
         shuffle: bool = False,
         sampler: Iterable[int] | None = None,
         *,
-        seed: int = 0,
+        seed: int | None = None,
         epoch_size: int | None = None,
         max_local_bsz: int | None = None,
         **options: Any,
@@ -86,7 +90,8 @@ class AdaptiveDataLoader:
         self.generator = options.get("generator")
         self.collate_fn = options.get("collate_fn") or default_collate
         self.num_workers = options.get("num_workers", 0)
-        self.source = batch_source(dataset, shuffle=shuffle, seed=seed, sampler=sampler, options=options)
+        order = _seed_of_order(dataset, self.generator) if seed is None else seed
+        self.source = batch_source(dataset, shuffle=shuffle, seed=order, sampler=sampler, options=options)
         self._note_workers(get_core())
         self._epoch_size = epoch_size
         self.autoscaled = False
@@ -220,6 +225,31 @@ class AdaptiveDataLoader:
         """Return this replica's batches of the present step, one a pass; empty outside the trial's steps."""
         return [] if self._marks.loaded is None else self._marks.loaded.batches
 
+    def weigh(self, amount: float) -> None:
+        """Say what the loss of the present batch is a mean over, where that is not the number of its samples.
+
+        ``amount``: the tokens that count, say, or the sum of the samples' class weights. Call it for each batch before
+        the backward pass. The step's gradient is then that of the mean over the whole global batch, however many
+        replicas and passes that is divided among; their amounts are summed. Outside of training loops it does nothing.
+
+        Raises InvalidTraining for a number that is not finite or below 0, and for models of several slots.
+        """
+        amount = float(amount)
+        if not 0.0 <= amount < math.inf:
+            raise InvalidTraining(f"loader.weigh() was given {amount}; it has to be finite and at least 0")
+        core, loaded = get_core(), self._marks.loaded
+        if loaded is None or not core.models:
+            return
+        place = core.models[0].step_place
+        # A replica without samples of its own computes others', which count for nothing.
+        amount = amount if loaded.plan.weight else 0.0
+        total = None
+        if place.is_last_micro_batch:
+            here = sum(place.amounts) + amount
+            total = core.together(functools.partial(_summed, here), otherwise=lambda: here)
+        for model in core.models:
+            model.passes.weigh(amount, total)
+
     def to_tensorboard(self, writer: Any, global_step: int, tag_prefix: str = "") -> None:
         """Write batch sizes and accumulation steps as scalars under ``tag_prefix``."""
         values = {
@@ -278,6 +308,22 @@ class AdaptiveDataLoader:
         if self.autoscaled or self.name is not None:
             return evaluation.train_unless_it_evaluates(core)
         return evaluation.evaluate_unless_it_trains(core)
+
+
+def _seed_of_order(dataset: Dataset[Any], generator: torch.Generator | None) -> int:
+    """Return the seed of the order that the script asks for by seeding torch, or a generator of its own."""
+    if generator is not None:
+        return generator.initial_seed() % 2**63
+    if isinstance(dataset, IterableDataset):
+        # Scripts seed each replica differently, and a stream is read by each of them.
+        return 0
+    return (seed_of_script() or 0) % 2**63
+
+
+def _summed(value: float, group: ReplicaGroup) -> float:
+    vector = torch.tensor([value], dtype=torch.float64)
+    group.sum(vector, what="what losses are means over")
+    return float(vector)
 
 
 _UPDATE_BN = inspect.unwrap(torch.optim.swa_utils.update_bn).__code__

@@ -11,7 +11,15 @@ from dist_core.training.loader import AdaptiveDataLoader
 
 Loader = TypeVar("Loader", bound=AdaptiveDataLoader)
 
-_TAKEN_OVER = ("collate_fn", "num_workers", "pin_memory", "timeout", "worker_init_fn", "persistent_workers")
+_TAKEN_OVER = (
+    "collate_fn",
+    "generator",
+    "num_workers",
+    "pin_memory",
+    "timeout",
+    "worker_init_fn",
+    "persistent_workers",
+)
 
 
 def elastic_like(

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from dist_core.data.order import StepPlan
+from dist_core.errors import InvalidTraining
 from dist_core.gradients.bucket_reducer import StepNorms
 from dist_core.gradients.earlier_passes import around_backward
 from dist_core.gradients.noise.measurements import Measurements
@@ -25,6 +26,9 @@ from dist_core.training.reduction import Reduction
 from dist_core.trial.core import TrainingCore
 
 logger = logging.getLogger(__name__)
+
+_LEAST_SHARE = 1e-6
+"""Share of a step's weight that a last pass has at least, as the earlier ones are weighed relative to it."""
 
 
 class StepPasses(PassesOfSteps):
@@ -80,6 +84,29 @@ class StepPasses(PassesOfSteps):
             self._core.batch.forbid_accumulation()
             logger.info("gradients are accumulated by the training loop: its steps do not measure the noise scale")
 
+    def weigh(self, amount: float, total: float | None) -> None:
+        place, group = self._place, self._over.group
+        assert place.step is not None
+        place.amounts.append(amount)
+        if total is None:
+            return
+        self._refuse_some_weighed()
+        # The earlier passes' sums are made relative to this one's, which may count for nothing.
+        relative = max(amount, total * _LEAST_SHARE)
+        self._hidden.scale(1.0 / relative if relative else 0.0)
+        group.weight = sum(place.amounts) / total if total else place.step.weight
+        world_size = self._core.generation.group.world_size
+        group.correction = world_size * relative / total if total and place.step.weight else 0.0
+
+    def _refuse_some_weighed(self) -> None:
+        place = self._place
+        passes = 0 if place.step is None else len(place.step.micro_batches)
+        if place.amounts and len(place.amounts) != passes:
+            raise InvalidTraining(
+                f"loader.weigh() was called in {len(place.amounts)} of a step's {passes} passes; call it once for each "
+                "batch of the loader, before its backward pass, or for none"
+            )
+
     # ------------------------------------------------------------------ around a backward pass
 
     def watch(self, output: Any) -> None:
@@ -107,6 +134,7 @@ class StepPasses(PassesOfSteps):
         self._hidden.take(self._place.weight_of_earlier)
 
     def _give_back_gradients(self) -> None:
+        self._refuse_some_weighed()
         several = self._hidden.set_aside(keep_views=not self._over.is_alone)
         if self._over.is_alone:
             return

@@ -93,6 +93,8 @@ class TrainingLoop:
         if started_passes is None:
             started_passes = self._loader.cursor.passes
         core.position.loop_start = (core.position.loops_begun, started_passes)
+        if self._has_no_batch:
+            self._loader.cursor.end_pass()
         steps_before = core.position.steps
         self._marks.handed_out = self._marks.uncounted = 0
         self._marks.promised = self._loader.batches_of_pass() if self._loader.epoch_size is not None else 0
@@ -237,6 +239,13 @@ class TrainingLoop:
         )
 
     # ------------------------------------------------------------------ where it ends
+
+    @property
+    def _has_no_batch(self) -> bool:
+        """Tell whether a pass has fewer samples than the batch, and what does not fill a batch is left out."""
+        loader = self._loader
+        samples = loader.source.num_samples
+        return bool(loader.drop_last and not loader.bounds.adaptive and samples and samples < loader.batch_size)
 
     def _is_over(self, core: TrainingCore, started_passes: int) -> bool:
         """Tell whether this loop ends here: an epoch's progress is made by the first loop of the first loader."""

@@ -66,6 +66,10 @@ class Passes(Protocol):
         """A pass of a micro-batch."""
         ...
 
+    def weigh(self, amount: float, total: float | None) -> None:
+        """Weigh the present pass by ``amount``; ``total``: of all replicas and passes, given in the last pass."""
+        ...
+
     def end_step(self) -> None:
         """A step is over on this replica, applied or skipped."""
         ...

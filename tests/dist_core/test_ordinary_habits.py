@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.optim import lr_scheduler as lr
-from torch.utils.data import IterableDataset
+from torch.utils.data import IterableDataset, TensorDataset
 
 import dist_core
 import dist_core.generations.watch
@@ -56,6 +56,48 @@ def two_passes_an_epoch(kit: Kit) -> list[float]:
                 (factor * mse(wrapped(x), y)).backward()
                 optimizer.step()
     return weights_of(model)
+
+
+def in_classes(kit: Kit, loss_of: Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, float]]) -> list[float]:
+    """Train on classes of very unequal sizes; ``loss_of`` gives the loss, and what it is a mean over."""
+    torch.manual_seed(0)
+    model = nn.Linear(6, 3)
+    x, y = examples().tensors
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    loader = kit.loader(TensorDataset(x, (y[:, 0] > 0).long() + (y[:, 0] > 1.5).long()))
+    wrapped = kit.wrap(model, optimizer)
+    for _ in kit.epochs(3):
+        for inputs, classes in loader:
+            optimizer.zero_grad()
+            loss, amount = loss_of(wrapped(inputs), classes)
+            if kit.elastic:
+                loader.weigh(amount)
+            loss.backward()
+            optimizer.step()
+    return weights_of(model)
+
+
+@habit
+def class_weights(kit: Kit) -> list[float]:
+    weights = torch.tensor([0.2, 1.0, 6.0])
+
+    def loss_of(outputs: torch.Tensor, classes: torch.Tensor) -> tuple[torch.Tensor, float]:
+        return nn.functional.cross_entropy(outputs, classes, weights), float(weights[classes].sum())
+
+    return in_classes(kit, loss_of)
+
+
+@habit
+def labels_that_do_not_count(kit: Kit) -> list[float]:
+    """Whole passes may have none that counts: class 1 alone does, a third of the samples."""
+
+    def loss_of(outputs: torch.Tensor, classes: torch.Tensor) -> tuple[torch.Tensor, float]:
+        counted = int((classes == 1).sum())
+        ignored = torch.where(classes == 1, classes, -100)
+        loss = nn.functional.cross_entropy(outputs, ignored, reduction="sum") / max(1, counted)
+        return loss, counted
+
+    return in_classes(kit, loss_of)
 
 
 class Streamed(IterableDataset[Any]):

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import copy
 import math
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import RandomSampler
 
 import dist_core
 from dist_core import Accumulator, AdaptiveDataLoader, AdaptiveDataParallel, remaining_epochs_until
@@ -30,6 +32,57 @@ def test_drop_last_leaves_out_the_rest() -> None:
     loader = AdaptiveDataLoader(Numbered(10), batch_size=4, drop_last=True)
     assert len(loader) == 2
     assert train(loader, 2) == [list(range(8)), list(range(8))]
+
+
+def test_drop_last_of_less_than_a_batch_leaves_no_step() -> None:
+    loader = AdaptiveDataLoader(Numbered(3), batch_size=4, drop_last=True)
+    assert len(loader) == 0
+    assert train(loader, 2) == [[], []]
+    assert get_core().position.steps == 0
+
+
+def test_the_order_follows_the_seed_of_the_script_its_generator_or_its_samplers() -> None:
+    def order(**options: Any) -> list[int]:
+        reset_core()
+        [samples] = train(AdaptiveDataLoader(Numbered(40), batch_size=8, **options), 1)
+        return samples
+
+    def of_generator(seed: int) -> list[int]:
+        return order(shuffle=True, generator=torch.Generator().manual_seed(seed))
+
+    def of_script(seed: int, *, sampled: bool = False) -> list[int]:
+        torch.manual_seed(seed)
+        return order(sampler=RandomSampler(range(40))) if sampled else order(shuffle=True)
+
+    for of in (of_generator, of_script, partial(of_script, sampled=True)):
+        assert of(1) == of(1) != of(2)
+        assert sorted(of(1)) == list(range(40))
+    assert of_generator(1) == order(shuffle=True, seed=1)
+
+
+@pytest.mark.parametrize("amount", [-1.0, math.nan, math.inf])
+def test_an_amount_that_means_nothing_is_refused(amount: float) -> None:
+    loader = AdaptiveDataLoader(Numbered(8), batch_size=4)
+    with pytest.raises(InvalidTraining, match=r"weigh\(\) was given .*at least 0"):
+        loader.weigh(amount)
+
+
+def test_passes_are_weighed_all_or_none() -> None:
+    loader = AdaptiveDataLoader(Numbered(16), batch_size=8, max_local_bsz=4)
+    model = ConstantGradient()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    wrapped = AdaptiveDataParallel(model, optimizer)
+    for _ in remaining_epochs_until(1):
+        for number, x in enumerate(loader):
+            optimizer.zero_grad()
+            if number == 0:
+                loader.weigh(1.0)
+                wrapped(x).mean().backward()
+            else:
+                with pytest.raises(InvalidTraining, match="1 of a step's 2 passes"):
+                    wrapped(x).mean().backward()
+                return
+            optimizer.step()
 
 
 def test_after_a_loop_was_left_early_the_next_one_begins_a_new_pass_and_is_no_longer() -> None:
