@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from dist_core.training.api import (
         current_epoch,
         init_process_group,
+        keep,
         progress_step,
         rank,
         register_state,
@@ -39,6 +40,7 @@ _HOME = {
     "current_dataloader": "training.loader",
     "current_epoch": "training.api",
     "init_process_group": "training.api",
+    "keep": "training.api",
     "prepared": "preparation.prepare",
     "progress_step": "training.api",
     "rank": "training.api",
@@ -61,6 +63,7 @@ __all__ = [
     "current_dataloader",
     "current_epoch",
     "init_process_group",
+    "keep",
     "prepared",
     "progress_step",
     "rank",

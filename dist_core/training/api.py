@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 from dist_core.errors import ControlChannelError, InvalidTraining
@@ -52,6 +53,33 @@ def finished_epochs() -> int:
 def register_state(name: str, state: Stateful) -> None:
     """Have ``state`` (anything with state_dict and load_state_dict) checkpointed and handed to joining replicas."""
     training_core().registry.register(f"user-{name}", state)
+
+
+class Kept(SimpleNamespace):
+    """Values of a script that belong to its trial, as attributes; see ``keep``."""
+
+    def state_dict(self) -> dict[str, Any]:
+        return dict(vars(self))
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        vars(self).clear()
+        vars(self).update(state)
+
+
+def keep(**values: Any) -> Kept:
+    """Return an object with these attributes, which are checkpointed and handed to joining replicas.
+
+    For what a script counts and remembers from epoch to epoch, and decides by::
+
+        kept = dist_core.keep(best=0.0, bad_epochs=0, weights=None)
+
+    Numbers, texts, tensors, and lists and dictionaries of them. A replica that joins has rank 0's values from its
+    first training step on. Several calls make several objects, in one order on all replicas.
+    """
+    kept = Kept(**values)
+    registry = training_core().registry
+    registry.register(registry.unique_name("kept"), kept)
+    return kept
 
 
 def report(value: float, step: int) -> None:

@@ -141,8 +141,8 @@ class SameWeights:
             f"them at step {look.step}{self._since(name)}. Something has changed weights or gradients of one replica "
             "alone: random numbers that an optimizer's step, or code between backward() and step(), draws; weights "
             "that were loaded from what one replica has kept; gradients or counters of the script that those who "
-            "joined later did not have. Draw from a generator that is seeded alike, give such state to "
-            "dist_core.register_state(), or have rank 0's weights taken over: AdaptiveDataParallel(..., "
+            "joined later did not have. Draw from a generator that is seeded alike, hold such values in "
+            "dist_core.keep(), or have rank 0's weights taken over: AdaptiveDataParallel(..., "
             "on_divergence='resync')"
         )
 

@@ -18,7 +18,7 @@ from dist_core.trial.pacing import Pacing
 _PLACES = (
     "the replicas wait for each other at different places of the code: this one {} {}, {}. Something that one of them "
     "alone has counted or measured decides when a loop ends, such as a patience for early stopping in a variable, "
-    "which replicas that joined later have begun anew. Keep it in the trial's state (dist_core.register_state), and "
+    "which replicas that joined later have begun anew. Hold it in dist_core.keep(), and "
     "decide by what all of them know: sums of an Accumulator"
 )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import os
 import time
-from typing import Any
+from types import SimpleNamespace
 
 import torch
 
@@ -14,9 +14,14 @@ from tests.support.habits import Kit, examples, network
 from tests.support.replica_main import run_as_replica
 from tests.support.shared_habits import mse
 
+KEEPS, GROWS = "KEEPS", "GROWS"
+
 
 def main() -> int:
-    """``PATIENCE``: epochs without a better one after which it stops."""
+    """``PATIENCE``: epochs without a better one after which it stops.
+
+    ``KEEPS``: it says what it keeps. ``GROWS``: others come.
+    """
     torch.set_num_threads(1)
     return run_as_replica(lambda: train(Kit(elastic=True), int(os.environ["PATIENCE"])), told=Exception)
 
@@ -25,23 +30,26 @@ def train(kit: Kit, patience: int) -> float:
     model = network()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     loader, wrapped = kit.loader(examples()), kit.wrap(model, optimizer)
-    best: dict[str, Any] | None = None
-    waited = 0
+    held = {"best": None, "waited": 0}
+    kept = dist_core.keep(**held) if KEEPS in os.environ else SimpleNamespace(**held)
     for epoch in kit.epochs(40):
         for x, y in loader:
             optimizer.zero_grad()
             mse(wrapped(x), y).backward()
             optimizer.step()
-            time.sleep(0.05)
+            # It is not over before others have come, in an epoch behind the first.
+            waits = epoch and GROWS in os.environ and dist_core.world_size() == 1
+            time.sleep(0.5 if waits else 0.05)
+        dist_core.report(float(epoch), epoch)
         # The first epoch that it sees is the best.
-        if best is None:
-            best = copy.deepcopy(model.state_dict())
+        if kept.best is None:
+            kept.best = copy.deepcopy(model.state_dict())
         else:
-            waited += 1
-        if waited >= patience or epoch == 39:
+            kept.waited += 1
+        if kept.waited >= patience or epoch == 39:
             break
-    assert best is not None
-    model.load_state_dict(best)
+    assert kept.best is not None
+    model.load_state_dict(kept.best)
     sums = dist_core.Accumulator()
     with torch.no_grad():
         for x, y in kit.loader(examples(60), 10):

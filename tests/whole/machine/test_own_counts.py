@@ -23,12 +23,12 @@ def launcher() -> Iterator[LocalLauncher]:
     made.close()
 
 
-def ended(rig: Rig, patience: int, *, grows: bool) -> TrialRecord:
-    trial_id = rig.submit(1, entrypoint=ENTRYPOINT, PATIENCE=str(patience))
+def ended(rig: Rig, patience: int, *, grows: bool, **environ: str) -> TrialRecord:
+    environ = {**environ, "GROWS": "yes"} if grows else environ
+    trial_id = rig.submit(1, entrypoint=ENTRYPOINT, PATIENCE=str(patience), **environ)
     if grows:
         # In an epoch behind the first one.
-        rig.until(lambda: rig.trial(trial_id).generation > 0, "its replica trains")
-        rig.until_size(trial_id, 1)
+        rig.until(lambda: bool(rig.store.trial_reports(trial_id)), "its first epoch is over")
         rig.want(trial_id, 3)
     return rig.until_over(trial_id)
 
@@ -51,3 +51,13 @@ def test_weights_that_each_replica_has_kept_for_itself_give_no_value(rig: Rig) -
     assert record.state is TrialState.FAILED
     assert record.outcome is not None
     assert "the replicas do not hold one model any more: the parameter" in str(record.outcome.message)
+    assert "dist_core.keep()" in str(record.outcome.message)
+
+
+@pytest.mark.parametrize("patience", [12, 100])
+def test_what_it_says_it_keeps_comes_to_those_that_join(rig: Rig, patience: int) -> None:
+    alone, grown = (ended(rig, patience, grows=grows, KEEPS="yes") for grows in (False, True))
+    assert grown.state is TrialState.SUCCEEDED, grown.outcome
+    assert alone.outcome is not None
+    assert grown.outcome is not None
+    assert grown.outcome.value == pytest.approx(alone.outcome.value, abs=1e-4)
