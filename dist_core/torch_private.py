@@ -209,6 +209,21 @@ def gradient_buckets(model: DistributedDataParallel) -> list[GradBucket]:
     return model.reducer._get_zeros_like_grad_buckets()
 
 
+def reduce_zeros(model: DistributedDataParallel) -> None:
+    """Reduce gradients that are 0, as a backward pass does whose forward pass was or was not made."""
+    trained = [each for each in model.parameters() if each.requires_grad]
+    for each in trained:
+        each.grad = None
+    model.reducer.prepare_for_backward([])
+    torch.autograd.backward(trained, [torch.zeros_like(each) for each in trained])
+
+
+def rebuild_buckets(model: DistributedDataParallel) -> None:
+    """Lay the buckets out in the order in which gradients have come, if that is due; collective."""
+    if model.reducer._rebuild_buckets():
+        model._has_rebuilt_buckets = True
+
+
 def replace_default_group(group: dist.ProcessGroup | None, world_size: int) -> None:
     """Set the group that ``torch.distributed`` uses where a script names none; None for no group."""
     world = distributed_c10d._world

@@ -62,7 +62,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, __file__, folder]
         first = subprocess.Popen(command)
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 180
         while _reports(Path(folder)) < 12 and time.monotonic() < deadline:
             time.sleep(0.1)
         everything = [*psutil.Process(first.pid).children(recursive=True), psutil.Process(first.pid)]

@@ -75,6 +75,11 @@ class StepVote:
             if self._present is not None:
                 self._present.wait()
 
+    @property
+    def under_way(self) -> Round | None:
+        """Round of the present step, once it was launched."""
+        return self._present
+
     def finish(self) -> Round | None:
         """Return the present step's round when all have taken part; None where a replica is gone."""
         present, self._present = self._present, None

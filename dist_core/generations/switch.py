@@ -45,7 +45,7 @@ class Switch:
     def _may_be_entered(self, prepared: Prepared) -> bool:
         """A joiner's gradient buckets are as after two passes; ours must be too before it is let in."""
         # A joiner stands in its epoch's first loop.
-        settled = self._position.own_steps >= DRY_STEPS and self._position.is_first_loop
+        settled = self._position.steps_with_gradients >= DRY_STEPS and self._position.is_first_loop
         return settled or not self.has_joiners(prepared)
 
     def has_joiners(self, prepared: Prepared) -> bool:

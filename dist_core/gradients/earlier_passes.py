@@ -74,6 +74,21 @@ class EarlierGradients:
         self._sums, self._aside = {}, {}
 
 
+def note_backward(output: Any, note: Callable[[], None]) -> None:
+    """Have ``note`` run when a backward pass reaches the model's output; at once where nothing in it would tell."""
+
+    def reached(_: torch.Tensor) -> None:
+        note()
+
+    if output is None:
+        return
+    tensors = [tensor for tensor in tensors_in(output) if tensor.requires_grad and not tensor.is_leaf]
+    for tensor in tensors:
+        tensor.register_hook(reached)  # type: ignore[no-untyped-call]  # not annotated in torch
+    if not tensors:
+        note()
+
+
 def around_backward(output: Any, *, begin: Callable[[], None] | None, end: Callable[[], None]) -> None:
     """Have ``begin`` run when a backward pass reaches the model's output, and ``end`` when that pass is complete.
 

@@ -85,6 +85,22 @@ class PartPasses(PassesOfSteps):
     def note_loss_scale(self) -> None:
         """Nothing scales losses here."""
 
+    @property
+    def came_by_all(self) -> bool:
+        return True
+
+    def lay_out_buckets(self) -> None: ...
+
+    def reduce_nothing(self) -> None:
+        raise InvalidTraining(
+            "one replica leaves out a batch that others train a model of several slots on, whose processes compute "
+            "together. Leave batches out by what all replicas know: a sum of an Accumulator"
+        )
+
+    def leave_step_out(self) -> None:
+        self._hidden.drop()
+        self.drop_gradients()
+
     def weigh(self, amount: float, total: float | None) -> None:
         raise InvalidTraining(
             "loader.weigh() is not there for models of several slots, whose passes are weighed by their samples; give "

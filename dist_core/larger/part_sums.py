@@ -148,6 +148,10 @@ class PartSums:
 
     # ------------------------------------------------------------------ what buckets of DDP's can do besides
 
+    def lay_out_buckets(self) -> None: ...
+
+    def reduce_nothing(self) -> None: ...
+
     def tune(self, announced: int | None) -> None:
         """There is one way."""
 

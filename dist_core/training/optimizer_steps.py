@@ -98,6 +98,11 @@ class OptimizerSteps:
             return True
         if not place.is_last_micro_batch:
             return False
+        if not self._over.is_alone and not self._core.steps.reduces and not self._has_gradients:
+            # A batch that this replica leaves out, and others perhaps do not.
+            if len(self._core.models) == 1:
+                self._core.steps.take_part()
+            return False
         last, here = None if group.passive else group.last_bucket, self._device.mark()
         self.reduction = None if last is None else Elapsed(last, here)
         if not self._over.whole_replica_agrees(self._core.steps.await_vote() and self._sums_are_whole(here)):
@@ -105,6 +110,10 @@ class OptimizerSteps:
         for each in sharing:
             each._place.stepped = True
         return self._core.record.counts_update()
+
+    @property
+    def _has_gradients(self) -> bool:
+        return any(parameter.grad is not None for parameter in self._module.parameters())
 
     def _sums_are_whole(self, here: Mark) -> bool:
         """NCCL gives out sums before they are made; one that a replica was lost in is no sum."""

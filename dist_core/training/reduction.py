@@ -8,12 +8,13 @@ from typing import Any, Protocol, cast
 from torch.nn.parallel import DistributedDataParallel
 
 from dist_core.device import Device, Mark
+from dist_core.errors import InvalidTraining
 from dist_core.generations.group_needs import GroupNeeds, carrier_for
 from dist_core.generations.process_groups import ReplicaGroup
 from dist_core.gradients.bucket_reducer import BucketReducer, StepNorms
 from dist_core.gradients.choice import ReductionChoice
 from dist_core.gradients.noise.measurements import Measurements
-from dist_core.torch_private import replace_process_group
+from dist_core.torch_private import rebuild_buckets, reduce_zeros, replace_process_group
 from dist_core.trial.core import TrainingCore
 
 
@@ -54,6 +55,12 @@ class Reduction(Protocol):
     def tune(self, announced: int | None) -> None: ...
 
     def note_update(self) -> None: ...
+
+    def lay_out_buckets(self) -> None: ...
+
+    def reduce_nothing(self) -> None:
+        """Take part in the others' reductions of the present step without gradients of one's own."""
+        ...
 
     def whole_replica_agrees(self, succeeded: bool) -> bool:
         """Tell whether the step's sums are whole on all processes of this replica, given this one's own answer."""
@@ -132,6 +139,21 @@ class BucketReduction:
 
     def whole_replica_agrees(self, succeeded: bool) -> bool:
         return succeeded
+
+    def lay_out_buckets(self) -> None:
+        """Do what torch's class does in its forward pass after the first step, which is agreed on by all replicas."""
+        rebuild_buckets(self._model)
+
+    def reduce_nothing(self) -> None:
+        if self._model.find_unused_parameters:
+            raise InvalidTraining(
+                "one replica leaves out a batch that others train on, with find_unused_parameters=True: which "
+                "parameters they use cannot be known here. Leave batches out by what all replicas know: a sum of an "
+                "Accumulator"
+            )
+        self.group.begin_backward()
+        self.group.norms = None
+        reduce_zeros(self._model)
 
     def note_update(self) -> None:
         self._choice.time_step(self._device.mark, world_size=self._core.generation.group.world_size)

@@ -15,7 +15,7 @@ import torch
 from dist_core.data.order import StepPlan
 from dist_core.errors import InvalidTraining
 from dist_core.gradients.bucket_reducer import StepNorms
-from dist_core.gradients.earlier_passes import around_backward
+from dist_core.gradients.earlier_passes import around_backward, note_backward
 from dist_core.gradients.noise.measurements import Measurements
 from dist_core.gradients.step_place import StepPlace
 from dist_core.gradients.synchronized_norms import SynchronizedNorms
@@ -48,6 +48,9 @@ class StepPasses(PassesOfSteps):
         self._synchronized_norms = SynchronizedNorms(module)
         self._num_parts = 1
         """Replicas that have examples of the present step."""
+        self._hidden_passes = 0
+        """Earlier passes of the present step that have come through their backward pass."""
+        self._has_come = False
         self.user_accumulates = False
         """True if the user's code sums gradients over several of the loader's batches by itself."""
 
@@ -63,6 +66,7 @@ class StepPasses(PassesOfSteps):
             return
         # What an earlier step left behind that was given up in its middle.
         self._hidden.drop()
+        self._hidden_passes, self._has_come = 0, False
         self._measurements.begin_step()
         group = self._over.group
         group.reduced = False
@@ -111,13 +115,18 @@ class StepPasses(PassesOfSteps):
 
     def watch(self, output: Any) -> None:
         """The forward pass gave ``output``; its backward pass is one of several of a step."""
-        if self._place.has_several_passes and not self.user_accumulates:
+        if not self._place.has_several_passes:
+            note_backward(output, self._note_backward)
+        elif not self.user_accumulates:
             last = self._place.is_last_micro_batch
             around_backward(
                 output,
                 begin=self._give_back_gradients if last else None,
                 end=self._whole_gradient_is_there if last else self._hide_gradients,
             )
+
+    def _note_backward(self) -> None:
+        self._has_come = True
 
     def note_loss_scale(self) -> None:
         """As it is during backward: the scaler changes it before the step is over."""
@@ -132,8 +141,10 @@ class StepPasses(PassesOfSteps):
         self.note_loss_scale()
         self._measure_part()
         self._hidden.take(self._place.weight_of_earlier)
+        self._hidden_passes, self._has_come = self._hidden_passes + 1, True
 
     def _give_back_gradients(self) -> None:
+        self._has_come = True
         self._refuse_some_weighed()
         several = self._hidden.set_aside(keep_views=not self._over.is_alone)
         if self._over.is_alone:
@@ -161,6 +172,35 @@ class StepPasses(PassesOfSteps):
         if self._splits_to_measure:
             self._measurements.measure_part(self._place.share)
 
+    # ------------------------------------------------------------------ a step that is left out
+
+    @property
+    def came_by_all(self) -> bool:
+        place = self._place
+        if not (self._has_come and place.has_several_passes) or self.user_accumulates:
+            return True
+        return self._hidden_passes >= place.index
+
+    def lay_out_buckets(self) -> None:
+        self._over.lay_out_buckets()
+
+    def reduce_nothing(self) -> None:
+        if self.user_accumulates or self._wrapped.scaler is not None:
+            raise InvalidTraining(
+                "one replica leaves out a batch that others train on, and the training loop "
+                + ("sums up gradients by itself" if self.user_accumulates else "uses a GradScaler")
+                + ": what the others have summed or scaled would not be the same any more. Leave batches out by what "
+                "all replicas know: a sum of an Accumulator"
+            )
+        self._over.reduce_nothing()
+
+    def leave_step_out(self) -> None:
+        self._hidden.drop()
+        self._over.group.norms = None
+        self._over.group.measuring = False
+        self._measurements.begin_step()
+        self.drop_gradients()
+
     # ------------------------------------------------------------------ a step's end
 
     def end_step(self) -> None:
@@ -181,5 +221,6 @@ class StepPasses(PassesOfSteps):
             group.norms = None
 
     def _note_unapplied_gradients(self) -> None:
-        if any(parameter.grad is not None for parameter in self._parameters):
+        # Those of a batch that is left out are an earlier one's.
+        if self._has_come and any(parameter.grad is not None for parameter in self._parameters):
             self.accumulate_for_user()

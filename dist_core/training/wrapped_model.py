@@ -298,6 +298,8 @@ class ScheduleSteps:
         in_loop = core.position.in_training_loop
         if self._place.is_dry or (in_loop and (not self._place.is_last_micro_batch or core.broken is not None)):
             return None
+        if in_loop and self._place.passed_step and core.steps.is_left_out:
+            return None
         if in_loop and record.has_made_next_update:
             record.counts_update()
             return None

@@ -105,7 +105,7 @@ class TrainingCore(Pieces):
     @property
     def buckets_settled(self) -> bool:
         """Tell whether the models' gradient buckets are in a joiner's order, or nobody will ever join."""
-        return self.environment is None or self.position.own_steps >= DRY_STEPS
+        return self.environment is None or self.position.steps_with_gradients >= DRY_STEPS
 
     @property
     def progress(self) -> float:

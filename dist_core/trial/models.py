@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 
+from dist_core.errors import InvalidTraining
 from dist_core.generations.group_needs import GroupNeeds
 from dist_core.generations.process_groups import ReplicaGroup
 from dist_core.generations.step_vote import Ballot, Round
@@ -85,6 +86,19 @@ class Models:
         """Tell whether the present step takes several passes."""
         return any(model.step_place.has_several_passes for model in self)
 
+    @property
+    def came_by_all_passes(self) -> bool:
+        """Tell whether each of the present step's passes so far has come through its backward pass, or none.
+
+        Of several models each may have steps of its own.
+        """
+        return len(self) != 1 or self[0].passes.came_by_all
+
+    @property
+    def took_gradients(self) -> bool:
+        """Tell whether gradients have come to the buckets in the present step; each of several models has its own."""
+        return len(self) != 1 or self[0].passes.took_gradients
+
     # ------------------------------------------------------------------ what they hold
 
     def trained(self) -> Iterator[torch.nn.Parameter]:
@@ -116,6 +130,25 @@ class Models:
     def end_training_loop(self) -> None:
         for model in self:
             model.end_training_loop()
+
+    def lay_out_buckets(self) -> None:
+        """Take part where the others' forward pass lays gradient buckets out anew."""
+        if len(self) == 1 and self._models[0].step_place.step is not None:
+            self._models[0].passes.lay_out_buckets()
+
+    def reduce_nothing(self) -> None:
+        """Take part in the others' reductions of a step that this replica leaves out. Raises InvalidTraining."""
+        if len(self) != 1:
+            raise InvalidTraining(
+                f"one replica leaves out a batch that others train {len(self)} models on; which of them they train "
+                "cannot be known here. Leave batches out by what all replicas know: a sum of an Accumulator"
+            )
+        self[0].passes.reduce_nothing()
+
+    def leave_step_out(self) -> None:
+        """The step makes no update: nothing stays of its gradients and of what was measured."""
+        for model in self:
+            model.passes.leave_step_out()
 
     # ------------------------------------------------------------------ a step's round
 

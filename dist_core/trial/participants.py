@@ -62,6 +62,23 @@ class Passes(Protocol):
         """Tell whether gradients have come to the buckets since the present step began."""
         ...
 
+    @property
+    def came_by_all(self) -> bool:
+        """Tell whether each of the present step's earlier passes has come through its backward pass, or none has."""
+        ...
+
+    def lay_out_buckets(self) -> None:
+        """Lay gradient buckets out as a forward pass does, together with the other replicas."""
+        ...
+
+    def reduce_nothing(self) -> None:
+        """Take part in the others' reductions without gradients. Raises InvalidTraining where that cannot be done."""
+        ...
+
+    def leave_step_out(self) -> None:
+        """The step makes no update: nothing stays of its gradients and of what was measured."""
+        ...
+
     def begin(self, step: StepPlan, index: int, *, measures: bool) -> None:
         """A pass of a micro-batch."""
         ...

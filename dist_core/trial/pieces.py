@@ -34,7 +34,7 @@ from dist_core.trial.same_weights import SameWeights
 from dist_core.trial.saving import Saving
 from dist_core.trial.steps import Steps
 from dist_core.trial.together import Together
-from dist_core.trial.voters import SameOrder, SamePlace, SameRates
+from dist_core.trial.voters import SameOrder, SamePlace, SameRates, WholeSteps
 from dist_core.trial.way_back import WayBack
 
 T = TypeVar("T")
@@ -152,6 +152,7 @@ class Pieces:
             self.changes,
             self.hinting,
             self.membership,
+            WholeSteps(self.models),
             (place, SameOrder(self.pacing), SameRates(self.models), self.same_weights),
         )
         self.rerun = Rerun(

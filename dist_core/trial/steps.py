@@ -9,7 +9,7 @@ from dist_core.errors import InvalidTraining
 from dist_core.generations.present import PresentGeneration
 from dist_core.generations.running_sums import RunningSums
 from dist_core.generations.step_record import StepRecord
-from dist_core.generations.step_vote import Ballot, StepVote
+from dist_core.generations.step_vote import Ballot, Round, StepVote
 from dist_core.generations.watch import Membership, Prepared
 from dist_core.state.position import Position
 from dist_core.trial.batch_agreement import BatchAgreement
@@ -20,7 +20,7 @@ from dist_core.trial.models import Models
 from dist_core.trial.pacing import LoopHabits, Pacing
 from dist_core.trial.participants import PacingLoader
 from dist_core.trial.saving import Saving
-from dist_core.trial.voters import Voter
+from dist_core.trial.voters import Voter, WholeSteps
 
 
 class Steps:
@@ -40,6 +40,7 @@ class Steps:
         changes: Changes,
         hinting: Hinting,
         membership: Membership | None,
+        whole: WholeSteps,
         voters: Sequence[Voter],
     ) -> None:
         self._present = present
@@ -56,13 +57,20 @@ class Steps:
         self._changes = changes
         self._hinting = hinting
         self._membership = membership
-        self._voters = voters
+        self._whole = whole
+        self._voters = (whole, *voters)
 
     # ------------------------------------------------------------------ the step's round
 
     def launch_vote(self) -> None:
         """Start the step's round; called when its first gradients are reduced."""
+        self._whole.reduces = True
         self._vote.launch(self._compose)
+
+    @property
+    def reduces(self) -> bool:
+        """Tell whether gradients of the present step are being reduced on this replica."""
+        return self._whole.reduces
 
     def await_vote(self) -> bool:
         """Wait for the round of this step; False when the step is broken and must not be applied.
@@ -71,7 +79,30 @@ class Steps:
         """
         if self._present.broken is None:
             self._vote.wait()
-        return self._present.broken is None
+        return self._present.broken is None and not self.is_left_out
+
+    @property
+    def is_left_out(self) -> bool:
+        """Tell whether a replica has left out one of the step's passes, once the round has been waited for."""
+        return self._leaves_out(self._vote.under_way)
+
+    def _leaves_out(self, agreed: Round | None) -> bool:
+        world_size = self._present.group.world_size
+        if world_size == 1:
+            return self._whole.is_left_out_alone()
+        return agreed is not None and self._whole.leave_out(agreed[self._whole.name], world_size)
+
+    def take_part(self) -> None:
+        """Take part in the step's round and, if the body has reduced nothing here, in what the others reduce."""
+        if self._whole.reduces or self._present.group.world_size == 1:
+            self._vote.launch(self._compose)
+            return
+        self._models.lay_out_buckets()
+        self._vote.launch(self._compose)
+        if self._present.broken is None:
+            self._vote.wait()
+        if self._present.broken is None and self.is_left_out:
+            self._models.reduce_nothing()
 
     def _compose(self) -> tuple[Ballot, Prepared | None]:
         prepared = None if self._membership is None else self._membership.pending()
@@ -98,24 +129,30 @@ class Steps:
         """The body of the loop has run for the last micro-batch of a step: count it, then act on what was agreed."""
         adaptation = self._batch.adaptation
         assert adaptation is not None
-        self.launch_vote()
+        self.take_part()
         world_size = self._present.group.world_size
         agreed = self._vote.finish()
         if agreed is None:
+            self._whole.forget()
             self._changes.heal(in_step=True)
             return
+        is_left_out = self._leaves_out(agreed)
+        if is_left_out:
+            self._models.leave_step_out()
         self._record.step_counts()
         self._sums.keep()
         for voter in self._voters:
             voter.take(agreed[voter.name], world_size)
         if world_size > 1 and self._sums.receive(agreed["sums"], world_size):
             self._sums.settle()
-        self._position.schedule_position += self._models.gain
+        if not is_left_out:
+            self._position.schedule_position += self._models.gain
         if self._pacing.paces(loader):
             self._position.progress += adaptation.progress_of(global_batch)
         self._models.end_step(agreed)
         self._position.steps += 1
         self._position.own_steps += 1
+        self._position.steps_with_gradients += self._models.took_gradients
         loader.commit(global_batch)
         now, later = agreed["batch"][:2], agreed["batch"][2:]
         self._batch.use(*now)

@@ -104,6 +104,38 @@ def _others(agreed: Sequence[float]) -> str:
     return f"{steps}, {behind:.0f} behind the loops" + (f" (of epoch {behind_epochs / behind:.0f})" if behind else "")
 
 
+class WholeSteps:
+    """Each replica comes by all of a step's backward passes, or none of them makes the step's update.
+
+    A script may leave out a batch, because its loss is no number say, of which each replica sees its own part.
+    """
+
+    name = "passes"
+
+    def __init__(self, models: Models) -> None:
+        self._models = models
+        self.reduces = False
+        """True once this replica has begun to reduce gradients in the present step's body."""
+
+    def put(self) -> Sequence[float]:
+        return float(self.reduces), float(self.reduces and self._models.came_by_all_passes)
+
+    def take(self, agreed: Sequence[float], world_size: int) -> None:
+        self.reduces = False
+
+    def forget(self) -> None:
+        self.reduces = False
+
+    def leave_out(self, agreed: Sequence[float], world_size: int) -> bool:
+        """Tell whether the step is left out on all replicas: some have come by all of its passes, others have not."""
+        reducing, whole = round(agreed[0]), round(agreed[1])
+        return reducing > 0 and whole < world_size
+
+    def is_left_out_alone(self) -> bool:
+        """Tell whether this replica, which has nobody to ask, has left out one of several passes."""
+        return not self._models.came_by_all_passes
+
+
 class SameRates:
     """Replicas train at one learning rate."""
 

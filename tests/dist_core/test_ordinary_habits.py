@@ -100,6 +100,48 @@ def labels_that_do_not_count(kit: Kit) -> list[float]:
     return in_classes(kit, loss_of)
 
 
+def with_a_bad_sample() -> TensorDataset:
+    """One sample of the second batch is no number."""
+    x, y = (tensor.clone() for tensor in examples().tensors)
+    x[30] = float("nan")
+    return TensorDataset(x, y)
+
+
+@habit
+def batches_left_out_behind_the_forward_pass(kit: Kit) -> list[float]:
+    """One replica alone sees that the loss is no number."""
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    loader, wrapped = kit.loader(with_a_bad_sample()), kit.wrap(model, optimizer)
+    for _ in kit.epochs(3):
+        for x, y in loader:
+            loss = mse(wrapped(x), y)
+            if torch.isnan(loss):
+                continue
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+    return weights_of(model)
+
+
+@habit
+def batches_left_out_before_the_forward_pass(kit: Kit) -> list[float]:
+    """The schedule stands still with the optimizer."""
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    schedule = lr.StepLR(optimizer, 4, 0.5)
+    loader, wrapped = kit.loader(with_a_bad_sample()), kit.wrap(model, optimizer, schedule)
+    for _ in kit.epochs(3):
+        for x, y in loader:
+            if torch.isnan(x).any():
+                continue
+            optimizer.zero_grad()
+            mse(wrapped(x), y).backward()
+            optimizer.step()
+            schedule.step()
+    return weights_of(model)
+
+
 class Streamed(IterableDataset[Any]):
     def __iter__(self) -> Any:
         return iter(examples())

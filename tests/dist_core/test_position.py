@@ -15,6 +15,7 @@ def resumed(position: Position) -> Position:
 def stepped(position: Position, steps: int = 1, progress: float = 0.0) -> None:
     position.steps += steps
     position.own_steps += steps
+    position.steps_with_gradients += steps
     position.progress += progress
 
 

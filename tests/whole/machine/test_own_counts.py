@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -23,8 +24,8 @@ def launcher() -> Iterator[LocalLauncher]:
     made.close()
 
 
-def ended(rig: Rig, patience: int, *, grows: bool, **environ: str) -> TrialRecord:
-    environ = {**environ, "GROWS": "yes"} if grows else environ
+def ended(rig: Rig, patience: int, *, grows: bool, keeps: bool = False) -> TrialRecord:
+    environ: dict[str, Any] = {**({"GROWS": "yes"} if grows else {}), **({"KEEPS": "yes"} if keeps else {})}
     trial_id = rig.submit(1, entrypoint=ENTRYPOINT, PATIENCE=str(patience), **environ)
     if grows:
         # In an epoch behind the first one.
@@ -56,7 +57,7 @@ def test_weights_that_each_replica_has_kept_for_itself_give_no_value(rig: Rig) -
 
 @pytest.mark.parametrize("patience", [12, 100])
 def test_what_it_says_it_keeps_comes_to_those_that_join(rig: Rig, patience: int) -> None:
-    alone, grown = (ended(rig, patience, grows=grows, KEEPS="yes") for grows in (False, True))
+    alone, grown = (ended(rig, patience, grows=grows, keeps=True) for grows in (False, True))
     assert grown.state is TrialState.SUCCEEDED, grown.outcome
     assert alone.outcome is not None
     assert grown.outcome is not None
