@@ -24,7 +24,7 @@ class Position:
         self.own_steps = 0
         """Made by this process since its code began."""
         self.steps_with_gradients = 0
-        """Those of them in which it came through a backward pass."""
+        """Own steps in which this process came through a backward pass."""
         self.loops_begun = self.loops_done = 0
         """Training loops of the present epoch that this process has entered, and that the trial has completed."""
         self.loop_start: tuple[int, int] | None = None
