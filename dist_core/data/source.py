@@ -101,6 +101,7 @@ class IndexedSource:
         """The sampler's order and fingerprint by seed and pass, kept because a sampler may not draw the same again."""
         draw = None if sampler is None else lambda number: self._draw(sampler, number)
         self.cursor = ElasticCursor(len(ordered), shuffle=shuffle, seed=seed, draw=draw)
+        self._sampler = sampler
         self._planned = _PlannedBatches()
         self._loader: DataLoader[Any] = DataLoader(dataset, batch_sampler=cast("Any", self._planned), **options)
         self._dataset, self._options = dataset, options
@@ -173,14 +174,22 @@ class IndexedSource:
     def evaluation(
         self, *, rank: int, world_size: int, batch: int, workers: int, seen: tuple[int, int] | None = None
     ) -> Iterator[Any]:
-        natural = self.cursor.shuffle and seen is None
-        indices = np.arange(self.num_samples or 0) if natural else self.cursor.ahead().order()
-        if seen is not None:
+        if seen is None:
+            indices = self._evaluated
+        else:
+            indices = self.cursor.ahead().order()
             indices = np.delete(indices, slice(seen[0], seen[0] + seen[1]))
         share = evaluation_share(len(indices), rank=rank, world_size=world_size, batch=batch)
         mine = [int(indices[index]) for index in share]
         self._planned.batches = iter(mine[start : start + batch] for start in range(0, len(mine), batch))
         return iter(self._loader)
+
+    @property
+    def _evaluated(self) -> Indices:
+        """Order of an evaluation that is no part of a training loop, where replicas have agreed on no seed."""
+        if self._sampler is None:
+            return np.arange(self.num_samples or 0)
+        return _drawn(self._sampler, seed=0, number=self.cursor.passes)
 
     def first_samples(self, number: int) -> Iterator[Any]:
         self._planned.batches = iter([self.cursor.ahead().order()[:number].tolist()])

@@ -39,6 +39,11 @@ class Round:
         sums: list[float] = self._vector[self._places[name]].tolist()
         return sums
 
+    @property
+    def is_over(self) -> bool:
+        """Tell whether it has been waited for, and its sums can be read."""
+        return self._work is None
+
     def wait(self) -> None:
         """Until all replicas have taken part. Raises RuntimeError when one is gone."""
         work, self._work = self._work, None
@@ -56,6 +61,8 @@ class StepVote:
         self._generation = present
         self._lock = threading.Lock()
         self._present: Round | None = None
+        self.reduces = False
+        """True once this replica has begun to reduce gradients in the present step's body."""
         self._places: tuple[ReplicaGroup, Mapping[str, slice]] | None = None
         """Places of the last round's parts, with the group that it was of: all replicas of that group have the same."""
 
@@ -82,7 +89,7 @@ class StepVote:
 
     def finish(self) -> Round | None:
         """Return the present step's round when all have taken part; None where a replica is gone."""
-        present, self._present = self._present, None
+        present, self._present, self.reduces = self._present, None, False
         with self._breaking():
             if present is not None:
                 present.wait()
@@ -108,6 +115,7 @@ class StepVote:
     def reset(self) -> None:
         """Forget what is under way: the replicas it was between no longer are."""
         self._present = self._places = None
+        self.reduces = False
 
     @contextmanager
     def _breaking(self) -> Iterator[None]:

@@ -91,6 +91,8 @@ class BucketReducer(dist.ProcessGroup):
         self.norm_of: NormOf | None = None
         self.last_bucket: Mark | None = None
         """Mark of the device when it had written the latest bucket."""
+        self.reductions = 0
+        """Reductions of all gradients in the present step: one for each backward pass that sums them."""
         self.reduced = False
         """True once gradients have reached the buckets in the present step."""
 
@@ -155,6 +157,7 @@ class BucketReducer(dist.ProcessGroup):
             norms.difference.append(self._norm(index, buffer, 0, buffer.numel()) / self.weight)
         self.last_bucket = self._device.mark()
         if index == 0:
+            self.reductions += 1
             self._on_first_bucket()
         try:
             strategy = self._exact if self.exactly and not self.strategy.exact else self.strategy

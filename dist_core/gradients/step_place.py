@@ -20,6 +20,8 @@ class StepPlace:
         """A pass that changes nothing that lasts: a joiner's on its own, or of a loop that runs once more."""
         self.probing = False
         """An evaluation loop runs with gradients on; nothing lasts if it turns out to train."""
+        self.computed = False
+        """True once the model has computed something in the present microbatch."""
         self.stepped = False
         """True once the optimizer has stepped since the present batch was handed out."""
         self.passed_step = False
@@ -51,7 +53,7 @@ class StepPlace:
         return len(self.step.micro_batches[self.index]) / len(self.step.micro_batches[-1])
 
     def begin_micro_batch(self, step: StepPlan, index: int, *, measures: bool) -> None:
-        self.is_dry = self.stepped = self.passed_step = False
+        self.is_dry = self.stepped = self.passed_step = self.computed = False
         self.step, self.index, self.measures = step, index, measures
         if index == 0:
             self.amounts = []

@@ -21,9 +21,11 @@ class SynchronizedNorms:
 
     def __init__(self, model: nn.Module) -> None:
         self.share = 1.0
+        self.are_there = False
         for module in model.modules():
             if not isinstance(module, nn.SyncBatchNorm):
                 continue
+            self.are_there = True
             module.register_forward_pre_hook(self._before)
             module.register_forward_hook(self._behind)
             for parameter in module.parameters(recurse=False):

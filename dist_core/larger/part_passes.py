@@ -89,6 +89,8 @@ class PartPasses(PassesOfSteps):
     def came_by_all(self) -> bool:
         return True
 
+    unsent_amount = None
+
     def lay_out_buckets(self) -> None: ...
 
     def reduce_nothing(self) -> None:

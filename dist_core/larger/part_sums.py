@@ -32,6 +32,7 @@ class PartSums:
     norms: StepNorms | None = None
     last_bucket: Mark | None = None
     correction = 1.0
+    reductions = 0
     weight = 1.0
     exactly = True
     proposal: int | None = None

@@ -304,6 +304,9 @@ class ElasticEpochLoop(_TrainingEpochLoop):
             made.ready = made.completed = self._global_before + self._grows
         else:
             own.ready = own.completed = self._optimized_before + (own.completed - self._optimized_before) * self._grows
+        if not self.core.steps.reduces and self.core.generation.group.world_size > 1:
+            # Its optimization was left out on this replica: the others' sums come before what is logged.
+            self.core.steps.take_part()
         if self.trainer._logger_connector.should_update_logs:
             self.results.share_step()
 

@@ -62,8 +62,20 @@ class Kept(SimpleNamespace):
         return dict(vars(self))
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        present = vars(self).copy()
         vars(self).clear()
-        vars(self).update(state)
+        vars(self).update({name: _placed(value, present.get(name)) for name, value in state.items()})
+
+
+def _placed(value: Any, present: Any) -> Any:
+    """Put tensors where those lie that they take the place of."""
+    if hasattr(value, "device") and hasattr(present, "device"):
+        return value.to(present.device)
+    if isinstance(value, dict) and isinstance(present, dict):
+        return {name: _placed(each, present.get(name)) for name, each in value.items()}
+    if isinstance(value, list) and isinstance(present, list) and len(value) == len(present):
+        return [_placed(each, there) for each, there in zip(value, present, strict=True)]
+    return value
 
 
 def keep(**values: Any) -> Kept:
@@ -74,7 +86,8 @@ def keep(**values: Any) -> Kept:
         kept = dist_core.keep(best=0.0, bad_epochs=0, weights=None)
 
     Numbers, texts, tensors, and lists and dictionaries of them. A replica that joins has rank 0's values from its
-    first training step on. Several calls make several objects, in one order on all replicas.
+    first training step on. Call it before the loop over epochs; several calls make several objects, in one order on
+    all replicas. Tensors come to the device of those that they replace, else to the CPU.
     """
     kept = Kept(**values)
     registry = training_core().registry

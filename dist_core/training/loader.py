@@ -90,7 +90,8 @@ class AdaptiveDataLoader:
         self.generator = options.get("generator")
         self.collate_fn = options.get("collate_fn") or default_collate
         self.num_workers = options.get("num_workers", 0)
-        order = _seed_of_order(dataset, self.generator) if seed is None else seed
+        self._follows_others = seed is None and self.generator is None
+        order = _seed_of_order(dataset, self.generator, sampler) if seed is None else seed
         self.source = batch_source(dataset, shuffle=shuffle, seed=order, sampler=sampler, options=options)
         self._note_workers(get_core())
         self._epoch_size = epoch_size
@@ -242,7 +243,8 @@ class AdaptiveDataLoader:
             return
         place = core.models[0].step_place
         # A replica without samples of its own computes others', which count for nothing.
-        amount = amount if loaded.plan.weight else 0.0
+        counts = loaded.plan.weight and len(loaded.plan.micro_batches[place.index])
+        amount = amount if counts else 0.0
         total = None
         if place.is_last_micro_batch:
             here = sum(place.amounts) + amount
@@ -267,6 +269,14 @@ class AdaptiveDataLoader:
     def complete_step(self) -> None:
         """The epoch ends while an iterator over this loader is still held: its last step counts now."""
         TrainingLoop(self, self._marks).complete_step(get_core())
+
+    def settle_order(self) -> None:
+        """Take the seed of the loader that trained first, which is rank 0's on all replicas, unless one was given."""
+        first = get_core().pacing.loader
+        if self._follows_others and first is not None and first is not self:
+            seed = getattr(first.cursor, "seed", None)
+            if seed is not None and hasattr(self.cursor, "seed"):
+                self.cursor.seed = seed
 
     def take_over(self, before: AdaptiveDataLoader) -> None:
         """Go on where another loader over the same data stands; the script makes a new one each epoch."""
@@ -310,14 +320,14 @@ class AdaptiveDataLoader:
         return evaluation.evaluate_unless_it_trains(core)
 
 
-def _seed_of_order(dataset: Dataset[Any], generator: torch.Generator | None) -> int:
+def _seed_of_order(dataset: Dataset[Any], generator: torch.Generator | None, sampler: Iterable[int] | None) -> int:
     """Return the seed of the order that the script asks for by seeding torch, or a generator of its own."""
-    if generator is not None:
-        return generator.initial_seed() % 2**63
     if isinstance(dataset, IterableDataset):
         # Scripts seed each replica differently, and a stream is read by each of them.
         return 0
-    return (seed_of_script() or 0) % 2**63
+    generator = generator or getattr(sampler, "generator", None)
+    seed = generator.initial_seed() if isinstance(generator, torch.Generator) else seed_of_script()
+    return (seed or 0) % 2**63
 
 
 def _summed(value: float, group: ReplicaGroup) -> float:

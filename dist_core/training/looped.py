@@ -21,6 +21,10 @@ class Looped(PacingLoader, Protocol):
     @property
     def current_batch_size(self) -> int: ...
 
+    def settle_order(self) -> None:
+        """Take the order that all replicas agree on, before the loader first trains."""
+        ...
+
     def batches_of_pass(self) -> int:
         """Batches a pass takes at the present batch size. Raises TypeError when nobody knows."""
         ...

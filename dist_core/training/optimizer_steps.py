@@ -98,10 +98,10 @@ class OptimizerSteps:
             return True
         if not place.is_last_micro_batch:
             return False
-        if not self._over.is_alone and not self._core.steps.reduces and not self._has_gradients:
+        one_of_several = not self._over.is_alone and len(self._core.models) == 1
+        if one_of_several and not self._core.steps.reduces and not self._has_gradients:
             # A batch that this replica leaves out, and others perhaps do not.
-            if len(self._core.models) == 1:
-                self._core.steps.take_part()
+            self._core.steps.take_part()
             return False
         last, here = None if group.passive else group.last_bucket, self._device.mark()
         self.reduction = None if last is None else Elapsed(last, here)
@@ -113,7 +113,8 @@ class OptimizerSteps:
 
     @property
     def _has_gradients(self) -> bool:
-        return any(parameter.grad is not None for parameter in self._module.parameters())
+        gradients = (parameter.grad for parameter in self._module.parameters())
+        return any(gradient is not None and bool(gradient.any()) for gradient in gradients)
 
     def _sums_are_whole(self, here: Mark) -> bool:
         """NCCL gives out sums before they are made; one that a replica was lost in is no sum."""

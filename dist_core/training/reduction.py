@@ -31,6 +31,8 @@ class Summing(Protocol):
     exactly: bool
     measuring: bool
     last_bucket: Mark | None
+    reductions: int
+    """Reductions of all gradients in the present step."""
     reduced: bool
     """True once gradients have come to be summed in the present step."""
 
@@ -145,11 +147,17 @@ class BucketReduction:
         rebuild_buckets(self._model)
 
     def reduce_nothing(self) -> None:
-        if self._model.find_unused_parameters:
+        model = self._model
+        if (
+            model.find_unused_parameters
+            or model.static_graph
+            or self._choice.strategy.reads_layout
+            or any(getattr(module, "sparse", False) for module in model.modules())
+        ):
             raise InvalidTraining(
-                "one replica leaves out a batch that others train on, with find_unused_parameters=True: which "
-                "parameters they use cannot be known here. Leave batches out by what all replicas know: a sum of an "
-                "Accumulator"
+                "one replica leaves out a batch that others train on, with find_unused_parameters, static_graph, "
+                "sparse gradients or power_sgd: what the others send cannot be known here. Leave batches out by what "
+                "all replicas know: a sum of an Accumulator"
             )
         self.group.begin_backward()
         self.group.norms = None

@@ -48,8 +48,12 @@ class StepPasses(PassesOfSteps):
         self._synchronized_norms = SynchronizedNorms(module)
         self._num_parts = 1
         """Replicas that have examples of the present step."""
-        self._hidden_passes = 0
+        self._hidden_passes: set[int] = set()
         """Earlier passes of the present step that have come through their backward pass."""
+        self._weighs = False
+        """True once the user's code has said what its losses are means over."""
+        self._usual_reductions = 1
+        """Reductions of the latest step that was not left out."""
         self._has_come = False
         self.user_accumulates = False
         """True if the user's code sums gradients over several of the loader's batches by itself."""
@@ -66,10 +70,11 @@ class StepPasses(PassesOfSteps):
             return
         # What an earlier step left behind that was given up in its middle.
         self._hidden.drop()
-        self._hidden_passes, self._has_come = 0, False
+        self._hidden_passes.clear()
+        self._has_come = False
         self._measurements.begin_step()
         group = self._over.group
-        group.reduced = False
+        group.reduced, group.reductions = False, 0
         group.passive = world_size == 1
         group.weight = step.weight
         # DDP divides by the number of replicas; the last micro-batch stands for the others, which were made relative.
@@ -91,6 +96,7 @@ class StepPasses(PassesOfSteps):
     def weigh(self, amount: float, total: float | None) -> None:
         place, group = self._place, self._over.group
         assert place.step is not None
+        self._weighs = True
         place.amounts.append(amount)
         if total is None:
             return
@@ -105,7 +111,8 @@ class StepPasses(PassesOfSteps):
     def _refuse_some_weighed(self) -> None:
         place = self._place
         passes = 0 if place.step is None else len(place.step.micro_batches)
-        if place.amounts and len(place.amounts) != passes:
+        # Passes that are left out are weighed by nothing.
+        if 0 < len(place.amounts) <= len(self._hidden_passes):
             raise InvalidTraining(
                 f"loader.weigh() was called in {len(place.amounts)} of a step's {passes} passes; call it once for each "
                 "batch of the loader, before its backward pass, or for none"
@@ -115,6 +122,7 @@ class StepPasses(PassesOfSteps):
 
     def watch(self, output: Any) -> None:
         """The forward pass gave ``output``; its backward pass is one of several of a step."""
+        self._place.computed = True
         if not self._place.has_several_passes:
             note_backward(output, self._note_backward)
         elif not self.user_accumulates:
@@ -141,7 +149,8 @@ class StepPasses(PassesOfSteps):
         self.note_loss_scale()
         self._measure_part()
         self._hidden.take(self._place.weight_of_earlier)
-        self._hidden_passes, self._has_come = self._hidden_passes + 1, True
+        self._hidden_passes.add(self._place.index)
+        self._has_come = True
 
     def _give_back_gradients(self) -> None:
         self._has_come = True
@@ -179,9 +188,14 @@ class StepPasses(PassesOfSteps):
         place = self._place
         if not (self._has_come and place.has_several_passes) or self.user_accumulates:
             return True
-        return self._hidden_passes >= place.index
+        return len(self._hidden_passes) >= place.index
 
     def lay_out_buckets(self) -> None:
+        if self._synchronized_norms.are_there and not self.user_accumulates:
+            raise InvalidTraining(
+                "a batch was left out by a replica whose model has SyncBatchNorm: the others wait for its statistics. "
+                "Leave batches out by what all replicas know: a sum of an Accumulator"
+            )
         self._over.lay_out_buckets()
 
     def reduce_nothing(self) -> None:
@@ -192,7 +206,15 @@ class StepPasses(PassesOfSteps):
                 + ": what the others have summed or scaled would not be the same any more. Leave batches out by what "
                 "all replicas know: a sum of an Accumulator"
             )
-        self._over.reduce_nothing()
+        for _ in range(self._usual_reductions):
+            self._over.reduce_nothing()
+
+    @property
+    def unsent_amount(self) -> float | None:
+        place = self._place
+        if not self._weighs or place.step is None or len(place.amounts) == len(place.step.micro_batches):
+            return None
+        return sum(place.amounts)
 
     def leave_step_out(self) -> None:
         self._hidden.drop()
@@ -209,6 +231,8 @@ class StepPasses(PassesOfSteps):
         group.measuring = False
         if step is None:
             return
+        if group.reductions and self._place.stepped:
+            self._usual_reductions = group.reductions
         if not self._place.stepped and self._wrapped.scaler is None and not self._core.broken:
             self._note_unapplied_gradients()
         if not self.user_accumulates and self._measurements.end_step(

@@ -62,6 +62,7 @@ class TrainingLoop:
         core.raise_postponed()
         core.pacing.adopt(self._loader)
         if self._loader.name is None:
+            self._loader.settle_order()
             self._loader.name = core.registry.unique_name("loader")
             core.registry.register(self._loader.name, self._loader.cursor)
         if not core.joined:
@@ -149,7 +150,8 @@ class TrainingLoop:
         if step is self._marks.completed:
             return
         # One that a replica was lost in has not stepped.
-        lost = core.broken is not None and any(model.step_place.passed_step for model in core.models)
+        passed = any(model.step_place.passed_step for model in core.models)
+        lost = passed and (core.broken is not None or core.steps.is_left_out)
         stepped = lost or any(model.step_place.stepped for model in core.models)
         steps_so_far = core.position.steps
         core.loops.leave_early(self._loader, has_trained=has_trained or stepped)

@@ -293,12 +293,12 @@ class ScheduleSteps:
         self._place = place
 
     def step(self, schedule: Any, original: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Runs in place of its ``step``."""
+        """Make a step in place of the schedule's own."""
         core, record = self._core, self._core.record
         in_loop = core.position.in_training_loop
         if self._place.is_dry or (in_loop and (not self._place.is_last_micro_batch or core.broken is not None)):
             return None
-        if in_loop and self._place.passed_step and core.steps.is_left_out:
+        if in_loop and self._is_left_out:
             return None
         if in_loop and record.has_made_next_update:
             record.counts_update()
@@ -323,6 +323,16 @@ class ScheduleSteps:
             if not has_ended(schedule):
                 original()
         return None
+
+    @property
+    def _is_left_out(self) -> bool:
+        """Whether one of the replicas leaves out the present batch; schedules then stand still on all of them."""
+        steps = self._core.steps
+        if len(self._core.models) != 1 or not (self._place.computed or self._place.passed_step):
+            return False
+        if not steps.reduces and self._core.generation.group.world_size > 1:
+            steps.take_part()
+        return steps.is_left_out
 
 
 def _with_metric(agree: Callable[[float], float], args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:

@@ -136,6 +136,11 @@ class Models:
         if len(self) == 1 and self._models[0].step_place.step is not None:
             self._models[0].passes.lay_out_buckets()
 
+    @property
+    def unsent_amount(self) -> float | None:
+        """Return this replica's part of the sum of what losses are means over, where its body has not sent it."""
+        return self[0].passes.unsent_amount if len(self) == 1 else None
+
     def reduce_nothing(self) -> None:
         """Take part in the others' reductions of a step that this replica leaves out. Raises InvalidTraining."""
         if len(self) != 1:

@@ -83,6 +83,11 @@ class Passes(Protocol):
         """A pass of a micro-batch."""
         ...
 
+    @property
+    def unsent_amount(self) -> float | None:
+        """Return this replica's part of a sum that others make in a step where this one says no amounts; else None."""
+        ...
+
     def weigh(self, amount: float, total: float | None) -> None:
         """Weigh the present pass by ``amount``; ``total``: of all replicas and passes, given in the last pass."""
         ...

@@ -152,7 +152,7 @@ class Pieces:
             self.changes,
             self.hinting,
             self.membership,
-            WholeSteps(self.models),
+            WholeSteps(self.models, self.vote),
             (place, SameOrder(self.pacing), SameRates(self.models), self.same_weights),
         )
         self.rerun = Rerun(

@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from dist_core.errors import InvalidTraining
+import torch
+
+from dist_core.errors import InvalidTraining, PeerLost
 from dist_core.generations.present import PresentGeneration
 from dist_core.generations.running_sums import RunningSums
 from dist_core.generations.step_record import StepRecord
@@ -64,13 +66,13 @@ class Steps:
 
     def launch_vote(self) -> None:
         """Start the step's round; called when its first gradients are reduced."""
-        self._whole.reduces = True
+        self._vote.reduces = True
         self._vote.launch(self._compose)
 
     @property
     def reduces(self) -> bool:
         """Tell whether gradients of the present step are being reduced on this replica."""
-        return self._whole.reduces
+        return self._vote.reduces
 
     def await_vote(self) -> bool:
         """Wait for the round of this step; False when the step is broken and must not be applied.
@@ -83,26 +85,37 @@ class Steps:
 
     @property
     def is_left_out(self) -> bool:
-        """Tell whether a replica has left out one of the step's passes, once the round has been waited for."""
+        """Tell whether a replica has left out one of the step's passes; False until the round has been waited for."""
         return self._leaves_out(self._vote.under_way)
 
     def _leaves_out(self, agreed: Round | None) -> bool:
         world_size = self._present.group.world_size
         if world_size == 1:
             return self._whole.is_left_out_alone()
-        return agreed is not None and self._whole.leave_out(agreed[self._whole.name], world_size)
+        return agreed is not None and agreed.is_over and self._whole.leave_out(agreed[self._whole.name], world_size)
 
     def take_part(self) -> None:
         """Take part in the step's round and, if the body has reduced nothing here, in what the others reduce."""
-        if self._whole.reduces or self._present.group.world_size == 1:
+        if self._vote.reduces or self._present.group.world_size == 1:
             self._vote.launch(self._compose)
             return
         self._models.lay_out_buckets()
+        self._send_amount()
         self._vote.launch(self._compose)
         if self._present.broken is None:
             self._vote.wait()
         if self._present.broken is None and self.is_left_out:
             self._models.reduce_nothing()
+
+    def _send_amount(self) -> None:
+        """Others may wait for what this replica's loss would have been a mean over."""
+        amount, group = self._models.unsent_amount, self._present.group
+        if amount is None or self._present.broken is not None:
+            return
+        try:
+            group.sum(torch.tensor([amount], dtype=torch.float64), what="what losses are means over")
+        except PeerLost as error:
+            self._present.mark_broken(str(error))
 
     def _compose(self) -> tuple[Ballot, Prepared | None]:
         prepared = None if self._membership is None else self._membership.pending()
@@ -133,7 +146,6 @@ class Steps:
         world_size = self._present.group.world_size
         agreed = self._vote.finish()
         if agreed is None:
-            self._whole.forget()
             self._changes.heal(in_step=True)
             return
         is_left_out = self._leaves_out(agreed)
@@ -152,7 +164,7 @@ class Steps:
         self._models.end_step(agreed)
         self._position.steps += 1
         self._position.own_steps += 1
-        self._position.steps_with_gradients += self._models.took_gradients
+        self._position.steps_with_gradients += self._models.took_gradients and not is_left_out
         loader.commit(global_batch)
         now, later = agreed["batch"][:2], agreed["batch"][2:]
         self._batch.use(*now)

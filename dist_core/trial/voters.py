@@ -11,6 +11,7 @@ from typing import Protocol
 
 from dist_core.errors import InvalidTraining
 from dist_core.generations.decision import all_equal, fingerprint
+from dist_core.generations.step_vote import StepVote
 from dist_core.state.position import Position
 from dist_core.trial.models import Models
 from dist_core.trial.pacing import Pacing
@@ -112,19 +113,15 @@ class WholeSteps:
 
     name = "passes"
 
-    def __init__(self, models: Models) -> None:
+    def __init__(self, models: Models, vote: StepVote) -> None:
         self._models = models
-        self.reduces = False
-        """True once this replica has begun to reduce gradients in the present step's body."""
+        self._vote = vote
 
     def put(self) -> Sequence[float]:
-        return float(self.reduces), float(self.reduces and self._models.came_by_all_passes)
+        reduces = self._vote.reduces
+        return float(reduces), float(reduces and self._models.came_by_all_passes)
 
-    def take(self, agreed: Sequence[float], world_size: int) -> None:
-        self.reduces = False
-
-    def forget(self) -> None:
-        self.reduces = False
+    def take(self, agreed: Sequence[float], world_size: int) -> None: ...
 
     def leave_out(self, agreed: Sequence[float], world_size: int) -> bool:
         """Tell whether the step is left out on all replicas: some have come by all of its passes, others have not."""

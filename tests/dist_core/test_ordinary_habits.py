@@ -20,6 +20,7 @@ from torch.utils.data import IterableDataset, TensorDataset
 import dist_core
 import dist_core.generations.watch
 from tests.support.habits import (
+    PAIR,
     RESCALED,
     WORLDS,
     Habit,
@@ -139,6 +140,24 @@ def batches_left_out_before_the_forward_pass(kit: Kit) -> list[float]:
             mse(wrapped(x), y).backward()
             optimizer.step()
             schedule.step()
+    return weights_of(model)
+
+
+@habit
+def batches_left_out_by_a_step_without_gradients(kit: Kit) -> list[float]:
+    """The optimizer steps all the same, on gradients that are 0; losses are weighed."""
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    loader, wrapped = kit.loader(with_a_bad_sample()), kit.wrap(model, optimizer)
+    for _ in kit.epochs(3):
+        for x, y in loader:
+            optimizer.zero_grad(set_to_none=False)
+            loss = mse(wrapped(x), y)
+            if torch.isfinite(loss):
+                if kit.elastic:
+                    loader.weigh(len(x))
+                loss.backward()
+            optimizer.step()
     return weights_of(model)
 
 
@@ -480,3 +499,51 @@ def test_replicas_draw_different_numbers_and_each_the_same_in_another_run() -> N
     for column in range(3):
         assert len({row[column] for row in first}) == 3
     assert without_pythons(as_trial(draws, 3)) == without_pythons(first)
+
+
+def one_optimizer_of_two_models_that_train_by_turns(kit: Kit) -> list[float]:
+    """Each model has steps of its own: where one has no gradients, the other's update is made."""
+    models = [network(seed=seed) for seed in (0, 1)]
+    optimizer = torch.optim.SGD([each for model in models for each in model.parameters()], lr=0.1)
+    loader = kit.loader(Numbered(examples()))
+    wrapped = [kit.wrap(model, optimizer) for model in models]
+    for _ in kit.epochs(3):
+        for numbers, (x, y) in loader:
+            optimizer.zero_grad()
+            mse(wrapped[int(numbers.max()) % 48 < 24](x), y).backward()
+            optimizer.step()
+    return weights_of(*models)
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_where_one_model_has_no_gradients_the_others_update_is_made(replicas: int) -> None:
+    plain = in_plain_pytorch(one_optimizer_of_two_models_that_train_by_turns)
+    for found in as_trial(one_optimizer_of_two_models_that_train_by_turns, replicas):
+        assert found == pytest.approx(plain, abs=1e-5)
+
+
+def seeds_of_each_replicas_own(kit: Kit) -> list[list[int]]:
+    """Samples that this replica has had of each of two loaders, in a script that adds its rank to the seed."""
+    model = network()
+    torch.manual_seed(7 + dist_core.rank())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    loaders = [kit.loader(Numbered(examples()), shuffle=True) for _ in range(2)]
+    wrapped = kit.wrap(model, optimizer)
+    seen: list[list[int]] = [[], []]
+    for _ in kit.epochs(1):
+        for loader, had in zip(loaders, seen, strict=True):
+            for numbers, (x, y) in loader:
+                had.extend(numbers.tolist())
+                optimizer.zero_grad()
+                mse(wrapped(x), y).backward()
+                optimizer.step()
+    return seen
+
+
+@pytest.mark.parametrize("replicas", [2, PAIR])
+def test_the_first_replicas_seed_orders_the_samples_of_all(replicas: int) -> None:
+    of_replicas = as_trial(seeds_of_each_replicas_own, replicas)
+    for of_loader in zip(*of_replicas, strict=True):
+        # A joiner's own passes, which do not count, come first.
+        had = [number for each in of_loader for number in each[-48:]]
+        assert sorted(had) == list(range(96))
