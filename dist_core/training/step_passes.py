@@ -199,7 +199,8 @@ class StepPasses(PassesOfSteps):
         self._over.lay_out_buckets()
 
     def reduce_nothing(self) -> None:
-        if self.user_accumulates or self._wrapped.scaler is not None:
+        scales = self._wrapped.scaler is not None and self._wrapped.scaler.is_enabled()
+        if self.user_accumulates or scales:
             raise InvalidTraining(
                 "one replica leaves out a batch that others train on, and the training loop "
                 + ("sums up gradients by itself" if self.user_accumulates else "uses a GradScaler")
