@@ -326,7 +326,7 @@ class ScheduleSteps:
 
     @property
     def _is_left_out(self) -> bool:
-        """Whether one of the replicas leaves out the present batch; schedules then stand still on all of them."""
+        """Tell whether a replica leaves out the present batch; schedules then stand still on all of them."""
         steps = self._core.steps
         if len(self._core.models) != 1 or not (self._place.computed or self._place.passed_step):
             return False
