@@ -21,10 +21,7 @@ from dist_core.trial.core import TrainingCore
 
 
 class OptimizerSteps:
-    """Optimizer steps of one model; several models may share an optimizer. Updates wait for a step on all replicas.
-
-    ``served``: the weights' server, where one makes the updates.
-    """
+    """Optimizer steps of one model; several models may share an optimizer. Updates wait for a step on all replicas."""
 
     def __init__(
         self,

@@ -64,9 +64,9 @@ def measurements_of(
 
 
 class WrappedModel:
-    """``outer``: the module that the user calls; ``module``: the one with the weights. ``over``: what sums gradients.
+    """Model with its optimizers, schedules and scaler, as a part of a trial.
 
-    ``served``: the weights' server, where one makes the updates.
+    ``outer``: the module that the user calls; ``module``: the one with the weights. ``over``: what sums gradients.
     """
 
     def __init__(
