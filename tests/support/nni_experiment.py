@@ -152,14 +152,30 @@ class NniExperiment:
         """``resume`` or ``view`` it on another port."""
         for attempt in range(STARTS):
             self.reserve_port()
+            before = self._tuners_started()
             try:
                 self.nnictl(how, self.id, "--port", str(self.port))
                 self.until_started()
+                if how == "resume":
+                    self._until_tuner_started(before)
                 return
             except AssertionError:
                 if attempt == STARTS - 1:
                     raise
                 self.nnictl("stop", self.id)
+
+    def _tuners_started(self) -> int:
+        log = self.root / "log" / "dispatcher.log"
+        return log.read_text().count("Dispatcher started") if log.exists() else 0
+
+    def _until_tuner_started(self, before: int) -> None:
+        """It has trials of before, but NNI gives its tuner ten seconds, also on a busy machine."""
+
+        def started() -> bool:
+            assert self.status() != "ERROR", "NNI did not start"
+            return self._tuners_started() > before
+
+        self.until(started, "the tuner to start", 40.0)
 
     def _newest(self) -> str:
         manifest = json.loads((self.folder / "nni-experiments" / ".experiment").read_text())
