@@ -8,6 +8,7 @@ kept, at the last complete step or the end of the last training loop.
 from __future__ import annotations
 
 import gc
+import os
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -18,7 +19,12 @@ T = TypeVar("T")
 
 
 def run_training(replica: Participant, code: Callable[[], T]) -> T:
-    """The result of ``code``. Raises what it raises, except for what can be gone on from."""
+    """The result of ``code``. Raises what it raises, except for what can be gone on from.
+
+    Libraries take variables out of the environment when they have read them (MLflow's run of the trial): the code finds
+    all of them each time.
+    """
+    environ = dict(os.environ)
     while True:
         try:
             value = code()
@@ -30,4 +36,5 @@ def run_training(replica: Participant, code: Callable[[], T]) -> T:
                 raise
         # The failed run's tensors go before the next one allocates its own.
         gc.collect()
+        os.environ.update({name: value for name, value in environ.items() if name not in os.environ})
         replica.present.free_device_memory()

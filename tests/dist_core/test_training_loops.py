@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import copy
 import math
+import os
 from functools import partial
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
@@ -18,6 +20,7 @@ from dist_core import Accumulator, AdaptiveDataLoader, AdaptiveDataParallel, rem
 from dist_core.errors import InvalidTraining, ReplicaExit
 from dist_core.state.states import FunctionState
 from dist_core.trial.current import get_core, reset_core
+from dist_core.trial.restart import run_training
 from tests.support.small_trials import ConstantGradient, Numbered, classes, classifier, train
 
 pytestmark = pytest.mark.usefixtures("fresh_core")
@@ -32,6 +35,23 @@ def test_drop_last_leaves_out_the_rest() -> None:
     loader = AdaptiveDataLoader(Numbered(10), batch_size=4, drop_last=True)
     assert len(loader) == 2
     assert train(loader, 2) == [list(range(8)), list(range(8))]
+
+
+def test_code_that_runs_again_finds_the_variables_that_a_library_took(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TAKEN", "once")
+    runs: list[str] = []
+
+    def code() -> int:
+        runs.append(os.environ.pop("TAKEN"))
+        if len(runs) == 1:
+            raise MemoryError
+        return 5
+
+    present = SimpleNamespace(
+        raise_postponed=lambda: None, can_run_again=lambda error: True, free_device_memory=lambda: None
+    )
+    assert run_training(cast("Any", SimpleNamespace(present=present)), code) == 5
+    assert runs == ["once", "once"]
 
 
 def test_drop_last_of_less_than_a_batch_leaves_no_step() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import struct
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -70,6 +71,18 @@ def _of_events(folder: Path) -> Found:
 
 
 def of_wandb(folder: Path) -> list[Found]:
+    """Runs by number; W&B's own process may still be writing the last one when it says that it is done."""
+    began = time.monotonic()
+    while True:
+        trials, waited = _trials_of_wandb(folder), time.monotonic() - began
+        # An interrupted one has no state.
+        has_states = waited > 3 or all(found.state for found in trials.values())
+        if (has_states and -1 not in trials) or waited > 20:
+            return [trials[number] for number in sorted(trials)]
+        time.sleep(0.2)
+
+
+def _trials_of_wandb(folder: Path) -> dict[int, Found]:
     from wandb.proto import wandb_internal_pb2
 
     kind: Any = wandb_internal_pb2
@@ -99,7 +112,7 @@ def of_wandb(folder: Path) -> list[Found]:
                     found.series[key] = [(0, json.loads(item.value_json))]
         assert number not in trials, "two runs of one trial"
         trials[number] = found
-    return [trials[number] for number in sorted(trials)]
+    return trials
 
 
 def _log_records(content: bytes, block: int = 32768) -> Iterator[bytes]:
