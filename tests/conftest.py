@@ -17,6 +17,17 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin slow tests with those that may take longest: none of them is left to run alone at the end."""
+
+    def longest(item: pytest.Item) -> float:
+        allowed = item.get_closest_marker("timeout")
+        is_slow = item.get_closest_marker("slow") is not None
+        return float(allowed.args[0]) if is_slow and allowed is not None and allowed.args else 0.0
+
+    items.sort(key=longest, reverse=True)
+
+
 def pytest_collection_finish(session: pytest.Session) -> None:
     """All that the tests import is in memory by now and stays: no collection need look at it again."""
     gc.collect()
