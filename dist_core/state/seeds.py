@@ -23,7 +23,9 @@ def trial_seed(trial_id: str) -> int:
     return derived_seed("trial", trial_id)
 
 
-_of_ours: set[int] = {67280421310721}
+FIRST_SEED = 67280421310721
+"""Seed of a generator of torch's that nobody has seeded."""
+_of_ours: set[int] = {FIRST_SEED}
 """Seeds that torch may have without the script's doing: its own first one, and those that we have given it."""
 
 

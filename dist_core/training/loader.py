@@ -37,7 +37,7 @@ from dist_core.errors import InvalidTraining
 from dist_core.generations.decision import fingerprint
 from dist_core.generations.process_groups import ReplicaGroup
 from dist_core.goodput import BatchBounds, fixed_choice
-from dist_core.state.seeds import seed_of_script
+from dist_core.state.seeds import FIRST_SEED, seed_of_script
 from dist_core.tensorboard import write_scalars
 from dist_core.training.looped import Looped
 from dist_core.training.training_loop import MOST_DRY_BATCHES, LoopMarks, TrainingLoop
@@ -90,7 +90,7 @@ class AdaptiveDataLoader:
         self.generator = options.get("generator")
         self.collate_fn = options.get("collate_fn") or default_collate
         self.num_workers = options.get("num_workers", 0)
-        self._follows_others = seed is None and self.generator is None
+        self._follows_others = seed is None and not _is_seeded(self.generator)
         order = _seed_of_order(dataset, self.generator, sampler) if seed is None else seed
         self.source = batch_source(dataset, shuffle=shuffle, seed=order, sampler=sampler, options=options)
         self._note_workers(get_core())
@@ -326,8 +326,12 @@ def _seed_of_order(dataset: Dataset[Any], generator: torch.Generator | None, sam
         # Scripts seed each replica differently, and a stream is read by each of them.
         return 0
     generator = generator or getattr(sampler, "generator", None)
-    seed = generator.initial_seed() if isinstance(generator, torch.Generator) else seed_of_script()
+    seed = generator.initial_seed() if generator is not None and _is_seeded(generator) else seed_of_script()
     return (seed or 0) % 2**63
+
+
+def _is_seeded(generator: Any) -> bool:
+    return isinstance(generator, torch.Generator) and generator.initial_seed() != FIRST_SEED
 
 
 def _summed(value: float, group: ReplicaGroup) -> float:
