@@ -14,7 +14,7 @@ SLURM_TESTS ?= slurm
 
 .DEFAULT_GOAL := help
 PAGE := scheduler/dashboard/page
-.PHONY: help setup page demo test test-slow test-gpu test-cluster test-slurm explore coverage check docs dist bench bench-gpu clean
+.PHONY: help setup page demo test test-slow test-sweeps test-browser test-gpu test-cluster test-slurm explore coverage check docs dist bench bench-gpu clean
 
 help:
 	@echo "make demo      set up and run the main job: an Optuna sweep of elastic trials (two minutes)"
@@ -54,8 +54,12 @@ demo: $(VENV)/.demo
 test: setup
 	$(BIN)/python -m pytest $(SPREAD)
 
-test-slow: setup page
+test-slow: test-sweeps test-browser
+
+test-sweeps: setup page
 	$(BIN)/python -m pytest -n $(SLOW_WORKERS) --dist worksteal -m "slow and not browser and not gpu and not cluster and not slurm"
+
+test-browser: setup page
 	$(BIN)/python -m pytest -m "browser and not gpu and not cluster"
 
 test-gpu: setup

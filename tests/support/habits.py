@@ -60,7 +60,6 @@ GROWN = -1
 """As RESCALED, but nobody is lost."""
 PAIR = -2
 """Two replicas of a scheduler from the start, and not of torchrun."""
-WORLDS = (1, 2, 3)
 
 
 def examples(count: int = SAMPLES, width: int = 6) -> TensorDataset:
