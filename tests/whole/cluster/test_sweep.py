@@ -31,7 +31,7 @@ from tests.support.cluster.rig import (
 TRIALS = 8
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(900)
 @pytest.mark.skipif(
     "ELASTUNE_TEST_CLUSTER" not in os.environ, reason="ELASTUNE_TEST_CLUSTER names no way to kill nodes"
 )
@@ -44,7 +44,7 @@ def test_a_sweep_survives_what_clusters_do(cluster: Installed, tmp_path: Path) -
         [sys.executable, "tune.py", str(TRIALS), "5"], cwd=folder, env=cluster.environ(), stdout=log, stderr=log
     )
     try:
-        until(lambda: trains_on("kube-node-2"), 120.0, "a trial trains on the second node")
+        until(lambda: trains_on("kube-node-2"), 300.0, "a trial trains on the second node")
         lost = time.monotonic()
         node_command("stop-node", "2")
         until(lambda: not is_ready("kube-node-2"), 60.0, "the node is reported lost")
