@@ -327,7 +327,7 @@ def printed(pod: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in lines if line.startswith("{")]
 
 
-def running(name: str, replicas: int, seconds: float = 90.0) -> None:
+def running(name: str, replicas: int, seconds: float = 180.0) -> None:
     until(lambda: status(name).get("replicas") == replicas, seconds, f"{name} trains on {replicas} replicas")
 
 
