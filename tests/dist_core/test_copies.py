@@ -84,7 +84,7 @@ def saves(kit: Kit, path: Path) -> list[float]:
 
 
 def test_a_copy_outlives_its_trial(tmp_path: Path) -> None:
-    """What a trial saved is loaded where nothing is elastic."""
+    """Load what a trial saved where nothing is elastic."""
     path = tmp_path / "model.pt"
 
     [weights] = as_trial(partial(saves, path=path), 1)

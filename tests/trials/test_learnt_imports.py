@@ -67,7 +67,7 @@ class Learning:
         return self.launcher.is_ready_for(request)
 
     def run(self, **environ: str) -> str:
-        """What a replica had in memory from its start."""
+        """Return what a replica had in memory from its start."""
         replica = self.start(**environ)
         assert wait_for_exit(self.launcher, replica).status == 7, self.log(replica)
         had, made_by, own = self.log(replica).split("had ")[1].split()

@@ -45,7 +45,7 @@ def run(folder: Path, *command: str) -> str:
 
 
 def there_and_back(folder: Path, script: str, in_replica: str, *command: str) -> str:
-    """What a replica prints that got the objective which a script, named ``tune.py``, sends."""
+    """Return the output of a replica that got the objective of a script named ``tune.py``."""
     (folder / "tune.py").write_text(SENDS + script)
     run(folder, *(command or ("tune.py",)))
     (folder / "replica.py").write_text(RECEIVES + in_replica)
