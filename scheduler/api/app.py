@@ -13,8 +13,10 @@ from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse
 
 from scheduler.api.agent_routes import agent_routes, checkpoint_routes
+from scheduler.api.client_access import ClientAccess
 from scheduler.api.client_side import client_routes
 from scheduler.api.connections import BACKLOG, PatientProtocol, raise_descriptor_limit
+from scheduler.api.driver_routes import driver_routes
 from scheduler.api.gate import Gate
 from scheduler.api.replica_side import replica_routes
 from scheduler.api.service import Service
@@ -38,10 +40,10 @@ def create_app(service: Service) -> FastAPI:
     app.state.service = service
     app.add_middleware(Gate, service=service)
     app.include_router(client_routes(service))
-    app.include_router(replica_routes(service))
     if service.site.roster is not None:
         app.include_router(agent_routes(service.site.roster, service.loop.log_of))
         app.include_router(checkpoint_routes(service.loop))
+    app.router.routes[:0] = replica_routes(service) + driver_routes(service, ClientAccess(service.store))
 
     @app.get("/healthz")
     def healthz(response: Response) -> dict[str, str]:

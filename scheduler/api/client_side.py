@@ -17,7 +17,6 @@ from scheduler.api.action_routes import action_routes
 from scheduler.api.callers import Client, allow, calling_client
 from scheduler.api.client_access import ClientAccess
 from scheduler.api.display_routes import display_routes
-from scheduler.api.driver_routes import driver_routes
 from scheduler.api.packages import LARGEST_BYTES, PackageRefused
 from scheduler.api.page.looking_back import looking_back_routes
 from scheduler.api.page.session_routes import session_routes
@@ -37,7 +36,6 @@ def client_routes(service: Service) -> APIRouter:
     routes = APIRouter()
     for part in (
         study_routes,
-        driver_routes,
         trial_routes,
         action_routes,
         display_routes,

@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from fastapi import APIRouter, Depends, HTTPException
+from fastapi import HTTPException
 from pydantic import BaseModel, Field
+from starlette.routing import Route
 
 from scheduler.allocation.admission import BUDGET_USED
 from scheduler.api.action_routes import is_paused_by_people
-from scheduler.api.callers import Client, calling_client
+from scheduler.api.callers import identity_of
 from scheduler.api.client_access import ClientAccess
+from scheduler.api.hot_routes import HotRoutes
 from scheduler.api.page.rows import shown_parameters
 from scheduler.api.service import Service
 from scheduler.api.summaries import live, summary
@@ -58,19 +60,18 @@ class Waiting(BaseModel):
     """Answers to wishes for trials: why not, or an empty text where it will run one."""
 
 
-def driver_routes(service: Service, access: ClientAccess) -> APIRouter:
+def driver_routes(service: Service, access: ClientAccess) -> list[Route]:
     store = service.store
-    routes = APIRouter(dependencies=[Depends(calling_client)], tags=["clients"])
+    hot = HotRoutes(identity_of)
 
-    @routes.post("/studies/{name}/news")
-    async def news(client: Client, name: str, body: Waiting) -> dict[str, Any]:
+    @hot.post("/studies/{name}/news", Waiting)
+    async def news(client: Identity, body: Waiting, name: str) -> dict[str, Any]:
         """Long poll of a driver: open questions of its trials, and how those it waits for ended. Renews its lease."""
         access.allow_study(client, name)
         if client.access is not Access.OWNER:
-            await asyncio.to_thread(
-                lambda: [access.trial_for(client, trial_id) for trial_id in {*body.trials, *body.seen}]
-            )
-        await asyncio.to_thread(renew, name, body)
+            for trial_id in {*body.trials, *body.seen}:
+                access.trial_for(client, trial_id)
+        await renew(name, body)
         if body.parameters:
             await asyncio.to_thread(note_parameters, client, body.parameters)
         for each in body.answers:
@@ -84,7 +85,7 @@ def driver_routes(service: Service, access: ClientAccess) -> APIRouter:
         heard = service.mailbox.news(name).number if body.heard is None else body.heard
         while True:
             changed, news = service.changed, service.mailbox.news(name)
-            found = await asyncio.to_thread(_look, name, body)
+            found = _look(name, body)
             questions = [each for each in service.mailbox.open_questions(name, body.trials) if each["id"] not in known]
             wishes = service.wishes.open_ones(name)
             left = deadline - service.clock()
@@ -112,11 +113,11 @@ def driver_routes(service: Service, access: ClientAccess) -> APIRouter:
             not record.state.holds_slots and record.reason.sentence == BUDGET_USED for record in records
         )
 
-    def renew(name: str, body: Waiting) -> None:
+    async def renew(name: str, body: Waiting) -> None:
         study = access.find_study(name)
         seen_at = study.owner_seen_at if study is not None and study.owner == body.owner else None
         noted = seen_at is not None and service.clock() - seen_at < RENEWED_SECONDS
-        if not noted and not store.touch_study(name, body.owner, service.clock()):
+        if not noted and not await asyncio.to_thread(store.touch_study, name, body.owner, service.clock()):
             access.known_study(name)
             raise HTTPException(409, f"study {name!r} has another driver now; this one's lease ran out")
         # What people have paused, its driver does not let go on.
@@ -126,7 +127,7 @@ def driver_routes(service: Service, access: ClientAccess) -> APIRouter:
             if record.hold is not None and not is_paused_by_people(record)
         ]
         if held:
-            store.release(held)
+            await asyncio.to_thread(store.release, held)
             service.loop.wake()
 
     def note_parameters(client: Identity, told: dict[str, dict[str, Any]]) -> None:
@@ -161,15 +162,15 @@ def driver_routes(service: Service, access: ClientAccess) -> APIRouter:
                 news.append({**shown, "seen": mark})
         return news
 
-    @routes.post("/studies/{name}/poke")
-    async def poke(client: Client, name: str) -> None:
+    @hot.post("/studies/{name}/poke")
+    async def poke(client: Identity, name: str) -> None:
         """Have the driver's poll return, so that it asks anew with what it waits for now."""
         access.allow_study(client, name)
         service.mailbox.notify(name)
 
-    @routes.post("/studies/{name}/answers")
-    async def answers(client: Client, name: str, body: Answer) -> None:
+    @hot.post("/studies/{name}/answers", Answer)
+    async def answers(client: Identity, body: Answer, name: str) -> None:
         access.allow_study(client, name)
         service.mailbox.answer(name, body.id, body.answer)
 
-    return routes
+    return hot.routes

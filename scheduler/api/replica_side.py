@@ -8,14 +8,16 @@ import math
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import Any
 
-from fastapi import APIRouter, Depends, Header, HTTPException, Request
+from fastapi import HTTPException, Request
 from fastapi.responses import FileResponse
 from pydantic import BaseModel, Field
+from starlette.routing import Route
 
 from dist_core.goodput import Hints
 from dist_core.link.client import LARGEST_STEP
+from scheduler.api.hot_routes import HotRoutes
 from scheduler.api.service import Service
 from scheduler.api.tokens import Access, Identity
 from scheduler.knowledge.measured import measurement
@@ -33,6 +35,27 @@ CROWD = 256
 MOST_REPORTS = 1000
 
 logger = logging.getLogger(__name__)
+
+
+class Watch(BaseModel):
+    after: int = 0
+    """Generation that the replica knows."""
+    wait: float = 15.0
+    known_lost: str = ""
+    """Names of those that it has heard are lost, as they were told."""
+    told: bool = True
+    """False where it does not know yet whether it is to leave."""
+
+
+class Aim(BaseModel):
+    attempt: int = 0
+
+
+class Meeting(BaseModel):
+    key: str
+    generation: int = 0
+    whole: str = ""
+    wait: float = 10.0
 
 
 class Ready(BaseModel):
@@ -92,36 +115,33 @@ class Question(BaseModel):
     """Noted here in passing; the driver has them among the arguments."""
 
 
-def calling_replica(request: Request, x_elastune_replica: Annotated[str, Header()]) -> ReplicaRecord:
+def calling_replica(request: Request) -> ReplicaRecord:
     """The calling replica; refuses one whose token is not its own, or that is not ours any more."""
     service: Service = request.app.state.service
     identity: Identity = request.state.identity
-    trial_id, _, _ = x_elastune_replica.rpartition("-")
-    if identity != Identity(Access.REPLICA, x_elastune_replica):
-        raise HTTPException(403, f"this token is not that of replica {x_elastune_replica!r:.200}")
-    for replica in service.store.replicas(trial_id=trial_id):
-        if replica.replica_id == x_elastune_replica:
+    name = request.headers.get("x-elastune-replica", "")
+    if identity != Identity(Access.REPLICA, name):
+        raise HTTPException(403, f"this token is not that of replica {name!r:.200}")
+    for replica in service.store.replicas(trial_id=name.rpartition("-")[0]):
+        if replica.replica_id == name:
             service.loop.note_contact(replica.replica_id)
             return replica
-    raise HTTPException(410, f"replica {x_elastune_replica!r} is not wanted any more")
+    raise HTTPException(410, f"replica {name!r} is not wanted any more")
 
 
-Caller = Annotated[ReplicaRecord, Depends(calling_replica)]
-
-
-def replica_routes(service: Service) -> APIRouter:
+def replica_routes(service: Service) -> list[Route]:
     store = service.store
-    routes = APIRouter(prefix="/replica", tags=["replicas"])
+    hot = HotRoutes(calling_replica, "/replica")
     reports_left, warnings_left = Allowance(MOST_REPORTS_KEPT), Allowance(MOST_WARNINGS)
 
-    def news_for(replica_id: str, trial_id: str, after: int, known_lost: str, told: bool) -> dict[str, Any] | None:
+    def news_for(replica_id: str, trial_id: str, query: Watch) -> dict[str, Any] | None:
         """Return what this replica has to hear now, None when nothing."""
         trial = store.trial(trial_id)
         replicas = store.replicas(trial_id=trial_id)
         mine = next((row for row in replicas if row.replica_id == replica_id), None)
         if mine is None or (trial.state.is_final and trial.outcome is None):
             raise HTTPException(410, f"trial {trial_id} is {trial.state.value}; this replica is not wanted any more")
-        if mine.stop_requested_at is not None and not told:
+        if mine.stop_requested_at is not None and not query.told:
             return {"leave": True, "generation": None}
         if mine.retry_join:
             store.update_replica(replica_id, retry_join=False)
@@ -130,27 +150,21 @@ def replica_routes(service: Service) -> APIRouter:
         present = {row.replica_id for row in replicas}
         coming = trial.published_members if trial.switching else ()
         lost = [name for name in dict.fromkeys((*trial.members, *coming)) if name not in present]
-        if trial.published > after and trial.switching:
+        if trial.published > query.after and trial.switching:
             member = replica_id in trial.members
             return {"generation": {**_generation(trial, replicas), "member": member}, "lost": lost}
-        return None if ",".join(lost) == known_lost else {"generation": None, "lost": lost}
+        return None if ",".join(lost) == query.known_lost else {"generation": None, "lost": lost}
 
-    @routes.get("/watch")
-    async def watch(
-        caller: Caller, after: int = 0, wait: float = 15.0, known_lost: str = "", told: bool = True
-    ) -> dict[str, Any]:
-        """Long poll for the next generation, and for losses in this one and the next; it renews the replica's lease.
-
-        ``known_lost``: the names of those that the replica has heard are lost, as they were told. ``told``: false
-        where it does not know yet whether it is to leave.
-        """
+    @hot.get("/watch", Watch)
+    async def watch(caller: ReplicaRecord, query: Watch) -> dict[str, Any]:
+        """Long poll for the next generation, and for losses in this one and the next; it renews the replica's lease."""
         if caller.contact_at is None:
             await asyncio.to_thread(store.update_replica, caller.replica_id, contact_at=service.clock())
-        deadline = service.clock() + min(wait, LONGEST_WAIT_SECONDS)
+        deadline = service.clock() + min(query.wait, LONGEST_WAIT_SECONDS)
         while True:
             changed = service.news.of(caller.trial_id)
             service.loop.note_contact(caller.replica_id)
-            news = await asyncio.to_thread(news_for, caller.replica_id, caller.trial_id, after, known_lost, told)
+            news = await asyncio.to_thread(news_for, caller.replica_id, caller.trial_id, query)
             if news is not None:
                 return news
             left = deadline - service.clock()
@@ -161,8 +175,8 @@ def replica_routes(service: Service) -> APIRouter:
             except TimeoutError:
                 return {"generation": None}
 
-    @routes.get("/trial")
-    def own_trial(caller: Caller) -> dict[str, Any]:
+    @hot.get("/trial")
+    def own_trial(caller: ReplicaRecord) -> dict[str, Any]:
         trial = store.trial(caller.trial_id)
         return {
             "number": trial.spec.number,
@@ -171,8 +185,8 @@ def replica_routes(service: Service) -> APIRouter:
             "generation": trial.published,
         }
 
-    @routes.get("/position")
-    def position(caller: Caller, attempt: int = 0) -> dict[str, Any]:
+    @hot.get("/position", Aim)
+    def position(caller: ReplicaRecord, query: Aim) -> dict[str, Any]:
         """The epoch a joiner should aim at; None for a replica that starts (or restarts) its trial."""
         trial, epoch = store.trial(caller.trial_id), None
         if trial.members:
@@ -182,8 +196,8 @@ def replica_routes(service: Service) -> APIRouter:
         if trial.slots_per_replica > 1:
             whole = replica_of(caller)
             first = whole[0].replica_id
-            epoch = service.joining.alike(trial.trial_id, (first, attempt), epoch)
-            service.joining.note_asked(trial.trial_id, first, attempt)
+            epoch = service.joining.alike(trial.trial_id, (first, query.attempt), epoch)
+            service.joining.note_asked(trial.trial_id, first, query.attempt)
             for row in whole:
                 have_it_follow(row, first)
         return {"epoch": epoch}
@@ -201,8 +215,8 @@ def replica_routes(service: Service) -> APIRouter:
             store.retry_join(row.replica_id, row.join_epoch)
             service.loop.wake()
 
-    @routes.post("/ready")
-    def ready(caller: Caller, body: Ready) -> None:
+    @hot.post("/ready", Ready)
+    def ready(caller: ReplicaRecord, body: Ready) -> None:
         ready_at = caller.ready_at or service.clock()
         if body.seconds is not None:
             service.joining.note_ready(caller.trial_id, body.seconds)
@@ -222,31 +236,31 @@ def replica_routes(service: Service) -> APIRouter:
                     have_it_follow(row, whole[0].replica_id)
         service.loop.wake()
 
-    @routes.post("/switched")
-    def switched(caller: Caller, body: Number) -> None:
+    @hot.post("/switched", Number)
+    def switched(caller: ReplicaRecord, body: Number) -> None:
         store.note_entered(caller.trial_id, body.generation)
         service.loop.note_whole(caller.trial_id)
         service.loop.wake()
 
-    @routes.post("/abandoned")
-    def abandoned(caller: Caller, body: Number) -> None:
+    @hot.post("/abandoned", Number)
+    def abandoned(caller: ReplicaRecord, body: Number) -> None:
         store.note_abandoned(caller.trial_id, body.generation)
         service.loop.wake()
 
-    @routes.post("/leaving")
-    def leaving(caller: Caller) -> None:
+    @hot.post("/leaving")
+    def leaving(caller: ReplicaRecord) -> None:
         """Somebody outside wants the replica gone: the others are to go on without it."""
         service.loop.note_leaving(caller.replica_id)
         service.loop.wake()
 
-    @routes.get("/package")
-    def package(caller: Caller) -> FileResponse:
+    @hot.get("/package")
+    def package(caller: ReplicaRecord) -> FileResponse:
         """The packed working folder of the caller's trial."""
         digest = store.trial(caller.trial_id).spec.package
         return _sent(digest, "packed working folder")
 
-    @routes.get("/code/{digest}")
-    def code(caller: Caller, digest: str) -> FileResponse:
+    @hot.get("/code/{digest}")
+    def code(caller: ReplicaRecord, digest: str) -> FileResponse:
         """The pickled code of the caller's trial, or the data that goes with it."""
         if digest not in store.trial(caller.trial_id).spec.code:
             raise HTTPException(404, f"trial {caller.trial_id} has no code {digest:.64}")
@@ -258,16 +272,16 @@ def replica_routes(service: Service) -> APIRouter:
             raise HTTPException(503, f"the sweep's {what} is not here (yet); its driver brings it")
         return FileResponse(path, media_type="application/octet-stream")
 
-    @routes.post("/broken")
-    def broken(caller: Caller, body: Number) -> None:
+    @hot.post("/broken", Number)
+    def broken(caller: ReplicaRecord, body: Number) -> None:
         """A collective failed: look at the processes now instead of at the next tick."""
         trial = store.trial(caller.trial_id)
         if caller.replica_id in trial.members and body.generation >= trial.generation:
             service.loop.note_broken(caller.trial_id)
         service.loop.wake()
 
-    @routes.post("/hints")
-    def hints(caller: Caller, body: HintsBody) -> None:
+    @hot.post("/hints", HintsBody)
+    def hints(caller: ReplicaRecord, body: HintsBody) -> None:
         try:
             hints = Hints.from_json(body.hints)
         except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
@@ -292,16 +306,9 @@ def replica_routes(service: Service) -> APIRouter:
             return None
         return measurement(trial, hints, service.loop.latest_views.get(trial_id), now)
 
-    @routes.post("/reports")
-    def reports(caller: Caller, body: ReportsBody) -> None:
+    @hot.post("/reports", ReportsBody)
+    def reports(caller: ReplicaRecord, body: ReportsBody) -> None:
         note(caller, body.reports)
-
-    def noted_trial(caller: ReplicaRecord, reports: Sequence[ReportBody]) -> TrialRecord:
-        trial = store.trial(caller.trial_id)
-        if trial.state.is_final:
-            raise HTTPException(410, f"trial {caller.trial_id} is {trial.state.value}; nobody answers for it any more")
-        note(caller, reports)
-        return trial
 
     def note(caller: ReplicaRecord, reports: Sequence[ReportBody]) -> None:
         for each in reports:
@@ -315,8 +322,8 @@ def replica_routes(service: Service) -> APIRouter:
             store.add_report(noted)
             service.page.note_report(noted)
 
-    @routes.post("/warning")
-    def warning(caller: Caller, body: WarningBody) -> None:
+    @hot.post("/warning", WarningBody)
+    def warning(caller: ReplicaRecord, body: WarningBody) -> None:
         left = warnings_left.take(caller.trial_id)
         if left >= 0:
             note_warning(caller, body.message if left else "this trial warns on; its further warnings are not kept")
@@ -329,8 +336,8 @@ def replica_routes(service: Service) -> APIRouter:
             )
         )
 
-    @routes.post("/outcome")
-    def outcome(caller: Caller, body: OutcomeBody) -> None:
+    @hot.post("/outcome", OutcomeBody)
+    def outcome(caller: ReplicaRecord, body: OutcomeBody) -> None:
         """Note how the trial ended, or a single process of a command that leaves a trial or has yet to join."""
         trial = store.trial(caller.trial_id)
         stay = trial.published_members if trial.switching else trial.members
@@ -357,8 +364,8 @@ def replica_routes(service: Service) -> APIRouter:
     def lives(replica_id: str, trial_id: str) -> bool:
         return any(row.replica_id == replica_id for row in store.replicas(trial_id=trial_id))
 
-    @routes.put("/rendezvous")
-    async def rendezvous_put(caller: Caller, body: RendezvousBody) -> None:
+    @hot.put("/rendezvous", RendezvousBody)
+    async def rendezvous_put(caller: ReplicaRecord, body: RendezvousBody) -> None:
         published = await asyncio.to_thread(forget_old_keys, caller.trial_id)
         meeting = body.whole or body.generation
         if not body.whole and not published - 1 <= body.generation <= published:
@@ -371,14 +378,12 @@ def replica_routes(service: Service) -> APIRouter:
         keys[body.key] = body.value
         service.news.tell([caller.trial_id])
 
-    @routes.get("/rendezvous")
-    async def rendezvous_get(
-        caller: Caller, key: str, generation: int = 0, whole: str = "", wait: float = 10.0
-    ) -> dict[str, Any]:
-        deadline = service.clock() + min(wait, LONGEST_WAIT_SECONDS)
+    @hot.get("/rendezvous", Meeting)
+    async def rendezvous_get(caller: ReplicaRecord, query: Meeting) -> dict[str, Any]:
+        deadline = service.clock() + min(query.wait, LONGEST_WAIT_SECONDS)
         while True:
             changed = service.news.of(caller.trial_id)
-            value = service.rendezvous.get((caller.trial_id, whole or generation), {}).get(key)
+            value = service.rendezvous.get((caller.trial_id, query.whole or query.generation), {}).get(query.key)
             left = deadline - service.clock()
             if value is not None or left <= 0:
                 return {"value": value}
@@ -387,17 +392,21 @@ def replica_routes(service: Service) -> APIRouter:
             except TimeoutError:
                 continue
 
-    @routes.post("/call")
-    async def call(caller: Caller, body: Question) -> dict[str, Any]:
+    @hot.post("/call", Question)
+    async def call(caller: ReplicaRecord, body: Question) -> dict[str, Any]:
         """Ask the driver; ``answer`` is None while there is none, then ask again with the same id."""
-        trial = await asyncio.to_thread(noted_trial, caller, body.reports)
+        trial = store.trial(caller.trial_id)
+        if trial.state.is_final:
+            raise HTTPException(410, f"trial {caller.trial_id} is {trial.state.value}; nobody answers for it any more")
+        if body.reports:
+            await asyncio.to_thread(note, caller, body.reports)
         # Replicas choose their ids; another trial's question is another one, whatever it is called.
         question_id = f"{caller.trial_id}:{body.id}"
         document = {**body.model_dump(exclude={"reports"}), "id": question_id, "trial_id": caller.trial_id}
         answer = await service.mailbox.ask(trial.spec.study, document, ANSWER_SECONDS)
         return {"answer": answer}
 
-    return routes
+    return hot.routes
 
 
 def _generation(trial: TrialRecord, replicas: list[ReplicaRecord]) -> dict[str, Any]:

@@ -18,8 +18,8 @@ from scheduler.loop.backoff import Backoff
 from scheduler.loop.decisions import Decisions
 from scheduler.loop.hands import Hands
 from scheduler.loop.happenings import Happenings
-from scheduler.loop.hearing import Hearing
 from scheduler.loop.journal import Journal
+from scheduler.loop.liveness import Liveness
 from scheduler.loop.lives import Lives
 from scheduler.loop.rounds import Rounds
 from scheduler.loop.settings import LoopSettings
@@ -56,8 +56,8 @@ class ControlLoop:
         self._observer = Observer(store, launcher)
         self._backoff = Backoff()
         self.decisions = Decisions(policy, self._observer, self._backoff, every_seconds=settings.decide_every_seconds)
-        self._hearing = Hearing(monotonic, settings.silence_seconds)
         journal = Journal(store, policy)
+        self._liveness = Liveness(launcher, journal, monotonic, settings.silence_seconds)
         self._files = TrialFiles(settings.state_dir, store, launcher, monotonic)
         starts = Starts(store, launcher, journal, self._backoff, self._files, settings)
         self._happenings = Happenings(
@@ -67,9 +67,8 @@ class ControlLoop:
             self._backoff,
             self._files,
             starts,
-            self._hearing,
+            self._liveness,
             deaf_until=clock(),
-            silence_seconds=settings.silence_seconds,
             on_loss=self._decide_on_loss_or_end,
         )
         self._hands = Hands(
@@ -147,7 +146,7 @@ class ControlLoop:
 
     def note_contact(self, replica_id: str) -> None:
         """The replica has just called."""
-        self._hearing.note(replica_id)
+        self._liveness.note(replica_id)
 
     def note_leaving(self, replica_id: str) -> None:
         """The replica was told to end by whoever runs its machine."""

@@ -1,15 +1,14 @@
-"""Happenings: turns exits, silence and leases into facts of the store."""
+"""Happenings: turns exits and leases into facts of the store."""
 
 from __future__ import annotations
 
 import logging
-from collections import Counter
 from collections.abc import Callable, Iterable, Set
 
 from dist_core.errors import EXIT_PREEMPTED
 from scheduler.loop.backoff import FAILED_JOIN_SECONDS, Backoff
-from scheduler.loop.hearing import Hearing
 from scheduler.loop.journal import Journal
+from scheduler.loop.liveness import ENDED_CODE, Liveness
 from scheduler.loop.starts import Starts
 from scheduler.loop.trial_files import TrialFiles
 from trials.launch.base import Exit, Launcher
@@ -38,10 +37,9 @@ class Happenings:
         backoff: Backoff,
         files: TrialFiles,
         starts: Starts,
-        hearing: Hearing,
+        liveness: Liveness,
         *,
         deaf_until: float,
-        silence_seconds: float,
         on_loss: Callable[[], None],
     ) -> None:
         self._store = store
@@ -50,12 +48,9 @@ class Happenings:
         self._backoff = backoff
         self._files = files
         self._starts = starts
-        self._hearing = hearing
+        self._liveness = liveness
         self._deaf_until = deaf_until
         """Last time that this scheduler could not hear of owners."""
-        self._silence = f"{silence_seconds:.0f} s"
-        self._left_to_itself: set[str] = set()
-        """Replicas that are silent and alone in their trial, and have been told of."""
         self._on_loss = on_loss
         self._why_gone: dict[str, Exit] = {}
         """Ends of replicas as the launcher knew them, until their trial has been judged."""
@@ -88,41 +83,19 @@ class Happenings:
     def note_deafness(self, now: float) -> None:
         """Until now nobody could be heard, and nothing be written."""
         self._deaf_until = now
-        self._hearing.was_deaf()
+        self._liveness.was_deaf()
 
     # ------------------------------------------------------------------ what is found at a look
 
     def look(self, now: float) -> None:
-        if not self._hearing.look():
+        if not self._liveness.look():
             self._deaf_until = now
         self._files.shorten_logs()
         self._files.forget_prepared()
-        self._end_silent(now)
+        self._liveness.end_silent(self._store.replicas(), now)
         self._starts.note_started(now)
         self._note_exits(now)
         self._follow_owners(now)
-
-    def _end_silent(self, now: float) -> None:
-        replicas = self._store.replicas()
-        of_trial = Counter(replica.trial_id for replica in replicas)
-        for replica in self._hearing.silent(replicas):
-            if of_trial[replica.trial_id] == 1:
-                self._leave_to_itself(replica, now)
-                continue
-            logger.warning("replica silent trial=%s replica=%s: ending it", replica.trial_id, replica.replica_id)
-            sentence = f"replica {replica.replica_id} said nothing for {self._silence} and was ended"
-            self._journal.warn(replica.trial_id, "silent", sentence, now)
-            self._launcher.stop(replica, force=True)
-
-    def _leave_to_itself(self, replica: ReplicaRecord, now: float) -> None:
-        """Nobody waits for a replica that is alone: one long call may hold the interpreter's lock, and will end."""
-        if replica.replica_id not in self._left_to_itself:
-            self._left_to_itself.add(replica.replica_id)
-            sentence = (
-                f"replica {replica.replica_id} has said nothing for {self._silence}, and is left alone, because no "
-                "other one waits for it: a long call outside of Python looks like this; `elastune stop` ends it"
-            )
-            self._journal.warn(replica.trial_id, "silent", sentence, now)
 
     def _note_exits(self, now: float) -> None:
         replicas = self._store.replicas()
@@ -139,17 +112,17 @@ class Happenings:
             self._store.update_replica(gone.replica_id, state=ReplicaState.GONE, gone_at=now, exit_status=gone.status)
             self._on_loss()
             if replica.stop_requested_at is None:
-                self._note_unasked(replica, gone, now)
+                self._note_unasked(replica, self._liveness.explain(gone), now)
             self._leaving.discard(gone.replica_id)
-            self._left_to_itself.discard(gone.replica_id)
             logger.info("replica gone trial=%s replica=%s status=%s", replica.trial_id, gone.replica_id, gone.status)
 
     def _note_unasked(self, replica: ReplicaRecord, gone: Exit, now: float) -> None:
         """The end of a replica that was not asked to end."""
         if gone.why:
             self._why_gone[gone.replica_id] = gone
-            sentence = f"replica {gone.replica_id} was ended: {gone.why}"
-            self._journal.warn(replica.trial_id, gone.code, sentence, now)
+            if gone.code != ENDED_CODE:
+                sentence = f"replica {gone.replica_id} was ended: {gone.why}"
+                self._journal.warn(replica.trial_id, gone.code, sentence, now)
         trial = self._store.trial(replica.trial_id)
         may_have_joined = replica.join_epoch is not None or replica.launch_index > 0
         joined = replica.state is ReplicaState.ACTIVE

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.nine_shapes import EXPECTED, found_in_replicas
 from tests.support.project import ROOT
 from tuner_bridge.driving.pickling import pickled
 from tuner_bridge.errors import InvalidSweep
@@ -77,6 +78,12 @@ SHAPES = {
 @pytest.mark.parametrize("shape", SHAPES)
 def test_objectives_of_every_shape_arrive(tmp_path: Path, shape: str) -> None:
     assert there_and_back(tmp_path, SHAPES[shape], "print(objective(38))") == "42"
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("scheduler")
+def test_nine_shapes_in_sweeps_of_this_machine(tmp_path: Path) -> None:
+    assert found_in_replicas(tmp_path, {"PYTHONPATH": str(ROOT)}) == EXPECTED
 
 
 def test_a_module_that_python_starts_by_name_is_the_main_one_with_its_package(tmp_path: Path) -> None:

@@ -319,11 +319,16 @@ class Agent:
             self._told.clear()
             self._say(wait=False)
 
+    def _cpu_seconds(self, news: News) -> dict[str, float]:
+        rows = [self._row(name, each) for name, each in news.replicas.items() if each.phase is Phase.RUNNING]
+        used = {row.replica_id: self._launcher.cpu_seconds(row) for row in rows}
+        return {name: seconds for name, seconds in used.items() if seconds is not None}
+
     def _say(self, *, wait: bool) -> bool:
         with self._lock:
             news, heard = self._news, self._heard
         try:
-            orders = self._line.say(news, heard, wait=wait)
+            orders = self._line.say(replace(news, cpu_seconds=self._cpu_seconds(news)), heard, wait=wait)
         except Refused as error:
             self.leave(f"the scheduler at {self._line.url} refuses it: {error}")
             self._over.wait(RETRY_SECONDS)

@@ -107,6 +107,9 @@ class AgentLauncher:
             if now - since >= ORPHAN_SECONDS:
                 self._roster.stop(name, force=True)
 
+    def cpu_seconds(self, replica: ReplicaRecord) -> float | None:
+        return self._roster.cpu_seconds(replica.replica_id)
+
     def stop(self, replica: ReplicaRecord, *, force: bool) -> None:
         self._roster.stop(replica.replica_id, force=force)
 

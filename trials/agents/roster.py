@@ -42,6 +42,8 @@ class _Agent:
     numbers: tuple[int, ...]
     seen_at: float
     hung_up_at: float | None = None
+    cpu_seconds: Mapping[str, float] = field(default_factory=dict)
+    """CPU time that each of its replicas has used."""
     launches: dict[str, Mapping[str, Any]] = field(default_factory=dict)
     """Replicas that it was told to start and has not said a word of."""
     stops: dict[str, bool] = field(default_factory=dict)
@@ -99,6 +101,7 @@ class Roster:
                 agent.seen_at, agent.hung_up_at = self._monotonic(), None
                 if changed:
                     agent.news = news
+            agent.cpu_seconds = news.cpu_seconds
             for replica_id in agent.news.replicas.keys() & agent.launches.keys():
                 del agent.launches[replica_id]
             agent.noted &= agent.news.replicas.keys()
@@ -271,6 +274,14 @@ class Roster:
             if waits and self._monotonic() - self._began < RETURN_SECONDS:
                 return AgentReplica(phase=Phase.STARTING)
             return None
+
+    def cpu_seconds(self, replica_id: str) -> float | None:
+        """CPU time that a replica had used when its agent called last; None where no agent has said."""
+        with self._lock:
+            for agent in self._agents.values():
+                if replica_id in agent.cpu_seconds:
+                    return agent.cpu_seconds[replica_id]
+        return None
 
     def running(self) -> dict[str, str]:
         """Replicas that run or are about to, with the agents that have them."""

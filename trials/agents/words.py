@@ -62,6 +62,8 @@ class News:
     numbers: tuple[int, ...] = ()
     """Numbers of its slots in their node, as it was told; empty before."""
     replicas: Mapping[str, AgentReplica] = field(default_factory=dict)
+    cpu_seconds: Mapping[str, float] = field(default_factory=dict)
+    """CPU time that each replica's process has used when this is said; no version counts it."""
     in_use: frozenset[int] = frozenset()
     """Its slots, by their order here, that somebody else works on."""
     leaves: str = ""

@@ -110,6 +110,10 @@ class Launcher(Protocol):
         """Return which of these replicas no longer run."""
         ...
 
+    def cpu_seconds(self, replica: ReplicaRecord) -> float | None:
+        """CPU time that the replica's process has used, as of some seconds ago; None where that cannot be told."""
+        ...
+
     def stop(self, replica: ReplicaRecord, *, force: bool) -> None:
         """Ask a replica to save and leave, or (``force``) end it and its children now."""
         ...

@@ -243,6 +243,13 @@ class LocalLauncher:
             since = self._own[pid] = time.monotonic()
         return time.monotonic() - since < STATUS_SECONDS
 
+    def cpu_seconds(self, replica: ReplicaRecord) -> float | None:
+        try:
+            times = psutil.Process(replica.pid).cpu_times()
+        except psutil.Error:
+            return None
+        return float(times.user + times.system)
+
     def stop(self, replica: ReplicaRecord, *, force: bool) -> None:
         if replica.pid is None or not _is_running(replica):
             return

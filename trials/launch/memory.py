@@ -25,6 +25,8 @@ class InMemoryLauncher:
         """Set to make every launch fail with these words."""
         self.hangs = False
         """While set, launches take their time."""
+        self.cpu: dict[str, float] = {}
+        """CPU seconds of each replica, as far as anybody can tell."""
         self._ended: dict[str, Exit] = {}
 
     def nodes(self) -> Sequence[NodeSlots]:
@@ -72,6 +74,9 @@ class InMemoryLauncher:
             elif replica.pid is not None and replica.replica_id not in self.running:
                 gone.append(Exit(replica.replica_id, None))
         return gone
+
+    def cpu_seconds(self, replica: ReplicaRecord) -> float | None:
+        return self.cpu.get(replica.replica_id)
 
     def stop(self, replica: ReplicaRecord, *, force: bool) -> None:
         self.stopped.append((replica.replica_id, force))

@@ -8,10 +8,13 @@ asks, every rank gets its answer or its exception.
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import itertools
 import numbers
 import os
+import threading
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -26,13 +29,15 @@ from optuna.distributions import (
 from optuna.study import StudyDirection
 
 import dist_core
+from dist_core.errors import ControlChannelError
 from dist_core.link.client import LARGEST_STEP
 from dist_core.state.states import FunctionState
 from dist_core.trial.plain_replica import Participant
 from tuner_bridge.in_replica.run import ask_driver
 from tuner_bridge.in_replica.wire import decode_value, encode_value
 from tuner_bridge.in_replica.wired_errors import decode_exception, encode_exception
-from tuner_bridge.optuna.reports import PendingReports, Report
+from tuner_bridge.optuna.ahead import TakenAhead, space_of
+from tuner_bridge.optuna.reports import ALONE_AFTER_SECONDS, PendingReports, Report
 
 STATE = "optuna-reports"
 
@@ -61,10 +66,14 @@ class ElasticTrial(optuna.Trial):
         self._calls = itertools.count()
         self._prunes = prunes
         self._has_reported = False
+        self._steps: set[int] = set()
+        """Steps reported in this run of the objective: one that resumes reports again what it had."""
         self._reports = PendingReports(
             self._tell_reports, lambda: self._core.reports, lambda: self._core.leave_if_asked()
         )
         self._suggested: dict[str, Any] = {}
+        self._ahead = TakenAhead()
+        self._teller: threading.Timer | None = None
         self.study: Any = _StudyOfTrial(self)
         self.storage: Any = _StorageOfTrial(self)
 
@@ -91,10 +100,15 @@ class ElasticTrial(optuna.Trial):
     ) -> dict[str, Any]:
         environment = self._core.environment
         assert environment is not None
-        told = {"reports": [[each["step"], each["value"]] for each in reports]} if reports else {}
+        told: dict[str, Any] = {"reports": [[each["step"], each["value"]] for each in reports]} if reports else {}
+        took = self._ahead.untold
+        if took:
+            told["took"] = took
         # Processes that the objective forks count from where this one was.
         question = f"{environment.replica_id}/{os.getpid()}.{next(self._calls)}"
-        return ask_driver(self._core, question, method, {**arguments, **told}, reports=reports, **options)
+        answer = ask_driver(self._core, question, method, {**arguments, **told}, reports=reports, **options)
+        self._ahead.told(took)
+        return answer
 
     def _tell_reports(self, reports: Sequence[Report]) -> None:
         """Send reports from a thread, when no question has taken them along."""
@@ -103,7 +117,7 @@ class ElasticTrial(optuna.Trial):
     def finish_reports(self) -> None:
         """The study has all that was reported. Raises what it raised."""
         self._stay_registered()
-        if self._core.reports and not self._reports.are_settled:
+        if self._core.reports and not (self._reports.are_settled and not self._ahead.untold):
             self._ask("reports")
 
     def leave_if_asked(self) -> None:
@@ -117,6 +131,7 @@ class ElasticTrial(optuna.Trial):
     def _stay_registered(self) -> None:
         """Also when the user's code runs again from its top."""
         if not self._core.registry.has(STATE):
+            self._steps.clear()
             self._core.registry.register(STATE, FunctionState(self._save, self._load))
 
     def _save(self) -> dict[str, Any]:
@@ -173,18 +188,46 @@ class ElasticTrial(optuna.Trial):
 
     # ------------------------------------------------------------------ suggestions
 
-    def _draw(self, method: str, name: str, **arguments: Any) -> Any:
-        value = self._ask(method, name=name, **arguments)
-        self._suggested[name] = value
-        return value
+    def _draw(self, method: str, **arguments: Any) -> Any:
+        """Return the value for a suggestion (of a choice its index), which may have come with an earlier answer."""
+        name = arguments["name"]
+        try:
+            taken = self._ahead.take(name, space_of(method, arguments))
+        except (TypeError, ValueError):
+            # Optuna says what is wrong with it.
+            taken = None
+        if taken is not None:
+            self._tell_soon()
+            return taken[0]
+        answer = self._ask(method, **arguments)
+        self._ahead.came(answer["ahead"])
+        return answer["value"]
+
+    def _tell_soon(self) -> None:
+        """Have the study hear what was taken where no question follows soon."""
+        if self._core.reports and self._teller is None:
+            self._teller = threading.Timer(ALONE_AFTER_SECONDS, self._tell_taken)
+            self._teller.daemon = True
+            self._teller.start()
+
+    def _tell_taken(self) -> None:
+        self._teller = None
+        if self._ahead.untold:
+            # A scheduler that is away hears it with the next question, or at the end.
+            with contextlib.suppress(ControlChannelError):
+                self._tell_reports([])
 
     def suggest_float(
         self, name: str, low: float, high: float, *, step: float | None = None, log: bool = False
     ) -> float:
-        return float(self._draw("suggest_float", name, low=low, high=high, step=step, log=log))
+        value = float(self._draw("suggest_float", name=name, low=low, high=high, step=step, log=log))
+        self._suggested[name] = value
+        return value
 
     def suggest_int(self, name: str, low: int, high: int, *, step: int = 1, log: bool = False) -> int:
-        return int(self._draw("suggest_int", name, low=low, high=high, step=step, log=log))
+        value = int(self._draw("suggest_int", name=name, low=low, high=high, step=step, log=log))
+        self._suggested[name] = value
+        return value
 
     def suggest_categorical(self, name: str, choices: Sequence[Any]) -> Any:
         # Taken once: what is no sequence is read in another order, or not at all, the second time.
@@ -196,7 +239,7 @@ class ElasticTrial(optuna.Trial):
                     f"choice {choice!r} of {name!r} is a {type(choice).__name__}; an elastic trial takes None, bool, "
                     "int, float and str. Suggest a name or an index and look the object up"
                 )
-        index = self._ask("suggest_categorical", name=name, choices=plain)
+        index = self._draw("suggest_categorical", name=name, choices=plain)
         self._suggested[name] = choices[index]
         return choices[index]
 
@@ -234,6 +277,10 @@ class ElasticTrial(optuna.Trial):
         report = Report(step=int(step), value=number, progress=self._core.progress) if plain else None
 
         if report is not None:
+            if report["step"] in self._steps:
+                warnings.warn(f"step {step} has been reported already, and keeps its first value", stacklevel=2)
+                return
+            self._steps.add(report["step"])
             self._reports.add(report)
             if not self._has_reported:
                 # Optuna has its say on the first one: the study may take no reports at all.

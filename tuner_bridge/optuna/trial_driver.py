@@ -21,6 +21,7 @@ from tuner_bridge.driving.template import TrialTemplate
 from tuner_bridge.errors import TrialLost
 from tuner_bridge.in_replica.wire import NOT_A_NUMBER, decode_value
 from tuner_bridge.in_replica.wired_errors import decode_exception
+from tuner_bridge.optuna.ahead import LookAhead, index_of, is_same
 from tuner_bridge.trackers.base import Tracker
 from tuner_bridge.trackers.tracked_trial import ATTRIBUTE, TrackedTrial
 
@@ -28,6 +29,7 @@ logger = logging.getLogger(__name__)
 
 TRIAL_ATTRIBUTE = "elastune:trial"
 STUDY_ATTRIBUTE = "elastune:study"
+SUGGESTIONS = ("suggest_float", "suggest_int", "suggest_categorical")
 SHOW_SECONDS = 5.0
 """Between two notes of one trial's goodput for Optuna's dashboard; another number of replicas is noted at once."""
 
@@ -53,6 +55,7 @@ class OptunaDriver(StudyDriver):
         self.template = template
         self._trackers = trackers
         self._sampler_lock = threading.Lock()
+        self._look_ahead = LookAhead(study)
         self.on_wish = self._queue
         self.ends_when_spent = True
 
@@ -125,8 +128,6 @@ class OptunaDriver(StudyDriver):
         if trial.user_attrs.get(TRIAL_ATTRIBUTE) != self.study_key:
             trial.set_user_attr(TRIAL_ATTRIBUTE, self.study_key)
         spec = self.template.trial(self.study_key, trial.number, storage_id=trial._trial_id, prunes=prunes)
-        reported = _reported_steps(self.study, trial)
-
         tracked = self._tracked(trial)
         spec = replace(spec, environ={**spec.environ, **tracked.environ})
 
@@ -138,15 +139,10 @@ class OptunaDriver(StudyDriver):
                 # It has been here before.
                 self.parameters.note(trial_id, trial.params)
 
-        def ask(method: str, arguments: dict[str, Any]) -> Any:
-            # Samplers are not written for several threads; one suggestion at a time.
-            with self._sampler_lock:
-                answer = _call(trial, method, arguments, reported, tracked)
-            if method.startswith("suggest_"):
-                chosen = arguments["choices"][answer] if method == "suggest_categorical" else answer
-                self.parameters.note(trial_ids[0], {arguments["name"]: chosen})
-            return answer
+        def note(values: Mapping[str, Any]) -> None:
+            self.parameters.note(trial_ids[0], values)
 
+        ask = Questions(trial, self._look_ahead, tracked, note, self._sampler_lock)
         display = _Display(trial)
 
         def watch(live: Mapping[str, Any]) -> None:
@@ -158,6 +154,8 @@ class OptunaDriver(StudyDriver):
         except BaseException:
             tracked.leave()
             raise
+        finally:
+            ask.close()
         display.close()
         if self._trackers:
             _end_tracked(tracked, ended, self.history(ended["trial_id"]))
@@ -221,26 +219,62 @@ def _end_tracked(tracked: TrackedTrial, ended: Mapping[str, Any], history: Seque
         tracked.end("fail" if failed else "complete", None if failed else values, history)
 
 
-def _call(
-    trial: optuna.Trial, method: str, arguments: dict[str, Any], reported: set[int], tracked: TrackedTrial
-) -> Any:
-    """One question put to the real trial, after the reports that came with it.
+class Questions:
+    """Answers what the replicas of one trial ask of the real one.
 
-    A trial that resumed from its checkpoint reports again what it had reported since; the first value stays.
+    ``note`` is told the parameters that the trial turns out to have. ``lock``: samplers are not written for several
+    threads; the trials of a study take turns.
     """
-    for step, value in arguments.pop("reports", ()):
-        _report(trial, value, step, reported, tracked)
-    if method in ("suggest_float", "suggest_int"):
-        number = getattr(trial, method)(**arguments)
-        tracked.parameter(arguments["name"], number)
-        return number
-    if method == "suggest_categorical":
-        choices = arguments["choices"]
-        value = trial.suggest_categorical(arguments["name"], choices)
-        tracked.parameter(arguments["name"], value)
-        return next(index for index, choice in enumerate(choices) if _is_same(choice, value))
-    if method == "report":
-        return _report(trial, arguments["value"], arguments["step"], reported, tracked)
+
+    def __init__(
+        self,
+        trial: optuna.Trial,
+        look_ahead: LookAhead,
+        tracked: TrackedTrial,
+        note: Callable[[Mapping[str, Any]], None],
+        lock: threading.Lock,
+    ) -> None:
+        self._trial = trial
+        self._look_ahead = look_ahead
+        self._tracked = tracked
+        self._note = note
+        self._lock = lock
+        self._reported = _reported_steps(trial.study, trial)
+
+    def __call__(self, method: str, arguments: dict[str, Any]) -> Any:
+        """Raises what the real trial raises."""
+        with self._lock:
+            values = self._look_ahead.take(self._trial, arguments.pop("took", ()))
+            try:
+                # A trial that resumed from its checkpoint reports again what it had reported; the first value stays.
+                for step, value in arguments.pop("reports", ()):
+                    self._report(value, step)
+                if method == "report":
+                    return self._report(arguments["value"], arguments["step"])
+                if method not in SUGGESTIONS:
+                    return _call(self._trial, method, arguments)
+                name, choices = arguments["name"], arguments.get("choices")
+                values[name], ahead = self._look_ahead.suggest(self._trial, method, arguments)
+                return {"value": values[name] if choices is None else index_of(choices, values[name]), "ahead": ahead}
+            finally:
+                for each, value in values.items():
+                    self._tracked.parameter(each, value)
+                if values:
+                    self._note(values)
+
+    def _report(self, value: Any, step: Any) -> None:
+        if step not in self._reported:
+            self._trial.report(value, step)
+            self._tracked.report(float(value), int(step))
+            self._reported.add(int(step))
+
+    def close(self) -> None:
+        """The trial is over."""
+        with self._lock:
+            self._look_ahead.close(self._trial)
+
+
+def _call(trial: optuna.Trial, method: str, arguments: dict[str, Any]) -> Any:
     if method == "reports":
         return None
     if method == "last_report":
@@ -266,18 +300,6 @@ def _call(
     if method == "set_study_user_attr":
         return trial.study.set_user_attr(arguments["key"], arguments["value"])
     raise ValueError(f"an elastic trial has no method {method!r}")
-
-
-def _is_same(choice: Any, value: Any) -> bool:
-    """Tell whether two choices are one: 1 and True are two, NaN is itself."""
-    return type(choice) is type(value) and (choice == value or (choice != choice and value != value))
-
-
-def _report(trial: optuna.Trial, value: Any, step: Any, reported: set[int], tracked: TrackedTrial) -> None:
-    if step not in reported:
-        trial.report(value, step)
-        tracked.report(float(value), int(step))
-        reported.add(int(step))
 
 
 def _of_study(study: optuna.Study, name: str) -> Any:
@@ -323,7 +345,7 @@ def _within_space(study: optuna.Study, parameters: Mapping[str, Any]) -> dict[st
         if space is None:
             raise ValueError(f"no trial of the study has a parameter {name!r}; it has {', '.join(sorted(spaces))}")
         if isinstance(space, CategoricalDistribution):
-            same = [each for each in space.choices if _is_same(each, value)]
+            same = [each for each in space.choices if is_same(each, value)]
             same = same or [each for each in space.choices if str(each)[:200] == str(value)]
             if not same:
                 raise ValueError(f"{name} is {value!r}; the study chooses among {', '.join(map(str, space.choices))}")

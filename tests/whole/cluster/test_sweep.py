@@ -26,6 +26,7 @@ from tests.support.cluster.rig import (
     objects,
     until,
 )
+from tests.support.nine_shapes import EXPECTED, found_in_replicas
 
 TRIALS = 8
 
@@ -74,6 +75,11 @@ def test_a_sweep_survives_what_clusters_do(cluster: Installed, tmp_path: Path) -
     assert len(values) == TRIALS
     assert max(value for (value,) in values) > 0.8
     delete(*(trial["metadata"]["name"] for trial in of_this_sweep()))
+
+
+@pytest.mark.timeout(600)
+def test_nine_shapes_of_objectives_arrive_in_pods(cluster: Installed, tmp_path: Path) -> None:
+    assert found_in_replicas(tmp_path, cluster.environ()) == EXPECTED
 
 
 def of_this_sweep() -> list[dict[str, Any]]:

@@ -12,10 +12,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.nine_shapes import EXPECTED, found_in_replicas
 from tests.support.nni_experiment import NniExperiment
 from tests.support.nni_scripts import REPORTS
 from tests.support.project import ROOT
-from tests.support.slurm import agents, jobs, slurm, until, up
+from tests.support.slurm import Up, agents, jobs, slurm, until, up
 
 POOL = "partition=scavenge gpus=1 slots=0:6 idle=3"
 
@@ -53,13 +54,20 @@ def test_the_pool_grows_with_a_trial_and_is_given_back(tmp_path: Path) -> None:
 def test_a_sweep_of_somebody_who_joins_runs_in_the_pool(tmp_path: Path) -> None:
     (tmp_path / "tune.py").write_text(SWEEP)
     with up(tmp_path, "--slurm", POOL) as scheduler:
-        server = json.loads((scheduler.state / "server.json").read_text())
-        token = (scheduler.state / "token").read_text().strip()
-        environ = {**os.environ, "ELASTUNE_URL": server["url"], "ELASTUNE_TOKEN": token, "PYTHONPATH": str(ROOT)}
+        environ = {**os.environ, **joining(scheduler)}
         done = subprocess.run(
             [sys.executable, "tune.py"], cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=120
         )
         assert "values 12" in done.stdout, done.stderr
+        shapes = tmp_path / "shapes"
+        assert found_in_replicas(shapes, joining(scheduler)) == EXPECTED
+
+
+def joining(scheduler: Up) -> dict[str, str]:
+    """Variables of a driver whose sweep runs in the pool."""
+    server = json.loads((scheduler.state / "server.json").read_text())
+    token = (scheduler.state / "token").read_text().strip()
+    return {"ELASTUNE_URL": server["url"], "ELASTUNE_TOKEN": token, "PYTHONPATH": str(ROOT)}
 
 
 def test_a_job_that_somebody_cancels_is_a_loss_like_others(tmp_path: Path) -> None:

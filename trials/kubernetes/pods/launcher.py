@@ -271,6 +271,10 @@ class KubernetesLauncher:
             if name in self._dismissed or now - since >= ORPHAN_SECONDS:
                 self._delete(pods[name], grace_seconds=self._shortest_grace(pods[name]))
 
+    def cpu_seconds(self, replica: ReplicaRecord) -> float | None:
+        """None: a cluster need not measure its pods."""
+        return None
+
     def stop(self, replica: ReplicaRecord, *, force: bool) -> None:
         with self._lock:
             pod = self._our_pods().get(label_value(replica.replica_id))
