@@ -291,9 +291,10 @@ class ForkServer:
 
     def _become_replica(self, request: dict[str, Any] | None, line: socket.socket) -> None:
         self._let_go()
+        # While nobody waits: a look at all modules has the system copy the pages that they lie on.
+        known, given = set(sys.modules), dict[str, str]()
         request = request or told(line)
         keeping = Keeping()
-        known, given = set(sys.modules), dict[str, str]()
 
         def tell_imports() -> None:
             imported = installed_modules(beyond=known)
