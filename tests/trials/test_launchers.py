@@ -8,6 +8,7 @@ import signal
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +50,10 @@ def eats():
         eaten[place] = 1
 def tells_cores():
     return len(os.sched_getaffinity(0))
+def computes():
+    until = time.monotonic() + 600
+    while time.monotonic() < until:
+        pass
 def sleeps():
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     if os.fork() == 0:
@@ -166,6 +171,28 @@ def test_the_end_of_a_replica_is_its_status_and_its_words_are_in_the_log(
         assert "hello from r0" in log
     if function == "raises":
         assert "ValueError: on purpose" in log
+
+
+def test_a_process_that_computes_is_known_by_its_cpu_time(
+    launcher: Launcher, launch: Callable[[str], ReplicaRecord], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the launcher itself, or as of its agent's last question for orders."""
+    monkeypatch.setattr("trials.agents.line.WAIT_SECONDS", 0.2)
+    busy, idle = launch("computes"), launch("sleeps")
+    deadline = time.monotonic() + 60.0
+    while (launcher.cpu_seconds(busy) or 0.0) < 1.0:
+        assert time.monotonic() < deadline, "nobody says that it computes"
+        time.sleep(0.05)
+    known = launcher.cpu_seconds(idle)
+    assert known is not None
+    assert known < 1.0
+    launcher.stop(busy, force=True)
+    wait_for_exit(launcher, busy)
+    assert launcher.cpu_seconds(record_of_nobody(busy)) is None
+
+
+def record_of_nobody(replica: ReplicaRecord) -> ReplicaRecord:
+    return replace(replica, replica_id="nobody", pid=2**22 + 1)
 
 
 def test_a_polite_stop_lets_the_replica_end_itself(launcher: Launcher, launch: Callable[[str], ReplicaRecord]) -> None:

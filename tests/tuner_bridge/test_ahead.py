@@ -60,9 +60,9 @@ class Replica:
         return value
 
     def tell(self) -> None:
-        names = self._ahead.untold
-        self._look_ahead.take(self._trial, names)
-        self._ahead.told(names)
+        numbers = self._ahead.untold
+        self._look_ahead.take(self._trial, numbers)
+        self._ahead.told(numbers)
 
     def _of(self, arguments: dict[str, Any], value: Any) -> Any:
         return arguments["choices"][value] if "choices" in arguments else value
@@ -160,3 +160,19 @@ def test_another_space_for_a_name_is_optunas_to_judge() -> None:
     found, asked = ours(SAMPLERS["Random"](), trials)
     assert found == plain(SAMPLERS["Random"](), trials)
     assert asked == [2, 2]
+
+
+def test_replicas_that_ask_for_different_things_have_what_the_study_has() -> None:
+    """What one took stays, although the other's question has undone what was drawn ahead."""
+    study = optuna.create_study(sampler=SAMPLERS["Random"]())
+    look_ahead = LookAhead(study)
+    for _ in range(3):
+        trial = study.ask()
+        first, second = Replica(look_ahead, trial), Replica(look_ahead, trial)
+        values = {"a": first.suggest(*number("a"))}
+        values["z"] = second.suggest(*number("z"))
+        values |= {name: first.suggest(*number(name, 99)) for name in "bcd"}
+        first.tell()
+        look_ahead.close(trial)
+        study.tell(trial, 0.0)
+        assert study.trials[-1].params == values

@@ -33,7 +33,7 @@ STAND_BY_THEMSELVES = (RandomSampler, TPESampler)
 
 Entry = Sequence[Any]
 """A value that travels ahead: the parameter's name, its space as `space_of` writes it, the value (of a choice its
-index)."""
+index), and the number by which the driver knows it."""
 
 
 def space_of(method: str, arguments: Mapping[str, Any]) -> str:
@@ -51,7 +51,7 @@ def space_of(method: str, arguments: Mapping[str, Any]) -> str:
 
 
 class TakenAhead:
-    """In the replica: values that came ahead, and the names of those that were taken and that the study waits for.
+    """In the replica: values that came ahead, and the numbers of those that were taken and that the study waits for.
 
     Concurrency: the objective takes, and a thread may tell what was taken.
     """
@@ -59,7 +59,7 @@ class TakenAhead:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._waiting: deque[Entry] = deque()
-        self._untold: list[str] = []
+        self._untold: list[int] = []
 
     def came(self, entries: Iterable[Entry]) -> None:
         with self._lock:
@@ -71,19 +71,20 @@ class TakenAhead:
             if not self._waiting or (self._waiting[0][0], self._waiting[0][1]) != (name, space):
                 self._waiting.clear()
                 return None
-            self._untold.append(name)
-            return (self._waiting.popleft()[2],)
+            _, _, value, number = self._waiting.popleft()
+            self._untold.append(number)
+            return (value,)
 
     @property
-    def untold(self) -> list[str]:
+    def untold(self) -> list[int]:
         with self._lock:
             return list(self._untold)
 
-    def told(self, names: Iterable[str]) -> None:
+    def told(self, numbers: Iterable[int]) -> None:
         """The study has heard that these were taken."""
         with self._lock:
-            heard = set(names)
-            self._untold = [name for name in self._untold if name not in heard]
+            heard = set(numbers)
+            self._untold = [number for number in self._untold if number not in heard]
 
 
 # ---------------------------------------------------------------------- in the driver
@@ -100,11 +101,6 @@ class _Suggestion:
         """Raises what Optuna raises for such a suggestion."""
         return _Suggestion(arguments["name"], space_of(method, arguments), _distribution(method, arguments))
 
-    def on_wire(self, value: Any) -> Entry:
-        if isinstance(self.distribution, CategoricalDistribution):
-            value = index_of(self.distribution.choices, value)
-        return [self.name, self.space, value]
-
 
 @dataclass(slots=True)
 class _Drawn:
@@ -112,6 +108,14 @@ class _Drawn:
     value: Any
     by_sampler: bool
     """False where it was decided before: the only value, one that was queued, or one drawn with others."""
+    number: int
+
+    @property
+    def entry(self) -> Entry:
+        value, distribution = self.value, self.suggestion.distribution
+        if isinstance(distribution, CategoricalDistribution):
+            value = index_of(distribution.choices, value)
+        return [self.suggestion.name, self.suggestion.space, value, self.number]
 
 
 @dataclass(slots=True)
@@ -120,6 +124,8 @@ class _Asked:
 
     suggestions: dict[str, _Suggestion] = field(default_factory=dict)
     ahead: dict[str, _Drawn] = field(default_factory=dict)
+    sent: dict[int, _Drawn] = field(default_factory=dict)
+    """All that was sent, by number: a replica may take what was undone meanwhile for another one's sake."""
     taken: list[_Suggestion] = field(default_factory=list)
     """Suggestions that the sampler drew ahead and that were taken since."""
     before: tuple[optuna.samplers.BaseSampler, dict[str, Any]] | None = None
@@ -136,13 +142,14 @@ class LookAhead:
         self._of: dict[int, _Asked] = {}
         self._drew_last: _Asked | None = None
 
-    def take(self, trial: optuna.Trial, names: Iterable[str]) -> dict[str, Any]:
+    def take(self, trial: optuna.Trial, numbers: Iterable[int]) -> dict[str, Any]:
         """Enter values into the study that the objective has taken; returns those that were new."""
         asked = self._of.get(trial.number)
         new = {}
-        for name in names:
-            if asked is not None and name in asked.ahead:
-                new[name] = self._enter(trial, asked, asked.ahead.pop(name))
+        for number in numbers:
+            drawn = None if asked is None else asked.sent.get(number)
+            if asked is not None and drawn is not None and drawn.suggestion.name not in asked.suggestions:
+                new[drawn.suggestion.name] = self._enter(trial, asked, drawn)
         return new
 
     def suggest(self, trial: optuna.Trial, method: str, arguments: Mapping[str, Any]) -> tuple[Any, list[Entry]]:
@@ -155,7 +162,7 @@ class LookAhead:
         drawn = asked.ahead.get(suggestion.name)
         if drawn is not None and drawn.suggestion.space == suggestion.space:
             # Another replica of the trial has taken it, or will.
-            value = self._enter(trial, asked, asked.ahead.pop(suggestion.name))
+            value = self._enter(trial, asked, drawn)
         else:
             if suggestion.name not in trial.params:
                 self._undo(trial, asked)
@@ -178,6 +185,7 @@ class LookAhead:
     def _enter(self, trial: optuna.Trial, asked: _Asked, drawn: _Drawn) -> Any:
         """Let the trial have a value as if its sampler had drawn it together with others."""
         suggestion = drawn.suggestion
+        asked.ahead.pop(suggestion.name, None)
         if drawn.by_sampler:
             values = trial.relative_params
             trial.relative_search_space = {
@@ -208,11 +216,15 @@ class LookAhead:
         others = list(asked.suggestions.values())
         at = next(index for index, each in enumerate(others) if each.name == suggestion.name)
         params = trial.params if at + 1 < len(others) else {}
-        entries = [each.on_wire(params[each.name]) for each in others[at + 1 :]]
+        behind = [self._numbered(asked, each, params[each.name], by_sampler=False) for each in others[at + 1 :]]
         if not asked.ahead:
             self._look(trial, asked, others[-1])
-        entries += [drawn.suggestion.on_wire(drawn.value) for drawn in asked.ahead.values()]
-        return entries[:MOST_AHEAD]
+        return [drawn.entry for drawn in (*behind, *asked.ahead.values())][:MOST_AHEAD]
+
+    def _numbered(self, asked: _Asked, suggestion: _Suggestion, value: Any, *, by_sampler: bool) -> _Drawn:
+        drawn = _Drawn(suggestion, value, by_sampler, len(asked.sent))
+        asked.sent[drawn.number] = drawn
+        return drawn
 
     def _look(self, trial: optuna.Trial, asked: _Asked, last: _Suggestion) -> None:
         asked.taken.clear()
@@ -232,7 +244,7 @@ class LookAhead:
                 asked.before = self._study.sampler, copy.deepcopy(vars(self._study.sampler))
                 self._drew_last = asked
             value = self._draw(frozen, suggestion) if decided is None else decided[0]
-            asked.ahead[suggestion.name] = _Drawn(suggestion, value, by_sampler=decided is None)
+            asked.ahead[suggestion.name] = self._numbered(asked, suggestion, value, by_sampler=decided is None)
 
     def _frozen(self, trial: optuna.Trial) -> optuna.trial.FrozenTrial:
         return self._study._storage.get_trial(trial._trial_id)

@@ -29,7 +29,6 @@ from optuna.distributions import (
 from optuna.study import StudyDirection
 
 import dist_core
-from dist_core.errors import ControlChannelError
 from dist_core.link.client import LARGEST_STEP
 from dist_core.state.states import FunctionState
 from dist_core.trial.plain_replica import Participant
@@ -73,6 +72,8 @@ class ElasticTrial(optuna.Trial):
         )
         self._suggested: dict[str, Any] = {}
         self._ahead = TakenAhead()
+        self._draws = threading.Lock()
+        """Threads of an objective draw one after the other: what comes ahead is for whoever draws next."""
         self._teller: threading.Timer | None = None
         self.study: Any = _StudyOfTrial(self)
         self.storage: Any = _StorageOfTrial(self)
@@ -126,6 +127,10 @@ class ElasticTrial(optuna.Trial):
 
     def close(self) -> None:
         """The objective is done with it."""
+        teller = self._teller
+        if teller is not None:
+            teller.cancel()
+            teller.join()
         self._reports.close()
 
     def _stay_registered(self) -> None:
@@ -191,16 +196,17 @@ class ElasticTrial(optuna.Trial):
     def _draw(self, method: str, **arguments: Any) -> Any:
         """Return the value for a suggestion (of a choice its index), which may have come with an earlier answer."""
         name = arguments["name"]
-        try:
-            taken = self._ahead.take(name, space_of(method, arguments))
-        except (TypeError, ValueError):
-            # Optuna says what is wrong with it.
-            taken = None
-        if taken is not None:
-            self._tell_soon()
-            return taken[0]
-        answer = self._ask(method, **arguments)
-        self._ahead.came(answer["ahead"])
+        with self._draws:
+            try:
+                taken = self._ahead.take(name, space_of(method, arguments))
+            except (TypeError, ValueError):
+                # Optuna says what is wrong with it.
+                taken = None
+            if taken is not None:
+                self._tell_soon()
+                return taken[0]
+            answer = self._ask(method, **arguments)
+            self._ahead.came(answer["ahead"])
         return answer["value"]
 
     def _tell_soon(self) -> None:
@@ -211,10 +217,11 @@ class ElasticTrial(optuna.Trial):
             self._teller.start()
 
     def _tell_taken(self) -> None:
+        # What is taken from now on has a timer of its own.
         self._teller = None
         if self._ahead.untold:
-            # A scheduler that is away hears it with the next question, or at the end.
-            with contextlib.suppress(ControlChannelError):
+            # What does not arrive goes with the next question, or at the end; that one raises what is wrong.
+            with contextlib.suppress(Exception):
                 self._tell_reports([])
 
     def suggest_float(
