@@ -43,7 +43,7 @@ def create_app(service: Service) -> FastAPI:
     if service.site.roster is not None:
         app.include_router(agent_routes(service.site.roster, service.loop.log_of))
         app.include_router(checkpoint_routes(service.loop))
-    app.router.routes[:0] = replica_routes(service) + driver_routes(service, ClientAccess(service.store))
+    app.router.routes[:0] = [*replica_routes(service), *driver_routes(service, ClientAccess(service.store))]
 
     @app.get("/healthz")
     def healthz(response: Response) -> dict[str, str]:

@@ -7,13 +7,12 @@ from typing import Any
 
 from fastapi import HTTPException
 from pydantic import BaseModel, Field
-from starlette.routing import Route
 
 from scheduler.allocation.admission import BUDGET_USED
 from scheduler.api.action_routes import is_paused_by_people
 from scheduler.api.callers import identity_of
 from scheduler.api.client_access import ClientAccess
-from scheduler.api.hot_routes import HotRoutes
+from scheduler.api.hot_routes import HotRoute, HotRoutes
 from scheduler.api.page.rows import shown_parameters
 from scheduler.api.service import Service
 from scheduler.api.summaries import live, summary
@@ -60,7 +59,7 @@ class Waiting(BaseModel):
     """Answers to wishes for trials: why not, or an empty text where it will run one."""
 
 
-def driver_routes(service: Service, access: ClientAccess) -> list[Route]:
+def driver_routes(service: Service, access: ClientAccess) -> list[HotRoute]:
     store = service.store
     hot = HotRoutes(identity_of)
 

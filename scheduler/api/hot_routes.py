@@ -23,13 +23,18 @@ Handler = Callable[..., Any]
 that may wait for the disk."""
 
 
+class HotRoute(Route):
+    model: type[BaseModel] | None = None
+    """What comes with a request: a GET's query, another one's body."""
+
+
 class HotRoutes:
     """``caller_of`` finds who calls; raises HTTPException for whom the routes are not."""
 
     def __init__(self, caller_of: Callable[[Request], Any], prefix: str = "") -> None:
         self._caller_of = caller_of
         self._prefix = prefix
-        self.routes: list[Route] = []
+        self.routes: list[HotRoute] = []
 
     def get(self, path: str, query: type[BaseModel] | None = None) -> Callable[[Handler], Handler]:
         """Have a handler serve this path. What it returns is answered as JSON, if it is no response itself."""
@@ -53,7 +58,9 @@ class HotRoutes:
                     answer = await asyncio.to_thread(handler, *arguments, **request.path_params)
                 return answer if isinstance(answer, Response) else JSONResponse(answer)
 
-            self.routes.append(Route(self._prefix + path, endpoint, methods=[method]))
+            route = HotRoute(self._prefix + path, endpoint, methods=[method])
+            route.model = model
+            self.routes.append(route)
             return handler
 
         return register

@@ -13,11 +13,10 @@ from typing import Any
 from fastapi import HTTPException, Request
 from fastapi.responses import FileResponse
 from pydantic import BaseModel, Field
-from starlette.routing import Route
 
 from dist_core.goodput import Hints
 from dist_core.link.client import LARGEST_STEP
-from scheduler.api.hot_routes import HotRoutes
+from scheduler.api.hot_routes import HotRoute, HotRoutes
 from scheduler.api.service import Service
 from scheduler.api.tokens import Access, Identity
 from scheduler.knowledge.measured import measurement
@@ -129,7 +128,7 @@ def calling_replica(request: Request) -> ReplicaRecord:
     raise HTTPException(410, f"replica {name!r} is not wanted any more")
 
 
-def replica_routes(service: Service) -> list[Route]:
+def replica_routes(service: Service) -> list[HotRoute]:
     store = service.store
     hot = HotRoutes(calling_replica, "/replica")
     reports_left, warnings_left = Allowance(MOST_REPORTS_KEPT), Allowance(MOST_WARNINGS)
