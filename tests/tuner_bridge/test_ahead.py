@@ -47,6 +47,7 @@ class Replica:
     def __init__(self, look_ahead: LookAhead, trial: optuna.Trial) -> None:
         self._look_ahead, self._trial = look_ahead, trial
         self._ahead = TakenAhead()
+        self.name = str(id(self))
         self.asked = 0
 
     def suggest(self, method: str, arguments: dict[str, Any]) -> Any:
@@ -55,7 +56,7 @@ class Replica:
             return self._of(arguments, taken[0])
         self.asked += 1
         self.tell()
-        value, entries = self._look_ahead.suggest(self._trial, method, arguments)
+        value, entries = self._look_ahead.suggest(self._trial, method, arguments, self.name)
         self._ahead.came(entries)
         return value
 
@@ -102,6 +103,20 @@ call = st.one_of(
 )
 def test_any_program_draws_what_it_draws_alone(trials: list[list[Call]], sampler: str, replicas: int) -> None:
     found, _ = ours(SAMPLERS[sampler](), trials, replicas)
+    assert found == plain(SAMPLERS[sampler](), trials)
+
+
+@given(
+    base=st.lists(call, min_size=2, max_size=8, unique_by=lambda each: each[1]["name"]),
+    kept=st.lists(st.lists(st.booleans(), min_size=8, max_size=8), min_size=2, max_size=5),
+    sampler=st.sampled_from(["Random", "TPE"]),
+)
+def test_trials_that_leave_parameters_out_draw_what_they_draw_alone(
+    base: list[Call], kept: list[list[bool]], sampler: str
+) -> None:
+    """A value that was drawn behind one that is not asked for is another one then."""
+    trials = [[call for call, keep in zip(base, each, strict=False) if keep] for each in kept]
+    found, _ = ours(SAMPLERS[sampler](), trials)
     assert found == plain(SAMPLERS[sampler](), trials)
 
 

@@ -107,6 +107,22 @@ def test_libraries_draw_by_distribution(scheduler_in_process: Any) -> None:
     assert ours == plain
 
 
+def draws_a_large_space(trial: optuna.Trial) -> float:
+    total = sum(trial.suggest_int(f"bit{at}", 0, 1) for at in range(300))
+    if trial.number % 3 == 1:
+        total += trial.suggest_int("branch", 0, 9)
+    return total + trial.suggest_float("last", 0.0, 1.0)
+
+
+def test_a_large_space_that_branches_is_drawn_alike(scheduler_in_process: Any) -> None:
+    """Values travel ahead of the questions; where the objective asks for something else, none of it shows."""
+    studies = [optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=4)) for _ in range(2)]
+    studies[0].optimize(draws_a_large_space, n_trials=5)
+    optimize(studies[1], draws_a_large_space, n_trials=5)
+    plain, ours = ([(trial.params, trial.value) for trial in study.trials] for study in studies)
+    assert ours == plain
+
+
 def test_a_callback_may_pickle_and_copy_the_study(scheduler_in_process: Any) -> None:
     kept: list[optuna.Study] = []
 

@@ -126,6 +126,8 @@ class _Asked:
     ahead: dict[str, _Drawn] = field(default_factory=dict)
     sent: dict[int, _Drawn] = field(default_factory=dict)
     """All that was sent, by number: a replica may take what was undone meanwhile for another one's sake."""
+    receivers: set[str] = field(default_factory=set)
+    """Processes that values were sent to."""
     taken: list[_Suggestion] = field(default_factory=list)
     """Suggestions that the sampler drew ahead and that were taken since."""
     before: tuple[optuna.samplers.BaseSampler, dict[str, Any]] | None = None
@@ -152,16 +154,21 @@ class LookAhead:
                 new[drawn.suggestion.name] = self._enter(trial, asked, drawn)
         return new
 
-    def suggest(self, trial: optuna.Trial, method: str, arguments: Mapping[str, Any]) -> tuple[Any, list[Entry]]:
+    def suggest(
+        self, trial: optuna.Trial, method: str, arguments: Mapping[str, Any], asker: str
+    ) -> tuple[Any, list[Entry]]:
         """Return the value for one suggestion, and those that are likely to be asked for next.
 
-        Raises what Optuna raises for it.
+        ``asker``: the process that asks. Raises what Optuna raises for it.
         """
         suggestion = _Suggestion.of(method, arguments)
         asked = self._of.setdefault(trial.number, _Asked())
         drawn = asked.ahead.get(suggestion.name)
-        if drawn is not None and drawn.suggestion.space == suggestion.space:
-            # Another replica of the trial has taken it, or will.
+        is_next = drawn is not None and drawn is next(iter(asked.ahead.values()))
+        has_others = bool(asked.receivers - {asker})
+        asked.receivers.add(asker)
+        if drawn is not None and drawn.suggestion.space == suggestion.space and (is_next or has_others):
+            # Another process of the trial has taken it, or may.
             value = self._enter(trial, asked, drawn)
         else:
             if suggestion.name not in trial.params:

@@ -205,7 +205,9 @@ class ElasticTrial(optuna.Trial):
             if taken is not None:
                 self._tell_soon()
                 return taken[0]
-            answer = self._ask(method, **arguments)
+            environment = self._core.environment
+            assert environment is not None
+            answer = self._ask(method, **arguments, asker=f"{environment.replica_id}/{os.getpid()}")
             self._ahead.came(answer["ahead"])
         return answer["value"]
 

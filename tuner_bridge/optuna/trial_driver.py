@@ -253,8 +253,9 @@ class Questions:
                     return self._report(arguments["value"], arguments["step"])
                 if method not in SUGGESTIONS:
                     return _call(self._trial, method, arguments)
+                asker = arguments.pop("asker")
                 name, choices = arguments["name"], arguments.get("choices")
-                values[name], ahead = self._look_ahead.suggest(self._trial, method, arguments)
+                values[name], ahead = self._look_ahead.suggest(self._trial, method, arguments, asker)
                 return {"value": values[name] if choices is None else index_of(choices, values[name]), "ahead": ahead}
             finally:
                 for each, value in values.items():
