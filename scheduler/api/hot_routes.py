@@ -25,7 +25,7 @@ that may wait for the disk."""
 
 class HotRoute(Route):
     model: type[BaseModel] | None = None
-    """Model of what comes with a request: a GET's query, another one's body."""
+    """Model of what comes with a request: the query of a GET, else the body."""
 
 
 class HotRoutes:
