@@ -176,7 +176,7 @@ def test_the_end_of_a_replica_is_its_status_and_its_words_are_in_the_log(
 def test_a_process_that_computes_is_known_by_its_cpu_time(
     launcher: Launcher, launch: Callable[[str], ReplicaRecord], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By the launcher itself, or as of its agent's last question for orders."""
+    """The launcher itself says so, or its agent's last question for orders."""
     monkeypatch.setattr("trials.agents.line.WAIT_SECONDS", 0.2)
     busy, idle = launch("computes"), launch("sleeps")
     deadline = time.monotonic() + 60.0

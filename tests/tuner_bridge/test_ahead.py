@@ -178,7 +178,7 @@ def test_another_space_for_a_name_is_optunas_to_judge() -> None:
 
 
 def test_replicas_that_ask_for_different_things_have_what_the_study_has() -> None:
-    """What one took stays, although the other's question has undone what was drawn ahead."""
+    """A value that one took stays, although the other's question has undone what was drawn ahead."""
     study = optuna.create_study(sampler=SAMPLERS["Random"]())
     look_ahead = LookAhead(study)
     for _ in range(3):

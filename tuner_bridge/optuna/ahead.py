@@ -1,11 +1,10 @@
 """Suggestions that travel ahead: an answer brings the values that the objective is likely to ask for next.
 
 Trials of a study ask, as a rule, what the trial before them asked, in the same order, and the first one's loops count.
-The driver draws as the sampler
-would have drawn at each question, and enters a value into the study only when the objective has taken it. Where the
-objective asks for something else, what was drawn in vain is undone: the sampler's random numbers go on from where they
-would be without it, so a seeded sweep draws what it draws through Optuna alone. Where trials run side by side they
-share the sampler, and there is no such order to keep.
+The driver draws as the sampler would have drawn at each question, and enters a value into the study only when the
+objective has taken it. Where the objective asks for something else, what was drawn in vain is undone: the sampler's
+random numbers go on from where they would be without it, so a seeded sweep draws what it draws through Optuna alone.
+Where trials run side by side they share the sampler, and there is no such order to keep.
 """
 
 from __future__ import annotations
@@ -24,6 +23,8 @@ import optuna
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
 from optuna.pruners import _filter_study
 from optuna.samplers import RandomSampler, TPESampler
+
+from tuner_bridge.optuna.distributions import suggest
 
 MOST_AHEAD = 250
 """Values that one answer brings at most."""
@@ -202,7 +203,7 @@ class LookAhead:
             values[suggestion.name] = drawn.value
             asked.taken.append(suggestion)
         asked.suggestions.setdefault(suggestion.name, suggestion)
-        return _suggest(trial, suggestion)
+        return suggest(trial, suggestion.name, suggestion.distribution)
 
     def _undo(self, trial: optuna.Trial, asked: _Asked) -> None:
         """Forget what was drawn ahead and not taken."""
@@ -311,15 +312,6 @@ def _distribution(method: str, arguments: Mapping[str, Any]) -> BaseDistribution
         return CategoricalDistribution(arguments["choices"])
     kind = FloatDistribution if method == "suggest_float" else IntDistribution
     return kind(arguments["low"], arguments["high"], log=arguments["log"], step=arguments["step"])
-
-
-def _suggest(trial: optuna.Trial, suggestion: _Suggestion) -> Any:
-    name, distribution = suggestion.name, suggestion.distribution
-    if isinstance(distribution, CategoricalDistribution):
-        return trial.suggest_categorical(name, distribution.choices)
-    assert isinstance(distribution, (FloatDistribution, IntDistribution))
-    suggest = trial.suggest_int if isinstance(distribution, IntDistribution) else trial.suggest_float
-    return suggest(name, distribution.low, distribution.high, step=distribution.step, log=distribution.log)  # type: ignore[arg-type]  # each takes its own kind
 
 
 def index_of(choices: Sequence[Any], value: Any) -> int:

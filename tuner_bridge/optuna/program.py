@@ -34,6 +34,7 @@ from optuna.distributions import (
 
 from trials.inside.user_code import moved_path
 from tuner_bridge.errors import InvalidSweep
+from tuner_bridge.optuna.distributions import suggest
 
 LOOK_SECONDS = 0.5
 """Between two looks whether the trial is to leave, while its program prints nothing."""
@@ -62,7 +63,7 @@ class Program:
 
     def __call__(self, trial: Any) -> float:
         """Run it to its end; raises TrialPruned, or RuntimeError where it fails or prints no value."""
-        drawn = {name: _suggested(trial, name, each) for name, each in self.space.items()}
+        drawn = {name: suggest(trial, name, each) for name, each in self.space.items()}
         words = [moved_path(_filled(word, drawn)) for word in self.words]
         reported: float | None = None
         value: float | None = None
@@ -151,15 +152,6 @@ def _check_pattern(what: str, pattern: str | None) -> None:
         raise InvalidSweep(f"{what} is {pattern!r}, which is no regular expression: {error}") from error
     if not groups:
         raise InvalidSweep(f"{what} is {pattern!r}; put its number into a group, such as r'loss=(?P<value>\\S+)'")
-
-
-def _suggested(trial: Any, name: str, each: BaseDistribution) -> Any:
-    if isinstance(each, FloatDistribution):
-        return trial.suggest_float(name, each.low, each.high, step=each.step, log=each.log)
-    if isinstance(each, IntDistribution):
-        return trial.suggest_int(name, each.low, each.high, step=each.step, log=each.log)
-    assert isinstance(each, CategoricalDistribution)
-    return trial.suggest_categorical(name, each.choices)
 
 
 def _filled(word: str, drawn: Mapping[str, Any]) -> str:

@@ -21,9 +21,6 @@ from typing import Any
 import optuna
 from optuna.distributions import (
     BaseDistribution,
-    CategoricalDistribution,
-    FloatDistribution,
-    IntDistribution,
     json_to_distribution,
 )
 from optuna.study import StudyDirection
@@ -36,6 +33,7 @@ from tuner_bridge.in_replica.run import ask_driver
 from tuner_bridge.in_replica.wire import decode_value, encode_value
 from tuner_bridge.in_replica.wired_errors import decode_exception, encode_exception
 from tuner_bridge.optuna.ahead import TakenAhead, space_of
+from tuner_bridge.optuna.distributions import suggest
 from tuner_bridge.optuna.reports import ALONE_AFTER_SECONDS, PendingReports, Report
 
 STATE = "optuna-reports"
@@ -254,11 +252,7 @@ class ElasticTrial(optuna.Trial):
 
     def _suggest(self, name: str, distribution: BaseDistribution) -> Any:
         """Draw from a distribution, as libraries do that are handed a space."""
-        if isinstance(distribution, CategoricalDistribution):
-            return self.suggest_categorical(name, distribution.choices)
-        assert isinstance(distribution, (FloatDistribution, IntDistribution))
-        suggest = self.suggest_int if isinstance(distribution, IntDistribution) else self.suggest_float
-        return suggest(name, distribution.low, distribution.high, step=distribution.step, log=distribution.log)  # type: ignore[arg-type]  # each takes its own kind
+        return suggest(self, name, distribution)
 
     def suggest_uniform(self, name: str, low: float, high: float) -> float:
         return self.suggest_float(name, low, high)
