@@ -46,7 +46,7 @@ def train() -> None:
                         "state": None,
                         "pauses": known[pauses:],
                         "at": time.monotonic(),
-                        "slots": core.whole.members,
+                        "slots": core.model_parallel.members,
                     }
                     pauses = len(known)
                     trace.write(json.dumps(line) + "\n")

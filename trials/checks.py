@@ -26,14 +26,14 @@ def check_name(what: str, name: str) -> None:
         )
 
 
-def is_whole(value: Any) -> TypeGuard[int]:
+def is_integer(value: Any) -> TypeGuard[int]:
     """True and False are not numbers here."""
     return isinstance(value, int) and not isinstance(value, bool)
 
 
 def is_number(value: Any) -> TypeGuard[float]:
-    """Whole or not, but finite."""
-    return is_whole(value) or (isinstance(value, float) and math.isfinite(value))
+    """Integer or not, but finite."""
+    return is_integer(value) or (isinstance(value, float) and math.isfinite(value))
 
 
 def are_texts(value: Any) -> TypeGuard[tuple[str, ...]]:

@@ -11,7 +11,7 @@ from dataclasses import MISSING, dataclass, field, fields
 from itertools import pairwise
 from typing import Any, Protocol
 
-from trials.checks import LONGEST_NAME, are_texts, is_whole
+from trials.checks import LONGEST_NAME, are_texts, is_integer
 from trials.errors import InvalidTrialSpec
 
 
@@ -46,12 +46,12 @@ class _Same:
 
 
 @dataclass(frozen=True, slots=True)
-class Whole(_Same):
+class Integer(_Same):
     least: int
     most: int
 
     def demand(self, value: Any) -> str | None:
-        fits = is_whole(value) and self.least <= value <= self.most
+        fits = is_integer(value) and self.least <= value <= self.most
         return None if fits else f"be a whole number of at least {self.least}"
 
     def schema(self) -> dict[str, Any]:
@@ -108,8 +108,8 @@ class Texts:
 
 
 @dataclass(frozen=True, slots=True)
-class Wholes:
-    """Whole numbers, ascending."""
+class Integers:
+    """Integer numbers, ascending."""
 
     least: int
     most: int
@@ -117,7 +117,7 @@ class Wholes:
     def demand(self, value: Any) -> str | None:
         fits = (
             isinstance(value, tuple)
-            and all(is_whole(each) and self.least <= each <= self.most for each in value)
+            and all(is_integer(each) and self.least <= each <= self.most for each in value)
             and all(before < after for before, after in pairwise(value))
         )
         return None if fits else f"be whole numbers from {self.least} to {self.most}, each larger than the one before"

@@ -6,16 +6,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from trials.checks import is_whole
+from trials.checks import is_integer
 from trials.errors import InvalidTrialSpec
-from trials.fields import Flag, Name, Text, Texts, Values, Variables, Whole, Wholes, check, described, parsed, plain
+from trials.fields import Flag, Integer, Integers, Name, Text, Texts, Values, Variables, check, described, parsed, plain
 
 MOST_REPLICAS = 4096
 LARGEST_NUMBER = 2**31 - 1
 MOST_SLOTS_PER_REPLICA = 1024
 MOST_SIZES = 16
 """Most replica sizes that a trial may offer."""
-_REPLICAS = Whole(1, MOST_REPLICAS)
+_REPLICAS = Integer(1, MOST_REPLICAS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,7 +26,7 @@ class TrialSpec:
         Name(), "The search that it belongs to; default: its own name.", called="the name of its study"
     )
     number: int = described(
-        Whole(0, LARGEST_NUMBER), "The tuner's own number of the trial within its study.", called="trial number"
+        Integer(0, LARGEST_NUMBER), "The tuner's own number of the trial within its study.", called="trial number"
     )
     entrypoint: str = described(
         Text("read 'package.module:function'", r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$"),
@@ -38,12 +38,12 @@ class TrialSpec:
     min_replicas: int = described(_REPLICAS, default=1)
     max_replicas: int = described(_REPLICAS, default=1)
     slots_per_replica: int = described(
-        Whole(1, MOST_SLOTS_PER_REPLICA),
+        Integer(1, MOST_SLOTS_PER_REPLICA),
         "Slots that one replica takes, a process on each: for models that are larger than a slot.",
         default=1,
     )
     replica_sizes: tuple[int, ...] = described(
-        Wholes(1, MOST_SLOTS_PER_REPLICA),
+        Integers(1, MOST_SLOTS_PER_REPLICA),
         "Slots that one replica may take, where the scheduler chooses; empty: slotsPerReplica.",
         default=(),
     )
@@ -65,7 +65,7 @@ class TrialSpec:
     )
     environ: Mapping[str, str] = described(Variables(), key="env", default_factory=dict)
     max_losses: int = described(
-        Whole(0, LARGEST_NUMBER),
+        Integer(0, LARGEST_NUMBER),
         "Times in a row that it is restarted when its replicas were lost and it made no progress in between.",
         default=5,
     )
@@ -124,7 +124,7 @@ def sizes_from(slots_per_replica: Any) -> tuple[int, ...]:
     several = isinstance(slots_per_replica, list | tuple)
     given = list(slots_per_replica) if several else [slots_per_replica]
     if not 1 <= len(given) <= MOST_SIZES or not all(
-        is_whole(each) and 1 <= each <= MOST_SLOTS_PER_REPLICA for each in given
+        is_integer(each) and 1 <= each <= MOST_SLOTS_PER_REPLICA for each in given
     ):
         raise InvalidTrialSpec(
             f"slots_per_replica is {slots_per_replica!r:.80}; it must be a whole number from 1 to "
@@ -137,7 +137,7 @@ def check_replica_bounds(min_replicas: int, max_replicas: int, slots_per_replica
     """Raises InvalidTrialSpec for bounds that cannot be met."""
     given = {"min_replicas": min_replicas, "max_replicas": max_replicas, "slots_per_replica": slots_per_replica}
     for name, value in given.items():
-        if not is_whole(value):
+        if not is_integer(value):
             raise InvalidTrialSpec(f"{name} is {value!r}; it must be a whole number")
     if min_replicas < 1:
         raise InvalidTrialSpec(f"min_replicas is {min_replicas}; it must be at least 1")

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, get_args
 
-from trials.checks import are_texts, is_number, is_whole
+from trials.checks import are_texts, is_integer, is_number
 from trials.errors import InvalidStudyTerms
 
 Goal = Literal["completion_time", "time_to_best", "fairness", "makespan", "deadline", "budget"]
@@ -40,11 +40,11 @@ class StudyTerms:
             raise InvalidStudyTerms(
                 f"weight is {self.weight!r:.80}; it must be above 0, and at most {LARGEST_WEIGHT:.0e}"
             )
-        if not is_whole(self.priority) or abs(self.priority) > LARGEST_PRIORITY:
+        if not is_integer(self.priority) or abs(self.priority) > LARGEST_PRIORITY:
             raise InvalidStudyTerms(f"priority is {self.priority!r:.80}; it must be a whole number from -1000 to 1000")
         if not are_texts(self.yields_to):
             raise InvalidStudyTerms(f"yields_to is {self.yields_to!r:.80}; it must be a list of names of studies")
-        if self.quota is not None and (not is_whole(self.quota) or self.quota < 1):
+        if self.quota is not None and (not is_integer(self.quota) or self.quota < 1):
             raise InvalidStudyTerms(f"quota is {self.quota!r:.80}; it must be at least 1 slot, or none at all")
         if self.goal not in GOALS:
             raise InvalidStudyTerms(f"goal is {self.goal!r}; choose one of {', '.join(GOALS)}")

@@ -36,7 +36,7 @@ def vote_for(number: int | None) -> tuple[float, float, float]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Generation:
+class PublishedGeneration:
     """A set of replicas as the scheduler published it; a replica's rank is its index among the members."""
 
     number: int
@@ -68,7 +68,7 @@ class Decision(enum.Enum):
 
 
 def decide_switch(
-    *, count: float, total: float, squares: float, world_size: int, pending: Generation | None, epoch: int
+    *, count: float, total: float, squares: float, world_size: int, pending: PublishedGeneration | None, epoch: int
 ) -> Decision:
     """Decide at a step boundary in ``epoch``, given the summed slots and this rank's prepared generation.
 

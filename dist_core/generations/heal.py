@@ -15,12 +15,12 @@ from typing import Any, Protocol
 import torch
 
 from dist_core.errors import EXIT_PEER_LOST, PeerLost, ReplicaExit
+from dist_core.generations.generation import Generation
 from dist_core.generations.losses import Losses
-from dist_core.generations.present import PresentGeneration
+from dist_core.generations.membership import Membership, Prepared
 from dist_core.generations.process_groups import ReplicaGroup
 from dist_core.generations.state_transfer import hand_over
 from dist_core.generations.step_record import Standing
-from dist_core.generations.watch import Membership, Prepared
 from dist_core.link.news import News
 
 HEAL_SECONDS = 90.0
@@ -60,8 +60,8 @@ class Healed:
 
 
 class Heal:
-    def __init__(self, present: PresentGeneration, losses: Losses, membership: Membership, news: News) -> None:
-        self._present = present
+    def __init__(self, generation: Generation, losses: Losses, membership: Membership, news: News) -> None:
+        self._generation = generation
         self._losses = losses
         self._membership = membership
         self._news = news
@@ -102,7 +102,7 @@ class Heal:
         raise PeerLost(f"another replica vanished and the trial was not rebuilt around it: {reason}")
 
     def _say_that_we_wait(self) -> None:
-        self._news.announce("/broken", {"generation": self._present.number})
+        self._news.announce("/broken", {"generation": self._generation.number})
 
     def meet_if_awaited(
         self, prepared: Prepared, survivor: Survivor, *, enter: Callable[[Healed], None]
@@ -124,7 +124,7 @@ class Heal:
             return not prepared.generation.members or waited_seconds > LEAVER_PATIENCE_SECONDS
         # Those who have not lost this one give joiners the trial's state: they come to another meeting than this.
         joinerless = prepared.generation.join_epoch is None
-        return joinerless and set(prepared.generation.members) <= set(self._present.members)
+        return joinerless and set(prepared.generation.members) <= set(self._generation.members)
 
     def _meet(self, prepared: Prepared, group: ReplicaGroup, survivor: Survivor) -> Healed:
         standing = [Standing(**each) for each in group.gather_json(asdict(survivor.standing()))]
@@ -147,7 +147,7 @@ class Heal:
         runs_again = any(each.has_evaluated for each in standing)
         if runs_again:
             survivor.go_back_behind_loop()
-        received = hand_over(group.alike, survivor.states() if group.replica == first else None, source=first)
+        received = hand_over(group.data_parallel, survivor.states() if group.replica == first else None, source=first)
         if group.replica != first:
             survivor.take(received, is_a_step_behind=standing[group.rank].steps < furthest.steps)
         return Healed(prepared=prepared, furthest=furthest, runs_again=runs_again)

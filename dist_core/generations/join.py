@@ -6,10 +6,10 @@ import time
 
 from dist_core.errors import JoinAgain, PeerLost, ReplicaExit
 from dist_core.first_step import first_step_begins
+from dist_core.generations.generation import Generation
 from dist_core.generations.losses import Losses
-from dist_core.generations.present import PresentGeneration
+from dist_core.generations.membership import Membership, Prepared
 from dist_core.generations.state_transfer import hand_over, share_state
-from dist_core.generations.watch import Membership, Prepared
 from dist_core.link.client import ControlChannel
 from dist_core.state.persistence import Persistence
 from dist_core.state.position import Position
@@ -18,14 +18,14 @@ from dist_core.state.position import Position
 class Join:
     def __init__(
         self,
-        present: PresentGeneration,
+        generation: Generation,
         losses: Losses,
         membership: Membership,
         channel: ControlChannel,
         position: Position,
         states: Persistence,
     ) -> None:
-        self._present = present
+        self._generation = generation
         self._losses = losses
         self._membership = membership
         self._channel = channel
@@ -44,7 +44,7 @@ class Join:
 
     def meet(self) -> Prepared:
         """The generation to enter, with equal state on all its replicas. Raises JoinAgain, ReplicaExit."""
-        joining = self._present.joining
+        joining = self._generation.joining
         came_in = time.monotonic() - self._asked_at if joining else None
         first_step_begins()
         self._channel.request(
@@ -60,15 +60,15 @@ class Join:
         states = self._states
         try:
             with self._losses.meeting(prepared) as group:
-                alike = group.alike
+                data_parallel = group.data_parallel
                 if joining:
-                    received = share_state(alike, states.capture(), is_replicated=states.is_replicated())
+                    received = share_state(data_parallel, states.capture(), is_replicated=states.is_replicated())
                 else:
-                    received = hand_over(alike, states.capture() if alike.rank == 0 else None)
+                    received = hand_over(data_parallel, states.capture() if data_parallel.rank == 0 else None)
         except PeerLost as error:
             self._membership.abandon(prepared.generation.number)
             raise JoinAgain from error
-        if alike.rank != 0:
+        if data_parallel.rank != 0:
             epoch = self._position.epoch
             states.restore(received)
             if self._position.epoch != epoch:
@@ -82,7 +82,7 @@ class Join:
                 raise JoinAgain
             if prepared.group is None:
                 raise ReplicaExit("left")
-            if not self._present.joining or prepared.generation.join_epoch == self._position.epoch:
+            if not self._generation.joining or prepared.generation.join_epoch == self._position.epoch:
                 return prepared
             # Offered for an epoch this joiner no longer stands in: not entering makes the survivors stay as they are.
             self._membership.abandon(prepared.generation.number)

@@ -7,17 +7,17 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from dist_core.generations.present import PresentGeneration
+from dist_core.generations.generation import Generation
+from dist_core.generations.membership import Prepared
 from dist_core.generations.process_groups import ReplicaGroup
-from dist_core.generations.watch import Prepared
 
 LOSS_PATIENCE_SECONDS = 0.5
 """Seconds for survivors to notice a loss by themselves, before what they wait in is broken off."""
 
 
 class Losses:
-    def __init__(self, present: PresentGeneration) -> None:
-        self._present = present
+    def __init__(self, generation: Generation) -> None:
+        self._generation = generation
         self._lost: Sequence[str] = ()
         """Members of this generation and the next one."""
         self._entering: Prepared | None = None
@@ -25,7 +25,7 @@ class Losses:
     def note(self, lost: Sequence[str]) -> None:
         """Note losses that the scheduler may know of before a collective does. Called from another thread."""
         self._lost = lost
-        self._break_off_if_lost(self._present.members, self._present.group)
+        self._break_off_if_lost(self._generation.members, self._generation.group)
         entering = self._entering
         if entering is not None and entering.group is not None:
             self._break_off_if_lost(entering.generation.members, entering.group)
@@ -48,7 +48,7 @@ class Losses:
         def break_off() -> None:
             time.sleep(LOSS_PATIENCE_SECONDS)
             entering = self._entering
-            if self._present.group is group or (entering is not None and entering.group is group):
+            if self._generation.group is group or (entering is not None and entering.group is group):
                 group.break_off()
 
         threading.Thread(target=break_off, name="elastune-loss", daemon=True).start()

@@ -187,7 +187,7 @@ class ReplicaGroup:
         return self.rank // self.slots_per_share
 
     @property
-    def alike(self) -> ReplicaGroup:
+    def data_parallel(self) -> ReplicaGroup:
         """Return the group with the same state as this process, one of each replica.
 
         A rank there is its replica's number.
@@ -386,7 +386,7 @@ def build_group(
         # A process alone, which has not come to the others of its replica's generation.
         return whole
     member = rank % needs.members
-    alike = build_group(
+    data_parallel = build_group(
         store,
         name=f"{name}/part-{member}",
         rank=rank // needs.members,
@@ -395,13 +395,13 @@ def build_group(
         host=host,
         needs=GroupNeeds(carriers=needs.of_parts),
     )
-    return consisting_of(whole, alike, needs)
+    return consisting_of(whole, data_parallel, needs)
 
 
-def consisting_of(whole: ReplicaGroup, alike: ReplicaGroup, needs: GroupNeeds) -> ReplicaGroup:
+def consisting_of(whole: ReplicaGroup, data_parallel: ReplicaGroup, needs: GroupNeeds) -> ReplicaGroup:
     """The group of replicas of several processes; what breaks one of the two off breaks both."""
-    alike = replace(alike, fuse=whole.fuse, aborted=whole.aborted)
-    return replace(whole, members=needs.members, slots_per_share=needs.slots_per_share, of_part=alike)
+    data_parallel = replace(data_parallel, fuse=whole.fuse, aborted=whole.aborted)
+    return replace(whole, members=needs.members, slots_per_share=needs.slots_per_share, of_part=data_parallel)
 
 
 def lone_group(needs: GroupNeeds | None = None) -> ReplicaGroup:

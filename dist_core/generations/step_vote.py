@@ -14,9 +14,9 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
-from dist_core.generations.present import PresentGeneration
+from dist_core.generations.generation import Generation
+from dist_core.generations.membership import Prepared
 from dist_core.generations.process_groups import ReplicaGroup
-from dist_core.generations.watch import Prepared
 
 Ballot = Mapping[str, Sequence[float]]
 """Values that a replica votes with, by name; the same names, lengths and order on all replicas."""
@@ -57,10 +57,10 @@ class StepVote:
     A replica that is gone raises nothing here: it breaks the present generation, which whoever looks finds then.
     """
 
-    def __init__(self, present: PresentGeneration) -> None:
-        self._generation = present
+    def __init__(self, generation: Generation) -> None:
+        self._generation = generation
         self._lock = threading.Lock()
-        self._present: Round | None = None
+        self._round: Round | None = None
         self.reduces = False
         """True once this replica has begun to reduce gradients in the present step's body."""
         self._places: tuple[ReplicaGroup, Mapping[str, slice]] | None = None
@@ -69,33 +69,33 @@ class StepVote:
     def launch(self, compose: Callable[[], tuple[Ballot, Prepared | None]]) -> None:
         """Once a step; the later calls of a step do nothing."""
         with self._breaking(), self._lock:
-            if self._present is None:
+            if self._round is None:
                 group = self._generation.group
                 ballot, prepared = compose()
-                self._present = _round_of(ballot, prepared, group)
-                self._places = group, self._present._places
-                self._present._work = group.sum_later(self._present._vector)
+                self._round = _round_of(ballot, prepared, group)
+                self._places = group, self._round._places
+                self._round._work = group.sum_later(self._round._vector)
 
     def wait(self) -> None:
         """Wait for the present step's round, if it was launched."""
         with self._breaking():
-            if self._present is not None:
-                self._present.wait()
+            if self._round is not None:
+                self._round.wait()
 
     @property
     def under_way(self) -> Round | None:
         """Round of the present step, once it was launched."""
-        return self._present
+        return self._round
 
     def finish(self) -> Round | None:
         """Return the present step's round when all have taken part; None where a replica is gone."""
-        present, self._present, self.reduces = self._present, None, False
+        round_, self._round, self.reduces = self._round, None, False
         with self._breaking():
-            if present is not None:
-                present.wait()
+            if round_ is not None:
+                round_.wait()
         if self._generation.group.aborted.is_set():
             self._generation.mark_broken("the replicas' connections were broken off")
-        return present if self._generation.broken is None else None
+        return round_ if self._generation.broken is None else None
 
     def meet(self, ballot: Callable[[], Ballot]) -> Round | None:
         """Take part in a round that is no step's, with this alone: whoever is in a step meets it there.
@@ -114,7 +114,7 @@ class StepVote:
 
     def reset(self) -> None:
         """Forget what is under way: the replicas it was between no longer are."""
-        self._present = self._places = None
+        self._round = self._places = None
         self.reduces = False
 
     @contextmanager

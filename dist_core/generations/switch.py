@@ -8,10 +8,10 @@ from typing import Any
 
 from dist_core.errors import PeerLost
 from dist_core.generations.decision import Decision, decide_switch, vote_for
+from dist_core.generations.generation import DRY_STEPS, Generation
 from dist_core.generations.losses import Losses
-from dist_core.generations.present import DRY_STEPS, PresentGeneration
+from dist_core.generations.membership import Membership, Prepared
 from dist_core.generations.state_transfer import share_state
-from dist_core.generations.watch import Membership, Prepared
 from dist_core.link.news import News
 from dist_core.state.persistence import Persistence
 from dist_core.state.position import Position
@@ -22,14 +22,14 @@ logger = logging.getLogger(__name__)
 class Switch:
     def __init__(
         self,
-        present: PresentGeneration,
+        generation: Generation,
         losses: Losses,
         membership: Membership,
         position: Position,
         states: Persistence,
         news: News,
     ) -> None:
-        self._present = present
+        self._generation = generation
         self._losses = losses
         self._membership = membership
         self._position = position
@@ -49,7 +49,7 @@ class Switch:
         return settled or not self.has_joiners(prepared)
 
     def has_joiners(self, prepared: Prepared) -> bool:
-        return not set(prepared.generation.members) <= set(self._present.members)
+        return not set(prepared.generation.members) <= set(self._generation.members)
 
     def decide(self, prepared: Prepared, votes: Sequence[float]) -> Decision:
         """The same on all replicas, from the sums of what they have voted."""
@@ -58,7 +58,7 @@ class Switch:
             count=count,
             total=total,
             squares=squares,
-            world_size=self._present.group.world_size,
+            world_size=self._generation.group.world_size,
             pending=prepared.generation,
             epoch=self._position.epoch,
         )
@@ -69,20 +69,23 @@ class Switch:
         The group that trains is whole then: all stay in it.
         """
         members = prepared.generation.members
-        new = [rank for rank, name in enumerate(members) if name not in self._present.members]
+        new = [rank for rank, name in enumerate(members) if name not in self._generation.members]
         received: dict[str, Any] | None = None
         try:
             with self._losses.meeting(prepared) as group:
                 joiners = sorted({rank // group.members for rank in new})
                 received = share_state(
-                    group.alike, self._states.capture(), joiners=joiners, is_replicated=self._states.is_replicated()
+                    group.data_parallel,
+                    self._states.capture(),
+                    joiners=joiners,
+                    is_replicated=self._states.is_replicated(),
                 )
         except PeerLost as error:
             logger.warning("switch given up generation=%d error=%s", prepared.generation.number, error)
-        if not self._present.succeeded_everywhere(received is not None):
+        if not self._generation.succeeded_everywhere(received is not None):
             self.abandon(prepared)
             return False
-        if group.alike.rank != 0 and received is not None:
+        if group.data_parallel.rank != 0 and received is not None:
             self._states.before_update()
             self._states.restore(received)
         return True
@@ -90,5 +93,5 @@ class Switch:
     def abandon(self, prepared: Prepared) -> None:
         """Stay in the present generation; dropping the other group tells its joiners."""
         self._membership.abandon(prepared.generation.number)
-        if self._present.group.rank == 0:
+        if self._generation.group.rank == 0:
             self._news.announce("/abandoned", {"generation": prepared.generation.number})

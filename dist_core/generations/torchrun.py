@@ -119,14 +119,14 @@ def torchrun_group(rank: int, world_size: int, needs: GroupNeeds) -> ReplicaGrou
     )
     if needs.members == 1:
         return whole
-    alike = whole
+    data_parallel = whole
     fast = "nccl" if needs.of_parts == {"nccl"} else host
     for member in range(needs.members):
         ranks = list(range(member, world_size, needs.members))
         made = dist.new_group(ranks, backend=host)
         data = dist.new_group(ranks, backend=fast) if needs.of_parts - {"host"} else made
         if rank in ranks:
-            alike = ReplicaGroup(
+            data_parallel = ReplicaGroup(
                 rank=ranks.index(rank), world_size=len(ranks), num_nodes=len(leaders), data=data, control=made
             )
-    return consisting_of(whole, alike, needs)
+    return consisting_of(whole, data_parallel, needs)

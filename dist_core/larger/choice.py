@@ -74,7 +74,7 @@ def settle_layout(
     memory = slot_memory(place, gpu_share())
     if not chosen.is_choice and len(kinds) == 1 and len(recomputes) == 1:
         # Nothing to weigh: only whether its weights have room.
-        members = core.whole.members
+        members = core.model_parallel.members
         [kind], [again] = kinds, recomputes
         layout = Layout(members, kind if members > 1 else WHOLE, again)
         costs = model_costs(model, (), optimizers, None)

@@ -66,9 +66,9 @@ class PartPasses(PassesOfSteps):
 
     def _examples_of_replica(self, step: StepPlan) -> list[float]:
         mine = [len(each) * (step.weight > 0.0) for each in step.micro_batches]
-        if self._shares_data or not self._core.whole.is_met:
+        if self._shares_data or not self._core.model_parallel.is_met:
             return [float(each) for each in mine]
-        return self._core.whole.sum(mine, self._core.generation.mark_broken)
+        return self._core.model_parallel.sum(mine, self._core.generation.mark_broken)
 
     @property
     def weight(self) -> float:

@@ -54,7 +54,7 @@ class PartSums:
         self._whole = whole
         self._slots_per_share = slots_per_share
         self._begins = begins
-        self._alike: ReplicaGroup | None = None
+        self._data_parallel: ReplicaGroup | None = None
         self.passive = True
         self.measuring = False
         self.reduced = False
@@ -67,7 +67,7 @@ class PartSums:
 
     @property
     def is_alone(self) -> bool:
-        return self._alike is None or self._alike.world_size == 1
+        return self._data_parallel is None or self._data_parallel.world_size == 1
 
     @property
     def needs(self) -> GroupNeeds:
@@ -78,7 +78,7 @@ class PartSums:
 
     def use(self, group: ReplicaGroup) -> None:
         self._measurements.forget_waiting()
-        self._alike = group.alike
+        self._data_parallel = group.data_parallel
         self.passive = group.world_size == 1
 
     def whole_replica_agrees(self, succeeded: bool) -> bool:
@@ -86,7 +86,7 @@ class PartSums:
         if self._whole.world_size == 1:
             return succeeded
         try:
-            [votes] = self._core.whole.sum([float(succeeded)], self._core.generation.mark_broken)
+            [votes] = self._core.model_parallel.sum([float(succeeded)], self._core.generation.mark_broken)
         except PeerLost:
             return False
         if round(votes) < self._whole.world_size:
@@ -105,36 +105,36 @@ class PartSums:
             return
         self.last_bucket = self._device.mark()
         self._begins()
-        alike = self._alike
-        assert alike is not None
-        if alike.world_size == 1:
+        data_parallel = self._data_parallel
+        assert data_parallel is not None
+        if data_parallel.world_size == 1:
             return
         norms = self.norms if self.measuring and replica_weight is not None else None
         if norms is not None and replica_weight:
             norms.difference.append(self._norm() / replica_weight)
         try:
-            self._sum(alike)
+            self._sum(data_parallel)
         except RuntimeError as error:
             self._core.generation.mark_broken(str(error))
             return
         if norms is not None:
             # Each replica has all of it, and the round adds them up.
-            mine = self._norm() / alike.world_size
+            mine = self._norm() / data_parallel.world_size
             norms.difference.append(-mine)
             norms.total.append(mine)
 
     def _norm(self) -> torch.Tensor:
         return self._measurements.norm_of_all()
 
-    def _sum(self, alike: ReplicaGroup) -> None:
+    def _sum(self, data_parallel: ReplicaGroup) -> None:
         under_way = []
         for bucket in _buckets(self._gradients()):
             flat = torch.cat([each.reshape(-1) for each in bucket])
-            over = alike.carrying([flat])
+            over = data_parallel.carrying([flat])
             sent = flat if over.name() == "nccl" else flat.cpu()
             under_way.append((bucket, flat, sent, over, over.allreduce([sent])))
         for bucket, flat, sent, over, work in under_way:
-            alike.wait(work, over)
+            data_parallel.wait(work, over)
             if sent is not flat:
                 flat.copy_(sent)
             for gradient, values in zip(bucket, torch.split(flat, [each.numel() for each in bucket]), strict=True):

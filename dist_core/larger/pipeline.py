@@ -19,8 +19,8 @@ from torch import nn
 
 from dist_core.device import device_of, limit_memory
 from dist_core.errors import InvalidTraining
+from dist_core.generations.model_parallel import is_of_a_connection, losing_the_replica
 from dist_core.generations.process_groups import ReplicaGroup
-from dist_core.generations.whole import is_of_a_connection, losing_the_replica
 from dist_core.gradients.checks import refuse_what_cannot_be_trained
 from dist_core.gradients.learning_rate import ScalingRule
 from dist_core.gradients.step_place import StepPlace
@@ -123,7 +123,7 @@ class ElasticPipeline(MeasuredModel, nn.Module):
             schedule=self._kind.terms,
             chunks=self._kind.chunks,
         )
-        self._whole: ReplicaGroup = core.whole.group(device)
+        self._whole: ReplicaGroup = core.model_parallel.group(device)
         members = self._whole.world_size
         self._num_stages = members * self._kind.chunks if members > 1 else 1
         self._microbatches = _checked(microbatches, self._num_stages)

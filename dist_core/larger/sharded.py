@@ -18,8 +18,8 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 from dist_core.device import device_of, limit_memory
 from dist_core.errors import InvalidTraining
+from dist_core.generations.model_parallel import losing_the_replica
 from dist_core.generations.process_groups import ReplicaGroup
-from dist_core.generations.whole import losing_the_replica
 from dist_core.gradients.checks import refuse_what_cannot_be_trained
 from dist_core.gradients.learning_rate import ScalingRule
 from dist_core.gradients.step_place import StepPlace
@@ -85,7 +85,7 @@ class ElasticFullyShard(MeasuredModel, nn.Module):
         settle_layout(core, model, optimizers, place, (SHARDED,), (recompute,), blocks=blocks, example=example)
         if recompute:
             recompute_in(model, blocks_of(model) if blocks is None else blocks)
-        self._whole: ReplicaGroup = core.whole.group(device)
+        self._whole: ReplicaGroup = core.model_parallel.group(device)
         self._shared = names_of_shared(model)
         self._shares = _Shares(core)
         if self._whole.world_size > 1:

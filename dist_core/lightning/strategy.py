@@ -76,7 +76,7 @@ class ElasticStrategy(SingleDeviceStrategy):
     def set_world_ranks(self) -> None:
         """Lightning's helpers that do something on the first process only ask this."""
         self._show_rank()
-        entered = get_core().changes.on_enter
+        entered = get_core().transitions.on_enter
         if self._show_rank not in entered:
             entered.append(self._show_rank)
 

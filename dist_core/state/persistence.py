@@ -51,7 +51,7 @@ class Persistence:
     def restore(self, states: dict[str, Any]) -> None:
         self.registry.restore(states)
 
-    def way_back(self, states: dict[str, Any]) -> Callable[[], None]:
+    def undo_to(self, states: dict[str, Any]) -> Callable[[], None]:
         """Copies these states, and returns what goes back to them after optimizers have made no step."""
         skeleton, kept = pack_copy(states, self.is_replicated())
         return lambda: self.restore(unpack(skeleton, kept))

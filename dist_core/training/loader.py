@@ -429,7 +429,7 @@ class Evaluation:
 
         What tells is an optimizer that steps. What ran until then is undone, and the loop begins as one that trains.
         """
-        undo = core.way_back.remember()
+        undo = core.rollback.remember()
         trained = False
         for model in core.models:
             model.passes.begin_probe()

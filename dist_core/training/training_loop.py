@@ -69,7 +69,7 @@ class TrainingLoop:
             yield from self._dry_steps(core)
         if core.loops.stands_behind_next:
             # And behind all that the code before it has just done once more.
-            core.way_back.go_back_behind_loop()
+            core.rollback.go_back_behind_loop()
         started_passes = self._passes_before(core)
         if self._was_completed(core, started_passes):
             try:
@@ -79,11 +79,11 @@ class TrainingLoop:
                 if any(model.step_place.stepped for model in core.models):
                     core.position.loops_begun += 1
                     core.position.leave_loop()
-                    core.way_back.begin_between_loops()
+                    core.rollback.begin_between_loops()
                 raise
         comes_in = not core.joined
         if comes_in:
-            core.changes.come_in()
+            core.transitions.come_in()
         if not core.loops.begin():
             return
         self._loader.cursor.begin_loop()
@@ -161,7 +161,7 @@ class TrainingLoop:
                 core.steps.finish(self._loader, step.global_batch)
             else:
                 core.record.step_is_left()
-            core.way_back.begin_between_loops()
+            core.rollback.begin_between_loops()
         except BaseException as error:
             core.leaving.postpone(error)
         finally:
@@ -237,7 +237,7 @@ class TrainingLoop:
             stream_workers=core.habits.stream_workers or 1,
             least=core.models.least_samples,
             note_round=core.record.note_meeting,
-            agree=core.meeting.sum_between_steps,
+            agree=core.rendezvous.sum_between_steps,
         )
 
     # ------------------------------------------------------------------ where it ends
@@ -289,7 +289,7 @@ class TrainingLoop:
 
     def _once_more(self, core: TrainingCore) -> Iterator[Any]:
         """The body of a loop that was completed before, for what the code after it needs; it changes nothing."""
-        undo, run = core.way_back.remember(), core.position.runs
+        undo, run = core.rollback.remember(), core.position.runs
         core.generation.dry_steps_left, core.loops.replaying = 1, True
         for model in core.models:
             model.passes.begin_dry()
@@ -335,7 +335,9 @@ def _drawing_alike(core: TrainingCore) -> AbstractContextManager[None]:
     group = core.generation.group
     if group.slots_per_share == 1:
         return nullcontext()
-    return seeded(derived_seed("samples", core.whole.agreed(core.random.seed), group.share, core.position.steps))
+    return seeded(
+        derived_seed("samples", core.model_parallel.agreed(core.random.seed), group.share, core.position.steps)
+    )
 
 
 def _refuse_outside_of_epochs(core: TrainingCore) -> None:

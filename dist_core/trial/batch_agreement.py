@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 
 from dist_core.data.batch_size import Adaptation
 from dist_core.errors import EXIT_PREEMPTED, InvalidTraining, PeerLost, ReplicaExit
-from dist_core.generations.present import PresentGeneration
+from dist_core.generations.generation import Generation
+from dist_core.generations.membership import Prepared
 from dist_core.generations.process_groups import ReplicaGroup
-from dist_core.generations.watch import Prepared
 from dist_core.goodput import BatchBounds, GradientStatistics
 from dist_core.state.memory_limit import MemoryLimit
 from dist_core.state.states import StateRegistry
@@ -22,7 +22,7 @@ class BatchAgreement:
 
     def __init__(
         self,
-        present: PresentGeneration,
+        generation: Generation,
         registry: StateRegistry,
         memory_limit: MemoryLimit,
         statistics: Callable[[], GradientStatistics | None],
@@ -30,7 +30,7 @@ class BatchAgreement:
         *,
         node_kind: str,
     ) -> None:
-        self._present = present
+        self._generation = generation
         self._registry = registry
         self._memory_limit = memory_limit
         self._statistics = statistics
@@ -58,7 +58,7 @@ class BatchAgreement:
             self._heed_memory()
             self.adaptation.use(*self._kept)
             self._kept = None
-        elif self._present.joined:
+        elif self._generation.joined:
             self.agree()
 
     def keep(self) -> None:
@@ -76,11 +76,11 @@ class BatchAgreement:
         if self.adaptation is None:
             return
         self._heed_memory()
-        mine = self._chosen_for(self._present.group)
+        mine = self._chosen_for(self._generation.group)
         try:
-            atomic, accumulation = self._present.group.broadcast_json(list(mine))
+            atomic, accumulation = self._generation.group.broadcast_json(list(mine))
         except PeerLost as error:
-            self._present.mark_broken(str(error))
+            self._generation.mark_broken(str(error))
             return
         self.adaptation.use(atomic, accumulation)
 
@@ -89,7 +89,7 @@ class BatchAgreement:
 
         So that a switch needs no round of its own to agree on it.
         """
-        group = self._present.group
+        group = self._generation.group
         if group.rank != 0 or self.adaptation is None:
             return (*_NOTHING, *_NOTHING)
         proposal = self.adaptation.proposal(group.num_nodes, group.num_shares)

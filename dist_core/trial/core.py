@@ -13,7 +13,7 @@ import torch
 
 from dist_core.data.batch_size import Adaptation
 from dist_core.device import release_cached_memory
-from dist_core.generations.present import DRY_STEPS
+from dist_core.generations.generation import DRY_STEPS
 from dist_core.generations.process_groups import ReplicaGroup
 from dist_core.link.environment import standalone_world
 from dist_core.state.seeds import seed_all, trial_seed
@@ -31,13 +31,13 @@ class TrainingCore(Pieces):
             self.world = ElasticWorld(
                 self.generation,
                 self.position,
-                self.meeting,
+                self.rendezvous,
                 rank=self.environment.launch_index,
                 expected=self.environment.replicas,
                 takes_part=lambda: not self.passes_do_not_count,
             )
             self.world.install()
-            self.changes.on_enter.append(self.world.install)
+            self.transitions.on_enter.append(self.world.install)
 
     # ------------------------------------------------------------------ code that runs again
 
@@ -98,7 +98,7 @@ class TrainingCore(Pieces):
     @property
     def adds_up(self) -> bool:
         """Tell whether this process's counts are its own: processes of one replica may see the same samples."""
-        if self.whole.member == 0 or self.models.group_needs.members == 1:
+        if self.model_parallel.member == 0 or self.models.group_needs.members == 1:
             return True
         return self.position.in_training_loop and self.models.group_needs.slots_per_share == 1
 
@@ -125,11 +125,11 @@ class TrainingCore(Pieces):
         return self.pacing.loader
 
     def together(self, action: Callable[[ReplicaGroup], T], *, otherwise: Callable[[], T] | None = None) -> T:
-        return self.meeting.do(action, otherwise=otherwise)
+        return self.rendezvous.do(action, otherwise=otherwise)
 
     def mean_over_replicas(self, value: float) -> float:
         """Return the mean of a number that every replica has, perhaps its own."""
-        return value if self.loops.replaying else self.meeting.mean_of(value)
+        return value if self.loops.replaying else self.rendezvous.mean_of(value)
 
     def raise_postponed(self) -> None:
         self.leaving.raise_postponed()
@@ -138,7 +138,7 @@ class TrainingCore(Pieces):
         self.saving.leave_if_asked()
 
     def was_torn(self, error: BaseException) -> bool:
-        return self.whole.was_torn(error)
+        return self.model_parallel.was_torn(error)
 
     def warn(self, message: str) -> None:
         """A sentence for whoever reads this trial's history and its log."""

@@ -16,11 +16,11 @@ import torch
 import torch.distributed as dist
 
 from dist_core.errors import InvalidTraining, PeerLost
-from dist_core.generations.present import PresentGeneration
+from dist_core.generations.generation import Generation
 from dist_core.generations.process_groups import ReplicaGroup
 from dist_core.state.position import Position
 from dist_core.torch_private import replace_default_group, work_of
-from dist_core.trial.together import Together
+from dist_core.trial.rendezvous import Rendezvous
 
 
 class ElasticWorld(dist.ProcessGroup):
@@ -31,16 +31,16 @@ class ElasticWorld(dist.ProcessGroup):
 
     def __init__(
         self,
-        present: PresentGeneration,
+        generation: Generation,
         position: Position,
-        together: Together,
+        together: Rendezvous,
         *,
         rank: int,
         expected: int,
         takes_part: Callable[[], bool],
     ) -> None:
         super().__init__(rank, expected)  # type: ignore[call-arg]  # an overload the stubs leave out
-        self._present = present
+        self._generation = generation
         self._position = position
         self._together = together
         self._takes_part = takes_part
@@ -54,10 +54,10 @@ class ElasticWorld(dist.ProcessGroup):
         replace_default_group(None, 0)
 
     def rank(self) -> int:
-        return self._present.group.rank if self._present.joined else self._rank
+        return self._generation.group.rank if self._generation.joined else self._rank
 
     def size(self) -> int:
-        return self._present.group.world_size if self._present.joined else self._expected
+        return self._generation.group.world_size if self._generation.joined else self._expected
 
     def name(self) -> str:
         return "elastune"
@@ -118,11 +118,11 @@ class ElasticWorld(dist.ProcessGroup):
         on_host: bool = False,
     ) -> dist.Work:
         """``changed``: inputs that are worked on in place; ``alone``: what stands for it where nobody takes part."""
-        present, position = self._present, self._position
+        generation, position = self._generation, self._position
         if not self._takes_part():
             alone()
             return _done(inputs)
-        if not present.joined:
+        if not generation.joined:
             if self._expected > 1:
                 raise InvalidTraining(
                     f"torch.distributed was asked for a collective before the {self._expected} replicas of this trial "
@@ -145,11 +145,11 @@ class ElasticWorld(dist.ProcessGroup):
 
         if not position.in_training_loop:
             self._together.do(attempt)
-        elif present.broken is None:
+        elif generation.broken is None:
             try:
-                attempt(present.group)
+                attempt(generation.group)
             except PeerLost as error:
-                present.mark_broken(str(error))
+                generation.mark_broken(str(error))
         return _done(inputs)
 
 

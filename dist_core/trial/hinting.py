@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dist_core.generations.present import PresentGeneration
+from dist_core.generations.generation import Generation
 from dist_core.goodput import Hints
 from dist_core.link.news import News
 from dist_core.state.position import Position
@@ -15,7 +15,7 @@ from dist_core.trial.pacing import Pacing
 class Hinting:
     def __init__(
         self,
-        present: PresentGeneration,
+        generation: Generation,
         position: Position,
         models: Models,
         pacing: Pacing,
@@ -23,7 +23,7 @@ class Hinting:
         layout: ChosenLayout,
         news: News,
     ) -> None:
-        self._present = present
+        self._generation = generation
         self._position = position
         self._models = models
         self._pacing = pacing
@@ -32,8 +32,8 @@ class Hinting:
         self._news = news
 
     def tell_if_due(self) -> None:
-        if self._present.group.rank == 0:
-            self._news.hint(self.compose, self._present.number)
+        if self._generation.group.rank == 0:
+            self._news.hint(self.compose, self._generation.number)
 
     def compose(self) -> Hints | None:
         """None before a loader trains."""
@@ -51,11 +51,11 @@ class Hinting:
             epoch=self._position.epoch,
             epoch_fraction=fraction,
             epoch_seconds=self._news.typical_epoch_seconds(fraction),
-            global_batch=adaptation.global_batch(self._present.group.num_shares),
+            global_batch=adaptation.global_batch(self._generation.group.num_shares),
             goodput=adaptation.measured_goodput,
             rescale_pause_seconds=self._news.typical_pause,
             last_pause_seconds=self._news.pauses[-1] if self._news.pauses else None,
-            slots_per_share=self._present.group.slots_per_share,
+            slots_per_share=self._generation.group.slots_per_share,
             layout=self._layout.name,
             layouts=self._layout.terms,
             slot_memory_bytes=self._layout.slot_memory,

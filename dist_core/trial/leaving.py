@@ -6,7 +6,7 @@ import signal
 import threading
 from typing import Any
 
-from dist_core.generations.watch import Membership
+from dist_core.generations.membership import Membership
 
 
 class Leaving:

@@ -3,51 +3,51 @@
 from __future__ import annotations
 
 from dist_core.errors import InvalidTraining, ReplicaExit
-from dist_core.generations.present import PresentGeneration
+from dist_core.generations.generation import Generation
 from dist_core.generations.running_sums import RunningSums, Summed
 from dist_core.generations.state_transfer import broadcast_in_place
 from dist_core.generations.step_record import StepRecord
 from dist_core.link.news import News
 from dist_core.state.persistence import Persistence
 from dist_core.state.position import Position
-from dist_core.trial.changes import Changes
 from dist_core.trial.leaving import Leaving
 from dist_core.trial.models import Models
 from dist_core.trial.pacing import Pacing
 from dist_core.trial.participants import PacingLoader
+from dist_core.trial.rendezvous import Rendezvous
+from dist_core.trial.rollback import ACCUMULATOR_PREFIX, Rollback
 from dist_core.trial.saving import Saving
-from dist_core.trial.together import Together
-from dist_core.trial.way_back import ACCUMULATOR_PREFIX, WayBack
+from dist_core.trial.transitions import Transitions
 
 
 class Loops:
     def __init__(
         self,
-        present: PresentGeneration,
+        generation: Generation,
         position: Position,
         states: Persistence,
         models: Models,
         pacing: Pacing,
         record: StepRecord,
         sums: RunningSums,
-        way_back: WayBack,
+        rollback: Rollback,
         leaving: Leaving,
         saving: Saving,
-        changes: Changes,
-        together: Together,
+        transitions: Transitions,
+        rendezvous: Rendezvous,
         news: News,
     ) -> None:
-        self._present = present
+        self._generation = generation
         self._position = position
         self._states = states
         self._models = models
         self._record = record
         self._sums = sums
-        self._way_back = way_back
+        self._rollback = rollback
         self._leaving = leaving
         self._saving = saving
-        self._changes = changes
-        self._together = together
+        self._transitions = transitions
+        self._rendezvous = rendezvous
         self._news = news
         self._pacing = pacing
         self._left: PacingLoader | None = None
@@ -70,7 +70,7 @@ class Loops:
 
     def start_epochs(self, limit: int) -> None:
         """Entering the epoch loop: find out where the trial stands. Raises ReplicaExit when it is about over."""
-        position, present = self._position, self._present
+        position, generation = self._position, self._generation
         if position.in_epoch_loop:
             raise InvalidTraining("remaining_epochs_until() is used inside itself; one epoch loop at a time")
         position.limit = limit
@@ -78,18 +78,18 @@ class Loops:
             self._models.adopt_schedules()
         if self._states.keeps_some:
             self._states.go_on_from_kept()
-        elif not present.joined and not self._states.has_looked:
-            epoch = self._changes.epoch_to_join()
-            present.joining = epoch is not None
+        elif not generation.joined and not self._states.has_looked:
+            epoch = self._transitions.epoch_to_join()
+            generation.joining = epoch is not None
             if epoch is None:
                 self._states.restore_newest()
             else:
-                present.come_to_train()
+                generation.come_to_train()
                 position.epoch = epoch
                 if epoch >= limit:
                     raise ReplicaExit("left")
         position.in_epoch_loop = True
-        self._way_back.begin_between_loops()
+        self._rollback.begin_between_loops()
 
     def restore_early(self) -> None:
         """Before the epoch loop: from here on each state has its content as soon as it is registered.
@@ -98,14 +98,14 @@ class Loops:
         """
         if self._states.keeps_some:
             self._states.go_on_early()
-        elif not self._present.joined and not self._states.has_looked and self._changes.epoch_to_join() is None:
+        elif not self._generation.joined and not self._states.has_looked and self._transitions.epoch_to_join() is None:
             self._states.restore_newest()
 
     def end_epoch(self) -> None:
         self._leaving.raise_postponed()
         if self._pacing.loader is not None:
             self._pacing.loader.complete_step()
-        if self._sums and self._present.joined:
+        if self._sums and self._generation.joined:
             # What was added to them in this epoch cannot be added again in the next one.
             self._sums.settle()
         of_this_epoch = f"{ACCUMULATOR_PREFIX}{self._position.epoch}-"
@@ -116,7 +116,7 @@ class Loops:
         self._left = None
         self._news.epoch_ends()
         self._saving.save_if_due()
-        self._way_back.begin_between_loops()
+        self._rollback.begin_between_loops()
 
     def leave_epochs(self) -> None:
         self._position.in_epoch_loop = False
@@ -133,26 +133,28 @@ class Loops:
         self._left = None
         begins = self._position.begin_loop()
         if begins:
-            self._way_back.forget()
+            self._rollback.forget()
         else:
-            self._way_back.begin_between_loops()
+            self._rollback.begin_between_loops()
         return begins
 
     def end(self) -> None:
         """A pass of the training loader is over: buffers (running statistics) become rank 0's everywhere."""
-        present = self._present
+        generation = self._generation
         self._position.leave_loop()
         self._models.end_training_loop()
-        if present.group.world_size > 1:
+        if generation.group.world_size > 1:
             # Also without one that was lost in the last step: whoever has not noticed does so here.
             buffers = self._models.buffers()
             if buffers:
                 # Parts that compute one share together have buffers of their own.
-                self._together.do(
-                    lambda group: broadcast_in_place(group if group.slots_per_share == 1 else group.alike, buffers)
+                self._rendezvous.do(
+                    lambda group: broadcast_in_place(
+                        group if group.slots_per_share == 1 else group.data_parallel, buffers
+                    )
                 )
             self._sums.settle()
-        self._way_back.begin_between_loops()
+        self._rollback.begin_between_loops()
 
     def leave_early(self, loader: PacingLoader, *, has_trained: bool) -> None:
         self._left = loader
@@ -174,7 +176,7 @@ class Loops:
     @property
     def stands_behind_next(self) -> bool:
         """Tell whether the trial was resumed within the training loop that this process comes to, or behind it."""
-        return not self._present.joining and self._position.is_behind_next_loop
+        return not self._generation.joining and self._position.is_behind_next_loop
 
     # ------------------------------------------------------------------ what belongs to an epoch
 

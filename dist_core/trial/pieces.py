@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any, TypeVar
 
-from dist_core.generations.present import PresentGeneration
+from dist_core.generations.generation import Generation
+from dist_core.generations.membership import Membership
+from dist_core.generations.model_parallel import ModelParallelGroup
 from dist_core.generations.running_sums import RunningSums
 from dist_core.generations.step_record import StepRecord
 from dist_core.generations.step_vote import StepVote
-from dist_core.generations.watch import Membership
-from dist_core.generations.whole import Whole
 from dist_core.link.client import ControlChannel
 from dist_core.link.environment import ReplicaEnvironment, emulated_profile, standalone_checkpoint_dir
 from dist_core.link.news import News
@@ -19,7 +19,6 @@ from dist_core.state.position import Position
 from dist_core.state.random_streams import RandomStreams
 from dist_core.state.states import FunctionState, StateRegistry
 from dist_core.trial.batch_agreement import BatchAgreement
-from dist_core.trial.changes import Changes
 from dist_core.trial.chosen_layout import ChosenLayout
 from dist_core.trial.elastic_world import ElasticWorld
 from dist_core.trial.emulated_device import EmulatedDevice
@@ -29,13 +28,14 @@ from dist_core.trial.loops import Loops
 from dist_core.trial.models import Models
 from dist_core.trial.pacing import LoopHabits, Pacing
 from dist_core.trial.plain_replica import PlainReplica
+from dist_core.trial.rendezvous import Rendezvous
 from dist_core.trial.rerun import Rerun
+from dist_core.trial.rollback import Rollback
 from dist_core.trial.same_weights import SameWeights
 from dist_core.trial.saving import Saving
 from dist_core.trial.steps import Steps
-from dist_core.trial.together import Together
+from dist_core.trial.transitions import Transitions
 from dist_core.trial.voters import SameOrder, SamePlace, SameRates, WholeSteps
-from dist_core.trial.way_back import WayBack
 
 T = TypeVar("T")
 
@@ -50,9 +50,9 @@ class Pieces:
         self.membership: Membership | None = None if replica is None else replica.membership
         self.registry = StateRegistry() if before is None else before.registry
         self.news = News(None if replica is None else replica.hints)
-        self.whole = Whole(environment, self.channel)
+        self.model_parallel = ModelParallelGroup(environment, self.channel)
         self.position = Position()
-        self.generation = PresentGeneration()
+        self.generation = Generation()
         self.models = Models()
         self.habits = LoopHabits()
         self.record = StepRecord()
@@ -61,16 +61,16 @@ class Pieces:
         self.sums = RunningSums(met=self.record.note_meeting)
         self.leaving = Leaving(self.membership)
         self.memory_limit = MemoryLimit(folder)
-        self.layout = ChosenLayout(environment, self.channel, self.memory_limit, self.whole.members)
+        self.layout = ChosenLayout(environment, self.channel, self.memory_limit, self.model_parallel.members)
         self.states = Persistence(
             folder,
             self.registry,
-            part=self.whole.member,
-            readers=self.whole.readers,
+            part=self.model_parallel.member,
+            readers=self.model_parallel.readers,
             replicated=self.models.replicated,
             on_error=self.news.warn,
         )
-        self.way_back = WayBack(self.generation, self.position, self.states, self.sums, self.models.trained)
+        self.rollback = Rollback(self.generation, self.position, self.states, self.sums, self.models.trained)
         self.batch = BatchAgreement(
             self.generation,
             self.registry,
@@ -88,14 +88,14 @@ class Pieces:
             self.position,
             self.states,
             self.leaving,
-            self.way_back,
+            self.rollback,
             self.news,
             self.membership,
-            self.whole,
+            self.model_parallel,
         )
         self.same_weights = SameWeights(self.generation, self.position, self.models, self.news)
         place = SamePlace(self.position)
-        self.changes = Changes(
+        self.transitions = Transitions(
             self.generation,
             self.position,
             self.states,
@@ -105,18 +105,18 @@ class Pieces:
             self.vote,
             self.record,
             self.sums,
-            self.way_back,
+            self.rollback,
             self.saving,
             self.news,
             self.membership,
             self.channel,
         )
-        self.meeting = Together(
+        self.rendezvous = Rendezvous(
             self.generation,
             self.position,
             self.record,
             self.leaving,
-            self.changes,
+            self.transitions,
             self.news,
             self.vote,
             place,
@@ -130,11 +130,11 @@ class Pieces:
             self.pacing,
             self.record,
             self.sums,
-            self.way_back,
+            self.rollback,
             self.leaving,
             self.saving,
-            self.changes,
-            self.meeting,
+            self.transitions,
+            self.rendezvous,
             self.news,
         )
         self.steps = Steps(
@@ -149,7 +149,7 @@ class Pieces:
             self.sums,
             self.leaving,
             self.saving,
-            self.changes,
+            self.transitions,
             self.hinting,
             self.membership,
             WholeSteps(self.models, self.vote),
@@ -161,7 +161,7 @@ class Pieces:
             self.states,
             self.batch,
             self.sums,
-            self.way_back,
+            self.rollback,
             self.loops,
             self.news,
             forget=self._forget_user_code,
@@ -169,8 +169,8 @@ class Pieces:
         profile = emulated_profile()
         self.emulated_device = None if profile is None else EmulatedDevice(profile.params, self.news.warn)
         if self.emulated_device is not None:
-            self.changes.on_enter.append(self.emulated_device.begin_anew)
-        self.changes.on_enter.append(self.same_weights.begin_anew)
+            self.transitions.on_enter.append(self.emulated_device.begin_anew)
+        self.transitions.on_enter.append(self.same_weights.begin_anew)
         self.world: ElasticWorld | None = None
         if self.membership is not None:
             self.membership.on_grace_over = self._say_what_is_lost
@@ -198,7 +198,7 @@ class Pieces:
     def _forget_user_code(self) -> None:
         for piece in (self.registry, self.sums, self.models):
             piece.clear()
-        for each in (self.pacing, self.batch, self.loops, self.leaving, self.way_back, self.layout):
+        for each in (self.pacing, self.batch, self.loops, self.leaving, self.rollback, self.layout):
             each.forget()
         self.position.begin_run()
         self.vote.reset()

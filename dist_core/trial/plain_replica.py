@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any, NoReturn, Protocol
 
 from dist_core.errors import EXIT_PREEMPTED, ReplicaExit
-from dist_core.generations.watch import Membership
+from dist_core.generations.membership import Membership
 from dist_core.link.client import ControlChannel
 from dist_core.link.environment import ReplicaEnvironment
 from dist_core.link.hints_sender import HintsSender

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from dist_core.errors import JoinAgain, PeerLost, RunAgain
-from dist_core.generations.present import PresentGeneration
+from dist_core.generations.generation import Generation
 from dist_core.generations.running_sums import RunningSums
 from dist_core.link.news import News
 from dist_core.state.memory_limit import is_out_of_memory
@@ -13,7 +13,7 @@ from dist_core.state.persistence import Persistence
 from dist_core.state.position import Position
 from dist_core.trial.batch_agreement import BatchAgreement
 from dist_core.trial.loops import Loops
-from dist_core.trial.way_back import WayBack
+from dist_core.trial.rollback import Rollback
 
 
 class Rerun:
@@ -21,22 +21,22 @@ class Rerun:
 
     def __init__(
         self,
-        present: PresentGeneration,
+        generation: Generation,
         position: Position,
         states: Persistence,
         batch: BatchAgreement,
         sums: RunningSums,
-        way_back: WayBack,
+        rollback: Rollback,
         loops: Loops,
         news: News,
         forget: Callable[[], None],
     ) -> None:
-        self._present = present
+        self._generation = generation
         self._position = position
         self._states = states
         self._batch = batch
         self._sums = sums
-        self._way_back = way_back
+        self._rollback = rollback
         self._loops = loops
         self._news = news
         self._forget = forget
@@ -59,7 +59,7 @@ class Rerun:
         """Forget what the first run registered, keep the identity."""
         self._forget()
         self._states.has_looked = False
-        self._present.begin_anew()
+        self._generation.begin_anew()
 
     def _go_on(self, *, in_loop: bool) -> None:
         """Go on where the trial stands; the code builds everything anew.
@@ -67,12 +67,12 @@ class Rerun:
         ``in_loop``: within the loop that it has left.
         """
         if not self._position.in_training_loop:
-            self._way_back.go_back_behind_loop()
+            self._rollback.go_back_behind_loop()
         if in_loop:
             self._loops.go_back_into_left_loop()
         self._states.keep(self._sums.own(self._states.capture()))
         self._forget()
-        self._present.joining = False
+        self._generation.joining = False
 
     def _shrinks(self, error: BaseException) -> bool:
         """A batch did not fit into memory: note the bound, and whether the user's code may run again from its top.
@@ -81,10 +81,10 @@ class Rerun:
         replaced by one that knows the bound. Raises PeerLost for that, and InvalidTraining when no smaller batch is
         allowed.
         """
-        if self._batch.adaptation is None or not self._present.joined:
+        if self._batch.adaptation is None or not self._generation.joined:
             return False
         learnt = self._batch.shrink(error)
         self._news.warn(f"{learnt} ({error})")
-        if self._present.group.world_size > 1:
+        if self._generation.group.world_size > 1:
             raise PeerLost(f"{learnt}; this replica leaves for one that knows it")
         return True

@@ -16,7 +16,7 @@ import torch
 from dist_core.device import Mark
 from dist_core.errors import InvalidTraining, PeerLost
 from dist_core.generations.decision import all_equal, short_checksum
-from dist_core.generations.present import PresentGeneration
+from dist_core.generations.generation import Generation
 from dist_core.link.news import News
 from dist_core.state.position import Position
 from dist_core.trial.models import Models
@@ -64,8 +64,8 @@ class _Look:
 class SameWeights:
     name = "weights"
 
-    def __init__(self, present: PresentGeneration, position: Position, models: Models, news: News) -> None:
-        self._present = present
+    def __init__(self, generation: Generation, position: Position, models: Models, news: News) -> None:
+        self._generation = generation
         self._position = position
         self._models = models
         self._news = news
@@ -108,7 +108,7 @@ class SameWeights:
         return checksum, checksum**2
 
     def _weights_to_compare(self) -> list[Named]:
-        group = self._present.group
+        group = self._generation.group
         if group.world_size == 1 or group.members > 1 or self._position.steps < self._sleeps_until:
             return []
         if self._weights is None:
@@ -123,9 +123,9 @@ class SameWeights:
             self._same_at.update(dict.fromkeys(look.names, look.step))
             return
         try:
-            replicas = self._present.group.gather_json(look.values())
+            replicas = self._generation.group.gather_json(look.values())
         except PeerLost as error:
-            self._present.mark_broken(str(error))
+            self._generation.mark_broken(str(error))
             return
         rows = [[each[index] for each in replicas] for index in range(len(look.names))]
         found = [(*_difference(row), name) for row, name in zip(rows, look.names, strict=True)]
@@ -151,9 +151,9 @@ class SameWeights:
 
     def _resync(self, name: str, difference: float, step: int) -> None:
         try:
-            self._present.group.broadcast_tensors(list(self._models.replicated()))
+            self._generation.group.broadcast_tensors(list(self._models.replicated()))
         except PeerLost as error:
-            self._present.mark_broken(str(error))
+            self._generation.mark_broken(str(error))
             return
         if not self._has_told:
             self._has_told = True

@@ -6,48 +6,48 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from dist_core.errors import EXIT_PREEMPTED, ReplicaExit
-from dist_core.generations.present import PresentGeneration
-from dist_core.generations.watch import Membership
-from dist_core.generations.whole import Whole
+from dist_core.generations.generation import Generation
+from dist_core.generations.membership import Membership
+from dist_core.generations.model_parallel import ModelParallelGroup
 from dist_core.link.news import News
 from dist_core.state.parts import PARTS
 from dist_core.state.persistence import Persistence
 from dist_core.state.position import Position
 from dist_core.trial.leaving import Leaving
-from dist_core.trial.way_back import WayBack
+from dist_core.trial.rollback import Rollback
 
 
 class Saving:
     def __init__(
         self,
-        present: PresentGeneration,
+        generation: Generation,
         position: Position,
         states: Persistence,
         leaving: Leaving,
-        way_back: WayBack,
+        rollback: Rollback,
         news: News,
         membership: Membership | None,
-        whole: Whole,
+        model_parallel: ModelParallelGroup,
     ) -> None:
-        self._present = present
+        self._generation = generation
         self._position = position
         self._states = states
         self._leaving = leaving
-        self._way_back = way_back
+        self._rollback = rollback
         self._news = news
         self._membership = membership
-        self._whole = whole
+        self._model_parallel = model_parallel
 
     # ------------------------------------------------------------------ while it trains
 
     def save_if_due(self) -> None:
-        if self._present.group.members == 1 and self._is_due:
+        if self._generation.group.members == 1 and self._is_due:
             self.save(leaving=False)
 
     def vote(self) -> Sequence[float]:
         """Return this process's vote where all processes of a replica have to write at the same step."""
         is_busy = self._is_ours and self._states.checkpoints.is_busy
-        return (float(self._present.group.rank == 0 and self._is_due), float(is_busy))
+        return (float(self._generation.group.rank == 0 and self._is_due), float(is_busy))
 
     def follow(self, votes: Sequence[float]) -> None:
         is_due, busy = votes
@@ -61,7 +61,7 @@ class Saving:
     @property
     def _is_ours(self) -> bool:
         """Tell whether this replica writes for the trial, and has something that can be resumed from."""
-        return self._present.group.replica == 0 and self._present.joined and not self._position.is_past_the_end
+        return self._generation.group.replica == 0 and self._generation.joined and not self._position.is_past_the_end
 
     def save(self, *, leaving: bool, wait: bool = False) -> None:
         """Write all registered states; the processes of the first replica only, each its part."""
@@ -69,8 +69,8 @@ class Saving:
             "epoch": self._position.epoch,
             "steps": self._position.steps,
             "progress": self._position.progress,
-            "generation": self._present.number,
-            PARTS: self._present.group.members,
+            "generation": self._generation.number,
+            PARTS: self._generation.group.members,
         }
         self._states.save(summary, leaving=leaving, wait=wait)
 
@@ -82,7 +82,7 @@ class Saving:
         A process that is one of several of its replica leaves without: the others are elsewhere, and follow.
         """
         must_leave, is_paused = self._leaving.must_leave, self._leaving.is_paused
-        if self._present.group.members > 1 and (must_leave or is_paused):
+        if self._generation.group.members > 1 and (must_leave or is_paused):
             self._news.flush()
             raise ReplicaExit("paused", 0) if is_paused else ReplicaExit("preempted", EXIT_PREEMPTED)
         self._leave_as_asked(must_leave=must_leave, is_paused=is_paused)
@@ -95,8 +95,8 @@ class Saving:
         if self._position.in_training_loop:
             return
         asked = [float(self._leaving.must_leave), float(self._leaving.is_paused)]
-        if self._whole.is_met:
-            asked = self._whole.sum(asked, self._present.mark_broken)
+        if self._model_parallel.is_met:
+            asked = self._model_parallel.sum(asked, self._generation.mark_broken)
         self._leave_as_asked(must_leave=asked[0] > 0, is_paused=asked[1] > 0)
 
     def _leave_as_asked(self, *, must_leave: bool, is_paused: bool) -> None:
@@ -113,7 +113,7 @@ class Saving:
 
     def _leave(self, reason: str, code: int) -> NoReturn:
         if not self._position.in_training_loop:
-            self._way_back.go_back_behind_loop()
+            self._rollback.go_back_behind_loop()
         if self._is_ours:
             if self._membership is not None:
                 self._membership.saving = True

@@ -8,27 +8,27 @@ from collections.abc import Sequence
 import torch
 
 from dist_core.errors import InvalidTraining, PeerLost
-from dist_core.generations.present import PresentGeneration
+from dist_core.generations.generation import Generation
+from dist_core.generations.membership import Membership, Prepared
 from dist_core.generations.running_sums import RunningSums
 from dist_core.generations.step_record import StepRecord
 from dist_core.generations.step_vote import Ballot, Round, StepVote
-from dist_core.generations.watch import Membership, Prepared
 from dist_core.state.position import Position
 from dist_core.trial.batch_agreement import BatchAgreement
-from dist_core.trial.changes import Changes
 from dist_core.trial.hinting import Hinting
 from dist_core.trial.leaving import Leaving
 from dist_core.trial.models import Models
 from dist_core.trial.pacing import LoopHabits, Pacing
 from dist_core.trial.participants import PacingLoader
 from dist_core.trial.saving import Saving
+from dist_core.trial.transitions import Transitions
 from dist_core.trial.voters import Voter, WholeSteps
 
 
 class Steps:
     def __init__(
         self,
-        present: PresentGeneration,
+        generation: Generation,
         position: Position,
         models: Models,
         pacing: Pacing,
@@ -39,13 +39,13 @@ class Steps:
         sums: RunningSums,
         leaving: Leaving,
         saving: Saving,
-        changes: Changes,
+        transitions: Transitions,
         hinting: Hinting,
         membership: Membership | None,
         whole: WholeSteps,
         voters: Sequence[Voter],
     ) -> None:
-        self._present = present
+        self._generation = generation
         self._position = position
         self._models = models
         self._pacing = pacing
@@ -56,7 +56,7 @@ class Steps:
         self._sums = sums
         self._leaving = leaving
         self._saving = saving
-        self._changes = changes
+        self._transitions = transitions
         self._hinting = hinting
         self._membership = membership
         self._whole = whole
@@ -79,9 +79,9 @@ class Steps:
 
         The optimizer waits here before it steps: a step counts on all replicas, or on none.
         """
-        if self._present.broken is None:
+        if self._generation.broken is None:
             self._vote.wait()
-        return self._present.broken is None and not self.is_left_out
+        return self._generation.broken is None and not self.is_left_out
 
     @property
     def is_left_out(self) -> bool:
@@ -89,44 +89,44 @@ class Steps:
         return self._leaves_out(self._vote.under_way)
 
     def _leaves_out(self, agreed: Round | None) -> bool:
-        world_size = self._present.group.world_size
+        world_size = self._generation.group.world_size
         if world_size == 1:
             return self._whole.is_left_out_alone()
         return agreed is not None and agreed.is_over and self._whole.leave_out(agreed[self._whole.name], world_size)
 
     def take_part(self) -> None:
         """Take part in the step's round and, if the body has reduced nothing here, in what the others reduce."""
-        if self._vote.reduces or self._present.group.world_size == 1:
+        if self._vote.reduces or self._generation.group.world_size == 1:
             self._vote.launch(self._compose)
             return
         self._models.lay_out_buckets()
         self._send_amount()
         self._vote.launch(self._compose)
-        if self._present.broken is None:
+        if self._generation.broken is None:
             self._vote.wait()
-        if self._present.broken is None and self.is_left_out:
+        if self._generation.broken is None and self.is_left_out:
             self._models.reduce_nothing()
 
     def _send_amount(self) -> None:
         """Others may wait for what this replica's loss would have been a mean over."""
-        amount, group = self._models.unsent_amount, self._present.group
-        if amount is None or self._present.broken is not None:
+        amount, group = self._models.unsent_amount, self._generation.group
+        if amount is None or self._generation.broken is not None:
             return
         try:
             group.sum(torch.tensor([amount], dtype=torch.float64), what="what losses are means over")
         except PeerLost as error:
-            self._present.mark_broken(str(error))
+            self._generation.mark_broken(str(error))
 
     def _compose(self) -> tuple[Ballot, Prepared | None]:
         prepared = None if self._membership is None else self._membership.pending()
         ballot: dict[str, Sequence[float]] = {
-            "generation": self._changes.votes(prepared),
+            "generation": self._transitions.votes(prepared),
             "leave": (float(self._leaving.must_leave),),
             "batch": self._batch.vote(prepared),
             **{voter.name: voter.put() for voter in self._voters},
-            **self._models.ballot(is_first=self._present.group.rank == 0),
+            **self._models.ballot(is_first=self._generation.group.rank == 0),
         }
-        if self._present.group.members > 1:
+        if self._generation.group.members > 1:
             ballot["save"] = self._saving.vote()
         if self._sums_ride:
             ballot["sums"] = self._sums.send()
@@ -134,7 +134,7 @@ class Steps:
 
     @property
     def _sums_ride(self) -> bool:
-        return self._present.group.world_size > 1
+        return self._generation.group.world_size > 1
 
     # ------------------------------------------------------------------ the step's end
 
@@ -143,10 +143,10 @@ class Steps:
         adaptation = self._batch.adaptation
         assert adaptation is not None
         self.take_part()
-        world_size = self._present.group.world_size
+        world_size = self._generation.group.world_size
         agreed = self._vote.finish()
         if agreed is None:
-            self._changes.heal(in_step=True)
+            self._transitions.heal(in_step=True)
             return
         is_left_out = self._leaves_out(agreed)
         if is_left_out:
@@ -172,7 +172,7 @@ class Steps:
             self._sums.settle()
             self._saving.leave_preempted()
         if agreed.prepared is not None:
-            self._changes.follow(agreed.prepared, agreed["generation"], later)
+            self._transitions.follow(agreed.prepared, agreed["generation"], later)
         if "save" in agreed:
             self._saving.follow(agreed["save"])
         self._saving.save_if_due()

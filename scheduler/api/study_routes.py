@@ -14,7 +14,7 @@ from scheduler.api.client_access import ClientAccess
 from scheduler.api.service import Service
 from scheduler.api.tokens import Access, Identity
 from scheduler.knowledge.priorities import effective_priorities, unknown_names
-from scheduler.loop.happenings import is_driven
+from scheduler.loop.observations import is_driven
 from scheduler.runtime import runtime
 from trials.checks import LONGEST_NAME, check_name
 from trials.errors import InvalidStudyTerms

@@ -17,7 +17,7 @@ from dist_core.goodput import Hints
 from scheduler.knowledge.coming import ComingTrials, Plans
 from scheduler.knowledge.layouts import as_told, layout_fields, present_layout
 from scheduler.knowledge.priorities import priorities_of
-from scheduler.knowledge.promise import Promise, Standings
+from scheduler.knowledge.promise import Promise, Ranking
 from scheduler.knowledge.study_history import StudyHistory
 from scheduler.knowledge.survival import Survival
 from scheduler.knowledge.usage import Usage
@@ -58,7 +58,7 @@ class Observer:
         self.under_way: set[str] = set()
         """Trials whose last decision was still being carried out at the last look."""
         self._coming = ComingTrials()
-        self._standing: dict[str, Standings] = {}
+        self._rankings: dict[str, Ranking] = {}
         self._promised: dict[str, tuple[tuple[Set[str], Sequence[Report], bool], dict[str, Promise]]] = {}
         """Cache by study: inputs of its promises, and the promises."""
 
@@ -351,18 +351,18 @@ class Observer:
             asked = frozenset(mine), self._store.reports(name), maximize
             known = self._promised.get(name)
             if known is None or known[0] != asked:
-                standings = self._standings(name, maximize=maximize)
-                known = self._promised[name] = asked, standings.promises(_by_trial(asked[1]), mine)
+                ranking = self._ranking_of(name, maximize=maximize)
+                known = self._promised[name] = asked, ranking.promises(_by_trial(asked[1]), mine)
             result.update(known[1])
-        for forgotten in (self._promised, self._standing):
+        for forgotten in (self._promised, self._rankings):
             for name in forgotten.keys() - live.keys():
                 forgotten.pop(name)
         return result
 
-    def _standings(self, name: str, *, maximize: bool) -> Standings:
-        known = self._standing.get(name)
+    def _ranking_of(self, name: str, *, maximize: bool) -> Ranking:
+        known = self._rankings.get(name)
         if known is None or known.maximize != maximize:
-            known = self._standing[name] = Standings(maximize=maximize)
+            known = self._rankings[name] = Ranking(maximize=maximize)
         return known
 
 

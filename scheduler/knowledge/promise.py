@@ -44,7 +44,7 @@ def best_so_far(reports: Sequence[Report], *, maximize: bool) -> list[tuple[floa
     return curve
 
 
-class Standings:
+class Ranking:
     """The promises of one study's trials. Curves of trials that have reported nothing new are kept."""
 
     def __init__(self, *, maximize: bool) -> None:

@@ -16,12 +16,12 @@ from pathlib import Path
 from scheduler.knowledge.observer import Observer
 from scheduler.loop.backoff import Backoff
 from scheduler.loop.decisions import Decisions
-from scheduler.loop.hands import Hands
-from scheduler.loop.happenings import Happenings
+from scheduler.loop.executor import Executor
 from scheduler.loop.journal import Journal
+from scheduler.loop.lifecycle import Lifecycle
 from scheduler.loop.liveness import Liveness
-from scheduler.loop.lives import Lives
-from scheduler.loop.rounds import Rounds
+from scheduler.loop.loop_thread import LoopThread
+from scheduler.loop.observations import Observations
 from scheduler.loop.settings import LoopSettings
 from scheduler.loop.starts import Starts
 from scheduler.loop.trial_files import TrialFiles
@@ -60,7 +60,7 @@ class ControlLoop:
         self._liveness = Liveness(launcher, journal, monotonic, settings.silence_seconds)
         self._files = TrialFiles(settings.state_dir, store, launcher, monotonic)
         starts = Starts(store, launcher, journal, self._backoff, self._files, settings)
-        self._happenings = Happenings(
+        self._observations = Observations(
             store,
             launcher,
             journal,
@@ -71,41 +71,41 @@ class ControlLoop:
             deaf_until=clock(),
             on_loss=self._decide_on_loss_or_end,
         )
-        self._hands = Hands(
+        self._executor = Executor(
             store,
             launcher,
             journal,
             self._backoff,
             self._files,
             starts,
-            self._happenings,
+            self._observations,
             self._observer,
             settings,
         )
-        self._lives = Lives(
-            store, journal, self._backoff, self._files, self._happenings, self._observer, on_end=self._note_end
+        self._lifecycle = Lifecycle(
+            store, journal, self._backoff, self._files, self._observations, self._observer, on_end=self._note_end
         )
-        self.rounds = Rounds(self.tick, may_act=settings.may_act, on_deaf=self._note_deafness, monotonic=monotonic)
+        self.thread = LoopThread(self.tick, may_act=settings.may_act, on_deaf=self._note_deafness, monotonic=monotonic)
 
     # ------------------------------------------------------------------ running
 
     def start(self) -> None:
         self._files.forget_old_checkpoints()
-        self.rounds.start()
+        self.thread.start()
 
     @property
     def age(self) -> float:
         """Seconds since the loop last came round; 0 before it has begun, and when it has been told to stop."""
-        return self.rounds.age
+        return self.thread.age
 
     def wake(self) -> None:
-        self.rounds.wake()
+        self.thread.wake()
 
     def stop(self) -> None:
-        self.rounds.stop()
+        self.thread.stop()
 
     def _note_deafness(self) -> None:
-        self._happenings.note_deafness(self._clock())
+        self._observations.note_deafness(self._clock())
 
     # ------------------------------------------------------------------ one pass
 
@@ -113,10 +113,10 @@ class ControlLoop:
         """Every step re-reads what the one before it may have changed."""
         began = time.perf_counter()
         now = self._clock()
-        self._happenings.look(now)
+        self._observations.look(now)
         for trial in self._store.trials(live_only=True):
             with self._containment.around(trial, "advance"):
-                self._lives.advance(trial, now)
+                self._lifecycle.advance(trial, now)
         due = self.decisions.take_due(now)
         trials = self._store.trials(live_only=True)
         if due:
@@ -125,21 +125,21 @@ class ControlLoop:
             grant = self.decisions.grants.get(trial.trial_id)
             if grant is not None:
                 with self._containment.around(trial, "act"):
-                    self._hands.act_on(trial, grant, now)
-        self._hands.stop_leftovers(now)
+                    self._executor.act_on(trial, grant, now)
+        self._executor.stop_leftovers(now)
         for call in self.after_look:
             call()
         self.last_tick_seconds = time.perf_counter() - began
 
     def _give_up(self, trial: TrialRecord, reason: Reason) -> None:
-        self._lives.finish(trial, TrialEvent.GAVE_UP, reason, self._clock())
+        self._lifecycle.finish(trial, TrialEvent.GAVE_UP, reason, self._clock())
 
     def _decide_on_loss_or_end(self) -> None:
         if self._settings.decide_on_loss_or_end:
             self.decisions.decide_anew()
 
     def _note_end(self, trial_id: str) -> None:
-        self._hands.forget(trial_id)
+        self._executor.forget(trial_id)
         self._decide_on_loss_or_end()
 
     # ------------------------------------------------------------------ what it is told, by any thread
@@ -150,15 +150,15 @@ class ControlLoop:
 
     def note_leaving(self, replica_id: str) -> None:
         """The replica was told to end by whoever runs its machine."""
-        self._happenings.note_leaving(replica_id)
+        self._observations.note_leaving(replica_id)
 
     def note_broken(self, trial_id: str) -> None:
         """A replica of this trial waits for the others that are left, because a collective failed."""
-        self._happenings.note_broken(trial_id, self._clock())
+        self._observations.note_broken(trial_id, self._clock())
 
     def note_whole(self, trial_id: str) -> None:
         """The trial's replicas train together."""
-        self._happenings.note_whole(trial_id)
+        self._observations.note_whole(trial_id)
 
     def end_replica(self, replica: ReplicaRecord) -> None:
         """End a replica now; from the shutdown path, after its time to save is over."""
@@ -171,7 +171,7 @@ class ControlLoop:
         self._files.forget_logs(trial_id)
         self._observer.forget(trial_id)
         self._backoff.forget(trial_id)
-        self._lives.forget(trial_id)
+        self._lifecycle.forget(trial_id)
         self._containment.forget(trial_id)
 
     def forget_logs(self, trial_id: str) -> None:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from scheduler.loop.control_loop import ControlLoop
-from scheduler.loop.rounds import TICK_SECONDS
+from scheduler.loop.loop_thread import TICK_SECONDS
 from scheduler.loop.settings import LoopSettings
 from scheduler.simulator.cluster import SimulatedCluster, SimulationSettings
 from scheduler.simulator.errors import InvalidWorkload

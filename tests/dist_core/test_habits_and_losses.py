@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch.optim import lr_scheduler as lr
 
 import dist_core
-import dist_core.generations.watch
+import dist_core.generations.membership
 import dist_core.trial.current
 from dist_core import Accumulator
 from dist_core.state.states import FunctionState

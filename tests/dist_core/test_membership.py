@@ -11,9 +11,9 @@ import httpx2
 import pytest
 
 from dist_core.generations import process_groups
-from dist_core.generations.decision import Generation
+from dist_core.generations.decision import PublishedGeneration
+from dist_core.generations.membership import Membership, Prepared
 from dist_core.generations.process_groups import ReplicaGroup, lone_group
-from dist_core.generations.watch import Membership, Prepared
 from tests.support.channel import REPLICA, channel_to
 from tests.support.director import until
 
@@ -31,7 +31,7 @@ def generation(number: int, *members: str, member: bool = False) -> dict[str, An
     return {"generation": document}
 
 
-no_offer = Prepared(Generation(number=0, members=(), nodes=(), join_epoch=None), None)
+no_offer = Prepared(PublishedGeneration(number=0, members=(), nodes=(), join_epoch=None), None)
 
 
 def waits(mine: Membership) -> list[Any]:

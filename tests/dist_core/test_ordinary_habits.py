@@ -18,7 +18,7 @@ from torch.optim import lr_scheduler as lr
 from torch.utils.data import IterableDataset, TensorDataset
 
 import dist_core
-import dist_core.generations.watch
+import dist_core.generations.membership
 from tests.support.habits import (
     PAIR,
     RESCALED,

@@ -9,16 +9,16 @@ import pytest
 import torch
 
 from dist_core.errors import EXIT_PREEMPTED, InvalidTraining, PeerLost, ReplicaExit
-from dist_core.generations.decision import Generation
+from dist_core.generations.decision import PublishedGeneration
+from dist_core.generations.generation import DRY_STEPS, Generation
 from dist_core.generations.group_needs import GroupNeeds
 from dist_core.generations.heal import Heal
 from dist_core.generations.losses import Losses
-from dist_core.generations.present import DRY_STEPS, PresentGeneration
+from dist_core.generations.membership import Membership, Prepared
+from dist_core.generations.model_parallel import ModelParallelGroup
 from dist_core.generations.process_groups import ReplicaGroup, lone_group
 from dist_core.generations.step_record import Standing, StepRecord
 from dist_core.generations.step_vote import StepVote
-from dist_core.generations.watch import Membership, Prepared
-from dist_core.generations.whole import Whole
 from dist_core.goodput import BatchBounds
 from dist_core.link.news import News
 from dist_core.state.memory_limit import MemoryLimit
@@ -34,8 +34,8 @@ from dist_core.trial.pacing import LoopHabits
 from dist_core.trial.saving import Saving
 
 
-def generation(number: int, *members: str, nodes: tuple[str, ...] | None = None) -> Generation:
-    return Generation(number=number, members=members, nodes=nodes or ("n",) * len(members), join_epoch=None)
+def generation(number: int, *members: str, nodes: tuple[str, ...] | None = None) -> PublishedGeneration:
+    return PublishedGeneration(number=number, members=members, nodes=nodes or ("n",) * len(members), join_epoch=None)
 
 
 class OffersOnce:
@@ -60,10 +60,12 @@ def test_one_that_nobody_but_a_lost_replica_has_let_in_ends(monkeypatch: pytest.
     """The others, who would give it the trial's state once more, are not kept waiting."""
     broken: list[ReplicaGroup] = []
     monkeypatch.setattr(ReplicaGroup, "break_off", lambda group: broken.append(group))
-    present, said = PresentGeneration(), []
+    present, said = Generation(), []
     present.members = ("a", "c", "j")
     group = lone_group()
-    offer = Prepared(Generation(number=4, members=("a", "j"), nodes=("n", "n"), join_epoch=2), group, as_joiner=True)
+    offer = Prepared(
+        PublishedGeneration(number=4, members=("a", "j"), nodes=("n", "n"), join_epoch=2), group, as_joiner=True
+    )
     news = cast("News", SimpleNamespace(announce=lambda path, body: said.append(path)))
     heal = Heal(present, Losses(present), cast("Membership", OffersOnce(offer)), news)
     with pytest.raises(PeerLost, match="let in by one that vanished"):
@@ -75,7 +77,7 @@ def test_one_that_nobody_but_a_lost_replica_has_let_in_ends(monkeypatch: pytest.
 
 
 def test_a_replica_is_outside_from_its_coming_until_it_enters() -> None:
-    present = PresentGeneration()
+    present = Generation()
     assert (present.is_outside, present.stands_alone) == (False, True)
     present.come_to_train()
     assert (present.is_outside, present.dry_steps_left) == (True, DRY_STEPS)
@@ -90,12 +92,12 @@ def test_a_replica_is_outside_from_its_coming_until_it_enters() -> None:
 
 
 def test_what_all_do_alone_succeeds_as_it_did() -> None:
-    present = PresentGeneration()
+    present = Generation()
     assert [present.succeeded_everywhere(each) for each in (True, False)] == [True, False]
 
 
 def test_dropping_a_group_leaves_one_that_meets_the_needs() -> None:
-    present = PresentGeneration()
+    present = Generation()
     present.drop(GroupNeeds(extra=2))
     assert present.group.world_size == 1
     assert len(present.group.extra) == 2
@@ -105,7 +107,7 @@ def test_dropping_a_group_leaves_one_that_meets_the_needs() -> None:
 
 
 def test_each_part_reads_what_it_has_put_in() -> None:
-    present = PresentGeneration()
+    present = Generation()
     vote = StepVote(present)
     vote.launch(lambda: ({"leave": (1.0,), "norms": (2.0, 3.0), "nothing": ()}, None))
     vote.launch(lambda: pytest.fail("a step has one round"))
@@ -118,7 +120,7 @@ def test_each_part_reads_what_it_has_put_in() -> None:
 
 
 def test_a_round_that_fails_breaks_the_generation_and_raises_nothing() -> None:
-    present = PresentGeneration()
+    present = Generation()
     vote = StepVote(present)
 
     def compose() -> Any:
@@ -209,7 +211,7 @@ def test_the_first_postponed_error_is_raised_once() -> None:
 
 
 def test_who_leaves_saves_once_unless_the_trial_is_past_its_end(tmp_path: Any) -> None:
-    present, position = PresentGeneration(), Position()
+    present, position = Generation(), Position()
     present.enter_without_scheduler(None)
     registry = StateRegistry()
     registry.register("position", FunctionState(position.state_dict, position.load_state_dict))
@@ -233,7 +235,7 @@ def test_who_leaves_saves_once_unless_the_trial_is_past_its_end(tmp_path: Any) -
         cast("Any", way),
         News(None),
         cast("Membership", watched),
-        Whole(None, None),
+        ModelParallelGroup(None, None),
     )
     saving.leave_if_asked()
     leaving.ask()
@@ -286,7 +288,7 @@ def test_kept_states_are_copies_and_the_random_streams_wait_for_the_epochs() -> 
 def agreement() -> BatchAgreement:
     limit = MemoryLimit(None)
     layout = ChosenLayout(None, None, limit, 1)
-    return BatchAgreement(PresentGeneration(), StateRegistry(), limit, lambda: None, layout, node_kind="")
+    return BatchAgreement(Generation(), StateRegistry(), limit, lambda: None, layout, node_kind="")
 
 
 def test_the_batch_for_the_next_generation_rides_along() -> None:
@@ -351,5 +353,5 @@ def test_a_loss_without_a_scheduler_ends_the_replica() -> None:
     core = TrainingCore(None)
     core.generation.mark_broken("rank 1 is gone")
     with pytest.raises(PeerLost, match="rank 1 is gone"):
-        core.changes.heal(in_step=True)
+        core.transitions.heal(in_step=True)
     core.close()

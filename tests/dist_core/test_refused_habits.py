@@ -13,7 +13,7 @@ from torch import nn
 from torch.optim import lr_scheduler as lr
 
 import dist_core
-import dist_core.generations.watch
+import dist_core.generations.membership
 import dist_core.trial.current
 from tests.support.habits import (
     PAIR,
@@ -249,7 +249,7 @@ def test_a_habit_that_cannot_work_is_refused_by_name(breaks: Habit, match: str, 
 
 def a_step_longer_than_the_grace(kit: Kit) -> None:
     def step(model: Any, optimizer: Any, x: torch.Tensor, y: torch.Tensor) -> None:
-        dist_core.generations.watch.GRACE_MARGIN_SECONDS = 59.7
+        dist_core.generations.membership.GRACE_MARGIN_SECONDS = 59.7
         core = dist_core.trial.current.get_core()
         assert core.membership is not None
         core.membership.told_to_end()

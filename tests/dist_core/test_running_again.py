@@ -65,8 +65,8 @@ class Trial:
 
 def as_after_a_loss() -> None:
     """What a survivor does once the others have agreed that the evaluation is to run again."""
-    get_core().way_back.go_back_behind_loop()
-    get_core().way_back._behind_loop = None
+    get_core().rollback.go_back_behind_loop()
+    get_core().rollback._behind_loop = None
     raise RunAgain
 
 

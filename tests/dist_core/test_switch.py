@@ -4,11 +4,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dist_core.generations.decision import Decision, Generation, decide_switch
+from dist_core.generations.decision import Decision, PublishedGeneration, decide_switch
 
 
-def generation(number: int = 2, join_epoch: int | None = None) -> Generation:
-    return Generation(number=number, members=("a", "b"), nodes=("n", "n"), join_epoch=join_epoch)
+def generation(number: int = 2, join_epoch: int | None = None) -> PublishedGeneration:
+    return PublishedGeneration(number=number, members=("a", "b"), nodes=("n", "n"), join_epoch=join_epoch)
 
 
 def sums(prepared: list[int | None]) -> dict[str, float]:
@@ -55,8 +55,8 @@ def test_no_rank_commits_alone(prepared: list[int | None], epoch: int) -> None:
 
 def test_a_generation_names_each_replica_once_with_its_node() -> None:
     with pytest.raises(ValueError, match="twice"):
-        Generation(number=1, members=("a", "a"), nodes=("n", "n"), join_epoch=None)
+        PublishedGeneration(number=1, members=("a", "a"), nodes=("n", "n"), join_epoch=None)
     with pytest.raises(ValueError, match="2 members but 1 nodes"):
-        Generation(number=1, members=("a", "b"), nodes=("n",), join_epoch=None)
+        PublishedGeneration(number=1, members=("a", "b"), nodes=("n",), join_epoch=None)
     assert [generation().rank_of(name) for name in ("a", "b", "c")] == [0, 1, None]
     assert generation().num_nodes == 1

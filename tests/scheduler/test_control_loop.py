@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from scheduler.knowledge.observer import IDLE_SECONDS
-from scheduler.loop.happenings import OWNER_LEASE_SECONDS
+from scheduler.loop.observations import OWNER_LEASE_SECONDS
 from tests.support.loop_bench import Bench, grown
 from trials.launch import InMemoryLauncher
 from trials.record import Outcome, ReplicaRecord, ReplicaState, Report, Study

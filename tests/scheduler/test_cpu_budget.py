@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from scheduler.loop.rounds import MOST_SAVED_SECONDS, SHARE, CpuBudget
+from scheduler.loop.loop_thread import MOST_SAVED_SECONDS, SHARE, CpuBudget
 
 
 def rests(looks: int, cpu: float, budget: CpuBudget, now: float) -> tuple[list[float], float]:

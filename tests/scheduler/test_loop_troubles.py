@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from scheduler.loop.backoff import FAILED_JOIN_SECONDS
-from scheduler.loop.hands import Hands
+from scheduler.loop.executor import Executor
 from scheduler.snapshot import Grant, Snapshot
 from tests.support.loop_bench import Bench, grown
 from trials.launch import NodeSlots
@@ -121,14 +121,14 @@ def test_one_trial_that_cannot_be_handled_leaves_the_others_alone(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     broken, healthy = bench.submit(0), bench.submit(1)
-    act_on = Hands.act_on
+    act_on = Executor.act_on
 
-    def act(hands: Hands, trial: TrialRecord, *rest: Any) -> None:
+    def act(executor: Executor, trial: TrialRecord, *rest: Any) -> None:
         if trial.trial_id == broken:
             raise OverflowError("on purpose")
-        act_on(hands, trial, *rest)
+        act_on(executor, trial, *rest)
 
-    monkeypatch.setattr(Hands, "act_on", act)
+    monkeypatch.setattr(Executor, "act_on", act)
     bench.tick(3)
     assert bench.trial(healthy).state is TrialState.STARTING
     assert bench.trial(broken).state is TrialState.PENDING

@@ -4,12 +4,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduler.knowledge.promise import Promise, Standings, best_so_far
+from scheduler.knowledge.promise import Promise, Ranking, best_so_far
 from trials.record import Report
 
 
 def promises(rows: dict[str, list[Report]], *, maximize: bool) -> dict[str, Promise]:
-    return Standings(maximize=maximize).promises(rows, rows)
+    return Ranking(maximize=maximize).promises(rows, rows)
 
 
 def reports(trial: str, *values: float | None, each: float = 10.0) -> list[Report]:
@@ -81,15 +81,15 @@ def compared_one_by_one(rows: dict[str, list[Report]], *, maximize: bool) -> dic
 def test_promises_are_those_of_the_definition_whatever_was_kept_from_before(
     looks: list[dict[str, list[tuple[float, float | None]]]], maximize: bool
 ) -> None:
-    standings = Standings(maximize=maximize)
+    ranking = Ranking(maximize=maximize)
     for look in looks:
         rows = {
             trial: [Report(trial, step, value, progress) for step, (progress, value) in enumerate(mine)]
             for trial, mine in look.items()
         }
         expected = compared_one_by_one(rows, maximize=maximize)
-        assert standings.promises(rows, rows) == expected
-        assert standings.promises(rows, ["a", "new"]) == {
+        assert ranking.promises(rows, rows) == expected
+        assert ranking.promises(rows, ["a", "new"]) == {
             "a": expected.get("a", Promise(0.5, 0, 0)),
             "new": Promise(0.5, 0, 0),
         }

@@ -61,7 +61,7 @@ def test_a_process_that_was_stopped_itself_blames_nobody() -> None:
 
 def test_health_and_metrics_tell_the_loops_age(site: Site) -> None:
     assert site.http.get("/healthz").status_code == 200
-    site.loop.rounds._came_round_at = site.loop.rounds._monotonic() - STUCK_SECONDS - 10.0
+    site.loop.thread._came_round_at = site.loop.thread._monotonic() - STUCK_SECONDS - 10.0
     assert site.http.get("/healthz").status_code == 503
     metrics = site.call("GET", "/metrics", token=TOKENS.for_reading()).text
     [age] = [line for line in metrics.splitlines() if line.startswith("elastune_loop_age_seconds ")]
@@ -111,4 +111,4 @@ def test_ones_own_scheduler_that_is_stuck_ends_with_its_threads_told(tmp_path: P
     assert process.wait() == EXIT_STUCK
     for stream in (process.stdin, process.stdout, process.stderr):
         stream.close()
-    assert "has not come round" in said and "rounds.py" in said
+    assert "has not come round" in said and "loop_thread.py" in said

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from scheduler.allocation.whole_replicas import place_whole
 from scheduler.api.joining import Joining
-from scheduler.loop.hands import TornReplicas
+from scheduler.loop.executor import TornReplicas
 from scheduler.policy import GoodputPolicy
 from scheduler.policy.constrained import ConstrainedPolicy
 from scheduler.simulator.rivals import COMPARED, compared_policy

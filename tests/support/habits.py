@@ -46,7 +46,7 @@ LOST = {
     "in a step": lambda core: core.steps.launch_vote,
     EARLIER: lambda core: core.steps.launch_vote,
     "between two updates": lambda core: core.record.counts_update,
-    "in the body": lambda core: core.meeting.do,
+    "in the body": lambda core: core.rendezvous.do,
     "in an evaluation": lambda core: core.saving.leave_evaluation_if_asked,
     LATE_IN_AN_EVALUATION: lambda core: core.saving.leave_evaluation_if_asked,
     "at the end of a loop": lambda core: core.loops.end,
@@ -241,7 +241,7 @@ def _miss_the_last_round(core: TrainingCore, missed: str) -> None:
     wait, finish = core.vote.wait, core.vote.finish
 
     def is_last() -> bool:
-        going_on = core.vote._present
+        going_on = core.vote._round
         return core.joined and core.generation.number == 1 and going_on is not None and going_on["generation"][0] == 3.0
 
     def miss() -> None:

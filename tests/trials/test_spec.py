@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from trials.errors import InvalidTrialSpec
-from trials.fields import Flag, Kind, Name, Text, Texts, Values, Variables, Whole, schema
+from trials.fields import Flag, Integer, Kind, Name, Text, Texts, Values, Variables, schema
 from trials.spec import MOST_REPLICAS, TrialSpec
 
 
@@ -59,7 +59,7 @@ def test_every_field_is_described_for_those_who_write_it_by_hand() -> None:
 @pytest.mark.parametrize(
     ("kind", "good", "bad"),
     [
-        (Whole(1, 3), [1, 3], [0, 4, True, 1.0, "1", None]),
+        (Integer(1, 3), [1, 3], [0, 4, True, 1.0, "1", None]),
         (Flag(), [True, False], [0, 1, "true", None]),
         (Name(), ["a", "a" * 255], ["", "a" * 256, 1, None]),
         (Text(), ["", "a\n"], [1, None, b"a"]),

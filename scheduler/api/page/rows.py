@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from typing import Any
 
-from scheduler.loop.happenings import is_driven
+from scheduler.loop.observations import is_driven
 from scheduler.snapshot import JobView, NodeView, TrialView
 from trials.record import ReplicaRecord, Report, Study, TrialRecord
 from trials.store.base import SlotInterval

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from dist_core.generations.watch import LEASE_SECONDS
+from dist_core.generations.membership import LEASE_SECONDS
 from tests.support.project import ROOT
 from tests.support.sweep import SCRIPT, Sweep, assert_whole
 from trials.store import SqlBacking

@@ -1,4 +1,4 @@
-"""Happenings: turns exits and leases into facts of the store."""
+"""Observations: turns exits and leases into facts of the store."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def is_driven(study: Study, now: float) -> bool:
     return study.owner is not None and now - (study.owner_seen_at or 0.0) < OWNER_LEASE_SECONDS
 
 
-class Happenings:
+class Observations:
     """``on_loss``: told when a replica is gone."""
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Together: what all replicas do at one place of their code outside of a step's own round; a loss does not end it."""
+"""Rendezvous: what all replicas do at one place of their code outside of a step's own round; a loss does not end it."""
 
 from __future__ import annotations
 
@@ -9,39 +9,39 @@ from typing import TypeVar
 import torch
 
 from dist_core.errors import PeerLost
-from dist_core.generations.present import PresentGeneration
+from dist_core.generations.generation import Generation
 from dist_core.generations.process_groups import ReplicaGroup
 from dist_core.generations.step_record import StepRecord
 from dist_core.generations.step_vote import StepVote
 from dist_core.link.news import News
 from dist_core.state.position import Position
-from dist_core.trial.changes import Changes
 from dist_core.trial.leaving import Leaving
 from dist_core.trial.same_weights import SameWeights
+from dist_core.trial.transitions import Transitions
 from dist_core.trial.voters import SamePlace
 
 T = TypeVar("T")
 
 
-class Together:
+class Rendezvous:
     def __init__(
         self,
-        present: PresentGeneration,
+        generation: Generation,
         position: Position,
         record: StepRecord,
         leaving: Leaving,
-        changes: Changes,
+        transitions: Transitions,
         news: News,
         vote: StepVote,
         place: SamePlace,
         weights: SameWeights,
     ) -> None:
-        self._present = present
+        self._generation = generation
         self._position = position
         self._record = record
         self._leaving = leaving
         self._news = news
-        self._changes = changes
+        self._transitions = transitions
         self._vote = vote
         self._place = place
         self._weights = weights
@@ -53,34 +53,34 @@ class Together:
         Within a training loop a step is under way that does not count then: its body runs again, and here it goes on
         with ``otherwise``. Raises PeerLost there if nothing is given, and RunAgain as healing does.
         """
-        present, position = self._present, self._position
+        generation, position = self._generation, self._position
         if not position.in_training_loop:
             self._leaving.raise_postponed()
         while True:
             try:
-                if present.broken is not None:
-                    raise PeerLost(present.broken)
-                if not position.in_training_loop and present.joined:
+                if generation.broken is not None:
+                    raise PeerLost(generation.broken)
+                if not position.in_training_loop and generation.joined:
                     self._refuse_who_trains_on()
-                result = action(present.group)
+                result = action(generation.group)
                 if not position.in_training_loop:
                     self._record.note_meeting()
                 return result
             except PeerLost as error:
-                if not present.joined or (position.in_training_loop and otherwise is None):
+                if not generation.joined or (position.in_training_loop and otherwise is None):
                     raise
-                present.mark_broken(str(error))
+                generation.mark_broken(str(error))
             if position.in_training_loop and otherwise is not None:
                 return otherwise()
-            self._changes.heal(in_step=False)
+            self._transitions.heal(in_step=False)
             lacks = ". Sums of an evaluation lack what that one had seen" if position.has_evaluated else ""
             self._news.warn(f"a replica was lost outside of the training loop; the others go on without it{lacks}")
 
     def _refuse_who_trains_on(self) -> None:
         """Nor do replicas add up what they have found out about different models."""
-        world_size = self._present.group.world_size
+        world_size = self._generation.group.world_size
         # Of a replica's processes some may have sums of their own.
-        if world_size > 1 and self._present.group.members == 1:
+        if world_size > 1 and self._generation.group.members == 1:
             place, weights = self._place, self._weights
             agreed = self._vote.meet(lambda: {place.name: place.behind(), weights.name: weights.put_all()})
             if agreed is not None:
@@ -91,12 +91,12 @@ class Together:
         """Sums over all replicas; None if one was lost, and the others have rebuilt the trial without it."""
         vector = torch.tensor(values, dtype=torch.float64)
         try:
-            if self._present.broken is not None:
-                raise PeerLost(self._present.broken)
-            self._present.group.sum(vector, what="samples of a step")
+            if self._generation.broken is not None:
+                raise PeerLost(self._generation.broken)
+            self._generation.group.sum(vector, what="samples of a step")
         except PeerLost as error:
-            self._present.mark_broken(str(error))
-            self._changes.heal(in_step=True)
+            self._generation.mark_broken(str(error))
+            self._transitions.heal(in_step=True)
             return None
         found: list[float] = vector.tolist()
         return found
@@ -106,7 +106,7 @@ class Together:
 
         The number itself where a replica is lost within a step, which is broken then.
         """
-        if self._present.stands_alone:
+        if self._generation.stands_alone:
             return value
 
         def gather(group: ReplicaGroup) -> list[float]:

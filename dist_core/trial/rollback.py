@@ -1,4 +1,4 @@
-"""WayBack: undoes what the user's code does outside of steps where that code is going to run again."""
+"""Rollback: undoes what the user's code does outside of steps where that code is going to run again."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from dist_core.generations.present import PresentGeneration
+from dist_core.generations.generation import Generation
 from dist_core.generations.running_sums import RunningSums
 from dist_core.state.parts import local_of
 from dist_core.state.persistence import Persistence
@@ -25,18 +25,18 @@ class _Mark:
     """A fingerprint of those that are trained, as they were."""
 
 
-class WayBack:
+class Rollback:
     """``trained``: the parameters that optimizers change."""
 
     def __init__(
         self,
-        present: PresentGeneration,
+        generation: Generation,
         position: Position,
         states: Persistence,
         sums: RunningSums,
         trained: Callable[[], Iterator[torch.nn.Parameter]],
     ) -> None:
-        self._present = present
+        self._generation = generation
         self._position = position
         self._states = states
         self._sums = sums
@@ -48,18 +48,18 @@ class WayBack:
         self._behind_loop = None
 
     def remember(self, *, leave_out: tuple[str, ...] = ()) -> Callable[[], None]:
-        """A way back to the present state from what code does whose optimizers make no step.
+        """Return what undoes what code does from here on whose optimizers make no step.
 
         ``leave_out``: how the names of states begin that stay as they will be then.
         """
         states = self._sums.own(self._states.capture())
-        return self._states.way_back({name: state for name, state in states.items() if not name.startswith(leave_out)})
+        return self._states.undo_to({name: state for name, state in states.items() if not name.startswith(leave_out)})
 
     def begin_between_loops(self) -> None:
         """Begin code that runs again where the trial leaves, or loses a replica, before its next loop."""
         self._position.has_evaluated = False
         self._sums.mark()
-        if (self._present.joined or self._position.is_resumed) and self._states.folder is not None:
+        if (self._generation.joined or self._position.is_resumed) and self._states.folder is not None:
             self._behind_loop = _Mark(
                 undo=self.remember(leave_out=(*_NOT_OF_USER_CODE, ACCUMULATOR_PREFIX)),
                 weights=self._fingerprint_of_weights(),

@@ -1,4 +1,4 @@
-"""PresentGeneration: the replicas that train together now, and this one's place among them."""
+"""Generation: the replicas that train together now, and this one's place among them."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import torch
 
 from dist_core.errors import PeerLost
 from dist_core.generations.group_needs import GroupNeeds
+from dist_core.generations.membership import Prepared
 from dist_core.generations.process_groups import ReplicaGroup, lone_group
-from dist_core.generations.watch import Prepared
 
 DRY_STEPS = 2
 """Passes a joiner makes alone: they build its gradient buckets in the order that the survivors' have."""
 
 
-class PresentGeneration:
+class Generation:
     """Its group is changed by the training thread alone, at step boundaries."""
 
     def __init__(self) -> None:

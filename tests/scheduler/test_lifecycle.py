@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from scheduler.loop.backoff import Backoff
-from scheduler.loop.lives import next_event
+from scheduler.loop.lifecycle import next_event
 from trials.record import Reason, ReplicaRecord, TrialRecord
 from trials.spec import TrialSpec
 from trials.states import TrialEvent, TrialState, next_state

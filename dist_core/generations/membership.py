@@ -1,4 +1,4 @@
-"""Watches for the next generation and prepares it beside the running one.
+"""Membership: watches for the next generation and prepares it beside the running one.
 
 Concurrency: a watcher thread long-polls the scheduler; each answer that carries a new generation starts a short-lived
 builder thread that connects its process group while training goes on. The training thread alone switches: it asks
@@ -21,7 +21,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from dist_core.errors import EXIT_PREEMPTED, ControlChannelError
-from dist_core.generations.decision import Generation
+from dist_core.generations.decision import PublishedGeneration
 from dist_core.link.client import ControlChannel
 from dist_core.link.environment import WATCH_THREAD, ReplicaEnvironment
 
@@ -54,7 +54,7 @@ ANY_ATTEMPT = 2**62
 class Prepared:
     """A generation this replica is ready to enter, or to leave at (``group`` is None)."""
 
-    generation: Generation
+    generation: PublishedGeneration
     group: ReplicaGroup | None
     as_joiner: bool = False
     """The scheduler offers it to this replica as to one that does not train yet."""
@@ -71,7 +71,7 @@ class Membership:
         """Asked when a generation is prepared; the same on all its members, since they run the same code."""
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
-        self._published: Generation | None = None
+        self._published: PublishedGeneration | None = None
         self._prepared: Prepared | None = None
         self._superseded: list[ReplicaGroup] = []
         """Process groups built for offers that a newer offer replaced, since this replica entered one."""
@@ -171,7 +171,7 @@ class Membership:
                     if prepared is not None and prepared.group is not None:
                         prepared.group.break_off()
                     self._discard()
-                    return Prepared(Generation(number=0, members=(), nodes=(), join_epoch=None), None)
+                    return Prepared(PublishedGeneration(number=0, members=(), nodes=(), join_epoch=None), None)
                 if prepared is not None:
                     self._size = len(prepared.generation.members)
                     return prepared
@@ -272,7 +272,7 @@ class Membership:
         document = answer.get("generation")
         if document is None:
             return
-        generation = Generation(
+        generation = PublishedGeneration(
             number=document["number"],
             members=tuple(document["members"]),
             nodes=tuple(document["nodes"]),
@@ -316,7 +316,7 @@ class Membership:
 
         return GroupNeeds() if self.group_needs is None else self.group_needs()
 
-    def _build(self, generation: Generation, rank: int, joins: bool) -> None:
+    def _build(self, generation: PublishedGeneration, rank: int, joins: bool) -> None:
         from dist_core.generations.address_store import AddressStore
         from dist_core.generations.process_groups import build_group
 
@@ -363,6 +363,6 @@ class Membership:
         self._end(EXIT_PREEMPTED)
 
 
-def _lost_a_joiner(offered: Generation, instead: Generation) -> bool:
+def _lost_a_joiner(offered: PublishedGeneration, instead: PublishedGeneration) -> bool:
     """Tell whether a joiner of the generation on offer is missing in the one offered now."""
     return offered.join_epoch is not None and not set(offered.members) <= set(instead.members)

@@ -1,4 +1,4 @@
-"""Rounds: the thread in which the loop's passes are made, one after another, whenever there is news."""
+"""LoopThread: the thread in which the loop's passes are made, one after another, whenever there is news."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ TICK_SECONDS = 0.5
 """Longest time between two looks; news from replicas and drivers is acted on at once."""
 
 
-class Rounds:
+class LoopThread:
     """Thread that runs the loop's passes.
 
     ``tick``: one pass. ``may_act``: whether this scheduler is in charge; ``on_deaf``: called when it was not, or could

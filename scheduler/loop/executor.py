@@ -1,4 +1,4 @@
-"""Hands: does what the plan of a trial says; each action is safe to repeat."""
+"""Executor: does what the plan of a trial says; each action is safe to repeat."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from dataclasses import replace
 from dist_core.errors import EXIT_PREEMPTED
 from scheduler.knowledge.observer import Observer
 from scheduler.loop.backoff import Backoff
-from scheduler.loop.happenings import Happenings
 from scheduler.loop.journal import Journal
+from scheduler.loop.observations import Observations
 from scheduler.loop.settings import LoopSettings
 from scheduler.loop.starts import Starts
 from scheduler.loop.trial_files import TrialFiles
@@ -25,7 +25,7 @@ from trials.store import TrialStore
 logger = logging.getLogger(__name__)
 
 
-class Hands:
+class Executor:
     def __init__(
         self,
         store: TrialStore,
@@ -34,7 +34,7 @@ class Hands:
         backoff: Backoff,
         files: TrialFiles,
         starts: Starts,
-        happenings: Happenings,
+        observations: Observations,
         observer: Observer,
         settings: LoopSettings,
     ) -> None:
@@ -44,7 +44,7 @@ class Hands:
         self._backoff = backoff
         self._files = files
         self._starts = starts
-        self._happenings = happenings
+        self._observations = observations
         self._observer = observer
         self._settings = settings
         self._moving: set[str] = set()
@@ -59,8 +59,8 @@ class Hands:
         near = self._observer.near_epoch(trial.trial_id)
         blocked = self._blocked_since.pop(trial.trial_id, None)
         vacate = blocked is not None and now - blocked >= self._settings.move_patience_seconds
-        leaving = frozenset(self._happenings.leaving)
-        broken = self._happenings.broken_since(trial.trial_id)
+        leaving = frozenset(self._observations.leaving)
+        broken = self._observations.broken_since(trial.trial_id)
         for action in plan(
             trial,
             wanted,
@@ -104,7 +104,7 @@ class Hands:
 
     def _done(self, trial: TrialRecord, replicas: Sequence[ReplicaRecord], now: float) -> frozenset[str]:
         """Members that have lately ended without an error, which nobody asked of them."""
-        gone = set(trial.members) - {replica.replica_id for replica in replicas} - self._happenings.leaving
+        gone = set(trial.members) - {replica.replica_id for replica in replicas} - self._observations.leaving
         if not gone:
             return frozenset()
         return frozenset(
@@ -177,7 +177,7 @@ class Hands:
 
     def _publish(self, trial: TrialRecord, grant: Grant, action: Publish, now: float) -> None:
         trial = self._store.trial(trial.trial_id)
-        self._happenings.note_whole(trial.trial_id)
+        self._observations.note_whole(trial.trial_id)
         number = max(trial.generation, trial.published) + 1
         self._store.save_trial(
             replace(
@@ -199,7 +199,7 @@ class Hands:
         before, size = len(trial.members), trial.slots_per_replica
         live = {replica.replica_id for replica in self._store.replicas(trial_id=trial.trial_id)}
         lost = before - len(live.intersection(trial.members))
-        leaving = len(self._happenings.leaving & set(trial.members))
+        leaving = len(self._observations.leaving & set(trial.members))
         reason = grant.reason
         if lost:
             reason = Reason(

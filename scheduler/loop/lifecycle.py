@@ -1,4 +1,4 @@
-"""Lives: moves each trial along its transition table by what is known of it."""
+"""Lifecycle: moves each trial along its transition table by what is known of it."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from dataclasses import replace
 from dist_core.errors import EXIT_PREEMPTED
 from scheduler.knowledge.observer import Observer
 from scheduler.loop.backoff import FAILED_JOIN_SECONDS, Backoff
-from scheduler.loop.happenings import Happenings
 from scheduler.loop.journal import Journal
 from scheduler.loop.losses import BACKOFF_SECONDS, LONGEST_BACKOFF_SECONDS, Verdict, found_no_room, judge
+from scheduler.loop.observations import Observations
 from scheduler.loop.trial_files import TrialFiles
 from trials.launch.base import NO_ROOM
 from trials.record import Outcome, Reason, ReplicaRecord, ReplicaState, TrialRecord
@@ -36,7 +36,7 @@ def next_event(trial: TrialRecord, replicas: Sequence[ReplicaRecord], *, reports
     return None
 
 
-class Lives:
+class Lifecycle:
     """``on_end``: told of each trial that is over."""
 
     def __init__(
@@ -45,7 +45,7 @@ class Lives:
         journal: Journal,
         backoff: Backoff,
         files: TrialFiles,
-        happenings: Happenings,
+        observations: Observations,
         observer: Observer,
         *,
         on_end: Callable[[str], None],
@@ -54,7 +54,7 @@ class Lives:
         self._journal = journal
         self._backoff = backoff
         self._files = files
-        self._happenings = happenings
+        self._observations = observations
         self._observer = observer
         self._on_end = on_end
         self._progress_at_loss: dict[str, float] = {}
@@ -106,7 +106,7 @@ class Lives:
     def finish(self, trial: TrialRecord, event: TrialEvent, reason: Reason, now: float) -> None:
         self._journal.move(trial, event, reason, now, finished_at=now)
         self._observer.note_end(trial, next_state(trial.state, event))
-        self._happenings.forget(trial.trial_id)
+        self._observations.forget(trial.trial_id)
         self._backoff.forget(trial.trial_id)
         self.forget(trial.trial_id)
         self._files.forget_checkpoints(trial.trial_id)
@@ -126,7 +126,7 @@ class Lives:
         asked = trial.switching and not trial.published_members
         preempted = statuses <= {EXIT_PREEMPTED} or all(each.stop_requested_at is not None for each in ended)
         losses = trial.losses
-        told = self._happenings.take_ends(ended)
+        told = self._observations.take_ends(ended)
         why = next((each.why for each in told.values() if each is not None), "")
         if any(each is not None and each.code == "out_of_memory" for each in told.values()):
             self._observer.give_up_layout(trial)

@@ -1,4 +1,4 @@
-"""Whole: the processes that this one makes up a replica with, each on a slot of its own.
+"""ModelParallelGroup: the processes that this one makes up a replica with, each on a slot of its own.
 
 They are the same for as long as the replica lives, through all generations that it is a member of; whoever of them is
 lost takes the replica along. Their group is made when a model first asks for it.
@@ -28,7 +28,7 @@ MEET_TIMEOUT = timedelta(minutes=5)
 COLLECTIVE_TIMEOUT = timedelta(minutes=30)
 
 
-class Whole:
+class ModelParallelGroup:
     def __init__(self, environment: ReplicaEnvironment | None, channel: ControlChannel | None) -> None:
         self._environment = environment
         self._channel = channel

@@ -1,4 +1,4 @@
-"""Changes: how this replica comes into generations, from one to the next, and out of the last one."""
+"""Transitions: how this replica comes into generations, from one to the next, and out of the last one."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from typing import Any
 
 from dist_core.errors import EXIT_PREEMPTED, PeerLost, ReplicaExit, RunAgain
 from dist_core.generations.decision import Decision
+from dist_core.generations.generation import Generation
 from dist_core.generations.heal import Heal, Healed
 from dist_core.generations.join import Join
 from dist_core.generations.losses import Losses
-from dist_core.generations.present import PresentGeneration
+from dist_core.generations.membership import Membership, Prepared
 from dist_core.generations.running_sums import RunningSums
 from dist_core.generations.state_transfer import hand_over
 from dist_core.generations.step_record import Standing, StepRecord
 from dist_core.generations.step_vote import StepVote
 from dist_core.generations.switch import Switch
 from dist_core.generations.torchrun import torchrun_group
-from dist_core.generations.watch import Membership, Prepared
 from dist_core.link.client import ControlChannel
 from dist_core.link.environment import standalone_world
 from dist_core.link.news import News
@@ -29,16 +29,16 @@ from dist_core.state.position import Position
 from dist_core.state.random_streams import RandomStreams
 from dist_core.trial.batch_agreement import BatchAgreement
 from dist_core.trial.models import Models
+from dist_core.trial.rollback import ACCUMULATOR_PREFIX, Rollback
 from dist_core.trial.saving import Saving
-from dist_core.trial.way_back import ACCUMULATOR_PREFIX, WayBack
 
 
-class Changes:
+class Transitions:
     """``membership`` and ``channel``: None for a process without a scheduler."""
 
     def __init__(
         self,
-        present: PresentGeneration,
+        generation: Generation,
         position: Position,
         states: Persistence,
         random: RandomStreams,
@@ -47,13 +47,13 @@ class Changes:
         vote: StepVote,
         record: StepRecord,
         sums: RunningSums,
-        way_back: WayBack,
+        rollback: Rollback,
         saving: Saving,
         news: News,
         membership: Membership | None,
         channel: ControlChannel | None,
     ) -> None:
-        self._present = present
+        self._generation = generation
         self._position = position
         self._states = states
         self._random = random
@@ -62,7 +62,7 @@ class Changes:
         self._vote = vote
         self._record = record
         self._sums = sums
-        self._way_back = way_back
+        self._rollback = rollback
         self._saving = saving
         self._news = news
         self._membership = membership
@@ -72,12 +72,12 @@ class Changes:
         self._switch: Switch | None = None
         self._heal: Heal | None = None
         if membership is not None and channel is not None:
-            losses = Losses(present)
+            losses = Losses(generation)
             membership.group_needs = lambda: models.group_needs
             membership.on_loss = losses.note
-            self._join = Join(present, losses, membership, channel, position, states)
-            self._switch = Switch(present, losses, membership, position, states, news)
-            self._heal = Heal(present, losses, membership, news)
+            self._join = Join(generation, losses, membership, channel, position, states)
+            self._switch = Switch(generation, losses, membership, position, states, news)
+            self._heal = Heal(generation, losses, membership, news)
 
     # ------------------------------------------------------------------ coming in
 
@@ -92,7 +92,7 @@ class Changes:
             return
         prepared = self._join.meet()
         # A joiner's batch size came with the state.
-        self._enter(prepared, agree=not self._present.joining)
+        self._enter(prepared, agree=not self._generation.joining)
         self._say_that_we_switched()
 
     def _meet_without_scheduler(self) -> None:
@@ -102,32 +102,32 @@ class Changes:
         group = None
         if world_size > 1:
             group = torchrun_group(rank, world_size, self._models.group_needs)
-            alike = group.alike
-            received = hand_over(alike, self._states.capture() if alike.rank == 0 else None)
-            if alike.rank != 0:
+            data_parallel = group.data_parallel
+            received = hand_over(data_parallel, self._states.capture() if data_parallel.rank == 0 else None)
+            if data_parallel.rank != 0:
                 self._states.restore(received)
-        self._present.enter_without_scheduler(group)
+        self._generation.enter_without_scheduler(group)
         self._random.enter(rank, 0)
         self._states.checkpoints.training_begins()
-        self._models.use_group(self._present.group)
+        self._models.use_group(self._generation.group)
         self._batch.agree()
 
     def _enter(self, prepared: Prepared, *, agree: bool) -> None:
         assert self._membership is not None
-        self._present.enter(prepared)
-        self._random.enter(self._present.group.rank, self._present.number)
+        self._generation.enter(prepared)
+        self._random.enter(self._generation.group.rank, self._generation.number)
         for tell in self.on_enter:
             tell()
         self._news.training_goes_on()
         self._states.checkpoints.training_begins()
         self._membership.commit(prepared)
-        self._models.use_group(self._present.group)
+        self._models.use_group(self._generation.group)
         if agree:
             self._batch.agree()
 
     def _say_that_we_switched(self) -> None:
-        if self._present.group.rank == 0:
-            self._news.announce("/switched", {"generation": self._present.number})
+        if self._generation.group.rank == 0:
+            self._news.announce("/switched", {"generation": self._generation.number})
 
     # ------------------------------------------------------------------ from one to the next
 
@@ -150,7 +150,7 @@ class Changes:
     def _enter_with_all(self, switch: Switch, prepared: Prepared, batch: Sequence[float]) -> None:
         started = time.perf_counter()
         self._sums.settle()
-        if self._present.broken is not None and prepared.group is not None:
+        if self._generation.broken is not None and prepared.group is not None:
             # Others may have what was just summed, and enter: who they cannot go on with says so there.
             self.heal(in_step=False)
             return
@@ -186,7 +186,7 @@ class Changes:
             return
         self._enter(prepared, agree=False)
         if lost is not None:
-            self._present.mark_broken(lost)
+            self._generation.mark_broken(lost)
 
     def _make_way(self) -> None:
         """Make way for survivors, who may want this core at once: what is left to do here is to end."""
@@ -201,13 +201,17 @@ class Changes:
         Possible at a step boundary of the epoch everybody is in; elsewhere PeerLost ends this replica and the trial
         resumes from its checkpoint. Raises RunAgain where the lost one has taken a part of an evaluation with it.
         """
-        reason = self._present.broken or "a collective failed"
+        reason = self._generation.broken or "a collective failed"
         if in_step:
             self._sums.take_back()
         if self._heal is None:
             raise PeerLost(f"another replica vanished: {reason}")
         started = time.perf_counter()
-        if self._present.group.members > 1 and self._membership is not None and self._membership.must_leave is not None:
+        if (
+            self._generation.group.members > 1
+            and self._membership is not None
+            and self._membership.must_leave is not None
+        ):
             # Those of its replica that heard it first have left; this is no loss.
             self._news.flush()
             raise ReplicaExit("preempted", EXIT_PREEMPTED)
@@ -227,9 +231,9 @@ class Changes:
             raise RunAgain
 
     def _drop_group(self) -> None:
-        self._present.drop(self._models.group_needs)
+        self._generation.drop(self._models.group_needs)
         self._vote.reset()
-        self._models.use_group(self._present.group)
+        self._models.use_group(self._generation.group)
         self._models.drop_gradients()
 
     def _go_on_healed(self, healed: Healed) -> None:
@@ -245,13 +249,13 @@ class Changes:
             updates=self._record.updates,
             epoch=position.epoch,
             meetings=self._record.meetings,
-            has_evaluated=position.has_evaluated and position.in_epoch_loop and self._way_back.is_open,
+            has_evaluated=position.has_evaluated and position.in_epoch_loop and self._rollback.is_open,
         )
 
     def go_back_behind_loop(self) -> None:
         if not self._position.in_training_loop:
-            self._way_back.go_back_behind_loop()
-            self._way_back.forget()
+            self._rollback.go_back_behind_loop()
+            self._rollback.forget()
             # Also where this group loses one before it trains.
             self._position.has_evaluated = True
 
