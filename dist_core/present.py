@@ -11,7 +11,7 @@ from dist_core.trial.plain_replica import Participant, begin, begun
 from dist_core.when_imported import when_imported
 
 if TYPE_CHECKING:
-    from dist_core.trial.core import TrainingCore
+    from dist_core.trial.replica import Replica
 
 
 def present_replica() -> Participant:
@@ -34,7 +34,7 @@ def present_replica() -> Participant:
     return begin(environment, on_torch)
 
 
-def training_core() -> TrainingCore:
+def training_core() -> Replica:
     """Made on first use, which imports torch."""
     from dist_core.trial.current import get_core
 

@@ -14,7 +14,7 @@ def initialize(master_addr: str | None = None, master_port: int | None = None, *
     """Find the other replicas, unless a scheduler brings them together, at the first training step."""
     core = core_of_job()
     if core.environment is None and not core.joined:
-        core.transitions.come_in()
+        core.arrival.come_in()
 
 
 def teardown() -> None:

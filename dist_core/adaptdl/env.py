@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 
 from dist_core.link.environment import standalone_world
-from dist_core.trial.core import TrainingCore
 from dist_core.trial.current import get_core
+from dist_core.trial.replica import Replica
 
 
 def adopt_variables() -> None:
@@ -26,15 +26,15 @@ def adopt_variables() -> None:
         os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
 
 
-def _core() -> TrainingCore:
+def _core() -> Replica:
     adopt_variables()
     return get_core()
 
 
-def core_of_job() -> TrainingCore:
+def core_of_job() -> Replica:
     """The core, with the states of an earlier run at hand: here they are back as soon as they are registered."""
     core = _core()
-    core.loops.restore_early()
+    core.resumption.restore_early()
     return core
 
 

@@ -28,6 +28,8 @@ class Generation:
         self.dry_steps_left = 0
         self.broken: str | None = None
         """Why the present step does not count, once a replica is lost."""
+        self.prepared: Prepared | None = None
+        """The next generation, as it was prepared when the present step's round was put together."""
         self.took_over = False
         """This process has become the one that reports while the trial trained; whoever cares clears it."""
         self._last_rank = 0
@@ -53,6 +55,29 @@ class Generation:
         """The trial trains already; this replica builds what the others have before it is let in."""
         self.joining = True
         self.dry_steps_left = DRY_STEPS
+
+    def come_to_begin(self) -> None:
+        """Nobody trains, or this process has its trial's state already: it comes as one of the first."""
+        self.joining = False
+
+    def begin_dry_pass(self) -> None:
+        """A pass of a joiner on its own."""
+        self.dry_steps_left -= 1
+
+    def end_dry_pass(self, *, built: bool) -> None:
+        """``built``: gradients have come; a pass without any built no bucket, and is made once more."""
+        self.dry_steps_left += not built
+
+    def set_dry_passes(self, number: int) -> None:
+        """So many are left."""
+        self.dry_steps_left = number
+
+    def note_taking_over(self, *, is_new: bool) -> None:
+        """Note that this process is the one that reports; ``is_new``: and does not know all that was reported."""
+        self.took_over = is_new
+
+    def prepare(self, prepared: Prepared | None) -> None:
+        self.prepared = prepared
 
     def enter(self, prepared: Prepared) -> None:
         assert prepared.group is not None

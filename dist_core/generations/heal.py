@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 import torch
 
-from dist_core.errors import EXIT_PEER_LOST, PeerLost, ReplicaExit
+from dist_core.errors import EXIT_PEER_LOST, EXIT_PREEMPTED, PeerLost, ReplicaExit
 from dist_core.generations.generation import Generation
 from dist_core.generations.losses import Losses
 from dist_core.generations.membership import Membership, Prepared
@@ -100,6 +100,15 @@ class Heal:
                     raise PeerLost(f"this replica was let in by one that vanished, and no other knows of it: {reason}")
             time.sleep(0.005)
         raise PeerLost(f"another replica vanished and the trial was not rebuilt around it: {reason}")
+
+    def leave_if_told(self) -> None:
+        """Raises ReplicaExit where whoever runs this machine has told this replica to leave."""
+        if self._membership.must_leave is not None:
+            self._news.flush()
+            raise ReplicaExit("preempted", EXIT_PREEMPTED)
+
+    def warn(self, message: str) -> None:
+        self._news.warn(message)
 
     def _say_that_we_wait(self) -> None:
         self._news.announce("/broken", {"generation": self._generation.number})

@@ -12,7 +12,14 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
 from dist_core.generations.decision import all_equal, short_checksum
-from dist_core.state.states import Stateful
+from dist_core.generations.generation import Generation
+from dist_core.generations.step_vote import Voter
+from dist_core.life import Listener
+from dist_core.state.position import Position
+from dist_core.state.states import Stateful, StateRegistry
+
+ACCUMULATOR_PREFIX = "accumulator-"
+"""Names of their states begin so."""
 
 NUM_SUM_SLOTS = 36
 """Checksum of the keys and its square, how many keys are not in the round, and a number for each that is."""
@@ -55,10 +62,17 @@ class Summed(Stateful, Protocol):
         ...
 
 
-class RunningSums:
+class RunningSums(Voter, Listener):
     """``met``: called after each accumulator that all replicas have summed."""
 
-    def __init__(self, met: Callable[[], None]) -> None:
+    name = "sums"
+
+    def __init__(
+        self, generation: Generation, position: Position, registry: StateRegistry, met: Callable[[], None]
+    ) -> None:
+        self._generation = generation
+        self._position = position
+        self._registry = registry
         self._met = met
         self._accumulators: dict[str, Summed] = {}
         self._sent: list[tuple[Summed, str]] = []
@@ -66,15 +80,23 @@ class RunningSums:
     def __iter__(self) -> Iterator[Summed]:
         return iter(self._accumulators.values())
 
-    def adopt(self, name: str, accumulator: Summed) -> None:
+    def adopt(self, accumulator: Summed) -> None:
+        """Its sums are part of the trial's state; one made within an epoch is so until the epoch ends."""
+        epoch = self._position.epoch if self._position.in_epoch_loop else "all"
+        name = self._registry.unique_name(f"{ACCUMULATOR_PREFIX}{epoch}")
+        self._registry.register(name, accumulator)
         self._accumulators[name] = accumulator
 
-    def clear(self) -> None:
+    def runs_again(self) -> None:
         self._accumulators.clear()
         self._sent = []
 
-    def end_epoch(self, prefix: str) -> None:
-        """Accumulators whose name begins so were made within the epoch that ends."""
+    def end_epoch(self) -> None:
+        """Collective: sum what was added in this epoch, which cannot be added again in the next one."""
+        if self._accumulators and self._generation.joined:
+            self.settle()
+        prefix = f"{ACCUMULATOR_PREFIX}{self._position.epoch}-"
+        self._registry.forget(prefix)
         self._accumulators = {name: each for name, each in self._accumulators.items() if not name.startswith(prefix)}
         self._sent = []
         for accumulator in self:
@@ -85,9 +107,6 @@ class RunningSums:
         mine = {name: states[name] for name in self._accumulators if name in states}
         return states | {name: {**state, "pending": {}, "own": state["pending"]} for name, state in mine.items()}
 
-    def __bool__(self) -> bool:
-        return bool(self._accumulators)
-
     # ------------------------------------------------------------------ code that may run again
 
     def mark(self) -> None:
@@ -95,7 +114,7 @@ class RunningSums:
         for accumulator in self:
             accumulator.mark()
 
-    def keep(self) -> None:
+    def step_counts(self) -> None:
         """Count what was added since the mark."""
         for accumulator in self:
             accumulator.forget_mark()
@@ -113,8 +132,10 @@ class RunningSums:
 
     # ------------------------------------------------------------------ the control round
 
-    def send(self) -> list[float]:
+    def put(self) -> list[float]:
         """Return the sums for the present step's round; they count when the round is complete."""
+        if self._generation.group.world_size == 1:
+            return []
         slots = [0.0] * NUM_SUM_SLOTS
         if not self._accumulators:
             return slots
@@ -132,8 +153,12 @@ class RunningSums:
             slots[slot] = accumulator.send(key)
         return slots
 
-    def receive(self, slots: Sequence[float], world_size: int) -> bool:
-        """The step counts, and these are the sums over all replicas; whether some keys were not among them."""
+    def take(self, slots: Sequence[float], world_size: int) -> None:
+        if world_size > 1 and self._receive(slots, world_size):
+            self.settle()
+
+    def _receive(self, slots: Sequence[float], world_size: int) -> bool:
+        """These are the sums over all replicas; tell whether some keys were not among them."""
         sent, self._sent = self._sent, []
         agreed = all_equal(slots[_KEYS_SUM], slots[_KEYS_SQUARES], world_size)
         for slot, (accumulator, key) in enumerate(sent, _FIRST):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from dist_core.life import Listener
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Standing:
@@ -26,7 +28,7 @@ class Standing:
         )
 
 
-class StepRecord:
+class StepRecord(Listener):
     def __init__(self) -> None:
         self._updates = self._updates_before = 0
         """Updates of the present step, by optimizers and schedules; and those it had before a replica was lost in it,
@@ -62,7 +64,7 @@ class StepRecord:
         """The loop was left at a batch that was only looked at: schedules that moved on beside it are no step's."""
         self._updates = self._updates_before = 0
 
-    def epoch_ends(self) -> None:
+    def epoch_ended(self) -> None:
         self.meetings = 0
 
     def go_on_from(self, furthest: Standing) -> None:

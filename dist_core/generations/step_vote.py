@@ -1,7 +1,8 @@
 """The small reduction that every optimizer step makes: flags, decisions and measurements, summed over the replicas.
 
-Each part of a replica puts numbers in under a name of its own, and reads their sums under that name. The round is
-launched when a step's first gradients are reduced, or at the step's end, and looked at when the step is over.
+Each voter puts numbers in under a name of its own, and is told their sums. The round is launched when a step's first
+gradients are reduced, or at the step's end, and looked at when the step is over. The list of voters is the protocol: it
+stands in ``dist_core/trial/replica.py``, and is the same on all replicas.
 """
 
 from __future__ import annotations
@@ -17,27 +18,51 @@ import torch.distributed as dist
 from dist_core.generations.generation import Generation
 from dist_core.generations.membership import Prepared
 from dist_core.generations.process_groups import ReplicaGroup
+from dist_core.life import Listener
 
 Ballot = Mapping[str, Sequence[float]]
 """Values that a replica votes with, by name; the same names, lengths and order on all replicas."""
+
+
+class Voter:
+    """What rides on the round of each step. A voter may also be a ``Listener``."""
+
+    name: str
+
+    def put(self) -> Sequence[float]:
+        """Called while a step's gradients are reduced, before its update; as many numbers on all replicas."""
+        return ()
+
+    def take(self, agreed: Sequence[float], world_size: int) -> None:
+        """The sums, when all replicas have made the step, before it is counted. Raises InvalidTraining, on all."""
+
+    def follow(self, agreed: Sequence[float]) -> None:
+        """Do what was decided, once the step is counted. May raise what ends this replica."""
 
 
 @dataclass(slots=True)
 class Round:
     _vector: torch.Tensor
     _places: dict[str, slice]
-    prepared: Prepared | None
-    """The generation this replica had prepared when it put its numbers in."""
+    _voters: Sequence[Voter]
+    world_size: int
     _work: dist.Work | None
     _wait_for: Callable[[dist.Work], None]
-
-    def __contains__(self, name: str) -> bool:
-        return name in self._places
 
     def __getitem__(self, name: str) -> list[float]:
         """The sums over all replicas of what they put in under this name."""
         sums: list[float] = self._vector[self._places[name]].tolist()
         return sums
+
+    def take(self) -> None:
+        """Tell all voters the sums, before the step is counted."""
+        for voter in self._voters:
+            voter.take(self[voter.name], self.world_size)
+
+    def follow(self) -> None:
+        """Have all voters do what was decided, in order."""
+        for voter in self._voters:
+            voter.follow(self[voter.name])
 
     @property
     def is_over(self) -> bool:
@@ -51,14 +76,16 @@ class Round:
             self._wait_for(work)
 
 
-class StepVote:
+class StepVote(Listener):
     """The round of a replica's present step.
 
     A replica that is gone raises nothing here: it breaks the present generation, which whoever looks finds then.
     """
 
-    def __init__(self, generation: Generation) -> None:
+    def __init__(self, generation: Generation, pending: Callable[[], Prepared | None] = lambda: None) -> None:
         self._generation = generation
+        self._pending = pending
+        self.voters: Sequence[Voter] = ()
         self._lock = threading.Lock()
         self._round: Round | None = None
         self.reduces = False
@@ -66,13 +93,13 @@ class StepVote:
         self._places: tuple[ReplicaGroup, Mapping[str, slice]] | None = None
         """Places of the last round's parts, with the group that it was of: all replicas of that group have the same."""
 
-    def launch(self, compose: Callable[[], tuple[Ballot, Prepared | None]]) -> None:
+    def launch(self) -> None:
         """Once a step; the later calls of a step do nothing."""
         with self._breaking(), self._lock:
             if self._round is None:
                 group = self._generation.group
-                ballot, prepared = compose()
-                self._round = _round_of(ballot, prepared, group)
+                self._generation.prepare(self._pending())
+                self._round = _round_of(self.voters, group)
                 self._places = group, self._round._places
                 self._round._work = group.sum_later(self._round._vector)
 
@@ -110,12 +137,15 @@ class StepVote:
         for name, numbers in ballot().items():
             vector[places[name]] = torch.tensor(numbers, dtype=torch.float64)
         group.sum(vector, what="places in the code")
-        return Round(vector, places, None, None, group.fuse.wait)
+        return Round(vector, places, (), group.world_size, None, group.fuse.wait)
 
-    def reset(self) -> None:
+    def lost(self) -> None:
         """Forget what is under way: the replicas it was between no longer are."""
         self._round = self._places = None
         self.reduces = False
+
+    def runs_again(self) -> None:
+        self.lost()
 
     @contextmanager
     def _breaking(self) -> Iterator[None]:
@@ -125,10 +155,12 @@ class StepVote:
             self._generation.mark_broken(str(error))
 
 
-def _round_of(ballot: Ballot, prepared: Prepared | None, group: ReplicaGroup) -> Round:
+def _round_of(voters: Sequence[Voter], group: ReplicaGroup) -> Round:
     numbers: list[float] = []
     places = {}
-    for name, part in ballot.items():
-        places[name] = slice(len(numbers), len(numbers) + len(part))
+    for voter in voters:
+        part = voter.put()
+        places[voter.name] = slice(len(numbers), len(numbers) + len(part))
         numbers += part
-    return Round(torch.tensor(numbers, dtype=torch.float64), places, prepared, None, group.fuse.wait)
+    vector = torch.tensor(numbers, dtype=torch.float64)
+    return Round(vector, places, voters, group.world_size, None, group.fuse.wait)

@@ -30,9 +30,7 @@ def appear_alone() -> None:
     state.num_processes = 1
     state.distributed_type = DistributedType.NO
     _show_rank()
-    entered = get_core().transitions.on_enter
-    if _show_rank not in entered:
-        entered.append(_show_rank)
+    get_core().life.on_entering(_show_rank)
 
 
 def _show_rank() -> None:

@@ -14,13 +14,13 @@ from dist_core.errors import InvalidTraining
 from dist_core.generations.process_groups import ReplicaGroup
 from dist_core.huggingface.data import loader_like
 from dist_core.training.loader import AdaptiveDataLoader
-from dist_core.trial.core import TrainingCore
+from dist_core.trial.replica import Replica
 
 
 class SharedEvaluationMixin:
     """Before a trainer in the bases of a class."""
 
-    _core: TrainingCore
+    _core: Replica
     _processes: int
     _losses: list[tuple[float, int]] | None = None
     """Mean loss and size of each batch of the evaluation that runs."""
@@ -96,7 +96,7 @@ PADDING = -100
 class EvaluationPass:
     """One pass over a dataset in batches, of which this replica computes its share; stands for a DataLoader."""
 
-    def __init__(self, loader: AdaptiveDataLoader, core: TrainingCore) -> None:
+    def __init__(self, loader: AdaptiveDataLoader, core: Replica) -> None:
         self._loader = loader
         self.dataset = loader.dataset
         self.batch_size = loader.batch_size
@@ -115,7 +115,7 @@ class EvaluationPass:
 class GatheredRows:
     """Rows of an evaluation from all replicas, in rank order, which is the samples' order."""
 
-    def __init__(self, core: TrainingCore) -> None:
+    def __init__(self, core: Replica) -> None:
         self._core = core
 
     def mean(self, total: float, count: int) -> float | None:

@@ -200,9 +200,8 @@ class ElasticTrainerMixin(SharedEvaluationMixin):
         """The trainer goes on from a checkpoint of its own, and the trial has none: it begins there."""
         loader: AdaptiveDataLoader = self._training.loader
         epoch, within = divmod(step, self._steps_per_epoch)
-        position = self._core.position
-        position.epoch, position.steps, position.schedule_position = epoch, step, float(step)
-        position.progress = float(epoch * (loader.epoch_size or 0) + within * self._total_batch)
+        progress = float(epoch * (loader.epoch_size or 0) + within * self._total_batch)
+        self._core.position.stand_at(epoch=epoch, steps=step, progress=progress)
         loader.cursor.passes, loader.cursor.position = epoch, within * self._total_batch
         self._me._load_rng_state(resume)
 

@@ -18,7 +18,7 @@ from dist_core.larger.stages import blocks_of, finest
 from dist_core.layout import STAGES, WHOLE, Layout
 from dist_core.link.environment import gpu_share
 from dist_core.trial.chosen_layout import ChosenLayout
-from dist_core.trial.core import TrainingCore
+from dist_core.trial.replica import Replica
 
 logger = logging.getLogger(__name__)
 
@@ -50,7 +50,7 @@ def kinds_that_train(
 
 
 def settle_layout(
-    core: TrainingCore,
+    core: Replica,
     model: nn.Module,
     optimizers: Sequence[torch.optim.Optimizer],
     place: torch.device,

@@ -14,7 +14,7 @@ from dist_core.gradients.noise.measurements import Measurements
 from dist_core.gradients.step_place import StepPlace
 from dist_core.larger.part_sums import PartSums
 from dist_core.training.passes_of_steps import PassesOfSteps
-from dist_core.trial.core import TrainingCore
+from dist_core.trial.replica import Replica
 
 
 class PartPasses(PassesOfSteps):
@@ -24,7 +24,7 @@ class PartPasses(PassesOfSteps):
 
     def __init__(
         self,
-        core: TrainingCore,
+        core: Replica,
         parameters: list[torch.nn.Parameter],
         place: StepPlace,
         over: PartSums,

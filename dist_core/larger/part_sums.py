@@ -20,7 +20,7 @@ from dist_core.generations.process_groups import ReplicaGroup
 from dist_core.gradients.bucket_reducer import StepNorms
 from dist_core.gradients.noise.measurements import Measurements
 from dist_core.state.parts import local_of
-from dist_core.trial.core import TrainingCore
+from dist_core.trial.replica import Replica
 
 BUCKET_BYTES = 25 * 2**20
 """One is summed while the next is gathered."""
@@ -39,7 +39,7 @@ class PartSums:
 
     def __init__(
         self,
-        core: TrainingCore,
+        core: Replica,
         parameters: Sequence[torch.nn.Parameter],
         measurements: Measurements,
         whole: ReplicaGroup,

@@ -36,8 +36,8 @@ from dist_core.link.environment import gpu_share
 from dist_core.torch_private import all_gather_single, mesh_of, reduce_scatter_single, sums_its_own_parameters
 from dist_core.training.measured_model import MeasuredModel
 from dist_core.training.wrapped_model import WrappedModel, as_list, measurements_of, schedules_in
-from dist_core.trial.core import TrainingCore
 from dist_core.trial.current import get_core
+from dist_core.trial.replica import Replica
 
 
 class ElasticFullyShard(MeasuredModel, nn.Module):
@@ -165,7 +165,7 @@ class ElasticFullyShard(MeasuredModel, nn.Module):
 class _Between:
     """The processes of a replica, as fully_shard asks them."""
 
-    def __init__(self, core: TrainingCore) -> None:
+    def __init__(self, core: Replica) -> None:
         self._core = core
 
     def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
@@ -182,7 +182,7 @@ class _Between:
 class _Shares(_Between):
     """Weighted sum of gradients, on the process that keeps them."""
 
-    def __init__(self, core: TrainingCore) -> None:
+    def __init__(self, core: Replica) -> None:
         super().__init__(core)
         self.weight = 1.0
 

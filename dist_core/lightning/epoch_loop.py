@@ -21,7 +21,7 @@ from dist_core.lightning.refusals import refuse_unfrozen
 from dist_core.training.accumulator import Accumulator
 from dist_core.training.model import AdaptiveDataParallel
 from dist_core.training.user_steps import UserSteps
-from dist_core.trial.core import TrainingCore
+from dist_core.trial.replica import Replica
 
 
 class SummedResults(_ResultCollection):
@@ -30,7 +30,7 @@ class SummedResults(_ResultCollection):
     Means and sums add up over replicas; a minimum, a maximum and torchmetrics' own objects are left to who logs them.
     """
 
-    def __init__(self, core: TrainingCore, *, counts: Callable[[], bool], logs_step: Callable[[], bool]) -> None:
+    def __init__(self, core: Replica, *, counts: Callable[[], bool], logs_step: Callable[[], bool]) -> None:
         super().__init__(training=True)
         self._core = core
         self._counts = counts
@@ -101,7 +101,7 @@ class _StepLost(Exception):
 
 
 class ElasticEpochLoop(_TrainingEpochLoop):
-    core: TrainingCore
+    core: Replica
     model: AdaptiveDataParallel
     carried: CarriedProgress
     steps: UserSteps
@@ -116,7 +116,7 @@ class ElasticEpochLoop(_TrainingEpochLoop):
     deferred = 0
     """Steps that the work behind the epoch's last step counts as; 0 if there is none."""
 
-    def begin(self, core: TrainingCore, model: AdaptiveDataParallel, batches: TrainingBatches, passes: int) -> None:
+    def begin(self, core: Replica, model: AdaptiveDataParallel, batches: TrainingBatches, passes: int) -> None:
         self.core, self.model, self.passes = core, model, passes
         self.samples_of_step = batches.loader.batch_size
         try:
@@ -304,9 +304,9 @@ class ElasticEpochLoop(_TrainingEpochLoop):
             made.ready = made.completed = self._global_before + self._grows
         else:
             own.ready = own.completed = self._optimized_before + (own.completed - self._optimized_before) * self._grows
-        if not self.core.steps.reduces and self.core.generation.group.world_size > 1:
+        if not self.core.shared_step.reduces and self.core.generation.group.world_size > 1:
             # Its optimization was left out on this replica: the others' sums come before what is logged.
-            self.core.steps.take_part()
+            self.core.shared_step.take_part()
         if self.trainer._logger_connector.should_update_logs:
             self.results.share_step()
 

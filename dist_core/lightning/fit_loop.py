@@ -56,8 +56,8 @@ class ElasticFitLoop(_FitLoop):
         elif trained >= self.max_batches:
             epoch, trained = epoch + 1, 0
         position, samples = loop.core.position, trained * batches.batch_size
-        position.epoch, position.steps, position.schedule_position = epoch, loop.global_step, float(loop.global_step)
-        position.progress = float(epoch * (batches.loader.epoch_size or 0) + samples)
+        progress = float(epoch * (batches.loader.epoch_size or 0) + samples)
+        position.stand_at(epoch=epoch, steps=loop.global_step, progress=progress)
         batches.loader.cursor.passes, batches.loader.cursor.position = epoch, samples
         set_counts(loop.batch_progress.current, trained)
         loop.carried.loaded = epoch

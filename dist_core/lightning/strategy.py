@@ -34,9 +34,9 @@ from dist_core.training.loader import AdaptiveDataLoader
 from dist_core.training.model import AdaptiveDataParallel
 from dist_core.training.others_loader import elastic_like
 from dist_core.training.user_steps import BatchWord, check_batch_word, use_batch_word
-from dist_core.trial.core import TrainingCore
 from dist_core.trial.current import get_core, reset_core
 from dist_core.trial.metrics import tell_metrics
+from dist_core.trial.replica import Replica
 
 T = TypeVar("T")
 
@@ -76,9 +76,7 @@ class ElasticStrategy(SingleDeviceStrategy):
     def set_world_ranks(self) -> None:
         """Lightning's helpers that do something on the first process only ask this."""
         self._show_rank()
-        entered = get_core().transitions.on_enter
-        if self._show_rank not in entered:
-            entered.append(self._show_rank)
+        get_core().life.on_entering(self._show_rank)
 
     def _show_rank(self) -> None:
         setattr(rank_zero.rank_zero_only, "rank", self.global_rank)  # noqa: B010  # a function's
@@ -272,7 +270,7 @@ class ElasticStrategy(SingleDeviceStrategy):
         return self._together(act, bool(decision))
 
 
-def _core_of_fit() -> TrainingCore:
+def _core_of_fit() -> Replica:
     """Outside of a trial one fit may follow another, each in a core of its own."""
     core = get_core()
     if core.registry.has(STATE):

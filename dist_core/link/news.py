@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from dist_core.goodput import Hints
+from dist_core.life import Listener
 from dist_core.link.hints_sender import HintsSender
 
 logger = logging.getLogger(__name__)
@@ -18,7 +19,7 @@ LEAST_FRACTION = 0.05
 """Least fraction of the first epoch from which its whole length can be told."""
 
 
-class News:
+class News(Listener):
     """``sender``: None where nobody listens; what is warned of is in the log all the same."""
 
     def __init__(self, sender: HintsSender | None) -> None:
@@ -67,10 +68,10 @@ class News:
         if self._sender is not None:
             self._sender.hurry()
 
-    def training_goes_on(self) -> None:
+    def entered(self, rank: int, number: int) -> None:
         self._epoch_began = self._epoch_began or time.monotonic()
 
-    def epoch_ends(self) -> None:
+    def epoch_ended(self) -> None:
         now = time.monotonic()
         if self._epoch_began is not None:
             self._epoch_seconds.append(now - self._epoch_began)

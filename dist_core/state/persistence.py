@@ -91,6 +91,10 @@ class Persistence:
         if states is not None:
             self.restore(states)
 
+    def look_again(self) -> None:
+        """The code runs again as a joiner's: it finds out anew where the trial stands."""
+        self.has_looked = False
+
     def save(self, summary: dict[str, Any], *, leaving: bool, wait: bool = False) -> None:
         """Write all states; rank 0 only."""
         self.checkpoints.save(self.capture(), summary, leaving=leaving, wait=wait, keeps=self.is_replicated())

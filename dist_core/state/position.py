@@ -15,6 +15,8 @@ class Position:
         """Times that the user's code has begun again from its top."""
         self.begin_run()
 
+    # ------------------------------------------------------------------ what moves it: nobody else writes it
+
     def begin_run(self) -> None:
         """The code begins from its top; nothing of what an earlier run has made is settled."""
         self.runs += 1
@@ -34,6 +36,43 @@ class Position:
         self.in_epoch_loop = self.in_training_loop = False
         self.has_evaluated = False
         """True once an evaluation has begun since the present epoch's last training loop."""
+
+    def note_limit(self, epochs: int) -> None:
+        self.limit = epochs
+
+    def come_to_epoch(self, epoch: int) -> None:
+        """A joiner comes to a trial that trains this epoch."""
+        self.epoch = epoch
+
+    def enter_epochs(self) -> None:
+        self.in_epoch_loop = True
+
+    def leave_epochs(self) -> None:
+        self.in_epoch_loop = False
+
+    def step_done(self, *, progress: float, moves: float, took_gradients: bool) -> None:
+        """A step counts.
+
+        ``progress``: samples at the initial batch size that it is worth; ``moves``: the schedule's. ``took_gradients``:
+        this process came through a backward pass.
+        """
+        self.progress += progress
+        self.schedule_position += moves
+        self.steps += 1
+        self.own_steps += 1
+        self.steps_with_gradients += took_gradients
+
+    def stand_at(self, *, epoch: int, steps: int, progress: float) -> None:
+        """Training goes on from a file of a trainer's own, of which the trial has no checkpoint."""
+        self.epoch, self.steps, self.schedule_position = epoch, steps, float(steps)
+        self.progress = progress
+
+    def evaluation_begins(self) -> None:
+        self.has_evaluated |= not self.in_training_loop
+
+    def take_evaluation(self, *, as_made: bool) -> None:
+        """Whether the code behind the epoch's last training loop counts as having evaluated."""
+        self.has_evaluated = as_made
 
     # ------------------------------------------------------------------ what follows from it
 
@@ -69,7 +108,7 @@ class Position:
         begun = 0 if self.loop_start is None else self.loop_start[0]
         return self.is_resumed and max(begun, self.loops_done) > self.loops_begun
 
-    # ------------------------------------------------------------------ what moves it
+    # ------------------------------------------------------------------ its loops
 
     def begin_loop(self) -> bool:
         """A training loop starts; False for one that the trial has completed in this epoch before it was resumed."""
@@ -79,6 +118,15 @@ class Position:
         if self.in_training_loop:
             self.has_evaluated = False
         return self.in_training_loop
+
+    def note_loop_start(self, passes: int) -> None:
+        """``passes``: over the loop's data before it."""
+        self.loop_start = (self.loops_begun, passes)
+
+    def pass_over_loop(self) -> None:
+        """A loop that the trial has completed was begun once more, and left."""
+        self.loops_begun += 1
+        self.leave_loop()
 
     def leave_loop(self) -> None:
         """The loop is over on this replica, because its samples are or because the user left it."""
@@ -106,7 +154,7 @@ class Position:
         if self.done_before_leaving is not None:
             self.loops_done = self.done_before_leaving
 
-    def end_epoch(self, epoch_size: int | None) -> None:
+    def epoch_done(self, epoch_size: int | None) -> None:
         """``epoch_size``: as for ``in_epochs``."""
         # A loop that the user left early does not make the next epochs longer.
         self.progress_shift += max(0.0, (self.epoch + 1) * (epoch_size or 0) - self.epoch_progress)

@@ -15,10 +15,11 @@ from typing import Any
 import numpy as np
 import torch
 
+from dist_core.life import Listener
 from dist_core.state.seeds import derived_seed, seed_all
 
 
-class RandomStreams:
+class RandomStreams(Listener):
     """Python's, NumPy's and torch's generators (the current CUDA device's too, where there is one), as a state."""
 
     def __init__(self) -> None:
@@ -32,9 +33,9 @@ class RandomStreams:
             self._seed = torch.initial_seed()
         return self._seed
 
-    def enter(self, rank: int, generation: int) -> None:
+    def entered(self, rank: int, number: int) -> None:
         if rank != 0 or self._rank != 0:
-            seed_all(derived_seed(self.seed, rank, generation))
+            seed_all(derived_seed(self.seed, rank, number))
         self._rank = rank
 
     def state_dict(self) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from dist_core.life import Listener
 from dist_core.state.checkpoint import CheckpointWriter, load_checkpoint
 from dist_core.state.parts import ALONE, Readers, merged, newest_in_parts, part_folder
 
@@ -24,7 +25,7 @@ FIRST_SECONDS = 0.25
 """The first checkpoint of a run is written once it has trained that long."""
 
 
-class TrialCheckpoints:
+class TrialCheckpoints(Listener):
     """Nothing is written, and nothing found, where ``folder`` is None.
 
     ``part``: number of this process among those that write a checkpoint together.
@@ -42,7 +43,7 @@ class TrialCheckpoints:
         self._trained_before = 0.0
         self._trains_since: float | None = None
 
-    def training_begins(self) -> None:
+    def entered(self, rank: int, number: int) -> None:
         if self._trains_since is None:
             self._trains_since = time.monotonic()
 

@@ -62,7 +62,7 @@ class Accumulator(MutableMapping[str, Any]):
         """True while the code within the last of them has not ended."""
         self._behind: dict[str, Any] | None = None
         """The sums as they are, while earlier ones are shown."""
-        get_core().loops.adopt_accumulator(self)
+        get_core().sums.adopt(self)
         self.mark()
 
     # ------------------------------------------------------------------ adding

@@ -28,15 +28,15 @@ def remaining_epochs_until(num_epochs: int) -> Iterator[int]:
     if num_epochs < 0:
         raise InvalidTraining(f"num_epochs is {num_epochs}; it must be at least 0")
     core = training_core()
-    core.loops.start_epochs(num_epochs)
+    core.epochs.begin(num_epochs)
     run = core.position.runs
     try:
         while core.position.epoch < num_epochs:
             yield core.position.epoch
-            core.loops.end_epoch()
+            core.epochs.end_epoch()
     finally:
         if core.position.runs == run:
-            core.loops.leave_epochs()
+            core.epochs.leave()
 
 
 def current_epoch() -> int | None:

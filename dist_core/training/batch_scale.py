@@ -8,11 +8,11 @@ from dist_core.goodput import GradientStatistics, gain
 from dist_core.gradients.noise.measurements import Measurements
 from dist_core.gradients.scaled_rates import ScaledRates
 from dist_core.gradients.step_place import StepPlace
-from dist_core.trial.core import TrainingCore
+from dist_core.trial.replica import Replica
 
 
 class BatchScale:
-    def __init__(self, core: TrainingCore, place: StepPlace, measurements: Measurements, rates: ScaledRates) -> None:
+    def __init__(self, core: Replica, place: StepPlace, measurements: Measurements, rates: ScaledRates) -> None:
         self._core = core
         self._place = place
         self._measurements = measurements

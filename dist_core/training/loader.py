@@ -41,8 +41,8 @@ from dist_core.state.seeds import FIRST_SEED, seed_of_script
 from dist_core.tensorboard import write_scalars
 from dist_core.training.looped import Looped
 from dist_core.training.training_loop import MOST_DRY_BATCHES, LoopMarks, TrainingLoop
-from dist_core.trial.core import TrainingCore
 from dist_core.trial.current import get_core
+from dist_core.trial.replica import Replica
 
 
 class AdaptiveDataLoader:
@@ -101,7 +101,7 @@ class AdaptiveDataLoader:
         self.name: str | None = None
         self._marks = LoopMarks()
 
-    def _note_workers(self, core: TrainingCore) -> None:
+    def _note_workers(self, core: Replica) -> None:
         """Before replicas meet, where that is possible: they have to divide streams alike."""
         if isinstance(self.source, PartedSource):
             core.habits.note_stream_workers(self.source.workers)
@@ -359,19 +359,20 @@ class Evaluation:
         self._training = training
         self._shared = shared
 
-    def evaluate(self, core: TrainingCore, seen: tuple[int, int] | None = None) -> Iterator[Any]:
+    def evaluate(self, core: Replica, seen: tuple[int, int] | None = None) -> Iterator[Any]:
         core.loops.go_on_behind()
         run = core.position.runs
         core.loops.evaluations += 1
-        core.position.has_evaluated |= not core.position.in_training_loop
+        core.position.evaluation_begins()
         try:
             for batch in self._share(core, seen):
-                core.saving.leave_evaluation_if_asked()
+                if not core.position.in_training_loop:
+                    core.departure.leave_evaluation_if_asked()
                 yield batch
         finally:
             core.loops.evaluations -= core.position.runs == run
 
-    def _share(self, core: TrainingCore, seen: tuple[int, int] | None) -> Iterator[Any]:
+    def _share(self, core: Replica, seen: tuple[int, int] | None) -> Iterator[Any]:
         """One pass without training: this replica's share of the samples, nothing shared with the others.
 
         ``seen``: first and number of those, in the order of training, that the replicas have had already.
@@ -383,7 +384,7 @@ class Evaluation:
         )
         return share
 
-    def _division(self, core: TrainingCore) -> tuple[int, int, int]:
+    def _division(self, core: Replica) -> tuple[int, int, int]:
         """Return the share's index, the number of shares, and the batch size, smaller if there are few samples."""
         # Processes of one replica compute together: they evaluate the same samples.
         rank, world_size = (
@@ -394,14 +395,14 @@ class Evaluation:
             batch = -(-batch // world_size)
         return rank, world_size, batch
 
-    def batches(self, core: TrainingCore) -> int:
+    def batches(self, core: Replica) -> int:
         """Return this replica's number of batches in one pass over a dataset with a length."""
         rank, world_size, batch = self._division(core)
         samples = self._loader.source.num_samples
         assert samples is not None
         return -(-len(evaluation_share(samples, rank=rank, world_size=world_size, batch=batch)) // batch)
 
-    def train_unless_it_evaluates(self, core: TrainingCore) -> Iterator[Any]:
+    def train_unless_it_evaluates(self, core: Replica) -> Iterator[Any]:
         """As below, over a loader that is known to train: a trainer may put its model into training mode in the body.
 
         If nobody trained on the first batch, it was the first of an evaluation, which goes on with the other samples.
@@ -424,7 +425,7 @@ class Evaluation:
         self._loader.cursor.left = False
         yield from self.evaluate_unless_it_trains(core, seen)
 
-    def evaluate_unless_it_trains(self, core: TrainingCore, seen: tuple[int, int] | None = None) -> Iterator[Any]:
+    def evaluate_unless_it_trains(self, core: Replica, seen: tuple[int, int] | None = None) -> Iterator[Any]:
         """All models are in evaluation mode and gradients on: somebody evaluates, or trains with frozen statistics.
 
         What tells is an optimizer that steps. What ran until then is undone, and the loop begins as one that trains.

@@ -17,7 +17,7 @@ from dist_core.gradients.scaled_rates import ScaledRates
 from dist_core.gradients.step_place import StepPlace
 from dist_core.training.batch_scale import BatchScale
 from dist_core.training.reduction import Reduction
-from dist_core.trial.core import TrainingCore
+from dist_core.trial.replica import Replica
 
 
 class OptimizerSteps:
@@ -25,7 +25,7 @@ class OptimizerSteps:
 
     def __init__(
         self,
-        core: TrainingCore,
+        core: Replica,
         device: Device,
         module: torch.nn.Module,
         optimizers: Sequence[torch.optim.Optimizer],
@@ -96,13 +96,13 @@ class OptimizerSteps:
         if not place.is_last_micro_batch:
             return False
         one_of_several = not self._over.is_alone and len(self._core.models) == 1
-        if one_of_several and not self._core.steps.reduces and not self._has_gradients:
+        if one_of_several and not self._core.shared_step.reduces and not self._has_gradients:
             # A batch that this replica leaves out, and others perhaps do not.
-            self._core.steps.take_part()
+            self._core.shared_step.take_part()
             return False
         last, here = None if group.passive else group.last_bucket, self._device.mark()
         self.reduction = None if last is None else Elapsed(last, here)
-        if not self._over.whole_replica_agrees(self._core.steps.await_vote() and self._sums_are_whole(here)):
+        if not self._over.whole_replica_agrees(self._core.shared_step.succeeds() and self._sums_are_whole(here)):
             return False
         for each in sharing:
             each._place.stepped = True

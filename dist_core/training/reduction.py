@@ -15,7 +15,7 @@ from dist_core.gradients.bucket_reducer import BucketReducer, StepNorms
 from dist_core.gradients.choice import ReductionChoice
 from dist_core.gradients.noise.measurements import Measurements
 from dist_core.torch_private import rebuild_buckets, reduce_zeros, replace_process_group
-from dist_core.trial.core import TrainingCore
+from dist_core.trial.replica import Replica
 
 
 class Summing(Protocol):
@@ -78,7 +78,7 @@ class BucketReduction:
 
     def __init__(
         self,
-        core: TrainingCore,
+        core: Replica,
         model: DistributedDataParallel,
         device: Device,
         choice: ReductionChoice,

@@ -23,7 +23,7 @@ from dist_core.gradients.wrapped_state import WrappedState
 from dist_core.torch_private import loss_scale_of
 from dist_core.training.passes_of_steps import PassesOfSteps
 from dist_core.training.reduction import Reduction
-from dist_core.trial.core import TrainingCore
+from dist_core.trial.replica import Replica
 
 logger = logging.getLogger(__name__)
 
@@ -34,7 +34,7 @@ _LEAST_SHARE = 1e-6
 class StepPasses(PassesOfSteps):
     def __init__(
         self,
-        core: TrainingCore,
+        core: Replica,
         module: torch.nn.Module,
         place: StepPlace,
         over: Reduction,

@@ -14,7 +14,7 @@ from dist_core.data.order import StepPlan
 from dist_core.device import HOST, Device, Elapsed, Mark, known_seconds
 from dist_core.goodput import Configuration
 from dist_core.torch_private import compiled_graphs
-from dist_core.trial.core import TrainingCore
+from dist_core.trial.replica import Replica
 
 MOST_WAITING = 64
 """Steps whose times are awaited; a device that is further behind is waited for."""
@@ -42,7 +42,7 @@ class _Step:
 
 
 class StepTimes:
-    def __init__(self, core: TrainingCore) -> None:
+    def __init__(self, core: Replica) -> None:
         self._core = core
         self._waiting: deque[_Step] = deque()
         self._passes: list[Elapsed] = []

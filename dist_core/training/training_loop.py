@@ -15,7 +15,7 @@ from dist_core.state.random_streams import seeded
 from dist_core.state.seeds import derived_seed
 from dist_core.training.looped import Looped
 from dist_core.training.step_times import StepTimes
-from dist_core.trial.core import TrainingCore
+from dist_core.trial.replica import Replica
 
 MOST_DRY_BATCHES = 64
 """A joiner that has taken no gradient by then takes none in this loop."""
@@ -57,7 +57,7 @@ class TrainingLoop:
         step = self._marks.open
         return None if step is None else (self._loader.cursor.position, step.global_batch)
 
-    def train(self, core: TrainingCore) -> Iterator[Any]:
+    def train(self, core: Replica) -> Iterator[Any]:
         _refuse_outside_of_epochs(core)
         core.raise_postponed()
         core.pacing.adopt(self._loader)
@@ -77,13 +77,12 @@ class TrainingLoop:
             except GeneratorExit:
                 # The user left the body, as it may have done when the loop ran: it is over all the same.
                 if any(model.step_place.stepped for model in core.models):
-                    core.position.loops_begun += 1
-                    core.position.leave_loop()
+                    core.position.pass_over_loop()
                     core.rollback.begin_between_loops()
                 raise
         comes_in = not core.joined
         if comes_in:
-            core.transitions.come_in()
+            core.arrival.come_in()
         if not core.loops.begin():
             return
         self._loader.cursor.begin_loop()
@@ -93,7 +92,7 @@ class TrainingLoop:
             started_passes = self._passes_at_start_of(core, core.position.loops_begun)
         if started_passes is None:
             started_passes = self._loader.cursor.passes
-        core.position.loop_start = (core.position.loops_begun, started_passes)
+        core.position.note_loop_start(started_passes)
         if self._has_no_batch:
             self._loader.cursor.end_pass()
         steps_before = core.position.steps
@@ -107,7 +106,7 @@ class TrainingLoop:
         if ran_out:
             core.loops.end()
 
-    def _train_steps(self, core: TrainingCore, started_passes: int, steps_before: int) -> Generator[Any, None, bool]:
+    def _train_steps(self, core: Replica, started_passes: int, steps_before: int) -> Generator[Any, None, bool]:
         """The loop's steps; False when the epoch ended in its middle, which an iterator that is still held allows."""
         run = core.position.runs
         times = StepTimes(core)
@@ -141,7 +140,7 @@ class TrainingLoop:
                     self._marks.uncounted += len(step.batches)
         return True
 
-    def _leave_early(self, core: TrainingCore, step: StepPlan, has_trained: bool) -> None:
+    def _leave_early(self, core: Replica, step: StepPlan, has_trained: bool) -> None:
         """The user broke out of the loop: a step that was applied counts, a batch that was only looked at does not.
 
         The next loop begins a new pass, as it does with torch's loader.
@@ -151,7 +150,7 @@ class TrainingLoop:
             return
         # One that a replica was lost in has not stepped.
         passed = any(model.step_place.passed_step for model in core.models)
-        lost = passed and (core.broken is not None or core.steps.is_left_out)
+        lost = passed and (core.broken is not None or core.shared_step.is_left_out)
         stepped = lost or any(model.step_place.stepped for model in core.models)
         steps_so_far = core.position.steps
         core.loops.leave_early(self._loader, has_trained=has_trained or stepped)
@@ -185,7 +184,7 @@ class TrainingLoop:
         elif left_by_count:
             core.warn(_LEFT_BY_COUNT.format(marks.handed_out))
 
-    def complete_step(self, core: TrainingCore) -> None:
+    def complete_step(self, core: Replica) -> None:
         """The epoch ends while an iterator over this loader is still held: its last step counts now."""
         step = self._marks.open
         if step is not None:
@@ -193,7 +192,7 @@ class TrainingLoop:
             self._marks.completed = step
             core.raise_postponed()
 
-    def _steps_under_present_plan(self, core: TrainingCore, started_passes: int) -> Iterator[LoadedStep]:
+    def _steps_under_present_plan(self, core: Replica, started_passes: int) -> Iterator[LoadedStep]:
         """Load steps ahead until something changes: generation, batch size, end of the epoch."""
         key = self._plan_key(core)
         self._marks.division = self._present_division(core)
@@ -209,7 +208,7 @@ class TrainingLoop:
             if self._loader.cursor.passes != began and not self._loader.bounds.adaptive:
                 return
 
-    def _plan_key(self, core: TrainingCore) -> tuple[int, ...]:
+    def _plan_key(self, core: Replica) -> tuple[int, ...]:
         assert core.adaptation is not None
         adaptation = core.adaptation
         return (
@@ -220,7 +219,7 @@ class TrainingLoop:
             int(core.habits.trains_in_turns),
         )
 
-    def _present_division(self, core: TrainingCore) -> Division:
+    def _present_division(self, core: Replica) -> Division:
         assert core.adaptation is not None
         adaptive = core.pacing.loader is self._loader and self._loader.bounds.adaptive
         return Division(
@@ -249,13 +248,13 @@ class TrainingLoop:
         samples = loader.source.num_samples
         return bool(loader.drop_last and not loader.bounds.adaptive and samples and samples < loader.batch_size)
 
-    def _is_over(self, core: TrainingCore, started_passes: int) -> bool:
+    def _is_over(self, core: Replica, started_passes: int) -> bool:
         """Tell whether this loop ends here: an epoch's progress is made by the first loop of the first loader."""
         if not (self._ends_by_progress(core) and core.position.in_epoch_loop and core.position.is_first_loop):
             return bool(self._loader.cursor.passes > started_passes)
         return self._has_progressed(core)
 
-    def _ends_by_progress(self, core: TrainingCore) -> bool:
+    def _ends_by_progress(self, core: Replica) -> bool:
         """Tell whether this loader's first loop of an epoch ends with the epoch's progress, and not with a pass."""
         return (
             core.pacing.loader is self._loader
@@ -263,55 +262,57 @@ class TrainingLoop:
             and (self._loader.bounds.adaptive or not self._loader.drop_last)
         )
 
-    def _has_progressed(self, core: TrainingCore) -> bool:
+    def _has_progressed(self, core: Replica) -> bool:
         assert self._loader.epoch_size is not None
         target = (core.position.epoch + 1) * self._loader.epoch_size
         return core.position.epoch_progress >= target * (1 - _PROGRESS_TOLERANCE)
 
     # ------------------------------------------------------------------ passes that do not count
 
-    def _dry_steps(self, core: TrainingCore) -> Iterator[Any]:
+    def _dry_steps(self, core: Replica) -> Iterator[Any]:
         """Passes of a joiner that is still alone; what they change is overwritten when it joins."""
         for _ in range(MOST_DRY_BATCHES):
             if not core.generation.dry_steps_left:
                 break
-            core.generation.dry_steps_left -= 1
+            core.generation.begin_dry_pass()
             for model in core.models:
                 model.passes.begin_dry()
             try:
                 yield from self._loader.source.first_samples(self._dry_samples(core))
             finally:
                 # A batch that was only looked at built no bucket, nor did one whose gradient is summed up for later.
-                core.generation.dry_steps_left += not any(model.passes.took_gradients for model in core.models)
-        core.generation.dry_steps_left = 0
+                core.generation.end_dry_pass(built=any(model.passes.took_gradients for model in core.models))
+        core.generation.set_dry_passes(0)
         for model in core.models:
             model.passes.end_dry()
 
-    def _once_more(self, core: TrainingCore) -> Iterator[Any]:
+    def _once_more(self, core: Replica) -> Iterator[Any]:
         """The body of a loop that was completed before, for what the code after it needs; it changes nothing."""
         undo, run = core.rollback.remember(), core.position.runs
-        core.generation.dry_steps_left, core.loops.replaying = 1, True
+        core.generation.set_dry_passes(1)
+        core.loops.replaying = True
         for model in core.models:
             model.passes.begin_dry()
         try:
             yield from self._loader.source.first_samples(self._dry_samples(core))
         finally:
             if core.position.runs == run:
-                core.generation.dry_steps_left, core.loops.replaying = 0, False
+                core.generation.set_dry_passes(0)
+                core.loops.replaying = False
                 for model in core.models:
                     model.passes.end_dry()
                 undo()
 
-    def _dry_samples(self, core: TrainingCore) -> int:
+    def _dry_samples(self, core: Replica) -> int:
         return max(2, min(self._loader.batch_size, 32, core.memory_limit.most_examples or 32))
 
-    def _passes_before(self, core: TrainingCore) -> int | None:
+    def _passes_before(self, core: Replica) -> int | None:
         """Passes over the data before the loop that begins, where the trial was resumed within that very loop."""
         if core.position.is_resumed and not core.generation.joining:
             return self._passes_at_start_of(core, core.position.loops_begun + 1)
         return None
 
-    def _passes_at_start_of(self, core: TrainingCore, loop: int) -> int | None:
+    def _passes_at_start_of(self, core: Replica, loop: int) -> int | None:
         """Passes over the data before the epoch's loop of that number, if that is the trial's latest."""
         if core.position.loop_start is not None:
             number, passes = core.position.loop_start
@@ -319,7 +320,7 @@ class TrainingLoop:
                 return passes
         return None
 
-    def _was_completed(self, core: TrainingCore, started_passes: int | None) -> bool:
+    def _was_completed(self, core: Replica, started_passes: int | None) -> bool:
         """Tell whether the loop that begins has nothing left: the trial was resumed behind it, in the same epoch."""
         if not core.position.is_resumed or core.generation.joining:
             return False
@@ -330,7 +331,7 @@ class TrainingLoop:
         return started_passes is not None and bool(self._loader.cursor.passes > started_passes)
 
 
-def _drawing_alike(core: TrainingCore) -> AbstractContextManager[None]:
+def _drawing_alike(core: Replica) -> AbstractContextManager[None]:
     """Processes that compute one share together load it each for itself: what is drawn for its samples is the same."""
     group = core.generation.group
     if group.slots_per_share == 1:
@@ -340,7 +341,7 @@ def _drawing_alike(core: TrainingCore) -> AbstractContextManager[None]:
     )
 
 
-def _refuse_outside_of_epochs(core: TrainingCore) -> None:
+def _refuse_outside_of_epochs(core: Replica) -> None:
     if not core.position.in_epoch_loop and core.environment is not None:
         raise InvalidTraining(
             "a training loop over AdaptiveDataLoader runs outside remaining_epochs_until(); write "

@@ -8,7 +8,7 @@ from typing import Literal
 from dist_core.errors import InvalidTraining
 from dist_core.gradients.step_place import StepPlace
 from dist_core.training.loader import AdaptiveDataLoader
-from dist_core.trial.core import TrainingCore
+from dist_core.trial.replica import Replica
 
 _TOLERANCE = 1e-9
 
@@ -16,7 +16,7 @@ _TOLERANCE = 1e-9
 class UserSteps:
     """``batch``: samples of one; ``per_epoch``: how many an epoch has, where that is known."""
 
-    def __init__(self, core: TrainingCore, loader: AdaptiveDataLoader, batch: int, per_epoch: int) -> None:
+    def __init__(self, core: Replica, loader: AdaptiveDataLoader, batch: int, per_epoch: int) -> None:
         self._core = core
         self._loader = loader
         self._batch = batch

@@ -28,8 +28,8 @@ from dist_core.state.states import FunctionState
 from dist_core.training.batch_scale import BatchScale
 from dist_core.training.optimizer_steps import OptimizerSteps
 from dist_core.training.reduction import Reduction
-from dist_core.trial.core import TrainingCore
 from dist_core.trial.participants import Passes
+from dist_core.trial.replica import Replica
 
 
 class ModelState(Protocol):
@@ -52,7 +52,7 @@ class ModelState(Protocol):
 
 
 def measurements_of(
-    core: TrainingCore,
+    core: Replica,
     module: torch.nn.Module,
     optimizers: Sequence[torch.optim.Optimizer],
     device: Device,
@@ -71,7 +71,7 @@ class WrappedModel:
 
     def __init__(
         self,
-        core: TrainingCore,
+        core: Replica,
         outer: torch.nn.Module,
         module: torch.nn.Module,
         optimizers: Sequence[torch.optim.Optimizer],
@@ -156,7 +156,7 @@ class WrappedModel:
         """A step's first gradients are about to be summed."""
         self.passes.note_loss_scale()
         if self._is_primary and self.step_place.step is not None:
-            self._core.steps.launch_vote()
+            self._core.shared_step.launch()
 
     # ------------------------------------------------------------------ the group it reduces over
 
@@ -288,7 +288,7 @@ class ScheduleSteps:
     Outside, after an epoch say, and with arguments (a metric, an epoch number) a step is the scheduler's own.
     """
 
-    def __init__(self, core: TrainingCore, place: StepPlace) -> None:
+    def __init__(self, core: Replica, place: StepPlace) -> None:
         self._core = core
         self._place = place
 
@@ -327,7 +327,7 @@ class ScheduleSteps:
     @property
     def _is_left_out(self) -> bool:
         """Tell whether a replica leaves out the present batch; schedules then stand still on all of them."""
-        steps = self._core.steps
+        steps = self._core.shared_step
         if len(self._core.models) != 1 or not (self._place.computed or self._place.passed_step):
             return False
         if not steps.reduces and self._core.generation.group.world_size > 1:

@@ -7,9 +7,10 @@ from collections.abc import Callable, Sequence
 from dist_core.data.batch_size import Adaptation
 from dist_core.errors import EXIT_PREEMPTED, InvalidTraining, PeerLost, ReplicaExit
 from dist_core.generations.generation import Generation
-from dist_core.generations.membership import Prepared
 from dist_core.generations.process_groups import ReplicaGroup
+from dist_core.generations.step_vote import Voter
 from dist_core.goodput import BatchBounds, GradientStatistics
+from dist_core.life import Listener
 from dist_core.state.memory_limit import MemoryLimit
 from dist_core.state.states import StateRegistry
 from dist_core.trial.chosen_layout import ChosenLayout
@@ -17,8 +18,10 @@ from dist_core.trial.chosen_layout import ChosenLayout
 _NOTHING = (0.0, 0.0)
 
 
-class BatchAgreement:
+class BatchAgreement(Voter, Listener):
     """``statistics``: of the gradients as known now, the same on all replicas."""
+
+    name = "batch"
 
     def __init__(
         self,
@@ -39,7 +42,8 @@ class BatchAgreement:
         self.adaptation: Adaptation | None = None
         """None until a loader trains."""
         self._next: tuple[ReplicaGroup, tuple[int, int]] | None = None
-        """Batch that was agreed for a generation that is prepared."""
+        """Batch that rank 0 proposes for a generation that is prepared."""
+        self._agreed_for_next: Sequence[float] = _NOTHING
         self._kept: tuple[int, int] | None = None
         """Batch that the replicas agree on already, for code that runs again."""
 
@@ -65,8 +69,7 @@ class BatchAgreement:
         """The user's code is going to run again, with the batch that is agreed on."""
         self._kept = None if self.adaptation is None else (self.adaptation.atomic_batch, self.adaptation.accumulation)
 
-    def forget(self) -> None:
-        """The user's code runs again from its top."""
+    def runs_again(self) -> None:
         self.adaptation = None
 
     # ------------------------------------------------------------------ how it is agreed on
@@ -84,12 +87,12 @@ class BatchAgreement:
             return
         self.adaptation.use(atomic, accumulation)
 
-    def vote(self, prepared: Prepared | None) -> Sequence[float]:
+    def put(self) -> Sequence[float]:
         """Return this replica's vote: batches for the present generation, and for the prepared one.
 
         So that a switch needs no round of its own to agree on it.
         """
-        group = self._generation.group
+        group, prepared = self._generation.group, self._generation.prepared
         if group.rank != 0 or self.adaptation is None:
             return (*_NOTHING, *_NOTHING)
         proposal = self.adaptation.proposal(group.num_nodes, group.num_shares)
@@ -103,13 +106,22 @@ class BatchAgreement:
             self._next = (group, self._chosen_for(group))
         return self._next[1]
 
-    def use(self, atomic: float, accumulation: float) -> None:
-        """Use what a round has brought, if anything."""
+    def follow(self, agreed: Sequence[float]) -> None:
+        self._use(*agreed[:2])
+        self._agreed_for_next = agreed[2:]
+
+    def use_for_next(self) -> None:
+        """Use what the latest round has brought for the generation that is prepared."""
+        self._use(*self._agreed_for_next)
+
+    def _use(self, atomic: float, accumulation: float) -> None:
         if self.adaptation is not None and atomic > 0:
             self.adaptation.use(int(atomic), int(accumulation))
 
-    def forget_next(self) -> None:
-        """The prepared generation is entered, or given up."""
+    def entered(self, rank: int, number: int) -> None:
+        self._next = None
+
+    def lost(self) -> None:
         self._next = None
 
     def _chosen_for(self, group: ReplicaGroup) -> tuple[int, int]:

@@ -10,6 +10,7 @@ from dist_core.errors import EXIT_PREEMPTED, ControlChannelError, InvalidTrainin
 from dist_core.goodput import Hints
 from dist_core.goodput.layout_terms import LayoutTerms, usable
 from dist_core.layout import Layout
+from dist_core.life import Listener
 from dist_core.link.client import ControlChannel
 from dist_core.link.environment import ReplicaEnvironment
 from dist_core.state.memory_limit import MemoryLimit
@@ -17,7 +18,7 @@ from dist_core.state.memory_limit import MemoryLimit
 logger = logging.getLogger(__name__)
 
 
-class ChosenLayout:
+class ChosenLayout(Listener):
     """``members``: processes of this replica."""
 
     def __init__(
@@ -61,8 +62,7 @@ class ChosenLayout:
     def is_choice(self) -> bool:
         return self._environment is not None and bool(self._environment.layout)
 
-    def forget(self) -> None:
-        """The user's code runs again from its top."""
+    def runs_again(self) -> None:
         self.is_settled = False
 
     def settle(self, terms: Sequence[LayoutTerms], slot_memory: float | None, *, whole_seconds: float) -> Layout:

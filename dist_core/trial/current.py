@@ -13,15 +13,15 @@ from types import TracebackType
 from dist_core.errors import EXIT_PEER_LOST, ControlChannelError, PeerLost
 from dist_core.link.environment import ReplicaEnvironment
 from dist_core.torch_private import killed_data_workers
-from dist_core.trial.core import TrainingCore
 from dist_core.trial.plain_replica import Participant, begun, end
+from dist_core.trial.replica import Replica
 
-_present: ContextVar[TrainingCore | None] = ContextVar("elastune-trial", default=None)
-_of_process: TrainingCore | None = None
+_present: ContextVar[Replica | None] = ContextVar("elastune-trial", default=None)
+_of_process: Replica | None = None
 """Core of the code and its threads in whose context none is current."""
 
 
-def get_core() -> TrainingCore:
+def get_core() -> Replica:
     """The core that is present here, or that of this process, made on first use."""
     global _of_process
     here = _present.get()
@@ -30,7 +30,7 @@ def get_core() -> TrainingCore:
     if _of_process is None:
         before = begun()
         environment = ReplicaEnvironment.from_environ()
-        _of_process = TrainingCore(environment, before)
+        _of_process = Replica(environment, before)
         if before is not None:
             before.successor = _of_process
         _of_process.offer_world()
@@ -40,7 +40,7 @@ def get_core() -> TrainingCore:
 
 
 @contextmanager
-def presenting(core: TrainingCore) -> Iterator[None]:
+def presenting(core: Replica) -> Iterator[None]:
     """Within, this is the core of whoever asks in this context: one process may hold several replicas."""
     token = _present.set(core)
     try:

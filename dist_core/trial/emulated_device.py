@@ -12,6 +12,7 @@ from collections.abc import Callable
 
 from dist_core.goodput import ThroughputParams
 from dist_core.goodput.throughput import gradient_seconds, optim_seconds
+from dist_core.life import Listener
 
 _LATE = 1.1
 """Passes that take so many times as long as they should are late."""
@@ -21,7 +22,7 @@ _OVERHEAD = 0.5
 """Longest part of a pass that the time before it counts towards it; a longer time is the user's own."""
 
 
-class EmulatedDevice:
+class EmulatedDevice(Listener):
     """``warn``: told once if this machine does not keep up."""
 
     def __init__(
@@ -50,8 +51,8 @@ class EmulatedDevice:
             return self.gradient_seconds(atomic_batch)
         return float(optim_seconds(self._params, nodes, replicas, atomic_batch))
 
-    def begin_anew(self) -> None:
-        """Begin anew: the time between the last pass and the next one was a pause of the trial's."""
+    def entered(self, rank: int, number: int) -> None:
+        """The time between the last pass and the next one was a pause of the trial's."""
         self._free_at = float("-inf")
 
     def hold(self, began: float, seconds: float) -> float:

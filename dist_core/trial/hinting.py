@@ -4,22 +4,21 @@ from __future__ import annotations
 
 from dist_core.generations.generation import Generation
 from dist_core.goodput import Hints
+from dist_core.life import Listener
 from dist_core.link.news import News
 from dist_core.state.position import Position
-from dist_core.trial.batch_agreement import BatchAgreement
 from dist_core.trial.chosen_layout import ChosenLayout
 from dist_core.trial.models import Models
 from dist_core.trial.pacing import Pacing
 
 
-class Hinting:
+class Hinting(Listener):
     def __init__(
         self,
         generation: Generation,
         position: Position,
         models: Models,
         pacing: Pacing,
-        batch: BatchAgreement,
         layout: ChosenLayout,
         news: News,
     ) -> None:
@@ -27,17 +26,16 @@ class Hinting:
         self._position = position
         self._models = models
         self._pacing = pacing
-        self._batch = batch
         self._layout = layout
         self._news = news
 
-    def tell_if_due(self) -> None:
+    def step_ended(self) -> None:
         if self._generation.group.rank == 0:
             self._news.hint(self.compose, self._generation.number)
 
     def compose(self) -> Hints | None:
         """None before a loader trains."""
-        adaptation = self._batch.adaptation
+        adaptation = self._pacing.adaptation
         if adaptation is None or self._pacing.loader is None:
             return None
         per_epoch, limit = self._pacing.epoch_size, self._position.limit

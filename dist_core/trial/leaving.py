@@ -7,9 +7,10 @@ import threading
 from typing import Any
 
 from dist_core.generations.membership import Membership
+from dist_core.life import Listener
 
 
-class Leaving:
+class Leaving(Listener):
     """``membership``: None for a process without a scheduler, which hears of signals alone."""
 
     def __init__(self, membership: Membership | None) -> None:
@@ -47,6 +48,11 @@ class Leaving:
     def must_leave(self) -> bool:
         return self._asked or (self._membership is not None and self._membership.must_leave is not None)
 
+    def note_saving(self) -> None:
+        """This replica writes its last checkpoint, which may take a while."""
+        if self._membership is not None:
+            self._membership.saving = True
+
     @property
     def is_paused(self) -> bool:
         """Tell whether the next generation has no members."""
@@ -64,6 +70,6 @@ class Leaving:
         if error is not None:
             raise error
 
-    def forget(self) -> None:
+    def runs_again(self) -> None:
         """The code that raised it is over."""
         self._postponed = None

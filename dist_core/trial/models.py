@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 
 from dist_core.errors import InvalidTraining
+from dist_core.generations.generation import Generation
 from dist_core.generations.group_needs import GroupNeeds
-from dist_core.generations.process_groups import ReplicaGroup
-from dist_core.generations.step_vote import Ballot, Round
+from dist_core.generations.step_vote import Voter
 from dist_core.goodput import GradientStatistics
 from dist_core.goodput.model import LARGEST_NUMBER
 from dist_core.gradients.noise.estimator import is_measured
+from dist_core.life import Listener
 from dist_core.trial.participants import TrainedModel
 
+_NUMBERS = 3
+"""Each model's two norms and, from rank 0, the index of the reduction that it proposes, plus 1; 0 is none."""
 
-class Models:
-    def __init__(self) -> None:
+
+class Models(Voter, Listener):
+    name = "models"
+
+    def __init__(self, generation: Generation) -> None:
+        self._generation = generation
         self._models: list[TrainedModel] = []
 
     def __iter__(self) -> Iterator[TrainedModel]:
@@ -32,7 +39,7 @@ class Models:
     def append(self, model: TrainedModel) -> None:
         self._models.append(model)
 
-    def clear(self) -> None:
+    def runs_again(self) -> None:
         self._models.clear()
 
     # ------------------------------------------------------------------ what is said of all
@@ -115,19 +122,20 @@ class Models:
 
     # ------------------------------------------------------------------ what is done with all
 
-    def use_group(self, group: ReplicaGroup) -> None:
-        for model in self:
-            model.use_group(group)
-
-    def drop_gradients(self) -> None:
-        for model in self:
-            model.passes.drop_gradients()
-
-    def adopt_schedules(self) -> None:
+    def began(self) -> None:
         for model in self:
             model.adopt_schedule()
 
-    def end_training_loop(self) -> None:
+    def entered(self, rank: int, number: int) -> None:
+        for model in self:
+            model.use_group(self._generation.group)
+
+    def lost(self) -> None:
+        for model in self:
+            model.use_group(self._generation.group)
+            model.passes.drop_gradients()
+
+    def loop_ended(self) -> None:
         for model in self:
             model.end_training_loop()
 
@@ -157,18 +165,16 @@ class Models:
 
     # ------------------------------------------------------------------ a step's round
 
-    def ballot(self, *, is_first: bool) -> Ballot:
-        """Return each model's two norms and, from rank 0, the index of the reduction it proposes, plus 1; 0 is none."""
-        parts: dict[str, Sequence[float]] = {}
-        for index, model in enumerate(self):
-            proposal = model.tuning_proposal if is_first else None
-            parts[_name(index)] = (*model.norms_to_sum(), 0.0 if proposal is None else proposal + 1.0)
-        return parts
+    def put(self) -> Sequence[float]:
+        numbers: list[float] = []
+        for model in self:
+            proposal = model.tuning_proposal if self._generation.group.rank == 0 else None
+            numbers += (*model.norms_to_sum(), 0.0 if proposal is None else proposal + 1.0)
+        return numbers
 
-    def end_step(self, agreed: Mapping[str, Sequence[float]] | Round) -> None:
-        """A step counts, and this is what came of the replicas' ballots."""
+    def take(self, agreed: Sequence[float], world_size: int) -> None:
         for index, model in enumerate(self):
-            first, second, chosen = agreed[_name(index)]
+            first, second, chosen = agreed[_NUMBERS * index : _NUMBERS * (index + 1)]
             model.passes.end_step()
             model.take_norms(first, second)
             model.tune(round(chosen) - 1 if chosen else None)
@@ -177,7 +183,3 @@ class Models:
 def _needs_several(module: torch.nn.Module) -> bool:
     is_norm = isinstance(module, torch.nn.modules.batchnorm._BatchNorm)
     return is_norm and not isinstance(module, torch.nn.SyncBatchNorm)
-
-
-def _name(index: int) -> str:
-    return f"model {index}"

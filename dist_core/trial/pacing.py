@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+from dist_core.data.batch_size import Adaptation
+from dist_core.life import Listener
 from dist_core.state.position import Position
 from dist_core.trial.batch_agreement import BatchAgreement
 from dist_core.trial.participants import PacingLoader
 
 
-class Pacing:
+class Pacing(Listener):
     def __init__(self, position: Position, batch: BatchAgreement, habits: LoopHabits) -> None:
         self._position = position
         self._batch = batch
@@ -17,9 +19,13 @@ class Pacing:
         self.loader: PacingLoader | None = None
         """None until one trains."""
 
-    def forget(self) -> None:
-        """The user's code begins again from its top."""
+    def runs_again(self) -> None:
         self.loader = None
+
+    @property
+    def adaptation(self) -> Adaptation | None:
+        """None until a loader trains."""
+        return self._batch.adaptation
 
     @property
     def epoch_size(self) -> int | None:
@@ -47,9 +53,31 @@ class Pacing:
             adaptation.forbid_accumulation()
         self._batch.begin()
 
-    def paces(self, loader: PacingLoader) -> bool:
-        """Tell whether this loader's steps are progress: an epoch that passes over its data twice is not two."""
-        return loader is self.loader and (self._position.is_first_loop or not self._position.in_epoch_loop)
+    def progress_of(self, loader: PacingLoader, samples: int) -> float:
+        """Return what a step over so many of this loader's samples is worth, in samples at the initial batch size.
+
+        An epoch that passes over its data twice is not two.
+        """
+        adaptation = self._batch.adaptation
+        assert adaptation is not None
+        paces = loader is self.loader and (self._position.is_first_loop or not self._position.in_epoch_loop)
+        return adaptation.progress_of(samples) if paces else 0.0
+
+    def complete_step(self) -> None:
+        """The epoch ends: a step whose iterator is still held counts now."""
+        if self.loader is not None:
+            self.loader.complete_step()
+
+    # ------------------------------------------------------------------ models that train in turns
+
+    @property
+    def trains_in_turns(self) -> bool:
+        return self._habits.trains_in_turns
+
+    def train_in_turns(self) -> None:
+        """The loop's body computes further gradients after an optimizer has stepped: its steps take one pass."""
+        self._habits.trains_in_turns = True
+        self._batch.forbid_accumulation()
 
 
 class LoopHabits:

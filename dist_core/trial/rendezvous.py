@@ -12,13 +12,11 @@ from dist_core.errors import PeerLost
 from dist_core.generations.generation import Generation
 from dist_core.generations.process_groups import ReplicaGroup
 from dist_core.generations.step_record import StepRecord
-from dist_core.generations.step_vote import StepVote
 from dist_core.link.news import News
 from dist_core.state.position import Position
+from dist_core.trial.healing import Heals
 from dist_core.trial.leaving import Leaving
-from dist_core.trial.same_weights import SameWeights
-from dist_core.trial.transitions import Transitions
-from dist_core.trial.voters import SamePlace
+from dist_core.trial.voters import SameCode
 
 T = TypeVar("T")
 
@@ -30,22 +28,15 @@ class Rendezvous:
         position: Position,
         record: StepRecord,
         leaving: Leaving,
-        transitions: Transitions,
-        news: News,
-        vote: StepVote,
-        place: SamePlace,
-        weights: SameWeights,
+        healing: Heals,
+        same_code: SameCode,
     ) -> None:
         self._generation = generation
         self._position = position
         self._record = record
         self._leaving = leaving
-        self._news = news
-        self._transitions = transitions
-        self._vote = vote
-        self._place = place
-        self._weights = weights
-        self._told_of_metrics = False
+        self._healing = healing
+        self._same_code = same_code
 
     def do(self, action: Callable[[ReplicaGroup], T], *, otherwise: Callable[[], T] | None = None) -> T:
         """The result of what all replicas do at this place of their code; of those that are left if one is lost.
@@ -61,7 +52,7 @@ class Rendezvous:
                 if generation.broken is not None:
                     raise PeerLost(generation.broken)
                 if not position.in_training_loop and generation.joined:
-                    self._refuse_who_trains_on()
+                    self._same_code.check()
                 result = action(generation.group)
                 if not position.in_training_loop:
                     self._record.note_meeting()
@@ -72,20 +63,7 @@ class Rendezvous:
                 generation.mark_broken(str(error))
             if position.in_training_loop and otherwise is not None:
                 return otherwise()
-            self._transitions.heal(in_step=False)
-            lacks = ". Sums of an evaluation lack what that one had seen" if position.has_evaluated else ""
-            self._news.warn(f"a replica was lost outside of the training loop; the others go on without it{lacks}")
-
-    def _refuse_who_trains_on(self) -> None:
-        """Nor do replicas add up what they have found out about different models."""
-        world_size = self._generation.group.world_size
-        # Of a replica's processes some may have sums of their own.
-        if world_size > 1 and self._generation.group.members == 1:
-            place, weights = self._place, self._weights
-            agreed = self._vote.meet(lambda: {place.name: place.behind(), weights.name: weights.put_all()})
-            if agreed is not None:
-                place.take_behind(agreed[place.name])
-                weights.take(agreed[weights.name], world_size)
+            self._healing.heal_between_steps()
 
     def sum_between_steps(self, values: Sequence[float]) -> list[float] | None:
         """Sums over all replicas; None if one was lost, and the others have rebuilt the trial without it."""
@@ -96,12 +74,22 @@ class Rendezvous:
             self._generation.group.sum(vector, what="samples of a step")
         except PeerLost as error:
             self._generation.mark_broken(str(error))
-            self._transitions.heal(in_step=True)
+            self._healing.heal(in_step=True)
             return None
-        found: list[float] = vector.tolist()
-        return found
+        sums: list[float] = vector.tolist()
+        return sums
 
-    def mean_of(self, value: float) -> float:
+
+class MetricMean:
+    """A metric that each replica may have measured for itself."""
+
+    def __init__(self, generation: Generation, rendezvous: Rendezvous, news: News) -> None:
+        self._generation = generation
+        self._rendezvous = rendezvous
+        self._news = news
+        self._has_told = False
+
+    def of(self, value: float) -> float:
         """Return the mean of a number that every replica has; exactly that number if it is the same everywhere.
 
         The number itself where a replica is lost within a step, which is broken then.
@@ -115,11 +103,11 @@ class Rendezvous:
             group.sum(values, what="metrics")
             return [float(each) for each in values]
 
-        values = self.do(gather, otherwise=lambda: [value])
+        values = self._rendezvous.do(gather, otherwise=lambda: [value])
         if len(set(values)) == 1:
             return value
-        if not self._told_of_metrics:
-            self._told_of_metrics = True
+        if not self._has_told:
+            self._has_told = True
             self._news.warn(
                 f"a schedule was given another metric on each replica ({', '.join(f'{each:.6g}' for each in values)}): "
                 "it follows their mean. Sum the metric with an Accumulator to have that of all samples"

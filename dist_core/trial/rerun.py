@@ -2,44 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from dist_core.errors import JoinAgain, PeerLost, RunAgain
 from dist_core.generations.generation import Generation
-from dist_core.generations.running_sums import RunningSums
+from dist_core.life import Life
 from dist_core.link.news import News
 from dist_core.state.memory_limit import is_out_of_memory
-from dist_core.state.persistence import Persistence
-from dist_core.state.position import Position
 from dist_core.trial.batch_agreement import BatchAgreement
 from dist_core.trial.loops import Loops
 from dist_core.trial.rollback import Rollback
 
 
 class Rerun:
-    """``forget``: told when the pieces are to forget what the first run has made with them."""
-
     def __init__(
         self,
         generation: Generation,
-        position: Position,
-        states: Persistence,
         batch: BatchAgreement,
-        sums: RunningSums,
-        rollback: Rollback,
         loops: Loops,
+        rollback: Rollback,
         news: News,
-        forget: Callable[[], None],
+        life: Life,
     ) -> None:
         self._generation = generation
-        self._position = position
-        self._states = states
         self._batch = batch
-        self._sums = sums
-        self._rollback = rollback
         self._loops = loops
+        self._rollback = rollback
         self._news = news
-        self._forget = forget
+        self._life = life
 
     def is_made_ready(self, error: BaseException) -> bool:
         """Tell whether the user's code, which ended with this error, is to run again; all is made ready for that."""
@@ -57,8 +45,8 @@ class Rerun:
 
     def _join_later(self) -> None:
         """Forget what the first run registered, keep the identity."""
-        self._forget()
-        self._states.has_looked = False
+        self._life.runs_again()
+        self._life.joins_again()
         self._generation.begin_anew()
 
     def _go_on(self, *, in_loop: bool) -> None:
@@ -66,13 +54,12 @@ class Rerun:
 
         ``in_loop``: within the loop that it has left.
         """
-        if not self._position.in_training_loop:
-            self._rollback.go_back_behind_loop()
+        self._rollback.go_back_behind_loop()
         if in_loop:
             self._loops.go_back_into_left_loop()
-        self._states.keep(self._sums.own(self._states.capture()))
-        self._forget()
-        self._generation.joining = False
+        self._rollback.keep_for_next_run()
+        self._life.runs_again()
+        self._generation.come_to_begin()
 
     def _shrinks(self, error: BaseException) -> bool:
         """A batch did not fit into memory: note the bound, and whether the user's code may run again from its top.

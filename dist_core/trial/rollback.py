@@ -8,12 +8,12 @@ from dataclasses import dataclass
 import torch
 
 from dist_core.generations.generation import Generation
-from dist_core.generations.running_sums import RunningSums
+from dist_core.generations.running_sums import ACCUMULATOR_PREFIX, RunningSums
+from dist_core.life import Listener
 from dist_core.state.parts import local_of
 from dist_core.state.persistence import Persistence
 from dist_core.state.position import Position
 
-ACCUMULATOR_PREFIX = "accumulator-"
 _NOT_OF_USER_CODE = ("adaptation", "checkpoints")
 """States that go on whatever becomes of what code did."""
 
@@ -25,7 +25,7 @@ class _Mark:
     """A fingerprint of those that are trained, as they were."""
 
 
-class Rollback:
+class Rollback(Listener):
     """``trained``: the parameters that optimizers change."""
 
     def __init__(
@@ -48,16 +48,28 @@ class Rollback:
         self._behind_loop = None
 
     def remember(self, *, leave_out: tuple[str, ...] = ()) -> Callable[[], None]:
-        """Return what undoes what code does from here on whose optimizers make no step.
+        """Return a call that undoes what code does from here on, if its optimizers make no step.
 
         ``leave_out``: how the names of states begin that stay as they will be then.
         """
         states = self._sums.own(self._states.capture())
         return self._states.undo_to({name: state for name, state in states.items() if not name.startswith(leave_out)})
 
+    def epochs_began(self) -> None:
+        self.begin_between_loops()
+
+    def loop_ended(self) -> None:
+        self.begin_between_loops()
+
+    def epoch_ended(self) -> None:
+        self.begin_between_loops()
+
+    def runs_again(self) -> None:
+        self.forget()
+
     def begin_between_loops(self) -> None:
         """Begin code that runs again where the trial leaves, or loses a replica, before its next loop."""
-        self._position.has_evaluated = False
+        self._position.take_evaluation(as_made=False)
         self._sums.mark()
         if (self._generation.joined or self._position.is_resumed) and self._states.folder is not None:
             self._behind_loop = _Mark(
@@ -74,10 +86,19 @@ class Rollback:
         return self._behind_loop is None or self._behind_loop.weights == self._fingerprint_of_weights()
 
     def go_back_behind_loop(self) -> None:
-        """Undo what code has done since the last training loop. Sums that it was shown stay as they are."""
+        """Undo what code has done since the last training loop, unless it is in one.
+
+        Sums that it was shown stay as they are.
+        """
+        if self._position.in_training_loop:
+            return
         if self._behind_loop is not None and self.is_open:
             self._behind_loop.undo()
         self._sums.take_back()
+
+    def keep_for_next_run(self) -> None:
+        """Copies this replica's states, to go on from when the code has registered them anew."""
+        self._states.keep(self._sums.own(self._states.capture()))
 
     def _fingerprint_of_weights(self) -> str:
         """Return the weights' number and norm as text, in which a norm that is no number equals itself."""

@@ -17,6 +17,8 @@ from dist_core.device import Mark
 from dist_core.errors import InvalidTraining, PeerLost
 from dist_core.generations.decision import all_equal, short_checksum
 from dist_core.generations.generation import Generation
+from dist_core.generations.step_vote import Voter
+from dist_core.life import Listener
 from dist_core.link.news import News
 from dist_core.state.position import Position
 from dist_core.trial.models import Models
@@ -61,7 +63,7 @@ class _Look:
         return found
 
 
-class SameWeights:
+class SameWeights(Voter, Listener):
     name = "weights"
 
     def __init__(self, generation: Generation, position: Position, models: Models, news: News) -> None:
@@ -77,7 +79,13 @@ class SameWeights:
         self._sleeps_until = 0
         self._has_told = False
 
-    def begin_anew(self) -> None:
+    def entered(self, rank: int, number: int) -> None:
+        self._begin_anew()
+
+    def runs_again(self) -> None:
+        self._begin_anew()
+
+    def _begin_anew(self) -> None:
         """Another generation trains, or other models."""
         self._weights = self._look = self._waiting = None
         self._sleeps_until = 0

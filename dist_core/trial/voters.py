@@ -7,14 +7,15 @@ A voter puts a number in and its square; they are alike where the sums over the 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
 
 from dist_core.errors import InvalidTraining
 from dist_core.generations.decision import all_equal, fingerprint
-from dist_core.generations.step_vote import StepVote
+from dist_core.generations.generation import Generation
+from dist_core.generations.step_vote import StepVote, Voter
 from dist_core.state.position import Position
 from dist_core.trial.models import Models
 from dist_core.trial.pacing import Pacing
+from dist_core.trial.same_weights import SameWeights
 
 _PLACES = (
     "the replicas wait for each other at different places of the code: this one {} {}, {}. Something that one of them "
@@ -24,20 +25,7 @@ _PLACES = (
 )
 
 
-class Voter(Protocol):
-    name: str
-    """The name of its part of the round, the same on all replicas."""
-
-    def put(self) -> Sequence[float]:
-        """Called while a step's gradients are reduced, before its update."""
-        ...
-
-    def take(self, agreed: Sequence[float], world_size: int) -> None:
-        """The sums, when the step counts. Raises InvalidTraining, on all replicas."""
-        ...
-
-
-class SameOrder:
+class SameOrder(Voter):
     """Replicas stand at one place of the data, and go through it in one order."""
 
     name = "order"
@@ -69,7 +57,7 @@ class SameOrder:
         )
 
 
-class SamePlace:
+class SamePlace(Voter):
     """Replicas that wait for each other stand at one place of the code.
 
     One that has left the loops waits elsewhere than those which train on: neither would come to an end.
@@ -105,35 +93,7 @@ def _others(agreed: Sequence[float]) -> str:
     return f"{steps}, {behind:.0f} behind the loops" + (f" (of epoch {behind_epochs / behind:.0f})" if behind else "")
 
 
-class WholeSteps:
-    """Each replica comes by all of a step's backward passes, or none of them makes the step's update.
-
-    A script may leave out a batch, because its loss is no number say, of which each replica sees its own part.
-    """
-
-    name = "passes"
-
-    def __init__(self, models: Models, vote: StepVote) -> None:
-        self._models = models
-        self._vote = vote
-
-    def put(self) -> Sequence[float]:
-        reduces = self._vote.reduces
-        return float(reduces), float(reduces and self._models.came_by_all_passes)
-
-    def take(self, agreed: Sequence[float], world_size: int) -> None: ...
-
-    def leave_out(self, agreed: Sequence[float], world_size: int) -> bool:
-        """Tell whether the step is left out on all replicas: some have come by all of its passes, others have not."""
-        reducing, whole = round(agreed[0]), round(agreed[1])
-        return reducing > 0 and whole < world_size
-
-    def is_left_out_alone(self) -> bool:
-        """Tell whether this replica, which has nobody to ask, has left out one of several passes."""
-        return not self._models.came_by_all_passes
-
-
-class SameRates:
+class SameRates(Voter):
     """Replicas train at one learning rate."""
 
     name = "rates"
@@ -152,3 +112,25 @@ class SameRates:
                 "knows, such as its own part of a metric: sum it with an Accumulator first, or use a schedule of "
                 "torch's, whose metric is agreed on"
             )
+
+
+class SameCode:
+    """Replicas that meet between steps are all there: none of them trains on, and none has found out another model."""
+
+    def __init__(self, generation: Generation, vote: StepVote, place: SamePlace, weights: SameWeights) -> None:
+        self._generation = generation
+        self._vote = vote
+        self._place = place
+        self._weights = weights
+
+    def check(self) -> None:
+        """Collective. Raises InvalidTraining, and PeerLost."""
+        group = self._generation.group
+        # Of a replica's processes some may have sums of their own.
+        if group.world_size == 1 or group.members > 1:
+            return
+        place, weights = self._place, self._weights
+        agreed = self._vote.meet(lambda: {place.name: place.behind(), weights.name: weights.put_all()})
+        if agreed is not None:
+            place.take_behind(agreed[place.name])
+            weights.take(agreed[weights.name], group.world_size)

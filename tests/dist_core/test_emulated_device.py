@@ -53,7 +53,7 @@ def test_what_lies_between_passes_is_no_extra_time_but_a_pause_is() -> None:
     assert machine.now - before == pytest.approx(10 * 0.2)
     machine.work(3.0)
     assert machine.runs_a_pass(0.05, 0.2) == pytest.approx(0.2)
-    machine.device.begin_anew()
+    machine.device.entered(0, 2)
     machine.work(0.01)
     assert machine.runs_a_pass(0.05, 0.2) == pytest.approx(0.2)
     assert not machine.said

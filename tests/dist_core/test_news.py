@@ -67,15 +67,15 @@ def test_an_epoch_takes_as_long_as_the_latest_ones(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr("dist_core.link.news.time.monotonic", lambda: now)
     news = News(None)
     assert news.typical_epoch_seconds(0.5) is None
-    news.training_goes_on()
+    news.entered(0, 1)
     now = 110.0
-    news.training_goes_on()
+    news.entered(0, 1)
     assert news.typical_epoch_seconds(0.01) is None
     assert news.typical_epoch_seconds(0.5) == 20.0
     for seconds in (30.0, 50.0, 40.0):
-        news.epoch_ends()
+        news.epoch_ended()
         now += seconds
-    news.epoch_ends()
+    news.epoch_ended()
     # The first one began at 100 and ended at 110.
     assert news.typical_epoch_seconds(0.0) == 35.0
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -17,8 +18,9 @@ from dist_core.generations.losses import Losses
 from dist_core.generations.membership import Membership, Prepared
 from dist_core.generations.model_parallel import ModelParallelGroup
 from dist_core.generations.process_groups import ReplicaGroup, lone_group
+from dist_core.generations.running_sums import RunningSums
 from dist_core.generations.step_record import Standing, StepRecord
-from dist_core.generations.step_vote import StepVote
+from dist_core.generations.step_vote import StepVote, Voter
 from dist_core.goodput import BatchBounds
 from dist_core.link.news import News
 from dist_core.state.memory_limit import MemoryLimit
@@ -27,10 +29,12 @@ from dist_core.state.position import Position
 from dist_core.state.states import FunctionState, StateRegistry
 from dist_core.trial.batch_agreement import BatchAgreement
 from dist_core.trial.chosen_layout import ChosenLayout
-from dist_core.trial.core import TrainingCore
 from dist_core.trial.current import get_core, presenting, reset_core
+from dist_core.trial.departure import Departure
 from dist_core.trial.leaving import Leaving
 from dist_core.trial.pacing import LoopHabits
+from dist_core.trial.replica import Replica
+from dist_core.trial.rollback import Rollback
 from dist_core.trial.saving import Saving
 
 
@@ -106,27 +110,58 @@ def test_dropping_a_group_leaves_one_that_meets_the_needs() -> None:
 # --------------------------------------------------------------------- a step's round
 
 
-def test_each_part_reads_what_it_has_put_in() -> None:
-    present = Generation()
-    vote = StepVote(present)
-    vote.launch(lambda: ({"leave": (1.0,), "norms": (2.0, 3.0), "nothing": ()}, None))
-    vote.launch(lambda: pytest.fail("a step has one round"))
+class Puts(Voter):
+    """A voter that writes down what it is told."""
+
+    def __init__(self, name: str, numbers: Sequence[float], told: list[Any]) -> None:
+        self.name, self._numbers, self._told = name, numbers, told
+        self.times = 0
+
+    def put(self) -> Sequence[float]:
+        self.times += 1
+        return self._numbers
+
+    def take(self, agreed: Sequence[float], world_size: int) -> None:
+        self._told.append(("take", self.name, list(agreed), world_size))
+
+    def follow(self, agreed: Sequence[float]) -> None:
+        self._told.append(("follow", self.name, list(agreed)))
+
+
+def test_each_voter_is_told_what_came_of_its_own_numbers_in_order() -> None:
+    told: list[Any] = []
+    vote = StepVote(Generation())
+    voters = [Puts("leave", (1.0,), told), Puts("norms", (2.0, 3.0), told), Puts("nothing", (), told)]
+    vote.voters = voters
+    vote.launch()
+    vote.launch()
     vote.wait()
     agreed = vote.finish()
     assert agreed is not None
-    assert (agreed["leave"], agreed["norms"], agreed["nothing"]) == ([1.0], [2.0, 3.0], [])
-    with pytest.raises(KeyError):
-        agreed["sums"]
+    assert [voter.times for voter in voters] == [1, 1, 1]
+    agreed.take()
+    agreed.follow()
+    assert told == [
+        ("take", "leave", [1.0], 1),
+        ("take", "norms", [2.0, 3.0], 1),
+        ("take", "nothing", [], 1),
+        ("follow", "leave", [1.0]),
+        ("follow", "norms", [2.0, 3.0]),
+        ("follow", "nothing", []),
+    ]
 
 
 def test_a_round_that_fails_breaks_the_generation_and_raises_nothing() -> None:
+    class Fails(Voter):
+        name = "fails"
+
+        def put(self) -> Sequence[float]:
+            raise RuntimeError("connection closed")
+
     present = Generation()
     vote = StepVote(present)
-
-    def compose() -> Any:
-        raise RuntimeError("connection closed")
-
-    vote.launch(compose)
+    vote.voters = [Fails()]
+    vote.launch()
     assert present.broken == "connection closed"
     assert vote.finish() is None
 
@@ -206,7 +241,7 @@ def test_the_first_postponed_error_is_raised_once() -> None:
         leaving.raise_postponed()
     leaving.raise_postponed()
     leaving.postpone(KeyError("of code that runs again"))
-    leaving.forget()
+    leaving.runs_again()
     leaving.raise_postponed()
 
 
@@ -219,41 +254,32 @@ def test_who_leaves_saves_once_unless_the_trial_is_past_its_end(tmp_path: Any) -
     watched = Watched()
     leaving = Leaving(cast("Membership", watched))
 
-    class Way:
-        def __init__(self) -> None:
-            self.back = 0
-
-        def go_back_behind_loop(self) -> None:
-            self.back += 1
-
-    way = Way()
-    saving = Saving(
-        present,
-        position,
-        states,
-        leaving,
-        cast("Any", way),
-        News(None),
-        cast("Membership", watched),
-        ModelParallelGroup(None, None),
-    )
-    saving.leave_if_asked()
+    sums = RunningSums(present, position, registry, lambda: None)
+    rollback = Rollback(present, position, states, sums, lambda: iter(()))
+    saving = Saving(present, position, states)
+    departure = Departure(present, leaving, saving, rollback, News(None), ModelParallelGroup(None, None))
+    departure.leave_if_asked()
     leaving.ask()
     position.in_training_loop = True
-    saving.leave_evaluation_if_asked()
     position.steps = 5
+    rollback.begin_between_loops()
+    position.steps = 6
     with pytest.raises(ReplicaExit, match=str(EXIT_PREEMPTED)):
-        saving.leave_if_asked()
-    assert (way.back, watched.saving) == (0, True)
-    position.in_training_loop, position.steps = False, 6
+        departure.leave_if_asked()
+    assert (position.steps, watched.saving) == (6, True)
+    position.in_training_loop = False
     with pytest.raises(ReplicaExit, match=str(EXIT_PREEMPTED)):
-        saving.leave_evaluation_if_asked()
-    assert way.back == 1
+        departure.leave_evaluation_if_asked()
+    assert position.steps == 5, "what code did behind the loop was not undone"
+    position.steps = 6
+    rollback.begin_between_loops()
+    with pytest.raises(ReplicaExit, match=str(EXIT_PREEMPTED)):
+        departure.leave_if_asked()
     states.restore_newest()
     assert position.steps == 6
     position.limit, position.epoch, position.steps = 3, 3, 9
     with pytest.raises(ReplicaExit):
-        saving.leave_if_asked()
+        departure.leave_if_asked()
     states.restore_newest()
     assert position.steps == 6
 
@@ -285,30 +311,33 @@ def test_kept_states_are_copies_and_the_random_streams_wait_for_the_epochs() -> 
 # --------------------------------------------------------------------- the batch
 
 
-def agreement() -> BatchAgreement:
+def agreement(present: Generation) -> BatchAgreement:
     limit = MemoryLimit(None)
     layout = ChosenLayout(None, None, limit, 1)
-    return BatchAgreement(Generation(), StateRegistry(), limit, lambda: None, layout, node_kind="")
+    return BatchAgreement(present, StateRegistry(), limit, lambda: None, layout, node_kind="")
 
 
 def test_the_batch_for_the_next_generation_rides_along() -> None:
-    batch = agreement()
-    assert list(batch.vote(None)) == [0.0] * 4
+    present = Generation()
+    batch = agreement(present)
+    assert list(batch.put()) == [0.0] * 4
     batch.adopt(BatchBounds(init_batch=24, max_batch=24)).proposal = lambda *_: (12, 1)  # type: ignore[method-assign]
-    prepared = Prepared(generation(2, "a"), lone_group())
-    assert list(batch.vote(prepared)) == [12.0, 1.0, 24.0, 0.0]
+    present.prepare(Prepared(generation(2, "a"), lone_group()))
+    assert list(batch.put()) == [12.0, 1.0, 24.0, 0.0]
     assert batch.adaptation is not None
-    batch.use(0.0, 0.0)
+    batch.follow((0.0, 0.0, 24.0, 0.0))
     assert batch.adaptation.atomic_batch == 24
-    batch.use(12.0, 1.0)
+    batch.follow((12.0, 1.0, 16.0, 0.0))
     assert (batch.adaptation.atomic_batch, batch.adaptation.accumulation) == (12, 1)
+    batch.use_for_next()
+    assert (batch.adaptation.atomic_batch, batch.adaptation.accumulation) == (16, 0)
 
 
 def test_code_that_runs_again_keeps_the_batch_within_what_memory_holds() -> None:
-    batch = agreement()
+    batch = agreement(Generation())
     batch.adopt(BatchBounds(init_batch=32, max_batch=512, min_atomic=8, max_atomic=128)).use(64, 2)
     batch.keep()
-    batch.forget()
+    batch.runs_again()
     batch._registry.clear()
     adaptation = batch.adopt(BatchBounds(init_batch=32, max_batch=512, min_atomic=8, max_atomic=128))
     batch.begin()
@@ -336,7 +365,7 @@ def test_habits_are_the_trials_and_a_stream_keeps_its_first_division() -> None:
 
 def test_one_process_may_hold_several_trials() -> None:
     reset_core()
-    first, second = TrainingCore(None), TrainingCore(None)
+    first, second = Replica(None), Replica(None)
     try:
         with presenting(first):
             with presenting(second):
@@ -350,8 +379,8 @@ def test_one_process_may_hold_several_trials() -> None:
 
 
 def test_a_loss_without_a_scheduler_ends_the_replica() -> None:
-    core = TrainingCore(None)
+    core = Replica(None)
     core.generation.mark_broken("rank 1 is gone")
     with pytest.raises(PeerLost, match="rank 1 is gone"):
-        core.transitions.heal(in_step=True)
+        core.healing.heal(in_step=True)
     core.close()

@@ -24,7 +24,7 @@ def test_an_epoch_ends_with_its_progress_or_as_if_it_had() -> None:
     assert position.begin_loop()
     stepped(position, progress=60.0)
     position.leave_loop()
-    position.end_epoch(100)
+    position.epoch_done(100)
     assert (position.epoch, position.epoch_progress) == (1, 100.0)
     stepped(position, progress=25.0)
     assert position.in_epochs(100) == 1.25
@@ -57,7 +57,7 @@ def test_what_comes_first_in_a_new_epoch_is_behind_nothing() -> None:
     position.loop_start = (1, 0)
     stepped(position)
     position.leave_loop()
-    position.end_epoch(10)
+    position.epoch_done(10)
     after = resumed(position)
     assert after.is_resumed
     assert not after.is_behind_next_loop
@@ -103,7 +103,7 @@ def with_limit(limit: int | None, epochs: int) -> Position:
     position = Position()
     position.limit = limit
     for _ in range(epochs):
-        position.end_epoch(None)
+        position.epoch_done(None)
     return position
 
 

@@ -34,8 +34,8 @@ def test_rank_0_goes_on_with_its_own_streams_whatever_the_generation() -> None:
     expected = draw()
     seed_all(5)
     streams = RandomStreams()
-    streams.enter(0, 1)
-    streams.enter(0, 2)
+    streams.entered(0, 1)
+    streams.entered(0, 2)
     assert draw() == expected
 
 
@@ -48,7 +48,7 @@ def test_other_ranks_draw_what_follows_from_seed_rank_and_generation() -> None:
         seed_all(99)
         streams = RandomStreams()
         streams.load_state_dict(state)
-        streams.enter(rank, generation)
+        streams.entered(rank, generation)
         values = draw()
         assert drawn.setdefault((rank, generation), values) == values
     seed_all(5)
@@ -59,7 +59,7 @@ def test_a_state_of_another_rank_brings_the_seed_alone() -> None:
     seed_all(5)
     state = RandomStreams().state_dict()
     streams = RandomStreams()
-    streams.enter(1, 3)
+    streams.entered(1, 3)
     before = torch.get_rng_state()
     streams.load_state_dict(state)
     assert torch.equal(torch.get_rng_state(), before)

@@ -64,7 +64,8 @@ def lose_a_peer_that_others_wait_for(name: str) -> str:
             optimizer.step()
             if core.broken is not None:
                 # As in a switch to the generation without the lost one; torchrun's own groups stay with torch.
-                core.transitions._drop_group()
+                core.generation.drop(core.models.group_needs)
+                core.life.lost()
                 return "noticed"
     return "not noticed"
 

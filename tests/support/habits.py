@@ -27,8 +27,8 @@ import dist_core.training.loader
 import dist_core.training.training_loop
 from dist_core.errors import PeerLost, ReplicaExit
 from dist_core.goodput import BatchBounds
-from dist_core.trial.core import TrainingCore
 from dist_core.trial.current import get_core
+from dist_core.trial.replica import Replica
 from dist_core.trial.restart import run_training
 from tests.support.director import directing, environment_of, until
 from tests.support.ranks import run_ranks
@@ -42,13 +42,13 @@ FROZEN = "frozen in a step"
 EARLIER = "in an epoch's second step"
 LATE_IN_AN_EVALUATION = "late in an evaluation"
 LOST = {
-    FROZEN: lambda core: core.steps.launch_vote,
-    "in a step": lambda core: core.steps.launch_vote,
-    EARLIER: lambda core: core.steps.launch_vote,
+    FROZEN: lambda core: core.shared_step.launch,
+    "in a step": lambda core: core.shared_step.launch,
+    EARLIER: lambda core: core.shared_step.launch,
     "between two updates": lambda core: core.record.counts_update,
     "in the body": lambda core: core.rendezvous.do,
-    "in an evaluation": lambda core: core.saving.leave_evaluation_if_asked,
-    LATE_IN_AN_EVALUATION: lambda core: core.saving.leave_evaluation_if_asked,
+    "in an evaluation": lambda core: core.departure.leave_evaluation_if_asked,
+    LATE_IN_AN_EVALUATION: lambda core: core.departure.leave_evaluation_if_asked,
     "at the end of a loop": lambda core: core.loops.end,
 }
 """Where one of three replicas is killed, once it has come to step ``KILL_AT``: before it makes this call."""
@@ -207,7 +207,7 @@ def _next_to_a_leaver(habit: Habit, missed: str, url: str, folder: str) -> Any:
         core.close()
 
 
-def _ask_to_leave(core: TrainingCore) -> None:
+def _ask_to_leave(core: Replica) -> None:
     finish_step = core.steps.finish
 
     def asking(loader: Any, global_batch: int) -> None:
@@ -220,7 +220,7 @@ def _ask_to_leave(core: TrainingCore) -> None:
     core.steps.finish = asking  # type: ignore[method-assign]  # this one replica's
 
 
-def _miss_the_last_sums(core: TrainingCore) -> None:
+def _miss_the_last_sums(core: Replica) -> None:
     settle = core.sums.settle
 
     def missing() -> None:
@@ -237,11 +237,11 @@ def _miss_the_last_sums(core: TrainingCore) -> None:
     core.sums.settle = missing  # type: ignore[method-assign]  # this one replica's
 
 
-def _miss_the_last_round(core: TrainingCore, missed: str) -> None:
-    wait, finish = core.vote.wait, core.vote.finish
+def _miss_the_last_round(core: Replica, missed: str) -> None:
+    wait, finish = core.round.wait, core.round.finish
 
     def is_last() -> bool:
-        going_on = core.vote._round
+        going_on = core.round._round
         return core.joined and core.generation.number == 1 and going_on is not None and going_on["generation"][0] == 3.0
 
     def miss() -> None:
@@ -254,18 +254,18 @@ def _miss_the_last_round(core: TrainingCore, missed: str) -> None:
             miss()
 
     def missing_finish() -> Any:
-        core.vote.wait()
+        core.round.wait()
         last = is_last()
         agreed = finish()
         if last and core.generation.broken is None:
             miss()
         return agreed if core.generation.broken is None else None
 
-    core.vote.wait = missing_wait  # type: ignore[method-assign]  # this one replica's
-    core.vote.finish = missing_finish  # type: ignore[method-assign]
+    core.round.wait = missing_wait  # type: ignore[method-assign]  # this one replica's
+    core.round.finish = missing_finish  # type: ignore[method-assign]
 
 
-def _follow_the_script(core: TrainingCore, place: str) -> None:
+def _follow_the_script(core: Replica, place: str) -> None:
     """Wait at one step until the joiners are there, and die at another."""
     finish_step, told = core.steps.finish, False
 

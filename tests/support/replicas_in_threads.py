@@ -9,13 +9,13 @@ import threading
 from collections.abc import Callable, Sequence
 
 from dist_core.link.environment import ReplicaEnvironment
-from dist_core.trial.core import TrainingCore
 from dist_core.trial.current import presenting
+from dist_core.trial.replica import Replica
 from trials.launch import InMemoryLauncher, LaunchRequest
 from trials.launch.base import Exit, ReplicaProcess
 from trials.record import ReplicaRecord
 
-Run = Callable[[TrainingCore], int]
+Run = Callable[[Replica], int]
 """What a replica does with its core; its exit status."""
 
 
@@ -39,7 +39,7 @@ class ThreadLauncher(InMemoryLauncher):
         return started
 
     def _live(self, request: LaunchRequest) -> None:
-        core = TrainingCore(ReplicaEnvironment.from_environ(request.environ))
+        core = Replica(ReplicaEnvironment.from_environ(request.environ))
         assert core.membership is not None
         # A replica that does not leave in time is ended; this one is not alone in its process.
         core.membership._end = lambda status: None

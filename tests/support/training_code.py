@@ -28,8 +28,8 @@ import dist_core.generations.switch
 import dist_core.state.checkpoint
 from dist_core.generations.state_transfer import share_state
 from dist_core.state.packing import pack
-from dist_core.trial.core import TrainingCore
 from dist_core.trial.current import get_core
+from dist_core.trial.replica import Replica
 from tests.support.replica_main import run_as_replica
 from tests.support.unhurried import rest_of_step
 
@@ -93,7 +93,7 @@ class Numbered(Dataset[tuple[int, torch.Tensor, torch.Tensor]]):
         return index, self.x[index], self.y[index]
 
 
-def prepare_to_die(core: TrainingCore, model: nn.Sequential, ballast: nn.Parameter | None) -> None:
+def prepare_to_die(core: Replica, model: nn.Sequential, ballast: nn.Parameter | None) -> None:
     """``DIE_IN`` names a place, ``DIE_RANK`` who ends there, once in the whole trial, from ``DIE_STEP`` on."""
     place = os.environ.get("DIE_IN")
     rank = int(os.environ.get("DIE_RANK", "0"))

@@ -144,7 +144,7 @@ class _Count:
         self.value, self.finals = max(0, state["value"]), state["finals"]
         self._channel.take_up(state["untold"])
         if state["value"] == UNKNOWN:
-            get_core().generation.took_over = True
+            get_core().generation.note_taking_over(is_new=True)
 
 
 _present: ElasticChannel | None = None
@@ -259,7 +259,7 @@ class ElasticChannel(TrialCommandChannel):  # type: ignore[misc]  # NNI has no t
         return True
 
     def _take_over(self, taken: int) -> None:
-        self._core.generation.took_over = False
+        self._core.generation.note_taking_over(is_new=False)
         for sequence, result in self._untold:
             if sequence >= taken:
                 self._tell(result, wait=False)

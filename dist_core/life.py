@@ -1,0 +1,100 @@
+"""Life: the events of a replica's life, and who is told of each.
+
+A listener overrides what concerns it. Listeners are told in the order of the list, which stands in
+``dist_core/trial/replica.py``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+
+class Listener:
+    def began(self) -> None:
+        """The code has come to its epochs, or to its first loop without any, and has made no step."""
+
+    def epochs_began(self) -> None:
+        """The epoch loop is entered, where the trial stands."""
+
+    def entered(self, rank: int, number: int) -> None:
+        """This replica has entered generation ``number``, as ``rank``."""
+
+    def lost(self) -> None:
+        """Another replica is gone, and this one's process groups are closed."""
+
+    def loop_ended(self) -> None:
+        """The samples of a training loop are used up."""
+
+    def step_counts(self) -> None:
+        """All replicas have made the step; what they agreed on in it is taken up next."""
+
+    def step_ended(self) -> None:
+        """The step is counted, and its decisions are carried out."""
+
+    def epoch_ended(self) -> None: ...
+
+    def runs_again(self) -> None:
+        """The user's code begins again from its top: what its first run made is forgotten."""
+
+    def joins_again(self) -> None:
+        """That code is a joiner's, which comes to a later epoch."""
+
+
+class Life(Listener):
+    """Tells all of ``listeners``."""
+
+    def __init__(self) -> None:
+        self.listeners: list[Listener] = []
+
+    def began(self) -> None:
+        for each in self.listeners:
+            each.began()
+
+    def epochs_began(self) -> None:
+        for each in self.listeners:
+            each.epochs_began()
+
+    def entered(self, rank: int, number: int) -> None:
+        for each in self.listeners:
+            each.entered(rank, number)
+
+    def lost(self) -> None:
+        for each in self.listeners:
+            each.lost()
+
+    def loop_ended(self) -> None:
+        for each in self.listeners:
+            each.loop_ended()
+
+    def step_counts(self) -> None:
+        for each in self.listeners:
+            each.step_counts()
+
+    def step_ended(self) -> None:
+        for each in self.listeners:
+            each.step_ended()
+
+    def epoch_ended(self) -> None:
+        for each in self.listeners:
+            each.epoch_ended()
+
+    def runs_again(self) -> None:
+        for each in self.listeners:
+            each.runs_again()
+
+    def joins_again(self) -> None:
+        for each in self.listeners:
+            each.joins_again()
+
+    def on_entering(self, call: Callable[[], None]) -> None:
+        """Have ``call`` made first whenever a generation is entered; the same one once."""
+        if not any(isinstance(each, _OnEntering) and each.call == call for each in self.listeners):
+            self.listeners.insert(0, _OnEntering(call))
+
+
+class _OnEntering(Listener):
+    def __init__(self, call: Callable[[], None]) -> None:
+        self.call = call
+
+    def entered(self, rank: int, number: int) -> None:
+        self.call()

@@ -1,0 +1,107 @@
+"""Departure: what a replica does last, and where it looks whether it is to leave."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Sequence
+from typing import NoReturn
+
+from dist_core.errors import EXIT_PREEMPTED, ReplicaExit
+from dist_core.generations.generation import Generation
+from dist_core.generations.model_parallel import ModelParallelGroup
+from dist_core.generations.running_sums import RunningSums
+from dist_core.generations.step_vote import Voter
+from dist_core.link.news import News
+from dist_core.trial.leaving import Leaving
+from dist_core.trial.rollback import Rollback
+from dist_core.trial.saving import Saving
+
+
+class Departure:
+    def __init__(
+        self,
+        generation: Generation,
+        leaving: Leaving,
+        saving: Saving,
+        rollback: Rollback,
+        news: News,
+        model_parallel: ModelParallelGroup,
+    ) -> None:
+        self._generation = generation
+        self._leaving = leaving
+        self._saving = saving
+        self._rollback = rollback
+        self._news = news
+        self._model_parallel = model_parallel
+
+    # ------------------------------------------------------------------ where nobody votes on it
+
+    def leave_if_asked(self) -> None:
+        """Outside the step loop (while waiting for an answer): leave with a checkpoint when asked to.
+
+        A process that is one of several of its replica leaves without: the others are elsewhere, and follow.
+        """
+        must_leave, is_paused = self._leaving.must_leave, self._leaving.is_paused
+        if self._generation.group.members > 1 and (must_leave or is_paused):
+            self._news.flush()
+            raise ReplicaExit("paused", 0) if is_paused else ReplicaExit("preempted", EXIT_PREEMPTED)
+        self._leave_as_asked(must_leave=must_leave, is_paused=is_paused)
+
+    def leave_evaluation_if_asked(self) -> None:
+        """Between two batches of an evaluation, which runs from its beginning when the trial goes on.
+
+        All processes of a replica leave behind the same batch; they evaluate the same ones.
+        """
+        asked = [float(self._leaving.must_leave), float(self._leaving.is_paused)]
+        if self._model_parallel.is_met:
+            asked = self._model_parallel.sum(asked, self._generation.mark_broken)
+        self._leave_as_asked(must_leave=asked[0] > 0, is_paused=asked[1] > 0)
+
+    def _leave_as_asked(self, *, must_leave: bool, is_paused: bool) -> None:
+        if must_leave:
+            self.leave_preempted()
+        if is_paused:
+            self.leave_paused()
+
+    # ------------------------------------------------------------------ leaving
+
+    def leave_preempted(self) -> NoReturn:
+        self._leave("preempted", EXIT_PREEMPTED)
+
+    def leave_paused(self) -> NoReturn:
+        self._leave("paused", 0)
+
+    def make_way(self) -> NoReturn:
+        """Leave a trial that trains on, for survivors who may want this core at once."""
+        with contextlib.suppress(OSError):
+            os.nice(19)
+        self._news.flush()
+        raise ReplicaExit("left")
+
+    def _leave(self, reason: str, code: int) -> NoReturn:
+        self._rollback.go_back_behind_loop()
+        if self._saving.is_ours:
+            self._leaving.note_saving()
+            self._saving.save(leaving=True)
+        self._news.flush()
+        raise ReplicaExit(reason, code)
+
+
+class Preemption(Voter):
+    """Whoever is told to save and leave takes all replicas along, behind the same step."""
+
+    name = "leave"
+
+    def __init__(self, leaving: Leaving, sums: RunningSums, departure: Departure) -> None:
+        self._leaving = leaving
+        self._sums = sums
+        self._departure = departure
+
+    def put(self) -> Sequence[float]:
+        return (float(self._leaving.must_leave),)
+
+    def follow(self, agreed: Sequence[float]) -> None:
+        if agreed[0] > 0:
+            self._sums.settle()
+            self._departure.leave_preempted()

@@ -1,0 +1,119 @@
+"""Entering: how this replica becomes a member of a generation, whoever it meets there."""
+
+from __future__ import annotations
+
+import time
+from typing import Protocol
+
+from dist_core.generations.generation import Generation
+from dist_core.generations.join import Join
+from dist_core.generations.membership import Membership, Prepared
+from dist_core.generations.state_transfer import hand_over
+from dist_core.generations.torchrun import torchrun_group
+from dist_core.life import Life
+from dist_core.link.environment import standalone_world
+from dist_core.link.news import News
+from dist_core.state.persistence import Persistence
+from dist_core.state.position import Position
+from dist_core.trial.batch_agreement import BatchAgreement
+from dist_core.trial.models import Models
+
+
+class Entering:
+    def __init__(
+        self, generation: Generation, membership: Membership, batch: BatchAgreement, news: News, life: Life
+    ) -> None:
+        self._generation = generation
+        self._membership = membership
+        self._batch = batch
+        self._news = news
+        self._life = life
+
+    def enter(self, prepared: Prepared, *, agree: bool) -> None:
+        """``agree``: on a batch size; else one came with the state, or with the round that decided on this."""
+        self._generation.enter(prepared)
+        self._membership.commit(prepared)
+        self._life.entered(self._generation.group.rank, self._generation.number)
+        if agree:
+            self._batch.agree()
+
+    def use_batch_for_next(self) -> None:
+        """Use the batch that the round has brought for the generation that is about to be entered."""
+        self._batch.use_for_next()
+
+    def agree_on_batch(self) -> None:
+        """Collective: for the generation that this replica stays in after all."""
+        self._batch.agree()
+
+    def say_that_we_switched(self, since: float | None = None) -> None:
+        """``since``: when training stopped for it, by ``time.perf_counter``."""
+        if since is not None:
+            self._news.note_pause(time.perf_counter() - since)
+        if self._generation.group.rank == 0:
+            self._news.announce("/switched", {"generation": self._generation.number})
+
+
+class Arrival(Protocol):
+    """How a replica comes to its trial."""
+
+    def epoch_to_join(self) -> int | None:
+        """Return the epoch in which a replica joins a trial that trains; None if it starts its trial."""
+        ...
+
+    def come_in(self) -> None:
+        """Enter the first generation; returns with equal state on all ranks. Raises JoinAgain, ReplicaExit."""
+        ...
+
+
+class ScheduledArrival:
+    def __init__(self, generation: Generation, join: Join, entering: Entering) -> None:
+        self._generation = generation
+        self._join = join
+        self._entering = entering
+
+    def epoch_to_join(self) -> int | None:
+        return self._join.epoch_to_join()
+
+    def come_in(self) -> None:
+        prepared = self._join.meet()
+        # A joiner's batch size came with the state.
+        self._entering.enter(prepared, agree=not self._generation.joining)
+        self._entering.say_that_we_switched()
+
+
+class StandaloneArrival:
+    """Without a scheduler: alone, or with the processes that torchrun or mpirun has started."""
+
+    def __init__(
+        self,
+        generation: Generation,
+        position: Position,
+        states: Persistence,
+        models: Models,
+        batch: BatchAgreement,
+        life: Life,
+    ) -> None:
+        self._generation = generation
+        self._position = position
+        self._states = states
+        self._models = models
+        self._batch = batch
+        self._life = life
+
+    def epoch_to_join(self) -> int | None:
+        return None
+
+    def come_in(self) -> None:
+        if not self._position.own_steps:
+            self._life.began()
+        rank, world_size = standalone_world()
+        group = None
+        if world_size > 1:
+            group = torchrun_group(rank, world_size, self._models.group_needs)
+            data_parallel = group.data_parallel
+            received = hand_over(data_parallel, self._states.capture() if data_parallel.rank == 0 else None)
+            if data_parallel.rank != 0:
+                self._states.restore(received)
+        self._generation.enter_without_scheduler(group)
+        self._life.entered(rank, 0)
+        self._batch.agree()

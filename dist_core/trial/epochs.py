@@ -1,0 +1,93 @@
+"""Epochs: the loop over a trial's epochs, and where the trial stands when it begins."""
+
+from __future__ import annotations
+
+from dist_core.errors import InvalidTraining, ReplicaExit
+from dist_core.generations.generation import Generation
+from dist_core.generations.running_sums import RunningSums
+from dist_core.life import Life, Listener
+from dist_core.state.persistence import Persistence
+from dist_core.state.position import Position
+from dist_core.trial.entering import Arrival
+from dist_core.trial.leaving import Leaving
+from dist_core.trial.pacing import Pacing
+
+
+class Resumption(Listener):
+    """Where the trial stands when its code begins: at its start, at a checkpoint, or where others train."""
+
+    def __init__(
+        self, generation: Generation, position: Position, states: Persistence, arrival: Arrival, life: Life
+    ) -> None:
+        self._generation = generation
+        self._position = position
+        self._states = states
+        self._arrival = arrival
+        self._life = life
+
+    def find_out(self, limit: int) -> None:
+        """Raises ReplicaExit when the trial is about over."""
+        if not self._position.own_steps:
+            self._life.began()
+        if self._states.keeps_some:
+            self._states.go_on_from_kept()
+        elif not self._generation.joined and not self._states.has_looked:
+            epoch = self._arrival.epoch_to_join()
+            if epoch is None:
+                self._generation.come_to_begin()
+                self._states.restore_newest()
+            else:
+                self._generation.come_to_train()
+                self._position.come_to_epoch(epoch)
+                if epoch >= limit:
+                    raise ReplicaExit("left")
+
+    def restore_early(self) -> None:
+        """Before the epoch loop: from here on each state has its content as soon as it is registered.
+
+        Not of a joiner, which hears from the others when it comes to train.
+        """
+        if self._states.keeps_some:
+            self._states.go_on_early()
+        elif not self._generation.joined and not self._states.has_looked and self._arrival.epoch_to_join() is None:
+            self._states.restore_newest()
+
+    def joins_again(self) -> None:
+        self._states.look_again()
+
+
+class Epochs:
+    def __init__(
+        self,
+        position: Position,
+        resumption: Resumption,
+        pacing: Pacing,
+        sums: RunningSums,
+        leaving: Leaving,
+        life: Life,
+    ) -> None:
+        self._position = position
+        self._resumption = resumption
+        self._pacing = pacing
+        self._sums = sums
+        self._leaving = leaving
+        self._life = life
+
+    def begin(self, limit: int) -> None:
+        """Enter the epoch loop where the trial stands. Raises ReplicaExit when it is about over."""
+        if self._position.in_epoch_loop:
+            raise InvalidTraining("remaining_epochs_until() is used inside itself; one epoch loop at a time")
+        self._position.note_limit(limit)
+        self._resumption.find_out(limit)
+        self._position.enter_epochs()
+        self._life.epochs_began()
+
+    def end_epoch(self) -> None:
+        self._leaving.raise_postponed()
+        self._pacing.complete_step()
+        self._sums.end_epoch()
+        self._position.epoch_done(self._pacing.epoch_size)
+        self._life.epoch_ended()
+
+    def leave(self) -> None:
+        self._position.leave_epochs()
