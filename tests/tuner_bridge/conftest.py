@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -38,16 +37,8 @@ def scheduler(_running: SchedulerClient) -> Iterator[SchedulerClient]:
 
 
 @pytest.fixture(scope="module")
-def scheduler_in_process(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[SchedulerClient]:
-    """The same, whose only slot runs the objectives of Optuna's trials in threads of this process.
-
-    With ELASTUNE_TEST_PROCESSES in the environment replicas are processes here too.
-    """
-    if "ELASTUNE_TEST_PROCESSES" in os.environ:
-        yield request.getfixturevalue("scheduler")
-        return
+def scheduler_in_process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SchedulerClient]:
+    """The same, whose only slot runs the objectives of Optuna's trials in threads of this process."""
     launcher = ThreadLauncher(lambda core: run_in(core, prepare, (optuna.TrialPruned,)))
     folder = tmp_path_factory.mktemp("scheduler")
     served = ServedLoop(folder, InMemoryTrialStore(), launcher, policy_by_name("goodput"))

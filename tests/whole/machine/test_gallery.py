@@ -77,7 +77,7 @@ def test_a_script_alone_goes_on_where_it_was_killed_on_two_processes(tmp_path: P
 
 
 def test_two_studies_share_a_scheduler(tmp_path: Path) -> None:
-    text = said(tmp_path, "two_studies.py", TRIALS="3")
+    text = said(tmp_path, "two_studies.py", TRIALS="2")
     assert re.search(r"hurried: best: accuracy 0\.[89]", text) and re.search(r"patient: best: accuracy 0\.[89]", text)
     assert (tmp_path / "two-studies.png").exists()
 
