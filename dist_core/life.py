@@ -37,7 +37,7 @@ class Listener:
         """The user's code begins again from its top: what its first run made is forgotten."""
 
     def joins_again(self) -> None:
-        """That code is a joiner's, which comes to a later epoch."""
+        """The code that runs again is a joiner's, which comes to a later epoch."""
 
 
 class Life(Listener):

@@ -69,7 +69,7 @@ class Generation:
         self.dry_steps_left += not built
 
     def set_dry_passes(self, number: int) -> None:
-        """So many are left."""
+        """Have so many dry passes left."""
         self.dry_steps_left = number
 
     def note_taking_over(self, *, is_new: bool) -> None:

@@ -25,7 +25,7 @@ Ballot = Mapping[str, Sequence[float]]
 
 
 class Voter:
-    """What rides on the round of each step. A voter may also be a ``Listener``."""
+    """A part of the round of each step. It may also be a ``Listener``."""
 
     name: str
 

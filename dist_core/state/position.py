@@ -71,7 +71,7 @@ class Position:
         self.has_evaluated |= not self.in_training_loop
 
     def take_evaluation(self, *, as_made: bool) -> None:
-        """Whether the code behind the epoch's last training loop counts as having evaluated."""
+        """Set whether the code behind the epoch's last training loop has evaluated, as far as a resume is concerned."""
         self.has_evaluated = as_made
 
     # ------------------------------------------------------------------ what follows from it

@@ -54,7 +54,7 @@ class Entering:
 
 
 class Arrival(Protocol):
-    """How a replica comes to its trial."""
+    """The way by which a replica comes to its trial."""
 
     def epoch_to_join(self) -> int | None:
         """Return the epoch in which a replica joins a trial that trains; None if it starts its trial."""

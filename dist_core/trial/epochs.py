@@ -14,7 +14,7 @@ from dist_core.trial.pacing import Pacing
 
 
 class Resumption(Listener):
-    """Where the trial stands when its code begins: at its start, at a checkpoint, or where others train."""
+    """Finds where the trial stands when its code begins: at its start, at a checkpoint, or where others train."""
 
     def __init__(
         self, generation: Generation, position: Position, states: Persistence, arrival: Arrival, life: Life

@@ -351,7 +351,7 @@ class Replica:
 
 
 class OwnStates(Listener):
-    """What a replica keeps of itself in the trial's state, beside what the user's code registers."""
+    """The replica's own entries in the trial's state, beside those that the user's code registers."""
 
     def __init__(
         self,

@@ -13,7 +13,7 @@ from dist_core.state.position import Position
 
 
 class Saving(Voter, Listener):
-    """Where a replica has several processes they vote, because all of them have to write at the same step."""
+    """Writes checkpoints. Processes of one replica vote on it, because all of them have to write at the same step."""
 
     name = "save"
 
