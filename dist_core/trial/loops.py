@@ -86,7 +86,7 @@ class Loops(Listener):
 
 
 class EvaluationState(Listener):
-    """The state that evaluations see after a training loop: buffers (running statistics) of rank 0, sums of all replicas."""
+    """The state that evaluations see after a training loop: rank 0's buffers (running statistics), everybody's sums."""
 
     def __init__(self, generation: Generation, models: Models, rendezvous: Rendezvous, sums: RunningSums) -> None:
         self._generation = generation
