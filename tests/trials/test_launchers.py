@@ -236,7 +236,7 @@ def test_a_process_that_left_the_session_ends_with_its_replica(
     groups = Cgroups.find()
     assert groups is not None
     deadline = time.monotonic() + 10.0
-    while list(groups.unified.glob(f"elastune-{replica.replica_id}")):
+    while list(groups.unified.glob(f"elastune-{replica.pid}")):
         assert time.monotonic() < deadline
         launcher.exits([])
         time.sleep(0.01)
@@ -245,18 +245,19 @@ def test_a_process_that_left_the_session_ends_with_its_replica(
 
 
 @needs_groups
-def test_groups_whose_replica_was_never_started_are_taken_away(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_groups_that_nobody_took_away_are_gone_with_the_next_scheduler(monkeypatch: pytest.MonkeyPatch) -> None:
     found = Cgroups.find()
     assert found is not None
     # In a group of this test's own: others run replicas here whose groups have just been made.
     groups = Cgroups(found.unified / f"test-{uuid.uuid4().hex[:8]}", None)
     groups.unified.mkdir()
-    groups.make("forgotten")
+    forgotten = groups.unified / "elastune-4194305"
+    forgotten.mkdir()
     groups._remove_forgotten()
-    assert groups._unified("forgotten").exists()
+    assert forgotten.exists()
     monkeypatch.setattr("trials.inside.cgroups.FORGOTTEN_SECONDS", -1.0)
     groups._remove_forgotten()
-    assert not groups._unified("forgotten").exists()
+    assert not forgotten.exists()
     groups.unified.rmdir()
 
 

@@ -1,11 +1,12 @@
-"""A control group for each replica, where the machine lets us make one.
+"""A control group for each replica's process, where the machine lets us make one.
 
 It holds every process that the replica starts, also those that leave its session, so that none is left behind; it may
 limit the replica's memory, and it knows whether the kernel ended something for want of it. Version 2 is used for
 holding and ending, version 2 or 1 for memory, whichever controls it. Without the right to make groups, replicas are
 held by their session alone.
 
-Groups are named after replicas, so a scheduler that takes over finds those of the replicas it adopts.
+A process makes its group itself, before it is a replica: to move one costs the kernel milliseconds. Groups have its
+pid in their names, so a scheduler that takes over finds those of the replicas it adopts.
 """
 
 from __future__ import annotations
@@ -14,13 +15,15 @@ import contextlib
 import errno
 import os
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 PREFIX = "elastune-"
 
 FORGOTTEN_SECONDS = 60.0
-"""A group is made and entered within moments; one that is older and empty has lost its scheduler in between."""
+"""A group is made and entered within moments; one that is older and empty is nobody's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,73 +61,83 @@ class Cgroups:
         return found
 
     def _remove_forgotten(self) -> None:
-        """Empty groups that were made for replicas which were never started; others stay, as the kernel rules."""
+        """Empty groups whose scheduler has ended before it could; others stay, as the kernel rules."""
         for parent in {self.unified, self.memory or self.unified}:
             for folder in parent.glob(f"{PREFIX}*"):
                 with contextlib.suppress(OSError):
                     # One in which the kernel ended something still has to tell that.
-                    told = self.ran_out_of_memory(folder.name.removeprefix(PREFIX))
-                    if not told and time.time() - folder.stat().st_mtime > FORGOTTEN_SECONDS:
+                    if not _killed_in(folder) and time.time() - folder.stat().st_mtime > FORGOTTEN_SECONDS:
                         folder.rmdir()
 
-    def make(self, replica_id: str, memory_bytes: int | None = None) -> list[str]:
-        """Make the replica's groups; the files into which it has to write itself. Raises OSError."""
-        folders = dict.fromkeys([self._unified(replica_id), *self._memory(replica_id)])
-        for folder in folders:
-            folder.mkdir(exist_ok=True)
-        for folder in self._memory(replica_id) if memory_bytes is not None else ():
+    def to_json(self, memory_bytes: int | None = None) -> dict[str, Any]:
+        """Describe the groups that a process is to make for itself (``enter_own``); ``memory_bytes``: its limit."""
+        folders = dict.fromkeys([self.unified, *self._memory_folder()])
+        limit = None
+        if self.memory is not None and memory_bytes is not None:
             name = "memory.max" if self.memory == self.unified else "memory.limit_in_bytes"
-            (folder / name).write_text(str(memory_bytes))
-        return [str(folder / "cgroup.procs") for folder in folders]
+            limit = [str(self.memory), name, memory_bytes]
+        return {"folders": [str(folder) for folder in folders], "limit": limit}
 
-    def ran_out_of_memory(self, replica_id: str) -> bool:
-        """Tell whether the kernel has ended one of its processes for want of memory."""
-        for folder in self._memory(replica_id):
-            name = "memory.events" if self.memory == self.unified else "memory.oom_control"
-            with contextlib.suppress(OSError, ValueError):
-                counts = dict(line.split() for line in (folder / name).read_text().splitlines())
-                return int(counts.get("oom_kill", 0)) > 0
-        return False
+    def ran_out_of_memory(self, pid: int) -> bool:
+        """Tell whether the kernel has ended a process of this one's group for want of memory."""
+        return self.memory is not None and _killed_in(self.memory / f"{PREFIX}{pid}")
 
-    def end(self, replica_id: str) -> None:
-        """End every process in the replica's group."""
+    def end(self, pid: int) -> None:
+        """End every process in the group that this one has made."""
         with contextlib.suppress(OSError):
-            (self._unified(replica_id) / "cgroup.kill").write_text("1")
+            (self.unified / f"{PREFIX}{pid}" / "cgroup.kill").write_text("1")
 
-    def remove(self, replica_id: str) -> bool:
+    def remove(self, pid: int) -> bool:
         """End what is left, and take the groups away; False while something in them has not ended yet."""
-        self.end(replica_id)
-        gone = True
-        for folder in [self._unified(replica_id), *self._memory(replica_id)]:
-            try:
-                folder.rmdir()
-            except OSError as error:
-                gone = gone and error.errno != errno.EBUSY
-        return gone
+        self.end(pid)
+        return remove_own(self.to_json(), pid)
 
-    def _unified(self, replica_id: str) -> Path:
-        return self.unified / f"{PREFIX}{replica_id}"
-
-    def _memory(self, replica_id: str) -> list[Path]:
-        return [] if self.memory is None else [self.memory / f"{PREFIX}{replica_id}"]
+    def _memory_folder(self) -> list[Path]:
+        return [] if self.memory is None else [self.memory]
 
 
-def enter(files: list[str]) -> None:
-    """Put the calling process, which becomes a replica, into its groups."""
-    for file in files:
-        with contextlib.suppress(OSError), open(file, "w") as members:
-            members.write("0")
+def enter_own(groups: Mapping[str, Any] | None) -> None:
+    """Make groups for the calling process, and enter them. It goes without where that cannot be done."""
+    for folder in () if groups is None else map(Path, groups["folders"]):
+        own = folder / f"{PREFIX}{os.getpid()}"
+        with contextlib.suppress(OSError):
+            if own.exists():
+                # Of an earlier process of this number, whose scheduler did not come to it.
+                own.rmdir()
+            own.mkdir()
+            if groups is not None and groups["limit"] is not None and groups["limit"][0] == str(folder):
+                _, name, most = groups["limit"]
+                (own / name).write_text(str(most))
+            (own / "cgroup.procs").write_text("0")
 
 
-def leave(files: list[str]) -> bool:
-    """Take the calling process out of these groups, to those above them; whether it could."""
-    try:
-        for file in files:
-            with open(Path(file).parents[1] / "cgroup.procs", "w") as members:
-                members.write("0")
-    except OSError:
-        return False
+def is_alone(groups: Mapping[str, Any] | None) -> bool:
+    """Tell whether the calling process may be another replica in its groups: nothing is, or was ended, in them."""
+    for folder in () if groups is None else map(Path, groups["folders"]):
+        own = folder / f"{PREFIX}{os.getpid()}"
+        with contextlib.suppress(OSError):
+            if (own / "cgroup.procs").read_text().split() != [str(os.getpid())] or _killed_in(own):
+                return False
     return True
+
+
+def remove_own(groups: Mapping[str, Any] | None, pid: int) -> bool:
+    """Take away the groups of a process that has ended; False while something is in them."""
+    gone = True
+    for folder in () if groups is None else map(Path, groups["folders"]):
+        try:
+            (folder / f"{PREFIX}{pid}").rmdir()
+        except OSError as error:
+            gone = gone and error.errno != errno.EBUSY
+    return gone
+
+
+def _killed_in(group: Path) -> bool:
+    for name in ("memory.events", "memory.oom_control"):
+        with contextlib.suppress(OSError, ValueError):
+            counts = dict(line.split() for line in (group / name).read_text().splitlines())
+            return int(counts.get("oom_kill", 0)) > 0
+    return False
 
 
 def _own_groups(text: str) -> list[tuple[str, str]]:

@@ -16,7 +16,7 @@ import traceback
 from collections.abc import Mapping
 from typing import Any
 
-from trials.inside.cgroups import enter
+from trials.inside.cgroups import enter_own
 from trials.inside.imports import forget_shadowed
 from trials.inside.user_code import take_command_line
 
@@ -55,8 +55,7 @@ def redirect(log: str) -> None:
 
 
 def confine(request: Mapping[str, Any]) -> None:
-    """Into the groups made for this replica, and onto the cores of its slot; children inherit both."""
-    enter(request["cgroups"])
+    """Onto the cores of its slot, which children inherit."""
     threads = int(request["environ"].get("OMP_NUM_THREADS", "1"))
     if threads > 1 and "torch" in sys.modules:
         # A forked replica has torch as the fork server set it up: with one thread.
@@ -84,5 +83,6 @@ def finish(status: int) -> None:
 if __name__ == "__main__":
     document = json.load(sys.stdin)
     redirect(document["log"])
+    enter_own(document["cgroups"])
     confine(document)
     finish(run_replica(document))

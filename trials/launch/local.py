@@ -71,7 +71,8 @@ class LocalLauncher:
         self._above = frozenset(process.pid for process in psutil.Process().parents())
         self._memory_bytes = memory_bytes
         self._cgroups = Cgroups.find()
-        self._leaving: set[str] = set()
+        self._leaving: set[int] = set()
+        """Processes that are gone, and whose groups are not."""
         if memory_bytes is not None and (self._cgroups is None or self._cgroups.memory is None):
             logger.warning("this machine lets us limit no process's memory; replicas may use all of it")
         self._ended: dict[str, Ended] = {}
@@ -141,20 +142,12 @@ class LocalLauncher:
         return not self._starts.are_slow and self._servers.is_ready_for(request)
 
     def launch(self, request: LaunchRequest) -> ReplicaProcess | None:
-        try:
-            # Where whoever forks replicas does not answer, others start without.
-            is_cold = self._servers is None or self._starts.hang
-            return self._start(request, None) if is_cold else self._starts.begin(request)
-        except LaunchFailed:
-            self._let_go(request.replica_id)
-            raise
+        # Where whoever forks replicas does not answer, others start without.
+        is_cold = self._servers is None or self._starts.hang
+        return self._start(request, None) if is_cold else self._starts.begin(request)
 
     def started(self, replica_id: str) -> ReplicaProcess | None:
-        try:
-            return self._starts.ended(replica_id)
-        except LaunchFailed:
-            self._let_go(replica_id)
-            raise
+        return self._starts.ended(replica_id)
 
     def _start_warm(self, request: LaunchRequest) -> ReplicaProcess:
         return self._start(request, self._servers)
@@ -162,7 +155,8 @@ class LocalLauncher:
     def _start(self, request: LaunchRequest, servers: ForkServers | None) -> ReplicaProcess:
         try:
             request.log.parent.mkdir(parents=True, exist_ok=True)
-            document = {**request.to_json(), "cgroups": self._groups_for(request.replica_id)}
+            groups = None if self._cgroups is None else self._cgroups.to_json(self._memory_bytes)
+            document = {**request.to_json(), "cgroups": groups}
             pid = servers.fork(request, document) if servers is not None else None
             if self._closed:
                 # Its fork server was ended to get here: nobody would look after what starts now.
@@ -173,6 +167,7 @@ class LocalLauncher:
             raise LaunchFailed(f"a replica could not be started in {request.working_dir}: {error}") from error
         with self._lock:
             self._own[pid] = None
+            self._leaving.discard(pid)
             self._present[pid] = request.replica_id
         try:
             started = psutil.Process(pid).create_time()
@@ -180,14 +175,11 @@ class LocalLauncher:
             started = 0.0
         return ReplicaProcess(pid, started)
 
-    def _groups_for(self, replica_id: str) -> list[str]:
-        return [] if self._cgroups is None else self._cgroups.make(replica_id, self._memory_bytes)
-
-    def _let_go(self, *replica_ids: str) -> None:
-        """Take away the groups of replicas that are gone; those that are still busy at a later call."""
+    def _let_go(self, *pids: int) -> None:
+        """Take away the groups of processes that are gone; those that are still busy at a later call."""
         if self._cgroups is not None:
-            self._leaving |= set(replica_ids)
-            self._leaving = {replica_id for replica_id in self._leaving if not self._cgroups.remove(replica_id)}
+            self._leaving |= set(pids)
+            self._leaving = {pid for pid in self._leaving if not self._cgroups.remove(pid)}
 
     def _launch_cold(self, request: LaunchRequest, document: Mapping[str, Any]) -> int:
         process = subprocess.Popen(
@@ -225,13 +217,13 @@ class LocalLauncher:
                     del self._present[replica.pid]
                     self._own.pop(replica.pid, None)
             why = ""
-            if self._cgroups is not None and self._cgroups.ran_out_of_memory(replica.replica_id):
+            if self._cgroups is not None and self._cgroups.ran_out_of_memory(replica.pid):
                 limit = "" if self._memory_bytes is None else f" of {self._memory_bytes / 2**30:.3g} GiB for a slot"
                 why = f"the machine's memory{limit} was used up"
             gone.append(Exit(replica.replica_id, None if ended is None else ended.status, why))
             if not kept:
                 _end_children(replica.pid)
-            self._let_go(replica.replica_id)
+                self._let_go(replica.pid)
         return gone
 
     def _status_may_come(self, pid: int) -> bool:
@@ -261,7 +253,7 @@ class LocalLauncher:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             if force:
                 if self._cgroups is not None:
-                    self._cgroups.end(replica.replica_id)
+                    self._cgroups.end(replica.pid)
                 try:
                     # The replica leads a session of its own: its data loader workers go with it.
                     os.killpg(replica.pid, signal.SIGKILL)

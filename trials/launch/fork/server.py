@@ -37,7 +37,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dist_core.first_step import at_first_step
-from trials.inside.cgroups import leave
+from trials.inside.cgroups import enter_own, is_alone, remove_own
 from trials.inside.imports import (
     OUR_PACKAGES,
     installed_folders,
@@ -50,6 +50,8 @@ from trials.inside.keeping import Keeping
 from trials.inside.replica_start import confine, finish, redirect, reseed, run_replica
 from trials.inside.user_code import LOADED_BY
 
+ENDING_SECONDS = 0.5
+"""Longest wait for processes that are told that nobody needs them any more."""
 KEPT_SECONDS = 10.0
 """A process that could become another replica, and does not for so long, ends."""
 SPARE_SECONDS = 60.0
@@ -66,6 +68,8 @@ class ForkServer:
         self._preloaded = list(preloaded)
         self._sources = LoadedSources()
         self._children: dict[int, Child] = {}
+        self._groups: dict[str, Any] | None = None
+        """Control groups that replicas make for themselves, as the latest launch says."""
         self._wants_spare = False
         """True if a process is to be forked beforehand: where one replica was started, another one follows."""
         self._received_sockets: list[int] = []
@@ -129,6 +133,19 @@ class ForkServer:
             *requests, pending = (pending + received).split(b"\n")
             for request in requests:
                 self._handle(json.loads(request))
+        self._end_waiting()
+
+    def _end_waiting(self) -> None:
+        """End processes that wait to become replicas, and take their groups away."""
+        waiting = [(pid, child) for pid, child in self._children.items() if child.kept_since is not None]
+        for _, child in waiting:
+            child.hang_up()
+        deadline = time.monotonic() + ENDING_SECONDS
+        for pid, _ in waiting:
+            with contextlib.suppress(ChildProcessError):
+                while os.waitpid(pid, os.WNOHANG)[0] == 0 and time.monotonic() < deadline:
+                    time.sleep(0.001)
+            remove_own(self._groups, pid)
 
     def _handle(self, message: dict[str, Any]) -> None:
         if "preload" in message:
@@ -231,6 +248,7 @@ class ForkServer:
 
     def _launch(self, request: dict[str, Any]) -> None:
         kind = kind_of(request)
+        self._groups = request["cgroups"]
         waiting = [(pid, child) for pid, child in self._children.items() if child.kept_since is not None]
         # One that has been such a replica has more in memory than a spare.
         for pid, child in sorted(waiting, key=lambda each: each[1].kind is None):
@@ -291,7 +309,9 @@ class ForkServer:
 
     def _become_replica(self, request: dict[str, Any] | None, line: socket.socket) -> None:
         self._let_go()
-        # While nobody waits: a look at all modules has the system copy the pages that they lie on.
+        # While nobody waits for a spare: the kernel takes its time for the one, and a look at all modules has the
+        # system copy the pages that they lie on.
+        enter_own(self._groups)
         known, given = set(sys.modules), dict[str, str]()
         request = request or told(line)
         keeping = Keeping()
@@ -315,7 +335,7 @@ class ForkServer:
             reseed()
             status = run_replica(request)
             tell_imports()
-            if status != 0 or not keeping.may_go_on() or not leave(request["cgroups"]):
+            if status != 0 or not keeping.may_go_on() or not is_alone(self._groups):
                 finish(status)
             sys.stdout.flush()
             sys.stderr.flush()
@@ -337,7 +357,9 @@ class ForkServer:
             # One that was started before this process began anew is not known by name.
             child = self._children.pop(pid, None) or Child(None, None, None)
             child.hang_up()
-            if child.kept_since is None:
+            if child.kept_since is not None:
+                remove_own(self._groups, pid)
+            else:
                 code = os.waitstatus_to_exitcode(status)
                 self._answer({"exited": pid, "status": code, "replica": child.replica_id})
 
