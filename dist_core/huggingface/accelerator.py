@@ -3,7 +3,7 @@
 A loop that was written for Accelerate keeps its calls; it imports this class, and goes through
 ``dist_core.remaining_epochs_until``. The batch of a step is that of one process: the loader's ``batch_size`` times
 ``gradient_accumulation_steps``, however many replicas compute it. Loops in which the model is in evaluation mode see
-all samples on every replica, so what they gather is whole everywhere.
+all samples on every replica, so what they gather is whole everywhere; what training loops gather is each replica's own.
 """
 
 from __future__ import annotations
@@ -11,15 +11,18 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Iterator
+from itertools import islice
 from typing import Any
 
 import accelerate
 import torch
 from accelerate.utils import GradientAccumulationPlugin, send_to_device
+from accelerate.utils.operations import recursively_apply
 from torch.utils.data import DataLoader
 
 from dist_core.errors import InvalidTraining
 from dist_core.huggingface.alone import appear_alone, processes_started, reducer_options
+from dist_core.huggingface.shared_evaluation import GatheredRows
 from dist_core.training.loader import AdaptiveDataLoader
 from dist_core.training.model import AdaptiveDataParallel
 from dist_core.training.others_loader import elastic_like
@@ -32,10 +35,33 @@ class _Batches(AdaptiveDataLoader):
     """Puts each batch where the model is, as Accelerate's loaders do."""
 
     device: torch.device | None = None
+    passes = 1
+    """Passes of a step, each of which the script takes for a batch."""
 
     def __iter__(self) -> Iterator[Any]:
         batches = super().__iter__()
         return batches if self.device is None else map(functools.partial(send_to_device, device=self.device), batches)
+
+
+class _Behind:
+    """A loader without its first batches, for one loop; else it is the loader."""
+
+    def __init__(self, loader: _Batches, batches: int) -> None:
+        self._loader = loader
+        self._batches = batches
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._loader, name)
+
+    def __len__(self) -> int:
+        return max(0, len(self._loader) - self._batches)
+
+    def __iter__(self) -> Iterator[Any]:
+        loader, models = self._loader, get_core().models
+        if not torch.is_grad_enabled() or not any(model.training for model in models):
+            return islice(iter(loader), self._batches, None)
+        loader.leave_out_first(self._batches * (loader.batch_size // loader.passes))
+        return iter(loader)
 
 
 class Accelerator(accelerate.Accelerator):  # type: ignore[misc]  # it is without types
@@ -73,6 +99,7 @@ class Accelerator(accelerate.Accelerator):  # type: ignore[misc]  # it is withou
             theirs, _Batches, whom="Accelerator.prepare", processes=self._processes, passes=self._passes
         )
         loader.shares_evaluation = False
+        loader.passes = self._passes
         loader.device = self.device if self.device_placement else None
         return loader
 
@@ -104,6 +131,64 @@ class Accelerator(accelerate.Accelerator):  # type: ignore[misc]  # it is withou
         models = get_core().models
         self.gradient_state._set_sync_gradients(all(model.step_place.is_last_micro_batch for model in models))
 
+    # ------------------------------------------------------------------ what the replicas tell each other
+
+    def skip_first_batches(self, dataloader: Any, num_batches: int = 0) -> Any:
+        """As Accelerate's, for an epoch of which an earlier run of the script has trained these batches."""
+        if isinstance(dataloader, _Batches):
+            return _Behind(dataloader, num_batches)
+        return super().skip_first_batches(dataloader, num_batches)
+
+    def gather(self, tensor: Any) -> Any:
+        """As Accelerate's: what all replicas have, in rank order, where each has its own.
+
+        Evaluations see all samples on every replica: what they gather is the replica's own.
+        """
+        return recursively_apply(_gathered, tensor, error_on_other_type=True)
+
+    def reduce(self, tensor: Any, reduction: str = "sum", scale: float = 1.0) -> Any:
+        """As Accelerate's: the sum, or the mean, of what each replica has."""
+
+        def reduced(mine: torch.Tensor) -> torch.Tensor:
+            parts = _parts(mine)
+            total = mine if parts is None else torch.stack(parts).sum(0).to(mine.dtype)
+            if reduction == "mean" and parts is not None:
+                total = total / len(parts)
+            return total * scale if scale != 1.0 else total
+
+        return recursively_apply(reduced, tensor, error_on_other_type=True)
+
     def no_sync(self, model: Any) -> Any:
         # Passes of a step are kept apart by the wrapper; a loop's own no_sync would sum them up once more.
         return contextlib.nullcontext() if isinstance(model, AdaptiveDataParallel) else super().no_sync(model)
+
+
+def _gathered(mine: torch.Tensor) -> torch.Tensor:
+    parts = _parts(mine)
+    if parts is None:
+        return mine
+    return torch.cat([part.reshape(1) if part.dim() == 0 else part for part in parts])
+
+
+def _parts(mine: torch.Tensor) -> list[torch.Tensor] | None:
+    """Return every replica's tensor by rank; None where each has what all of them have together.
+
+    Between loops that is so of what an evaluation has found out: it is the same on all replicas.
+    """
+    core = get_core()
+    if core.generation.stands_alone or core.passes_do_not_count or core.loops.evaluations:
+        return None
+    rows = mine.detach().cpu().reshape(1) if mine.dim() == 0 else mine.detach().cpu()
+    exact = rows.double() if rows.is_floating_point() else rows.long()
+    gathered = GatheredRows(core)
+    sizes = [int(each) for each in gathered.rows(torch.tensor([len(rows)]).numpy())]
+    every = torch.from_numpy(gathered.rows(exact.numpy()))
+    if len(sizes) == 1:
+        # A replica was lost in this step, which does not count.
+        return None
+    cut = torch.split(every, sizes)
+    parts = [part.to(mine.dtype).to(mine.device).reshape(-1, *mine.shape[1:]) for part in cut]
+    parts = [part.reshape(()) if mine.dim() == 0 else part for part in parts]
+    if core.position.has_evaluated and all(torch.equal(part, mine) for part in parts):
+        return None
+    return parts

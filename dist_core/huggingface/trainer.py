@@ -58,6 +58,7 @@ class ElasticTrainerMixin(SharedEvaluationMixin):
     ) -> None:
         check_batch_word(batch)
         refuse_old_trainer(type(self))
+        refuse_own_batches(type(self))
         self._core = get_core()
         self._batch = batch
         self._frozen = frozen
@@ -469,6 +470,7 @@ def elastic(trainer: type) -> Any:
     if issubclass(trainer, ElasticTrainerMixin):
         return trainer
     refuse_old_trainer(trainer)
+    refuse_own_batches(trainer)
     return type(f"Elastic{trainer.__name__}", (ElasticTrainerMixin, trainer), {"__doc__": trainer.__doc__})
 
 
@@ -495,6 +497,17 @@ def refuse_old_trainer(trainer: type) -> None:
         raise InvalidTraining(
             f"transformers {transformers.__version__} is too old for an elastic {trainer.__name__}, which needs its "
             f"{missing[0]}(); install transformers>={OLDEST_TRANSFORMERS}"
+        )
+
+
+def refuse_own_batches(trainer: type) -> None:
+    """Refuse trainers of TRL that generate what they train on (GRPO, RLOO, online distillation)."""
+    if hasattr(trainer, "_generate_and_score_completions"):
+        name = next((each.__name__ for each in trainer.__mro__ if each.__module__.startswith("trl.")), trainer.__name__)
+        raise InvalidTraining(
+            f"{name} generates its samples in groups, and divides them among processes by itself; an elastic trainer "
+            f"divides each batch among its replicas, which would tear groups apart. Use TRL's {name} as it is, in "
+            "trials of one replica (max_replicas=1)"
         )
 
 

@@ -62,6 +62,10 @@ class Position:
         self.own_steps += 1
         self.steps_with_gradients += took_gradients
 
+    def leave_out(self, samples: int) -> None:
+        """The epoch begins behind so many samples, which an earlier run of the script's own has trained."""
+        self.progress += samples
+
     def stand_at(self, *, epoch: int, steps: int, progress: float) -> None:
         """Training goes on from a file of a trainer's own, of which the trial has no checkpoint."""
         self.epoch, self.steps, self.schedule_position = epoch, steps, float(steps)

@@ -252,6 +252,18 @@ class AdaptiveDataLoader:
         for model in core.models:
             model.passes.weigh(amount, total)
 
+    def leave_out_first(self, samples: int) -> None:
+        """Begin the next training loop behind so many samples, which an earlier run of the script has trained.
+
+        A trial that is resumed within that epoch stands behind them already. Raises InvalidTraining for a stream.
+        """
+        if isinstance(self.dataset, IterableDataset):
+            raise InvalidTraining(
+                f"the first {samples} samples of a stream ({type(self.dataset).__name__}) were to be left out; a trial "
+                "goes on by itself where it stood in its stream. Leave that out"
+            )
+        self._marks.left_out = samples
+
     def to_tensorboard(self, writer: Any, global_step: int, tag_prefix: str = "") -> None:
         """Write batch sizes and accumulation steps as scalars under ``tag_prefix``."""
         values = {

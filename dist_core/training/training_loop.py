@@ -40,6 +40,8 @@ class LoopMarks:
         """The step that was counted while its iterator was still held."""
         self.handed_out = self.promised = self.uncounted = 0
         """Batches that the present loop's body was given, that ``len`` says, and of steps that did not count."""
+        self.left_out = 0
+        """Samples at the next loop's beginning that are not trained, because the script says that they were."""
         self.may_be_counted = False
         """True once anybody has asked how many batches there are."""
 
@@ -87,6 +89,7 @@ class TrainingLoop:
             return
         self._loader.cursor.begin_loop()
         self._loader.source.begin_loop()
+        self._leave_out_first(core)
         if started_passes is None and comes_in:
             # Others have begun it, whose last step may have just been theirs.
             started_passes = self._passes_at_start_of(core, core.position.loops_begun)
@@ -105,6 +108,19 @@ class TrainingLoop:
             self._loader.source.end_loop()
         if ran_out:
             core.loops.end()
+
+    def _leave_out_first(self, core: Replica) -> None:
+        """Only where the epoch begins: a trial that is resumed, or joined, within it is behind them already."""
+        left_out, self._marks.left_out = self._marks.left_out, 0
+        cursor, size = self._loader.cursor, self._loader.epoch_size
+        has_begun = size is None or core.position.epoch_progress > core.position.epoch * size
+        if not left_out or has_begun or cursor.position:
+            return
+        core.position.leave_out(left_out)
+        if left_out < self._loader.source.num_samples:
+            cursor.position = left_out
+        else:
+            cursor.end_pass()
 
     def _train_steps(self, core: Replica, started_passes: int, steps_before: int) -> Generator[Any, None, bool]:
         """The loop's steps; False when the epoch ended in its middle, which an iterator that is still held allows."""

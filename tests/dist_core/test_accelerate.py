@@ -80,6 +80,44 @@ def test_a_loop_over_accelerate_ends_as_on_one_process(habit: Any, replicas: int
         assert found == pytest.approx(expected, abs=2e-4)
 
 
+def skips_and_gathers(kit: Kit) -> list[float]:
+    """Goes on behind two batches of the first epoch; gathers losses, counts and, behind an evaluation, results."""
+    accelerator = accelerator_of(kit)
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    loader, held_out = DataLoader(examples(), batch_of_one_process(12)), DataLoader(examples(41), 41)
+    model, optimizer, loader, held_out = accelerator.prepare(model, optimizer, loader, held_out)
+    found: list[float] = []
+    for epoch in kit.epochs(2):
+        found = []
+        for x, y in accelerator.skip_first_batches(loader, 2) if epoch == 0 else loader:
+            loss = nn.functional.mse_loss(model(x), y)
+            accelerator.backward(loss)
+            optimizer.step()
+            optimizer.zero_grad()
+            count = accelerator.gather(torch.tensor(len(x))).sum()
+            losses = accelerator.reduce({"sum": loss.detach() * len(x)})
+            rows = accelerator.gather((x.detach(), y))
+            assert [len(each) for each in rows] == [count, count]
+            found += [float(count), float(losses["sum"] / count), float(rows[0].sum()), float(rows[1].sum())]
+        model.eval()
+        with torch.no_grad():
+            [(x, y)] = held_out
+            error = nn.functional.mse_loss(model(x), y, reduction="sum")
+        model.train()
+        found += [float(accelerator.gather(error).sum()), float(accelerator.reduce(error, "mean"))]
+    return [*found, *weights_of(accelerator.unwrap_model(model))]
+
+
+@pytest.mark.parametrize("replicas", [1, 2, GROWN])
+def test_batches_are_skipped_and_values_gathered_as_on_one_process(replicas: int) -> None:
+    expected = in_plain_pytorch(skips_and_gathers)
+    results = as_trial(skips_and_gathers, replicas)
+    assert len(results) == (3 if replicas == GROWN else replicas)
+    for found in results:
+        assert found == pytest.approx(expected, abs=2e-4)
+
+
 def is_main(kit: Kit) -> list[bool]:
     """Before training, and behind it."""
     accelerator = accelerator_of(kit)

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from dist_core.errors import InvalidTraining
 from dist_core.trial.current import get_core
 from tests.support.habits import GROWN, RESCALED, Kit, as_trial, in_plain_pytorch
 from tests.support.hugging_face import told
@@ -149,3 +150,14 @@ def test_an_elastic_trainer_of_trl_ends_as_its_own(habit: Any, replicas: int) ->
     assert results
     for found in results:
         assert found == pytest.approx(expected, abs=5e-4)
+
+
+@pytest.mark.parametrize("name", ["GRPOTrainer", "RLOOTrainer"])
+def test_a_trainer_that_generates_what_it_trains_on_is_refused_by_name(name: str) -> None:
+    """On several replicas its groups of completions would be torn apart."""
+    import trl
+
+    from dist_core.huggingface import elastic
+
+    with pytest.raises(InvalidTraining, match=rf"^{name} generates its samples in groups.*Use TRL's {name} as it is"):
+        elastic(getattr(trl, name))
