@@ -14,7 +14,7 @@ SLURM_TESTS ?= slurm
 
 .DEFAULT_GOAL := help
 PAGE := scheduler/dashboard/page
-.PHONY: help setup page demo test test-slow test-sweeps test-browser test-gpu test-cluster test-slurm explore coverage check docs dist bench bench-gpu clean
+.PHONY: help setup page demo test test-slow test-sweeps test-browser test-gpu test-cluster test-slurm test-oldest explore coverage check docs dist bench bench-gpu clean
 
 help:
 	@echo "make demo      set up and run the main job: an Optuna sweep of elastic trials (two minutes)"
@@ -23,6 +23,7 @@ help:
 	@echo "make test-gpu  run the tests that need an NVIDIA GPU; some need two"
 	@echo "make test-cluster  run the tests on the Kubernetes cluster that KUBECONFIG names"
 	@echo "make test-slurm  run the tests on the Slurm that SLURM_CONF names: one of your own, where you are root"
+	@echo "make test-oldest  a part of the training core's tests with the oldest torch, in an environment of their own"
 	@echo "make explore   the property tests with other examples than make test's"
 	@echo "make coverage  which lines make test runs, in every process that it starts"
 	@echo "make check     ruff, mypy, the import contracts, spelling and prose"
@@ -71,6 +72,13 @@ test-cluster: setup
 test-slurm: setup
 	$(BIN)/python -m pytest -m "$(SLURM_TESTS)"
 
+$(VENV)-oldest/.ready: scripts/setup.sh requirements/locked.txt pyproject.toml
+	@PYTHON="$(PYTHON)" VENV="$(VENV)-oldest" bash scripts/setup.sh oldest
+
+test-oldest: $(VENV)-oldest/.ready
+	$(VENV)-oldest/bin/python -m pytest -p no:cacheprovider $(addprefix tests/dist_core/test_,$(addsuffix .py,\
+		training training_loops reductions checkpoint synchronized_batch_norm old_torch))
+
 explore: setup
 	$(BIN)/python -m pytest $(SPREAD) --hypothesis-profile=explore --timeout=1800 $$(grep -rlE "^from hypothesis" tests --include="test_*.py")
 
@@ -104,4 +112,4 @@ bench-gpu: setup
 	$(BIN)/python -m benchmarks.run gpu
 
 clean:
-	rm -rf $(VENV) elastune-demo .elastune docs/_build dist .coverage-data $(PAGE)/built $(PAGE)/node_modules
+	rm -rf $(VENV) $(VENV)-oldest elastune-demo .elastune docs/_build dist .coverage-data $(PAGE)/built $(PAGE)/node_modules

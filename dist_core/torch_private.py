@@ -1,7 +1,7 @@
 """Every call into torch that is not public API, in one place, each with the reason and a test.
 
-Read in torch 2.13 and tried with 2.14; an import with a later release says so. One that offers the same publicly
-(reconfigurable groups) replaces lines here only.
+Read in torch 2.13, and tried with 2.9, 2.11 and 2.14; an import with a later release says so. Models that are divided
+among processes need 2.11. One that offers the same publicly (reconfigurable groups) replaces lines here only.
 """
 
 from __future__ import annotations
@@ -27,20 +27,26 @@ from torch._C._distributed_c10d import GradBucket, HashStore, PrefixStore, Store
 from torch.autograd import Variable
 from torch.distributed import Backend, distributed_c10d
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.distributed_c10d import GroupName
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parallel.distributed import _find_tensors
 from torch.utils.data._utils import worker as data_worker
 from torch.utils.data._utils.worker import WorkerInfo
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
+from dist_core.errors import InvalidTraining
+
 TRIED_WITH = (2, 14)
+RELEASE = tuple(int(part) for part in torch.__version__.split(".")[:2])
+OLDEST_TO_DIVIDE = (2, 11)
+"""Before, FSDP2 averages what it is told to sum, and stages send other sizes than their neighbours expect."""
+GroupName: Any = getattr(distributed_c10d, "GroupName", str)
+"""A string's own type in newer releases; torch 2.9 has none."""
 _NOBODY_SENDS = 2**31 - 1
 """A tag."""
 
-if tuple(int(part) for part in torch.__version__.split(".")[:2]) > TRIED_WITH:
+if RELEASE > TRIED_WITH:
     warnings.warn(
-        f"elastune uses private parts of torch as they are in 2.13 to {TRIED_WITH[0]}.{TRIED_WITH[1]}; this is torch "
+        f"elastune uses private parts of torch as they are in 2.9 to {TRIED_WITH[0]}.{TRIED_WITH[1]}; this is torch "
         f"{torch.__version__}, in which they may have changed. If training fails in dist_core, install "
         f"torch=={TRIED_WITH[0]}.{TRIED_WITH[1]}.*",
         stacklevel=2,
@@ -73,6 +79,7 @@ __all__ = [
     "no_buffer_sync",
     "reading_as",
     "reduce_scatter_single",
+    "refuse_to_divide_with_old_torch",
     "replace_default_group",
     "replace_process_group",
     "schedules_within",
@@ -81,6 +88,15 @@ __all__ = [
     "tensors_in",
     "work_of",
 ]
+
+
+def refuse_to_divide_with_old_torch() -> None:
+    """Raises InvalidTraining where this torch divides no model among processes as newer ones do."""
+    if RELEASE < OLDEST_TO_DIVIDE:
+        raise InvalidTraining(
+            f"a replica of several slots holds a part of its model on each, which needs torch 2.11 or newer; this is "
+            f"torch {torch.__version__}. Install torch>=2.11, or give the trial one slot a replica"
+        )
 
 
 def build_gloo_group(
@@ -254,9 +270,15 @@ def name_group(group: dist.ProcessGroup) -> None:
 def mesh_of(group: dist.ProcessGroup, device: str) -> DeviceMesh:
     """The processes of a group as a mesh; torch's own function asks the default group for this one's rank."""
     name_group(group)
-    mesh = DeviceMesh(device, torch.arange(group.size()), _init_backend=False, _rank=group.rank())
+    ranks = torch.arange(group.size())
+    if "_rank" in inspect.signature(DeviceMesh.__init__).parameters:
+        mesh = DeviceMesh(device, ranks, _init_backend=False, _rank=group.rank())
+    else:  # torch 2.9
+        with as_default_group(group):
+            mesh = DeviceMesh(device, ranks, _init_backend=False)
     mesh._dim_group_names = [group.group_name]
-    mesh._pg_registry[group.group_name] = group
+    if hasattr(mesh, "_pg_registry"):
+        mesh._pg_registry[group.group_name] = group
     return mesh
 
 

@@ -1,12 +1,14 @@
 #!/usr/bin/env bash
 # Builds the project's own virtual environment: `setup.sh demo` what a user of Optuna needs, `setup.sh` all that the
-# tests need. Says what is missing instead of failing somewhere inside an installer.
+# tests need, `setup.sh oldest` the same with the oldest torch. Says what is missing instead of failing somewhere inside
+# an installer.
 set -euo pipefail
 
 WHAT=${1:-all}
 PYTHON=${PYTHON:-python3}
 VENV=${VENV:-.venv}
 TORCH=2.13.0
+[ "$WHAT" != oldest ] || TORCH=2.9.1
 UV=0.13.9
 
 fail() { echo "setup: $1" >&2; exit 1; }
@@ -64,7 +66,9 @@ else
     echo "setup: installing the pinned dependencies"
     install -r requirements/locked.txt
     install --no-deps -e .
-    if command -v npm >/dev/null; then
+    if [ "$WHAT" = oldest ]; then
+        :
+    elif command -v npm >/dev/null; then
         make -s page || echo "setup: the web page was not built; everything else works without it"
     else
         echo "setup: npm is not here, so the web page is not built; everything else works without it"

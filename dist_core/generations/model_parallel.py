@@ -22,6 +22,7 @@ from dist_core.link.client import ControlChannel
 from dist_core.link.environment import ReplicaEnvironment, standalone_members, standalone_world
 from dist_core.state.parts import ALONE, Readers
 from dist_core.state.seeds import derived_seed
+from dist_core.torch_private import refuse_to_divide_with_old_torch
 
 MEET_TIMEOUT = timedelta(minutes=5)
 """Time for a replica's processes to find each other; each first imports what the training code needs."""
@@ -42,8 +43,13 @@ class ModelParallelGroup:
             self.members, self.member = environment.members, environment.member
 
     def group(self, device: Device) -> ReplicaGroup:
-        """Its processes, by member; blocks until all have come. Raises PeerLost when one does not."""
+        """Its processes, by member; blocks until all have come.
+
+        Raises PeerLost when one does not, and InvalidTraining where there are several and torch is too old for that.
+        """
         if self._group is None:
+            if self.members > 1:
+                refuse_to_divide_with_old_torch()
             self._group = self._made(GroupNeeds(carriers=frozenset({carrier_for(device)})))
         return self._group
 

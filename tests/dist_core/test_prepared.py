@@ -206,7 +206,8 @@ def test_what_a_killed_process_was_making_is_made_by_another(tmp_path: Path) -> 
     os.kill(first.pid, signal.SIGKILL)
     first.communicate()
     out, _ = second.communicate(timeout=STALE_SECONDS - 5)
-    assert out.strip() == str(list(range(ROWS))), said.read_text()
+    # Gloo of older releases speaks there, too.
+    assert out.splitlines()[-1] == str(list(range(ROWS))), said.read_text()
     assert made(tmp_path) == sorted([*range(PARTS), 3])
 
 
