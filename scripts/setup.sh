@@ -60,7 +60,7 @@ sys.exit(version('torch').split('+')[0] != '$TORCH')" 2>/dev/null; then
 fi
 if [ "$WHAT" = demo ]; then
     echo "setup: installing what the demo needs"
-    install -c requirements/locked.txt -e ".[optuna]" scikit-learn
+    install -c requirements/locked.txt -e ".[optuna,pictures]" scikit-learn
     touch "$VENV/.demo"
 else
     echo "setup: installing the pinned dependencies"

@@ -61,6 +61,7 @@ def _python() -> Iterator[Finding]:
         ("optuna", "optuna", "Optuna sweeps"),
         ("nni", "nni", "NNI experiments"),
         ("kubernetes", "kubernetes", "running on a cluster"),
+        ("matplotlib", "pictures", "`elastune timeline`"),
     ):
         try:
             yield Finding(GOOD, name, version(name))

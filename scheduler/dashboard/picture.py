@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from scheduler.dashboard.colors import Names
+from scheduler.errors import SchedulerError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +49,10 @@ def bars(timeline: Mapping[str, Any]) -> tuple[list[str], list[Bar]]:
 
 
 def draw_timeline(timeline: Mapping[str, Any], base: Path) -> Path:
-    """Write ``BASE.png`` and return its path. Raises OSError when the folder cannot be written."""
+    """Write ``BASE.png`` and return its path.
+
+    Raises OSError when the folder cannot be written, and SchedulerError where matplotlib is missing.
+    """
     base.parent.mkdir(parents=True, exist_ok=True)
     rows, drawn = bars(timeline)
     title = "Slots over time (numbers are trials)"
@@ -59,9 +63,14 @@ def draw_timeline(timeline: Mapping[str, Any], base: Path) -> Path:
     return path
 
 
-def _draw(rows: list[str], drawn: list[Bar], title: str, path: Path) -> None:
-    import matplotlib
+NEEDED = "pictures are drawn with matplotlib, which is not installed here; pip install 'elastune[pictures]'"
 
+
+def _draw(rows: list[str], drawn: list[Bar], title: str, path: Path) -> None:
+    try:
+        import matplotlib
+    except ModuleNotFoundError as error:
+        raise SchedulerError(NEEDED) from error
     matplotlib.use("Agg")
     from matplotlib import pyplot
 

@@ -7,13 +7,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import matplotlib as mpl
 import numpy as np
-from matplotlib.figure import Figure
 
+from scheduler.dashboard.picture import NEEDED
+from scheduler.errors import SchedulerError
 from scheduler.simulator.as_it_ran import AsItRan
 from scheduler.simulator.sweep import SweepResult
 from scheduler.simulator.world import SimulationResult
+
+try:
+    import matplotlib as mpl
+    from matplotlib.figure import Figure
+except ModuleNotFoundError as missing:
+    raise SchedulerError(NEEDED) from missing
 
 UNITS = (("seconds", 1.0, 600.0), ("minutes", 60.0, 3 * 3600.0), ("hours", 3600.0, math.inf))
 """Units of time: name, length in seconds, and the longest time that they are for."""

@@ -21,7 +21,7 @@ from tests.support.project import ROOT
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 NOT_SOURCES = (
     "node_modules",
-    ".venv",
+    ".venv*",
     ".git",
     "build",
     "dist",
@@ -105,13 +105,31 @@ def test_neither_is_built_without_the_page(tmp_path: Path) -> None:
         assert "run `make page` first" in done.stdout + done.stderr
 
 
+def test_wheels_for_a_machine_without_a_network_are_few_and_install_from_their_folder(tmp_path: Path) -> None:
+    """What that machine has, torch and numpy, is not packed, and what is packed fits it."""
+    numpy, torch = (importlib.metadata.version(name) for name in ("numpy", "torch"))
+    (tmp_path / "there.txt").write_text(f"numpy=={numpy}\ntorch=={torch}\n-e git+file:///home/me/mine#egg=mine\n")
+    pack: list[str | Path] = [sys.executable, "-m", "scripts.wheelhouse", tmp_path / "wheels"]
+    assert "MiB; there: bash wheels/install.sh python" in run([*pack, "--there", tmp_path / "there.txt"], ROOT)
+    wheels = list((tmp_path / "wheels").glob("*.whl"))
+    assert sum(each.stat().st_size for each in wheels) < 60 * 2**20
+    assert not {"numpy", "torch"} & {each.name.partition("-")[0] for each in wheels}
+    run([sys.executable, "-m", "venv", tmp_path / "machine"], tmp_path)
+    python = tmp_path / "machine" / "bin" / "python"
+    run([python, "-m", "pip", "install", "-q", f"numpy=={numpy}"], tmp_path)
+    run(["bash", tmp_path / "wheels" / "install.sh", python], tmp_path, PIP_NO_INDEX="1", PIP_FIND_LINKS="")
+    command = python.with_name("elastune")
+    assert run([command, "--version"], tmp_path) == f"elastune {dist_core.__version__}\n"
+    assert "fifo" in run([command, "simulate", "--jobs", "3", "--policy", "fifo", "--nodes", "1"], tmp_path)
+
+
 def test_the_demo_runs_where_nothing_else_is_installed(built: Built, empty: Path, tmp_path: Path) -> None:
     constraints = tmp_path / "constraints.txt"
     # The build of torch that is here already: other ones take several GB.
     torch = f"torch=={importlib.metadata.version('torch')}"
     constraints.write_text((ROOT / "requirements" / "locked.txt").read_text() + torch + "\n")
     install: list[str | Path] = [empty, "-m", "pip", "install", "-q", "-c", constraints]
-    run([*install, f"{built.wheel}[torch,optuna]", "scikit-learn"], tmp_path)
+    run([*install, f"{built.wheel}[torch,optuna,pictures]", "scikit-learn"], tmp_path)
     command = empty.with_name("elastune")
     assert run([command, "--version"], tmp_path) == f"elastune {dist_core.__version__}\n"
     demo: list[str | Path] = [
