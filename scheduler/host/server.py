@@ -23,7 +23,7 @@ import uvicorn
 
 from scheduler.api.app import api_config
 from scheduler.api.page.session_routes import link_path
-from scheduler.api.service import Service
+from scheduler.api.root import assemble
 from scheduler.api.site import Site
 from scheduler.api.tokens import Access, Identity, Tokens
 from scheduler.errors import SchedulerError
@@ -32,8 +32,6 @@ from scheduler.host.notifications import Notifier
 from scheduler.host.retention import Retention
 from scheduler.host.secret_files import keep_private, save_in_folder, secrets_in_folder
 from scheduler.loop.control_loop import ControlLoop
-from scheduler.loop.settings import LoopSettings
-from scheduler.loop.steady_clock import SteadyClock
 from scheduler.loop.watchdog import Watchdog
 from scheduler.policy import policy_by_name
 from scheduler.state_folder import StateFolder, read_server_file
@@ -98,7 +96,8 @@ def serve(
     ``on_listening`` gets the address, the token, and the path of a link that opens the page once, when requests are
     answered.
     """
-    policy = policy_by_name(settings.policy)
+    # What cannot work is said before anything is there.
+    policy_by_name(settings.policy)
     folder = StateFolder.acquire(settings.state_dir)
     keep_private(folder.path)
     listener = _bind(settings)
@@ -111,18 +110,17 @@ def serve(
     )
     store = sql_store(settings.database or folder.database_url, exclusive=True)
     site = make_site()
-    launcher = site.launcher
-    clock = SteadyClock()
-    settings_of_loop = LoopSettings(
+    service = assemble(
+        store,
+        site,
+        tokens,
+        policy=settings.policy,
+        url=url,
         state_dir=folder.path.resolve(),
-        api_url=lambda: url,
-        replica_token=tokens.for_replica,
-        base_environ=site.environ(is_shared=not settings.stop_with_stdin),
+        is_shared=not settings.stop_with_stdin,
         server_file=None if site.runs_elsewhere else folder.server_file.resolve(),
     )
-    loop = ControlLoop(store, launcher, policy, settings_of_loop, clock=clock)
-    site.call_on_change(loop.wake)
-    service = Service(store, loop, tokens, site, clock=clock)
+    loop, clock = service.loop, service.clock
     retention = Retention(store, loop, settings.keep_seconds, clock=clock)
     service.forget = retention.forget
     loop.after_look.append(retention.look)
@@ -155,7 +153,7 @@ def serve(
     try:
         server.run(sockets=[listener])
     finally:
-        launcher.close()
+        site.launcher.close()
         store.close()
         folder.release()
     if failures:

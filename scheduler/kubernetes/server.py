@@ -25,7 +25,7 @@ from fastapi.responses import JSONResponse
 
 from scheduler.api.app import api_config
 from scheduler.api.bodies import BodyLimit
-from scheduler.api.service import Service
+from scheduler.api.root import assemble
 from scheduler.api.tokens import Tokens
 from scheduler.kubernetes.admission import review
 from scheduler.kubernetes.certificates import Certificate, shared_certificate, trust
@@ -34,8 +34,6 @@ from scheduler.kubernetes.leadership import Lease, lead_when_elected, resign
 from scheduler.kubernetes.placeholders import Placeholders
 from scheduler.kubernetes.site import ClusterSite
 from scheduler.loop.control_loop import ControlLoop
-from scheduler.loop.settings import LoopSettings
-from scheduler.loop.steady_clock import SteadyClock
 from scheduler.loop.watchdog import STUCK_SECONDS
 from scheduler.policy import policy_by_name
 from trials.errors import ClusterRefused, ClusterUnreachable
@@ -169,23 +167,21 @@ class Operator:
         site = ClusterSite(self._api, cluster, store)
         tokens = settings.tokens()
         url = settings.url or self._service_url()
-        clock = SteadyClock()
-        settings_of_loop = LoopSettings(
+        service = assemble(
+            store,
+            site,
+            tokens,
+            policy=settings.policy,
+            url=url,
             state_dir=self._state,
-            api_url=lambda: url,
-            replica_token=tokens.for_replica,
-            base_environ=site.environ(is_shared=True),
             decide_every_seconds=DECIDE_SECONDS,
             decide_on_loss_or_end=True,
             leaving_seconds=LEAVING_SECONDS,
             may_act=self._lease.is_fresh,
         )
-        policy = policy_by_name(settings.policy)
-        loop = self._loop = ControlLoop(store, site.launcher, policy, settings_of_loop, clock=clock)
-        site.call_on_change(loop.wake)
-        service = Service(store, loop, tokens, site, clock=clock)
+        loop = self._loop = service.loop
         placeholders = Placeholders(self._api, cluster, site.view.pods, site.view.nodes)
-        loop.after_look.append(Housekeeping(store, loop, cluster, placeholders, clock=clock).look)
+        loop.after_look.append(Housekeeping(store, loop, cluster, placeholders, clock=service.clock).look)
         site.begin(store, loop, url, tokens.for_agents())
         self._server = uvicorn.Server(api_config(service, host=settings.host, port=settings.port))
         threading.Thread(target=self._announce, args=(url, began), daemon=True).start()
