@@ -1,6 +1,6 @@
 """Every call into torch that is not public API, in one place, each with the reason and a test.
 
-Read in torch 2.13, and tried with 2.9, 2.11 and 2.14; an import with a later release says so. Models that are divided
+Read in torch 2.13, and tried with 2.9, 2.11 and 2.15; an import with a later release says so. Models that are divided
 among processes need 2.11. One that offers the same publicly (reconfigurable groups) replaces lines here only.
 """
 
@@ -35,7 +35,7 @@ from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from dist_core.errors import InvalidTraining
 
-TRIED_WITH = (2, 14)
+TRIED_WITH = (2, 15)
 RELEASE = tuple(int(part) for part in torch.__version__.split(".")[:2])
 OLDEST_TO_DIVIDE = (2, 11)
 """Before, FSDP2 averages what it is told to sum, and stages send other sizes than their neighbours expect."""
