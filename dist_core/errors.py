@@ -22,6 +22,16 @@ class InvalidTraining(DistCoreError, ValueError):
     """The training script asks for something contradictory; the message says what to change."""
 
 
+class BatchLeftOut(InvalidTraining):
+    """One replica leaves out a batch that others train on, where that cannot be followed; ``why`` says where."""
+
+    def __init__(self, why: str) -> None:
+        super().__init__(
+            f"one replica leaves out a batch that others train on{why}. Leave batches out by what all replicas know: a "
+            "sum of an Accumulator"
+        )
+
+
 class InvalidCheckpoint(DistCoreError):
     """A checkpoint is missing a file, or its content does not match its checksum."""
 

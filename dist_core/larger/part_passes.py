@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from dist_core.data.order import StepPlan
-from dist_core.errors import InvalidTraining
+from dist_core.errors import BatchLeftOut, InvalidTraining
 from dist_core.gradients.bucket_reducer import StepNorms
 from dist_core.gradients.earlier_passes import around_backward
 from dist_core.gradients.noise.measurements import Measurements
@@ -94,10 +94,7 @@ class PartPasses(PassesOfSteps):
     def lay_out_buckets(self) -> None: ...
 
     def reduce_nothing(self) -> None:
-        raise InvalidTraining(
-            "one replica leaves out a batch that others train a model of several slots on, whose processes compute "
-            "together. Leave batches out by what all replicas know: a sum of an Accumulator"
-        )
+        raise BatchLeftOut(", with a model of several slots, whose processes compute together")
 
     def leave_step_out(self) -> None:
         self._hidden.drop()

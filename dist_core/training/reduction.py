@@ -8,7 +8,7 @@ from typing import Any, Protocol, cast
 from torch.nn.parallel import DistributedDataParallel
 
 from dist_core.device import Device, Mark
-from dist_core.errors import InvalidTraining
+from dist_core.errors import BatchLeftOut
 from dist_core.generations.group_needs import GroupNeeds, carrier_for
 from dist_core.generations.process_groups import ReplicaGroup
 from dist_core.gradients.bucket_reducer import BucketReducer, StepNorms
@@ -154,10 +154,9 @@ class BucketReduction:
             or self._choice.strategy.reads_layout
             or any(getattr(module, "sparse", False) for module in model.modules())
         ):
-            raise InvalidTraining(
-                "one replica leaves out a batch that others train on, with find_unused_parameters, static_graph, "
-                "sparse gradients or power_sgd: what the others send cannot be known here. Leave batches out by what "
-                "all replicas know: a sum of an Accumulator"
+            raise BatchLeftOut(
+                ", with find_unused_parameters, static_graph, sparse gradients or power_sgd: what the others send "
+                "cannot be known here"
             )
         self.group.begin_backward()
         self.group.norms = None

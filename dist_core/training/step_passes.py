@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from dist_core.data.order import StepPlan
-from dist_core.errors import InvalidTraining
+from dist_core.errors import BatchLeftOut, InvalidTraining
 from dist_core.gradients.bucket_reducer import StepNorms
 from dist_core.gradients.earlier_passes import around_backward, note_backward
 from dist_core.gradients.noise.measurements import Measurements
@@ -192,20 +192,15 @@ class StepPasses(PassesOfSteps):
 
     def lay_out_buckets(self) -> None:
         if self._synchronized_norms.are_there and not self.user_accumulates:
-            raise InvalidTraining(
-                "a batch was left out by a replica whose model has SyncBatchNorm: the others wait for its statistics. "
-                "Leave batches out by what all replicas know: a sum of an Accumulator"
-            )
+            raise BatchLeftOut(", whose model has SyncBatchNorm: the others wait for its statistics")
         self._over.lay_out_buckets()
 
     def reduce_nothing(self) -> None:
         scales = self._wrapped.scaler is not None and self._wrapped.scaler.is_enabled()
         if self.user_accumulates or scales:
-            raise InvalidTraining(
-                "one replica leaves out a batch that others train on, and the training loop "
-                + ("sums up gradients by itself" if self.user_accumulates else "uses a GradScaler")
-                + ": what the others have summed or scaled would not be the same any more. Leave batches out by what "
-                "all replicas know: a sum of an Accumulator"
+            habit = "sums up gradients by itself" if self.user_accumulates else "uses a GradScaler"
+            raise BatchLeftOut(
+                f", and the training loop {habit}: what the others have summed or scaled would not be the same any more"
             )
         for _ in range(self._usual_reductions):
             self._over.reduce_nothing()

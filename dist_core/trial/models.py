@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
-from dist_core.errors import InvalidTraining
+from dist_core.errors import BatchLeftOut
 from dist_core.generations.generation import Generation
 from dist_core.generations.group_needs import GroupNeeds
 from dist_core.generations.step_vote import Voter
@@ -152,10 +152,7 @@ class Models(Voter, Listener):
     def reduce_nothing(self) -> None:
         """Take part in the others' reductions of a step that this replica leaves out. Raises InvalidTraining."""
         if len(self) != 1:
-            raise InvalidTraining(
-                f"one replica leaves out a batch that others train {len(self)} models on; which of them they train "
-                "cannot be known here. Leave batches out by what all replicas know: a sum of an Accumulator"
-            )
+            raise BatchLeftOut(f", with {len(self)} models: which of them they train cannot be known here")
         self[0].passes.reduce_nothing()
 
     def leave_step_out(self) -> None:

@@ -512,9 +512,6 @@ class ReportBook:
     def has_any(self, trial_id: str) -> bool:
         return bool(self._of.get(trial_id))
 
-    def steps_of(self, trial_id: str) -> list[int]:
-        return sorted(self._of.get(trial_id, ()))
-
     def of(self, trial_id: str) -> list[Report]:
         """Return the trial's reports in order of steps."""
         mine = self._sorted.get(trial_id)
