@@ -55,6 +55,7 @@ from dist_core.trial.hinting import Hinting
 from dist_core.trial.leaving import Leaving
 from dist_core.trial.loops import EvaluationState, Loops
 from dist_core.trial.models import Models
+from dist_core.trial.moving_buffers import MovingBuffers
 from dist_core.trial.pacing import LoopHabits, Pacing
 from dist_core.trial.participants import PacingLoader
 from dist_core.trial.plain_replica import PlainReplica
@@ -162,6 +163,7 @@ class Replica:
         generation, position = self.generation, self.position
         self.same_weights = SameWeights(generation, position, self.models, self.news)
         self.same_place = SamePlace(position)
+        self.moving_buffers = MovingBuffers(generation, self.models)
         same_code = SameCode(generation, self.round, self.same_place, self.same_weights)
         self.rendezvous = Rendezvous(generation, position, self.record, self.leaving, self.healing, same_code)
         self.metric_mean = MetricMean(generation, self.rendezvous, self.news)
@@ -183,6 +185,7 @@ class Replica:
             self.same_weights,
             self.sums,
             self.models,
+            self.moving_buffers,
             self.batch,
             Preemption(self.leaving, self.sums, self.departure),
             self.transitions,
@@ -198,6 +201,7 @@ class Replica:
             self.random,
             self.emulated_device,
             self.same_weights,
+            self.moving_buffers,
             self.news,
             self.states.checkpoints,
             self.models,
