@@ -21,7 +21,7 @@ from dist_core.torch_private import times_written
 from dist_core.trial.models import Models
 
 _Mark = list[tuple[int, int]]
-"""Where each buffer lies, and how often it was written."""
+"""Address of each buffer, and how often it was written."""
 
 
 class MovingBuffers(Voter, Listener):
