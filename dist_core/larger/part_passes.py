@@ -33,10 +33,9 @@ class PartPasses(PassesOfSteps):
         weighs: bool,
         shares_data: bool,
     ) -> None:
-        super().__init__(parameters, place, over)
+        super().__init__(parameters, place, over, measurements)
         self._sums = over
         self._core = core
-        self._measurements = measurements
         self._weighs = weighs
         self._shares_data = shares_data
         self._num_parts = 1
@@ -49,17 +48,17 @@ class PartPasses(PassesOfSteps):
 
     def begin(self, step: StepPlan, index: int, *, measures: bool) -> None:
         """A pass of a micro-batch."""
-        self._place.begin_micro_batch(step, index, measures=measures)
+        self.place.begin_micro_batch(step, index, measures=measures)
         self._passed = False
         if index > 0:
             return
         self._hidden.drop()
-        self._measurements.begin_step()
+        self.measurements.begin_step()
         self._sums.reduced = False
         self._sums.passive = self._core.generation.group.world_size == 1
         each = 1 if self._shares_data else self._core.generation.group.members
         self._num_parts = -(-step.num_parts // each)
-        measures = measures and self._measurements.are_possible
+        measures = measures and self.measurements.are_possible
         self._counts = self._examples_of_replica(step) if measures else None
         self._sums.measuring = measures and self._num_parts > 1
         self._sums.norms = StepNorms([], []) if self._sums.measuring else None
@@ -73,10 +72,10 @@ class PartPasses(PassesOfSteps):
     @property
     def weight(self) -> float:
         """Share of the step's batch in the present pass of this process."""
-        step = self._place.step
+        step = self.place.step
         if step is None:
             return 1.0
-        return len(step.micro_batches[self._place.index]) / step.global_batch if step.weight else 0.0
+        return len(step.micro_batches[self.place.index]) / step.global_batch if step.weight else 0.0
 
     def begin_dry(self) -> None:
         super().begin_dry()
@@ -115,7 +114,7 @@ class PartPasses(PassesOfSteps):
     def end_pass(self) -> None:
         """A backward pass is through: its gradients wait for the step's others, or all of them are summed."""
         self._sums.reduced = True
-        place = self._place
+        place = self.place
         if place.step is None or place.passed_step:
             return
         if self._passed:
@@ -130,27 +129,27 @@ class PartPasses(PassesOfSteps):
                     parameter.grad.mul_(self.weight)
         if self._splits_to_measure and self._counts is not None:
             # What came is the pass's part of the mean gradient, and that of its own examples is wanted.
-            self._measurements.measure_part(sum(self._counts) / max(self._counts[place.index], 1e-30))
+            self.measurements.measure_part(sum(self._counts) / max(self._counts[place.index], 1e-30))
         if not place.is_last_micro_batch:
             self._hidden.take(1.0)
             return
         self._hidden.join(1.0)
         if self._splits_to_measure:
-            self._measurements.measure_whole()
+            self.measurements.measure_whole()
         counts = self._counts
         self._sums.reduce(None if counts is None else sum(counts) / place.step.global_batch)
 
     @property
     def _splits_to_measure(self) -> bool:
-        return self._place.measures and self._sums.is_alone and self._place.has_several_passes
+        return self.place.measures and self._sums.is_alone and self.place.has_several_passes
 
     # ------------------------------------------------------------------ a step's end
 
     def end_step(self) -> None:
         """A step is over on this replica, applied or skipped: what was measured waits for a round."""
-        step, over = self._place.step, self._sums
+        step, over = self.place.step, self._sums
         over.measuring = False
-        if step is not None and self._measurements.end_step(
+        if step is not None and self.measurements.end_step(
             over.norms,
             step=self._core.position.steps,
             num_parts=self._num_parts,

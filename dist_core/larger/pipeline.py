@@ -181,13 +181,9 @@ class ElasticPipeline(MeasuredModel, nn.Module):
         self.part = WrappedModel(
             core,
             self,
-            self.stages,
             optimizers,
-            place=step_place,
-            measurements=measured,
-            state=DividedState(self._held, optimizers, schedules_in(lr_scheduler)),
-            over=over,
-            passes=self._passes,
+            self._passes,
+            DividedState(self._held, optimizers, schedules_in(lr_scheduler)),
             scaling_rule=scaling_rule,
             noise_every=noise_every,
         )

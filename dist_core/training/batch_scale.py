@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
+
 import torch
 
 from dist_core.goodput import GradientStatistics, gain
@@ -41,6 +43,10 @@ class BatchScale:
         """Steps at the initial batch size that the present step is worth."""
         statistics = self.statistics
         return 1.0 if statistics is None else float(gain(statistics, self._scale))
+
+    def applied_to(self, optimizer: torch.optim.Optimizer) -> AbstractContextManager[None]:
+        """Within, the optimizer's learning rates are those of this step."""
+        return self._rates.multiplied(optimizer, self.factor_of(optimizer))
 
     def factor_of(self, optimizer: torch.optim.Optimizer) -> float:
         """Return the factor on the user's learning rate in this step."""

@@ -106,13 +106,9 @@ class AdaptiveDataParallel(MeasuredModel, DistributedDataParallel):
         self.part = WrappedModel(
             core,
             self,
-            model,
             optimizers,
-            place=step_place,
-            measurements=measured,
-            state=state,
-            over=self._over,
-            passes=self._passes,
+            self._passes,
+            state,
             scaling_rule=scaling_rule,
             noise_every=noise_every,
         )

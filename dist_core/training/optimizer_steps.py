@@ -7,16 +7,13 @@ from typing import Any
 
 import torch
 
-from dist_core.device import Device, Elapsed, Mark
+from dist_core.device import Elapsed, Mark
 from dist_core.errors import InvalidTraining
 from dist_core.gradients.checks import refuse_unreduced, refuse_what_is_missing
-from dist_core.gradients.noise.measurements import Measurements
 from dist_core.gradients.optimizers import keeps_its_closure
 from dist_core.gradients.patched_calls import updating
-from dist_core.gradients.scaled_rates import ScaledRates
-from dist_core.gradients.step_place import StepPlace
 from dist_core.training.batch_scale import BatchScale
-from dist_core.training.reduction import Reduction
+from dist_core.training.passes_of_steps import WrappedPasses
 from dist_core.trial.replica import Replica
 
 
@@ -26,23 +23,17 @@ class OptimizerSteps:
     def __init__(
         self,
         core: Replica,
-        device: Device,
-        module: torch.nn.Module,
         optimizers: Sequence[torch.optim.Optimizer],
-        place: StepPlace,
-        over: Reduction,
-        measurements: Measurements,
-        rates: ScaledRates,
+        passes: WrappedPasses,
         scale: BatchScale,
     ) -> None:
         self._core = core
-        self._device = device
-        self._module = module
         self._optimizers = optimizers
-        self._place = place
-        self._over = over
-        self._measurements = measurements
-        self._rates = rates
+        self._place = passes.place
+        self._over = passes.over
+        self._measurements = passes.measurements
+        self._module = passes.measurements.module
+        self._device = passes.measurements.device
         self._scale = scale
         self._checked = False
         self.reduction: Elapsed | None = None
@@ -143,7 +134,7 @@ class OptimizerSteps:
                 return original(*args, **kwargs)
         self._core.states.before_update()
         try:
-            with self._rates.multiplied(optimizer, self._scale.factor_of(optimizer)), updating():
+            with self._scale.applied_to(optimizer), updating():
                 return original(*args, **kwargs)
         finally:
             if self._measurements.preconditioner is not None:

@@ -3,48 +3,65 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol
 
 import torch
 
 from dist_core.gradients.earlier_passes import EarlierGradients
+from dist_core.gradients.noise.measurements import Measurements
 from dist_core.gradients.step_place import StepPlace
 from dist_core.training.reduction import Reduction
+from dist_core.trial.participants import Passes
+
+
+class WrappedPasses(Passes, Protocol):
+    """Passes of a model's steps, with what they go through."""
+
+    place: StepPlace
+    over: Reduction
+    """What sums gradients."""
+    measurements: Measurements
 
 
 class PassesOfSteps:
-    def __init__(self, parameters: Sequence[torch.nn.Parameter], place: StepPlace, over: Reduction) -> None:
+    """``over``: what sums gradients; ``measurements``: of their noise."""
+
+    def __init__(
+        self, parameters: Sequence[torch.nn.Parameter], place: StepPlace, over: Reduction, measurements: Measurements
+    ) -> None:
         self._parameters = list(parameters)
-        self._place = place
-        self._over = over
+        self.place = place
+        self.over = over
+        self.measurements = measurements
         self._hidden = EarlierGradients(self._parameters)
 
     def begin_probe(self) -> None:
         """A loop over evaluation batches begins; should an optimizer step in it, nothing of it counts."""
-        self._place.begin_probe()
+        self.place.begin_probe()
 
     def end_probe(self, *, trained: bool) -> None:
-        self._place.end_probe()
+        self.place.end_probe()
         if trained:
             self.drop_gradients()
 
     def begin_dry(self) -> None:
         """A joiner's pass on its own: makes what steps need, changes nothing that lasts."""
-        self._place.begin_dry_step()
-        summing = self._over.group
+        self.place.begin_dry_step()
+        summing = self.over.group
         summing.reduced = False
         summing.passive, summing.measuring = True, False
 
     def end_dry(self) -> None:
         """End the dry steps of a replica that is alone, and leave none of their gradients."""
-        self._place.is_dry = False
-        self._over.group.passive = False
+        self.place.is_dry = False
+        self.over.group.passive = False
         self.drop_gradients()
 
     def leave(self) -> None:
         """Leave the loader's steps, and keep nothing of a step that was left in its middle."""
-        self._place.leave()
+        self.place.leave()
         self._hidden.drop()
-        self._over.group.measuring = False
+        self.over.group.measuring = False
 
     def drop_gradients(self) -> None:
         self._hidden.drop()
@@ -54,4 +71,4 @@ class PassesOfSteps:
     @property
     def took_gradients(self) -> bool:
         """Tell whether gradients have come since the present step began."""
-        return self._over.group.reduced
+        return self.over.group.reduced

@@ -41,9 +41,8 @@ class StepPasses(PassesOfSteps):
         measurements: Measurements,
         wrapped: WrappedState,
     ) -> None:
-        super().__init__(list(module.parameters()), place, over)
+        super().__init__(list(module.parameters()), place, over, measurements)
         self._core = core
-        self._measurements = measurements
         self._wrapped = wrapped
         self._synchronized_norms = SynchronizedNorms(module)
         self._num_parts = 1
@@ -62,7 +61,7 @@ class StepPasses(PassesOfSteps):
 
     def begin(self, step: StepPlan, index: int, *, measures: bool) -> None:
         """A pass of a micro-batch."""
-        self._place.begin_micro_batch(step, index, measures=measures)
+        self.place.begin_micro_batch(step, index, measures=measures)
         world_size = self._core.generation.group.world_size
         even = step.global_batch / (world_size * len(step.micro_batches))
         self._synchronized_norms.share = len(step.micro_batches[index]) / even if step.weight else 1.0
@@ -72,8 +71,8 @@ class StepPasses(PassesOfSteps):
         self._hidden.drop()
         self._hidden_passes.clear()
         self._has_come = False
-        self._measurements.begin_step()
-        group = self._over.group
+        self.measurements.begin_step()
+        group = self.over.group
         group.reduced, group.reductions = False, 0
         group.passive = world_size == 1
         group.weight = step.weight
@@ -81,7 +80,7 @@ class StepPasses(PassesOfSteps):
         exact = world_size * len(step.micro_batches[-1]) / step.global_batch if step.weight else 0.0
         group.correction = 1.0 if math.isclose(exact, 1.0, rel_tol=1e-12) else exact
         self._num_parts = step.num_parts
-        measures = measures and not group.passive and not self.user_accumulates and self._measurements.are_possible
+        measures = measures and not group.passive and not self.user_accumulates and self.measurements.are_possible
         group.measuring = group.exactly = measures and self._num_parts > 1
         group.norms = StepNorms([], []) if group.measuring else None
 
@@ -89,12 +88,12 @@ class StepPasses(PassesOfSteps):
         """The user's code sums up gradients by itself from now on."""
         if not self.user_accumulates:
             self.user_accumulates = True
-            self._over.group.measuring = False
+            self.over.group.measuring = False
             self._core.batch.forbid_accumulation()
             logger.info("gradients are accumulated by the training loop: its steps do not measure the noise scale")
 
     def weigh(self, amount: float, total: float | None) -> None:
-        place, group = self._place, self._over.group
+        place, group = self.place, self.over.group
         assert place.step is not None
         self._weighs = True
         place.amounts.append(amount)
@@ -109,7 +108,7 @@ class StepPasses(PassesOfSteps):
         group.correction = world_size * relative / total if total and place.step.weight else 0.0
 
     def _refuse_some_weighed(self) -> None:
-        place = self._place
+        place = self.place
         passes = 0 if place.step is None else len(place.step.micro_batches)
         # Passes that are left out are weighed by nothing.
         if 0 < len(place.amounts) <= len(self._hidden_passes):
@@ -122,11 +121,11 @@ class StepPasses(PassesOfSteps):
 
     def watch(self, output: Any) -> None:
         """The forward pass gave ``output``; its backward pass is one of several of a step."""
-        self._place.computed = True
-        if not self._place.has_several_passes:
+        self.place.computed = True
+        if not self.place.has_several_passes:
             note_backward(output, self._note_backward)
         elif not self.user_accumulates:
-            last = self._place.is_last_micro_batch
+            last = self.place.is_last_micro_batch
             around_backward(
                 output,
                 begin=self._give_back_gradients if last else None,
@@ -138,54 +137,54 @@ class StepPasses(PassesOfSteps):
 
     def note_loss_scale(self) -> None:
         """As it is during backward: the scaler changes it before the step is over."""
-        if self._place.measures and self._wrapped.scaler is not None:
-            self._measurements.loss_scale = loss_scale_of(self._wrapped.scaler)
+        if self.place.measures and self._wrapped.scaler is not None:
+            self.measurements.loss_scale = loss_scale_of(self._wrapped.scaler)
 
     def _hide_gradients(self) -> None:
         """A micro-batch that is not the last is through its backward pass."""
-        if self._place.step is None or self._place.passed_step:
+        if self.place.step is None or self.place.passed_step:
             # Behind the optimizer's step gradients are another model's, which has this one in its loss.
             return
         self.note_loss_scale()
         self._measure_part()
-        self._hidden.take(self._place.weight_of_earlier)
-        self._hidden_passes.add(self._place.index)
+        self._hidden.take(self.place.weight_of_earlier)
+        self._hidden_passes.add(self.place.index)
         self._has_come = True
 
     def _give_back_gradients(self) -> None:
         self._has_come = True
         self._refuse_some_weighed()
-        several = self._hidden.set_aside(keep_views=not self._over.is_alone)
-        if self._over.is_alone:
+        several = self._hidden.set_aside(keep_views=not self.over.is_alone)
+        if self.over.is_alone:
             return
         # What DDP reduces is the whole step's gradient.
         self._hidden.give_back()
         if several:
             # Norms of this pass alone say nothing about the sum over several.
-            self._over.group.measuring = False
-            self._over.group.norms = None
+            self.over.group.measuring = False
+            self.over.group.norms = None
 
     def _whole_gradient_is_there(self) -> None:
         """The last micro-batch is through a backward pass. Several replicas have corrected their buckets already."""
-        if self._place.step is not None:
+        if self.place.step is not None:
             self._measure_part()
-        self._hidden.join(self._over.group.correction if self._over.is_alone else 1.0)
+        self._hidden.join(self.over.group.correction if self.over.is_alone else 1.0)
         if self._splits_to_measure:
-            self._measurements.measure_whole()
+            self.measurements.measure_whole()
 
     @property
     def _splits_to_measure(self) -> bool:
-        return self._place.measures and self._over.is_alone and self._measurements.are_possible
+        return self.place.measures and self.over.is_alone and self.measurements.are_possible
 
     def _measure_part(self) -> None:
         if self._splits_to_measure:
-            self._measurements.measure_part(self._place.share)
+            self.measurements.measure_part(self.place.share)
 
     # ------------------------------------------------------------------ a step that is left out
 
     @property
     def came_by_all(self) -> bool:
-        place = self._place
+        place = self.place
         if not (self._has_come and place.has_several_passes) or self.user_accumulates:
             return True
         return len(self._hidden_passes) >= place.index
@@ -193,7 +192,7 @@ class StepPasses(PassesOfSteps):
     def lay_out_buckets(self) -> None:
         if self._synchronized_norms.are_there and not self.user_accumulates:
             raise BatchLeftOut(", whose model has SyncBatchNorm: the others wait for its statistics")
-        self._over.lay_out_buckets()
+        self.over.lay_out_buckets()
 
     def reduce_nothing(self) -> None:
         scales = self._wrapped.scaler is not None and self._wrapped.scaler.is_enabled()
@@ -203,35 +202,35 @@ class StepPasses(PassesOfSteps):
                 f", and the training loop {habit}: what the others have summed or scaled would not be the same any more"
             )
         for _ in range(self._usual_reductions):
-            self._over.reduce_nothing()
+            self.over.reduce_nothing()
 
     @property
     def unsent_amount(self) -> float | None:
-        place = self._place
+        place = self.place
         if not self._weighs or place.step is None or len(place.amounts) == len(place.step.micro_batches):
             return None
         return sum(place.amounts)
 
     def leave_step_out(self) -> None:
         self._hidden.drop()
-        self._over.group.norms = None
-        self._over.group.measuring = False
-        self._measurements.begin_step()
+        self.over.group.norms = None
+        self.over.group.measuring = False
+        self.measurements.begin_step()
         self.drop_gradients()
 
     # ------------------------------------------------------------------ a step's end
 
     def end_step(self) -> None:
         """A step is over on this replica, applied or skipped: what was measured waits for a round."""
-        step, group = self._place.step, self._over.group
+        step, group = self.place.step, self.over.group
         group.measuring = False
         if step is None:
             return
-        if group.reductions and self._place.stepped:
+        if group.reductions and self.place.stepped:
             self._usual_reductions = group.reductions
-        if not self._place.stepped and self._wrapped.scaler is None and not self._core.broken:
+        if not self.place.stepped and self._wrapped.scaler is None and not self._core.broken:
             self._note_unapplied_gradients()
-        if not self.user_accumulates and self._measurements.end_step(
+        if not self.user_accumulates and self.measurements.end_step(
             group.norms,
             step=self._core.position.steps,
             num_parts=self._num_parts,

@@ -27,8 +27,7 @@ from dist_core.state.parts import PARTS
 from dist_core.state.states import FunctionState
 from dist_core.training.batch_scale import BatchScale
 from dist_core.training.optimizer_steps import OptimizerSteps
-from dist_core.training.reduction import Reduction
-from dist_core.trial.participants import Passes
+from dist_core.training.passes_of_steps import WrappedPasses
 from dist_core.trial.replica import Replica
 
 
@@ -66,21 +65,17 @@ def measurements_of(
 class WrappedModel:
     """Model with its optimizers, schedules and scaler, as a part of a trial.
 
-    ``outer``: the module that the user calls; ``module``: the one with the weights. ``over``: what sums gradients.
+    ``outer``: the module that the user calls; the one with the weights is that of the passes' measurements.
     """
 
     def __init__(
         self,
         core: Replica,
         outer: torch.nn.Module,
-        module: torch.nn.Module,
         optimizers: Sequence[torch.optim.Optimizer],
-        *,
-        place: StepPlace,
-        measurements: Measurements,
+        passes: WrappedPasses,
         state: ModelState,
-        over: Reduction,
-        passes: Passes,
+        *,
         scaling_rule: str | ScalingRule | None,
         noise_every: int | None,
     ) -> None:
@@ -88,22 +83,20 @@ class WrappedModel:
             raise InvalidTraining(f"noise_every is {noise_every}; it must be at least 1 step, or None")
         self._core = core
         self._outer = outer
-        self.module = module
         self.optimizers = optimizers
+        self.passes = passes
+        self.step_place = place = passes.place
+        self.over = passes.over
+        self.measurements = measurements = passes.measurements
+        self.module = measurements.module
         self.device_of_gradients: Device = measurements.device
-        self.step_place = place
         self.noise_every = noise_every
         self.resyncs = False
-        self.measurements = measurements
         self._wrapped_state = state
-        self.over = over
-        self.passes = passes
         self._rates = ScaledRates(scaling_rule, optimizers, core.warn)
         self._schedule_steps = ScheduleSteps(core, place)
         self._scale = BatchScale(core, place, measurements, self._rates)
-        self._steps = OptimizerSteps(
-            core, measurements.device, module, optimizers, place, over, measurements, self._rates, self._scale
-        )
+        self._steps = OptimizerSteps(core, optimizers, passes, self._scale)
 
     def take_part(self, name: str | None) -> None:
         """Take part in the trial from now on, under this name in its checkpoints."""

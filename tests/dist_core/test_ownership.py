@@ -15,7 +15,7 @@ from dist_core.state.position import Position
 ROOT = Path(dist_core.__file__).parents[1]
 OWNERS = {"position": Position, "generation": Generation}
 MOST_COLLABORATORS = 6
-ROOMS = ("dist_core/trial", "dist_core/generations")
+ROOMS = ("dist_core/trial", "dist_core/generations", "dist_core/training", "dist_core/larger")
 
 
 def trees(*folders: str) -> Iterator[tuple[Path, ast.Module]]:

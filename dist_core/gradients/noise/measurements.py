@@ -42,7 +42,7 @@ class Measurements:
         preconditioner: AdamPreconditioner | None,
         warn: Callable[[str], None],
     ) -> None:
-        self._module = module
+        self.module = module
         self.device = device
         self._warn = warn
         self.preconditioner = preconditioner
@@ -79,7 +79,7 @@ class Measurements:
 
     def norm_of_all(self) -> torch.Tensor:
         """Squared norm of the present gradients."""
-        pairs = ((parameter, parameter.grad) for parameter in self._module.parameters())
+        pairs = ((parameter, parameter.grad) for parameter in self.module.parameters())
         gradients = [(parameter, gradient) for parameter, gradient in pairs if gradient is not None]
         if self.preconditioner is not None:
             return self.preconditioner.squared_norm_of_all(gradients)
