@@ -19,7 +19,7 @@ class WrappedPasses(Passes, Protocol):
 
     place: StepPlace
     over: Reduction
-    """What sums gradients."""
+    """Sums the gradients."""
     measurements: Measurements
 
 
