@@ -380,7 +380,7 @@ def test_a_changed_module_is_loaded_again_and_earlier_replicas_stay_children(tmp
     (tmp_path / "helper.py").write_text("VALUE = 3\n")
     (tmp_path / "user_code.py").write_text(
         "import sys, time\n"
-        "def tells():\n    import helper\n    return helper.VALUE\n"
+        "def tells():\n    import helper\n    time.sleep(0.5)  # its parent is looked at\n    return helper.VALUE\n"
         "def ends_later():\n    time.sleep(3.0)\n    return 9\n"
     )
     with pytest.MonkeyPatch.context() as patch:
