@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -19,6 +20,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
+NOT_SOURCES = (".*", "node_modules", "build", "dist", "tests", "benchmarks", "__pycache__", "elastune-demo")
 PLATFORMS = ("manylinux_2_28_x86_64", "manylinux_2_27_x86_64", "manylinux_2_17_x86_64", "manylinux2014_x86_64")
 PINNED = re.compile(r"^(?P<name>[A-Za-z0-9._-]+)==(?P<version>[^\s;]+)")
 INSTALL = """#!/usr/bin/env bash
@@ -73,10 +75,12 @@ def pack(folder: Path, there: dict[str, str], python: str, platforms: Sequence[s
     folder.mkdir(parents=True, exist_ok=True)
     for old in folder.glob("*.whl"):
         old.unlink()
-    pip("wheel", "--quiet", "--no-deps", "--wheel-dir", str(folder), str(ROOT))
-    [own] = folder.glob("elastune-*.whl")
     target = target_options(python, platforms)
     with tempfile.TemporaryDirectory() as work:
+        # A build leaves files in its sources, which the next one would pack, too.
+        sources = shutil.copytree(ROOT, Path(work) / "sources", ignore=shutil.ignore_patterns(*NOT_SOURCES))
+        pip("wheel", "--quiet", "--no-deps", "--wheel-dir", str(folder), str(sources))
+        [own] = folder.glob("elastune-*.whl")
         names = missing(own, extras, there, target, Path(work))
     if names:
         pip("download", "--quiet", "--no-deps", "--dest", str(folder), *target, *names)
