@@ -103,6 +103,7 @@ class Generation:
         """Close this replica's connections: others that still wait for it in a collective learn of the loss by that."""
         self.group.break_off()
         self.group = lone_group(needs)
+        self.prepared = None
 
     def begin_anew(self) -> None:
         """The code of a joiner runs again from its top, for a later epoch."""

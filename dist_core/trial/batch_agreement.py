@@ -118,7 +118,7 @@ class BatchAgreement(Voter, Listener):
         if self.adaptation is not None and atomic > 0:
             self.adaptation.use(int(atomic), int(accumulation))
 
-    def entered(self, rank: int, number: int) -> None:
+    def forget_next(self) -> None:
         self._next = None
 
     def lost(self) -> None:

@@ -37,6 +37,10 @@ class Entering:
         if agree:
             self._batch.agree()
 
+    def forget_prepared(self) -> None:
+        """Let go of the generation that was prepared, which is about to be entered or given up."""
+        self._batch.forget_next()
+
     def use_batch_for_next(self) -> None:
         """Use the batch that the round has brought for the generation that is about to be entered."""
         self._batch.use_for_next()

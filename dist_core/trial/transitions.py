@@ -41,11 +41,14 @@ class Transitions(Voter):
     def follow(self, agreed: Sequence[float]) -> None:
         """Enter the generation that was prepared if all replicas have voted for it, with rank 0's batch for it."""
         prepared = self._generation.prepared
+        # Nobody but membership may hold the other group: where it is not entered, its joiners learn of that by its end.
+        self._generation.prepare(None)
         if prepared is None:
             return
         decision = self._switch.decide(prepared, agreed)
         if decision is Decision.STAY:
             return
+        self._entering.forget_prepared()
         if decision is Decision.ABANDON:
             self._switch.abandon(prepared)
         else:
