@@ -32,7 +32,7 @@ def is_integer(value: Any) -> TypeGuard[int]:
 
 
 def is_number(value: Any) -> TypeGuard[float]:
-    """Integer or not, but finite."""
+    """Tell whether it is a finite number, with a fraction or without."""
     return is_integer(value) or (isinstance(value, float) and math.isfinite(value))
 
 

@@ -109,7 +109,7 @@ class Texts:
 
 @dataclass(frozen=True, slots=True)
 class Integers:
-    """Integer numbers, ascending."""
+    """Integers, ascending."""
 
     least: int
     most: int

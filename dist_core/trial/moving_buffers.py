@@ -36,7 +36,7 @@ class MovingBuffers(Voter, Listener):
 
     def entered(self, rank: int, number: int) -> None:
         self._begin_anew()
-        self._before = self._mark()
+        self._before = _mark_of(self._buffers())
 
     def runs_again(self) -> None:
         self._begin_anew()
@@ -49,9 +49,10 @@ class MovingBuffers(Voter, Listener):
         group = self._generation.group
         if group.world_size == 1 or group.members > 1:
             return 0.0, 0.0, 0.0
-        now, before = self._mark(), self._before
+        buffers = self._buffers()
+        now, before = _mark_of(buffers), self._before
         self._before = now
-        shapes = float(short_checksum(repr([each.shape for each in self._buffers()]).encode())) if now else 0.0
+        shapes = float(short_checksum(repr([each.shape for each in buffers]).encode())) if buffers else 0.0
         return float(before is not None and now != before), shapes, shapes**2
 
     def follow(self, agreed: Sequence[float]) -> None:
@@ -59,14 +60,12 @@ class MovingBuffers(Voter, Listener):
         group, (written, shapes, squares) = self._generation.group, agreed
         if not written or not all_equal(shapes, squares, group.world_size) or self._generation.broken is not None:
             return
+        buffers = self._buffers()
         try:
-            broadcast_in_place(group, self._buffers())
+            broadcast_in_place(group, buffers)
         except PeerLost as error:
             self._generation.mark_broken(str(error))
-        self._before = self._mark()
-
-    def _mark(self) -> _Mark:
-        return [(each.data_ptr(), times_written(each)) for each in self._buffers()]
+        self._before = _mark_of(buffers)
 
     def _buffers(self) -> list[torch.Tensor]:
         """Return those that are part of the models' state, in their order."""
@@ -82,3 +81,7 @@ class MovingBuffers(Voter, Listener):
             for name, buffer in module._buffers.items()
             if buffer is not None and name not in module._non_persistent_buffers_set
         ]
+
+
+def _mark_of(buffers: Sequence[torch.Tensor]) -> _Mark:
+    return [(each.data_ptr(), times_written(each)) for each in buffers]

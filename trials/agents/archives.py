@@ -49,7 +49,7 @@ def packed(folder: Path) -> Iterator[bytes]:
 
 
 def unpack(archive: Path, target: Path) -> None:
-    """Integer or not at all, and durable; older ones beside it go. Raises OSError, and TarError for what is none."""
+    """Whole or not at all, and durable; older ones beside it go. Raises OSError, and TarError for what is none."""
     target.parent.mkdir(parents=True, exist_ok=True)
     arriving = target.with_name(f"partial-{uuid.uuid4().hex[:12]}")
     arriving.mkdir()

@@ -106,7 +106,7 @@ def test_neither_is_built_without_the_page(tmp_path: Path) -> None:
 
 
 def test_wheels_for_a_machine_without_a_network_are_few_and_install_from_their_folder(tmp_path: Path) -> None:
-    """What that machine has, torch and numpy, is not packed, and what is packed fits it."""
+    """Packages that the machine has, torch and numpy, are not packed, and those that are packed fit them."""
     numpy, torch = (importlib.metadata.version(name) for name in ("numpy", "torch"))
     (tmp_path / "there.txt").write_text(f"numpy=={numpy}\ntorch=={torch}\n-e git+file:///home/me/mine#egg=mine\n")
     pack: list[str | Path] = [sys.executable, "-m", "scripts.wheelhouse", tmp_path / "wheels"]
