@@ -66,7 +66,9 @@ def main() -> None:
         terms = StudyTerms(budget_slot_hours=given.budget)
     optimize(study, objective, timeout=seconds, n_jobs=given.slots, slots=given.slots, terms=terms)
     took = time.monotonic() - began
-    print(f"{limit}: {len(study.trials)} trials, best: accuracy {study.best_value:.3f} after {took:.0f} s")
+    finished = study.get_trials(deepcopy=False, states=[optuna.trial.TrialState.COMPLETE])
+    best = f"accuracy {study.best_value:.3f}" if finished else "none finished"
+    print(f"{limit}: {len(study.trials)} trials, best: {best} after {took:.0f} s")
 
 
 if __name__ == "__main__":
