@@ -22,6 +22,9 @@ class Listener:
     def lost(self) -> None:
         """Another replica is gone, and this one's process groups are closed."""
 
+    def loop_began(self, *, completed: bool) -> None:
+        """A training loop begins; ``completed``: one that the trial had completed in this epoch when it resumed."""
+
     def loop_ended(self) -> None:
         """The samples of a training loop are used up."""
 
@@ -61,6 +64,10 @@ class Life(Listener):
     def lost(self) -> None:
         for each in self.listeners:
             each.lost()
+
+    def loop_began(self, *, completed: bool) -> None:
+        for each in self.listeners:
+            each.loop_began(completed=completed)
 
     def loop_ended(self) -> None:
         for each in self.listeners:

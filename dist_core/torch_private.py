@@ -71,6 +71,7 @@ __all__ = [
     "forget_scaled_step",
     "gradient_buckets",
     "killed_data_workers",
+    "lay_out_anew",
     "leave_uncompiled",
     "loss_scale_of",
     "memory_of",
@@ -203,7 +204,7 @@ reduce_scatter_single: Any = getattr(dist, "reduce_scatter_single", None) or dis
 
 
 def set_bucket_cap(model: DistributedDataParallel, megabytes: float) -> None:
-    """Give a wrapped model buckets of another size: a new reducer, as after unpickling. All ranks at the same step."""
+    """Give a wrapped model buckets of another size. All ranks at the same step."""
     size = int(megabytes * 1024 * 1024)
     if hasattr(model, "_bucket_config"):  # since torch 2.13
         config = model._bucket_config
@@ -212,6 +213,11 @@ def set_bucket_cap(model: DistributedDataParallel, megabytes: float) -> None:
             config, bucket_bytes_cap=size, first_bucket_bytes_cap=first, per_bucket_bytes_caps=()
         )
     model.bucket_bytes_cap = size
+    lay_out_anew(model)
+
+
+def lay_out_anew(model: DistributedDataParallel) -> None:
+    """Make buckets for the weights that require a gradient now: a new reducer, as after unpickling. All ranks."""
     parameters, expect_sparse = model._build_params_for_reducer()  # type: ignore[no-untyped-call]
     names = model._build_debug_param_to_name_mapping(parameters)  # type: ignore[no-untyped-call]
     model._has_rebuilt_buckets = False

@@ -15,6 +15,7 @@ from dist_core.generations.state_transfer import share_state
 from dist_core.link.news import News
 from dist_core.state.persistence import Persistence
 from dist_core.state.position import Position
+from dist_core.state.script_variables import NAME as VARIABLES
 
 logger = logging.getLogger(__name__)
 
@@ -54,7 +55,7 @@ class Switch:
     def decide(self, prepared: Prepared, votes: Sequence[float]) -> Decision:
         """The same on all replicas, from the sums of what they have voted."""
         count, total, squares = votes
-        return decide_switch(
+        decision = decide_switch(
             count=count,
             total=total,
             squares=squares,
@@ -62,6 +63,10 @@ class Switch:
             pending=prepared.generation,
             epoch=self._position.epoch,
         )
+        if decision is Decision.COMMIT and self._position.awaits_update:
+            # Joiners would not have what has been summed up by now, nor would a checkpoint.
+            return Decision.STAY
+        return decision
 
     def hand_over(self, prepared: Prepared) -> bool:
         """Give the joiners the trial's state; False if the switch is given up, because one of them is gone.
@@ -87,7 +92,8 @@ class Switch:
             return False
         if group.data_parallel.rank != 0 and received is not None:
             self._states.before_update()
-            self._states.restore(received)
+            # What this replica's script keeps in its variables, it has by itself.
+            self._states.restore({name: each for name, each in received.items() if name != VARIABLES})
         return True
 
     def abandon(self, prepared: Prepared) -> None:

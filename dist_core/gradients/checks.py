@@ -94,29 +94,14 @@ def trained_weights(model: torch.nn.Module) -> frozenset[int]:
     return frozenset(id(each) for each in model.parameters() if each.requires_grad)
 
 
-def refuse_changed_weights(model: torch.nn.Module, trained: frozenset[int]) -> None:
-    """Refuse weights that are not those which required a gradient when the model was wrapped.
-
-    Buckets are made then: each replica would train what was unfrozen or added since by its own gradient, and wait for
-    ever for what was frozen. A model that is frozen as a whole for a moment, as in the other half of a GAN, is not
-    trained in this pass.
-    """
-    present = trained_weights(model)
-    if present == trained or not present:
-        return
+def refuse_weights_changed_within_step(model: torch.nn.Module, trained: frozenset[int]) -> None:
+    """Refuse weights that are frozen or unfrozen between two of a step's backward passes: their buckets are in use."""
     named = {id(each): name for name, each in model.named_parameters(remove_duplicate=False)}
-    if added := [named[each] for each in present - trained]:
-        raise InvalidTraining(
-            f"{len(added)} weights of {type(model).__name__} require a gradient now and did not, or were not there, "
-            f"when it was wrapped, {min(added)!r} first: their gradients would not be summed over the replicas. Wrap "
-            "the model with all that is ever trained unfrozen, and freeze it by a learning rate of 0; or train with "
-            "max_replicas=1"
-        )
-    frozen = [named.get(each, "one that was replaced") for each in trained - present]
+    changed = min(named.get(each, "one that was replaced") for each in trained ^ trained_weights(model))
     raise InvalidTraining(
-        f"{len(frozen)} weights of {type(model).__name__} required a gradient when it was wrapped and are frozen now, "
-        f"{min(frozen)!r} first: the replicas would wait for their gradients. Freeze them by a learning rate of 0; or "
-        "train with max_replicas=1"
+        f"the weight {changed!r} of {type(model).__name__} was frozen or unfrozen within a step, after gradients of "
+        "that step were summed over the replicas. Freeze and unfreeze weights between steps; or wrap the parts that "
+        "train in turns as models of their own"
     )
 
 

@@ -16,7 +16,7 @@ from dist_core.generations.process_groups import ReplicaGroup
 from dist_core.gradients.bucket_reducer import BucketLayout, BucketReducer
 from dist_core.gradients.noise.norms import segments_of
 from dist_core.gradients.reduce import ReductionStrategy
-from dist_core.torch_private import gradient_buckets, set_bucket_cap
+from dist_core.torch_private import gradient_buckets, lay_out_anew, set_bucket_cap
 
 
 class ReductionChoice:
@@ -71,6 +71,14 @@ class ReductionChoice:
         reducer.layouts.clear()
 
     # ------------------------------------------------------------------ how buckets lie
+
+    def lay_out_anew(self, group: ReplicaGroup, model: DistributedDataParallel, reducer: BucketReducer) -> None:
+        """Make buckets for the weights that require a gradient now; all replicas at the same step."""
+        lay_out_anew(model)
+        for each in self._candidates:
+            each.strategy.enter(group)
+        self._layouts_settled = False
+        reducer.layouts.clear()
 
     def read_layouts(self, model: DistributedDataParallel, reducer: BucketReducer, *, are_rebuilt: bool) -> None:
         """Read which parameters lie in which bucket; torch lays them out anew once, after a group's first step."""

@@ -18,7 +18,8 @@ from dist_core.torch_private import after_backward, tensors_in
 
 class EarlierGradients:
     def __init__(self, parameters: Iterable[torch.nn.Parameter]) -> None:
-        self._parameters = [parameter for parameter in parameters if parameter.requires_grad]
+        # Those that are frozen have no gradient, and may have one later.
+        self._parameters = list(parameters)
         self._sums: dict[int, torch.Tensor] = {}
         self._aside: dict[int, torch.Tensor] = {}
 

@@ -7,13 +7,15 @@ scaler that nobody gave us is recognised when it works for an optimizer of ours,
 from __future__ import annotations
 
 import types
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol
-from weakref import WeakSet
+from weakref import WeakKeyDictionary, WeakSet
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.optim.swa_utils import AveragedModel
 
 from dist_core.errors import InvalidTraining
 from dist_core.torch_private import forget_scaled_step
@@ -33,6 +35,11 @@ class Wrapper(Protocol):
     @property
     def whole_step_is_there(self) -> bool:
         """Tell whether the gradients are a whole step's: after its last microbatch, with no replica lost in it."""
+        ...
+
+    @property
+    def makes_an_update(self) -> bool:
+        """Tell whether the present step changes the weights, on all replicas."""
         ...
 
     def optimizer_step(self, optimizer: torch.optim.Optimizer, original: Any, *args: Any, **kwargs: Any) -> Any: ...
@@ -73,7 +80,8 @@ def intercept_optimizer(optimizer: torch.optim.Optimizer, model: Wrapper) -> Non
     """It stays a bound method, as schedulers wrap it. Of several models with one optimizer the first sees calls."""
     _watch_optimizers()
     _watch_scalers()
-    _wrapped.add(model.module)
+    _watch_averages()
+    _wrapped[model.module] = weakref.ref(model)
     _harmless.clear()
     models = models_of(optimizer)
     models.append(model)
@@ -108,7 +116,7 @@ def intercept_scheduler(scheduler: Any, model: Wrapper) -> None:
 
 _watching: set[str] = set()
 _harmless: WeakSet[torch.optim.Optimizer] = WeakSet()
-_wrapped: WeakSet[torch.nn.Module] = WeakSet()
+_wrapped: WeakKeyDictionary[torch.nn.Module, weakref.ref[Wrapper]] = WeakKeyDictionary()
 _updating = 0
 
 
@@ -169,3 +177,21 @@ def _watch_scalers() -> None:
 
     for name in ("unscale_", "step"):
         watch(name)
+
+
+def _watch_averages() -> None:
+    """An average of a model's weights moves once a step: not in its earlier passes, nor where the step is repeated."""
+    if "averages" in _watching:
+        return
+    _watching.add("averages")
+    original = AveragedModel.update_parameters
+
+    def update_parameters(self: AveragedModel, model: torch.nn.Module) -> None:
+        inner = getattr(model, "module", model)
+        known = _wrapped.get(inner) if isinstance(inner, torch.nn.Module) else None
+        wrapper = None if known is None else known()
+        if wrapper is None or wrapper.makes_an_update:
+            original(self, model)
+
+    update_parameters.__doc__ = original.__doc__
+    AveragedModel.update_parameters = update_parameters  # type: ignore[method-assign]  # torch's, for models of ours

@@ -92,15 +92,20 @@ class WrappedState:
 
     def _signature(self) -> list[str]:
         """The trainable parameters in order: replicas reduce them by position."""
-        return [
-            f"{name} {tuple(parameter.shape)}"
-            for name, parameter in self._module.named_parameters()
-            if parameter.requires_grad
-        ]
+        return [_signed(name, each) for name, each in self._module.named_parameters() if each.requires_grad]
+
+    def _follows(self, theirs: list[str]) -> bool:
+        """Train the weights that the trial trains, if this model has them: some may have been frozen or unfrozen."""
+        present = {_signed(name, each): each for name, each in self._module.named_parameters()}
+        if [signed for signed in present if signed in set(theirs)] != theirs:
+            return False
+        for signed, each in present.items():
+            each.requires_grad_(signed in theirs)
+        return True
 
     def _refuse_another_model(self, theirs: list[str]) -> None:
         mine = self._signature()
-        if mine == theirs:
+        if mine == theirs or self._follows(theirs):
             return
         index = next((i for i, pair in enumerate(zip(mine, theirs, strict=False)) if pair[0] != pair[1]), None)
         difference = (
@@ -139,3 +144,7 @@ class WrappedState:
         if self.scaler is not None and self._kept_scaler is not None:
             self.scaler.load_state_dict(self._kept_scaler)
             self._kept_scaler = None
+
+
+def _signed(name: str, parameter: torch.nn.Parameter) -> str:
+    return f"{name} {tuple(parameter.shape)}"

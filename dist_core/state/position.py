@@ -27,6 +27,8 @@ class Position:
         """Made by this process since its code began."""
         self.steps_with_gradients = 0
         """Own steps in which this process came through a backward pass."""
+        self.awaits_update = False
+        """The latest step's gradients wait for those of later batches, which the script adds to them."""
         self.loops_begun = self.loops_done = 0
         """Training loops of the present epoch that this process has entered, and that the trial has completed."""
         self.loop_start: tuple[int, int] | None = None
@@ -50,12 +52,13 @@ class Position:
     def leave_epochs(self) -> None:
         self.in_epoch_loop = False
 
-    def step_done(self, *, progress: float, moves: float, took_gradients: bool) -> None:
+    def step_done(self, *, progress: float, moves: float, took_gradients: bool, awaits_update: bool = False) -> None:
         """A step counts.
 
         ``progress``: samples at the initial batch size that it is worth; ``moves``: the schedule's. ``took_gradients``:
-        this process came through a backward pass.
+        this process came through a backward pass. ``awaits_update``: its gradients wait for those of later batches.
         """
+        self.awaits_update = awaits_update
         self.progress += progress
         self.schedule_position += moves
         self.steps += 1

@@ -35,6 +35,10 @@ class StateRegistry:
     def has(self, name: str) -> bool:
         return name in self._states
 
+    def holds(self, state: object) -> bool:
+        """Tell whether this object is registered."""
+        return any(each is state for each in self._states.values())
+
     def replace(self, name: str, state: Stateful) -> None:
         """Another object holds the state of that name from now on; it keeps its own content."""
         self._states[name] = state

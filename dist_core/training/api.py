@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
 from dist_core.errors import ControlChannelError, InvalidTraining
 from dist_core.present import present_replica, training_core
+from dist_core.state.script_variables import users_frame
 from dist_core.state.states import Stateful
 
 
@@ -30,10 +32,13 @@ def remaining_epochs_until(num_epochs: int) -> Iterator[int]:
     core = training_core()
     core.epochs.begin(num_epochs)
     run = core.position.runs
+    core.variables.begin(users_frame(sys._getframe(1)))
     try:
         while core.position.epoch < num_epochs:
             yield core.position.epoch
+            core.variables.look()
             core.epochs.end_epoch()
+        core.variables.end()
     finally:
         if core.position.runs == run:
             core.epochs.leave()

@@ -16,10 +16,8 @@ from torch.nn.parallel import DistributedDataParallel
 from dist_core.device import device_of, limit_memory
 from dist_core.errors import InvalidTraining
 from dist_core.gradients.checks import (
-    refuse_changed_weights,
     refuse_what_cannot_be_trained,
     refuse_what_needs_the_host,
-    trained_weights,
 )
 from dist_core.gradients.choice import ReductionChoice
 from dist_core.gradients.frozen_weights import FrozenWeights
@@ -93,8 +91,6 @@ class AdaptiveDataParallel(MeasuredModel, DistributedDataParallel):
         super().__init__(model, process_group=group.data, init_sync=False, **no_buffer_sync(), **options)
         self._core = core
         self._no_sync = False
-        self._trained = trained_weights(model)
-        """Weights that torch's class has made buckets for."""
         choice = ReductionChoice(strategies, AUTO_CAPS_MB if bucket_cap_mb == "auto" else (None,))
         device = device_of(place)
         step_place = StepPlace()
@@ -143,8 +139,8 @@ class AdaptiveDataParallel(MeasuredModel, DistributedDataParallel):
 
     def _forward_through_reducer(self, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         synchronises = self.is_last_micro_batch and not self._no_sync
-        if synchronises and not self._over.is_alone:
-            refuse_changed_weights(self.module, self._trained)
+        if synchronises:
+            self._over.follow_weights()
         self.require_backward_grad_sync = synchronises
         if synchronises:
             self._over.group.begin_backward()

@@ -35,6 +35,12 @@ class PassesOfSteps:
         self.measurements = measurements
         self._hidden = EarlierGradients(self._parameters)
 
+    @property
+    def awaits_update(self) -> bool:
+        return False
+
+    def take_back_gradients(self) -> None: ...
+
     def begin_probe(self) -> None:
         """A loop over evaluation batches begins; should an optimizer step in it, nothing of it counts."""
         self.place.begin_probe()

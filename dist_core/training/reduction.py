@@ -12,10 +12,14 @@ from dist_core.errors import BatchLeftOut
 from dist_core.generations.group_needs import GroupNeeds, carrier_for
 from dist_core.generations.process_groups import ReplicaGroup
 from dist_core.gradients.bucket_reducer import BucketReducer, StepNorms
+from dist_core.gradients.checks import refuse_weights_changed_within_step, trained_weights
 from dist_core.gradients.choice import ReductionChoice
 from dist_core.gradients.noise.measurements import Measurements
 from dist_core.torch_private import rebuild_buckets, reduce_zeros, replace_process_group
 from dist_core.trial.replica import Replica
+
+_LAID_OUT_ANEW = "laid_out_anew"
+"""Name of a fact among the results of the choice."""
 
 
 class Summing(Protocol):
@@ -94,6 +98,9 @@ class BucketReduction:
         self._begins = begins
         self.group: BucketReducer = cast("BucketReducer", None)
         """Reducer that DDP asks for all-reduces."""
+        self._trained = trained_weights(model.module)
+        """Weights that DDP has made buckets for."""
+        self._was_laid_out_anew = False
 
     @property
     def is_alone(self) -> bool:
@@ -125,7 +132,37 @@ class BucketReduction:
         if self._measurements.preconditioner is not None:
             self.group.norm_of = self._measurements.preconditioner.squared_norm
         replace_process_group(self._model, self.group)
+        if group.world_size > 1 and self._lies_otherwise:
+            # Joiners have never had the buckets that there were at first.
+            self._lay_out_anew(group)
         self._choice.enter(group, self._model, self.group)
+
+    # ------------------------------------------------------------------ weights that are frozen, unfrozen or added
+
+    def follow_weights(self) -> None:
+        """Make buckets for the weights that require a gradient now, before the forward pass whose gradients go there.
+
+        A model that is frozen as a whole for a moment, as in the other half of a GAN, is not trained in this pass.
+        Raises InvalidTraining where the step's gradients are being summed in other buckets already.
+        """
+        present = trained_weights(self._model.module)
+        if present == self._trained or not present:
+            return
+        if self.group.reductions:
+            refuse_weights_changed_within_step(self._model.module, self._trained)
+        self._lay_out_anew(self._core.generation.group)
+        self._core.same_weights.forget()
+
+    def _lay_out_anew(self, group: ReplicaGroup) -> None:
+        self._trained = trained_weights(self._model.module) or self._trained
+        self._was_laid_out_anew = True
+        self._choice.lay_out_anew(group, self._model, self.group)
+
+    @property
+    def _lies_otherwise(self) -> bool:
+        """Tell whether buckets are, or have to be, others than those that wrapping the model makes."""
+        present = trained_weights(self._model.module)
+        return bool(present) and (self._was_laid_out_anew or present != self._trained)
 
     # ------------------------------------------------------------------ the strategy
 
@@ -143,7 +180,8 @@ class BucketReduction:
         return succeeded
 
     def lay_out_buckets(self) -> None:
-        """Do what torch's class does in its forward pass after the first step, which is agreed on by all replicas."""
+        """Do what a forward pass does before it computes, which all replicas have to do in the same step."""
+        self.follow_weights()
         rebuild_buckets(self._model)
 
     def reduce_nothing(self) -> None:
@@ -166,10 +204,13 @@ class BucketReduction:
         self._choice.time_step(self._device.mark, world_size=self._core.generation.group.world_size)
 
     def state_dict(self) -> dict[str, Any]:
-        return self._choice.state_dict()
+        laid_out_anew = {_LAID_OUT_ANEW: True} if self._lies_otherwise else {}
+        return {**self._choice.state_dict(), **laid_out_anew}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._choice.load_state_dict(state)
+        was_laid_out_anew = state.get(_LAID_OUT_ANEW, False)
+        self._was_laid_out_anew = self._was_laid_out_anew or was_laid_out_anew
+        self._choice.load_state_dict({name: each for name, each in state.items() if name != _LAID_OUT_ANEW})
 
     def read_layouts_if_needed(self, *, are_rebuilt: bool) -> None:
         """A forward pass has told DDP's reducer which buckets it will fill."""

@@ -54,6 +54,11 @@ class StepPasses(PassesOfSteps):
         self._usual_reductions = 1
         """Reductions of the latest step that was not left out."""
         self._has_come = False
+        self._passes_that_step = 0
+        """Earlier passes of the present step whose body has called the step of an optimizer."""
+        self._waiting: list[torch.Tensor | None] = []
+        """Gradients as they were before the present step, where the user's code sums them up."""
+        self._takes_back = False
         self.user_accumulates = False
         """True if the user's code sums gradients over several of the loader's batches by itself."""
 
@@ -61,12 +66,22 @@ class StepPasses(PassesOfSteps):
 
     def begin(self, step: StepPlan, index: int, *, measures: bool) -> None:
         """A pass of a micro-batch."""
+        stepped_before = self.place.passed_step
         self.place.begin_micro_batch(step, index, measures=measures)
         world_size = self._core.generation.group.world_size
         even = step.global_batch / (world_size * len(step.micro_batches))
         self._synchronized_norms.share = len(step.micro_batches[index]) / even if step.weight else 1.0
         if index > 0:
+            self._passes_that_step += stepped_before
             return
+        self._passes_that_step = 0
+        if self._takes_back:
+            # Now, when the body that did not count is over: it may have cleared them.
+            self._takes_back = False
+            for parameter, gradient in zip(self._parameters, self._waiting, strict=True):
+                parameter.grad = gradient
+        if self.user_accumulates and world_size > 1:
+            self._waiting = [None if each.grad is None else each.grad.clone() for each in self._parameters]
         # What an earlier step left behind that was given up in its middle.
         self._hidden.drop()
         self._hidden_passes.clear()
@@ -91,6 +106,13 @@ class StepPasses(PassesOfSteps):
             self.over.group.measuring = False
             self._core.batch.forbid_accumulation()
             logger.info("gradients are accumulated by the training loop: its steps do not measure the noise scale")
+
+    @property
+    def awaits_update(self) -> bool:
+        return self.user_accumulates and not self.place.passed_step
+
+    def take_back_gradients(self) -> None:
+        self._takes_back = self.user_accumulates and bool(self._waiting)
 
     def weigh(self, amount: float, total: float | None) -> None:
         place, group = self.place, self.over.group
@@ -226,6 +248,8 @@ class StepPasses(PassesOfSteps):
         group.measuring = False
         if step is None:
             return
+        if self.place.passed_step and self.came_by_all and not self.user_accumulates:
+            self._refuse_own_count(step)
         if group.reductions and self.place.stepped:
             self._usual_reductions = group.reductions
         if not self.place.stepped and self._wrapped.scaler is None and not self._core.broken:
@@ -242,4 +266,24 @@ class StepPasses(PassesOfSteps):
     def _note_unapplied_gradients(self) -> None:
         # Those of a batch that is left out are an earlier one's.
         if self._has_come and any(parameter.grad is not None for parameter in self._parameters):
+            assert self.place.step is not None
+            self._refuse_own_count(self.place.step)
             self.accumulate_for_user()
+
+    def _refuse_own_count(self, step: StepPlan) -> None:
+        """Refuse a body that steps the optimizer in some passes of a divided step, or in none of them.
+
+        One that steps it in all of them makes one update.
+        """
+        passes = len(step.micro_batches)
+        steps = self._passes_that_step + self.place.passed_step
+        # A scaler does not let its optimizer step in earlier passes.
+        if passes == 1 or steps == passes or self._wrapped.scaler is not None:
+            return
+        raise InvalidTraining(
+            f"the training loop stepped the optimizer in {steps} of the {passes} passes of one step: it sums gradients "
+            "over several batches by a count of its own, or leaves out a batch behind its backward pass. Passes are no "
+            "batches, so the update would not be what the script says. Let the batch be whole: leave out "
+            "gradient_accumulation, and raise the upper bound of local_bsz_bounds to batch_size; or leave a batch out "
+            "before its backward pass"
+        )

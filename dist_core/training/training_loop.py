@@ -131,6 +131,7 @@ class TrainingLoop:
                 times.begin_step()
                 self._marks.loaded = step
                 core.sums.mark()
+                core.script_habits.step_begins()
                 for index, batch in enumerate(step.batches):
                     for model in core.models:
                         model.passes.begin(step.plan, index, measures=step.measures)

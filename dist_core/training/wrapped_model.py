@@ -136,6 +136,11 @@ class WrappedModel:
         return self.is_last_micro_batch and self._core.broken is None
 
     @property
+    def makes_an_update(self) -> bool:
+        """Tell whether the present step changes the weights, on all replicas."""
+        return self.whole_step_is_there and not self._schedule_steps.is_left_out
+
+    @property
     def evaluates(self) -> bool:
         """Tell whether a pass that begins now belongs to no step of the trial, although gradients are on.
 
@@ -291,7 +296,7 @@ class ScheduleSteps:
         in_loop = core.position.in_training_loop
         if self._place.is_dry or (in_loop and (not self._place.is_last_micro_batch or core.broken is not None)):
             return None
-        if in_loop and self._is_left_out:
+        if in_loop and self.is_left_out:
             return None
         if in_loop and record.has_made_next_update:
             record.counts_update()
@@ -318,7 +323,7 @@ class ScheduleSteps:
         return None
 
     @property
-    def _is_left_out(self) -> bool:
+    def is_left_out(self) -> bool:
         """Tell whether a replica leaves out the present batch; schedules then stand still on all of them."""
         steps = self._core.shared_step
         if len(self._core.models) != 1 or not (self._place.computed or self._place.passed_step):

@@ -13,6 +13,7 @@ from dist_core.generations.model_parallel import ModelParallelGroup
 from dist_core.generations.running_sums import RunningSums
 from dist_core.generations.step_vote import Voter
 from dist_core.link.news import News
+from dist_core.state.position import Position
 from dist_core.trial.leaving import Leaving
 from dist_core.trial.rollback import Rollback
 from dist_core.trial.saving import Saving
@@ -93,7 +94,8 @@ class Preemption(Voter):
 
     name = "leave"
 
-    def __init__(self, leaving: Leaving, sums: RunningSums, departure: Departure) -> None:
+    def __init__(self, position: Position, leaving: Leaving, sums: RunningSums, departure: Departure) -> None:
+        self._position = position
         self._leaving = leaving
         self._sums = sums
         self._departure = departure
@@ -102,6 +104,6 @@ class Preemption(Voter):
         return (float(self._leaving.must_leave),)
 
     def follow(self, agreed: Sequence[float]) -> None:
-        if agreed[0] > 0:
+        if agreed[0] > 0 and not self._position.awaits_update:
             self._sums.settle()
             self._departure.leave_preempted()

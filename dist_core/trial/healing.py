@@ -16,6 +16,7 @@ from dist_core.state.persistence import Persistence
 from dist_core.state.position import Position
 from dist_core.trial.entering import Entering
 from dist_core.trial.rollback import Rollback
+from dist_core.trial.script_habits import ScriptHabits
 
 
 class Heals(Protocol):
@@ -36,13 +37,20 @@ class TrainingSurvivor:
     """This replica's training, as far as a loss concerns it (``heal.Survivor``)."""
 
     def __init__(
-        self, position: Position, states: Persistence, record: StepRecord, sums: RunningSums, rollback: Rollback
+        self,
+        position: Position,
+        states: Persistence,
+        record: StepRecord,
+        sums: RunningSums,
+        rollback: Rollback,
+        script_habits: ScriptHabits,
     ) -> None:
         self._position = position
         self._states = states
         self._record = record
         self._sums = sums
         self._rollback = rollback
+        self._script_habits = script_habits
 
     @property
     def has_evaluated(self) -> bool:
@@ -61,6 +69,7 @@ class TrainingSurvivor:
     def take_back_step(self) -> None:
         """The present step's body runs again."""
         self._sums.take_back()
+        self._script_habits.take_back_step()
 
     def go_back_behind_loop(self) -> None:
         if not self._position.in_training_loop:

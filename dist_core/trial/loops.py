@@ -53,7 +53,8 @@ class Loops(Listener):
         begins = self._position.begin_loop()
         if begins:
             self._rollback.forget()
-        else:
+        self._life.loop_began(completed=not begins)
+        if not begins:
             self._rollback.begin_between_loops()
         return begins
 

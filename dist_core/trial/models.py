@@ -94,6 +94,21 @@ class Models(Voter, Listener):
         return any(model.step_place.has_several_passes for model in self)
 
     @property
+    def await_an_update(self) -> bool:
+        """Tell whether the present step's gradients wait for those of later batches, which the script adds to them."""
+        return any(model.passes.awaits_update for model in self)
+
+    @property
+    def accumulate_by_script(self) -> bool:
+        """Tell whether the script sums gradients over several of the loader's batches by itself."""
+        return any(model.passes.user_accumulates for model in self)
+
+    def take_back_gradients(self) -> None:
+        """Put gradients that wait for later batches back to what they were before the present step."""
+        for model in self:
+            model.passes.take_back_gradients()
+
+    @property
     def came_by_all_passes(self) -> bool:
         """Tell whether each of the present step's passes so far has come through its backward pass, or none.
 

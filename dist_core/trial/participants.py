@@ -58,6 +58,15 @@ class Passes(Protocol):
     """True if the user's code sums gradients over several of the loader's batches by itself."""
 
     @property
+    def awaits_update(self) -> bool:
+        """Tell whether the present step's gradients wait for those of later batches."""
+        ...
+
+    def take_back_gradients(self) -> None:
+        """Put gradients that wait for later batches back to what they were before the present step."""
+        ...
+
+    @property
     def took_gradients(self) -> bool:
         """Tell whether gradients have come to the buckets since the present step began."""
         ...

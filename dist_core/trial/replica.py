@@ -41,6 +41,8 @@ from dist_core.state.memory_limit import MemoryLimit
 from dist_core.state.persistence import Persistence
 from dist_core.state.position import Position
 from dist_core.state.random_streams import RandomStreams
+from dist_core.state.script_variables import NAME as VARIABLES
+from dist_core.state.script_variables import ScriptVariables
 from dist_core.state.seeds import seed_all, trial_seed
 from dist_core.state.states import FunctionState, StateRegistry
 from dist_core.trial.batch_agreement import BatchAgreement
@@ -64,6 +66,7 @@ from dist_core.trial.rerun import Rerun
 from dist_core.trial.rollback import Rollback
 from dist_core.trial.same_weights import SameWeights
 from dist_core.trial.saving import Saving
+from dist_core.trial.script_habits import ScriptHabits
 from dist_core.trial.steps import SharedStep, Steps
 from dist_core.trial.transitions import Transitions
 from dist_core.trial.voters import SameCode, SameOrder, SamePlace, SameRates
@@ -86,7 +89,9 @@ class Replica:
         self._make_batch()
         self.round = StepVote(self.generation, lambda: None if self.membership is None else self.membership.pending())
         self.sums = RunningSums(self.generation, self.position, self.registry, self.record.note_meeting)
-        self.rollback = Rollback(self.generation, self.position, self.states, self.sums, self.models.trained)
+        self.rollback = Rollback(
+            self.generation, self.position, self.states, self.sums, self.models.trained, self.variables
+        )
         self.leaving = Leaving(self.membership)
         self.saving = Saving(self.generation, self.position, self.states)
         self.departure = Departure(
@@ -119,6 +124,7 @@ class Replica:
         self.record = StepRecord()
         self.random = RandomStreams()
         self.models = Models(self.generation)
+        self.variables = ScriptVariables(self.position, self._belongs_to_trial, self.news.warn)
         self.memory_limit = MemoryLimit(folder)
         self.model_parallel = ModelParallelGroup(self.environment, self.channel)
         self.states = Persistence(
@@ -141,6 +147,7 @@ class Replica:
             node_kind="" if self.environment is None else self.environment.node_kind,
         )
         self.pacing = Pacing(self.position, self.batch, self.habits)
+        self.script_habits = ScriptHabits(self.variables, self.models, self.pacing)
         self.hinting = Hinting(self.generation, self.position, self.models, self.pacing, self.layout, self.news)
 
     def _meet_through_scheduler(self, membership: Membership, channel: ControlChannel) -> None:
@@ -151,7 +158,7 @@ class Replica:
         membership.on_grace_over = self._say_what_is_lost
         membership.hurry()
         entering = Entering(generation, membership, self.batch, self.news, self.life)
-        survivor = TrainingSurvivor(position, states, self.record, self.sums, self.rollback)
+        survivor = TrainingSurvivor(position, states, self.record, self.sums, self.rollback, self.script_habits)
         heal = Heal(generation, losses, membership, self.news)
         healing = self.healing = Healing(generation, membership, heal, survivor, entering, self.life)
         switch = Switch(generation, losses, membership, position, states, self.news)
@@ -187,7 +194,7 @@ class Replica:
             self.models,
             self.moving_buffers,
             self.batch,
-            Preemption(self.leaving, self.sums, self.departure),
+            Preemption(self.position, self.leaving, self.sums, self.departure),
             self.transitions,
             self.saving,
         ]
@@ -195,9 +202,10 @@ class Replica:
 
     def _listen(self) -> None:
         """Say who is told of this replica's life, in order."""
-        own = OwnStates(self.position, self.habits, self.registry, self.random, self.states)
+        own = OwnStates(self.position, self.habits, self.registry, self.random, self.states, self.variables)
         listeners: list[Listener | None] = [
             own,
+            self.variables,
             self.random,
             self.emulated_device,
             self.same_weights,
@@ -218,9 +226,17 @@ class Replica:
             self.saving,
             self.rollback,
             self.hinting,
+            self.script_habits,
         ]
         self.life.listeners = [listener for listener in listeners if listener is not None]
         own.register()
+
+    def _belongs_to_trial(self, value: Any) -> bool:
+        """Tell whether an object of the script is a trained model, or another state that the trial has anyway."""
+        if isinstance(value, torch.nn.Module):
+            trained = {id(each) for each in self.models.trained()}
+            return any(id(each) in trained for each in value.parameters())
+        return self.registry.holds(value)
 
     def _say_what_is_lost(self, message: str) -> None:
         self.news.warn(message)
@@ -347,6 +363,7 @@ class Replica:
 
     def close(self) -> None:
         """The user's code is done: send what is queued and stop the threads. A last checkpoint may be in flight."""
+        self.variables.end()
         self.news.flush()
         if self.membership is not None:
             self.membership.stop()
@@ -364,9 +381,11 @@ class OwnStates(Listener):
         registry: StateRegistry,
         random: RandomStreams,
         states: Persistence,
+        variables: ScriptVariables,
     ) -> None:
         self._position = position
         self._habits = habits
+        self._variables = variables
         self._registry = registry
         self._random = random
         self._states = states
@@ -375,9 +394,11 @@ class OwnStates(Listener):
         self._registry.register("core", FunctionState(self._save, self._load))
         self._registry.register("random", self._random)
         self._registry.register("checkpoints", self._states.checkpoints)
+        self._registry.register(VARIABLES, self._variables)
 
     def runs_again(self) -> None:
         self._registry.clear()
+        self._variables.end()
         self._position.begin_run()
         self.register()
 

@@ -13,6 +13,8 @@ from dist_core.life import Listener
 from dist_core.state.parts import local_of
 from dist_core.state.persistence import Persistence
 from dist_core.state.position import Position
+from dist_core.state.script_variables import NAME as VARIABLES
+from dist_core.state.script_variables import ScriptVariables
 
 _NOT_OF_USER_CODE = ("adaptation", "checkpoints")
 """States that go on whatever becomes of what code did."""
@@ -35,12 +37,14 @@ class Rollback(Listener):
         states: Persistence,
         sums: RunningSums,
         trained: Callable[[], Iterator[torch.nn.Parameter]],
+        variables: ScriptVariables,
     ) -> None:
         self._generation = generation
         self._position = position
         self._states = states
         self._sums = sums
         self._trained = trained
+        self._variables = variables
         self._behind_loop: _Mark | None = None
         """Mark where the code between two training loops began, which runs again from there."""
 
@@ -53,7 +57,15 @@ class Rollback(Listener):
         ``leave_out``: how the names of states begin that stay as they will be then.
         """
         states = self._sums.own(self._states.capture())
-        return self._states.undo_to({name: state for name, state in states.items() if not name.startswith(leave_out)})
+        leave_out = (*leave_out, VARIABLES)
+        undo = self._states.undo_to({name: each for name, each in states.items() if not name.startswith(leave_out)})
+        undo_variables = self._variables.remember()
+
+        def undo_all() -> None:
+            undo()
+            undo_variables()
+
+        return undo_all
 
     def epochs_began(self) -> None:
         self.begin_between_loops()

@@ -85,6 +85,10 @@ class SameWeights(Voter, Listener):
     def runs_again(self) -> None:
         self._begin_anew()
 
+    def forget(self) -> None:
+        """Other weights are trained from now on, on all replicas."""
+        self._weights = None
+
     def _begin_anew(self) -> None:
         """Another generation trains, or other models."""
         self._weights = self._look = self._waiting = None

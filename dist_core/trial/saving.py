@@ -45,7 +45,7 @@ class Saving(Voter, Listener):
 
     @property
     def _is_due(self) -> bool:
-        return self.is_ours and self._states.checkpoints.is_due
+        return self.is_ours and not self._position.awaits_update and self._states.checkpoints.is_due
 
     @property
     def is_ours(self) -> bool:

@@ -136,6 +136,7 @@ class Steps:
             progress=progress,
             moves=0.0 if left_out else gain,
             took_gradients=self._models.took_gradients and not left_out,
+            awaits_update=self._models.await_an_update,
         )
         loader.commit(global_batch)
         agreed.follow()

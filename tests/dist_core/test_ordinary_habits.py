@@ -160,6 +160,39 @@ def batches_left_out_by_a_step_without_gradients(kit: Kit) -> list[float]:
     return weights_of(model)
 
 
+@habit
+def layers_unfrozen_later(kit: Kit) -> list[float]:
+    return with_weights_that_change(kit, at_first=False)
+
+
+@habit
+def layers_frozen_later(kit: Kit) -> list[float]:
+    return with_weights_that_change(kit, at_first=True)
+
+
+@habit
+def a_group_added_later(kit: Kit) -> list[float]:
+    return with_weights_that_change(kit, at_first=False, added=True)
+
+
+def with_weights_that_change(kit: Kit, *, at_first: bool, added: bool = False) -> list[float]:
+    model = network()
+    model[0].requires_grad_(at_first)
+    trained = model[3].parameters() if added else model.parameters()
+    optimizer = torch.optim.SGD(trained, lr=0.1, momentum=0.9)
+    loader, wrapped = kit.loader(examples()), kit.wrap(model, optimizer)
+    for epoch in kit.epochs(3):
+        if epoch == 1:
+            model[0].requires_grad_(not at_first)
+            if added:
+                optimizer.add_param_group({"params": list(model[0].parameters())})
+        for x, y in loader:
+            optimizer.zero_grad()
+            mse(wrapped(x), y).backward()
+            optimizer.step()
+    return weights_of(model)
+
+
 class Streamed(IterableDataset[Any]):
     def __iter__(self) -> Any:
         return iter(examples())

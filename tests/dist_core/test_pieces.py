@@ -26,6 +26,7 @@ from dist_core.link.news import News
 from dist_core.state.memory_limit import MemoryLimit
 from dist_core.state.persistence import Persistence
 from dist_core.state.position import Position
+from dist_core.state.script_variables import ScriptVariables
 from dist_core.state.states import FunctionState, StateRegistry
 from dist_core.trial.batch_agreement import BatchAgreement
 from dist_core.trial.chosen_layout import ChosenLayout
@@ -255,7 +256,8 @@ def test_who_leaves_saves_once_unless_the_trial_is_past_its_end(tmp_path: Any) -
     leaving = Leaving(cast("Membership", watched))
 
     sums = RunningSums(present, position, registry, lambda: None)
-    rollback = Rollback(present, position, states, sums, lambda: iter(()))
+    variables = ScriptVariables(position, lambda value: False, pytest.fail)
+    rollback = Rollback(present, position, states, sums, lambda: iter(()), variables)
     saving = Saving(present, position, states)
     departure = Departure(present, leaving, saving, rollback, News(None), ModelParallelGroup(None, None))
     departure.leave_if_asked()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
 from collections.abc import Callable, Iterator
@@ -60,16 +61,15 @@ def loads_its_own_weights(kit: Kit) -> list[float]:
 
 
 def accumulates_by_its_own_counter(kit: Kit) -> list[float]:
-    # Others join within a window: this process's own.
+    """An iterator's place is no variable that others could be given."""
     habits.GROW_AT = 2
     model = network()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-    loader, wrapped, count = kit.loader(examples()), kit.wrap(model, optimizer), 0
+    loader, wrapped, counts = kit.loader(examples()), kit.wrap(model, optimizer), itertools.count(1)
     for _ in kit.epochs(4):
         for x, y in loader:
-            (mse(wrapped(x), y) / 2).backward()
-            count += 1
-            if count % 2 == 0:
+            (mse(wrapped(x), y) / 3).backward()
+            if next(counts) % 3 == 0:
                 optimizer.step()
                 optimizer.zero_grad()
     return weights_of(model)

@@ -1,0 +1,380 @@
+"""ScriptVariables: what the script keeps in variables around its loop over epochs, as a state of the trial.
+
+Counters, the best weights so far, patience, averages: a script holds them in variables, or in attributes of objects of
+its own, that exist before its loop over epochs and change within it. A replica that joins, or a trial that resumes,
+would begin them anew. So what has changed since the loop began travels with the trial's state, from rank 0: numbers,
+texts, tensors, arrays, lists and dictionaries of them, modules that are not trained, and other objects with
+``state_dict`` and ``load_state_dict``. What has not changed stays as each replica's own code has made it, such as its
+rank and its data.
+"""
+
+from __future__ import annotations
+
+import copy
+import ctypes
+import sys
+import sysconfig
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from types import CodeType, FrameType
+from typing import Any
+
+import numpy as np
+import torch
+from torch.optim.swa_utils import AveragedModel
+
+from dist_core.life import Listener
+from dist_core.state.position import Position
+
+MOST_ITEMS = 10_000
+"""Items of a list or dictionary; what has more is data, and stays where it is."""
+SAMPLED = 32
+"""Elements of a tensor that are looked at to see whether it has changed."""
+_HAVE_STATES_OF_THE_TRIAL = ("accelerate", "dist_core", "lightning", "pytorch_lightning", "torch", "torchdata")
+"""Packages whose objects with ``state_dict`` are schedules, scalers, loaders and wrappers of optimizers."""
+_NUMBERS_AND_TEXTS = (type(None), bool, int, float, str)
+_LIBRARIES = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
+_NOTHING = object()
+_OURS = ("dist_core", "tuner_bridge", "trials", "scheduler")
+NAME = "variables"
+"""Name of this state among the trial's."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Copy:
+    """Copy of what an object with ``state_dict`` held."""
+
+    content: dict[str, Any]
+
+
+class ScriptVariables(Listener):
+    """``belongs_to_trial``: tells of an object whether it is a part of the trial's other states, as a trained model is.
+
+    ``warn``: told once of variables that have changed and that no other replica can be given.
+    """
+
+    def __init__(
+        self, position: Position, belongs_to_trial: Callable[[Any], bool], warn: Callable[[str], None]
+    ) -> None:
+        self._position = position
+        self._belongs_to_trial = belongs_to_trial
+        self._warn = warn
+        self._frame: FrameType | None = None
+        self._at_first: dict[str, Any] = {}
+        """Fingerprint of each variable when the loop began, by its path."""
+        self._have_changed: dict[str, None] = {}
+        self._waiting: dict[str, Any] = {}
+        """Content that came before the loop began, until code comes to where the trial stands."""
+        self._told: set[str] = set()
+
+    # ------------------------------------------------------------------ the loop over epochs
+
+    def begin(self, frame: FrameType | None) -> None:
+        """The loop over epochs begins, in the code of that frame."""
+        self.end()
+        if frame is None:
+            return
+        self._frame = frame
+        self._at_first = {path: _fingerprint(value) for path, value in self._leaves()}
+        self._load(self._waiting)
+
+    def loop_began(self, *, completed: bool) -> None:
+        """Take what came once more: code between the epoch's beginning and here has run a second time."""
+        if completed or self._waiting.get("in_loop"):
+            self._load(self._waiting)
+        if not completed:
+            self._waiting = {}
+
+    def look(self) -> None:
+        """Note what has changed by now: a counter may be back at its first value when somebody asks."""
+        for path, value in self._leaves():
+            if path in self._at_first and path not in self._have_changed:
+                now = _fingerprint(value)
+                if now is None or now != self._at_first[path]:
+                    self._have_changed[path] = None
+
+    def end(self) -> None:
+        self._frame = None
+        self._at_first, self._have_changed = {}, {}
+
+    def tensors(self) -> dict[str, tuple[torch.Tensor, Any]]:
+        """Return tensors of the script's own by path, those in modules and lists included, and what each is now.
+
+        An ``AveragedModel`` is left out: its updates pass through the wrapped model.
+        """
+        return {
+            path: (tensor, _fingerprint(tensor))
+            for name, value in self._leaves()
+            if name in self._at_first and not isinstance(value, AveragedModel)
+            for path, tensor in _tensors_in(value, name)
+        }
+
+    def remember(self) -> Callable[[], None]:
+        """Return a call that puts back what the variables are now."""
+        held = {
+            path: _copied(value)
+            for path, value in self._leaves()
+            if path in self._at_first and (path in self._have_changed or not _holds_tensors(value))
+        }
+        frame = self._frame
+
+        def undo() -> None:
+            if self._frame is not frame or frame is None:
+                return
+            present = dict(self._leaves())
+            for path, value in held.items():
+                if _is_plain(value, MOST_ITEMS):
+                    self._put(path, _placed(value, present.get(path)))
+                elif value is not None:
+                    _load_into(present.get(path), value.content)
+
+        return undo
+
+    # ------------------------------------------------------------------ a state of the trial
+
+    def state_dict(self) -> dict[str, Any]:
+        if self._frame is None or self._waiting:
+            return self._waiting
+        self.look()
+        now, found = dict(self._leaves()), {}
+        for path in self._have_changed:
+            value = now.get(path, _NOTHING)
+            if value is _NOTHING or not _is_plain(value, MOST_ITEMS):
+                content = _state_of(value)
+                if content is None:
+                    self._tell(path)
+                    continue
+                found[path] = {"state": content}
+            else:
+                found[path] = {"value": value}
+        within = self._position.in_training_loop
+        return {"code": _name_of(self._frame.f_code), "in_loop": within, "variables": found}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        if self._frame is None:
+            self._waiting = state
+        else:
+            self._load(state)
+
+    def _load(self, state: dict[str, Any]) -> None:
+        if self._frame is None or state.get("code") != _name_of(self._frame.f_code):
+            return
+        present = dict(self._leaves())
+        for path, content in state["variables"].items():
+            if path not in self._at_first:
+                continue
+            self._have_changed[path] = None
+            if "state" in content:
+                _load_into(present.get(path), content["state"])
+            else:
+                self._put(path, _placed(content["value"], present.get(path)))
+
+    def _tell(self, path: str) -> None:
+        if path in self._told:
+            return
+        self._told.add(path)
+        self._warn(
+            f"the script's variable {path!r} has changed since its loop over epochs began, and cannot be handed to "
+            "replicas that join later, or to the trial when it resumes: they begin with what the script sets before "
+            "the loop. Hold numbers, texts, tensors and lists and dictionaries of them in dist_core.keep(), or give "
+            "the object state_dict() and load_state_dict()"
+        )
+
+    # ------------------------------------------------------------------ variables
+
+    def _leaves(self) -> Iterator[tuple[str, Any]]:
+        """Yield variables by path, attributes of the script's own objects among them (``stopper.best``)."""
+        if self._frame is None:
+            return
+        for name, value in list(self._frame.f_locals.items()):
+            if name.startswith("__") or self._belongs_to_trial(value):
+                continue
+            if _is_leaf(value) or name in self._at_first:
+                yield name, value
+            elif _is_object_of_user(value):
+                for attribute, held in list(vars(value).items()):
+                    path = f"{name}.{attribute}"
+                    if not self._belongs_to_trial(held) and (_is_leaf(held) or path in self._at_first):
+                        yield path, held
+
+    def _put(self, path: str, value: Any) -> None:
+        assert self._frame is not None
+        name, _, attribute = path.partition(".")
+        variables = self._frame.f_locals
+        if attribute:
+            setattr(variables[name], attribute, value)
+            return
+        variables[name] = value
+        if sys.version_info < (3, 13):
+            # There, f_locals is a copy of a function's variables.
+            ctypes.pythonapi.PyFrame_LocalsToFast(ctypes.py_object(self._frame), ctypes.c_int(0))
+
+
+def users_frame(frame: FrameType | None) -> FrameType | None:
+    """Return the nearest frame of the user's code, from this one outwards: a progress bar may lie between.
+
+    None where code of ours drives the loop.
+    """
+    while frame is not None and frame.f_code.co_filename.startswith(_LIBRARIES):
+        frame = frame.f_back
+    if frame is None or frame.f_globals.get("__name__", "").partition(".")[0] in _OURS:
+        return None
+    return frame
+
+
+def _name_of(code: CodeType) -> str:
+    return f"{code.co_qualname}:{code.co_firstlineno}"
+
+
+def _is_leaf(value: Any) -> bool:
+    return _is_plain(value, MOST_ITEMS) or _is_module(value) or _is_stateful(value)
+
+
+def _is_plain(value: Any, items: int) -> bool:
+    """Tell whether a value is made of numbers, texts, tensors and arrays alone, of few enough items."""
+    if type(value) in _NUMBERS_AND_TEXTS or isinstance(value, (torch.Tensor, np.generic)):
+        return not isinstance(value, torch.nn.Parameter)
+    if isinstance(value, np.ndarray):
+        return value.dtype.kind in "biuf"
+    if type(value) in (list, tuple):
+        return len(value) <= items and all(_is_plain(each, items // max(1, len(value))) for each in value)
+    if isinstance(value, dict):
+        keys_are_plain = len(value) <= items and all(type(key) in (int, str) for key in value)
+        return keys_are_plain and all(_is_plain(each, items // max(1, len(value))) for each in value.values())
+    return False
+
+
+def _is_module(value: Any) -> bool:
+    return isinstance(value, torch.nn.Module)
+
+
+def _is_stateful(value: Any) -> bool:
+    return (
+        callable(getattr(value, "state_dict", None))
+        and callable(getattr(value, "load_state_dict", None))
+        and not isinstance(value, (type, torch.optim.Optimizer))
+        and type(value).__module__.partition(".")[0] not in _HAVE_STATES_OF_THE_TRIAL
+    )
+
+
+def _is_object_of_user(value: Any) -> bool:
+    """Tell whether a value is an object of a class that the script, or a module beside it, defines."""
+    kind = type(value)
+    if not hasattr(value, "__dict__") or isinstance(value, (type, torch.utils.data.Dataset)) or callable(value):
+        return False
+    module = sys.modules.get(kind.__module__)
+    file = getattr(module, "__file__", None)
+    return kind.__module__ == "__main__" or (
+        file is not None and not file.startswith(_LIBRARIES) and not _is_ours(kind)
+    )
+
+
+def _is_ours(kind: type) -> bool:
+    return kind.__module__.partition(".")[0] in _OURS
+
+
+def _tensors_in(value: Any, path: str) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield tensors by path, of modules, lists and dictionaries each one."""
+    if isinstance(value, torch.Tensor):
+        yield path, value
+    elif _is_module(value):
+        yield from ((f"{path}.{name}", each) for name, each in value.named_parameters())
+    elif type(value) in (list, tuple):
+        for index, each in enumerate(value):
+            yield from _tensors_in(each, f"{path}[{index}]")
+    elif isinstance(value, dict):
+        for key, each in value.items():
+            yield from _tensors_in(each, f"{path}[{key!r}]")
+
+
+def _holds_tensors(value: Any) -> bool:
+    return next(_tensors_in(value, ""), None) is not None
+
+
+def _fingerprint(value: Any) -> Any:
+    """Return something that differs when a value has changed; None where nothing tells."""
+    if type(value) in _NUMBERS_AND_TEXTS:
+        return type(value), value
+    if isinstance(value, torch.Tensor):
+        return id(value), *_elements_of(value)
+    if isinstance(value, np.ndarray):
+        stride = max(1, value.size // SAMPLED)
+        return id(value), value.shape, value.reshape(-1)[::stride].tobytes()
+    if isinstance(value, np.generic):
+        return value.item()
+    if type(value) in (list, tuple):
+        return id(value), *map(_fingerprint, value)
+    if isinstance(value, dict) and _is_plain(value, MOST_ITEMS):
+        return id(value), *((key, _fingerprint(each)) for key, each in value.items())
+    if _is_module(value):
+        return id(value), *(_elements_of(each) for each in (*value.parameters(), *value.buffers()))
+    content = _state_of(value)
+    return None if content is None else _fingerprint({**content, "": id(value)})[1:]
+
+
+def _elements_of(tensor: torch.Tensor) -> tuple[Any, ...]:
+    """Shape, version and a few elements: a change by way of ``.data`` leaves the version as it is."""
+    version = 0 if tensor.is_inference() else tensor._version
+    if tensor.layout is not torch.strided or tensor.is_meta or not tensor.numel():
+        return tuple(tensor.shape), version
+    if tensor.device.type != "cpu":
+        # Reading from a device would wait for all that it has to do.
+        return tuple(tensor.shape), version, tensor.data_ptr()
+    stride = max(1, tensor.numel() // SAMPLED)
+    elements = tensor.detach().reshape(-1)[::stride] if tensor.is_contiguous() else tensor.detach().flatten()[:SAMPLED]
+    return tuple(tensor.shape), version, str(elements.tolist())
+
+
+def _state_of(value: Any) -> dict[str, Any] | None:
+    """Return the state of an object with ``state_dict``, where it can travel; else None."""
+    if value is _NOTHING or not (_is_module(value) or _is_stateful(value)):
+        return None
+    try:
+        content = value.state_dict()
+    except Exception:
+        # Code of others, which nobody had asked for its state so far.
+        return None
+    return dict(content) if isinstance(content, dict) and _is_plain(dict(content), MOST_ITEMS) else None
+
+
+def _copied(value: Any) -> Any:
+    if _is_plain(value, MOST_ITEMS):
+        return copy.deepcopy(value) if not isinstance(value, torch.Tensor) else value.detach().clone()
+    content = _state_of(value)
+    return None if content is None else _Copy(copy.deepcopy(content))
+
+
+def _load_into(present: Any, content: dict[str, Any]) -> None:
+    if _is_module(present) or _is_stateful(present):
+        present.load_state_dict(content)
+
+
+def _placed(value: Any, present: Any) -> Any:
+    """Return the value in what holds it now where that fits: other names may lead there, too."""
+    if isinstance(present, torch.Tensor) and isinstance(value, torch.Tensor):
+        if present.shape == value.shape and present.dtype == value.dtype and not present.requires_grad:
+            with torch.no_grad():
+                present.copy_(value)
+            return present
+        return value.to(present.device)
+    if isinstance(present, np.ndarray) and isinstance(value, torch.Tensor):
+        if tuple(value.shape) == present.shape:
+            np.copyto(present, value.numpy(), casting="unsafe")
+            return present
+        return value.numpy()
+    if type(value) is list and type(present) is list:
+        before = [*present, *[None] * max(0, len(value) - len(present))]
+        present[:] = [_placed(each, there) for each, there in zip(value, before, strict=False)]
+        return present
+    if isinstance(value, dict) and isinstance(present, dict):
+        held = {key: _placed(each, present.get(key)) for key, each in value.items()}
+        present.clear()
+        present.update(held)
+        return present
+    if isinstance(value, torch.Tensor):
+        return value.clone()
+    if isinstance(value, dict):
+        return {key: _placed(each, None) for key, each in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(_placed(each, None) for each in value)
+    return value

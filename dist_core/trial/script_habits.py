@@ -1,0 +1,87 @@
+"""ScriptHabits: what a loop does in its body beside training, as far as that decides how its steps are divided."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from dist_core.errors import InvalidTraining
+from dist_core.life import Listener
+from dist_core.state.script_variables import ScriptVariables
+from dist_core.trial.models import Models
+from dist_core.trial.pacing import Pacing
+
+LOOKED_AT = 3
+"""Steps of each loop."""
+
+
+class ScriptHabits(Listener):
+    """Notices a body that keeps an average of the weights, or another copy of them that moves with each step.
+
+    A step that is divided into passes runs its body in each of them, and the average would move in each. What counts
+    as a copy: tensors of the script's own that change in a step and have the types and shapes of most weights.
+    """
+
+    def __init__(self, variables: ScriptVariables, models: Models, pacing: Pacing) -> None:
+        self._variables = variables
+        self._models = models
+        self._pacing = pacing
+        self._before: dict[str, tuple[torch.Tensor, Any]] | None = None
+        self._left = 0
+        self._moves_copy = False
+        """The body moves a copy of the weights."""
+        self._repeats = False
+        """The present step lost a replica, and its body is about to run again."""
+        self._take_back: Callable[[], None] | None = None
+        """Puts the script's variables back to what they were before the present step, where they have to move once."""
+
+    def loop_began(self, *, completed: bool) -> None:
+        self._left = LOOKED_AT
+        self._before = None if self._moves_copy else self._variables.tensors()
+
+    def step_counts(self) -> None:
+        if self._before is None:
+            return
+        now, before = self._variables.tensors(), self._before
+        self._left -= 1
+        self._before = now if self._left else None
+        changed = [path for path in now if path in before and now[path][1] != before[path][1]]
+        if not changed or not self._are_like_the_weights([now[path][0] for path in changed]):
+            return
+        self._before, self._moves_copy = None, True
+        self._variables.look()
+        if self._models.are_in_a_part:
+            raise InvalidTraining(
+                f"the training loop moves a copy of the weights in its body, {changed[0]!r} first, as for an average, "
+                "but this step takes several passes, and the body runs in each of them. Move it in "
+                "optimizer.register_step_post_hook(...), or allow a whole batch at once: leave out "
+                "gradient_accumulation, and raise the upper bound of local_bsz_bounds to batch_size"
+            )
+        if not self._pacing.trains_in_turns:
+            self._pacing.train_in_turns()
+
+    def step_ended(self) -> None:
+        keeps = self._moves_copy or self._models.accumulate_by_script
+        self._take_back = self._variables.remember() if keeps else None
+
+    def take_back_step(self) -> None:
+        """The body runs again for a step that lost a replica: sums and counts of batches are as before it."""
+        self._models.take_back_gradients()
+        self._repeats = True
+
+    def step_begins(self) -> None:
+        """The body that did not count is over by now, with all that it does behind the update."""
+        if self._repeats and self._take_back is not None:
+            self._take_back()
+        self._repeats = False
+
+    def _are_like_the_weights(self, changed: list[torch.Tensor]) -> bool:
+        weights = Counter((each.dtype, each.shape) for each in self._models.trained())
+        found = Counter((each.dtype, each.shape) for each in changed)
+        return 2 * (weights & found).total() > weights.total()
+
+    def loop_ended(self) -> None:
+        self._before = None
