@@ -109,8 +109,8 @@ class ScriptVariables(Listener):
             for path, tensor in _tensors_in(value, name)
         }
 
-    def remember(self) -> Callable[[], None]:
-        """Return a call that puts back what the variables are now."""
+    def remember(self) -> Callable[..., None]:
+        """Return a call that puts back what the variables are now; with ``copies_only`` what holds tensors alone."""
         held = {
             path: _copied(value)
             for path, value in self._leaves()
@@ -118,11 +118,13 @@ class ScriptVariables(Listener):
         }
         frame = self._frame
 
-        def undo() -> None:
+        def undo(*, copies_only: bool = False) -> None:
             if self._frame is not frame or frame is None:
                 return
             present = dict(self._leaves())
             for path, value in held.items():
+                if copies_only and not isinstance(value, _Copy) and not _holds_tensors(value):
+                    continue
                 if _is_plain(value, MOST_ITEMS):
                     self._put(path, _placed(value, present.get(path)))
                 elif value is not None:

@@ -144,6 +144,9 @@ class StepPasses(PassesOfSteps):
     def watch(self, output: Any) -> None:
         """The forward pass gave ``output``; its backward pass is one of several of a step."""
         self.place.computed = True
+        if not self.over.is_alone and self.place.step is not None:
+            before = self.over.group.reductions
+            note_backward(output, lambda: self._refuse_unreduced_backward(before))
         if not self.place.has_several_passes:
             note_backward(output, self._note_backward)
         elif not self.user_accumulates:
@@ -152,6 +155,19 @@ class StepPasses(PassesOfSteps):
                 output,
                 begin=self._give_back_gradients if last else None,
                 end=self._whole_gradient_is_there if last else self._hide_gradients,
+            )
+
+    def _refuse_unreduced_backward(self, before: int) -> None:
+        """Refuse a backward pass whose gradients would stay this replica's own.
+
+        ``before``: reductions in the present step when its forward pass was made.
+        """
+        if self.over.group.reductions > before:
+            raise InvalidTraining(
+                "a second backward pass goes through what one forward pass has computed, or through a forward pass "
+                "that was made before the first one's backward pass: gradients are summed over the replicas in the "
+                "first alone, as by DistributedDataParallel. Add the losses up, and call backward() once; or make "
+                "each forward pass behind the backward pass before it"
             )
 
     def _note_backward(self) -> None:

@@ -26,6 +26,8 @@ class Models(Voter, Listener):
     def __init__(self, generation: Generation) -> None:
         self._generation = generation
         self._models: list[TrainedModel] = []
+        self.were_left_out = False
+        """The latest step made no update, because a replica left out its part of the batch."""
 
     def __iter__(self) -> Iterator[TrainedModel]:
         return iter(self._models)
@@ -172,6 +174,7 @@ class Models(Voter, Listener):
 
     def leave_step_out(self) -> None:
         """The step makes no update: nothing stays of its gradients and of what was measured."""
+        self.were_left_out = True
         for model in self:
             model.passes.leave_step_out()
 

@@ -33,9 +33,11 @@ class ScriptHabits(Listener):
         self._left = 0
         self._moves_copy = False
         """The body moves a copy of the weights."""
+        self._left_out: Callable[..., None] | None = None
+        """Puts copies of the weights back that moved in a step which made no update."""
         self._repeats = False
         """The present step lost a replica, and its body is about to run again."""
-        self._take_back: Callable[[], None] | None = None
+        self._take_back: Callable[..., None] | None = None
         """Puts the script's variables back to what they were before the present step, where they have to move once."""
 
     def loop_began(self, *, completed: bool) -> None:
@@ -64,6 +66,11 @@ class ScriptHabits(Listener):
             self._pacing.train_in_turns()
 
     def step_ended(self) -> None:
+        if self._models.were_left_out:
+            # Replicas that did not leave their part of the batch out have moved the copy.
+            self._models.were_left_out = False
+            if self._moves_copy and self._take_back is not None:
+                self._left_out = self._take_back
         keeps = self._moves_copy or self._models.accumulate_by_script
         self._take_back = self._variables.remember() if keeps else None
 
@@ -74,6 +81,10 @@ class ScriptHabits(Listener):
 
     def step_begins(self) -> None:
         """The body that did not count is over by now, with all that it does behind the update."""
+        if self._left_out is not None:
+            self._left_out(copies_only=True)
+            self._left_out = None
+            self.step_ended()
         if self._repeats and self._take_back is not None:
             self._take_back()
         self._repeats = False

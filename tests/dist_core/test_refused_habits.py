@@ -170,6 +170,26 @@ def with_a_layer_that_is_frozen_within_the_step(kit: Kit) -> None:
             optimizer.step()
 
 
+def with_a_second_backward_pass(kit: Kit) -> None:
+    def step(model: Any, optimizer: Any, x: torch.Tensor, y: torch.Tensor) -> None:
+        loss = mse(model(x), y)
+        loss.backward(retain_graph=True)
+        (0.1 * loss).backward()
+        optimizer.step()
+
+    one_step(kit, step)
+
+
+def with_passes_crossed(kit: Kit) -> None:
+    def step(model: Any, optimizer: Any, x: torch.Tensor, y: torch.Tensor) -> None:
+        losses = [mse(model(x), y), mse(model(2.0 * x), y)]
+        for loss in losses:
+            loss.backward()
+        optimizer.step()
+
+    one_step(kit, step)
+
+
 def with_a_weight_that_takes_no_part(kit: Kit) -> None:
     model = network()
     model.register_parameter("idle", nn.Parameter(torch.ones(3)))
@@ -214,6 +234,8 @@ REFUSALS: list[tuple[Habit, str, int]] = [
     (with_a_process_group, "was given process_group=", 1),
     (around_the_wrapper, "gradients that were not reduced over the 2 replicas", 2),
     (outside_of_the_loop_in_evaluation_mode, "gradients that were not reduced over the 2 replicas", 2),
+    (with_a_second_backward_pass, "a second backward pass goes through", 2),
+    (with_passes_crossed, "a second backward pass goes through", 2),
     (with_a_layer_that_is_frozen_within_the_step, "the weight '0.bias' of Sequential was frozen or unfrozen within", 2),
     (with_a_weight_that_takes_no_part, "1 weights of Sequential have no gradient .*'idle' first.*find_unused", 2),
     (with_a_closure_that_the_optimizer_keeps, "Climbing evaluates the closure that step", 1),
