@@ -10,7 +10,6 @@ rank and its data.
 
 from __future__ import annotations
 
-import copy
 import ctypes
 import sys
 import sysconfig
@@ -234,10 +233,14 @@ def _is_leaf(value: Any) -> bool:
 
 def _is_plain(value: Any, items: int) -> bool:
     """Tell whether a value is made of numbers, texts, tensors and arrays alone, of few enough items."""
-    if type(value) in _NUMBERS_AND_TEXTS or isinstance(value, (torch.Tensor, np.generic)):
-        return not isinstance(value, torch.nn.Parameter)
+    if type(value) in _NUMBERS_AND_TEXTS or (isinstance(value, np.generic) and value.dtype.kind in "biuf"):
+        return True
+    if isinstance(value, torch.Tensor):
+        lies_plainly = value.layout is torch.strided and not (value.is_meta or value.is_quantized or value.is_conj())
+        return type(value) is torch.Tensor and lies_plainly
     if isinstance(value, np.ndarray):
-        return value.dtype.kind in "biuf"
+        lies_plainly = value.flags.writeable and value.dtype.isnative and all(stride >= 0 for stride in value.strides)
+        return value.dtype.kind in "biuf" and value.itemsize <= 8 and lies_plainly
     if type(value) in (list, tuple):
         return len(value) <= items and all(_is_plain(each, items // max(1, len(value))) for each in value)
     if isinstance(value, dict):
@@ -341,9 +344,21 @@ def _state_of(value: Any) -> dict[str, Any] | None:
 
 def _copied(value: Any) -> Any:
     if _is_plain(value, MOST_ITEMS):
-        return copy.deepcopy(value) if not isinstance(value, torch.Tensor) else value.detach().clone()
+        return _copied_plain(value)
     content = _state_of(value)
-    return None if content is None else _Copy(copy.deepcopy(content))
+    return None if content is None else _Copy(_copied_plain(content))
+
+
+def _copied_plain(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value.detach().clone()
+    if isinstance(value, np.ndarray):
+        return value.copy()
+    if type(value) in (list, tuple):
+        return type(value)(map(_copied_plain, value))
+    if isinstance(value, dict):
+        return {key: _copied_plain(each) for key, each in value.items()}
+    return value
 
 
 def _load_into(present: Any, content: dict[str, Any]) -> None:

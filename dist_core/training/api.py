@@ -86,7 +86,8 @@ def _placed(value: Any, present: Any) -> Any:
 def keep(**values: Any) -> Kept:
     """Return an object with these attributes, which are checkpointed and handed to joining replicas.
 
-    For what a script counts and remembers from epoch to epoch, and decides by::
+    For what a script counts and remembers from epoch to epoch outside of the function with the loop over epochs, whose
+    variables are the trial's anyway::
 
         kept = dist_core.keep(best=0.0, bad_epochs=0, weights=None)
 

@@ -1,0 +1,124 @@
+"""Variables of a script around its loop over epochs: what has changed travels, the rest stays each process's own."""
+
+from __future__ import annotations
+
+import collections
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from dist_core.state.position import Position
+from dist_core.state.script_variables import ScriptVariables, users_frame
+
+
+class Stopper:
+    """As many scripts have one."""
+
+    def __init__(self) -> None:
+        self.best, self.waited, self.weights = float("inf"), 0, None
+
+    def ends(self, loss: float, model: nn.Module) -> bool:
+        if loss < self.best:
+            self.best, self.waited = loss, 0
+            self.weights = {name: each.clone() for name, each in model.state_dict().items()}  # type: ignore[assignment]
+        else:
+            self.waited += 1
+        return self.waited > 9
+
+
+def epochs(variables: ScriptVariables, numbers: range) -> Iterator[int]:
+    variables.begin(users_frame(sys._getframe(1)))
+    for number in numbers:
+        yield number
+        variables.look()
+
+
+def script(variables: ScriptVariables, numbers: range, rank: int = 0) -> dict[str, Any]:
+    trained, average, stopper = nn.Linear(2, 1), nn.Linear(2, 1), Stopper()
+    losses, array, tensors, steps = [], np.zeros(3), [torch.zeros(2)], 0
+    held, name, recent, best = {"rank": rank, "seen": 0}, f"rank {rank}", collections.deque[int](), None
+    alias, flips = tensors, 0
+    for number in numbers and epochs(variables, numbers):
+        steps += 1
+        flips = 1 - flips
+        losses.append(1.0 / (number + 1))
+        array += number
+        tensors[0] += 1.0
+        held["seen"] += 1
+        recent.append(number)
+        average.weight.data.fill_(number)
+        best = losses[-1]
+        stopper.ends(losses[-1] if number < 2 else 9.0, trained)
+    found = {
+        "steps": steps,
+        "losses": list(losses),
+        "array": array.tolist(),
+        "tensor": alias[0].tolist(),
+        "flips": flips,
+    }
+    found |= {
+        "held": held["seen"],
+        "name": name,
+        "recent": list(recent),
+        "average": average.weight.tolist(),
+        "best": best,
+    }
+    return found | {"stopper": (stopper.best, stopper.waited, sorted(stopper.weights or ()))}
+
+
+def of_script(warn: Any = pytest.fail) -> ScriptVariables:
+    return ScriptVariables(Position(), lambda value: False, warn)
+
+
+def test_one_that_goes_on_in_another_process_ends_as_if_nothing_had_been() -> None:
+    told: list[str] = []
+    whole = script(of_script(told.append), range(6))
+    first = of_script(told.append)
+    state: dict[str, Any] = {}
+
+    def until_three() -> Iterator[int]:
+        yield from range(3)
+        state.update(first.state_dict())
+
+    script(first, until_three())  # type: ignore[arg-type]  # numbers are what is asked for
+    assert "name" not in state["variables"] and "trained" not in state["variables"]
+    second = of_script(told.append)
+    second.load_state_dict(state)
+    ended = script(second, range(3, 6), rank=1)
+    assert ended.pop("name") == "rank 1"
+    assert ended.pop("recent") == [3, 4, 5], "a deque cannot be handed over"
+    assert ended == {key: each for key, each in whole.items() if key not in ("name", "recent")}
+
+
+def test_what_is_undone_is_as_it_was() -> None:
+    variables = of_script()
+
+    def code() -> tuple[int, list[float], float]:
+        count, history, tensor = 0, [0.5], torch.zeros(1)
+        undo = variables.remember
+        for number in epochs(variables, range(2)):
+            if number == 1:
+                undo = variables.remember()
+            count += 1
+            history.append(float(number))
+            tensor += 1.0
+            if number == 1:
+                undo()
+                break
+        return count, history, float(tensor)
+
+    assert code() == (1, [0.5, 0.0], 1.0)
+
+
+def test_another_loop_takes_nothing_of_it() -> None:
+    variables = of_script()
+    variables.load_state_dict({"code": "elsewhere:1", "in_loop": False, "variables": {"count": {"value": 7}}})
+    count = 0
+    for _ in epochs(variables, range(1)):
+        count += 1
+    assert count == 1
