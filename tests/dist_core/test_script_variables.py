@@ -100,7 +100,7 @@ def test_what_is_undone_is_as_it_was() -> None:
 
     def code() -> tuple[int, list[float], float]:
         count, history, tensor = 0, [0.5], torch.zeros(1)
-        undo = variables.remember
+        undo = variables.remember()
         for number in epochs(variables, range(2)):
             if number == 1:
                 undo = variables.remember()
