@@ -24,6 +24,8 @@ class StepPlace:
         """True once the model has computed something in the present microbatch."""
         self.stepped = False
         """True once the optimizer has stepped since the present batch was handed out."""
+        self.is_asked_for = False
+        """True once a trainer or a script has asked which of a step's passes is the last one."""
         self.passed_step = False
         """True once the present microbatch has reached the step of one of the optimizers."""
 

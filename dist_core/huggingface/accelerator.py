@@ -129,6 +129,8 @@ class Accelerator(accelerate.Accelerator):  # type: ignore[misc]  # it is withou
     def _do_sync(self) -> None:
         """A step's gradients are whole with its last pass, which the trial knows."""
         models = get_core().models
+        for model in models:
+            model.step_place.is_asked_for = True
         self.gradient_state._set_sync_gradients(all(model.step_place.is_last_micro_batch for model in models))
 
     # ------------------------------------------------------------------ what the replicas tell each other

@@ -232,7 +232,7 @@ class ElasticTrainerMixin(SharedEvaluationMixin):
                 self._begin_step()
                 me.control = me.callback_handler.on_step_begin(me.args, me.state, me.control)
             self._pass(model, inputs)
-            if not self._elastic.part.is_last_micro_batch:
+            if not self._elastic.is_last_micro_batch:
                 me.control = me.callback_handler.on_substep_end(me.args, me.state, me.control)
                 continue
             grad_norm = me._clip_grad_norm(model) if me.args.max_grad_norm > 0 else None

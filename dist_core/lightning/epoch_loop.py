@@ -145,7 +145,9 @@ class ElasticEpochLoop(_TrainingEpochLoop):
 
     @property
     def _place(self) -> Any:
-        return self.model.part.step_place
+        place = self.model.part.step_place
+        place.is_asked_for = True
+        return place
 
     # ------------------------------------------------------------------ an epoch
 

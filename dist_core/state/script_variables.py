@@ -29,8 +29,6 @@ MOST_ITEMS = 10_000
 """Items of a list or dictionary; what has more is data, and stays where it is."""
 SAMPLED = 32
 """Elements of a tensor that are looked at to see whether it has changed."""
-_HAVE_STATES_OF_THE_TRIAL = ("accelerate", "dist_core", "lightning", "pytorch_lightning", "torch", "torchdata")
-"""Packages whose objects with ``state_dict`` are schedules, scalers, loaders and wrappers of optimizers."""
 _NUMBERS_AND_TEXTS = (type(None), bool, int, float, str)
 _LIBRARIES = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
 _NOTHING = object()
@@ -257,16 +255,18 @@ def _is_stateful(value: Any) -> bool:
     return (
         callable(getattr(value, "state_dict", None))
         and callable(getattr(value, "load_state_dict", None))
-        and not isinstance(value, (type, torch.optim.Optimizer))
-        and type(value).__module__.partition(".")[0] not in _HAVE_STATES_OF_THE_TRIAL
+        and not isinstance(value, (type, torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler))
+        and _is_users_class(type(value))
     )
 
 
 def _is_object_of_user(value: Any) -> bool:
     """Tell whether a value is an object of a class that the script, or a module beside it, defines."""
-    kind = type(value)
-    if not hasattr(value, "__dict__") or isinstance(value, (type, torch.utils.data.Dataset)) or callable(value):
-        return False
+    data = isinstance(value, (type, torch.utils.data.Dataset))
+    return hasattr(value, "__dict__") and not data and not callable(value) and _is_users_class(type(value))
+
+
+def _is_users_class(kind: type) -> bool:
     module = sys.modules.get(kind.__module__)
     file = getattr(module, "__file__", None)
     return kind.__module__ == "__main__" or (

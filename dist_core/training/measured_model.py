@@ -12,6 +12,7 @@ class MeasuredModel:
 
     @property
     def is_last_micro_batch(self) -> bool:
+        self.part.step_place.is_asked_for = True
         return self.part.is_last_micro_batch
 
     @property

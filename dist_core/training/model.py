@@ -138,7 +138,7 @@ class AdaptiveDataParallel(MeasuredModel, DistributedDataParallel):
         )
 
     def _forward_through_reducer(self, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        synchronises = self.is_last_micro_batch and not self._no_sync
+        synchronises = self.part.is_last_micro_batch and not self._no_sync
         if synchronises:
             self._over.follow_weights()
         self.require_backward_grad_sync = synchronises
