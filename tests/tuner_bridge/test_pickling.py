@@ -362,22 +362,3 @@ def test_a_function_of_a_module_goes_by_name_and_installed_packages_are_imported
     assert "pytest" in template.preload
     assert not [name for name in template.preload[:-1] if name.startswith("tuner_bridge")]
     assert set(template.code) == set(template.contents)
-
-
-LATE = """
-def objective(trial):
-    def within():
-        import torchvision.models
-    return trial
-"""
-
-
-@pytest.mark.parametrize("home", ["the script", "a module"])
-def test_torch_is_imported_beforehand_for_an_objective_that_imports_it_late(tmp_path: Path, home: str) -> None:
-    asks = "\nimport sys\nfrom tuner_bridge.optuna.objective_template import template_of\n"
-    asks += "print('torch' in sys.modules, 'torch' in template_of(objective, 1, 1).preload)\n"
-    (tmp_path / "theirs.py").write_text(LATE)
-    (tmp_path / "tune.py").write_text((LATE if home == "the script" else "from theirs import objective\n") + asks)
-    assert run(tmp_path, "tune.py").split() == ["False", "True"]
-    (tmp_path / "tune.py").write_text(LATE.replace("torchvision.models", "json") + asks)
-    assert run(tmp_path, "tune.py").split() == ["False", "False"]

@@ -7,7 +7,6 @@ all others by name, as in Ray, Dask and submitit.
 
 from __future__ import annotations
 
-import dis
 import functools
 import hashlib
 import io
@@ -49,8 +48,6 @@ class Pickled:
     """Contents that the scheduler is to keep, by digest."""
     modules: tuple[str, ...]
     """Names of modules that are imported when it is loaded."""
-    imported_late: frozenset[str]
-    """Names of modules that functions in it import when they run."""
 
 
 def pickled(value: Any, what: str, stand_in: StandIn | None = None) -> Pickled:
@@ -101,24 +98,7 @@ def pickled(value: Any, what: str, stand_in: StandIn | None = None) -> Pickled:
         imports=tuple(imports_of(main)),
         process=settings_of_process(),
     )
-    modules = tuple({**pickler.modules, **dict.fromkeys(code.imports)})
-    late = pickler.imported_late.union(
-        *(imported_by_functions_of(by_name[name]) for name in modules if name in by_name)
-    )
-    return Pickled(code, contents, modules, frozenset(late))
-
-
-def imported_by_functions_of(module: types.ModuleType) -> set[str]:
-    functions = (value for value in vars(module).values() if isinstance(value, types.FunctionType))
-    return {name for each in functions if each.__module__ == module.__name__ for name in _imported_by(each.__code__)}
-
-
-def _imported_by(code: types.CodeType) -> Iterator[str]:
-    """Names in the import statements of a function, and of those within it."""
-    yield from (each.argval for each in dis.get_instructions(code) if each.opname == "IMPORT_NAME")
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            yield from _imported_by(constant)
+    return Pickled(code, contents, tuple({**pickler.modules, **dict.fromkeys(code.imports)}))
 
 
 def _path_of(main: types.ModuleType) -> str:
@@ -176,8 +156,6 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # it has no types
         self._stand_in: StandIn = stand_in or (object(), object)
         self.modules: dict[str, None] = {}
         """Names of the modules that it pickles something of by name."""
-        self.imported_late: set[str] = set()
-        """Names of the modules that functions import which it pickles by value."""
         self.classes: list[tuple[type, str, bool]] = []
         """Classes by value with their qualified names, and whether that name leads to the class in its module."""
 
@@ -214,7 +192,6 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # it has no types
         return reduced
 
     def _function_getnewargs(self, func: types.FunctionType) -> Any:
-        self.imported_late.update(_imported_by(func.__code__))
         scope = func.__globals__
         module = sys.modules.get(scope.get("__name__", ""))
         if id(scope) not in self.globals_ref and module is not None and vars(module) is scope:

@@ -23,13 +23,6 @@ from tuner_bridge.optuna.trainers import TrainerSearch
 logger = logging.getLogger(__name__)
 
 ENTRYPOINT = "tuner_bridge.optuna.replica:main"
-USES_TORCH = frozenset(
-    {
-        *("torch", "torchaudio", "torchmetrics", "torchvision", "dist_core", "timm"),
-        *("accelerate", "lightning", "peft", "pytorch_lightning", "transformers", "trl"),
-    }
-)
-"""Packages that import torch: an objective that imports one of them when it runs needs torch in memory by then."""
 
 
 def _checked(objective: Any) -> None:
@@ -83,8 +76,8 @@ def template_of(
         code = pickled(objective, "the objective", None if study is None else (study, NamedStudy))
         payload["objective"] = code.shipped.to_json()
         preload = _installed(code.modules)
-        # The script, or what that imports, has brought torch into this process; or the objective will do so.
-        if "torch" in sys.modules or any(package_of(name) in USES_TORCH for name in code.imported_late):
+        if "torch" in sys.modules:
+            # The script, or what that imports, is what has brought it into this process.
             preload = (*preload, "torch")
         payload["keeps_process"] = not fresh_processes
     if promise_metric is not None:
