@@ -66,9 +66,10 @@ class ScriptVariables(Listener):
 
     # ------------------------------------------------------------------ the loop over epochs
 
-    def begin(self, frame: FrameType | None) -> None:
-        """The loop over epochs begins, in the code of that frame."""
+    def begin(self, caller: FrameType) -> None:
+        """The loop over epochs begins, in the user's code that ``caller`` belongs to or is called by."""
         self.end()
+        frame = users_frame(caller)
         if frame is None:
             return
         self._frame = frame

@@ -10,7 +10,6 @@ from typing import Any
 
 from dist_core.errors import ControlChannelError, InvalidTraining
 from dist_core.present import present_replica, training_core
-from dist_core.state.script_variables import users_frame
 from dist_core.state.states import Stateful
 
 
@@ -32,7 +31,7 @@ def remaining_epochs_until(num_epochs: int) -> Iterator[int]:
     core = training_core()
     core.epochs.begin(num_epochs)
     run = core.position.runs
-    core.variables.begin(users_frame(sys._getframe(1)))
+    core.variables.begin(sys._getframe(1))
     try:
         while core.position.epoch < num_epochs:
             yield core.position.epoch

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from dist_core.state.position import Position
-from dist_core.state.script_variables import ScriptVariables, users_frame
+from dist_core.state.script_variables import ScriptVariables
 
 
 class Stopper:
@@ -32,7 +32,7 @@ class Stopper:
 
 
 def epochs(variables: ScriptVariables, numbers: range) -> Iterator[int]:
-    variables.begin(users_frame(sys._getframe(1)))
+    variables.begin(sys._getframe(1))
     for number in numbers:
         yield number
         variables.look()
