@@ -91,6 +91,9 @@ class ScriptVariables(Listener):
                 if now is None or now != self._at_first[path]:
                     self._have_changed[path] = None
 
+    def runs_again(self) -> None:
+        self.end()
+
     def end(self) -> None:
         self._frame = None
         self._at_first, self._have_changed = {}, {}

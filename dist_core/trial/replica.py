@@ -398,7 +398,6 @@ class OwnStates(Listener):
 
     def runs_again(self) -> None:
         self._registry.clear()
-        self._variables.end()
         self._position.begin_run()
         self.register()
 

@@ -71,6 +71,9 @@ class ScriptHabits(Listener):
             self._models.were_left_out = False
             if self._moves_copy and self._take_back is not None:
                 self._left_out = self._take_back
+        self._remember()
+
+    def _remember(self) -> None:
         keeps = self._moves_copy or self._models.accumulate_by_script
         self._take_back = self._variables.remember() if keeps else None
 
@@ -84,7 +87,7 @@ class ScriptHabits(Listener):
         if self._left_out is not None:
             self._left_out(copies_only=True)
             self._left_out = None
-            self.step_ended()
+            self._remember()
         if self._repeats and self._take_back is not None:
             self._take_back()
         self._repeats = False

@@ -51,14 +51,14 @@ class Program:
     skip: str = ""
     """Where a batch with a large sample is left: "before" its forward pass, behind the "forward" or "backward" one."""
     penalty: bool = False
-    """Of the weights, added to the loss."""
+    """Add a penalty of the weights to the loss."""
     two_losses: bool = False
     """A backward pass for each."""
     closure: bool = False
     zero_behind: bool = False
     """Gradients are set to zero behind the update."""
     average: str = ""
-    """Of the weights: "torch" (AveragedModel), or "own" arithmetic behind each update."""
+    """Average of the weights: by "torch" (AveragedModel), or by "own" arithmetic behind each update."""
     freeze: tuple[int, int] | None = None
     """From that epoch on, that layer."""
     thaw: tuple[int, int] | None = None

@@ -55,7 +55,7 @@ def test_the_plain_sweep_and_the_elastic_one_find_the_same(tmp_path: Path) -> No
 
 
 def test_images_are_made_once_and_told_apart(tmp_path: Path) -> None:
-    assert best(said(tmp_path, "vision.py", "--trials", "3")) > 0.6
+    assert best(said(tmp_path, "vision.py", "--trials", "3")) > 0.7
     assert (tmp_path / "vision-slots.png").exists()
 
 
@@ -90,9 +90,8 @@ def test_a_deadline_is_kept(tmp_path: Path) -> None:
 
 def test_a_budget_ends_the_sweep(tmp_path: Path) -> None:
     text = said(tmp_path, "deadline.py", "--budget", "0.006")
-    # On a slow machine the budget may be used before a trial is over.
-    taken = re.search(r"budget: (\d+) trials, best: (accuracy 0\.[5-9]\d*|none finished) after \d+ s", text)
-    assert taken is not None and 0 < int(taken.group(1)) < 100, text
+    taken = re.search(r"budget: (\d+) trials, best: accuracy 0\.[5-9]\d* after \d+ s", text)
+    assert taken is not None and int(taken.group(1)) > 1, text
 
 
 def test_a_sweep_goes_on_after_a_power_cut(tmp_path: Path) -> None:
