@@ -204,12 +204,10 @@ class Executor:
         if lost:
             reason = Reason(
                 code="replica_lost",
-                sentence=f"{-(-lost // size)} of {before // size} replicas was lost; the others go on",
+                sentence=f"lost {-(-lost // size)} of {before // size} replicas; the others go on",
             )
         elif leaving:
-            sentence = (
-                f"{-(-leaving // size)} of {before // size} replicas was told to leave its node; the others go on"
-            )
+            sentence = f"{-(-leaving // size)} of {before // size} replicas must leave their nodes; the others go on"
             reason = Reason(code="replica_preempted", sentence=sentence)
         if lost or leaving or trial.trial_id not in self._moving:
             numbers = grant.numbers if reason is grant.reason else {}

@@ -137,7 +137,7 @@ def test_a_trial_of_two_replicas_of_two_goes_on_with_one(tmp_path: Path) -> None
     bench.tick()
     assert bench.trial(trial_id).published_members == members[:2]
     said = [entry.reason.sentence for entry in bench.store.history(trial_id)]
-    assert "1 of 2 replicas was lost; the others go on" in said
+    assert "lost 1 of 2 replicas; the others go on" in said
     bench.tick(12)
     assert members[3] not in {row.replica_id for row in bench.store.replicas(trial_id=trial_id)}
 
