@@ -114,7 +114,7 @@ def device_of(where: torch.Tensor | torch.device) -> Device:
     known = _devices.get(place)
     if known is None:
         if place.type != "cuda":
-            raise ValueError(f"tensors lie on {place}; elastune trains on cpu and cuda devices")
+            raise ValueError(f"tensors are on {place}; elastune trains on cpu and cuda devices")
         known = _devices[place] = Gpu(place)
     return known
 

@@ -27,8 +27,8 @@ class BatchLeftOut(InvalidTraining):
 
     def __init__(self, why: str) -> None:
         super().__init__(
-            f"one replica leaves out a batch that others train on{why}. Leave batches out by what all replicas know: a "
-            "sum of an Accumulator"
+            f"one replica skips a batch that other replicas train on, which is not supported {why}. Decide whether "
+            "to skip a batch from values that all replicas share, such as a sum from an Accumulator"
         )
 
 

@@ -39,15 +39,15 @@ class Layout(NamedTuple):
     def from_name(cls, name: str) -> Layout:
         """Raises ValueError for what is no layout's name."""
         if not isinstance(name, str):
-            raise ValueError(f"{name!r:.80} names no layout; it must be a text")
+            raise ValueError(f"{name!r:.80} is not a layout; it must be a string")
         slots, *words = name.split(" ") if name else ("",)
         recomputes = bool(words) and words[-1] == _RECOMPUTED
         kind = words[:-1] if recomputes else words
         if not (slots.isascii() and slots.isdigit() and 1 <= int(slots) <= MOST_SLOTS and len(kind) <= 1):
-            raise ValueError(f"{name!r:.80} names no layout; read such as '4 stages' or '2 sharded recomputed'")
+            raise ValueError(f"{name!r:.80} is not a layout; write it like '4 stages' or '2 sharded recomputed'")
         if kind and kind[0] not in (SHARDED, STAGES):
-            raise ValueError(f"{name!r:.80} names no layout; its model is {SHARDED}, or has {STAGES}")
+            raise ValueError(f"{name!r:.80} is not a layout; the kind must be {SHARDED} or {STAGES}")
         found = cls(int(slots), kind[0] if kind else WHOLE, recomputes)
         if str(found) != name:
-            raise ValueError(f"{name!r:.80} names no layout; read {str(found)!r}")
+            raise ValueError(f"{name!r:.80} is not a layout; write it as {str(found)!r}")
         return found

@@ -46,8 +46,8 @@ _NOBODY_SENDS = 2**31 - 1
 
 if RELEASE > TRIED_WITH:
     warnings.warn(
-        f"elastune uses private parts of torch as they are in 2.9 to {TRIED_WITH[0]}.{TRIED_WITH[1]}; this is torch "
-        f"{torch.__version__}, in which they may have changed. If training fails in dist_core, install "
+        f"elastune uses private APIs of torch and is tested with torch 2.9 to {TRIED_WITH[0]}.{TRIED_WITH[1]}; this "
+        f"is torch {torch.__version__}, in which they may have changed. If training fails in dist_core, install "
         f"torch=={TRIED_WITH[0]}.{TRIED_WITH[1]}.*",
         stacklevel=2,
     )
@@ -95,8 +95,8 @@ def refuse_to_divide_with_old_torch() -> None:
     """Raises InvalidTraining where this torch divides no model among processes as newer ones do."""
     if RELEASE < OLDEST_TO_DIVIDE:
         raise InvalidTraining(
-            f"a replica of several slots holds a part of its model on each, which needs torch 2.11 or newer; this is "
-            f"torch {torch.__version__}. Install torch>=2.11, or give the trial one slot a replica"
+            "a replica of several slots holds a part of its model on each slot, which needs torch 2.11 or newer; "
+            f"this is torch {torch.__version__}. Install torch>=2.11, or give the trial one slot per replica"
         )
 
 

@@ -86,7 +86,9 @@ class GoodputFunction:
         lowest, highest = atomic_bsz_range or (None, None)
         largest = max(self._init_batch if max_batch_size is None else int(max_batch_size), lowest or 1)
         if largest < self._init_batch:
-            raise ValueError(f"max_batch_size is {largest}; it must be at least the initial one, {self._init_batch}")
+            raise ValueError(
+                f"max_batch_size is {largest}; it must be at least the initial batch size, {self._init_batch}"
+            )
         bounds = BatchBounds(
             init_batch=self._init_batch,
             max_batch=largest,
@@ -96,7 +98,7 @@ class GoodputFunction:
         )
         nodes, replicas = np.broadcast_arrays(np.asarray(num_nodes), np.asarray(num_replicas))
         if (nodes < 1).any() or (replicas < nodes).any():
-            raise ValueError("an allocation has at least one node, and at least one replica on each")
+            raise ValueError("an allocation must have at least one node, and at least one replica on each node")
         flat_nodes, flat_replicas = nodes.reshape(-1), replicas.reshape(-1)
         found = choose_batches(self._throughput, self._statistics, bounds, flat_nodes, flat_replicas)
         atomic = np.clip(found.atomic_batch, bounds.min_atomic, bounds.largest_atomic)

@@ -117,8 +117,8 @@ class ElasticCursor:
                 order = np.arange(self.num_samples)
             if len(order) != self.num_samples:
                 raise InvalidTraining(
-                    f"pass {self.passes} has {len(order)} samples, the first one had {self.num_samples}; "
-                    "a dataset or sampler has to keep its length"
+                    f"pass {self.passes} over the data has {len(order)} samples but the first pass had "
+                    f"{self.num_samples}; the length of a dataset or sampler must not change"
                 )
             self._order = (self.passes, order)
         return self._order[1]
@@ -200,8 +200,8 @@ class StreamCursor:
     def load_state_dict(self, state: dict[str, int]) -> None:
         if "positions" in state:
             raise InvalidTraining(
-                "the stream was read in parts, by several data workers a replica, and num_workers is 0 or 1 now; go on "
-                "with as many as before, and with 2 or more on all replicas"
+                "the trial has read the stream in parts, with several data workers per replica, but num_workers is "
+                "0 or 1 here; use as many data workers as before, and at least 2 on every replica"
             )
         self.passes, self.position, self.left = state["passes"], state["position"], bool(state["left"])
 

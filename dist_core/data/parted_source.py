@@ -111,9 +111,10 @@ class _OpenPart:
         if samples and self._info.num_workers > 1 and not self._info.was_asked:
             kind = type(self._info.dataset).__name__
             raise InvalidTraining(
-                f"{kind} gives samples without asking which part it is to give: each of {self._info.num_workers} "
-                f"workers would give all of them. Let {kind}.__iter__ look at torch.utils.data.get_worker_info() and "
-                "take every num_workers-th file or sample, beginning with its id; or set num_workers=1"
+                f"{kind} yields samples without calling torch.utils.data.get_worker_info(), so each of "
+                f"{self._info.num_workers} data workers would yield all of them. Let {kind}.__iter__ call "
+                "get_worker_info() and take every num_workers-th file or sample, starting at the worker's id; or "
+                "set num_workers=1"
             )
 
     def _forget_before(self, position: int) -> None:
@@ -159,8 +160,8 @@ class _PartReader(Dataset[Any]):
         except Exception as error:
             kind = type(self.dataset).__name__
             raise InvalidTraining(
-                f"{kind} cannot be copied ({error}), and a data worker that reads several parts of it in turns needs a "
-                f"copy for each. Open what cannot be copied in {kind}.__iter__, or set num_workers=1"
+                f"{kind} cannot be copied ({error}), but a data worker that reads several parts of it in turn needs "
+                f"a copy for each part. Open what cannot be copied in {kind}.__iter__, or set num_workers=1"
             ) from error
 
 
@@ -320,7 +321,10 @@ class PartedSource:
         if not self.cursor.is_over:
             return
         if not self.cursor.position:
-            raise InvalidTraining("the iterable dataset gave nothing for a whole pass; it needs a sample")
+            raise InvalidTraining(
+                "the iterable dataset yielded no batch in a whole pass; it must yield at least one sample, or one "
+                "whole batch with drop_last=True"
+            )
         self.cursor.end_pass()
 
     def evaluation(

@@ -208,15 +208,18 @@ def _commit(cursor: ElasticCursor, taken: int, division: Division) -> None:
 
 def _refuse_sampler(sampler: Iterable[int], *, shuffle: bool) -> None:
     if shuffle:
-        raise InvalidTraining("AdaptiveDataLoader was given shuffle=True and a sampler; the sampler sets the order")
+        raise InvalidTraining(
+            "AdaptiveDataLoader was given shuffle=True and a sampler; the sampler sets the order, so leave out shuffle"
+        )
     if isinstance(sampler, DistributedSampler):
         raise InvalidTraining(
-            "AdaptiveDataLoader was given a DistributedSampler; it divides the samples over the replicas itself, "
-            "because their number changes. Use shuffle=True, or a sampler over the whole dataset"
+            "AdaptiveDataLoader was given a DistributedSampler, but it divides the samples among the replicas "
+            "itself, because their number changes. Use shuffle=True, or a sampler over the whole dataset"
         )
     if not hasattr(sampler, "__len__"):
         raise InvalidTraining(
-            f"the sampler {type(sampler).__name__} has no length; a pass has to have an end that all replicas know"
+            f"the sampler {type(sampler).__name__} has no length; give it __len__, because all replicas must know "
+            "where a pass ends"
         )
 
 
@@ -232,8 +235,8 @@ def _drawn(sampler: Iterable[int], *, seed: int, number: int) -> Indices:
         drawn = list(sampler)
     if not all(isinstance(index, (int, np.integer)) for index in drawn):
         raise InvalidTraining(
-            f"the sampler {type(sampler).__name__} does not draw single indices; a sampler of batches fixes their "
-            "size, which is adapted here. Give one that draws integers"
+            f"the sampler {type(sampler).__name__} does not yield single indices; a batch sampler fixes the batch "
+            "size, which changes here. Give a sampler that yields integers"
         )
     return np.asarray(drawn, dtype=np.int64)
 
@@ -305,7 +308,10 @@ class _StreamedSteps(IterableDataset[Any]):
             if not items or (division.drop_last and len(items) < division.global_batch):
                 empty += 1
                 if empty > 1:
-                    raise InvalidTraining("the iterable dataset gave nothing for a whole pass; it needs a sample")
+                    raise InvalidTraining(
+                        "the iterable dataset yielded no batch in a whole pass; it must yield at least one sample, or "
+                        "one whole batch with drop_last=True"
+                    )
                 passes, position = passes + 1, 0
                 self.stream.seek(passes, 0)
                 continue
@@ -402,14 +408,15 @@ def batch_source(
     if not isinstance(dataset, IterableDataset):
         if not hasattr(dataset, "__getitem__"):
             raise InvalidTraining(
-                f"{type(dataset).__name__} has neither __getitem__ nor is it an IterableDataset; "
-                "AdaptiveDataLoader needs one of the two kinds of torch.utils.data datasets"
+                f"{type(dataset).__name__} has no __getitem__ and is not an IterableDataset; AdaptiveDataLoader "
+                "needs a map-style dataset or an IterableDataset"
             )
         return IndexedSource(dataset, shuffle=shuffle, seed=seed, sampler=sampler, options=options)
     if shuffle or sampler is not None:
         raise InvalidTraining(
-            f"{type(dataset).__name__} is an IterableDataset, whose order is its own; shuffle within it "
-            "(its set_epoch is called with the number of the pass, if it has one), and leave out shuffle= and sampler="
+            f"{type(dataset).__name__} is an IterableDataset, which sets its own order; leave out shuffle= and "
+            "sampler=, and shuffle within the dataset (its set_epoch, if it has one, is called with the number of "
+            "the pass)"
         )
     workers = options.pop("num_workers", 0)
     if workers > 1:

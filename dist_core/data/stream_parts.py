@@ -106,8 +106,8 @@ class PartedCursor:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         if "positions" not in state:
             raise InvalidTraining(
-                "the stream was read as a whole, and num_workers is 2 or more now, each of which would read a part; go "
-                "on with num_workers=1, on all replicas"
+                "the trial has read the stream as a whole, but num_workers is 2 or more here, so that each data "
+                "worker would read a part of it; use num_workers=1 on all replicas"
             )
         self.passes, self.position, self.left = state["passes"], state["position"], bool(state["left"])
         self.positions, self.ended = list(state["positions"]), list(state["ended"])

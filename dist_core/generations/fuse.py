@@ -20,6 +20,8 @@ import torch.distributed as dist
 LOOK = timedelta(seconds=0.2)
 """Between two looks at whether the group was broken off; who waits for less never looks."""
 
+CONNECTIONS_ABORTED = "the connections between the replicas were aborted"
+
 
 class Fuse:
     """One-time breaker for a group's collectives; its methods may be called from any thread."""
@@ -118,4 +120,4 @@ class Fuse:
             groups, self._groups = self._groups, ()
         for group in groups:
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))
-        return RuntimeError("the replicas' connections were broken off")
+        return RuntimeError(CONNECTIONS_ABORTED)

@@ -97,9 +97,12 @@ class Heal:
                 prepared.group.break_off()
                 self._membership.abandon(prepared.generation.number)
                 if prepared.as_joiner:
-                    raise PeerLost(f"this replica was let in by one that vanished, and no other knows of it: {reason}")
+                    raise PeerLost(
+                        "the replica that let this one join has vanished, and no other replica knows of this one: "
+                        f"{reason}"
+                    )
             time.sleep(0.005)
-        raise PeerLost(f"another replica vanished and the trial was not rebuilt around it: {reason}")
+        raise PeerLost(f"another replica vanished, and the trial formed no new generation without it: {reason}")
 
     def leave_if_told(self) -> None:
         """Raises ReplicaExit where whoever runs this machine has told this replica to leave."""
@@ -146,13 +149,13 @@ class Heal:
         furthest = standing[first * size]
         if not whole or not all(each.can_go_on_from(furthest) for each in standing):
             self._news.warn(
-                "a replica was lost while the others stood at different places outside of a training step; the trial "
-                "goes on from its last checkpoint"
+                "a replica was lost while the others were at different places in the code outside a training step; "
+                "the trial resumes from its last checkpoint"
             )
             self._news.flush()
             # Nobody goes before all know: those would wait for one that is lost.
             _say_who_heals(group, heals=True)
-            raise ReplicaExit("survivors stand at different places", EXIT_PEER_LOST)
+            raise ReplicaExit("survivors are at different places in the code", EXIT_PEER_LOST)
         runs_again = any(each.has_evaluated for each in standing)
         if runs_again:
             survivor.go_back_behind_loop()

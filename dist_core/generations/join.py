@@ -72,7 +72,10 @@ class Join:
             epoch = self._position.epoch
             states.restore(received)
             if self._position.epoch != epoch:
-                raise PeerLost(f"joined in epoch {self._position.epoch} while standing in epoch {epoch}")
+                raise PeerLost(
+                    f"this replica joined the trial in epoch {self._position.epoch}, but its own code is in epoch "
+                    f"{epoch}"
+                )
         return prepared
 
     def _wait_for_generation(self) -> Prepared:

@@ -145,7 +145,7 @@ class Membership:
                 self._channel.request("POST", "/leaving", give_up_after=TELL_SECONDS)
                 self._stopped.wait(HAND_OVER_SECONDS)
             except ControlChannelError as error:
-                logger.warning("the scheduler does not know that this replica leaves error=%s", error)
+                logger.warning("could not tell the scheduler that this replica leaves error=%s", error)
         if not is_alone and not self._stopped.is_set():
             self.ask_to_leave("preempted")
 
@@ -244,7 +244,7 @@ class Membership:
                     self.ask_to_leave("preempted")
                     return
                 if self._channel.lost_for > LEASE_SECONDS:
-                    logger.warning("scheduler lost seconds=%.0f: saving and leaving", self._channel.lost_for)
+                    logger.warning("scheduler unreachable seconds=%.0f: saving and leaving", self._channel.lost_for)
                     self.ask_to_leave("preempted")
                     return
                 time.sleep(0.2)
@@ -253,7 +253,7 @@ class Membership:
                 self._handle(answer)
             except Exception:
                 # The lease depends on this thread: whatever was wrong with one answer must not end it.
-                logger.exception("news not understood")
+                logger.exception("could not process an answer of the scheduler")
                 time.sleep(1.0)
 
     def _handle(self, answer: dict[str, Any]) -> None:
@@ -335,7 +335,9 @@ class Membership:
             )
         except Exception as error:
             # An attempt that fails costs nothing but the attempt: the scheduler sees no switch and publishes anew.
-            logger.warning("generation not built generation=%d error=%s", generation.number, error)
+            logger.warning(
+                "could not connect the replicas of a generation generation=%d error=%s", generation.number, error
+            )
             return
         with self._lock:
             if self._store is store:
@@ -356,9 +358,10 @@ class Membership:
             if self._stopped.wait(0.1):
                 return
         self.on_grace_over(
-            f"told to leave, this replica came to no place where it could within {grace:.0f} s: it ends, and what it "
-            "has done since the last checkpoint is lost. Shorten the step, or what runs between two epochs, or have "
-            "the machine wait longer"
+            f"this replica was told to leave but did not reach a point where it can save within {grace:.0f} s: it "
+            "ends now, and its work since the last checkpoint is lost. Shorten the training step, or the code "
+            "between two epochs; on Kubernetes, you can also raise terminationGracePeriodSeconds in the pod "
+            "template"
         )
         self._end(EXIT_PREEMPTED)
 

@@ -106,15 +106,15 @@ class ModelParallelGroup:
             return lone_group(needs)
         if needs.carriers == {"staged"}:
             raise InvalidTraining(
-                f"a replica of {self.members} processes trains on slots that are parts of a GPU, or without NCCL; what "
-                "they send each other needs NCCL and a GPU each. Give each slot a whole GPU (slots_per_gpu=1)"
+                f"a replica of {self.members} processes needs NCCL and a whole GPU for each process, but NCCL is "
+                "missing or its slots are parts of a GPU. Give each slot a whole GPU (slots_per_gpu=1)"
             )
         if self._environment is None or self._channel is None:
             rank, world_size = standalone_world()
             if world_size % self.members:
                 raise InvalidTraining(
-                    f"ELASTUNE_MEMBERS is {self.members} and WORLD_SIZE {world_size}; replicas of {self.members} "
-                    "processes each need a multiple of that"
+                    f"ELASTUNE_MEMBERS is {self.members} and WORLD_SIZE is {world_size}; with replicas of "
+                    f"{self.members} processes, WORLD_SIZE must be a multiple of that"
                 )
             return torchrun_part(rank, world_size, self.members, needs)
         name = self._environment.whole or self._environment.replica_id
@@ -130,7 +130,7 @@ class ModelParallelGroup:
                 needs=needs,
             )
         except (RuntimeError, TimeoutError, ControlChannelError) as error:
-            raise PeerLost(f"the other processes of this replica have not come: {error}") from error
+            raise PeerLost(f"the other processes of this replica did not connect: {error}") from error
 
 
 _LOST = re.compile(

@@ -136,8 +136,8 @@ def _refuse_what_nobody_sends(
             theirs = f"{content['shapes'][slot][1]} of shape {tuple(content['shapes'][slot][0])}"
             ours = "missing" if own is None else f"{str(own.dtype).removeprefix('torch.')} of shape {tuple(own.shape)}"
             raise InvalidTraining(
-                f"the state {'/'.join(map(str, paths[slot]))} is {theirs} on rank 0 and {ours} on this replica; "
-                "replicas have to build their models and optimizers alike"
+                f"the state {'/'.join(map(str, paths[slot]))} is {theirs} on rank 0 and {ours} on this replica; all "
+                "replicas must build the same models and optimizers"
             )
 
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
+from dist_core.generations.fuse import CONNECTIONS_ABORTED
 from dist_core.generations.generation import Generation
 from dist_core.generations.membership import Prepared
 from dist_core.generations.process_groups import ReplicaGroup
@@ -121,7 +122,7 @@ class StepVote(Listener):
             if round_ is not None:
                 round_.wait()
         if self._generation.group.aborted.is_set():
-            self._generation.mark_broken("the replicas' connections were broken off")
+            self._generation.mark_broken(CONNECTIONS_ABORTED)
         return round_ if self._generation.broken is None else None
 
     def meet(self, ballot: Callable[[], Ballot]) -> Round | None:

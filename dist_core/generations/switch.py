@@ -86,7 +86,9 @@ class Switch:
                     is_replicated=self._states.is_replicated(),
                 )
         except PeerLost as error:
-            logger.warning("switch given up generation=%d error=%s", prepared.generation.number, error)
+            logger.warning(
+                "switch to a new generation abandoned generation=%d error=%s", prepared.generation.number, error
+            )
         if not self._generation.succeeded_everywhere(received is not None):
             self.abandon(prepared)
             return False

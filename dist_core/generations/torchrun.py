@@ -44,9 +44,9 @@ def join_torchrun(rank: int, world_size: int) -> None:
         dist.init_process_group(backends, rank=rank, world_size=world_size, timeout=timeout)
     except (RuntimeError, ValueError) as error:
         raise InvalidTraining(
-            f"rank {rank} of {world_size} found nobody at MASTER_ADDR:MASTER_PORT {address} within "
-            f"{TORCHRUN_SECONDS:.0f} s: {error}. Start all ranks with torchrun, or unset RANK and WORLD_SIZE to "
-            "train alone"
+            f"rank {rank} of {world_size} could not meet the other ranks at MASTER_ADDR:MASTER_PORT {address} "
+            f"(timeout {TORCHRUN_SECONDS:.0f} s): {error}. Start all ranks with torchrun, or unset RANK and "
+            "WORLD_SIZE to train alone"
         ) from error
 
 
@@ -60,10 +60,10 @@ def backends_for(*, mpirun: bool, mpi: bool, gpus: bool) -> str:
     if not mpirun:
         return usual
     if gpus or not mpi:
-        lacks = "GPUs talk over NCCL" if gpus else "this torch was built without MPI"
+        lacks = "NCCL, which GPUs need" if gpus else "Gloo, because this torch was built without MPI"
         raise InvalidTraining(
-            f"mpirun has started these ranks, and {lacks}, which needs an address to meet at. Give it to all of them: "
-            "mpirun -x MASTER_ADDR=<address of rank 0's host> -x MASTER_PORT=29500 ..."
+            f"mpirun started these ranks without MASTER_ADDR, but they must meet at an address to use {lacks}. Pass "
+            "one to all of them: mpirun -x MASTER_ADDR=<address of rank 0's host> -x MASTER_PORT=29500 ..."
         )
     return "mpi"
 

@@ -36,7 +36,7 @@ class LayoutTerms:
             if not (is_number and math.isfinite(value) and value >= 0):
                 raise ValueError(f"the layout {self.layout} costs {value!r}; it must be a finite number of at least 0")
         if not self.seconds:
-            raise ValueError(f"the layout {self.layout} takes 0 seconds; it must be more")
+            raise ValueError(f"the layout {self.layout} takes 0 seconds; it must be above 0")
 
     def most_examples(self, memory_bytes: float) -> float:
         """Return the most examples of a pass on a slot with that memory.

@@ -49,7 +49,7 @@ def _check_number(name: str, value: Any) -> None:
     if not is_number:
         raise ValueError(f"hint {name} is {value!r}; it must be a number")
     if not 0 <= value <= LARGEST_NUMBER:
-        raise ValueError(f"hint {name} is {value}; it must be finite and at least 0")
+        raise ValueError(f"hint {name} is {value}; it must be from 0 to {LARGEST_NUMBER:.0e}")
 
 
 def _statistics(sqr: float, var: float) -> GradientStatistics:
@@ -107,10 +107,14 @@ class Hints:
             if getattr(self, name) is not None:
                 _check_number(name, getattr(self, name))
         if self.bounds is None and self.observations:
-            raise ValueError("hint bounds is None with observations; a trial that has measured steps has bounds")
+            raise ValueError(
+                "hint bounds is None but there are observations; a trial that has measured steps must have bounds"
+            )
         names = {each.layout for each in self.layouts}
         if len(self.layouts) > MOST_LAYOUTS or len(names) < len(self.layouts):
-            raise ValueError(f"hint layouts has {len(self.layouts)}; it must name at most {MOST_LAYOUTS}, each once")
+            raise ValueError(
+                f"hint layouts has {len(self.layouts)} entries; it must have at most {MOST_LAYOUTS}, all different"
+            )
         if self.layout:
             Layout.from_name(self.layout)
         if self.slots_per_share < 1:

@@ -55,7 +55,10 @@ class Observation:
         if not all(isinstance(number, int | float) for number in row[:6]):
             raise ValueError(f"observation {row} has something that is not a number")
         if not (1 <= nodes <= replicas <= MOST and 1 <= atomic <= MOST and 1 <= count <= MOST):
-            raise ValueError(f"observation {row} has an impossible configuration")
+            raise ValueError(
+                f"observation {row} is impossible; it must have 1 <= nodes <= replicas <= {MOST}, and a batch size and "
+                f"a count from 1 to {MOST}"
+            )
         if not (0.0 < gradient < 86400.0 and 0.0 < optim < 86400.0):
             raise ValueError(f"observation {row} has a step time outside (0 s, 1 day)")
         if len(names) > 1:

@@ -50,13 +50,15 @@ def speed_profile(text: str) -> SpeedProfile:
         if not 0.0 < times < 1e6:
             raise ValueError
     except ValueError:
-        raise ValueError(f"{text!r} ends in @{factor}; it must be a factor of speed above 0, such as @10") from None
+        raise ValueError(
+            f"{text!r} ends in @{factor}; the speed factor must be a number above 0 and below 1e6, such as @10"
+        ) from None
     known = PUBLISHED.get(name)
     if known is None:
         path = Path(name)
         if path.suffix != ".json":
             raise ValueError(
-                f"{name!r} is no speed profile; choose one of {', '.join(PUBLISHED)}, or name a JSON file with "
+                f"{name!r} is not a speed profile; choose one of {', '.join(PUBLISHED)}, or name a JSON file with "
                 f"{', '.join(field.name for field in fields(ThroughputParams))}"
             )
         try:

@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 
 from dist_core.device import Device, Mark, Stream
-from dist_core.generations.fuse import Fuse
+from dist_core.generations.fuse import CONNECTIONS_ABORTED, Fuse
 from dist_core.generations.process_groups import ReplicaGroup
 from dist_core.gradients.noise.norms import Segment, squared_norm
 from dist_core.gradients.reduce import Bucket, ReducedBucket, ReductionStrategy, completed, reduction_strategy
@@ -174,7 +174,7 @@ class BucketReducer(dist.ProcessGroup):
 
     def _reduced(self, done: ReducedBucket, index: int, buffer: torch.Tensor, norms: StepNorms | None) -> torch.Tensor:
         if not done.done():
-            self._on_error("the replicas' connections were broken off")
+            self._on_error(CONNECTIONS_ABORTED)
             return buffer
         try:
             reduced = done.value()
@@ -250,7 +250,7 @@ class Staging:
     def _copy_back(self, reduced: ReducedBucket, job: _Job) -> None:
         try:
             if not reduced.done():
-                raise RuntimeError("the replicas' connections were broken off")
+                raise RuntimeError(CONNECTIONS_ABORTED)
             with self._up.behind(job.arrived):
                 self._device.copy(job.bucket.buffer, reduced.value())
                 job.result.set_result(job.bucket.buffer)

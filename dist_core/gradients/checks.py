@@ -25,9 +25,9 @@ def refuse_what_cannot_be_trained(
     for optimizer in optimizers:
         if asks_its_closure_again(optimizer):
             raise InvalidTraining(
-                f"{type(optimizer).__name__} evaluates its closure several times within one step, and between them all "
-                "replicas would have to agree on where to look; it is not supported. Choose an optimizer that takes "
-                "one gradient a step"
+                f"{type(optimizer).__name__} evaluates its closure several times in one step, and all replicas would "
+                "have to agree on each evaluation; this is not supported. Choose an optimizer that takes one "
+                "gradient per step"
             )
     if not any(parameter.requires_grad for parameter in model.parameters()):
         raise InvalidTraining(
@@ -36,8 +36,8 @@ def refuse_what_cannot_be_trained(
     for name in ("process_group", "init_sync", "forward_sync_buffers", "broadcast_buffers"):
         if name in options:
             raise InvalidTraining(
-                f"AdaptiveDataParallel was given {name}=; it forms groups and hands over weights and buffers itself, "
-                "because the set of replicas changes. Leave it out"
+                f"AdaptiveDataParallel was given {name}=; it makes process groups and sends weights and buffers to "
+                "other replicas itself, because the set of replicas changes. Leave it out"
             )
 
 
@@ -48,13 +48,13 @@ def refuse_what_needs_the_host(model: torch.nn.Module, device: Device, reduction
     names = {each.name for each in reductions}
     if "power_sgd" in names and carrier_for(device) == "staged":
         raise InvalidTraining(
-            "power_sgd works on the GPU that holds the gradients, and replicas that share a GPU reduce in the host's "
-            "memory; choose another reduction, or give each replica a GPU of its own"
+            "power_sgd runs on the GPU that holds the gradients, but replicas that share a GPU reduce gradients in "
+            "host memory; choose another reduction, or give each replica a GPU of its own"
         )
     for name, module in model.named_modules():
         if isinstance(module, (torch.nn.Embedding, torch.nn.EmbeddingBag)) and module.sparse:
             raise InvalidTraining(
-                f"{name or type(module).__name__} has sparse gradients, which are reduced between CPUs only; leave out "
+                f"{name or type(module).__name__} has sparse gradients, which can only be reduced on CPUs; leave out "
                 "sparse=True"
             )
 
@@ -68,24 +68,25 @@ def refuse_what_is_missing(
         strange = [each for each in parameters_of(optimizer) if each.requires_grad and id(each) not in wrapped]
         if strange:
             raise InvalidTraining(
-                f"{type(optimizer).__name__} trains {len(strange)} parameters that are in no wrapped model, the "
-                f"first of shape {tuple(strange[0].shape)}: their gradients would not be reduced, nor would they "
-                "be in checkpoints. Put them into the model, or wrap their module with the same optimizer too"
+                f"{type(optimizer).__name__} trains {len(strange)} parameters that belong to no wrapped model (the "
+                f"first has shape {tuple(strange[0].shape)}): their gradients would not be reduced, and checkpoints "
+                "would not contain them. Put them into the model, or also wrap their module with the same optimizer"
             )
         given = [each for other in models_of(optimizer) for each in other.schedules]
         for schedule in schedules_unknown(optimizer, given):
             raise InvalidTraining(
-                f"{type(schedule).__name__} sets the learning rate of {type(optimizer).__name__} and was not given "
-                "to the model's wrapper: it would begin anew when the trial is resumed or a replica joins, and "
-                "move on in every pass of a step. Give all there are: AdaptiveDataParallel(model, optimizer, "
-                "[first, second])"
+                f"{type(schedule).__name__} sets the learning rate of {type(optimizer).__name__} but was not given "
+                "to the model's wrapper: it would start again when the trial resumes or a replica joins, and "
+                "advance in every pass of a step. Give the wrapper all schedules: AdaptiveDataParallel(model, "
+                "optimizer, [first, second])"
             )
     trained = {id(each) for optimizer in optimizers for each in parameters_of(optimizer)}
     idle = [name for name, each in model.named_parameters() if each.requires_grad and id(each) not in trained]
     if idle:
         warn(
             f"{len(idle)} parameters of {type(model).__name__} require a gradient but are in none of its optimizers, "
-            f"{idle[0]!r} first: they stay as they are. Give all optimizers as a list, or set requires_grad to False"
+            f"so they are not trained (the first is {idle[0]!r}). Give all optimizers as a list, or set "
+            "requires_grad to False"
         )
 
 
@@ -97,11 +98,11 @@ def trained_weights(model: torch.nn.Module) -> frozenset[int]:
 def refuse_weights_changed_within_step(model: torch.nn.Module, trained: frozenset[int]) -> None:
     """Refuse weights that are frozen or unfrozen between two of a step's backward passes: their buckets are in use."""
     named = {id(each): name for name, each in model.named_parameters(remove_duplicate=False)}
-    changed = min(named.get(each, "one that was replaced") for each in trained ^ trained_weights(model))
+    changed = min(named.get(each, "a replaced one") for each in trained ^ trained_weights(model))
     raise InvalidTraining(
         f"the weight {changed!r} of {type(model).__name__} was frozen or unfrozen within a step, after gradients of "
-        "that step were summed over the replicas. Freeze and unfreeze weights between steps; or wrap the parts that "
-        "train in turns as models of their own"
+        "that step were summed over the replicas. Freeze and unfreeze weights between steps, or wrap the parts that "
+        "train in turns as separate models"
     )
 
 
@@ -111,14 +112,14 @@ def refuse_unreduced(model: torch.nn.Module, world_size: int) -> None:
     if any(each.grad is not None and bool(each.grad.any()) for each in trained.values()):
         if idle := [name for name, each in trained.items() if each.grad is None]:
             raise InvalidTraining(
-                f"{len(idle)} weights of {type(model).__name__} have no gradient in this step, {idle[0]!r} first, so "
-                f"that nothing was summed over the {world_size} replicas: for weights that take no part in the loss "
-                "give find_unused_parameters=True, as to DistributedDataParallel; an optimizer that steps within the "
-                "backward pass trains one replica only"
+                f"{len(idle)} weights of {type(model).__name__} have no gradient in this step (the first is "
+                f"{idle[0]!r}), so no gradients were summed over the {world_size} replicas. If these weights take no "
+                "part in the loss, give find_unused_parameters=True, as for DistributedDataParallel. An optimizer "
+                "that steps within the backward pass can train one replica only"
             )
         raise InvalidTraining(
             f"an optimizer of {type(model).__name__} steps on gradients that were not reduced over the {world_size} "
-            "replicas: the forward pass went around AdaptiveDataParallel, or was made in evaluation mode outside of a "
-            "training loop. Call the wrapped model, not the one inside, and take gradients within a loop over an "
+            "replicas: the forward pass bypassed AdaptiveDataParallel, or ran in evaluation mode outside a training "
+            "loop. Call the wrapped model, not the one inside it, and call backward() within a loop over an "
             "AdaptiveDataLoader"
         )

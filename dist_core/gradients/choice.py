@@ -132,8 +132,8 @@ def _refuse_what_cannot_be_timed(candidates: Sequence[Candidate]) -> None:
     for strategy in (candidate.strategy for candidate in candidates if len(candidates) > 1):
         if not strategy.comparable:
             raise InvalidTraining(
-                f"{strategy.name} cannot be timed against other reductions or bucket sizes, because a few "
-                "early steps do not tell its speed; name it alone, and leave bucket_cap_mb to torch or give a size"
+                f"{strategy.name} cannot be compared with other reductions or bucket sizes, because a few early "
+                "steps do not show its speed; choose it alone, and leave bucket_cap_mb out or give one size"
             )
 
 

@@ -100,7 +100,7 @@ def around_backward(output: Any, *, begin: Callable[[], None] | None, end: Calla
     if not tensors:
         raise InvalidTraining(
             f"the model returned {type(output).__name__} without a tensor that has a gradient; to train in several "
-            "micro-batches return tensors, or lists, tuples and dicts of them"
+            "micro-batches, it must return tensors, or lists, tuples and dicts of them"
         )
     running = False
 

@@ -59,8 +59,8 @@ class FrozenWeights:
                 own = sum_of_bits(present[name]) if name in present else None
             if own != expected:
                 raise InvalidTraining(
-                    f"the weights {name!r} are frozen, are no part of the trial's state (frozen='rebuild'), and are "
-                    "others here than where the trial began; load them from the same file on every replica, or leave "
+                    f"the frozen weights {name!r} differ from those that the trial began with, and frozen='rebuild' "
+                    "keeps them out of the trial's state; load them from the same file on every replica, or leave "
                     "out frozen='rebuild'"
                 )
 

@@ -137,8 +137,8 @@ def _refuse_unknown_optimizer(optimizer: torch.optim.Optimizer, args: Any, kwarg
     mine = [each for group in optimizer.param_groups for each in group["params"] if id(each) in wrapped]
     if mine:
         raise InvalidTraining(
-            f"{type(optimizer).__name__} steps {len(mine)} parameters of a model that was wrapped without it: its "
-            "state would be in no checkpoint, and its learning rate would not follow the batch size. Give all "
+            f"{type(optimizer).__name__} steps {len(mine)} parameters of a model that was wrapped without it: no "
+            "checkpoint would contain its state, and its learning rate would not follow the batch size. Give all "
             "optimizers of a model: AdaptiveDataParallel(model, [first, second])"
         )
     _harmless.add(optimizer)

@@ -25,9 +25,9 @@ class ScaledRates:
         for optimizer in optimizers if rule is None else ():
             if not is_known(type(optimizer)):
                 warn(
-                    f"{type(optimizer).__name__} is an optimizer that no scaling rule is known for: its learning rate "
-                    "grows with the square root of what a larger batch gains. Say scaling_rule='adascale' if its steps "
-                    "are proportional to the gradient, as those of SGD are"
+                    f"no scaling rule is known for {type(optimizer).__name__}: its learning rate grows with the "
+                    "square root of the gain of a larger batch. Set scaling_rule='adascale' if its steps are "
+                    "proportional to the gradient, as those of SGD are"
                 )
         self._optimizers = optimizers
         self._rules = [scaling_rule(rule, optimizer=type(optimizer)) for optimizer in optimizers]

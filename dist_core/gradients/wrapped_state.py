@@ -81,8 +81,8 @@ class WrappedState:
         kept = state["lr_schedulers"]
         if len(kept) < len(self.schedules):
             raise InvalidTraining(
-                f"the trial was saved with {len(kept)} learning rate schedules and goes on with "
-                f"{len(self.schedules)}; give the same ones, or begin a new trial"
+                f"the trial was saved with {len(kept)} learning rate schedules but now has {len(self.schedules)}; "
+                "give the same schedules, or start a new trial"
             )
         for schedule, each in zip(self.schedules, kept, strict=False):
             schedule.load_state_dict(each)
@@ -109,13 +109,13 @@ class WrappedState:
             return
         index = next((i for i, pair in enumerate(zip(mine, theirs, strict=False)) if pair[0] != pair[1]), None)
         difference = (
-            f"this replica has {len(mine)} of them, the trial has {len(theirs)}"
+            f"this replica has {len(mine)} parameters, the trial has {len(theirs)}"
             if index is None
             else f"parameter {index} is {mine[index]!r} here and {theirs[index]!r} in the trial"
         )
         raise InvalidTraining(
-            f"the model's parameters differ from the trial's: {difference}. Every replica has to build the same "
-            "model in the same order; look for sets, file listings or random choices in the code that builds it"
+            f"the model's parameters differ from the trial's: {difference}. Every replica must build the same model "
+            "in the same order; look for sets, file listings or random choices in the code that builds it"
         )
 
     def _load_module(self, state: dict[str, torch.Tensor], left_out: Collection[str]) -> None:

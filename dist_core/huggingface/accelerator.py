@@ -71,8 +71,8 @@ class Accelerator(accelerate.Accelerator):  # type: ignore[misc]  # it is withou
         for name in _OTHERS:
             if options.get(name) is not None:
                 raise InvalidTraining(
-                    f"Accelerator was given {name}; an elastic trial divides the work among replicas itself. Leave it "
-                    "out; a model that does not fit on one slot is trained with dist_core.ElasticModel"
+                    f"Accelerator was given {name}; an elastic trial divides the work among replicas itself. Leave "
+                    "it out; for a model that does not fit on one slot, use dist_core.ElasticModel"
                 )
         plugin = options.pop("gradient_accumulation_plugin", None) or GradientAccumulationPlugin(
             num_steps=options.pop("gradient_accumulation_steps", 1)
@@ -114,9 +114,9 @@ class Accelerator(accelerate.Accelerator):  # type: ignore[misc]  # it is withou
         if not optimizers:
             if any(each.requires_grad for each in given.parameters()) and torch.is_grad_enabled() and given.training:
                 raise InvalidTraining(
-                    f"Accelerator.prepare was given {type(given).__name__} without its optimizer, so its steps would "
-                    "not be the trial's; prepare both in one call: prepare(model, optimizer, loader), or put a model "
-                    "that is not trained into eval() first"
+                    f"Accelerator.prepare was given {type(given).__name__} without its optimizer, so the trial would "
+                    "not count its steps; prepare both in one call: prepare(model, optimizer, loader). If the model "
+                    "is not trained, call eval() on it first"
                 )
             return prepared
         schedules = [

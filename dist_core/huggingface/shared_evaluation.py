@@ -141,8 +141,8 @@ class GatheredRows:
             shapes = group.gather_json([list(leaf.shape) for leaf in leaves])
             if len({len(each) for each in shapes}) != 1:
                 raise InvalidTraining(
-                    "the replicas have different kinds of predictions of an evaluation: one of them had no samples, "
-                    "or compute_metrics was given what depends on the replica"
+                    "the evaluation predictions of the replicas have different structures: a replica had no "
+                    "samples, or what compute_metrics gets depends on the replica"
                 )
             return [_whole(leaf, [each[index] for each in shapes], group) for index, leaf in enumerate(leaves)]
 

@@ -184,8 +184,9 @@ class ElasticTrainerMixin(SharedEvaluationMixin):
         if core.registry.has(_STATE):
             if core.environment is not None or core.generation.group.world_size > 1:
                 raise InvalidTraining(
-                    "a second trainer trains in one trial; a trial trains its epochs once, because replicas that join "
-                    "have to find the place where the others are. Make a trial of each"
+                    "a second trainer was started in one trial; a trial trains its epochs once, because replicas "
+                    "that join must find the place in the code where the others are. Run each training in a trial "
+                    "of its own"
                 )
             reset_core()
             self._core = get_core()
@@ -464,9 +465,7 @@ def elastic(trainer: type) -> Any:
 
     theirs: Any = transformers.Trainer
     if not (isinstance(trainer, type) and issubclass(trainer, theirs)):
-        raise InvalidTraining(
-            f"elastic() was given {trainer!r}; it takes a class that is made from transformers' Trainer"
-        )
+        raise InvalidTraining(f"elastic() was given {trainer!r}; it takes a subclass of transformers.Trainer")
     if issubclass(trainer, ElasticTrainerMixin):
         return trainer
     refuse_old_trainer(trainer)
@@ -505,8 +504,8 @@ def refuse_own_batches(trainer: type) -> None:
     if hasattr(trainer, "_generate_and_score_completions"):
         name = next((each.__name__ for each in trainer.__mro__ if each.__module__.startswith("trl.")), trainer.__name__)
         raise InvalidTraining(
-            f"{name} generates its samples in groups, and divides them among processes by itself; an elastic trainer "
-            f"divides each batch among its replicas, which would tear groups apart. Use TRL's {name} as it is, in "
+            f"{name} generates its samples in groups and divides them among processes itself; an elastic trainer "
+            f"divides each batch among its replicas, which would split these groups. Use TRL's {name} as it is, in "
             "trials of one replica (max_replicas=1)"
         )
 
@@ -517,12 +516,12 @@ def refuse_arguments(arguments: Any) -> None:
         if asked:
             raise InvalidTraining(
                 f"TrainingArguments has {what}={asked!r}; an elastic trainer divides the work among replicas itself. "
-                "Leave it out; a model that does not fit on one slot is trained with dist_core.ElasticModel"
+                "Leave it out; for a model that does not fit on one slot, use dist_core.ElasticModel"
             )
     if arguments.auto_find_batch_size:
         raise InvalidTraining(
-            "TrainingArguments has auto_find_batch_size=True; a trial that runs out of memory finds the batch that "
-            "fits by itself, and keeps it. Leave it out"
+            "TrainingArguments has auto_find_batch_size=True; a trial that runs out of memory lowers its batch size "
+            "itself. Leave it out"
         )
 
 
@@ -530,7 +529,7 @@ def refuse_placement(trainer: Any) -> None:
     """``trainer``: one that has been made, with its model."""
     if trainer.is_model_parallel:
         raise InvalidTraining(
-            f"the model lies on several devices or on another one than {trainer.args.device} (its hf_device_map is "
-            f"{trainer.model.hf_device_map}); an elastic trainer's replica trains on its own device. Load it without "
-            "device_map"
+            f"the model is on several devices, or not on {trainer.args.device} (its hf_device_map is "
+            f"{trainer.model.hf_device_map}); each replica of an elastic trainer trains on its own device. Load the "
+            "model without device_map"
         )

@@ -23,9 +23,10 @@ def refuse_what_computes_otherwise(model: nn.Module, names: Sequence[str], found
     difference = difference_between(model, stages, arguments_of(example))
     if difference is not None:
         raise InvalidTraining(
-            f"the stages of {type(model).__name__} do not compute what it does ({difference}): from one to the next "
-            "only the first argument of a block is sent, and its code gives blocks more than that, or changes it in "
-            "between. Put that code into the blocks, or train with layouts=('sharded',)"
+            f"the pipeline stages of {type(model).__name__} do not compute the same as the whole model "
+            f"({difference}): a stage passes on only the first argument of a block, but the model's code gives "
+            "blocks more arguments, or changes them between blocks. Move that code into the blocks, or train with "
+            "layouts=('sharded',)"
         )
 
 
@@ -49,8 +50,8 @@ def difference_between(model: nn.Module, stages: Sequence[nn.Module], arguments:
             return None
         except Exception as error:
             raise InvalidTraining(
-                f"{type(model).__name__} fails for the example that is given for it: {type(error).__name__}: "
-                f"{error!s:.300}. Give example=, inputs as step() gets them"
+                f"{type(model).__name__} fails on its example input: {type(error).__name__}: {error!s:.300}. Give "
+                "example= with inputs like those of step()"
             ) from error
         try:
             values = _drawn_alike(place, lambda: _through(stages, here))

@@ -69,8 +69,8 @@ class DividedState:
 
     def adopt_scaler(self, scaler: Any) -> None:
         raise InvalidTraining(
-            "a GradScaler works for a model that is divided among several processes, each of which would find another "
-            "scale; train in bfloat16, which needs none"
+            "a GradScaler is used with a model that is divided among several processes, but each process would "
+            "choose a different scale; train in bfloat16, which needs no scaler"
         )
 
     def replicated(self) -> Iterator[torch.Tensor]:
@@ -119,8 +119,8 @@ class DividedState:
         kept = parts[0]["lr_schedulers"]
         if len(kept) < len(self.schedules):
             raise InvalidTraining(
-                f"the trial was saved with {len(kept)} learning rate schedules and goes on with "
-                f"{len(self.schedules)}; give the same ones, or begin a new trial"
+                f"the trial was saved with {len(kept)} learning rate schedules but now has {len(self.schedules)}; "
+                "give the same schedules, or start a new trial"
             )
         for schedule, each in zip(self.schedules, kept, strict=False):
             schedule.load_state_dict(each)
@@ -130,8 +130,8 @@ class DividedState:
         theirs = saved[0]["groups"]
         if len(theirs) != len(optimizer.param_groups):
             raise InvalidTraining(
-                f"the trial's optimizer has {len(theirs)} groups of parameters and this one "
-                f"{len(optimizer.param_groups)}; build the same one on every replica"
+                f"the trial's optimizer has {len(theirs)} parameter groups and this replica's has "
+                f"{len(optimizer.param_groups)}; build the same optimizer on every replica"
             )
         for group, options in zip(optimizer.param_groups, theirs, strict=True):
             group.update(options)

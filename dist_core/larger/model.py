@@ -70,9 +70,7 @@ class ElasticModel(MeasuredModel, nn.Module):
         super().__init__()
         unknown = sorted(set(layouts) - {SHARDED, STAGES})
         if unknown or not layouts:
-            raise InvalidTraining(
-                f"layouts is {list(layouts)!r}; name {SHARDED!r}, {STAGES!r} or both: how several slots hold a model"
-            )
+            raise InvalidTraining(f"layouts is {list(layouts)!r}; it must contain {SHARDED!r}, {STAGES!r} or both")
         place = next((each.device for each in model.parameters() if each.requires_grad), torch.device("cpu"))
         kind = schedule_kind(schedule, chunks)
         core = get_core()

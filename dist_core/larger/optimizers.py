@@ -19,7 +19,8 @@ def train_in_place_of(
     for optimizer in optimizers:
         if optimizer.state:
             raise InvalidTraining(
-                f"{type(optimizer).__name__} has stepped before its model was divided; make both, wrap them, and train"
+                f"{type(optimizer).__name__} took a step before its model was divided; create the model and the "
+                "optimizer, wrap them, and then train"
             )
         for group in optimizer.param_groups:
             found = [replaced.get(id(each), each) for each in group["params"]]

@@ -93,7 +93,7 @@ class PartPasses(PassesOfSteps):
     def lay_out_buckets(self) -> None: ...
 
     def reduce_nothing(self) -> None:
-        raise BatchLeftOut(", with a model of several slots, whose processes compute together")
+        raise BatchLeftOut("for a model that spans several slots, because its processes compute together")
 
     def leave_step_out(self) -> None:
         self._hidden.drop()
@@ -101,8 +101,8 @@ class PartPasses(PassesOfSteps):
 
     def weigh(self, amount: float, total: float | None) -> None:
         raise InvalidTraining(
-            "loader.weigh() is not there for models of several slots, whose passes are weighed by their samples; give "
-            "a loss that is a mean over samples"
+            "loader.weigh() does not support models that span several slots, because their passes are weighted by "
+            "the number of samples; use a loss that is a mean over samples"
         )
 
     # ------------------------------------------------------------------ behind a backward pass
@@ -119,8 +119,8 @@ class PartPasses(PassesOfSteps):
             return
         if self._passed:
             raise InvalidTraining(
-                "the training loop takes several backward passes over one batch through a model that is divided among "
-                "several processes; add the losses up, and take one"
+                "the training loop takes several backward passes over one batch through a model that is divided "
+                "among several processes; add the losses up, and call backward() once"
             )
         self._passed = True
         if self._weighs:

@@ -218,8 +218,8 @@ class ElasticPipeline(MeasuredModel, nn.Module):
         arguments = arguments_of(inputs)
         if not isinstance(targets, torch.Tensor):
             raise InvalidTraining(
-                f"a pipeline's targets are a {type(targets).__name__}; they must be one tensor, of which each "
-                "microbatch gets its part"
+                f"a pipeline's targets are a {type(targets).__name__}; they must be one tensor, which is split into "
+                "microbatches"
             )
         self._examples = len(arguments[0])
         self._seen.clear()
@@ -302,8 +302,8 @@ class ElasticPipeline(MeasuredModel, nn.Module):
         """The whole model's output, on every process of the replica; for evaluations."""
         if torch.is_grad_enabled() and self.training and not self.part.evaluates:
             raise InvalidTraining(
-                "a pipeline was called to train: its stages compute forwards and backwards in turns. Call "
-                "model.step(inputs, targets) in place of the forward pass, the loss and backward()"
+                "a pipeline was called like a model in training mode, but its stages alternate forward and backward "
+                "passes. Call model.step(inputs, targets) instead of the forward pass, the loss and backward()"
             )
         if self._num_stages == 1:
             return self.stages[0](*inputs)
@@ -344,7 +344,7 @@ def _checked(microbatches: int | None, num_stages: int) -> int:
         return 4 * num_stages
     if microbatches < num_stages:
         raise InvalidTraining(
-            f"microbatches is {microbatches} for {num_stages} stages; with fewer microbatches than stages some would "
-            "always wait. Take more microbatches, or fewer slots for a replica"
+            f"microbatches is {microbatches} for {num_stages} stages; with fewer microbatches than stages, some "
+            "stages would always be idle. Use more microbatches, or fewer slots per replica"
         )
     return microbatches

@@ -69,7 +69,7 @@ def schedule_kind(name: str, chunks: int) -> ScheduleKind:
     terms: Schedule
     if name == "interleaved":
         if chunks < 2:
-            raise InvalidTraining(f"chunks is {chunks}; by schedule='interleaved' a process has at least 2 stages")
+            raise InvalidTraining(f"chunks is {chunks}; schedule='interleaved' needs at least 2 stages per process")
         return ScheduleKind("interleaved", chunks)
     if name == "1f1b":
         terms = "1f1b"

@@ -56,8 +56,8 @@ def cut(
         return found
     if costs is None:
         raise InvalidTraining(
-            "a pipeline is to be cut and nothing tells what its blocks compute; give example=, a microbatch of inputs, "
-            "or cuts=, the names of the blocks that stages begin with"
+            "the cost of the pipeline's blocks is unknown, so it cannot be cut into stages; give example= (a "
+            "microbatch of inputs), or cuts= (the names of the blocks that stages begin with)"
         )
     return partition(costs, devices, terms, ties=ties_between(model, names))
 
@@ -126,8 +126,8 @@ def _refuse_what_lies_between(model: nn.Module, names: Sequence[str]) -> None:
     ]
     if outside:
         raise InvalidTraining(
-            f"the parameter {outside[0]!r} belongs to no block, so every stage would have one of its own; name the "
-            "module that it is in as a block too"
+            f"the parameter {outside[0]!r} belongs to no block, so every stage would have its own copy; also name "
+            "the module that contains it as a block"
         )
 
 
@@ -136,6 +136,6 @@ def _refuse_shared(found: Partition, ties: Sequence[Sequence[str]]) -> None:
     for tie in ties:
         if len({stage_of[name] for name in tie}) > 1:
             raise InvalidTraining(
-                f"the blocks {', '.join(tie)} share a parameter and lie in different stages; cut elsewhere, so that "
+                f"the blocks {', '.join(tie)} share a parameter but are in different stages; cut elsewhere, so that "
                 "one stage has them all"
             )

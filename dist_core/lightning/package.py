@@ -85,8 +85,8 @@ def settle(package: str) -> None:
     global _settled
     if _settled not in (None, package):
         raise InvalidTraining(
-            f"a trainer of {package} asks for the elastic strategy, and one of {_settled} has had it in this process; "
-            "import one of the two everywhere"
+            f"a trainer of {package} uses the elastic strategy, but a trainer of {_settled} has already used it in "
+            "this process; import one of the two everywhere"
         )
     _settled = package
 

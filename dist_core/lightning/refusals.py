@@ -18,7 +18,7 @@ def refuse_old_lightning(epoch_loop: Any) -> None:
         package = settled()
         version = import_module(package).__version__
         raise InvalidTraining(
-            f"{package} {version} is not known to the elastic strategy, which needs its training loop's "
+            f"the elastic strategy does not support {package} {version}: it needs the training loop's "
             f"{missing[0]}(); install version {OLDEST_LIGHTNING} or newer"
         )
 
@@ -35,25 +35,27 @@ def refuse_trainer(trainer: Any, *, in_trial: bool) -> None:
             in_trial or not callback._early_exit
         ):
             raise InvalidTraining(
-                f"the trainer has a {type(callback).__name__}, which fits several times before it trains; a trial "
-                "trains its epochs once. Find the value before, with lightning's Tuner, or let the study suggest it"
+                f"the trainer has a {type(callback).__name__}, which runs several fits before it trains, but a trial "
+                "trains its epochs once. Find the value beforehand with lightning's Tuner, or let the study suggest "
+                "it"
             )
     if is_param_in_hook_signature(trainer.lightning_module.training_step, "dataloader_iter", explicit=True):
         raise InvalidTraining(
-            "training_step takes a dataloader_iter; the trial has to see each batch that is trained on. Take batch "
-            "and batch_idx"
+            "training_step takes a dataloader_iter, but the trial must see each batch that is trained on. Take "
+            "batch and batch_idx"
         )
 
 
 _REFUSED = {
-    "GradientAccumulationScheduler": "the batch of an elastic trial stays what it began with, or follows goodput. "
-    "Leave it out, or let the batch grow: strategy=ElasticStrategy(batch='adaptive')",
-    "BaseFinetuning": "weights that are unfrozen while it trains are not summed over replicas. Freeze and unfreeze "
-    "nothing: give layers that are to learn slowly, or later, a learning rate and a schedule of their own",
-    "WeightAveraging": "the average that it keeps does not go to replicas that join. Keep it as a module of the "
+    "GradientAccumulationScheduler": "the batch size of an elastic trial stays as it is, or follows goodput. Leave the "
+    "callback out, or let the batch size grow: strategy=ElasticStrategy(batch='adaptive')",
+    "BaseFinetuning": "the gradients of weights that are unfrozen during training are not summed over replicas. Do not "
+    "freeze or unfreeze weights: give layers that should learn slowly or later a learning rate and a schedule of their "
+    "own",
+    "WeightAveraging": "its average is not sent to replicas that join. Keep the average as a module of the "
     "LightningModule, such as torch.optim.swa_utils.AveragedModel, and update it in on_train_batch_end",
-    "StochasticWeightAveraging": "it swaps schedules and keeps an average that does not go to replicas that join. Keep "
-    "the average as a module of the LightningModule, such as torch.optim.swa_utils.AveragedModel",
+    "StochasticWeightAveraging": "it swaps schedules, and its average is not sent to replicas that join. Keep the "
+    "average as a module of the LightningModule, such as torch.optim.swa_utils.AveragedModel",
 }
 """Callbacks, and what to do instead."""
 
@@ -62,12 +64,12 @@ def refuse_another(loader: Any, first: Any) -> None:
     """``loader``: elastic, made in the middle of training, in place of ``first``."""
     for what, now, before in (
         ("samples", loader.source.num_samples, first.source.num_samples),
-        ("samples a step", loader.batch_size, first.batch_size),
+        ("samples per step", loader.batch_size, first.batch_size),
     ):
         if now != before:
             raise InvalidTraining(
-                f"the training loader that was made anew has {now} {what}, and the first one had {before}; an elastic "
-                "trial counts its epochs by them. Keep them, and vary what the samples are"
+                f"the new training loader has {now} {what} but the first one had {before}; an elastic trial counts "
+                "its epochs by this number. Keep it, and change only the samples themselves"
             )
 
 
@@ -75,7 +77,7 @@ def refuse_several(loaders: int) -> None:
     if loaders > 1:
         raise InvalidTraining(
             f"fit was given {loaders} training loaders; an elastic trial trains on one. Join the datasets: "
-            "torch.utils.data.StackDataset gives samples of all of them"
+            "torch.utils.data.StackDataset yields samples of all of them"
         )
 
 
@@ -83,6 +85,7 @@ def refuse_unfrozen(before: int, now: int) -> None:
     """Numbers of weights that require a gradient, when training began and when an epoch begins."""
     if now > before:
         raise InvalidTraining(
-            f"{now - before} weights were unfrozen since training began; replicas sum the gradients of those that "
-            "required one then. Let them require one from the start, with a learning rate of 0 until they are to learn"
+            f"{now - before} weights were unfrozen since training began, but replicas only sum the gradients of "
+            "weights that required a gradient at that time. Let them require a gradient from the start, with a "
+            "learning rate of 0 until they should learn"
         )

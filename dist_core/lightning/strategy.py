@@ -161,8 +161,8 @@ class ElasticStrategy(SingleDeviceStrategy):
             return TrainingBatches(dataloader, dataloader.batch_size)
         if not isinstance(dataloader, DataLoader):
             raise InvalidTraining(
-                f"fit was given a {type(dataloader).__name__} to train on; replicas share the samples of a "
-                "torch.utils.data.DataLoader. Give it one"
+                f"fit was given a {type(dataloader).__name__} to train on; it needs a torch.utils.data.DataLoader, "
+                "whose samples the replicas share"
             )
         seed = int(os.environ.get("PL_GLOBAL_SEED", "0"))
         loader = elastic_like(dataloader, AdaptiveDataLoader, whom="fit", processes=processes, passes=passes, seed=seed)
@@ -180,8 +180,9 @@ class ElasticStrategy(SingleDeviceStrategy):
                 continue
             if expected is not None and met < len(weights) and not wrapped.find_unused_parameters:
                 raise InvalidTraining(
-                    f"a backward pass gives gradients to {met} of {len(weights)} weights that one optimizer trains; "
-                    "replicas would wait for the others. Say so: strategy=ElasticStrategy(find_unused_parameters=True)"
+                    f"a backward pass computes gradients for {met} of the {len(weights)} weights that one optimizer "
+                    "trains, and replicas would wait for the others. Set "
+                    "strategy=ElasticStrategy(find_unused_parameters=True)"
                 )
             closure_loss = wrapped(closure_loss)
         return super().backward(closure_loss, optimizer, *args, **kwargs)
@@ -218,7 +219,7 @@ class ElasticStrategy(SingleDeviceStrategy):
             return tensor
         name = str(getattr(reduce_op, "name", reduce_op) or "sum").lower()
         if name not in ("mean", "avg", "sum"):
-            raise InvalidTraining(f"reduce_op is {reduce_op!r}; replicas give a mean or a sum")
+            raise InvalidTraining(f"reduce_op is {reduce_op!r}; it must be 'mean', 'avg' or 'sum'")
 
         def act(group: ReplicaGroup) -> torch.Tensor:
             total = tensor.detach().to("cpu", torch.float64).flatten()
@@ -240,9 +241,9 @@ class ElasticStrategy(SingleDeviceStrategy):
             shapes = group.gather_json(list(tensor.shape))
             if any(shape != shapes[0] for shape in shapes):
                 raise InvalidTraining(
-                    f"all_gather was given tensors of different shapes by the replicas ({shapes}): their shares of a "
-                    "batch differ by a sample, and of an epoch by more. Sum up what is wanted, with a "
-                    "dist_core.Accumulator or self.log"
+                    f"all_gather was given tensors of different shapes on the replicas ({shapes}), because replicas "
+                    "get different numbers of samples. Sum the value instead, with a dist_core.Accumulator or "
+                    "self.log"
                 )
             rows = torch.zeros((group.world_size, tensor.numel()), dtype=torch.float64)
             rows[group.rank] = tensor.detach().to("cpu", torch.float64).flatten()
@@ -276,8 +277,8 @@ def _core_of_fit() -> Replica:
     if core.registry.has(STATE):
         if core.environment is not None or core.generation.group.world_size > 1:
             raise InvalidTraining(
-                "fit was called a second time in one trial; a trial trains its epochs once, because replicas that join "
-                "have to find the place where the others are. Make a trial of each"
+                "fit was called a second time in one trial; a trial trains its epochs once, because replicas that "
+                "join must find the place in the code where the others are. Run each fit in a trial of its own"
             )
         reset_core()
     return get_core()

@@ -146,11 +146,11 @@ class ReplicaEnvironment:
             )
         except KeyError as error:
             raise InvalidTraining(
-                f"ELASTUNE_API is set but {error.args[0]} is not; a replica needs all variables its launcher writes. "
-                "Unset ELASTUNE_API to run this script alone"
+                f"ELASTUNE_API is set but {error.args[0]} is not; a replica needs all variables that its launcher "
+                "sets. Unset ELASTUNE_API to run this script alone"
             ) from error
         except ValueError as error:
-            raise InvalidTraining(f"a replica variable is not a number: {error}") from error
+            raise InvalidTraining(f"an environment variable of the replica is not a number: {error}") from error
 
 
 def emulated_profile(environ: Mapping[str, str] | None = None) -> SpeedProfile | None:

@@ -93,7 +93,7 @@ class HintsSender:
             try:
                 self._channel.request("POST", path, body, give_up_after=5.0)
             except ControlChannelError as error:
-                logger.debug("news not delivered path=%s error=%s", path, error)
+                logger.debug("message not delivered path=%s error=%s", path, error)
             finally:
                 with self._condition:
                     self._sending = False

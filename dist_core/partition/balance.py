@@ -54,8 +54,8 @@ class PipelineTerms:
             raise InvalidTraining(f"memory_weight is {self.memory_weight}; it must lie between 0 and 1")
         if not self.link_bytes_per_second > 0.0 or not self.state_factor >= 1.0:
             raise InvalidTraining(
-                f"link_bytes_per_second is {self.link_bytes_per_second} and state_factor {self.state_factor}; they "
-                "must be above 0, and at least 1"
+                f"link_bytes_per_second is {self.link_bytes_per_second} and state_factor is {self.state_factor}; "
+                "link_bytes_per_second must be above 0 and state_factor at least 1"
             )
 
     def in_flight(self, index: int, num_stages: int) -> int:
@@ -131,14 +131,14 @@ def partition_at(
     unknown = [cut for cut in cuts if cut not in names[1:]]
     if unknown:
         raise InvalidTraining(
-            f"a cut is to lie before {unknown[0]!r}, which is no block behind the first one; the blocks are "
-            f"{', '.join(names)}"
+            f"a stage cannot begin with {unknown[0]!r}, which is not one of the blocks after the first; the blocks "
+            f"are {', '.join(names)}"
         )
     edges = [0, *(names.index(cut) for cut in cuts), len(names)]
     if any(first >= second for first, second in pairwise(edges)) or len(edges) != len(devices) + 1:
         raise InvalidTraining(
-            f"the cuts are {list(cuts)!r} for {len(devices)} devices; there must be one less than devices, each once "
-            "and in the order of the blocks"
+            f"the cuts are {list(cuts)!r} for {len(devices)} devices; there must be one cut less than devices, each "
+            "cut once and in the order of the blocks"
         )
     _refuse_what_has_no_pipeline(blocks, devices, terms)
     return _described(blocks, edges, devices, _Costs(blocks, terms, len(devices), []))
@@ -149,13 +149,13 @@ def _refuse_what_has_no_pipeline(
 ) -> None:
     if not 1 <= len(devices) <= len(blocks):
         raise InvalidTraining(
-            f"{len(blocks)} blocks cannot be cut into {len(devices)} stages; there must be a block for each, and at "
-            "least one stage"
+            f"{len(blocks)} blocks cannot be cut into {len(devices)} stages; there must be at least one stage, and "
+            "at least one block per stage"
         )
     if terms.schedule != "simple" and terms.microbatches < len(devices):
         raise InvalidTraining(
-            f"microbatches is {terms.microbatches} for {len(devices)} stages; with fewer microbatches than stages some "
-            "would always wait. Take more microbatches, or fewer stages"
+            f"microbatches is {terms.microbatches} for {len(devices)} stages; with fewer microbatches than stages, "
+            "some stages would always be idle. Use more microbatches, or fewer stages"
         )
 
 
@@ -279,9 +279,9 @@ def _why_none_is_possible(blocks: Sequence[BlockCosts], devices: Sequence[StageD
     most_stages = costs.num_edges - 1
     if most_stages < len(devices):
         return (
-            f"the {len(blocks)} blocks can be cut into {most_stages} stages at most, because some share a parameter "
-            f"and have to lie on one device, and there are {len(devices)} devices. Untie those weights, or take fewer "
-            "devices"
+            f"the {len(blocks)} blocks can be cut into at most {most_stages} stages, because blocks that share a "
+            f"parameter must be on one device, but there are {len(devices)} devices. Untie those weights, or use "
+            "fewer devices"
         )
     last = costs.memory(costs.num_stages - 1)
     alone = [(float(last[index, index + 1]), block.name) for index, block in enumerate(blocks)]

@@ -53,8 +53,8 @@ def _whole(found: Partition, terms: PipelineTerms) -> list[str]:
     slowest = f"slowest stage {1e3 * found.slowest_seconds:.4g} ms"
     step = f"a step of {terms.microbatches} microbatches ({terms.schedule}): about"
     return [
-        f"{slowest}, {over:.3f} of what no partition of these blocks beats ({1e3 * found.bound_seconds:.4g} ms)",
-        f"{step} {1e3 * took:.4g} ms, in which stages compute {busy:.0%} of the time (were all alike, {even:.0%})",
+        f"{slowest}, {over:.3f} times the lower bound for these blocks ({1e3 * found.bound_seconds:.4g} ms)",
+        f"{step} {1e3 * took:.4g} ms, in which stages compute {busy:.0%} of the time ({even:.0%} if all were equal)",
     ]
 
 

@@ -101,8 +101,8 @@ def _calls(model: nn.Module, names: Sequence[str], microbatch: Any) -> dict[str,
         )
     if list(found) != list(names):
         raise InvalidTraining(
-            f"the model calls its blocks in the order {', '.join(found)}, and they were named in the order "
-            f"{', '.join(names)}; stages follow the model's own order"
+            f"the model calls its blocks in the order {', '.join(found)}, but they were named in the order "
+            f"{', '.join(names)}; name them in the order of the calls"
         )
     return found
 

@@ -33,7 +33,7 @@ def without_other_blocks(
     """
     unknown = sorted(set(kept) - set(names))
     if unknown:
-        raise InvalidTraining(f"{unknown[0]!r} is no block of this model; they are {', '.join(names)}")
+        raise InvalidTraining(f"{unknown[0]!r} is not a block of this model; its blocks are {', '.join(names)}")
     stage = copy.deepcopy(model, memo)
     for name in names:
         if name not in kept:

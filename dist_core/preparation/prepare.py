@@ -121,7 +121,7 @@ def _make_all(
         if not waits:
             waits = True
             present_replica().warn(
-                f"waits for data {name!r}: others make the last {len(missing)} of {len(paths)} parts"
+                f"waits for data {name!r}: other processes are making the last {len(missing)} of {len(paths)} parts"
             )
         time.sleep(LOOK_SECONDS)
 
@@ -143,8 +143,8 @@ def _make_one(
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
         raise InvalidTraining(
-            f"{what} does not fit on the disk of {paths[index].parent} ({error.strerror}); make room, or give "
-            f"prepared(..., folder=) another one. The parts that are made stay"
+            f"{what} does not fit on the disk of {paths[index].parent} ({error.strerror}); free some space, or give "
+            "another folder: prepared(..., folder=). Finished parts are kept"
         ) from error
     logger.info("%s made rows=%d seconds=%.2f", what, rows, time.monotonic() - began)
     if most_bytes is None:
@@ -153,8 +153,8 @@ def _make_one(
     if used > most_bytes:
         paths[index].unlink(missing_ok=True)
         raise InvalidTraining(
-            f"data {name!r} would take {used} bytes with {what}, and may take {most_bytes}; make its rows smaller, or "
-            "raise most_bytes"
+            f"data {name!r} would take {used} bytes with {what}, but most_bytes is {most_bytes}; make its rows "
+            "smaller, or raise most_bytes"
         )
 
 
@@ -179,8 +179,8 @@ def address_of(name: str, make: Callable[..., Any], arguments: Mapping[str, Any]
         given = json.dumps(dict(arguments), sort_keys=True, default=_as_json)
     except TypeError as error:
         raise InvalidTraining(
-            f"prepared({name!r}) was given arguments of which no address can be made ({error}). "
-            "Give numbers, texts, and lists and dictionaries of them"
+            f"prepared({name!r}) was given arguments that cannot be written as JSON ({error}). Use numbers, strings, "
+            "and lists and dictionaries of them"
         ) from None
     digest = hashlib.sha256()
     for part in (given, str(parts), *_sources(make, {})):

@@ -56,8 +56,8 @@ def _several_at_once(rows: Iterable[Row], what: str) -> Iterator[dict[str, list[
         if not isinstance(row, Mapping) or (columns and row.keys() != columns.keys()):
             names = sorted(row) if isinstance(row, Mapping) else type(row).__name__
             raise InvalidTraining(
-                f"{what} gave a row of {names}, and its first one was of {sorted(columns)}; each row is a dictionary "
-                "with the same names"
+                f"{what} yielded a row of {names}, but its first row was of {sorted(columns)}; each row must be a "
+                "dictionary with the same names"
             )
         for name, value in row.items():
             plain = _plain(value)
@@ -81,8 +81,8 @@ def _batch(columns: Mapping[str, list[Any]], schema: Any, what: str) -> Any:
                 arrays.append(pa.array(values, field.type))
         except (pa.ArrowInvalid, pa.ArrowTypeError, ValueError, TypeError, OverflowError) as error:
             raise InvalidTraining(
-                f"{what}: the values of {field.name!r} do not go into one column of {field.type}, which the first row "
-                f"gave it ({error}); give all rows the same kind, and arrays of several dimensions one shape"
+                f"{what}: the values of {field.name!r} do not fit a column of {field.type}, the type of the first "
+                f"row ({error}); give all rows values of one type, and arrays of several dimensions one shape"
             ) from None
     return pa.record_batch(arrays, schema=schema)
 
@@ -151,7 +151,7 @@ class PreparedData:
     def __getitem__(self, index: int) -> dict[str, Any]:
         size = len(self)
         if not -size <= index < size:
-            raise IndexError(f"{self.name} has {size} rows, and no row {index}")
+            raise IndexError(f"{self.name} has {size} rows, so there is no row {index}")
         place = int(index) % size
         batch = int(np.searchsorted(self._starts, place, side="right")) - 1
         row = place - int(self._starts[batch])

@@ -61,16 +61,16 @@ class CheckpointReader(StorageReader):
         found = newest_in_parts(self._folder)
         if found is None:
             raise InvalidCheckpoint(
-                f"{self._folder} holds no checkpoint that verifies; name the folder of a trial that has written one, "
-                "checkpoints/<trial> in the scheduler's state folder while it is not over"
+                f"{self._folder} contains no valid checkpoint; give the folder of a trial that has written one: "
+                "checkpoints/<trial> in the scheduler's state folder, as long as the trial has not ended"
             )
         states = merged([load_checkpoint(path, in_place=True) for path in found[0]])
         models = [name for name, state in states.items() if _weights_in(state)]
         chosen = models[0] if self._model is None and len(models) == 1 else self._model
         if chosen not in models:
             raise InvalidCheckpoint(
-                f"model is {self._model!r} and the checkpoint in {self._folder} has {', '.join(models) or 'none'}; "
-                "name one that it has"
+                f"model is {self._model!r} but the checkpoint in {self._folder} has {', '.join(models) or 'none'}; "
+                "choose a model that it has"
             )
         for part in _weights_in(states[chosen]):
             for name, value in part.items():

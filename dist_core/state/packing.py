@@ -56,9 +56,9 @@ def _restorable(value: Any, path: tuple[object, ...]) -> Any:
         where = f"{path[0]}" + "".join(f"[{key!r}]" for key in path[1:]) if path else "the state"
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise InvalidTraining(
-            f"the state {where} holds a {type(value).__module__}.{type(value).__qualname__}, which a checkpoint could "
-            f"not give back: only tensors, arrays, numbers, text, lists, tuples and dicts of them are read ({reason}). "
-            "Have state_dict() turn it into those, and load_state_dict() turn it back"
+            f"the state {where} holds a {type(value).__module__}.{type(value).__qualname__}, which a checkpoint "
+            "cannot restore: it only holds tensors, arrays, numbers, strings, and lists, tuples and dicts of them "
+            f"({reason}). Convert it in state_dict(), and convert it back in load_state_dict()"
         ) from error
     return value
 

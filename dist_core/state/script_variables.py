@@ -177,10 +177,10 @@ class ScriptVariables(Listener):
             return
         self._told.add(path)
         self._warn(
-            f"the script's variable {path!r} has changed since its loop over epochs began, and cannot be handed to "
-            "replicas that join later, or to the trial when it resumes: they begin with what the script sets before "
-            "the loop. Hold numbers, texts, tensors and lists and dictionaries of them in dist_core.keep(), or give "
-            "the object state_dict() and load_state_dict()"
+            f"the script's variable {path!r} has changed since its loop over epochs began, but it cannot be sent to "
+            "replicas that join later, or restored when the trial resumes: they begin with the value that the "
+            "script sets before the loop. Keep numbers, strings, tensors and lists and dictionaries of them in "
+            "dist_core.keep(), or give the object state_dict() and load_state_dict()"
         )
 
     # ------------------------------------------------------------------ variables

@@ -27,7 +27,7 @@ class StateRegistry:
     def register(self, name: str, state: Stateful) -> None:
         """Raises InvalidTraining when the name is taken: two states under one name would overwrite each other."""
         if name in self._states:
-            raise InvalidTraining(f"a state named {name!r} is registered already; give each one a name of its own")
+            raise InvalidTraining(f"a state named {name!r} is already registered; give each state its own name")
         self._states[name] = state
         if name in self._unclaimed:
             state.load_state_dict(self._unclaimed.pop(name))

@@ -77,8 +77,8 @@ class Accumulator(MutableMapping[str, Any]):
             self._results[key] = value
         elif not isinstance(value, _Addend) or value.owner is not self or value.key != key:
             raise InvalidTraining(
-                f"Accumulator[{key!r}] was set to {value!r} outside of synchronized(); values are only added there: "
-                f"accumulator[{key!r}] += value"
+                f"Accumulator[{key!r}] was set to {value!r} outside of synchronized(), where values can only be "
+                f"added: accumulator[{key!r}] += value"
             )
         else:
             added = value.value if get_core().adds_up else 0.0

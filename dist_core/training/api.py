@@ -111,7 +111,7 @@ def report(value: float, step: int) -> None:
         except ControlChannelError as error:
             if error.status not in (413, 422):
                 raise
-            raise InvalidTraining(f"the report of {value!r} at step {step!r} is not taken: {error}") from error
+            raise InvalidTraining(f"the scheduler refused the report of {value!r} at step {step!r}: {error}") from error
 
 
 def progress_step(unit: float) -> int:

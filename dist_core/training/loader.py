@@ -74,8 +74,8 @@ class AdaptiveDataLoader:
     ) -> None:
         if options.pop("batch_sampler", None) is not None:
             raise InvalidTraining(
-                "AdaptiveDataLoader was given a batch_sampler; it cuts batches itself, because their size follows the "
-                "allocation. Give a sampler that draws single indices"
+                "AdaptiveDataLoader was given a batch_sampler, but it forms batches itself, because their size "
+                "follows the allocation. Give a sampler that yields single indices"
             )
         if epoch_size is not None and epoch_size < 1:
             raise InvalidTraining(f"epoch_size is {epoch_size}; it must be at least 1 sample, or None")
@@ -158,14 +158,14 @@ class AdaptiveDataLoader:
         too_large = upper is not None and upper < self.batch_size and not gradient_accumulation
         if (lower is not None and lower > self.batch_size) or too_large:
             raise InvalidTraining(
-                f"batch_size is {self.batch_size} but local_bsz_bounds are {local_bsz_bounds}; "
-                "the bounds must contain batch_size, because one replica starts with it (in several passes with "
-                "gradient_accumulation=True, and then the upper bound may be lower)"
+                f"batch_size is {self.batch_size} but local_bsz_bounds are {local_bsz_bounds}; the bounds must "
+                "contain batch_size, because a single replica starts with it. With gradient_accumulation=True, the "
+                "upper bound may be lower than batch_size"
             )
         if self.epoch_size is None:
             raise InvalidTraining(
-                f"{type(self.dataset).__name__} has no length, and with a batch size that adapts an epoch is an amount "
-                "of progress; say how many samples make one: AdaptiveDataLoader(..., epoch_size=...)"
+                f"{type(self.dataset).__name__} has no length, but with an adaptive batch size an epoch is a number "
+                "of samples; say how many: AdaptiveDataLoader(..., epoch_size=...)"
             )
         try:
             self.bounds = BatchBounds(
@@ -237,7 +237,7 @@ class AdaptiveDataLoader:
         """
         amount = float(amount)
         if not 0.0 <= amount < math.inf:
-            raise InvalidTraining(f"loader.weigh() was given {amount}; it has to be finite and at least 0")
+            raise InvalidTraining(f"loader.weigh() was given {amount}; it must be finite and at least 0")
         core, loaded = get_core(), self._marks.loaded
         if loaded is None or not core.models:
             return
@@ -259,8 +259,8 @@ class AdaptiveDataLoader:
         """
         if isinstance(self.dataset, IterableDataset):
             raise InvalidTraining(
-                f"the first {samples} samples of a stream ({type(self.dataset).__name__}) were to be left out; a trial "
-                "goes on by itself where it stood in its stream. Leave that out"
+                f"the script skips the first {samples} samples of a stream ({type(self.dataset).__name__}), but a "
+                "trial resumes at its position in the stream by itself. Do not skip samples"
             )
         self._marks.left_out = samples
 

@@ -9,6 +9,7 @@ import torch
 
 from dist_core.device import Elapsed, Mark
 from dist_core.errors import InvalidTraining
+from dist_core.generations.fuse import CONNECTIONS_ABORTED
 from dist_core.gradients.checks import refuse_unreduced, refuse_what_is_missing
 from dist_core.gradients.optimizers import keeps_its_closure
 from dist_core.gradients.patched_calls import updating
@@ -56,9 +57,10 @@ class OptimizerSteps:
         if closure is not None:
             if keeps_its_closure(type(optimizer)):  # type: ignore[arg-type]  # classes have a hash
                 raise InvalidTraining(
-                    f"{type(optimizer).__name__} evaluates the closure that step() was given by itself, perhaps more "
-                    "than once, and a closure is run here, in each pass of a step. Write its step out, if it can be "
-                    "taken in parts (SAM: two backward passes), or choose an optimizer that takes one gradient a step"
+                    f"{type(optimizer).__name__} itself runs the closure that step() was given, perhaps more than "
+                    "once, but elastune must run the closure, once in each pass of a step. Write the step out in "
+                    "the training loop, if it can be split (SAM: two backward passes), or choose an optimizer that "
+                    "takes one gradient per step"
                 )
             with torch.enable_grad():
                 result = closure()
@@ -110,7 +112,7 @@ class OptimizerSteps:
         if replicas.sums_over_nccl:
             here.wait()
             if replicas.aborted.is_set():
-                self._core.generation.mark_broken("the replicas' connections were broken off")
+                self._core.generation.mark_broken(CONNECTIONS_ABORTED)
         return self._core.broken is None
 
     def _update(

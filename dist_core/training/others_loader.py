@@ -31,8 +31,8 @@ def elastic_like(
     """
     if theirs.batch_size is None:
         raise InvalidTraining(
-            f"{whom} was given a DataLoader with a batch_sampler; batches are cut by the trial, because replicas share "
-            "them. Give batch_size, and a sampler that draws single indices"
+            f"{whom} was given a DataLoader with a batch_sampler, but the trial forms the batches itself, because "
+            "replicas share them. Give batch_size, and a sampler that yields single indices"
         )
     taken = {name: getattr(theirs, name) for name in _TAKEN_OVER}
     if theirs.num_workers:

@@ -193,8 +193,8 @@ class BucketReduction:
             or any(getattr(module, "sparse", False) for module in model.modules())
         ):
             raise BatchLeftOut(
-                ", with find_unused_parameters, static_graph, sparse gradients or power_sgd: what the others send "
-                "cannot be known here"
+                "with find_unused_parameters, static_graph, sparse gradients or power_sgd, because this replica "
+                "cannot know what the others send"
             )
         self.group.begin_backward()
         self.group.norms = None

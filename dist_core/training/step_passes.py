@@ -105,7 +105,7 @@ class StepPasses(PassesOfSteps):
             self.user_accumulates = True
             self.over.group.measuring = False
             self._core.batch.forbid_accumulation()
-            logger.info("gradients are accumulated by the training loop: its steps do not measure the noise scale")
+            logger.info("the training loop accumulates gradients itself: its steps do not measure the noise scale")
 
     @property
     def awaits_update(self) -> bool:
@@ -135,8 +135,8 @@ class StepPasses(PassesOfSteps):
         # Passes that are left out are weighed by nothing.
         if 0 < len(place.amounts) <= len(self._hidden_passes):
             raise InvalidTraining(
-                f"loader.weigh() was called in {len(place.amounts)} of a step's {passes} passes; call it once for each "
-                "batch of the loader, before its backward pass, or for none"
+                f"loader.weigh() was called in {len(place.amounts)} of a step's {passes} passes; call it once for "
+                "each batch of the loader, before its backward pass, or not at all"
             )
 
     # ------------------------------------------------------------------ around a backward pass
@@ -164,10 +164,10 @@ class StepPasses(PassesOfSteps):
         """
         if self.over.group.reductions > before:
             raise InvalidTraining(
-                "a second backward pass goes through what one forward pass has computed, or through a forward pass "
-                "that was made before the first one's backward pass: gradients are summed over the replicas in the "
-                "first alone, as by DistributedDataParallel. Add the losses up, and call backward() once; or make "
-                "each forward pass behind the backward pass before it"
+                "gradients are summed over the replicas only in the first backward pass after a forward pass, as in "
+                "DistributedDataParallel, but a second backward pass goes through the same forward pass, or through "
+                "one that was made before the first backward pass. Add the losses up and call backward() once, or "
+                "make each forward pass after the previous backward pass"
             )
 
     def _note_backward(self) -> None:
@@ -229,15 +229,16 @@ class StepPasses(PassesOfSteps):
 
     def lay_out_buckets(self) -> None:
         if self._synchronized_norms.are_there and not self.user_accumulates:
-            raise BatchLeftOut(", whose model has SyncBatchNorm: the others wait for its statistics")
+            raise BatchLeftOut("with SyncBatchNorm, because the other replicas wait for its statistics")
         self.over.lay_out_buckets()
 
     def reduce_nothing(self) -> None:
         scales = self._wrapped.scaler is not None and self._wrapped.scaler.is_enabled()
         if self.user_accumulates or scales:
-            habit = "sums up gradients by itself" if self.user_accumulates else "uses a GradScaler"
+            habit = "accumulates gradients itself" if self.user_accumulates else "uses a GradScaler"
             raise BatchLeftOut(
-                f", and the training loop {habit}: what the others have summed or scaled would not be the same any more"
+                f"when the training loop {habit}, because the replicas' summed gradients or loss scales would then "
+                "differ"
             )
         for _ in range(self._usual_reductions):
             self.over.reduce_nothing()
@@ -298,9 +299,9 @@ class StepPasses(PassesOfSteps):
         if passes == 1 or steps == passes or knows_passes:
             return
         raise InvalidTraining(
-            f"the training loop stepped the optimizer in {steps} of the {passes} passes of one step: it sums gradients "
-            "over several batches by a count of its own, or leaves out a batch behind its backward pass. Passes are no "
-            "batches, so the update would not be what the script says. Let the batch be whole: leave out "
-            "gradient_accumulation, and raise the upper bound of local_bsz_bounds to batch_size; or leave a batch out "
-            "before its backward pass"
+            f"the training loop called optimizer.step() in {steps} of the {passes} passes of one step: it "
+            "accumulates gradients over batches that it counts itself, or skips a batch after its backward pass. A "
+            "pass is only a part of a batch, so the update would not be the one the script means. Train each batch "
+            "in one pass: leave out gradient_accumulation, and raise the upper bound of local_bsz_bounds to "
+            "batch_size; or skip a batch before its backward pass"
         )

@@ -21,8 +21,8 @@ MOST_DRY_BATCHES = 64
 """A joiner that has taken no gradient by then takes none in this loop."""
 _PROGRESS_TOLERANCE = 1e-9
 _LEFT_BY_COUNT = (
-    "the training loop was left after {} batches, as many as len(loader) said when it began; with a batch size that "
-    "adapts a pass takes another number. Code that counts batches should let the loop run to its end"
+    "the training loop was left after {} batches, the value of len(loader) when it began; with an adaptive batch "
+    "size, the number of batches in a pass changes. Code that counts batches should let the loop run to its end"
 )
 
 

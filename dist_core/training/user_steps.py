@@ -52,7 +52,9 @@ MOST_GROWTH = 32
 
 def check_batch_word(batch: object) -> None:
     if batch not in ("fixed", "adaptive") and not (isinstance(batch, int) and batch > 0):
-        raise InvalidTraining(f"batch is {batch!r}; choose 'fixed', 'adaptive', or the most examples it may grow to")
+        raise InvalidTraining(
+            f"batch is {batch!r}; choose 'fixed', 'adaptive', or the largest number of examples that it may grow to"
+        )
 
 
 def use_batch_word(loader: AdaptiveDataLoader, batch: BatchWord) -> None:

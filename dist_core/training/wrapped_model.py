@@ -103,8 +103,9 @@ class WrappedModel:
         core = self._core
         if core.models and core.models.group_needs.slots_per_share != self.over.needs.slots_per_share:
             raise InvalidTraining(
-                "a pipeline was wrapped beside a model that is none: a replica's processes would see one batch for the "
-                "one and different batches for the other. Make the other model a part of the pipeline"
+                "a pipeline was wrapped together with a model that is not a pipeline: the processes of a replica "
+                "would get one batch for the pipeline and different batches for the other model. Make the other "
+                "model a part of the pipeline"
             )
         self._is_primary = not core.models
         core.models.append(self)

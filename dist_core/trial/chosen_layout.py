@@ -80,8 +80,8 @@ class ChosenLayout(Listener):
                 mine = [each for each in mine if each.layout == asked] or mine
         if not mine:
             raise InvalidTraining(
-                f"this model cannot be divided over the {self._members} slots of a replica; it can with "
-                f"{', '.join(str(each.layout) for each in terms) or 'none'}. Take another number of slots"
+                f"this model cannot be divided among the {self._members} slots of a replica; its possible layouts "
+                f"are: {', '.join(str(each.layout) for each in terms) or 'none'}. Use another number of slots"
             )
         fitting = usable(self._possible(terms), memory)
         best = min(usable(self._possible(mine), memory) or mine, key=lambda each: (each.seconds, each.layout))
@@ -118,7 +118,9 @@ class ChosenLayout(Listener):
             if mine.fits(memory):
                 needs = "has run out of memory"
             other = min(fitting, key=lambda each: (each.seconds, each.layout)).layout
-            self._tell(f"the model as {mine.layout} {needs}: asks for {other}, or another that fits")
+            self._tell(
+                f"the model as {mine.layout} {needs}: this replica asks for {other}, or another layout that fits"
+            )
         raise ReplicaExit("preempted", EXIT_PREEMPTED)
 
     def give_up(self) -> bool:
@@ -128,7 +130,7 @@ class ChosenLayout(Listener):
         if not self.name or not usable(others, memory):
             return False
         self._memory_limit.give_up_layout()
-        self._tell(f"out of memory as {self.name} with the smallest batch: asks for another layout")
+        self._tell(f"out of memory as {self.name} with the smallest batch: this replica asks for another layout")
         return True
 
     def _tell(self, message: str) -> None:

@@ -125,9 +125,9 @@ class ElasticWorld(dist.ProcessGroup):
         if not generation.joined:
             if self._expected > 1:
                 raise InvalidTraining(
-                    f"torch.distributed was asked for a collective before the {self._expected} replicas of this trial "
-                    "have met, which they do at the first training step. Move it into the training loop or behind it; "
-                    "in place of DistributedDataParallel, which asks for some when it is made, wrap the model with "
+                    f"a torch.distributed collective was called before the {self._expected} replicas of this trial "
+                    "have met, which they do at the first training step. Call it in the training loop or after it. "
+                    "DistributedDataParallel calls collectives when it is created; instead, wrap the model with "
                     "dist_core.AdaptiveDataParallel and read its data with dist_core.AdaptiveDataLoader"
                 )
             alone()

@@ -73,6 +73,6 @@ class EmulatedDevice(Listener):
             return
         self._told = True
         self._warn(
-            f"this machine does not keep up with the devices that it emulates: {sum(self._late)} of the latest "
-            f"{_JUDGED} passes took longer than theirs would. Emulate fewer slots, or slower ones (PROFILE@0.5)"
+            f"this machine is too slow for the devices that it emulates: {sum(self._late)} of the last {_JUDGED} "
+            "passes took longer than on those devices. Emulate fewer slots, or slower ones (PROFILE@0.5)"
         )

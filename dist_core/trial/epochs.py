@@ -76,7 +76,9 @@ class Epochs:
     def begin(self, limit: int) -> None:
         """Enter the epoch loop where the trial stands. Raises ReplicaExit when it is about over."""
         if self._position.in_epoch_loop:
-            raise InvalidTraining("remaining_epochs_until() is used inside itself; one epoch loop at a time")
+            raise InvalidTraining(
+                "remaining_epochs_until() was called within another loop over it; run one epoch loop at a time"
+            )
         self._position.note_limit(limit)
         self._resumption.find_out(limit)
         self._position.enter_epochs()

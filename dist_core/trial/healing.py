@@ -125,7 +125,7 @@ class Healing:
 
     def heal_between_steps(self) -> None:
         self.heal(in_step=False)
-        lacks = ". Sums of an evaluation lack what that one had seen" if self._survivor.has_evaluated else ""
+        lacks = "; sums of an evaluation lack the samples of the lost one" if self._survivor.has_evaluated else ""
         self._heal.warn(f"a replica was lost outside of the training loop; the others go on without it{lacks}")
 
     def drop_group(self) -> None:
@@ -157,8 +157,8 @@ class Healing:
     def _run_again_if_needed(self, healed: Healed) -> None:
         if healed.runs_again:
             self._heal.warn(
-                "a replica was lost in an evaluation, and what it had seen of it: the training code runs again from "
-                "its top and evaluates anew with the others"
+                "a replica was lost in an evaluation, and its part of the results with it: the training code runs "
+                "again from its top and repeats the evaluation with the remaining replicas"
             )
             raise RunAgain
 

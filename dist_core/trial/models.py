@@ -169,7 +169,9 @@ class Models(Voter, Listener):
     def reduce_nothing(self) -> None:
         """Take part in the others' reductions of a step that this replica leaves out. Raises InvalidTraining."""
         if len(self) != 1:
-            raise BatchLeftOut(f", with {len(self)} models: which of them they train cannot be known here")
+            raise BatchLeftOut(
+                f"with {len(self)} models, because this replica cannot know which of them the others train"
+            )
         self[0].passes.reduce_nothing()
 
     def leave_step_out(self) -> None:

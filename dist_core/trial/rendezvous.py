@@ -109,7 +109,8 @@ class MetricMean:
         if not self._has_told:
             self._has_told = True
             self._news.warn(
-                f"a schedule was given another metric on each replica ({', '.join(f'{each:.6g}' for each in values)}): "
-                "it follows their mean. Sum the metric with an Accumulator to have that of all samples"
+                "a learning rate schedule got a different metric on each replica "
+                f"({', '.join(f'{each:.6g}' for each in values)}): it follows their mean. Sum the metric with an "
+                "Accumulator to get its value over all samples"
             )
         return math.fsum(values) / len(values)

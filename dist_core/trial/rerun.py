@@ -73,5 +73,5 @@ class Rerun:
         learnt = self._batch.shrink(error)
         self._news.warn(f"{learnt} ({error})")
         if self._generation.group.world_size > 1:
-            raise PeerLost(f"{learnt}; this replica leaves for one that knows it")
+            raise PeerLost(f"{learnt}; this replica leaves, and another one starts with this limit")
         return True

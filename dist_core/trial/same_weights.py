@@ -149,17 +149,17 @@ class SameWeights(Voter, Listener):
             self._resync(name, difference, look.step)
             return
         raise InvalidTraining(
-            f"the replicas do not hold one model any more: the parameter {name!r} differs by {difference:.3g} between "
-            f"them at step {look.step}{self._since(name)}. Something has changed weights or gradients of one replica "
-            "alone: random numbers that an optimizer's step, or code between backward() and step(), draws; weights "
-            "that were loaded from what one replica has kept; gradients or counters of the script that those who "
-            "joined later did not have. Draw from a generator that is seeded alike, hold such values in "
-            "dist_core.keep(), or have rank 0's weights taken over: AdaptiveDataParallel(..., "
+            f"the replicas' models are no longer equal: the parameter {name!r} differs by {difference:.3g} between "
+            f"them at step {look.step}{self._since(name)}. Something changed weights or gradients on one replica "
+            "only: random numbers that the optimizer's step, or code between backward() and step(), draws; weights "
+            "that were loaded from a copy that only one replica has; gradients or counters of the script that "
+            "replicas which joined later did not get. Draw from a generator with the same seed on all replicas, "
+            "hold such values in dist_core.keep(), or take over rank 0's weights: AdaptiveDataParallel(..., "
             "on_divergence='resync')"
         )
 
     def _since(self, name: str) -> str:
-        return f", and was the same at step {self._same_at[name]}" if name in self._same_at else ""
+        return f", and was equal at step {self._same_at[name]}" if name in self._same_at else ""
 
     def _resync(self, name: str, difference: float, step: int) -> None:
         try:
@@ -170,8 +170,9 @@ class SameWeights(Voter, Listener):
         if not self._has_told:
             self._has_told = True
             self._news.warn(
-                f"the replicas did not hold one model any more (the parameter {name!r} differed by {difference:.3g} at "
-                f"step {step}{self._since(name)}): all have rank 0's now, and will again"
+                f"the replicas' models were no longer equal (the parameter {name!r} differed by {difference:.3g} at "
+                f"step {step}{self._since(name)}): all replicas took over rank 0's weights, and will do so whenever "
+                "this happens"
             )
 
     # ------------------------------------------------------------------ looking

@@ -57,9 +57,9 @@ class ScriptHabits(Listener):
         self._variables.look()
         if self._models.are_in_a_part:
             raise InvalidTraining(
-                f"the training loop moves a copy of the weights in its body, {changed[0]!r} first, as for an average, "
-                "but this step takes several passes, and the body runs in each of them. Move it in "
-                "optimizer.register_step_post_hook(...), or allow a whole batch at once: leave out "
+                f"the training loop updates a copy of the weights in its body ({changed[0]!r} first), as for an "
+                "average, but this step takes several passes, and the body runs in each of them. Update the copy in "
+                "optimizer.register_step_post_hook(...), or train each batch in one pass: leave out "
                 "gradient_accumulation, and raise the upper bound of local_bsz_bounds to batch_size"
             )
         if not self._pacing.trains_in_turns:

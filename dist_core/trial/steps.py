@@ -155,9 +155,9 @@ class Steps:
             return
         if self._models.are_in_a_part:
             raise InvalidTraining(
-                "the training loop computes with a model after an optimizer has stepped, as for a GAN, but this step "
-                "takes several passes, of which only the last one applies updates: what comes after them would see "
-                "the old weights. Allow a whole batch at once: leave out gradient_accumulation, and raise the upper "
+                "the training loop uses a model after an optimizer has stepped, as for a GAN, but this step takes "
+                "several passes, and only the last one applies updates: the code after the optimizer would use the "
+                "old weights. Train each batch in one pass: leave out gradient_accumulation, and raise the upper "
                 "bound of local_bsz_bounds to batch_size"
             )
         self._pacing.train_in_turns()

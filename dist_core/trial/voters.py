@@ -18,10 +18,10 @@ from dist_core.trial.pacing import Pacing
 from dist_core.trial.same_weights import SameWeights
 
 _PLACES = (
-    "the replicas wait for each other at different places of the code: this one {} {}, {}. Something that one of them "
-    "alone has counted or measured decides when a loop ends, such as a patience for early stopping in a variable, "
-    "which replicas that joined later have begun anew. Hold it in dist_core.keep(), and "
-    "decide by what all of them know: sums of an Accumulator"
+    "the replicas wait for each other at different places in the code: this one {} {}, {}. Something that a replica "
+    "counts or measures alone decides when a loop ends, such as the patience of early stopping in a variable, which "
+    "starts again on replicas that join later. Hold it in dist_core.keep(), and decide from values that all "
+    "replicas share, such as sums of an Accumulator"
 )
 
 
@@ -43,17 +43,18 @@ class SameOrder(Voter):
         loader = self._pacing.loader
         if loader is not None and loader.reads_a_stream:
             raise InvalidTraining(
-                "the replicas read different samples from the iterable dataset, of which each takes a part of every "
-                "batch: samples would be trained twice or never. The dataset gives each process a part of its own "
-                "(torch.distributed.get_rank(), RANK, split_dataset_by_node), which has to go: AdaptiveDataLoader "
-                "divides every batch. Or it draws from something else than torch's, NumPy's and Python's global "
-                "generators, which are seeded alike while it is read"
+                "the replicas read different samples from the iterable dataset, but each replica trains its part of "
+                "one common batch: samples would be trained twice or never. Either the dataset gives each process "
+                "its own part (torch.distributed.get_rank(), RANK, split_dataset_by_node): remove that, because "
+                "AdaptiveDataLoader divides every batch. Or it draws random numbers from something other than the "
+                "global generators of torch, NumPy and Python, which are seeded alike while it is read"
             )
         raise InvalidTraining(
-            "the replicas stand at different places of the data, so that samples would be trained twice or never. "
-            "Either the sampler draws another order on each: let it draw from torch's, NumPy's or Python's global "
-            "generator, or from a torch.Generator in its attribute `generator`, which are seeded alike. Or one of "
-            "them has left its training loop by a count or a condition of its own: let the loop run to its end"
+            "the replicas are at different places in the data, so that samples would be trained twice or never. "
+            "Either the sampler draws a different order on each replica: let it draw from the global generator of "
+            "torch, NumPy or Python, or from a torch.Generator in its attribute `generator`, which are all seeded "
+            "alike. Or a replica has left its training loop by a count or a condition of its own: let the loop run "
+            "to its end"
         )
 
 
@@ -83,14 +84,14 @@ class SamePlace(Voter):
         """Raises InvalidTraining where others are in a step."""
         if round(agreed[0]):
             raise InvalidTraining(
-                _PLACES.format("is behind the training loops of epoch", self._position.epoch, _others(agreed))
+                _PLACES.format("is past the training loops of epoch", self._position.epoch, _others(agreed))
             )
 
 
 def _others(agreed: Sequence[float]) -> str:
     in_steps, epochs, behind, behind_epochs = agreed
     steps = f"{in_steps:.0f} are in a step (of epoch {epochs / in_steps:.0f})" if in_steps else "none is in a step"
-    return f"{steps}, {behind:.0f} behind the loops" + (f" (of epoch {behind_epochs / behind:.0f})" if behind else "")
+    return f"{steps}, {behind:.0f} past the loops" + (f" (of epoch {behind_epochs / behind:.0f})" if behind else "")
 
 
 class SameRates(Voter):
@@ -108,9 +109,9 @@ class SameRates(Voter):
     def take(self, agreed: Sequence[float], world_size: int) -> None:
         if not all_equal(agreed[0], agreed[1], world_size):
             raise InvalidTraining(
-                "the learning rates differ between the replicas. Something sets them from what only one replica "
+                "the learning rates differ between the replicas. They are set from a value that only one replica "
                 "knows, such as its own part of a metric: sum it with an Accumulator first, or use a schedule of "
-                "torch's, whose metric is agreed on"
+                "torch, for which the replicas agree on one metric"
             )
 
 

@@ -148,7 +148,7 @@ def test_states_of_the_scripts_own_come_back(tmp_path: Any, monkeypatch: pytest.
     next(iter(adl.remaining_epochs_until(1)))
     assert checkpoint.load_state(again)
     assert again.count == 41
-    with pytest.raises(InvalidTraining, match="'user-counter' is registered already"):
+    with pytest.raises(InvalidTraining, match="'user-counter' is already registered"):
         Counter()
 
 
@@ -261,7 +261,9 @@ def find_nobody() -> tuple[int, str]:
 
 def test_an_address_where_nobody_answers_is_named() -> None:
     [(port, words)] = run_ranks(find_nobody, 1)
-    assert words.startswith(f"rank 1 of 2 found nobody at MASTER_ADDR:MASTER_PORT 127.0.0.1:{port} within 1 s")
+    assert words.startswith(
+        f"rank 1 of 2 could not meet the other ranks at MASTER_ADDR:MASTER_PORT 127.0.0.1:{port} (timeout 1 s)"
+    )
     assert "torchrun" in words
 
 

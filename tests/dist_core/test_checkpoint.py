@@ -349,5 +349,5 @@ def test_states_are_named_once_and_may_be_claimed_late() -> None:
     registry.register("late", FunctionState(lambda: {"x": 2}, received.append))
     assert received == [{"x": 1}]
     assert registry.capture() == {"late": {"x": 2}}
-    with pytest.raises(InvalidTraining, match="'late' is registered already"):
+    with pytest.raises(InvalidTraining, match="'late' is already registered"):
         registry.register("late", FunctionState(dict, received.append))

@@ -168,7 +168,7 @@ def test_adams_norms_are_the_same_in_chunks_of_any_length(place: torch.device) -
 
 
 def test_a_kind_of_device_that_nobody_described_is_named() -> None:
-    with pytest.raises(ValueError, match="tensors lie on meta; elastune trains on cpu and cuda devices"):
+    with pytest.raises(ValueError, match="tensors are on meta; elastune trains on cpu and cuda devices"):
         device_of(torch.ones(1, device="meta"))
 
 

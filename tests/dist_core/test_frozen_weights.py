@@ -93,7 +93,7 @@ def test_rows_in_another_order_are_another_base() -> None:
     model, other = Adapted(), Adapted()
     with torch.no_grad():
         other.base.weight.copy_(other.base.weight.flip(0))
-    with pytest.raises(InvalidTraining, match="are frozen"):
+    with pytest.raises(InvalidTraining, match="the frozen weights"):
         state_of(other).load_state_dict(state_of(model).state_dict())
     for size in (1, 7, 4096, 1 << 18):
         tensor = torch.randn(size, dtype=torch.float64)
@@ -105,12 +105,12 @@ def test_rows_in_another_order_are_another_base() -> None:
 
 def test_another_base_is_refused_by_name() -> None:
     state = state_of(Adapted()).state_dict()
-    with pytest.raises(InvalidTraining, match=r"'base\.weight' are frozen, .* load them from the same file"):
+    with pytest.raises(InvalidTraining, match=r"the frozen weights 'base\.weight' .* load them from the same file"):
         state_of(Adapted(seed=7)).load_state_dict(state)
     # Also by a replica whose code keeps them.
     model = Adapted(seed=7)
     kept = WrappedState(model, [torch.optim.SGD(model.adapter.parameters(), lr=0.1)], [], None)
-    with pytest.raises(InvalidTraining, match="are frozen"):
+    with pytest.raises(InvalidTraining, match="the frozen weights"):
         kept.load_state_dict(state)
 
 

@@ -230,7 +230,7 @@ def test_what_is_no_trainer_is_refused() -> None:
     from dist_core.errors import InvalidTraining
     from dist_core.huggingface import elastic
 
-    with pytest.raises(InvalidTraining, match="takes a class that is made from transformers"):
+    with pytest.raises(InvalidTraining, match="takes a subclass of transformers"):
         elastic(dict)
 
 

@@ -174,13 +174,13 @@ def test_what_cannot_be_trained_is_refused_in_one_sentence(tmp_path: Path) -> No
     batches = DataLoader(data, batch_sampler=BatchSampler(SequentialSampler(data), 8, drop_last=False))
     one = DataLoader(data, 8)
     for loader, options, sentence in (
-        (batches, {}, "batches are cut by the trial"),
+        (batches, {}, "the trial forms the batches itself"),
         ([one, one], {}, "an elastic trial trains on one"),
-        (list(data), {}, "Give it one"),
-        (one, {"callbacks": [callbacks.GradientAccumulationScheduler({0: 2})]}, "let the batch grow"),
-        (one, {"callbacks": [callbacks.EMAWeightAveraging()]}, "does not go to replicas that join"),
-        (one, {"callbacks": [callbacks.StochasticWeightAveraging(0.1)]}, "keeps an average that does not go"),
-        (one, {"callbacks": [callbacks.LearningRateFinder()]}, "fits several times before it trains"),
+        (list(data), {}, "it needs a torch.utils.data.DataLoader"),
+        (one, {"callbacks": [callbacks.GradientAccumulationScheduler({0: 2})]}, "let the batch size grow"),
+        (one, {"callbacks": [callbacks.EMAWeightAveraging()]}, "is not sent to replicas that join"),
+        (one, {"callbacks": [callbacks.StochasticWeightAveraging(0.1)]}, "its average is not sent"),
+        (one, {"callbacks": [callbacks.LearningRateFinder()]}, "runs several fits before it trains"),
         (one, {"sync_batchnorm": True}, "needs GPUs"),
     ):
         trainer, _ = written.trainer_of(Kit(elastic=True), str(tmp_path), enable_checkpointing=False, **options)

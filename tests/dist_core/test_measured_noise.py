@@ -235,7 +235,7 @@ def not_a_number(where: int) -> tuple[int, float]:
             (loss * float("nan") if core.position.steps == where else loss).backward()
             optimizer.step()
     assert len(warnings) == 1
-    assert f"the gradient was not finite in step {where}" in warnings[0]
+    assert f"the gradient of step {where} was not finite" in warnings[0]
     return wrapped.noise.samples, wrapped.noise.averages[1]
 
 

@@ -105,7 +105,7 @@ def test_a_stream_is_read_once_although_plans_change() -> None:
 
 
 def test_a_stream_that_gives_nothing_is_refused() -> None:
-    with pytest.raises(InvalidTraining, match="gave nothing for a whole pass"):
+    with pytest.raises(InvalidTraining, match="yielded no batch in a whole pass"):
         train(AdaptiveDataLoader(Stream(0), batch_size=5), 1)
 
 

@@ -54,8 +54,8 @@ def test_mpi_is_used_where_torch_was_built_with_it() -> None:
     assert backends_for(mpirun=True, mpi=True, gpus=False) == "mpi"
     assert backends_for(mpirun=False, mpi=True, gpus=False) == "gloo"
     assert backends_for(mpirun=False, mpi=False, gpus=True) == "cpu:gloo,cuda:nccl"
-    for mpi, gpus, words in ((False, False, "this torch was built without MPI"), (True, True, "GPUs talk over NCCL")):
-        with pytest.raises(InvalidTraining, match=f"{words}, which needs an address .* mpirun -x MASTER_ADDR="):
+    for mpi, gpus, words in ((False, False, "this torch was built without MPI"), (True, True, "NCCL, which GPUs need")):
+        with pytest.raises(InvalidTraining, match=f"an address to use .*{words}.* mpirun -x MASTER_ADDR="):
             backends_for(mpirun=True, mpi=mpi, gpus=gpus)
 
 
@@ -93,4 +93,6 @@ def test_ranks_of_mpirun_train_together_where_they_have_an_address() -> None:
 def test_without_one_they_are_told() -> None:
     [first, _] = run(2)
     assert first.returncode != 0
-    assert "mpirun has started these ranks, and this torch was built without MPI" in first.stderr
+    assert (
+        "mpirun started these ranks without MASTER_ADDR, but they must meet at an address to use Gloo" in first.stderr
+    )

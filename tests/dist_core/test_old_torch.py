@@ -18,5 +18,5 @@ def test_a_replica_of_several_slots_needs_a_torch_that_divides_models(monkeypatc
     assert alone.world_size == 1
     several = ModelParallelGroup(None, None)
     several.members = 2
-    with pytest.raises(InvalidTraining, match=r"needs torch 2\.11 or newer; this is torch .* one slot a replica"):
+    with pytest.raises(InvalidTraining, match=r"needs torch 2\.11 or newer; this is torch .* one slot per replica"):
         several.group(device_of(torch.device("cpu")))

@@ -480,7 +480,7 @@ def a_metric_by_all_reduce(kit: Kit) -> list[float]:
     return weights_of(model)
 
 
-IN_TURNS = "computes with a model after an optimizer has stepped"
+IN_TURNS = "uses a model after an optimizer has stepped"
 
 
 def habits_and_runs() -> Iterator[Any]:

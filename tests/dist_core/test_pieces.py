@@ -73,7 +73,7 @@ def test_one_that_nobody_but_a_lost_replica_has_let_in_ends(monkeypatch: pytest.
     )
     news = cast("News", SimpleNamespace(announce=lambda path, body: said.append(path)))
     heal = Heal(present, Losses(present), cast("Membership", OffersOnce(offer)), news)
-    with pytest.raises(PeerLost, match="let in by one that vanished"):
+    with pytest.raises(PeerLost, match="the replica that let this one join has vanished"):
         heal.wait_and_meet(cast("Any", None), reason="c is gone", enter=lambda healed: None)
     assert (broken, said) == ([group], ["/broken"])
 

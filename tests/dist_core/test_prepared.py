@@ -63,7 +63,7 @@ def test_rows_come_back_as_they_were(tmp_path: Path) -> None:
     assert all(same(data[index], row) for index, row in enumerate(expected))
     assert same(data[-1], expected[-1])
     assert all(same(pickle.loads(pickle.dumps(data))[index], row) for index, row in enumerate(expected))
-    with pytest.raises(IndexError, match="has 9 rows, and no row 9"):
+    with pytest.raises(IndexError, match="has 9 rows, so there is no row 9"):
         data[9]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["0", "1", "2"]
 
@@ -106,9 +106,9 @@ def test_hugging_faces_datasets_takes_the_same_files(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("wrong", "sentence"),
     [
-        ([{"a": 1}, {"b": 1}], r"a row of \['b'\], and its first one was of \['a'\]"),
+        ([{"a": 1}, {"b": 1}], r"a row of \['b'\], but its first row was of \['a'\]"),
         ([{"a": 1}, 3], "a row of int"),
-        ([{"a": 1}, {"a": "text"}], "do not go into one column of int64"),
+        ([{"a": 1}, {"a": "text"}], "do not fit a column of int64"),
         ([{"a": np.zeros((2, 2))}, {"a": np.zeros((2, 3))}], r"one is float64 of shape \(2, 3\)"),
     ],
 )
@@ -157,7 +157,7 @@ def test_another_address_for_other_code_and_arguments(monkeypatch: pytest.Monkey
     ("name", "arguments", "parts", "sentence"),
     [
         ("../up", {}, 4, "begins with a letter"),
-        ("d", {"a": object()}, 4, "no address can be made"),
+        ("d", {"a": object()}, 4, "cannot be written as JSON"),
         ("d", {}, 0, "it takes 1 to"),
     ],
 )
@@ -202,7 +202,7 @@ def test_what_a_killed_process_was_making_is_made_by_another(tmp_path: Path) -> 
     said = tmp_path / "second.log"
     with open(said, "w") as words:
         second = started(tmp_path, call, words=words)
-    until(lambda: "waits for data 'stuck': others make the last 1 of 12 parts" in said.read_text())
+    until(lambda: "waits for data 'stuck': other processes are making the last 1 of 12 parts" in said.read_text())
     os.kill(first.pid, signal.SIGKILL)
     first.communicate()
     out, _ = second.communicate(timeout=STALE_SECONDS - 5)
@@ -229,7 +229,7 @@ def test_a_claim_of_another_machine_holds_until_nobody_touches_it(tmp_path: Path
 
 
 def test_data_takes_no_more_than_it_may(tmp_path: Path) -> None:
-    with pytest.raises(InvalidTraining, match="and may take 4000; make its rows smaller, or raise most_bytes"):
+    with pytest.raises(InvalidTraining, match="but most_bytes is 4000; make its rows smaller, or raise most_bytes"):
         prepared("s", squares, arguments={"folder": str(tmp_path)}, parts=PARTS, folder=tmp_path / "h", most_bytes=4000)
     shards = list((tmp_path / "h").rglob("*.arrow"))
     assert shards and sum(path.stat().st_size for path in shards) <= 4000
@@ -247,7 +247,7 @@ def test_a_full_disk_loses_nothing_that_was_made(tmp_path: Path, monkeypatch: py
 
     monkeypatch.setattr(os, "replace", fails_at_the_fourth)
     options: dict[str, Any] = {"arguments": {"folder": str(tmp_path)}, "parts": PARTS, "folder": tmp_path / "h"}
-    with pytest.raises(InvalidTraining, match=r"does not fit on the disk of .* The parts that are made stay"):
+    with pytest.raises(InvalidTraining, match=r"does not fit on the disk of .* Finished parts are kept"):
         prepared("s", squares, **options)
     assert len(list((tmp_path / "h").rglob("*.arrow"))) == 3
     assert numbers(prepared("s", squares, **options)) == list(range(ROWS))

@@ -80,12 +80,12 @@ def accumulates_by_its_own_counter(kit: Kit) -> list[float]:
     [(draws_in_its_updates, 2), (draws_in_its_updates, PAIR), (loads_its_own_weights, 3)],
 )
 def test_replicas_that_hold_different_models_are_told_by_the_parameters_name(habit: Any, world: int) -> None:
-    with pytest.raises(AssertionError, match=r"do not hold one model any more: the parameter '\d\.\w+' differs by"):
+    with pytest.raises(AssertionError, match=r"models are no longer equal: the parameter '\d\.\w+' differs by"):
         as_trial(habit, world)
 
 
 def test_a_joiner_whose_counter_began_anew_is_noticed() -> None:
-    with pytest.raises(AssertionError, match="do not hold one model any more"):
+    with pytest.raises(AssertionError, match="models are no longer equal"):
         as_trial(accumulates_by_its_own_counter, GROWN)
 
 

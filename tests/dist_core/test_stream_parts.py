@@ -233,7 +233,7 @@ def refusal(kind: Any, *arguments: Any, **options: Any) -> str:
 
 
 def test_a_stream_that_does_not_ask_for_its_part_is_refused() -> None:
-    assert re.search(r"Whole gives samples without asking .* or set num_workers=1", refusal(Whole))
+    assert re.search(r"Whole yields samples without calling .* or set num_workers=1", refusal(Whole))
 
 
 class Range(IterableDataset[int]):
@@ -268,14 +268,14 @@ def test_drop_last_leaves_out_the_short_rest_of_each_part() -> None:
 
 
 def test_a_stream_that_gives_nothing_is_refused() -> None:
-    assert "gave nothing for a whole pass" in refusal(Range, 0, worker_init_fn=narrow)
+    assert "yielded no batch in a whole pass" in refusal(Range, 0, worker_init_fn=narrow)
 
 
 def test_a_stream_is_read_in_parts_by_all_replicas_or_by_none() -> None:
     whole, parted = StreamCursor(), PartedCursor()
-    with pytest.raises(InvalidTraining, match="as a whole, and num_workers is 2 or more now"):
+    with pytest.raises(InvalidTraining, match="as a whole, but num_workers is 2 or more here"):
         parted.load_state_dict(whole.state_dict())
-    with pytest.raises(InvalidTraining, match="in parts, by several data workers a replica"):
+    with pytest.raises(InvalidTraining, match="in parts, with several data workers per replica"):
         whole.load_state_dict(parted.state_dict())
 
 

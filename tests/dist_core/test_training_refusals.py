@@ -35,7 +35,10 @@ class Unsized(Dataset[int]):
         (lambda: AdaptiveDataLoader(Numbered(0), batch_size=1), "has 0 samples"),
         (lambda: AdaptiveDataLoader(Numbered(5), batch_size=0), "batch_size is 0"),
         (lambda: AdaptiveDataLoader(Unsized(), batch_size=1), "Unsized has __getitem__ but no length"),
-        (lambda: AdaptiveDataLoader(as_anything(7), batch_size=1), "int has neither __getitem__"),
+        (
+            lambda: AdaptiveDataLoader(as_anything(7), batch_size=1),
+            "int has no __getitem__ and is not an IterableDataset",
+        ),
         (lambda: AdaptiveDataLoader(Stream(3), batch_size=1).autoscale_batch_size(2), "Stream has no length"),
         (lambda: AdaptiveDataLoader(Stream(3), batch_size=1, shuffle=True), "Stream is an IterableDataset"),
         (lambda: AdaptiveDataLoader(Numbered(5), batch_size=1, epoch_size=0), "epoch_size is 0"),
@@ -48,7 +51,7 @@ class Unsized(Dataset[int]):
         ),
         (
             lambda: list(AdaptiveDataLoader(Numbered(5), 1, sampler=as_anything([[1], [2]]))),
-            "does not draw single indices",
+            "does not yield single indices",
         ),
         (lambda: AdaptiveDataLoader(Numbered(5), batch_size=8).autoscale_batch_size(4), "max_batch_size is 4"),
         (
@@ -71,7 +74,7 @@ def test_unknown_names_are_refused_in_words() -> None:
         AdaptiveDataParallel(model, optimizer, scaling_rule="x")
     with pytest.raises(InvalidTraining, match="reduction 'x' is not known"):
         AdaptiveDataParallel(model, optimizer, reduction="x")
-    with pytest.raises(InvalidTraining, match="needs second moments as Adam keeps them, and SGD is not"):
+    with pytest.raises(InvalidTraining, match="needs the second moments of an Adam optimizer, but SGD is not"):
         AdaptiveDataParallel(model, optimizer, preconditioned=True)
     with pytest.raises(InvalidTraining, match="noise_every is 0"):
         AdaptiveDataParallel(model, optimizer, noise_every=0)
@@ -82,7 +85,7 @@ def test_unknown_names_are_refused_in_words() -> None:
 def test_epoch_loops_do_not_nest() -> None:
     outer = iter(remaining_epochs_until(1))
     assert next(outer) == 0
-    with pytest.raises(InvalidTraining, match="inside itself"):
+    with pytest.raises(InvalidTraining, match="within another loop"):
         next(iter(remaining_epochs_until(1)))
 
 

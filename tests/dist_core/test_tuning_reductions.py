@@ -49,7 +49,7 @@ def test_options_that_do_not_exist_are_refused_in_words() -> None:
         reduction_strategy("power_sgd", matrix_rank=0)
     model = Perceptron()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with pytest.raises(InvalidTraining, match="name it alone"):
+    with pytest.raises(InvalidTraining, match="choose it alone"):
         AdaptiveDataParallel(model, optimizer, reduction=["all_reduce", "power_sgd"])
     with pytest.raises(InvalidTraining, match="given process_group="):
         AdaptiveDataParallel(Perceptron(), torch.optim.SGD([torch.zeros(1)], lr=0.1), process_group=None)

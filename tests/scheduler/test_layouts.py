@@ -79,7 +79,7 @@ def test_a_layout_is_read_from_its_name(slots: int, kind: str, recomputes: bool)
 
 @pytest.mark.parametrize("name", ["", "0", "two", "2 shards", "2 stages twice", "2 stages sharded", "-1", "2000"])
 def test_what_is_no_layout_is_refused(name: str) -> None:
-    with pytest.raises(ValueError, match="names no layout"):
+    with pytest.raises(ValueError, match="is not a layout"):
         Layout.from_name(name)
 
 

@@ -23,7 +23,8 @@ class TextWindows(Dataset[torch.Tensor]):
     def __init__(self, tokens: torch.Tensor, bptt_len: int) -> None:
         if bptt_len < 1 or len(tokens) < bptt_len + 1:
             raise InvalidTraining(
-                f"the text has {len(tokens)} tokens and bptt_len is {bptt_len}; it needs at least bptt_len + 1 tokens"
+                f"the text has {len(tokens)} tokens and bptt_len is {bptt_len}; bptt_len must be at least 1, and "
+                "the text must have at least bptt_len + 1 tokens"
             )
         self.tokens = tokens
         self.bptt_len = bptt_len

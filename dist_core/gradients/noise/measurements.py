@@ -142,8 +142,9 @@ class Measurements:
         if not self.noise.update(sqr, trace, work=work) and not may_overflow and not self._warned_of_numbers:
             self._warned_of_numbers = True
             self._warn(
-                f"the gradient was not finite in step {measured.step}: it does not count for the noise scale. Weights "
-                "trained with such gradients become NaN; lower the learning rate, clip gradients, or use a GradScaler"
+                f"the gradient of step {measured.step} was not finite, so the noise scale ignores it. Weights "
+                "trained with such gradients become NaN; lower the learning rate, clip gradients, or use a "
+                "GradScaler"
             )
 
     def forget_waiting(self) -> None:

@@ -102,8 +102,8 @@ class AdamPreconditioner:
         for optimizer in optimizers:
             if not is_adam(optimizer):
                 raise InvalidTraining(
-                    "preconditioned=True needs second moments as Adam keeps them, and "
-                    f"{type(optimizer).__name__} is not one of {', '.join(_ADAM_FAMILY)}; leave preconditioned out"
+                    "preconditioned=True needs the second moments of an Adam optimizer, but "
+                    f"{type(optimizer).__name__} is not one of {', '.join(_ADAM_FAMILY)}; leave out preconditioned"
                 )
         self._optimizers = list(optimizers)
         self._groups: dict[int, tuple[int, dict[str, Any]]] = {}

@@ -24,8 +24,8 @@ class PowerSGD:
         """``warm_up_steps`` are reduced uncompressed; torch wants at least 2 of them, one for each bucket layout."""
         if matrix_rank < 1 or warm_up_steps < 2:
             raise InvalidTraining(
-                f"power_sgd was given matrix_rank={matrix_rank}, warm_up_steps={warm_up_steps}; "
-                "they must be at least 1 and 2"
+                f"power_sgd was given matrix_rank={matrix_rank}, warm_up_steps={warm_up_steps}; matrix_rank must be "
+                "at least 1 and warm_up_steps at least 2"
             )
         self._matrix_rank, self._warm_up_steps = matrix_rank, warm_up_steps
 

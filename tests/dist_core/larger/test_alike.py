@@ -81,7 +81,7 @@ def test_a_block_that_needs_more_is_not_alike_and_a_model_that_fails_says_so() -
     assert difference(Masked(), torch.randn(2, 4)) == "their outputs differ"
     told = difference(Wide(), torch.randn(2, 4))
     assert told is not None and "they fail with RuntimeError" in told
-    with pytest.raises(InvalidTraining, match="Fails fails for the example that is given for it: KeyError: 'labels'"):
+    with pytest.raises(InvalidTraining, match="Fails fails on its example input: KeyError: 'labels'"):
         difference(Fails(), torch.randn(2, 4))
 
 

@@ -89,20 +89,20 @@ def refused() -> dict[str, str]:
 
 def test_each_says_what_and_what_to_do() -> None:
     for told in run_ranks(refused, 2):
-        assert "give example=, a microbatch of inputs" in told["no example"]
+        assert "give example= (a microbatch of inputs)" in told["no example"]
         assert "the parameter 'scale' belongs to no block" in told["between"]
-        assert "share a parameter and lie in different stages; cut elsewhere" in told["tied"]
+        assert "share a parameter but are in different stages; cut elsewhere" in told["tied"]
         assert "microbatches is 1 for 2 stages" in told["too few"]
         assert "alone needs 1.76e-07 GB" in told["too small"]
         assert "1 blocks cannot be cut into 2 stages" in told["one block"]
-        assert "Adam has stepped before its model was divided" in told["stepped"]
+        assert "Adam took a step before its model was divided" in told["stepped"]
         assert "units names a module that Sequential does not have" in told["units"]
         assert "Call model.step(inputs, targets)" in told["forward"]
         assert "targets are a tuple; they must be one tensor" in told["targets"]
-        assert "the stages of Masked do not compute what it does" in told["masked"]
-        assert "Put that code into the blocks" in told["masked"]
+        assert "the pipeline stages of Masked do not compute the same" in told["masked"]
+        assert "Move that code into the blocks" in told["masked"]
         assert "train in bfloat16" in told["scaler"]
-        assert "a pipeline was wrapped beside a model that is none" in told["beside"]
+        assert "a pipeline was wrapped together with a model that is not a pipeline" in told["beside"]
 
 
 @pytest.mark.parametrize(("name", "words"), [("2f2b", "schedule is '2f2b'"), ("interleaved", "chunks is 1")])

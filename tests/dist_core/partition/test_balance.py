@@ -178,7 +178,7 @@ def test_what_is_tied_stays_together(ties: list[tuple[str, str]], ranges: list[t
         (lambda: partition(chain(1, 1), equal(2), PipelineTerms(microbatches=1)), "microbatches is 1 for 2 stages"),
         (
             lambda: partition(chain(1, 1, 1), equal(2), PipelineTerms(microbatches=2), ties=[("b0", "b2")]),
-            "into 1 stages at most, because some share a parameter",
+            "into at most 1 stages, because blocks that share a parameter",
         ),
         (
             lambda: partition(
@@ -190,7 +190,7 @@ def test_what_is_tied_stays_together(ties: list[tuple[str, str]], ranges: list[t
         ),
         (
             lambda: partition_at(chain(1, 1), ["b7"], equal(2), PipelineTerms(microbatches=2)),
-            "before 'b7', which is no block behind the first one; the blocks are b0, b1",
+            "'b7', which is not one of the blocks after the first; the blocks are b0, b1",
         ),
         (
             lambda: partition_at(chain(1, 1, 1), ["b2", "b1"], equal(3), PipelineTerms(microbatches=3)),
@@ -199,7 +199,7 @@ def test_what_is_tied_stays_together(ties: list[tuple[str, str]], ranges: list[t
         (lambda: PipelineTerms(microbatches=0), "microbatches is 0"),
         (lambda: PipelineTerms(microbatches=1, memory_weight=2.0), "memory_weight is 2.0"),
         (lambda: PipelineTerms(microbatches=1, schedule=cast("Any", "zigzag")), "schedule is 'zigzag'"),
-        (lambda: PipelineTerms(microbatches=1, state_factor=0.0), "state_factor 0.0"),
+        (lambda: PipelineTerms(microbatches=1, state_factor=0.0), "state_factor is 0.0"),
         (lambda: block("b", math.nan), "forward_seconds of block 'b' is nan"),
         (lambda: StageDevice(speed=0.0), "has speed 0.0"),
     ],

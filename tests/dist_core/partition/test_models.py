@@ -127,7 +127,7 @@ def test_shared_weights_are_found_and_stay_on_one_device() -> None:
     assert ties_between(model, NAMES) == [("embedding", "head")]
     assert ties_between(Decoder(), NAMES) == []
     blocks = measure_blocks(model, NAMES, MICROBATCH, repeats=1)
-    with pytest.raises(InvalidTraining, match="some share a parameter"):
+    with pytest.raises(InvalidTraining, match="blocks that share a parameter"):
         partition(blocks, [StageDevice()] * 2, PipelineTerms(microbatches=8), ties=ties_between(model, NAMES))
 
 
@@ -135,7 +135,7 @@ def test_shared_weights_are_found_and_stay_on_one_device() -> None:
     ("names", "words"),
     [
         (["embedding", "decoder"], "the model has no module 'decoder'"),
-        (["layers.1", "layers.0"], "in the order layers.0, layers.1, and they were named in the order layers.1"),
+        (["layers.1", "layers.0"], "in the order layers.0, layers.1, but they were named in the order layers.1"),
         (["layers"], "does not call the block 'layers'"),
     ],
 )
@@ -151,7 +151,7 @@ def test_a_block_that_runs_twice_is_named() -> None:
 
 
 def test_no_stage_keeps_what_is_no_block() -> None:
-    with pytest.raises(InvalidTraining, match="'tail' is no block of this model; they are 0, 1"):
+    with pytest.raises(InvalidTraining, match="'tail' is not a block of this model; its blocks are 0, 1"):
         without_other_blocks(nn.Sequential(nn.Tanh(), nn.Tanh()), ["0", "1"], {"tail"})
 
 
@@ -165,7 +165,7 @@ def test_a_partition_is_explained_in_a_table() -> None:
     lines = words.splitlines()
     assert lines[0].split() == ["stage", "device", "blocks", "ms", "memory", "of"]
     assert lines[1].startswith("0") and "gpu 0" in words and "1 GB (" in words
-    assert "a step of 8 microbatches (1f1b)" in words and "were all alike, 89%" in words
+    assert "a step of 8 microbatches (1f1b)" in words and "89% if all were equal" in words
     assert bubble(2, 8) == pytest.approx(1 / 9)
     assert step_seconds(found, terms) == pytest.approx(
         sum(stage.seconds for stage in found.stages) + 7 * found.slowest_seconds

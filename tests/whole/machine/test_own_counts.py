@@ -43,7 +43,7 @@ def test_a_replica_that_stops_early_by_itself_fails_the_trial_at_once(rig: Rig) 
     record = ended(rig, 12, grows=True)
     assert record.state is TrialState.FAILED
     assert record.outcome is not None
-    assert "the replicas wait for each other at different places of the code" in str(record.outcome.message)
+    assert "the replicas wait for each other at different places in the code" in str(record.outcome.message)
     assert "2 are in a step" in str(record.outcome.message)
 
 
@@ -51,7 +51,7 @@ def test_weights_that_each_replica_has_kept_for_itself_give_no_value(rig: Rig) -
     record = ended(rig, 100, grows=True)
     assert record.state is TrialState.FAILED
     assert record.outcome is not None
-    assert "the replicas do not hold one model any more: the parameter" in str(record.outcome.message)
+    assert "the replicas' models are no longer equal: the parameter" in str(record.outcome.message)
     assert "dist_core.keep()" in str(record.outcome.message)
 
 
