@@ -14,7 +14,7 @@ LONGEST_NAME = 255
 def check_length(what: str, name: object) -> None:
     """Raises InvalidTrialSpec for a name that is none, empty, or too long for a table."""
     if not isinstance(name, str) or not 1 <= len(name) <= LONGEST_NAME:
-        raise InvalidTrialSpec(f"{what} is {name!r:.80}; it must be a text of 1 to {LONGEST_NAME} characters")
+        raise InvalidTrialSpec(f"{what} is {name!r:.80}; it must be a string of 1 to {LONGEST_NAME} characters")
 
 
 def check_name(what: str, name: str) -> None:
@@ -22,7 +22,7 @@ def check_name(what: str, name: str) -> None:
     check_length(what, name)
     if one_line(name) != name or "/" in name or name in (".", ".."):
         raise InvalidTrialSpec(
-            f"{what} is {name!r:.80}; it must be one line without control characters and slashes, and not a folder"
+            f"{what} is {name!r:.80}; it must be one line without control characters or slashes, and not '.' or '..'"
         )
 
 

@@ -52,7 +52,7 @@ class Integer(_Same):
 
     def demand(self, value: Any) -> str | None:
         fits = is_integer(value) and self.least <= value <= self.most
-        return None if fits else f"be a whole number of at least {self.least}"
+        return None if fits else f"be a whole number from {self.least} to {self.most}"
 
     def schema(self) -> dict[str, Any]:
         return {"type": "integer", "minimum": self.least, "maximum": self.most}
@@ -71,7 +71,7 @@ class Flag(_Same):
 class Name(_Same):
     def demand(self, value: Any) -> str | None:
         fits = isinstance(value, str) and 1 <= len(value) <= LONGEST_NAME
-        return None if fits else f"be a text of 1 to {LONGEST_NAME} characters"
+        return None if fits else f"be a string of 1 to {LONGEST_NAME} characters"
 
     def schema(self) -> dict[str, Any]:
         return {"type": "string", "minLength": 1, "maxLength": LONGEST_NAME}
@@ -81,7 +81,7 @@ class Name(_Same):
 class Text(_Same):
     """``words``: what one that does not match the ``pattern`` must do, or be."""
 
-    words: str = "be a text"
+    words: str = "be a string"
     pattern: str = ""
 
     def demand(self, value: Any) -> str | None:
@@ -95,7 +95,7 @@ class Text(_Same):
 @dataclass(frozen=True, slots=True)
 class Texts:
     def demand(self, value: Any) -> str | None:
-        return None if are_texts(value) else "be a list of texts"
+        return None if are_texts(value) else "be a list of strings"
 
     def plain(self, value: Any) -> Any:
         return list(value)
@@ -153,7 +153,7 @@ class Values:
 class Variables(Values):
     def demand(self, value: Any) -> str | None:
         fits = isinstance(value, Mapping) and all(isinstance(each, str) for pair in value.items() for each in pair)
-        return None if fits else "be an object with texts for names and values"
+        return None if fits else "be an object with strings for names and values"
 
     def schema(self) -> dict[str, Any]:
         return {"type": "object", "additionalProperties": {"type": "string"}}

@@ -21,7 +21,7 @@ def open_own(log: Path, flags: int = os.O_RDONLY) -> IO[bytes]:
     file = os.open(log, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
     try:
         if not stat.S_ISREG(os.fstat(file).st_mode):
-            raise OSError(f"{log} is no file")
+            raise OSError(f"{log} is not a file")
         return open(file, "r+b" if flags & os.O_RDWR else "wb" if flags & os.O_WRONLY else "rb")
     except BaseException:
         os.close(file)

@@ -75,7 +75,9 @@ class TrialRecord:
     trial_id: str
     spec: TrialSpec
     state: TrialState = TrialState.PENDING
-    reason: Reason = field(default_factory=lambda: Reason(code="submitted", sentence="waits to be looked at"))
+    reason: Reason = field(
+        default_factory=lambda: Reason(code="submitted", sentence="waits for the scheduler's next decision")
+    )
     submitted_at: float = 0.0
     finished_at: float | None = None
     generation: int = 0

@@ -23,79 +23,92 @@ class TrialSpec:
     """Specification of what to run as a trial and within which bounds, checked when it is made."""
 
     study: str = described(
-        Name(), "The search that it belongs to; default: its own name.", called="the name of its study"
+        Name(), "The study that the trial belongs to; default: the trial's own name.", called="the name of its study"
     )
     number: int = described(
         Integer(0, LARGEST_NUMBER), "The tuner's own number of the trial within its study.", called="trial number"
     )
     entrypoint: str = described(
-        Text("read 'package.module:function'", r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$"),
+        Text("have the form 'package.module:function'", r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$"),
         "module:function that every replica calls without arguments.",
     )
     payload: Mapping[str, Any] = described(
-        Values(), "What the entrypoint finds when it asks for its trial; JSON.", default_factory=dict
+        Values(), "JSON value that the entrypoint gets with its trial.", default_factory=dict
     )
     min_replicas: int = described(_REPLICAS, default=1)
     max_replicas: int = described(_REPLICAS, default=1)
     slots_per_replica: int = described(
         Integer(1, MOST_SLOTS_PER_REPLICA),
-        "Slots that one replica takes, a process on each: for models that are larger than a slot.",
+        "Slots of one replica, with one process on each: for models that do not fit on one slot.",
         default=1,
     )
     replica_sizes: tuple[int, ...] = described(
         Integers(1, MOST_SLOTS_PER_REPLICA),
-        "Slots that one replica may take, where the scheduler chooses; empty: slotsPerReplica.",
+        "Numbers of slots per replica from which the scheduler chooses; empty: slotsPerReplica.",
         default=(),
     )
     preemptible: bool = described(
-        Flag(), "Else its slots are its own from start to end, and their number does not change.", default=True
+        Flag(),
+        "true: the scheduler may take slots away or change their number. false: the trial keeps its slots from "
+        "start to end.",
+        default=True,
     )
-    only_on: tuple[str, ...] = described(Texts(), "Names or kinds of the nodes it may run on; empty: any.", default=())
+    only_on: tuple[str, ...] = described(
+        Texts(), "Names or kinds of the nodes that the trial may run on; empty: any.", default=()
+    )
     working_dir: str = described(Text("be a path"), default=".")
     python_path: tuple[str, ...] = described(
-        Texts(), "Put in front of sys.path, so that the user's modules are found.", default=()
+        Texts(), "Folders put in front of sys.path, so that the user's modules are found.", default=()
     )
     preload: tuple[str, ...] = described(
         Texts(), "Installed modules the code needs; a fork server may import them beforehand.", default=()
     )
     code: tuple[str, ...] = described(
         Texts(),
-        "SHA-256 digests of the pickled code, and its data, that its replicas get from the scheduler.",
+        "SHA-256 digests of the pickled code and its data, which replicas get from the scheduler.",
         default=(),
     )
     environ: Mapping[str, str] = described(Variables(), key="env", default_factory=dict)
     max_losses: int = described(
         Integer(0, LARGEST_NUMBER),
-        "Times in a row that it is restarted when its replicas were lost and it made no progress in between.",
+        "How many times in a row the trial is restarted after its replicas were lost without progress in between.",
         default=5,
     )
     image: str = described(
-        Text(), "On a cluster, the container image of its replicas; empty: the study's, or the cluster's.", default=""
+        Text(),
+        "On a cluster, the container image of the replicas; empty: that of the study, or of the cluster.",
+        default="",
     )
     package: str = described(
         Text("be a SHA-256 digest in hexadecimal", r"^([0-9a-f]{64})?$"),
-        "Digest of a packed working folder that the scheduler keeps; empty: the code is where replicas run.",
+        "Digest of a packed working folder that the scheduler keeps; empty: the code is already where the "
+        "replicas run.",
         default="",
     )
     moved_to: str = described(
         Text(),
-        "Where replicas find the working folder, if not under its own name: paths below it are looked for there.",
+        "Path of the working folder on the replicas, if it differs; paths below the working folder are looked for "
+        "there.",
         default="",
     )
     driven: bool = described(
-        Flag(), "A driver waits for it, and without one it pauses; else it runs for its own sake.", default=True
+        Flag(),
+        "true: a driver waits for the trial, which pauses without one. false: the trial runs without a driver.",
+        default=True,
     )
 
     def __post_init__(self) -> None:
         check_replica_bounds(self.min_replicas, self.max_replicas, self.slots_per_replica)
         check(self)
         if len(self.replica_sizes) > MOST_SIZES:
-            raise InvalidTrialSpec(f"replica_sizes names {len(self.replica_sizes)}; it must name at most {MOST_SIZES}")
+            raise InvalidTrialSpec(
+                f"replica_sizes has {len(self.replica_sizes)} sizes; it must have at most {MOST_SIZES}"
+            )
         if self.replica_sizes and self.slots_per_replica not in (1, *self.replica_sizes):
             sizes = ", ".join(map(str, self.replica_sizes))
             raise InvalidTrialSpec(
-                f"slots_per_replica is {self.slots_per_replica} and replica_sizes {sizes}; name one of them, or no "
-                "slots_per_replica"
+                f"slots_per_replica is {self.slots_per_replica} but replica_sizes is {sizes}; set slots_per_replica "
+                "to one of these, or leave it out"
             )
 
     @property
@@ -128,7 +141,7 @@ def sizes_from(slots_per_replica: Any) -> tuple[int, ...]:
     ):
         raise InvalidTrialSpec(
             f"slots_per_replica is {slots_per_replica!r:.80}; it must be a whole number from 1 to "
-            f"{MOST_SLOTS_PER_REPLICA}, or several of them to choose from, {MOST_SIZES} at most"
+            f"{MOST_SLOTS_PER_REPLICA}, or a list of at most {MOST_SIZES} such numbers"
         )
     return tuple(sorted(set(given)))
 

@@ -38,23 +38,27 @@ class StudyTerms:
     def __post_init__(self) -> None:
         if not is_number(self.weight) or not 1.0 / LARGEST_WEIGHT <= self.weight <= LARGEST_WEIGHT:
             raise InvalidStudyTerms(
-                f"weight is {self.weight!r:.80}; it must be above 0, and at most {LARGEST_WEIGHT:.0e}"
+                f"weight is {self.weight!r:.80}; it must be from {1 / LARGEST_WEIGHT:.0e} to {LARGEST_WEIGHT:.0e}"
             )
         if not is_integer(self.priority) or abs(self.priority) > LARGEST_PRIORITY:
             raise InvalidStudyTerms(f"priority is {self.priority!r:.80}; it must be a whole number from -1000 to 1000")
         if not are_texts(self.yields_to):
-            raise InvalidStudyTerms(f"yields_to is {self.yields_to!r:.80}; it must be a list of names of studies")
+            raise InvalidStudyTerms(f"yields_to is {self.yields_to!r:.80}; it must be a list of study names")
         if self.quota is not None and (not is_integer(self.quota) or self.quota < 1):
-            raise InvalidStudyTerms(f"quota is {self.quota!r:.80}; it must be at least 1 slot, or none at all")
+            raise InvalidStudyTerms(
+                f"quota is {self.quota!r:.80}; it must be a whole number of at least 1, or left out for no limit"
+            )
         if self.goal not in GOALS:
             raise InvalidStudyTerms(f"goal is {self.goal!r}; choose one of {', '.join(GOALS)}")
         if self.deadline_at is not None and not is_number(self.deadline_at):
-            raise InvalidStudyTerms(f"deadline is {self.deadline_at!r:.80}; it must be a time")
+            raise InvalidStudyTerms(
+                f"deadline is {self.deadline_at!r:.80}; it must be a time in seconds since the epoch"
+            )
         if self.goal == "deadline" and self.deadline_at is None:
             raise InvalidStudyTerms("the goal 'deadline' needs a deadline")
         budget = self.budget_slot_hours
         if budget is not None and (not is_number(budget) or not budget > 0):
-            raise InvalidStudyTerms(f"budget is {budget!r:.80} slot-hours; it must be above 0")
+            raise InvalidStudyTerms(f"budget is {budget!r:.80} slot-hours; it must be a number above 0")
 
     def to_json(self) -> dict[str, Any]:
         return {**asdict(self), "yields_to": list(self.yields_to)}

@@ -268,8 +268,8 @@ def request_of(trial: str, folder: Path) -> LaunchRequest:
 def test_an_agent_says_what_it_lacks() -> None:
     environ = {**os.environ, AGENT_VARIABLE: AgentDescription(url="http://x.invalid:1", token="t").to_text()}
     for changed, words in (
-        ({AGENT_VARIABLE: ""}, "ELASTUNE_AGENT is not set; a scheduler starts agents, people do not"),
-        ({}, "no way leads from here to x.invalid"),
+        ({AGENT_VARIABLE: ""}, "ELASTUNE_AGENT is not set; a scheduler starts agents, do not start them by hand"),
+        ({}, "no network route from here to x.invalid"),
     ):
         done = subprocess.run(
             [sys.executable, "-m", "trials.agents.start"],

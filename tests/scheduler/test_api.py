@@ -118,7 +118,7 @@ def test_what_is_asked_for_a_study_can_be_changed_and_is_checked(site: Site) -> 
     site.call("PUT", "/studies/s", {"owner": "one"})
     assert site.call("GET", "/studies").json()[0] == {"name": "s", "title": "", "driver": "one", **changed}
     for body, words in (
-        ({"weight": -1.0}, "weight is -1.0; it must be above 0"),
+        ({"weight": -1.0}, "weight is -1.0; it must be from 1e-06"),
         ({"glory": 1}, "a study has no 'glory'; it has budget_slot_hours, deadline_at"),
         ({"yields_to": ["other"]}, "in a circle"),
         ({"weight": "much"}, "must be"),

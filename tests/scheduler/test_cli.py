@@ -89,7 +89,10 @@ def test_mistakes_end_in_one_sentence(site: tuple[Path, SchedulerClient], tmp_pa
         (("ls", "--state-dir", str(tmp_path)), "no scheduler has run on"),
         (("up", "--state-dir", str(folder)), "belongs to a running scheduler (pid"),
         (("up", "--state-dir", str(tmp_path / "x"), "--policy", "nope"), "policy 'nope' is not known"),
-        (("up", "--state-dir", str(tmp_path / "x"), "--emulate", "8"), "emulated devices are '8'; they are written"),
+        (
+            ("up", "--state-dir", str(tmp_path / "x"), "--emulate", "8"),
+            "emulated devices are '8'; they must have the form",
+        ),
         (("up", "--state-dir", str(tmp_path / "x"), "--emulate", "1x8", "--slots", "3"), "leave one out"),
         (("logs", "nope", "--state-dir", str(folder)), "no trial is called 'nope'"),
     ):

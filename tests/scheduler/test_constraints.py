@@ -329,12 +329,12 @@ def test_a_node_is_reserved_for_what_its_study_is_called() -> None:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"weight": 0.0}, "weight is 0.0; it must be above 0"),
+        ({"weight": 0.0}, "weight is 0.0; it must be from 1e-06"),
         ({"priority": 2000}, "from -1000 to 1000"),
-        ({"quota": 0}, "at least 1 slot"),
+        ({"quota": 0}, "quota is 0; it must be a whole number of at least 1"),
         ({"goal": "glory"}, "goal is 'glory'; choose one of completion_time"),
         ({"goal": "deadline"}, "needs a deadline"),
-        ({"budget_slot_hours": -1.0}, "must be above 0"),
+        ({"budget_slot_hours": -1.0}, "must be a number above 0"),
     ],
 )
 def test_terms_that_mean_nothing_are_refused(changes: dict[str, Any], words: str) -> None:

@@ -218,7 +218,7 @@ def test_slots_are_the_gpus_that_the_driver_tells_or_that_the_queue_has_set_asid
 def test_an_address_is_the_one_on_the_way_or_that_of_an_interface() -> None:
     assert address_towards("127.0.0.1") == "127.0.0.1"
     assert address_of("lo") == "127.0.0.1"
-    with pytest.raises(OSError, match=r"no network interface 'ib7' with an address here; there are .*lo"):
+    with pytest.raises(OSError, match=r"no network interface 'ib7' with an address here; this machine has .*lo"):
         address_of("ib7")
-    with pytest.raises(OSError, match=r"no way leads from here to no-such-host\.invalid"):
+    with pytest.raises(OSError, match=r"no network route from here to no-such-host\.invalid"):
         address_towards("no-such-host.invalid")

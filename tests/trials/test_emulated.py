@@ -28,12 +28,12 @@ def test_slots_may_be_given_beside_a_profile() -> None:
 @pytest.mark.parametrize(
     ("text", "slots", "match"),
     [
-        ("resnet50-imagenet", None, "they are written NODESxSLOTS"),
-        ("4:resnet50-imagenet", 4, "they are written NODESxSLOTS"),
+        ("resnet50-imagenet", None, "they must have the form NODESxSLOTS"),
+        ("4:resnet50-imagenet", 4, "they must have the form NODESxSLOTS"),
         ("4x8", 4, "leave one out"),
-        ("0x8", None, "0 slots; 1 to 1024 can be had"),
-        ("100x100", None, "10000 slots; 1 to 1024 can be had"),
-        ("4x8:alexnet", None, "'alexnet' is no speed profile; choose one of resnet18-cifar10"),
+        ("0x8", None, "0 slots; it must be 1 to 1024"),
+        ("100x100", None, "10000 slots; it must be 1 to 1024"),
+        ("4x8:alexnet", None, "'alexnet' is not a speed profile; choose one of resnet18-cifar10"),
     ],
 )
 def test_other_texts_are_refused(text: str, slots: int | None, match: str) -> None:

@@ -271,7 +271,7 @@ def test_a_replica_that_takes_more_memory_than_its_slot_has_says_so(tmp_path: Pa
     (tmp_path / "user_code.py").write_text(SCRIPT)
     replica = started(launcher, tmp_path, "eats")
     gone = wait_for_exit(launcher, replica)
-    assert (gone.status, gone.why) == (-9, "the machine's memory of 0.5 GiB for a slot was used up")
+    assert (gone.status, gone.why) == (-9, "it ran out of memory (limit: 0.5 GiB per slot)")
     launcher.close()
 
 
@@ -371,7 +371,7 @@ def test_nothing_starts_while_the_launcher_closes(tmp_path: Path) -> None:
     hanging = request_for(tmp_path, "returns_seven", name="hanging")
     assert launcher.launch(hanging) is None
     launcher.close()
-    with pytest.raises(LaunchFailed, match="the scheduler is ending"):
+    with pytest.raises(LaunchFailed, match="the scheduler is shutting down"):
         until_started(launcher, hanging, None)
     assert not hanging.log.exists()
 

@@ -130,7 +130,7 @@ def test_the_configuration_is_checked_in_words(tmp_path: Path) -> None:
         ({"slots": 0}, "slots is 0; it must be above 0"),
         ({"slots": 1, "min_replicas": 2}, "there are 1 slots"),
         ({"slots": 3, "slots_per_replica": [4, 8]}, "minReplicas is 1 of 4 slots each but there are 3 slots"),
-        ({"slots_per_replica": [1, 0]}, "several of them to choose from"),
+        ({"slots_per_replica": [1, 0]}, "or a list of at most"),
         ({"memory_per_slot": float("nan")}, "memory_per_slot is nan"),
         ({"weight": 0}, "weight is 0"),
         ({"priority": 5000}, "priority is 5000"),

@@ -177,7 +177,7 @@ def test_a_configuration_that_cannot_work_is_refused(experiment: Callable[..., N
         ({"slots": 2, "minReplicas": 3}, "minReplicas is 3 but there are 2 slots"),
         ({"slots": 2, "minReplicas": 2, "maxReplicas": 1}, "min_replicas is 2 but max_replicas is 1"),
         ({"slots": 2, "schedulerUrl": "http://127.0.0.1:1"}, "schedulerUrl names a scheduler"),
-        ({"weight": -1.0}, "weight is -1.0; it must be above 0"),
+        ({"weight": -1.0}, "weight is -1.0; it must be from 1e-06"),
         ({"maxWrokers": 3}, "maxwrokers"),
         ({"trialGpuNumber": 2}, "a slot is one GPU"),
     ):

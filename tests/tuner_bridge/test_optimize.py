@@ -221,7 +221,12 @@ def test_trials_take_as_many_slots_for_a_replica_as_their_models_need(
         (objectives.quadratic, {"min_replicas": 0}, InvalidTrialSpec, "at least 1"),
         (objectives.quadratic, {"n_jobs": 0}, InvalidSweep, "n_jobs is 0"),
         (objectives.quadratic, {"slots": 0}, InvalidSweep, "slots is 0"),
-        (objectives.quadratic, {"emulate": "many"}, InvalidSweep, "emulated devices are 'many'; they are written"),
+        (
+            objectives.quadratic,
+            {"emulate": "many"},
+            InvalidSweep,
+            "emulated devices are 'many'; they must have the form",
+        ),
         (objectives.quadratic, {"emulate": "1x2", "slots": 2}, InvalidSweep, "leave one out"),
         (
             objectives.quadratic,
@@ -230,7 +235,7 @@ def test_trials_take_as_many_slots_for_a_replica_as_their_models_need(
             "memory_per_slot is 0; it must be a number of GiB of",
         ),
         (objectives.quadratic, {"slots_per_replica": (2, 0)}, InvalidTrialSpec, r"slots_per_replica is \(2, 0\)"),
-        (objectives.quadratic, {"slots_per_replica": ()}, InvalidTrialSpec, "or several of them to choose from"),
+        (objectives.quadratic, {"slots_per_replica": ()}, InvalidTrialSpec, "or a list of at most"),
         (objectives.quadratic, {"resume": True}, InvalidSweep, "this one is in memory"),
     ],
 )

@@ -17,7 +17,7 @@ def address_towards(host: str) -> str:
             probe.connect(where)
             return str(probe.getsockname()[0])
     except OSError as error:
-        raise OSError(f"no way leads from here to {host}: {error}") from error
+        raise OSError(f"there is no network route from here to {host}: {error}") from error
 
 
 def address_of(interface: str) -> str:
@@ -28,5 +28,5 @@ def address_of(interface: str) -> str:
             if address.family == family:
                 return str(address.address).partition("%")[0]
     raise OSError(
-        f"there is no network interface {interface!r} with an address here; there are {', '.join(sorted(known))}"
+        f"there is no network interface {interface!r} with an address here; this machine has {', '.join(sorted(known))}"
     )

@@ -57,7 +57,10 @@ def unpack(archive: Path, target: Path) -> None:
         with tarfile.open(archive, "r:") as members:
             for member in members:
                 if not member.isreg() or not _FILE.match(member.name):
-                    raise tarfile.TarError(f"a checkpoint has plain files alone, and this {member.name!r:.80}")
+                    raise tarfile.TarError(
+                        "a checkpoint may only contain regular files with plain names, but this one contains "
+                        f"{member.name!r:.80}"
+                    )
                 source = members.extractfile(member)
                 assert source is not None
                 with open(arriving / member.name, "wb") as file:
@@ -65,7 +68,7 @@ def unpack(archive: Path, target: Path) -> None:
                     file.flush()
                     os.fsync(file.fileno())
         if not (arriving / "manifest.json").is_file():
-            raise tarfile.TarError("a checkpoint without its manifest is none")
+            raise tarfile.TarError("the checkpoint has no manifest.json")
         shutil.rmtree(target, ignore_errors=True)
         os.rename(arriving, target)
     except BaseException:

@@ -75,7 +75,7 @@ class CheckpointShipping(Shipping):
             kept = self._send(trial.name, name, trial / name)
         except OSError as error:
             # A newer one has taken its place meanwhile.
-            logger.debug("a checkpoint was not read trial=%s: %s", trial.name, error)
+            logger.debug("could not read a checkpoint trial=%s: %s", trial.name, error)
             return
         if kept is None:
             return
@@ -83,7 +83,9 @@ class CheckpointShipping(Shipping):
         if not kept and self._failures[key] < MOST_FAILURES:
             return
         if not kept:
-            logger.warning("a checkpoint stays here, for the scheduler does not keep it trial=%s", trial.name)
+            logger.warning(
+                "a checkpoint stays on this node, because the scheduler did not accept it trial=%s", trial.name
+            )
         with self._lock:
             self._sent[key] = name
         self._on_arrival()

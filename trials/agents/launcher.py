@@ -62,7 +62,7 @@ class AgentLauncher:
     def launch(self, request: LaunchRequest) -> ReplicaProcess | None:
         """Its agent is told; `started` knows what came of it."""
         if not self._roster.order(request.node, request.slot, request.replica_id, request.to_json()):
-            raise LaunchFailed(f"slot {request.slot} of {request.node} has gone")
+            raise LaunchFailed(f"slot {request.slot} of {request.node} no longer exists")
         return None
 
     def started(self, replica_id: str) -> ReplicaProcess | None:
@@ -92,7 +92,7 @@ class AgentLauncher:
     def _end_of(self, replica_id: str, node: str) -> Exit | None:
         found: AgentReplica | Lost | None = self._roster.state_of(replica_id)
         if found is None:
-            return Exit(replica_id, None, f"{node} has no such process any more", NODE_LOST)
+            return Exit(replica_id, None, f"the process no longer exists on {node}", NODE_LOST)
         if isinstance(found, Lost):
             return Exit(replica_id, None, found.why, NODE_LOST)
         if found.is_over:

@@ -85,7 +85,7 @@ class NodeFiles:
             coming.result()
         except (OSError, tarfile.TarError) as error:
             # To begin again without it would throw away what the trial has learned.
-            raise LaunchFailed(f"the trial's checkpoint cannot be had on {request.node}: {error}") from error
+            raise LaunchFailed(f"the trial's checkpoint cannot be fetched to {request.node}: {error}") from error
         return True
 
     def _get(self, kept: Kept, trial_id: str) -> None:

@@ -72,7 +72,9 @@ def main() -> int:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
     words = os.environ.pop(AGENT_VARIABLE, "")
     if not words:
-        sys.stderr.write(f"elastune agent: {AGENT_VARIABLE} is not set; a scheduler starts agents, people do not\n")
+        sys.stderr.write(
+            f"elastune agent: {AGENT_VARIABLE} is not set; a scheduler starts agents, do not start them by hand\n"
+        )
         return 2
     description = AgentDescription(**json.loads(words))
     inherited = replica_environ(os.environ)
@@ -92,7 +94,7 @@ def main() -> int:
     known = gpus.gpus()
     if known and len(known) < description.gpus_per_slot:
         sys.stderr.write(
-            f"elastune agent on {host}: a slot is to have {description.gpus_per_slot} GPUs and it has {len(known)}\n"
+            f"elastune agent on {host}: a slot needs {description.gpus_per_slot} GPUs, but this node has {len(known)}\n"
         )
         if started is not None:
             started.close()

@@ -73,9 +73,12 @@ class News:
 
     def __post_init__(self) -> None:
         if len(self.slots) > MOST_SLOTS or len(self.replicas) > MOST_REPLICAS:
-            raise ValueError(f"an agent has {len(self.slots)} slots and {len(self.replicas)} replicas; too many")
+            raise ValueError(
+                f"an agent has {len(self.slots)} slots and {len(self.replicas)} replicas; it must have at most "
+                f"{MOST_SLOTS} slots and {MOST_REPLICAS} replicas"
+            )
         if not self.agent or not self.host:
-            raise ValueError("an agent has a name and a host")
+            raise ValueError("an agent must have a name and a host")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -61,7 +61,7 @@ class ClusterSettings:
                 positive = False
             if not positive:
                 raise InvalidClusterSettings(
-                    f"slot.{name} is {amount!r}; it must be a quantity of Kubernetes above 0, such as 500m or 2Gi"
+                    f"slot.{name} is {amount!r}; it must be a Kubernetes quantity above 0, such as 500m or 2Gi"
                 )
         if self.start_deadline_seconds <= 0:
             raise InvalidClusterSettings(f"startDeadlineSeconds is {self.start_deadline_seconds!r}; it must be above 0")
@@ -90,7 +90,7 @@ class ClusterSettings:
         place = self.place_of(study)[0]
         if place == namespace:
             return None
-        return f"{study!r} begins like the names of studies of namespace {place}; choose another name"
+        return f"{study!r} begins with the prefix of studies of namespace {place}; choose another name"
 
 
 def read_settings(path: Path) -> ClusterSettings:
@@ -104,11 +104,13 @@ def read_settings(path: Path) -> ClusterSettings:
 
 def settings_from(document: Any) -> ClusterSettings:
     if not isinstance(document, Mapping):
-        raise InvalidClusterSettings(f"the cluster's settings are {document!r:.80}; they must be names with values")
+        raise InvalidClusterSettings(f"the cluster's settings are {document!r:.80}; they must map names to values")
     known = {camel(each.name): each for each in fields(ClusterSettings)}
     unknown = set(document) - set(known)
     if unknown:
-        raise InvalidClusterSettings(f"the setting {min(unknown)!r} is not known; there are {', '.join(sorted(known))}")
+        raise InvalidClusterSettings(
+            f"the setting {min(unknown)!r} is not known; the settings are {', '.join(sorted(known))}"
+        )
     given: dict[str, Any] = {}
     for key, value in document.items():
         name = known[key].name

@@ -36,13 +36,17 @@ def emulation(text: str, *, slots: int | None = None) -> Emulation:
     found = re.fullmatch(r"(\d+)x(\d+)", shape)
     if found is None:
         if slots is None or ":" in text:
-            raise ValueError(f"emulated devices are {text!r}; they are written {FORM}")
+            raise ValueError(f"emulated devices are {text!r}; they must have the form {FORM}")
         return Emulation(1, slots, speed_profile(text))
     if slots is not None:
-        raise ValueError(f"slots is {slots}, and emulated devices {text!r} say how many there are; leave one out")
+        raise ValueError(
+            f"slots is {slots}, but emulated devices {text!r} also say how many slots there are; leave one out"
+        )
     nodes, slots_per_node = int(found[1]), int(found[2])
     if not 1 <= nodes * slots_per_node <= MOST_SLOTS:
-        raise ValueError(f"emulated devices are {text!r}, {nodes * slots_per_node} slots; 1 to {MOST_SLOTS} can be had")
+        raise ValueError(
+            f"emulated devices are {text!r}, which is {nodes * slots_per_node} slots; it must be 1 to {MOST_SLOTS}"
+        )
     return Emulation(nodes, slots_per_node, speed_profile(profile or DEFAULT_PROFILE))
 
 

@@ -74,7 +74,9 @@ class LocalLauncher:
         self._leaving: set[int] = set()
         """Processes that are gone, and whose groups are not."""
         if memory_bytes is not None and (self._cgroups is None or self._cgroups.memory is None):
-            logger.warning("this machine lets us limit no process's memory; replicas may use all of it")
+            logger.warning(
+                "this machine does not allow limiting the memory of a process; replicas may use all of its memory"
+            )
         self._ended: dict[str, Ended] = {}
         """Replicas that have ended, until somebody asks."""
         self._present: dict[int, str] = {}
@@ -160,7 +162,7 @@ class LocalLauncher:
             pid = servers.fork(request, document) if servers is not None else None
             if self._closed:
                 # Its fork server was ended to get here: nobody would look after what starts now.
-                raise LaunchFailed("the scheduler is ending")
+                raise LaunchFailed("the scheduler is shutting down")
             if pid is None:
                 pid = self._launch_cold(request, document)
         except OSError as error:
@@ -218,8 +220,8 @@ class LocalLauncher:
                     self._own.pop(replica.pid, None)
             why = ""
             if self._cgroups is not None and self._cgroups.ran_out_of_memory(replica.pid):
-                limit = "" if self._memory_bytes is None else f" of {self._memory_bytes / 2**30:.3g} GiB for a slot"
-                why = f"the machine's memory{limit} was used up"
+                limit = "" if self._memory_bytes is None else f" (limit: {self._memory_bytes / 2**30:.3g} GiB per slot)"
+                why = f"it ran out of memory{limit}"
             gone.append(Exit(replica.replica_id, None if ended is None else ended.status, why))
             if not kept:
                 _end_children(replica.pid)

@@ -63,8 +63,8 @@ class Slurm:
             )
         except FileNotFoundError as error:
             raise SlurmRefused(
-                f"{command} is not there: this machine has no Slurm, or its commands are not on PATH; run this where "
-                "`sinfo` works, or leave --slurm out"
+                f"{command} was not found: this machine has no Slurm, or its commands are not on PATH; run this "
+                "where `sinfo` works, or leave --slurm out"
             ) from error
         except subprocess.TimeoutExpired as error:
             raise SlurmUnreachable(f"{command} did not answer for {PATIENCE_SECONDS:.0f} s") from error

@@ -130,7 +130,7 @@ class InMemoryTrialStore:
             known = self._by_number.get((spec.study, spec.number))
             if known is not None:
                 return self._trials[known]
-            reason = Reason(code="submitted", sentence="waits for the next look at the cluster")
+            reason = Reason(code="submitted", sentence="waits for the scheduler's next decision")
             trial_id = self._backing.name_of(spec)
             record = TrialRecord(trial_id=trial_id, spec=spec, reason=reason, submitted_at=now)
             record = self._backing.add_trial(record)

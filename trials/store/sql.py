@@ -98,7 +98,7 @@ class SqlBacking:
         except (OperationalError, InterfaceError, InternalError, PoolTimeout) as error:
             words = getattr(error, "orig", None) or error
             raise StoreUnavailable(
-                f"the database did not take a write: {words}; free some space, or look after its server"
+                f"the database did not accept a write: {words}; free some disk space, or check the database server"
             ) from error
 
     @contextmanager

@@ -52,9 +52,9 @@ def test_what_makes_sense_is_let_in() -> None:
         ({"spec": {"command": ["x"], "template": {"containers": []}}}, "spec.template must be a pod template"),
         (
             {"spec": {"command": ["x"], "template": two_gpus()}},
-            "spec.template: its pod template makes a replica request 2 of nvidia.com/gpu, but a slot is 1",
+            "spec.template: its pod template requests 2 of nvidia.com/gpu for a replica, but a slot has 1",
         ),
-        ({"spec": {"template": two_gpus("initContainers")}, "kind": "Study"}, "request 2 of nvidia.com/gpu"),
+        ({"spec": {"template": two_gpus("initContainers")}, "kind": "Study"}, "requests 2 of nvidia.com/gpu"),
         ({"spec": {"command": ["x"], "template": {"spec": {"containers": "x"}}}}, "spec.template is no pod template"),
         (
             {"spec": {"command": ["x"], "template": SNEAKS}},
@@ -63,9 +63,9 @@ def test_what_makes_sense_is_let_in() -> None:
         ({"spec": {"template": SNEAKS}, "kind": "Study"}, "names the volume 'elastune-state'"),
         (
             {"spec": {"command": ["x"], "study": "team.s"}},
-            "'team.s' begins like the names of studies of namespace team",
+            "'team.s' begins with the prefix of studies of namespace team",
         ),
-        ({"spec": {"name": "team.s"}, "kind": "Study"}, "'team.s' begins like"),
+        ({"spec": {"name": "team.s"}, "kind": "Study"}, "'team.s' begins with"),
         ({"spec": {"weight": 0}, "kind": "Study"}, "weight is 0"),
         ({"spec": {"goal": "deadline"}, "kind": "Study"}, "needs a deadline"),
     ],

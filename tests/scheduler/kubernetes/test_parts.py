@@ -46,7 +46,7 @@ def test_settings_are_read_as_the_chart_writes_them(tmp_path: Path) -> None:
         ({"slot": {"cpu": "much"}}, "slot.cpu is 'much'"),
         ({"slot": {"cpu": 0}}, "slot.cpu is '0'"),
         ({"startDeadlineSeconds": 0}, "must be above 0"),
-        (["a"], "names with values"),
+        (["a"], "must map names to values"),
     ],
 )
 def test_settings_that_mean_nothing_are_refused_by_name(document: Any, words: str) -> None:

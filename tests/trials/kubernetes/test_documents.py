@@ -144,11 +144,11 @@ def test_a_trial_of_a_front_end_comes_back_as_it_was(driven: bool) -> None:
     [
         ({}, "neither a command nor an entrypoint"),
         ({"command": ["a"], "entrypoint": "m:f"}, "a command and an entrypoint"),
-        ({"command": "python train.py"}, "must be a list of texts"),
+        ({"command": "python train.py"}, "must be a non-empty list of strings"),
         ({"command": ["a"], "replicas": 2}, "spec.replicas is not known"),
         ({"command": ["a"], "minReplicas": 3, "maxReplicas": 2}, "must not exceed max_replicas"),
-        ({"entrypoint": "m:f", "encodedPayload": "{"}, "encodedPayload is no JSON"),
-        ({"entrypoint": "nonsense"}, "must read 'package.module:function'"),
+        ({"entrypoint": "m:f", "encodedPayload": "{"}, "encodedPayload is not valid JSON"),
+        ({"entrypoint": "nonsense"}, "must have the form 'package.module:function'"),
     ],
 )
 def test_a_trial_that_makes_no_sense_is_refused_by_field(spec: dict[str, Any], words: str) -> None:

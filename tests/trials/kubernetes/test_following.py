@@ -71,7 +71,9 @@ def test_a_study_of_one_namespace_is_none_of_anothers(api: FakeClusterApi) -> No
         assert "team.t" in api.get(STUDIES, "home", "lookalike")["status"]["message"]
         assert store.trial("mine").spec.number == 1
         assert not store.following.take_trial(applied(api, "sneaks", study="team.s"))
-        assert "begins like" in api.get(TRIALS, "home", "sneaks")["status"]["message"]
+        assert (
+            "begins with the prefix of studies of namespace" in api.get(TRIALS, "home", "sneaks")["status"]["message"]
+        )
 
 
 def test_a_sweep_follows_the_study_that_was_there_beforehand_under_its_name(api: FakeClusterApi) -> None:
@@ -92,7 +94,7 @@ def test_a_sweep_follows_the_study_that_was_there_beforehand_under_its_name(api:
         store.following.take_study(api.get(STUDIES, "team", "resnet"))
         assert store.owner_of(record.trial_id).image == "i:2"
         told = store.studies()
-        with pytest.raises(InvalidTrialSpec, match=r"'team\.resnet' begins like"):
+        with pytest.raises(InvalidTrialSpec, match=r"'team\.resnet' begins with the prefix of studies of namespace"):
             store.put_study(Study(name="x", title="team.resnet"))
     with opened(api) as successor:
         assert sorted(successor.studies(), key=lambda each: each.name) == sorted(told, key=lambda each: each.name)

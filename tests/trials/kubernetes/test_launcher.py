@@ -225,7 +225,7 @@ def test_a_template_that_does_not_fit_into_a_slot_is_told_to_people(rig: Rig) ->
     large = {"spec": {"containers": [{"name": "replica", "resources": {"limits": {"nvidia.com/gpu": "8"}}}]}}
     owner_of = rig.launcher._owner_of
     rig.launcher._owner_of = lambda trial_id: replace(owner_of(trial_id), templates=(large,))
-    with pytest.raises(LaunchFailed, match=r"request 8 of nvidia\.com/gpu, but a slot is 1"):
+    with pytest.raises(LaunchFailed, match=r"requests 8 of nvidia\.com/gpu for a replica, but a slot has 1"):
         rig.launch()
     assert rig.api.calls == []
 

@@ -94,7 +94,7 @@ def test_a_replica_sees_its_own_trials_checkpoints_and_its_studys_data_only() ->
         {"spec": {"initContainers": [{"name": "x", "volumeMounts": [everything]}]}},
         {"spec": {"volumes": [{"name": "elastune-code", "hostPath": {"path": "/"}}]}},
     ):
-        assert "the suite's own" in (touches_ours((template,)) or "")
+        assert "are reserved" in (touches_ours((template,)) or "")
     assert touches_ours(({"spec": {"volumes": [{"name": "data", "emptyDir": {}}]}}, {})) is None
 
 
@@ -279,4 +279,4 @@ def test_a_node_that_does_not_answer_takes_its_replicas_with_it() -> None:
     assert read_end(running, CREATED, node_is_lost=False, deadline_seconds=60.0) is None
     end = read_end(running, CREATED, node_is_lost=True, deadline_seconds=60.0)
     assert end is not None
-    assert (end.code, end.why) == ("node_lost", "node n1 does not answer any more")
+    assert (end.code, end.why) == ("node_lost", "node n1 no longer answers")

@@ -60,4 +60,4 @@ def test_of_several_quotas_the_tightest_is_named() -> None:
     wide, tight = quota({"pods": "9"}), quota({"pods": "2"})
     tight["metadata"]["name"] = "tight"
     (found,) = namespace_quotas([wide, tight], [], SETTINGS).values()
-    assert (found.slots, found.sentence) == (2, "the resource quota 'tight' of namespace team is used")
+    assert (found.slots, found.sentence) == (2, "the resource quota 'tight' of namespace team is used up")

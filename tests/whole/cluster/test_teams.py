@@ -137,7 +137,7 @@ def test_a_hostile_trial_finds_nothing_that_is_not_its_own(cluster: Installed) -
     for name in ("checkpoints", "logs", "packages"):
         sneaking = json.dumps(trial_document("sneaking", command=["x"], template=mounting(name)))
         refused = kubectl("apply", "-f", "-", text=sneaking, check=False)
-        assert "names that begin with 'elastune-' are the suite's own" in refused
+        assert "names that begin with 'elastune-' are reserved" in refused
     client.close()
     delete("victim", "later")
     kubectl("-n", TEAM, "delete", "trial", "hostile", "--timeout=60s")

@@ -95,11 +95,12 @@ class KubernetesApi:
                 config.load_kube_config(client_configuration=settings)
         except (ConfigException, OSError) as error:
             raise ClusterUnreachable(
-                f"no cluster is known: {error}; set KUBECONFIG to the file that names one, or run in one of its pods"
+                f"no Kubernetes cluster is configured: {error}; set KUBECONFIG to a file that names one, or run in "
+                "one of its pods"
             ) from error
         if not settings.verify_ssl:
             # That is what KUBECONFIG asks for; to say so at every request helps nobody.
-            logger.warning("KUBECONFIG asks for no check of the API server's certificate")
+            logger.warning("KUBECONFIG turns off the check of the API server's certificate")
             urllib3.disable_warnings(InsecureRequestWarning)
         settings.retries = Retry(total=0)
         settings.keep_alive = True
@@ -165,7 +166,7 @@ class KubernetesApi:
         except (HTTPError, ApiException, OSError) as error:
             raise ClusterUnreachable(f"the API server does not answer {method} {path}: {error}") from error
         if response.status >= 500 or response.status == 429:
-            raise ClusterUnreachable(f"the API server cannot do {method} {path} now: {_read_refusal(data)[0]}")
+            raise ClusterUnreachable(f"the API server cannot process {method} {path} now: {_read_refusal(data)[0]}")
         if response.status >= 400:
             message, names_object = _read_refusal(data)
             raise ClusterRefused(message, status=response.status, is_gone=response.status == 404 and names_object)

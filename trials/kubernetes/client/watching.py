@@ -108,7 +108,12 @@ class Watched:
             handler(document)
         except Exception as error:
             metadata = document["metadata"]
-            logger.warning("not taken up kind=%s name=%s error=%s", self._kind.plural, metadata.get("name"), error)
+            logger.warning(
+                "could not process a change, will try again kind=%s name=%s error=%s",
+                self._kind.plural,
+                metadata.get("name"),
+                error,
+            )
             timer = threading.Timer(RETRY_SECONDS, self._again, args=(handler, document))
             timer.daemon = True
             timer.start()

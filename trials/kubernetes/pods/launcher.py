@@ -136,7 +136,7 @@ class KubernetesLauncher:
         owner = self._owner_of(request.trial_id)
         too_large = beyond_slot(owner.templates, self._settings)
         if too_large is not None:
-            raise LaunchFailed(f"{too_large}; lower it, or have the cluster's slot made larger")
+            raise LaunchFailed(f"{too_large}; lower it, or raise slot in the cluster's settings")
         touched = touches_ours(owner.templates)
         if touched is not None:
             raise LaunchFailed(touched)
@@ -165,7 +165,7 @@ class KubernetesLauncher:
         return ReplicaProcess(1, created_at(pod))
 
     def started(self, replica_id: str) -> ReplicaProcess | None:
-        raise LaunchFailed(f"the pod of replica {replica_id} is not being made")
+        raise LaunchFailed(f"the pod of replica {replica_id} is not being created")
 
     @staticmethod
     def _make_folder(folder: Path) -> None:
@@ -175,7 +175,7 @@ class KubernetesLauncher:
         except FileExistsError:
             return
         except OSError as error:
-            raise LaunchFailed(f"the trial's folders for checkpoints and data cannot be made: {error}") from error
+            raise LaunchFailed(f"the trial's folders for checkpoints and data cannot be created: {error}") from error
         # Replicas may run as another user of the volume's group; some volumes have no such thing.
         with contextlib.suppress(OSError):
             folder.chmod(0o2770)
@@ -214,7 +214,7 @@ class KubernetesLauncher:
             if error.status == 404:
                 self._created.pop(name, None)
         except ClusterUnreachable as error:
-            logger.warning("pod not looked up pod=%s error=%s", name, error)
+            logger.warning("could not look up a pod pod=%s error=%s", name, error)
 
     def _our_pods(self) -> dict[str, Document]:
         return {
@@ -302,7 +302,7 @@ class KubernetesLauncher:
             self._api.delete(PODS, metadata["namespace"], metadata["name"], grace_seconds=grace_seconds)
         except (ClusterRefused, ClusterUnreachable) as error:
             # Asked again at the next look.
-            logger.warning("pod not deleted pod=%s error=%s", metadata["name"], error)
+            logger.warning("could not delete a pod, will try again pod=%s error=%s", metadata["name"], error)
         with self._lock:
             self._created.pop(metadata["name"], None)
 
@@ -320,7 +320,7 @@ class KubernetesLauncher:
             with open_own(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC) as written:
                 written.write(words.encode(errors="replace"))
         except (ClusterRefused, ClusterUnreachable, OSError) as error:
-            logger.info("log not read replica=%s error=%s", replica.replica_id, error)
+            logger.info("could not read a log replica=%s error=%s", replica.replica_id, error)
 
     def close(self) -> None:
         """Nothing is held: pods run on."""
@@ -361,7 +361,7 @@ def namespace_quotas(
         namespace: SlotQuota(
             f"namespace {namespace}",
             left + _held(pods, namespace, settings),
-            f"the resource quota {name!r} of namespace {namespace} is used",
+            f"the resource quota {name!r} of namespace {namespace} is used up",
         )
         for namespace, (left, name) in room.items()
     }

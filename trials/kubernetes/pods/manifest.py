@@ -171,7 +171,7 @@ def touches_ours(templates: Sequence[Mapping[str, Any]]) -> str | None:
             if str(named.get("name", "")).startswith(OWN_VOLUMES):
                 return (
                     f"its pod template names the volume {named['name']!r}; names that begin with {OWN_VOLUMES!r} are "
-                    "the suite's own, choose another one"
+                    "reserved, choose another one"
                 )
     return None
 
@@ -181,7 +181,7 @@ def beyond_slot(templates: Sequence[Mapping[str, Any]], settings: ClusterSetting
     slot = slot_amounts(settings)
     for name, asked in sorted(_demand((settings.template, *templates), settings).items()):
         if name in slot and asked > slot[name]:
-            return f"its pod template makes a replica request {asked:f} of {name}, but a slot is {slot[name]:f}"
+            return f"its pod template requests {asked:f} of {name} for a replica, but a slot has {slot[name]:f}"
     return None
 
 

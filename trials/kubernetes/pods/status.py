@@ -37,7 +37,7 @@ def read_end(pod: Mapping[str, Any], now: float, *, node_is_lost: bool, deadline
         return _ended(pod)
     node = node_of(pod)
     if node_is_lost and phase == "Running":
-        return PodEnd(None, f"node {node} does not answer any more", "node_lost")
+        return PodEnd(None, f"node {node} no longer answers", "node_lost")
     if phase != "Pending":
         return None
     if pod["metadata"].get("deletionTimestamp"):
@@ -81,7 +81,7 @@ def _ended(pod: Mapping[str, Any]) -> PodEnd:
             continue
         code = ended.get("exitCode")
         if ended.get("reason") == "OOMKilled":
-            return PodEnd(-9, "the memory of its pod was used up", "out_of_memory")
+            return PodEnd(-9, "its pod ran out of memory", "out_of_memory")
         # A shell reports a signal as 128 + its number.
         result = 128 - code if isinstance(code, int) and code in (137, 139, 134, 135, 136, 132) else code
         return PodEnd(result, _because(status) if by_cluster else "", "evicted")

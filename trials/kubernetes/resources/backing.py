@@ -410,7 +410,7 @@ class ClusterBacking:
             try:
                 self.flush()
             except Exception:
-                logger.exception("changes not written yet")
+                logger.exception("could not write changes yet")
 
     def flush(self) -> None:
         """Send what is noted; what fails waits on."""
@@ -438,7 +438,7 @@ class ClusterBacking:
             return
         except Exception as error:
             # The others' are written all the same.
-            logger.warning("changes of a trial wait trial=%s error=%s", trial_id, error)
+            logger.warning("could not write changes of a trial yet trial=%s error=%s", trial_id, error)
             with self._noting:
                 self._dirty.add(trial_id)
 
@@ -451,7 +451,7 @@ class ClusterBacking:
             try:
                 self.show_study(study.name, documents.study_status(study))
             except (ClusterRefused, StoreUnavailable) as error:
-                logger.warning("a study's lease is not written yet study=%s error=%s", study.name, error)
+                logger.warning("could not write a study's lease yet study=%s error=%s", study.name, error)
                 kept.touched = True
 
     def _tell_event(self, trial_id: str, entry: HistoryEntry) -> None:
@@ -462,7 +462,7 @@ class ClusterBacking:
         try:
             self._api.create(EVENTS, kept.namespace, _event(kept, entry))
         except (ClusterRefused, StoreUnavailable) as error:
-            logger.info("event not told trial=%s error=%s", trial_id, error)
+            logger.info("could not create an event trial=%s error=%s", trial_id, error)
 
 
 def _event(kept: Kept, entry: HistoryEntry) -> Document:

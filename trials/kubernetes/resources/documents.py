@@ -77,25 +77,27 @@ def spec_from(document: Mapping[str, Any], number: int | None = None, *, scaled:
     known = {*SPEC_KEYS.values(), "encodedPayload", "command", "template", "queueName"}
     unknown = set(given) - known
     if unknown:
-        raise InvalidTrialSpec(f"spec.{min(unknown)} is not known; a trial has {', '.join(sorted(known))}")
+        raise InvalidTrialSpec(
+            f"spec.{min(unknown)} is not known; the fields of a trial are {', '.join(sorted(known))}"
+        )
     fields: dict[str, Any] = {name: given[key] for name, key in SPEC_KEYS.items() if key in given}
     if "encodedPayload" in given:
         try:
             fields["payload"] = json.loads(given["encodedPayload"])
         except ValueError as error:
-            raise InvalidTrialSpec(f"spec.encodedPayload is no JSON: {error}") from error
+            raise InvalidTrialSpec(f"spec.encodedPayload is not valid JSON: {error}") from error
     # Front ends write their payload as a text; what people write by hand nobody waits for.
     fields.setdefault("driven", "encodedPayload" in given)
     command = given.get("command")
     if command is not None:
         if "entrypoint" in given:
-            raise InvalidTrialSpec("spec has a command and an entrypoint; it must have one of them")
+            raise InvalidTrialSpec("spec has a command and an entrypoint; it must have only one of them")
         if not isinstance(command, list) or not command or not all(isinstance(word, str) for word in command):
-            raise InvalidTrialSpec(f"spec.command is {command!r:.80}; it must be a list of texts")
+            raise InvalidTrialSpec(f"spec.command is {command!r:.80}; it must be a non-empty list of strings")
         fields["entrypoint"] = COMMAND_ENTRYPOINT
         fields["payload"] = {**(fields.get("payload") or {}), "command": command}
     elif "entrypoint" not in given:
-        raise InvalidTrialSpec("spec has neither a command nor an entrypoint; name the one that replicas run")
+        raise InvalidTrialSpec("spec has neither a command nor an entrypoint; set the one that replicas run")
     fields.setdefault("study", (document.get("metadata") or {}).get("name"))
     if fields.get("number") is None:
         fields["number"] = 0 if number is None else number

@@ -58,7 +58,12 @@ class Following:
             take(document)
         except ClusterRefused as error:
             metadata = document["metadata"]
-            logger.error("not taken over namespace=%s name=%s: %s", metadata["namespace"], metadata["name"], error)
+            logger.error(
+                "could not take over a resource namespace=%s name=%s: %s",
+                metadata["namespace"],
+                metadata["name"],
+                error,
+            )
 
     def take_trial(self, document: Mapping[str, Any]) -> bool:
         """Learn of a trial from the watch: one that somebody applied, changed or deleted. Whether that was news."""
@@ -96,7 +101,7 @@ class Following:
             found = documents.trial_object(document, trial_id, number, home=self._settings.namespace)
             if new and self._has_number(found.record.spec, trial_id):
                 raise InvalidTrialSpec(
-                    f"spec.number is {found.record.spec.number}, which study {study!r} has already; leave it out"
+                    f"spec.number is {found.record.spec.number}, which study {study!r} already has; leave it out"
                 )
         except (InvalidTrialSpec, ValueError, KeyError, TypeError) as error:
             self._refuse(document, str(error))
@@ -129,7 +134,7 @@ class Following:
             try:
                 wanted = documents.spec_from(document, record.spec.number, scaled=True)
             except InvalidTrialSpec as error:
-                logger.warning("change of a trial not followed trial=%s error=%s", trial_id, error)
+                logger.warning("ignored a change of a trial trial=%s error=%s", trial_id, error)
                 return news
             # For the pods to come; what a trial runs stays what it was.
             kept.template = (document.get("spec") or {}).get("template") or {}
@@ -191,7 +196,7 @@ class Following:
             kept = self._resources.studies.get(study.name)
             here = (metadata["namespace"], metadata["name"])
             if kept is not None and (kept.namespace, kept.name) != here:
-                self._tell_study(metadata, f"not followed: {kept.namespace}/{kept.name} has the same spec.name")
+                self._tell_study(metadata, f"not followed: {kept.namespace}/{kept.name} already has this spec.name")
                 return False
             spec = document.get("spec") or {}
             if kept is not None and kept.spec == spec and kept.uid == metadata.get("uid"):

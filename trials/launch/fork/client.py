@@ -369,12 +369,12 @@ class _Server:
         elif "launched" in message:
             self._answers[message["launched"]] = message["pid"]
         elif "stale" in message:
-            logger.info("a fork server's code is loaded again, changed=%s", message["changed"])
+            logger.info("a fork server loads its code again, changed=%s", message["changed"])
             self.ready, self._importing, self._began = False, 1, time.monotonic()
             self._answers[message["stale"]] = None
         elif "unfit" in message:
             packages = ", ".join(message["unfit"])
-            logger.info("replicas import %s themselves: %s", packages, message["why"])
+            logger.info("each replica imports %s itself, not the fork server: %s", packages, message["why"])
             self.unfit, self.ready = message["unfit"], False
 
     @property

@@ -197,11 +197,13 @@ class ForkServer:
                     importlib.import_module(name)
                 if _threads() > threads or _has_cuda():
                     self._unfit = True
-                    self._answer({"unfit": [package_of(name)], "why": "a thread or CUDA stays behind"})
+                    self._answer({"unfit": [package_of(name)], "why": "importing it leaves a thread or CUDA behind"})
                     return
         if packages := self._have_missed(changed):
             self._unfit = True
-            self._answer({"unfit": packages, "why": "code sets variables before it imports them"})
+            self._answer(
+                {"unfit": packages, "why": "the code sets environment variables that must be set before the import"}
+            )
             return
         gc.freeze()
         gc.enable()
