@@ -2,7 +2,8 @@
 
 DistCoreError
 ├── InvalidTraining        the user's script or arguments are wrong: fix the input
-│   └── InvalidCheckpoint  a checkpoint folder that cannot be read: choose another, or start afresh
+│   └── NothingLeftToTrain a trial begins where it would end: give it more epochs
+├── InvalidCheckpoint      a checkpoint folder that cannot be read: choose another, or start afresh
 ├── ControlChannelError    the scheduler refused or cannot be reached: retry, then leave
 └── PeerLost               another replica of this generation is gone: the trial is rebuilt without it
 
@@ -30,6 +31,10 @@ class BatchLeftOut(InvalidTraining):
             f"one replica skips a batch that other replicas train on, which is not supported {why}. Decide whether "
             "to skip a batch from values that all replicas share, such as a sum from an Accumulator"
         )
+
+
+class NothingLeftToTrain(InvalidTraining):
+    """A trial begins with the state of a parent that has trained as long as this one is to train."""
 
 
 class InvalidCheckpoint(DistCoreError):

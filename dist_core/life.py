@@ -36,6 +36,9 @@ class Listener:
 
     def epoch_ended(self) -> None: ...
 
+    def epochs_ended(self) -> None:
+        """The loop over epochs is over, or is left early."""
+
     def runs_again(self) -> None:
         """The user's code begins again from its top: what its first run made is forgotten."""
 
@@ -84,6 +87,10 @@ class Life(Listener):
     def epoch_ended(self) -> None:
         for each in self.listeners:
             each.epoch_ended()
+
+    def epochs_ended(self) -> None:
+        for each in self.listeners:
+            each.epochs_ended()
 
     def runs_again(self) -> None:
         for each in self.listeners:

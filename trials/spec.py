@@ -91,6 +91,14 @@ class TrialSpec:
         "there.",
         default="",
     )
+    parent: str = described(
+        Text(),
+        "Id of the trial whose state this one begins with, under its own hyperparameters; empty: it begins anew.",
+        default="",
+    )
+    keep_state: bool = described(
+        Flag(), "true: the state that the trial ends with is kept, for other trials to begin with.", default=False
+    )
     driven: bool = described(
         Flag(),
         "true: a driver waits for the trial, which pauses without one. false: the trial runs without a driver.",

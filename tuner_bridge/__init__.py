@@ -11,17 +11,21 @@ if TYPE_CHECKING:
     from trials.terms import StudyTerms
     from tuner_bridge.in_replica.scripts import script
     from tuner_bridge.optuna import elastic, optimize
+    from tuner_bridge.optuna.continuing import enqueue_from
     from tuner_bridge.optuna.current import current_trial, tell
     from tuner_bridge.optuna.metrics import report_metrics
+    from tuner_bridge.optuna.population import Population
     from tuner_bridge.optuna.program import program
     from tuner_bridge.optuna.studies import elastune_studies
 
 __all__ = [
+    "Population",
     "StudyTerms",
     "__version__",
     "current_trial",
     "elastic",
     "elastune_studies",
+    "enqueue_from",
     "optimize",
     "program",
     "report_metrics",
@@ -30,10 +34,12 @@ __all__ = [
 ]
 
 _HOME = {
+    "Population": "tuner_bridge.optuna.population",
     "StudyTerms": "trials.terms",
     "current_trial": "tuner_bridge.optuna.current",
     "elastic": "tuner_bridge.optuna.elastic",
     "elastune_studies": "tuner_bridge.optuna.studies",
+    "enqueue_from": "tuner_bridge.optuna.continuing",
     "nni_training_service_info": "tuner_bridge.nni.training_service",
     "optimize": "tuner_bridge.optuna.optimize",
     "program": "tuner_bridge.optuna.program",

@@ -40,6 +40,7 @@ STUDY = "jobs"
     default=True,
     help="Let the scheduler take slots back; otherwise the job keeps them to its end.",
 )
+@click.option("--keep-state", is_flag=True, help="Keep the state that the job ends with, for `elastune fork`.")
 @state_dir
 @scheduler_name
 def submit(
@@ -50,6 +51,7 @@ def submit(
     env: tuple[str, ...],
     follow: bool,
     preemptible: bool,
+    keep_state: bool,
     state_dir: Path | None,
     scheduler: str,
 ) -> None:
@@ -68,6 +70,7 @@ def submit(
         "preload": ["torch"] if _is_python(command[0]) else [],
         "environ": {**sent_environ(None), **_variables(env)},
         "preemptible": preemptible,
+        "keep_state": keep_state,
         "driven": False,
     }
     # Studies go by their titles, where people have given them one.

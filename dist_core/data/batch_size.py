@@ -180,6 +180,10 @@ class Adaptation:
             "largest_used": self._largest_used,
         }
 
+    def inherit(self, state: dict[str, Any]) -> None:
+        """Take a parent trial's measurements over; the batch size is this trial's own."""
+        self.profile.restore(Observation.from_row(row) for row in state["profile"])
+
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.profile.restore(Observation.from_row(row) for row in state["profile"])
         self.atomic_batch, self.accumulation = state["batch"]

@@ -89,6 +89,8 @@ class Membership:
         self._lost: tuple[str, ...] = ()
         self._retry_join: int | None = None
         """The attempt that the scheduler wants this joiner to make next, if any."""
+        self.save_request = ""
+        """Mark of the scheduler's latest request to save now; set by the thread that watches."""
         self.saving = False
         """Set by the training thread while it writes the checkpoint it leaves with."""
         self._stopped = threading.Event()
@@ -233,6 +235,7 @@ class Membership:
                         "after": after,
                         "wait": WATCH_SECONDS,
                         "known_lost": ",".join(self._lost),
+                        "saves": self.save_request,
                         "told": self._told_at is not None,
                     },
                     give_up_after=1.0,
@@ -265,6 +268,8 @@ class Membership:
                 attempt = answer.get("attempt")
                 self._retry_join = ANY_ATTEMPT if attempt is None else int(attempt)
                 self._changed.notify_all()
+        if "save" in answer:
+            self.save_request = str(answer["save"])
         if "lost" in answer:
             self._lost = tuple(answer["lost"])
             if self._lost:

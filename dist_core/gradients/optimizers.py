@@ -6,6 +6,7 @@ import ast
 import functools
 import inspect
 import textwrap
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -67,3 +68,40 @@ def load_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> N
             mine = present.get(name)
             if isinstance(value, torch.Tensor) and isinstance(mine, torch.Tensor) and mine.dtype != value.dtype:
                 present[name] = value.to(device=mine.device, copy=True)
+
+
+def own_groups(optimizer: torch.optim.Optimizer, saved: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return another optimizer's saved groups with this one's hyperparameters.
+
+    A hyperparameter is what the optimizer's class is constructed with, and what a schedule has added. A group's other
+    entries, such as counters, are state.
+    """
+    constructed = inspect.signature(type(optimizer)).parameters
+    groups = []
+    for mine, theirs in zip(optimizer.param_groups, saved, strict=True):
+        own = {
+            name: value
+            for name, value in mine.items()
+            if name != "params" and (name in constructed or name not in optimizer.defaults)
+        }
+        if theirs.get("initial_lr"):
+            # A schedule that is made later finds where it would have begun.
+            own["initial_lr"] = mine.get("initial_lr", mine["lr"])
+            own["lr"] = own["initial_lr"] * (theirs["lr"] / theirs["initial_lr"])
+        groups.append({**theirs, **own})
+    return groups
+
+
+def own_schedules(schedules: Sequence[Any], saved: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the positions of other schedules with these ones' parameters; those beyond these stay as they are."""
+    pairs = zip(schedules, saved, strict=False)
+    return [*(_own_schedule(each, theirs) for each, theirs in pairs), *saved[len(schedules) :]]
+
+
+def _own_schedule(schedule: Any, state: dict[str, Any]) -> dict[str, Any]:
+    mine = schedule.state_dict()
+    constructed = {*inspect.signature(type(schedule)).parameters, "base_lrs"} - {"last_epoch"}
+    merged = {**state, **{name: value for name, value in mine.items() if name in constructed}}
+    if "_schedulers" in state:
+        merged["_schedulers"] = own_schedules(schedule._schedulers, state["_schedulers"])
+    return merged

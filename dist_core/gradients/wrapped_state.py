@@ -9,7 +9,7 @@ import torch
 
 from dist_core.errors import InvalidTraining
 from dist_core.gradients.frozen_weights import FrozenWeights
-from dist_core.gradients.optimizers import load_optimizer
+from dist_core.gradients.optimizers import load_optimizer, own_groups, own_schedules
 
 
 class WrappedState:
@@ -28,6 +28,8 @@ class WrappedState:
         self.schedules = list(schedules)
         self._kept_schedules: list[dict[str, Any]] = []
         """Saved states of schedules that are made after their model is wrapped, and have not been made yet."""
+        self._inherits = False
+        """True for a trial that began with its parent's state."""
         self.scaler = scaler
         self._kept_scaler: dict[str, Any] | None = None
         """Saved state of a scaler that this process has not seen at work yet."""
@@ -38,7 +40,8 @@ class WrappedState:
         """One that was made after the model was wrapped, as if it had been given."""
         self.schedules.append(schedule)
         if self._kept_schedules:
-            schedule.load_state_dict(self._kept_schedules.pop(0))
+            kept = self._kept_schedules.pop(0)
+            schedule.load_state_dict(own_schedules([schedule], [kept])[0] if self._inherits else kept)
 
     def adopt_scaler(self, scaler: Any) -> None:
         self.scaler = scaler
@@ -67,6 +70,32 @@ class WrappedState:
         if self.scaler is not None:
             state["mp_scaler"] = self.scaler.state_dict()
         return state
+
+    def inherit(self, state: dict[str, Any]) -> None:
+        """Go on from a parent trial's state with this trial's own hyperparameters.
+
+        Weights, the optimizers' moments and the schedules' positions are the parent's. Learning rates, betas, decays
+        and what else the script gave its optimizers and schedules stay; a learning rate that a schedule has moved is
+        moved by the same factor. Raises InvalidTraining, naming the first tensor that differs, for another model.
+        """
+        mine = self._signature()
+        different = [pair for pair in zip(mine, state["parameters"], strict=False) if pair[0] != pair[1]]
+        if (different or len(mine) != len(state["parameters"])) and not self._follows(state["parameters"]):
+            what = f"{different[0][0]!r} here and {different[0][1]!r} in its parent" if different else "missing in one"
+            raise InvalidTraining(
+                f"a trial that begins with its parent's state needs the parent's model, but a tensor is {what}. Change "
+                "only parameters that leave the model's shape as it is, or begin without a parent"
+            )
+        self._inherits = True
+        optimizers = [
+            {**theirs, "param_groups": own_groups(each, theirs["param_groups"])}
+            for each, theirs in zip(self._optimizers, state["optimizers"], strict=True)
+        ]
+        schedules = own_schedules(self.schedules, state["lr_schedulers"])
+        self.load_state_dict({**state, "optimizers": optimizers, "lr_schedulers": schedules})
+        for schedule in self.schedules:
+            if hasattr(schedule, "_last_lr"):
+                schedule._last_lr = [group["lr"] for group in schedule.optimizer.param_groups]
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Raises InvalidTraining where the trial's model or schedules are others than this replica's."""

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from dist_core.errors import InvalidTraining
+from dist_core.gradients.optimizers import own_groups, own_schedules
 from dist_core.state.parts import DIVIDED, PARTS, local_of
 
 Chunk = dict[str, Any]
@@ -60,12 +61,15 @@ class DividedState:
         self.schedules = list(schedules)
         self.scaler: Any = None
         self._kept_schedules: list[dict[str, Any]] = []
+        self._inherits = False
+        """True for a trial that began with its parent's state."""
 
     def adopt_schedule(self, schedule: Any) -> None:
         """One that was made after the model was wrapped, as if it had been given."""
         self.schedules.append(schedule)
         if self._kept_schedules:
-            schedule.load_state_dict(self._kept_schedules.pop(0))
+            kept = self._kept_schedules.pop(0)
+            schedule.load_state_dict(own_schedules([schedule], [kept])[0] if self._inherits else kept)
 
     def adopt_scaler(self, scaler: Any) -> None:
         raise InvalidTraining(
@@ -106,6 +110,22 @@ class DividedState:
         return value
 
     # ------------------------------------------------------------------ loading
+
+    def inherit(self, state: dict[str, Any]) -> None:
+        """Go on from a parent trial's state with this trial's own hyperparameters, as ``WrappedState.inherit`` does."""
+        self._inherits = True
+        parts = [
+            {
+                **part,
+                "optimizers": [
+                    {**theirs, "groups": own_groups(each, theirs["groups"])}
+                    for each, theirs in zip(self._optimizers, part["optimizers"], strict=True)
+                ],
+                "lr_schedulers": own_schedules(self.schedules, part["lr_schedulers"]),
+            }
+            for part in state.get(PARTS) or [state]
+        ]
+        self.load_state_dict({**state, PARTS: parts})
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Load this part's state, alone or from a checkpoint of all parts. Raises InvalidTraining for another model."""

@@ -70,6 +70,10 @@ class ReplicaEnvironment:
     """Folder of the data that is prepared once for the study."""
     code_dir: Path | None = None
     """Folder in which the scheduler keeps what sweeps have sent, if this machine has it."""
+    parent: str = ""
+    """Trial whose state this one begins with; empty: none's."""
+    keeps_state: bool = False
+    """Keep the state that the trial ends with, for others to begin with."""
     attempts: int | None = None
     """Times that its command came too late to join; None where the suite itself runs the training."""
 
@@ -97,6 +101,10 @@ class ReplicaEnvironment:
             environ[TOKEN] = self.token
         if self.token_file is not None:
             environ[TOKEN_FILE] = str(self.token_file)
+        if self.parent:
+            environ["ELASTUNE_PARENT"] = self.parent
+        if self.keeps_state:
+            environ["ELASTUNE_KEEPS_STATE"] = "1"
         if self.attempts is not None:
             environ[ATTEMPTS] = str(self.attempts)
         if self.prepared_dir is not None:
@@ -141,6 +149,8 @@ class ReplicaEnvironment:
                 whole=environ.get("ELASTUNE_WHOLE", ""),
                 layout=environ.get("ELASTUNE_LAYOUT", ""),
                 replica_sizes=tuple(int(each) for each in environ.get("ELASTUNE_REPLICA_SIZES", "").split(",") if each),
+                parent=environ.get("ELASTUNE_PARENT", ""),
+                keeps_state=environ.get("ELASTUNE_KEEPS_STATE") == "1",
                 attempts=int(environ[ATTEMPTS]) if ATTEMPTS in environ else None,
                 grace_seconds=float(environ.get("ELASTUNE_GRACE_SECONDS", GRACE_SECONDS)),
             )

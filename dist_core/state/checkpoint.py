@@ -130,9 +130,13 @@ class _Waiting:
 class CheckpointWriter:
     """Writes copies of the state in the background, newest first; ``on_error`` hears of failures (a full disk)."""
 
-    def __init__(self, folder: Path, *, on_error: Callable[[str], None]) -> None:
+    def __init__(
+        self, folder: Path, *, on_error: Callable[[str], None], on_written: Callable[[], None] = lambda: None
+    ) -> None:
+        """``on_written``: told of each checkpoint that is on disk."""
         self.folder = folder
         self._on_error = on_error
+        self._on_written = on_written
         self._condition = threading.Condition()
         self._waiting: _Waiting | None = None
         self._busy = False
@@ -221,6 +225,7 @@ class CheckpointWriter:
                 began = time.thread_time()
                 write_checkpoint(self.folder, existing[0][0] + 1 if existing else 1, waiting.state, waiting.summary)
                 self.write_seconds = time.thread_time() - began
+                self._on_written()
             except Exception as error:
                 message = f"no checkpoint was written to {self.folder}: {error}; the previous one is kept"
                 logger.warning(message)

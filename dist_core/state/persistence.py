@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from dist_core.errors import InvalidTraining
 from dist_core.state.packing import pack_copy, unpack
 from dist_core.state.parts import Readers
 from dist_core.state.states import StateRegistry
@@ -30,9 +31,13 @@ class Persistence:
         readers: Callable[[], Readers] = Readers,
         replicated: Callable[[], Iterator[torch.Tensor]],
         on_error: Callable[[str], None],
+        on_written: Callable[[], None] = lambda: None,
+        parent: str = "",
     ) -> None:
+        """``parent``: the trial whose state this one begins with, if any."""
         self.registry = registry
-        self.checkpoints = TrialCheckpoints(folder, part, on_error=on_error)
+        self.checkpoints = TrialCheckpoints(folder, part, on_error=on_error, on_written=on_written)
+        self.parent = parent
         self.has_looked = False
         """True once this process has looked for a checkpoint of its trial."""
         self._readers = readers
@@ -89,7 +94,12 @@ class Persistence:
         self.has_looked = True
         states = self.checkpoints.load_newest(self._readers())
         if states is not None:
-            self.restore(states)
+            self.registry.restore(states, inherited=self.checkpoints.came_from_parent)
+        elif self.parent:
+            raise InvalidTraining(
+                f"the state of the parent trial {self.parent} cannot be read in {self.folder}; the log names what is "
+                "wrong with it. Start this trial again from another parent, or from none"
+            )
 
     def look_again(self) -> None:
         """The code runs again as a joiner's: it finds out anew where the trial stands."""
@@ -98,6 +108,10 @@ class Persistence:
     def save(self, summary: dict[str, Any], *, leaving: bool, wait: bool = False) -> None:
         """Write all states; rank 0 only."""
         self.checkpoints.save(self.capture(), summary, leaving=leaving, wait=wait, keeps=self.is_replicated())
+
+    def keep_end(self, summary: dict[str, Any]) -> None:
+        """Write the state that the trial ends with, apart from its checkpoints."""
+        self.checkpoints.keep_end(self.capture(), summary)
 
     def before_update(self) -> None:
         """Weights are about to change: a checkpoint of them has to be copied by then."""

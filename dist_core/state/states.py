@@ -12,6 +12,9 @@ from typing import Any, Protocol
 
 from dist_core.errors import InvalidTraining
 
+ENDED = "ended"
+"""Folder, within that of a trial's checkpoints, of the state that it ended with."""
+
 
 class Stateful(Protocol):
     def state_dict(self) -> dict[str, Any]: ...
@@ -23,6 +26,8 @@ class StateRegistry:
     def __init__(self) -> None:
         self._states: dict[str, Stateful] = {}
         self._unclaimed: dict[str, Any] = {}
+        self._inherited: set[str] = set()
+        """Names of unclaimed states that are a parent's."""
 
     def register(self, name: str, state: Stateful) -> None:
         """Raises InvalidTraining when the name is taken: two states under one name would overwrite each other."""
@@ -30,7 +35,7 @@ class StateRegistry:
             raise InvalidTraining(f"a state named {name!r} is already registered; give each state its own name")
         self._states[name] = state
         if name in self._unclaimed:
-            state.load_state_dict(self._unclaimed.pop(name))
+            _load(state, self._unclaimed.pop(name), inherited=name in self._inherited)
 
     def has(self, name: str) -> bool:
         return name in self._states
@@ -60,22 +65,42 @@ class StateRegistry:
         """Forget all states: the user's code is about to run again from its top."""
         self._states.clear()
         self._unclaimed.clear()
+        self._inherited.clear()
 
     def capture(self) -> dict[str, Any]:
         """All states by name, tensors not copied."""
         return {**self._unclaimed, **{name: state.state_dict() for name, state in self._states.items()}}
 
-    def restore(self, content: dict[str, Any]) -> None:
+    def restore(self, content: dict[str, Any], *, inherited: bool = False) -> None:
+        """``inherited``: it is the state of a parent trial, and what is this trial's own stays."""
+        self._inherited = set(content) if inherited else set()
         for name, value in content.items():
             if name in self._states:
-                self._states[name].load_state_dict(value)
+                _load(self._states[name], value, inherited=inherited)
             else:
                 self._unclaimed[name] = value
 
 
-class FunctionState:
-    """A state made of two functions, for values that live in plain attributes."""
+def _load(state: Any, value: dict[str, Any], *, inherited: bool) -> None:
+    """A state with ``inherit`` tells a parent's content from its own trial's."""
+    if inherited and hasattr(state, "inherit"):
+        state.inherit(value)
+    else:
+        state.load_state_dict(value)
 
-    def __init__(self, save: Callable[[], dict[str, Any]], load: Callable[[dict[str, Any]], None]) -> None:
+
+class FunctionState:
+    """A state made of functions, for values that live in plain attributes.
+
+    ``inherit``: loads the state of a parent trial, where that differs.
+    """
+
+    def __init__(
+        self,
+        save: Callable[[], dict[str, Any]],
+        load: Callable[[dict[str, Any]], None],
+        inherit: Callable[[dict[str, Any]], None] | None = None,
+    ) -> None:
         self.state_dict = save
         self.load_state_dict = load
+        self.inherit = inherit or load

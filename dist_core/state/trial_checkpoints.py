@@ -15,8 +15,9 @@ from typing import Any
 import torch
 
 from dist_core.life import Listener
-from dist_core.state.checkpoint import CheckpointWriter, load_checkpoint
+from dist_core.state.checkpoint import CheckpointWriter, load_checkpoint, write_checkpoint
 from dist_core.state.parts import ALONE, Readers, merged, newest_in_parts, part_folder
+from dist_core.state.states import ENDED
 
 logger = logging.getLogger(__name__)
 
@@ -31,12 +32,23 @@ class TrialCheckpoints(Listener):
     ``part``: number of this process among those that write a checkpoint together.
     """
 
-    def __init__(self, folder: Path | None, part: int = 0, *, on_error: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        folder: Path | None,
+        part: int = 0,
+        *,
+        on_error: Callable[[str], None],
+        on_written: Callable[[], None] = lambda: None,
+    ) -> None:
         self.folder = folder
+        self.came_from_parent = False
+        """The checkpoint that was loaded is another trial's, with whose state this one begins."""
+        self._part = part
+        self._on_error = on_error
         self.interval_seconds: float | None = None
         """Time between two of them as the user sets it; None to weigh their cost against failures."""
         mine = folder if folder is None else part_folder(folder, part)
-        self._writer = None if mine is None else CheckpointWriter(mine, on_error=on_error)
+        self._writer = None if mine is None else CheckpointWriter(mine, on_error=on_error, on_written=on_written)
         self._last: float | None = None
         self._costs: deque[float] = deque(maxlen=9)
         self._failures = self._came_from_failure = 0
@@ -65,7 +77,14 @@ class TrialCheckpoints(Listener):
         path = paths[0]
         if not manifest["summary"].get("left", False):
             self._came_from_failure = 1
-        logger.info("resumed checkpoint=%s epoch=%d", path.name, manifest["summary"]["epoch"])
+        parent = manifest["summary"].get("parent", "")
+        self.came_from_parent = bool(parent)
+        logger.info(
+            "resumed checkpoint=%s epoch=%d%s",
+            path.name,
+            manifest["summary"]["epoch"],
+            f" of parent={parent}" if parent else "",
+        )
         # Of the parts of a state that is divided, a process copies the rows that it holds itself.
         return merged([load_checkpoint(path, in_place=len(paths) > 1) for path in paths])
 
@@ -110,6 +129,15 @@ class TrialCheckpoints(Listener):
             self._costs.append(time.perf_counter() - began)
         self._last = time.monotonic()
 
+    def keep_end(self, state: dict[str, Any], summary: dict[str, Any]) -> None:
+        """Write the state that the trial ends with; a failure is told, and costs nothing else."""
+        if self.folder is None:
+            return
+        try:
+            write_checkpoint(part_folder(self.folder / ENDED, self._part), 1, state, {**summary, "left": True})
+        except OSError as error:
+            self._on_error(f"the state that the trial ends with was not kept in {self.folder / ENDED}: {error}")
+
     def settle(self) -> None:
         """Weights are about to change: wait until they have been copied."""
         if self._writer is not None:
@@ -117,6 +145,9 @@ class TrialCheckpoints(Listener):
 
     def state_dict(self) -> dict[str, Any]:
         return {"failures": self._failures, "trained_seconds": self.trained_seconds}
+
+    def inherit(self, state: dict[str, Any]) -> None:
+        """Failures and training time of a parent are not this trial's."""
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._failures = state["failures"] + self._came_from_failure

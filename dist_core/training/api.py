@@ -37,10 +37,10 @@ def remaining_epochs_until(num_epochs: int) -> Iterator[int]:
             yield core.position.epoch
             core.variables.look()
             core.epochs.end_epoch()
-        core.variables.end()
     finally:
         if core.position.runs == run:
             core.epochs.leave()
+    core.variables.end()
 
 
 def current_epoch() -> int | None:

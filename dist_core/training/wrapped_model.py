@@ -49,6 +49,10 @@ class ModelState(Protocol):
 
     def load_state_dict(self, state: dict[str, Any]) -> None: ...
 
+    def inherit(self, state: dict[str, Any]) -> None:
+        """Load a parent trial's state; hyperparameters stay this trial's own."""
+        ...
+
 
 def measurements_of(
     core: Replica,
@@ -116,7 +120,9 @@ class WrappedModel:
         if self._wrapped_state.scaler is not None:
             intercept_scaler(self._wrapped_state.scaler, self)
         self.use_group(core.generation.group)
-        core.registry.register(name or core.registry.unique_name("model"), FunctionState(self._save, self._load))
+        core.registry.register(
+            name or core.registry.unique_name("model"), FunctionState(self._save, self._load, self._inherit)
+        )
 
     # ------------------------------------------------------------------ where in a step the loop stands
 
@@ -261,8 +267,11 @@ class WrappedModel:
         tuned, noise = self.over.state_dict(), self.measurements.noise.state_dict()
         return {**self._wrapped_state.state_dict(), "noise": noise, "tuned": tuned}
 
-    def _load(self, state: dict[str, Any]) -> None:
-        self._wrapped_state.load_state_dict(state)
+    def _inherit(self, state: dict[str, Any]) -> None:
+        self._load(state, self._wrapped_state.inherit)
+
+    def _load(self, state: dict[str, Any], load: Callable[[dict[str, Any]], None] | None = None) -> None:
+        (load or self._wrapped_state.load_state_dict)(state)
         # What the processes of a replica have written together says this once for all of them.
         state = state.get(PARTS, (state,))[0]
         self.measurements.noise.load_state_dict(state["noise"])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dist_core.errors import InvalidTraining, ReplicaExit
+from dist_core.errors import InvalidTraining, NothingLeftToTrain, ReplicaExit
 from dist_core.generations.generation import Generation
 from dist_core.generations.running_sums import RunningSums
 from dist_core.life import Life, Listener
@@ -36,11 +36,20 @@ class Resumption(Listener):
             if epoch is None:
                 self._generation.come_to_begin()
                 self._states.restore_newest()
+                self._refuse_to_end_at_once(limit)
             else:
                 self._generation.come_to_train()
                 self._position.come_to_epoch(epoch)
                 if epoch >= limit:
                     raise ReplicaExit("left")
+
+    def _refuse_to_end_at_once(self, limit: int) -> None:
+        epoch, parent = self._position.epoch, self._states.parent
+        if parent and self._states.checkpoints.came_from_parent and epoch >= limit > 0:
+            raise NothingLeftToTrain(
+                f"this trial begins with the state of {parent}, which has trained {epoch} epochs, and trains until "
+                f"epoch {limit}: nothing is left to train. Give it more epochs than its parent had"
+            )
 
     def restore_early(self) -> None:
         """Before the epoch loop: from here on each state has its content as soon as it is registered.
@@ -92,4 +101,5 @@ class Epochs:
         self._life.epoch_ended()
 
     def leave(self) -> None:
+        self._life.epochs_ended()
         self._position.leave_epochs()

@@ -93,7 +93,14 @@ class Replica:
             self.generation, self.position, self.states, self.sums, self.models.trained, self.variables
         )
         self.leaving = Leaving(self.membership)
-        self.saving = Saving(self.generation, self.position, self.states)
+        self.saving = Saving(
+            self.generation,
+            self.position,
+            self.states,
+            request=lambda: "" if self.membership is None else self.membership.save_request,
+            announce=self.news.announce,
+            keeps_end=environment is not None and environment.keeps_state,
+        )
         self.departure = Departure(
             self.generation, self.leaving, self.saving, self.rollback, self.news, self.model_parallel
         )
@@ -134,6 +141,8 @@ class Replica:
             readers=self.model_parallel.readers,
             replicated=self.models.replicated,
             on_error=self.news.warn,
+            on_written=lambda: self.saving.written(),
+            parent="" if self.environment is None else self.environment.parent,
         )
 
     def _make_batch(self) -> None:

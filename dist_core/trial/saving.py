@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from dist_core.generations.generation import Generation
 from dist_core.generations.step_vote import Voter
@@ -17,10 +18,29 @@ class Saving(Voter, Listener):
 
     name = "save"
 
-    def __init__(self, generation: Generation, position: Position, states: Persistence) -> None:
+    def __init__(
+        self,
+        generation: Generation,
+        position: Position,
+        states: Persistence,
+        *,
+        request: Callable[[], str] = str,
+        announce: Callable[[str, dict[str, Any]], None] = lambda path, body: None,
+        keeps_end: bool = False,
+    ) -> None:
+        """``request``: mark of the scheduler's latest request to save now, and ``announce`` tells it when that is done.
+
+        ``keeps_end``: keep the state that the trial ends with.
+        """
         self._generation = generation
         self._position = position
         self._states = states
+        self._request = request
+        self._announce = announce
+        self._answered = ""
+        self._tells = False
+        """True while a checkpoint that was asked for is on its way to the disk."""
+        self._keeps_end = keeps_end
 
     def put(self) -> Sequence[float]:
         if self._generation.group.members == 1:
@@ -39,13 +59,21 @@ class Saving(Voter, Listener):
     def epoch_ended(self) -> None:
         self._save_if_due()
 
+    def epochs_ended(self) -> None:
+        generation = self._generation
+        if self._keeps_end and generation.joined and generation.group.replica == 0:
+            self._states.keep_end(self._summary())
+
     def _save_if_due(self) -> None:
         if self._generation.group.members == 1 and self._is_due:
             self.save(leaving=False)
 
     @property
     def _is_due(self) -> bool:
-        return self.is_ours and not self._position.awaits_update and self._states.checkpoints.is_due
+        if not self.is_ours or self._position.awaits_update:
+            return False
+        checkpoints = self._states.checkpoints
+        return checkpoints.is_due or (self._request() != self._answered and not checkpoints.is_busy)
 
     @property
     def is_ours(self) -> bool:
@@ -55,11 +83,21 @@ class Saving(Voter, Listener):
 
     def save(self, *, leaving: bool, wait: bool = False) -> None:
         """Write all registered states; the processes of the first replica only, each its part."""
-        summary = {
+        self._tells = self._tells or self._answered != self._request()
+        self._answered = self._request()
+        self._states.save(self._summary(), leaving=leaving, wait=wait)
+
+    def written(self) -> None:
+        """A checkpoint is on disk; called by the thread that writes."""
+        if self._tells:
+            self._tells = False
+            self._announce("/saved", {})
+
+    def _summary(self) -> dict[str, Any]:
+        return {
             "epoch": self._position.epoch,
             "steps": self._position.steps,
             "progress": self._position.progress,
             "generation": self._generation.number,
             PARTS: self._generation.group.members,
         }
-        self._states.save(summary, leaving=leaving, wait=wait)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -37,6 +36,8 @@ class Forget(BaseModel):
 class Clone(BaseModel):
     parameters: dict[str, Any] = Field(default_factory=dict, max_length=200)
     """Parameters to replace."""
+    forks: bool = False
+    """True to begin with the state of the trial, instead of at the start."""
 
 
 def action_routes(service: Service, access: ClientAccess) -> APIRouter:
@@ -69,9 +70,11 @@ def action_routes(service: Service, access: ClientAccess) -> APIRouter:
     async def clone(client: Client, trial_id: str, body: Clone) -> dict[str, Any]:
         """A further trial like this one, with some parameters changed; its tuner is asked where it has one."""
         record = await asyncio.to_thread(access.trial_for, client, trial_id)
+        if body.forks:
+            await asyncio.to_thread(access.refuse_parent, client, record.spec.study, trial_id, service.loop)
         if record.spec.driven:
-            return await ask_driver(record, body.parameters)
-        return await asyncio.to_thread(submit_like, record, body.parameters)
+            return await ask_driver(record, body)
+        return await asyncio.to_thread(submit_like, record, body)
 
     @routes.post("/trials/forget")
     def forget(client: Client, body: Forget) -> dict[str, int]:
@@ -97,7 +100,8 @@ def action_routes(service: Service, access: ClientAccess) -> APIRouter:
         service.forget(body.trials)
         return {"forgotten": len(records)}
 
-    async def ask_driver(record: TrialRecord, changed: Mapping[str, Any]) -> dict[str, Any]:
+    async def ask_driver(record: TrialRecord, body: Clone) -> dict[str, Any]:
+        changed = body.parameters
         unknown = set(changed) - set(record.parameters)
         if unknown:
             known = ", ".join(sorted(record.parameters)) or "none that were told"
@@ -105,7 +109,9 @@ def action_routes(service: Service, access: ClientAccess) -> APIRouter:
         study = record.spec.study
         service.mailbox.notify(study)
         try:
-            refusal = await service.wishes.make(study, {**record.parameters, **changed}, DRIVER_SECONDS)
+            parameters = {**record.parameters, **changed}
+            parent = record.spec.number if body.forks else None
+            refusal = await service.wishes.make(study, parameters, parent, DRIVER_SECONDS)
         except TimeoutError:
             raise HTTPException(
                 409,
@@ -115,8 +121,8 @@ def action_routes(service: Service, access: ClientAccess) -> APIRouter:
             raise HTTPException(422, refusal)
         return {"study": study, "parameters": {**record.parameters, **changed}, "queued": True}
 
-    def submit_like(record: TrialRecord, changed: Mapping[str, Any]) -> dict[str, Any]:
-        spec = record.spec
+    def submit_like(record: TrialRecord, body: Clone) -> dict[str, Any]:
+        spec, changed = replace(record.spec, parent=record.trial_id if body.forks else ""), body.parameters
         command = spec.payload.get("command")
         if changed and not isinstance(command, list):
             raise HTTPException(422, "the trial is not a command, and has no arguments that could be changed")

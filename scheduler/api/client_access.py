@@ -6,6 +6,7 @@ from fastapi import HTTPException
 
 from scheduler.api.callers import allow
 from scheduler.api.tokens import Access, Identity
+from scheduler.loop.control_loop import ControlLoop
 from trials.errors import UnknownTrial
 from trials.record import Study, TrialRecord
 from trials.store import TrialStore
@@ -23,6 +24,22 @@ class ClientAccess:
         elif record.spec.study not in self.own_studies(client):
             raise UnknownTrial(f"no trial is called {trial_id!r}; `elastune ls` lists them")
         return record
+
+    def refuse_parent(self, client: Identity, study: str, parent_id: str, loop: ControlLoop) -> None:
+        """Raises HTTPException for a trial whose state none of this study can begin with."""
+        parent = self.trial_for(client, parent_id)
+        if parent.spec.study != study:
+            raise HTTPException(
+                422,
+                f"parent {parent_id} is a trial of study {parent.spec.study!r}, not of {study!r}; a trial begins with "
+                "the state of one of its own study",
+            )
+        if parent.state.is_final and not loop.has_state(parent_id):
+            raise HTTPException(
+                422,
+                f"parent {parent_id} is over ({parent.state.value}) and its state was not kept; keep it with "
+                "optimize(..., keep_states=True) or `elastune submit --keep-state`",
+            )
 
     def own_studies(self, client: Identity) -> set[str]:
         """Return the studies of a study's token: those of its name, and the one of that name that is to be made."""

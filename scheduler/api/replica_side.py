@@ -42,6 +42,8 @@ class Watch(BaseModel):
     wait: float = 15.0
     known_lost: str = ""
     """Names of those that it has heard are lost, as they were told."""
+    saves: str = ""
+    """Mark of the last request to save that it has heard."""
     told: bool = True
     """False where it does not know yet whether it is to leave."""
 
@@ -142,6 +144,9 @@ def replica_routes(service: Service) -> list[HotRoute]:
             raise HTTPException(410, f"trial {trial_id} is {trial.state.value}; this replica is not wanted any more")
         if mine.stop_requested_at is not None and not query.told:
             return {"leave": True, "generation": None}
+        wanted = service.loop.asked_to_save.get(trial_id, "")
+        if wanted and wanted != query.saves and replica_id in trial.members:
+            return {"save": wanted, "generation": None}
         if mine.retry_join:
             store.update_replica(replica_id, retry_join=False)
             attempt = service.joining.attempt_after(trial_id, replica_id)
@@ -244,6 +249,11 @@ def replica_routes(service: Service) -> list[HotRoute]:
     @hot.post("/abandoned", Number)
     def abandoned(caller: ReplicaRecord, body: Number) -> None:
         store.note_abandoned(caller.trial_id, body.generation)
+        service.loop.wake()
+
+    @hot.post("/saved")
+    def saved(caller: ReplicaRecord) -> None:
+        """Its trial has written a checkpoint that was asked for: trials wait to begin with it."""
         service.loop.wake()
 
     @hot.post("/leaving")

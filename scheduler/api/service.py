@@ -76,6 +76,8 @@ class Changes:
 @dataclass(slots=True)
 class _Wish:
     parameters: Mapping[str, Any]
+    parent: int | None
+    """Number of the trial whose state it begins with, if any."""
     answered: asyncio.Event = field(default_factory=asyncio.Event)
     refusal: str = ""
 
@@ -84,12 +86,12 @@ class Wishes:
     def __init__(self) -> None:
         self._open: dict[str, dict[str, _Wish]] = {}
 
-    async def make(self, study: str, parameters: Mapping[str, Any], wait_seconds: float) -> str:
+    async def make(self, study: str, parameters: Mapping[str, Any], parent: int | None, wait_seconds: float) -> str:
         """Have the study's driver run a trial with these parameters; returns why it will not, empty if it will.
 
         Raises TimeoutError when it does not answer.
         """
-        name, wish = secrets.token_hex(8), _Wish(parameters)
+        name, wish = secrets.token_hex(8), _Wish(parameters, parent)
         self._open.setdefault(study, {})[name] = wish
         try:
             await asyncio.wait_for(wish.answered.wait(), wait_seconds)
@@ -100,7 +102,10 @@ class Wishes:
         return wish.refusal
 
     def open_ones(self, study: str) -> list[dict[str, Any]]:
-        return [{"id": name, "parameters": dict(wish.parameters)} for name, wish in self._open.get(study, {}).items()]
+        return [
+            {"id": name, "parameters": dict(wish.parameters), "parent": wish.parent}
+            for name, wish in self._open.get(study, {}).items()
+        ]
 
     def answer(self, study: str, name: str, refusal: str) -> None:
         wish = self._open.get(study, {}).get(name)
@@ -159,7 +164,8 @@ class Service:
         """Let those look again who wait for something that may be there now. Callable from any thread."""
         with self._looking:
             try:
-                changed = self._changes.look()
+                # Told at each look until they have saved.
+                changed = self._changes.look() | self.loop.asked_to_save.keys()
             except StoreUnavailable:
                 changed = set()
         if self.event_loop is not None and not self.event_loop.is_closed():

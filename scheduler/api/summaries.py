@@ -28,6 +28,7 @@ def summary(record: TrialRecord) -> dict[str, Any]:
         "submitted_at": record.submitted_at,
         "finished_at": record.finished_at,
         "losses": record.losses,
+        "parent": record.spec.parent,
         "outcome": asdict(record.outcome) if record.outcome is not None else None,
     }
 

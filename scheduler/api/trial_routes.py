@@ -64,6 +64,8 @@ def trial_routes(service: Service, access: ClientAccess) -> APIRouter:
             raise HTTPException(422, f"not a trial: {error}") from error
         access.allow_study(client, spec.study)
         check_name("the study's name", spec.study)
+        if spec.parent:
+            access.refuse_parent(client, spec.study, spec.parent, service.loop)
         if not spec.driven:
             register(spec.study, user)
         slots = sum(node.slots for node in service.site.nodes())

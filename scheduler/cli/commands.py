@@ -56,6 +56,7 @@ COMMANDS: dict[str, Command] = {
     "resume": Command("steering", "resume", "Let a paused trial go on."),
     "retry": Command("steering", "retry", "Run a trial again, unchanged, as a new trial."),
     "clone": Command("steering", "clone", "Run a trial again with other parameters, as a new trial."),
+    "fork": Command("steering", "fork", "Train on from where a trial stands, as a new trial with other parameters."),
     "set": Command(
         "steering",
         "set_terms",

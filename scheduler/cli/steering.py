@@ -83,6 +83,24 @@ def retry(trial: str, state_dir: Path | None, scheduler: str) -> None:
 @scheduler_name
 def clone(trial: str, changes: tuple[str, ...], state_dir: Path | None, scheduler: str) -> None:
     """Run a trial again with other parameters, as a new trial."""
+    _again(client_of(state_dir, scheduler), trial, _changes(changes))
+
+
+@click.command("fork")
+@click.argument("trial")
+@click.option("--set", "changes", multiple=True, help="Parameter to change, such as lr=0.1; may be repeated.")
+@state_dir
+@scheduler_name
+def fork(trial: str, changes: tuple[str, ...], state_dir: Path | None, scheduler: str) -> None:
+    """Train on from where a trial stands, as a new trial with other parameters.
+
+    A trial that runs trains on beside its fork. One that is over needs its state kept: `elastune submit --keep-state`,
+    or optimize(..., keep_states=True).
+    """
+    _again(client_of(state_dir, scheduler), trial, _changes(changes), forks=True)
+
+
+def _changes(changes: tuple[str, ...]) -> dict[str, Any]:
     from scheduler.errors import SchedulerError
 
     changed: dict[str, Any] = {}
@@ -91,14 +109,16 @@ def clone(trial: str, changes: tuple[str, ...], state_dir: Path | None, schedule
         if not equals or not name:
             raise SchedulerError(f"--set is {each!r}; it must be like lr=0.1")
         changed[name] = _read(value)
-    _again(client_of(state_dir, scheduler), trial, changed)
+    return changed
 
 
-def _again(client: Any, trial: str, changed: dict[str, Any]) -> None:
+def _again(client: Any, trial: str, changed: dict[str, Any], *, forks: bool = False) -> None:
     one = client.trial(trial)
-    made = client.clone(one, **changed)
+    made = client.fork(one, **changed) if forks else client.clone(one, **changed)
     if made is None:
-        click.echo(f"a trial like {printable(one.label)} is queued; its sweep runs it next")
+        kind = "that begins where" if forks else "like"
+        what = f"a trial {kind} {printable(one.label)}{' stands' * forks}"
+        click.echo(f"{what} is queued; its sweep runs it next")
     else:
         click.echo(f"submitted as trial {printable(made.label)} ({made.id})")
 

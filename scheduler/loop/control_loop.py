@@ -17,6 +17,7 @@ from scheduler.knowledge.observer import Observer
 from scheduler.loop.backoff import Backoff
 from scheduler.loop.decisions import Decisions
 from scheduler.loop.executor import Executor
+from scheduler.loop.inheritance import Inheritance, ParentStateMissing
 from scheduler.loop.journal import Journal
 from scheduler.loop.lifecycle import Lifecycle
 from scheduler.loop.liveness import Liveness
@@ -59,6 +60,7 @@ class ControlLoop:
         journal = Journal(store, policy)
         self._liveness = Liveness(launcher, journal, monotonic, settings.silence_seconds)
         self._files = TrialFiles(settings.state_dir, store, launcher, monotonic)
+        self._inheritance = Inheritance(store, self._files, journal)
         starts = Starts(store, launcher, journal, self._backoff, self._files, settings)
         self._observations = Observations(
             store,
@@ -125,11 +127,19 @@ class ControlLoop:
             grant = self.decisions.grants.get(trial.trial_id)
             if grant is not None:
                 with self._containment.around(trial, "act"):
-                    self._executor.act_on(trial, grant, now)
+                    if not grant.slots or self._has_its_state(trial, now):
+                        self._executor.act_on(trial, grant, now)
         self._executor.stop_leftovers(now)
         for call in self.after_look:
             call()
         self.last_tick_seconds = time.perf_counter() - began
+
+    def _has_its_state(self, trial: TrialRecord, now: float) -> bool:
+        try:
+            return self._inheritance.is_settled(trial, now)
+        except ParentStateMissing as error:
+            self._give_up(trial, Reason(code="parent_state_missing", sentence=str(error)))
+            return False
 
     def _give_up(self, trial: TrialRecord, reason: Reason) -> None:
         self._lifecycle.finish(trial, TrialEvent.GAVE_UP, reason, self._clock())
@@ -140,6 +150,7 @@ class ControlLoop:
 
     def _note_end(self, trial_id: str) -> None:
         self._executor.forget(trial_id)
+        self._inheritance.forget(trial_id)
         self._decide_on_loss_or_end()
 
     # ------------------------------------------------------------------ what it is told, by any thread
@@ -169,6 +180,7 @@ class ControlLoop:
     def forget_trial(self, trial_id: str) -> None:
         """It ended long ago, and its store has forgotten it."""
         self._files.forget_logs(trial_id)
+        self._files.forget_checkpoints(trial_id)
         self._observer.forget(trial_id)
         self._backoff.forget(trial_id)
         self._lifecycle.forget(trial_id)
@@ -199,6 +211,10 @@ class ControlLoop:
             return None
         return None if is_over else self._files.checkpoint_dir(trial_id)
 
+    def has_state(self, trial_id: str) -> bool:
+        """Tell whether a trial could begin with what this one has saved. Callable from any thread."""
+        return self._files.has_state(trial_id)
+
     def trains(self, trial_id: str) -> bool:
         """Tell whether a replica that starts now gets the trial's state from others. Callable from any thread."""
         return bool(self._store.trial(trial_id).members)
@@ -206,6 +222,11 @@ class ControlLoop:
     def logs(self, trial_id: str) -> list[Path]:
         """Files with what a trial's replicas printed, oldest first. Callable from any thread."""
         return self._files.logs(trial_id)
+
+    @property
+    def asked_to_save(self) -> Mapping[str, str]:
+        """Return the trials whose replicas are to save now, each with the mark of the request."""
+        return self._inheritance.asked
 
     @property
     def latest_views(self) -> Mapping[str, TrialView]:

@@ -104,6 +104,12 @@ class Journal:
         if present.state is TrialState.PENDING and present.reason != reason:
             self._store.save_trial(replace(present, reason=reason))
 
+    def note_inheriting(self, trial_id: str, sentence: str) -> None:
+        present = self._store.trial(trial_id)
+        reason = Reason(code="inherits", sentence=sentence)
+        if present.state is TrialState.PENDING and present.reason != reason:
+            self._store.save_trial(replace(present, reason=reason))
+
     def note_launch_failed(self, trial_id: str, error: str, now: float) -> None:
         reason = Reason(code="launch_failed", sentence=f"a replica could not be started: {error}")
         present = self._store.trial(trial_id)

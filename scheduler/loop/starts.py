@@ -177,6 +177,8 @@ class Starts:
             layout=trial.layout,
             replica_sizes=spec.sizes if trial.layout else (),
             server_file=self._settings.server_file,
+            parent=spec.parent,
+            keeps_state=spec.keep_state,
         )
         environ = {
             **self._settings.base_environ,

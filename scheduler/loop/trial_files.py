@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import logging
+import os
 import re
 import shutil
 import time
+import uuid
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+from dist_core.state.states import ENDED
+from trials.agents.archives import newest
 from trials.launch.base import Launcher
 from trials.log_files import last_words, shorten
 from trials.record import ReplicaRecord
+from trials.states import TrialState
 from trials.store import TrialStore
 
 PACKAGES = "packages"
@@ -73,13 +80,37 @@ class TrialFiles:
     def checkpoint_dir(self, trial_id: str) -> Path:
         return self._state_dir / "checkpoints" / trial_id
 
+    def newest_checkpoint(self, trial_id: str) -> str:
+        """Return the name of a trial's newest checkpoint; empty where it has none."""
+        return newest(self.checkpoint_dir(trial_id)).get("", "")
+
+    def has_state(self, trial_id: str) -> bool:
+        folder = self.checkpoint_dir(trial_id)
+        return bool(_newest_parts(folder / ENDED) or _newest_parts(folder))
+
+    def hand_on(self, parent_id: str, child_id: str) -> bool:
+        """Have a child begin with its parent's newest state; False where there is none."""
+        folder = self.checkpoint_dir(parent_id)
+        for source in (folder / ENDED, folder):
+            parts = _newest_parts(source)
+            if parts:
+                _take_over(parts, self.checkpoint_dir(child_id), parent_id)
+                logger.info("state handed on parent=%s child=%s checkpoint=%s", parent_id, child_id, parts[0].name)
+                return True
+        return False
+
     def forget_checkpoints(self, trial_id: str) -> None:
+        """Forget a trial's checkpoints, once the trials that begin where it stands have theirs."""
+        for child in self._store.trials(live_only=True):
+            if child.spec.parent == trial_id and not child.published and not self.newest_checkpoint(child.trial_id):
+                self.hand_on(trial_id, child.trial_id)
         shutil.rmtree(self.checkpoint_dir(trial_id), ignore_errors=True)
 
     def forget_old_checkpoints(self) -> None:
         """Forget checkpoints of trials that ended just before an earlier scheduler did."""
         for trial in self._store.trials():
-            if trial.state.is_final:
+            ended_well = trial.state in (TrialState.SUCCEEDED, TrialState.PRUNED)
+            if trial.state.is_final and not (trial.spec.keep_state and ended_well):
                 self.forget_checkpoints(trial.trial_id)
 
     # ------------------------------------------------------------------ code and prepared data
@@ -108,3 +139,49 @@ class TrialFiles:
             if folder not in kept and time.time() - folder.stat().st_mtime > SPARED_SECONDS:
                 shutil.rmtree(folder, ignore_errors=True)
                 logger.info("prepared data forgotten folder=%s", folder.name)
+
+
+def _newest_parts(folder: Path) -> list[Path]:
+    """Return the newest checkpoint in a folder, with the parts that a replica's other processes wrote of it."""
+    for first in sorted(folder.glob("checkpoint-*"), reverse=True):
+        summary = _summary(first)
+        if summary is None:
+            continue
+        parts = [first]
+        for member in range(1, int(summary.get("parts", 1))):
+            beside = sorted((folder / f"part-{member}").glob("checkpoint-*"), reverse=True)
+            parts += [path for path in beside if _summary(path) == summary][:1]
+        if len(parts) == summary.get("parts", 1):
+            return parts
+    return []
+
+
+def _summary(checkpoint: Path) -> dict[str, Any] | None:
+    try:
+        return dict(json.loads((checkpoint / "manifest.json").read_text())["summary"])
+    except (OSError, ValueError, KeyError):
+        return None
+
+
+def _take_over(parts: list[Path], folder: Path, parent_id: str) -> None:
+    """Make a checkpoint of a parent the first one of its child, the first process's last: then it counts.
+
+    Links where the file system has them: a state of gigabytes takes neither time nor space.
+    """
+    for member, source in reversed(list(enumerate(parts))):
+        target = folder if member == 0 else folder / f"part-{member}"
+        arriving = target / f"partial-{uuid.uuid4().hex[:12]}"
+        arriving.mkdir(parents=True)
+        for path in source.iterdir():
+            if path.name != "manifest.json":
+                try:
+                    os.link(path, arriving / path.name)
+                except OSError:
+                    shutil.copyfile(path, arriving / path.name)
+        manifest = json.loads((source / "manifest.json").read_text())
+        manifest["summary"] |= {"left": True, "parent": parent_id}
+        with open(arriving / "manifest.json", "w") as file:
+            json.dump(manifest, file)
+            file.flush()
+            os.fsync(file.fileno())
+        os.rename(arriving, target / f"checkpoint-{1:08d}")

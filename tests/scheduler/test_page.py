@@ -474,7 +474,7 @@ def test_a_tuners_trial_runs_again_if_its_driver_takes_it(site: Site, monkeypatc
 
     async def wish() -> tuple[str, str]:
         wishes = site.service.wishes
-        asked = [asyncio.create_task(wishes.make("s", {"lr": value}, 5.0)) for value in (0.2, 0.3)]
+        asked = [asyncio.create_task(wishes.make("s", {"lr": value}, None, 5.0)) for value in (0.2, 0.3)]
         await asyncio.sleep(0)
         first, second = wishes.open_ones("s")
         assert first["parameters"] == {"lr": 0.2}

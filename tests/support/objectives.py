@@ -321,3 +321,27 @@ def sets_what_is_nested_too_deep(trial: optuna.Trial) -> float:
 def sets_large_integers(trial: optuna.Trial) -> float:
     trial.set_user_attr("value", [2**63, {"a": -(2**70)}])
     return float(2**63)
+
+
+def descends(trial: optuna.Trial) -> float:
+    """A linear model whose loss falls with each epoch, the faster the larger the rate."""
+    rate, epochs = trial.suggest_float("lr", 1e-6, 0.2, log=True), trial.suggest_int("epochs", 1, 8)
+    generator = torch.Generator().manual_seed(1)
+    inputs = torch.randn(128, 4, generator=generator)
+    target = inputs @ torch.randn(4, 1, generator=generator)
+    torch.manual_seed(2)
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=rate)
+    loader = AdaptiveDataLoader(TensorDataset(inputs, target), batch_size=32, shuffle=True)
+    wrapped = AdaptiveDataParallel(model, optimizer)
+    loss = float("nan")
+    for epoch in remaining_epochs_until(epochs):
+        for some, wanted in loader:
+            optimizer.zero_grad()
+            torch.nn.functional.mse_loss(wrapped(some), wanted).backward()
+            optimizer.step()
+            time.sleep(0.02)
+        with torch.no_grad():
+            loss = float(torch.nn.functional.mse_loss(model(inputs), target))
+        trial.report(loss, epoch)
+    return loss

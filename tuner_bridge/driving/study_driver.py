@@ -71,8 +71,10 @@ class StudyDriver:
         self._answers = Answers()
         self.parameters = ToldParameters()
         self._granted: dict[str, str] = {}
-        self.on_wish: Callable[[Mapping[str, Any]], None] | None = None
-        """Has a trial of these parameters run, or raises ValueError with the reason why not; the poll thread calls."""
+        self.on_wish: Callable[[Mapping[str, Any], int | None], None] | None = None
+        """Has a trial of these parameters run, which begins with the state of the trial of that number, if any.
+
+        Raises ValueError with the reason why not; the poll thread calls."""
         self._lock = threading.Lock()
         self._interrupted = threading.Event()
         self._closed = threading.Event()
@@ -364,7 +366,8 @@ class StudyDriver:
                 )
                 self._heard = news.get("heard", -1)
                 self.parameters.are_told(parameters)
-                self._granted = {wish["id"]: self._grant(wish["parameters"]) for wish in news.get("wishes", ())}
+                wishes = news.get("wishes", ())
+                self._granted = {each["id"]: self._grant(each["parameters"], each["parent"]) for each in wishes}
                 unreachable_since = None
             except SchedulerUnreachable as error:
                 now = time.monotonic()
@@ -395,12 +398,12 @@ class StudyDriver:
             answers = self._answers.collect(questions) if questions else []
             self.code.send_again(news.get("missing_packages", ()), self.client)
 
-    def _grant(self, parameters: Mapping[str, Any]) -> str:
+    def _grant(self, parameters: Mapping[str, Any], parent: int | None) -> str:
         """Why no trial of these parameters will run; empty where one will."""
         if self.on_wish is None:
             return "the tuner of this study chooses all parameters itself"
         try:
-            self.on_wish(parameters)
+            self.on_wish(parameters, parent)
         except ValueError as error:
             return str(error)
         return ""

@@ -34,6 +34,10 @@ class TrialTemplate:
     environ: Mapping[str, str] = field(default_factory=dict)
     """Variables that trials get of the sweep's environment, beside what their machine has."""
 
+    @property
+    def min_slots(self) -> int:
+        return self.min_replicas * self.replica_sizes[0]
+
     def trial(self, study: str, number: int, **own: Any) -> TrialSpec:
         return TrialSpec(
             study=study,

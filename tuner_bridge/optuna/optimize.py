@@ -35,6 +35,8 @@ from tuner_bridge.in_replica.scripts import Script
 from tuner_bridge.optuna.notebook import in_notebook, page_link, show_page
 from tuner_bridge.optuna.objective_template import bounded, template_of
 from tuner_bridge.optuna.own_slots import OwnSlots
+from tuner_bridge.optuna.population import Population
+from tuner_bridge.optuna.population_sweep import PopulationSweep
 from tuner_bridge.optuna.trainers import TrainerSearch
 from tuner_bridge.optuna.trial_driver import OptunaDriver
 from tuner_bridge.plain_endings import INTERRUPTED, end_plainly
@@ -76,6 +78,8 @@ def optimize(
     timeline: str | os.PathLike[str] | None = None,
     trackers: Sequence[Tracker] = (),
     show_output: bool = False,
+    population: Population | None = None,
+    keep_states: bool = False,
 ) -> None:
     """Run ``study.optimize`` with each trial an elastic job of ``min_replicas`` to ``max_replicas`` processes.
 
@@ -124,6 +128,10 @@ def optimize(
         trackers: of ``tuner_bridge.trackers``: each has one run a trial, with its parameters, reports, resizes and
             goodput.
         show_output: print what trials print, each line with its trial; their logs have that as well (`elastune logs`).
+        population: train a population (``Population(size=16, every="4 epochs")``), whose worst members go on from the
+            best. Its members run until they end; ``n_trials`` and ``n_jobs`` are not given.
+        keep_states: keep the state that each trial ends with, so that others can begin with it (``enqueue_from``).
+            Takes a checkpoint's room on disk for each trial.
 
     Raises:
         InvalidSweep: for what cannot be run.
@@ -147,12 +155,14 @@ def optimize(
     own = OwnSlots(slots=slots, emulate=emulate, memory_per_slot=memory_per_slot, gpus_per_slot=gpus_per_slot)
     if n_jobs != -1 and n_jobs < 1:
         raise InvalidSweep(f"n_jobs is {n_jobs}; it must be at least 1, or -1 for as many as the slots allow")
+    if population is not None:
+        _check_population(study, n_trials, n_jobs, resume=resume)
     if resume and isinstance(study._storage, optuna.storages.InMemoryStorage):
         raise InvalidSweep(
             "resume=True needs a study that outlives its process, this one is in memory; create it with "
             "storage='sqlite:///sweep.db' (or any other storage) and load_if_exists=True"
         )
-    leaves_nothing = isinstance(study._storage, optuna.storages.InMemoryStorage)
+    leaves_nothing = isinstance(study._storage, optuna.storages.InMemoryStorage) and not keep_states
     with scheduler_for(
         study.study_name, own, state_dir, preload=template.preload, settings=settings, leaves_nothing=leaves_nothing
     ) as found:
@@ -172,8 +182,20 @@ def optimize(
                 return
             jobs = max(1, driver.slots // (min_replicas * driver.template.replica_sizes[0])) if n_jobs == -1 else n_jobs
             driver.at_a_time, driver.left = jobs, remaining
+            driver.keeps_states = keep_states or population is not None
+            if population is not None:
+                driver.at_a_time, driver.left = population.size, None
             shown = showing_output(lambda: driver.client, driver.study_key) if show_output else contextlib.nullcontext()
             with _marked_asks(study, driver), _interruptible(driver), _display(driver, n_trials, live=live), shown:
+                if population is not None:
+                    PopulationSweep(
+                        driver,
+                        population,
+                        catch=tuple(catch) if isinstance(catch, Iterable) else (catch,),
+                        callbacks=callbacks or (),
+                        timeout=timeout,
+                    ).run()
+                    return
                 study.optimize(
                     driver.run,
                     n_trials=remaining,
@@ -200,6 +222,19 @@ def optimize(
             if timeline is not None:
                 _draw(driver.client, Path(timeline))
             driver.detach()
+
+
+def _check_population(study: optuna.Study, n_trials: int | None, n_jobs: int, *, resume: bool) -> None:
+    """Raises InvalidSweep for arguments that mean nothing beside a population."""
+    if n_trials is not None or n_jobs != 1:
+        raise InvalidSweep(
+            "n_trials and n_jobs mean nothing beside population=: its size says how many train at a time, and they "
+            "train until they end, or until timeout="
+        )
+    if resume:
+        raise InvalidSweep("a population cannot be resumed; begin one anew, from trials that were kept (enqueue_from)")
+    if len(study.directions) > 1:
+        raise InvalidSweep("a population compares its members by one value; this study has several objectives")
 
 
 def _say_what_stays_behind(objective: Any, callbacks: Sequence[Callback]) -> None:

@@ -100,6 +100,9 @@ class ElasticTrial(optuna.Trial):
         environment = self._core.environment
         assert environment is not None
         told: dict[str, Any] = {"reports": [[each["step"], each["value"]] for each in reports]} if reports else {}
+        position = getattr(self._core, "position", None)
+        if reports and position is not None and position.limit is not None and position.epoch >= position.limit - 1:
+            told["is_last"] = True
         took = self._ahead.untold
         if took:
             told["took"] = took
@@ -135,7 +138,7 @@ class ElasticTrial(optuna.Trial):
         """Also when the user's code runs again from its top."""
         if not self._core.registry.has(STATE):
             self._steps.clear()
-            self._core.registry.register(STATE, FunctionState(self._save, self._load))
+            self._core.registry.register(STATE, FunctionState(self._save, self._load, lambda parents: None))
 
     def _save(self) -> dict[str, Any]:
         return {**self._reports.state_dict(), "has_reported": self._has_reported}

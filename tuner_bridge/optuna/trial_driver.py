@@ -18,10 +18,11 @@ from optuna.storages._heartbeat import is_heartbeat_enabled
 from scheduler.client.connection import SchedulerClient
 from tuner_bridge.driving.study_driver import StudyDriver, file_name
 from tuner_bridge.driving.template import TrialTemplate
-from tuner_bridge.errors import TrialLost
+from tuner_bridge.errors import InvalidSweep, TrialLost
 from tuner_bridge.in_replica.wire import NOT_A_NUMBER, decode_value
 from tuner_bridge.in_replica.wired_errors import decode_exception
 from tuner_bridge.optuna.ahead import LookAhead, index_of, is_same
+from tuner_bridge.optuna.population import PARENT
 from tuner_bridge.trackers.base import Tracker
 from tuner_bridge.trackers.tracked_trial import ATTRIBUTE, TrackedTrial
 
@@ -29,6 +30,10 @@ logger = logging.getLogger(__name__)
 
 TRIAL_ATTRIBUTE = "elastune:trial"
 STUDY_ATTRIBUTE = "elastune:study"
+Follow = Callable[[optuna.Trial, int, float, bool], optuna.Trial | None]
+"""Told a trial's report, its step and value, and whether it is of the last epoch: the trial that later ones belong to.
+
+None: the objective is to end."""
 SUGGESTIONS = ("suggest_float", "suggest_int", "suggest_categorical")
 SHOW_SECONDS = 5.0
 """Between two notes of one trial's goodput for Optuna's dashboard; another number of replicas is noted at once."""
@@ -56,6 +61,10 @@ class OptunaDriver(StudyDriver):
         self._trackers = trackers
         self._sampler_lock = threading.Lock()
         self._look_ahead = LookAhead(study)
+        self.keeps_states = False
+        """Keep the states that trials end with, for others to begin with."""
+        self._parents: dict[int, str] = {}
+        """Elastic trials that trials begin from, by the number of the latter, where these are known already."""
         self.on_wish = self._queue
         self.ends_when_spent = True
 
@@ -83,13 +92,14 @@ class OptunaDriver(StudyDriver):
                 self.study.study_name,
             )
 
-    def _queue(self, parameters: Mapping[str, Any]) -> None:
-        """The next trial that the sweep asks for has these parameters."""
+    def _queue(self, parameters: Mapping[str, Any], parent: int | None) -> None:
+        """The next trial that the sweep asks for has these parameters, and begins where its parent stands."""
         if self.left == 0:
             raise ValueError(
                 "the sweep has submitted all of its trials; start it again with resume=True and a larger n_trials"
             )
-        self.study.enqueue_trial(_within_space(self.study, parameters))
+        attributes = {} if parent is None else {PARENT: parent}
+        self.study.enqueue_trial(_within_space(self.study, parameters), user_attrs=attributes)
 
     def adopt_interrupted(self) -> int:
         """Queue again the trials that a dead driver of this study left running; returns how many.
@@ -122,19 +132,53 @@ class OptunaDriver(StudyDriver):
         elif waiting[0].user_attrs.get(TRIAL_ATTRIBUTE) != self.study_key:
             self.study._storage.set_trial_user_attr(waiting[0]._trial_id, TRIAL_ATTRIBUTE, self.study_key)
 
-    def run(self, trial: optuna.Trial) -> Any:
-        """The objective as Optuna calls it: returns the value, raises TrialPruned or the objective's exception."""
+    def begins_with(self, number: int, parent_id: str) -> None:
+        """Have the trial of that number begin with the state of an elastic trial."""
+        self._parents[number] = parent_id
+
+    def _parent_of(self, trial: optuna.Trial) -> str:
+        """Return the elastic trial whose state this one begins with; empty for none."""
+        number = trial.user_attrs.get(PARENT)
+        if number is None or trial.number in self._parents:
+            return self._parents.get(trial.number, "")
+        trials = self._once_reached(lambda: self.client.request("GET", "/trials"))
+        found = [each for each in trials if each["study"] == self.study_key and each["number"] == number]
+        if not found:
+            raise InvalidSweep(
+                f"trial {trial.number} is to begin with the state of trial {number}, which the scheduler "
+                "does not know: name a trial of this study whose state was kept (optimize(..., keep_states=True))"
+            )
+        return str(found[0]["trial_id"])
+
+    def run(
+        self,
+        trial: optuna.Trial,
+        *,
+        follow: Follow = lambda trial, step, value, is_last: trial,
+        submitted: Callable[[str], None] = lambda trial_id: None,
+    ) -> Any:
+        """The objective as Optuna calls it: returns the value, raises TrialPruned or the objective's exception.
+
+        ``follow``: may have other trials of the study follow this one while its elastic trial trains on.
+        ``submitted``: told the elastic trial's id.
+        """
         prunes = not isinstance(self.study.pruner, optuna.pruners.NopPruner)
         if trial.user_attrs.get(TRIAL_ATTRIBUTE) != self.study_key:
             trial.set_user_attr(TRIAL_ATTRIBUTE, self.study_key)
         spec = self.template.trial(self.study_key, trial.number, storage_id=trial._trial_id, prunes=prunes)
         tracked = self._tracked(trial)
-        spec = replace(spec, environ={**spec.environ, **tracked.environ})
+        spec = replace(
+            spec,
+            environ={**spec.environ, **tracked.environ},
+            parent=self._parent_of(trial),
+            keep_state=self.keeps_states,
+        )
 
         trial_ids: list[str] = []
 
-        def submitted(trial_id: str) -> None:
+        def has_id(trial_id: str) -> None:
             trial_ids.append(trial_id)
+            submitted(trial_id)
             if trial.params:
                 # It has been here before.
                 self.parameters.note(trial_id, trial.params)
@@ -142,15 +186,15 @@ class OptunaDriver(StudyDriver):
         def note(values: Mapping[str, Any]) -> None:
             self.parameters.note(trial_ids[0], values)
 
-        ask = Questions(trial, self._look_ahead, tracked, note, self._sampler_lock)
-        display = _Display(trial)
+        ask = Questions(trial, self._look_ahead, tracked, note, self._sampler_lock, follow)
+        display = _Display(lambda: ask.trial)
 
         def watch(live: Mapping[str, Any]) -> None:
             display(live)
             tracked.live(live)
 
         try:
-            ended = self.run_trial(spec, ask, watch, submitted)
+            ended = self.run_trial(spec, ask, watch, has_id)
         except BaseException:
             tracked.leave()
             raise
@@ -172,7 +216,7 @@ class OptunaDriver(StudyDriver):
 class _Display:
     """Notes of a running trial, as user attributes that Optuna's dashboard shows."""
 
-    def __init__(self, trial: optuna.Trial) -> None:
+    def __init__(self, trial: Callable[[], optuna.Trial]) -> None:
         self._trial = trial
         self._replicas: int | None = None
         self._later: Mapping[str, Any] | None = None
@@ -194,15 +238,15 @@ class _Display:
     def _note(self, live: Mapping[str, Any]) -> None:
         if live["replicas"] != self._replicas:
             self._replicas = live["replicas"]
-            self._trial.set_user_attr("elastune:replicas", self._replicas)
+            self._trial().set_user_attr("elastune:replicas", self._replicas)
             self._noted_at = float("-inf")
         if not live.get("goodput"):
             return
         self._later = live
         if time.monotonic() - self._noted_at > SHOW_SECONDS:
             self._noted_at, self._later = time.monotonic(), None
-            self._trial.set_user_attr("elastune:goodput", live["goodput"])
-            self._trial.set_user_attr("elastune:batch", live["batch"])
+            self._trial().set_user_attr("elastune:goodput", live["goodput"])
+            self._trial().set_user_attr("elastune:batch", live["batch"])
 
 
 def _end_tracked(tracked: TrackedTrial, ended: Mapping[str, Any], history: Sequence[str]) -> None:
@@ -233,8 +277,12 @@ class Questions:
         tracked: TrackedTrial,
         note: Callable[[Mapping[str, Any]], None],
         lock: threading.Lock,
+        follow: Follow = lambda trial, step, value, is_last: trial,
     ) -> None:
-        self._trial = trial
+        self.trial = trial
+        """Trial that the objective's present reports belong to."""
+        self._is_to_end = False
+        self._follow = follow
         self._look_ahead = look_ahead
         self._tracked = tracked
         self._note = note
@@ -244,18 +292,21 @@ class Questions:
     def __call__(self, method: str, arguments: dict[str, Any]) -> Any:
         """Raises what the real trial raises."""
         with self._lock:
-            values = self._look_ahead.take(self._trial, arguments.pop("took", ()))
+            is_last = bool(arguments.pop("is_last", False))
+            values = self._look_ahead.take(self.trial, arguments.pop("took", ()))
             try:
                 # A trial that resumed from its checkpoint reports again what it had reported; the first value stays.
                 for step, value in arguments.pop("reports", ()):
-                    self._report(value, step)
+                    self._report(value, step, is_last)
                 if method == "report":
-                    return self._report(arguments["value"], arguments["step"])
+                    return self._report(arguments["value"], arguments["step"], is_last)
+                if self._is_to_end:
+                    raise optuna.TrialPruned("another trial goes on in its place")
                 if method not in SUGGESTIONS:
-                    return _call(self._trial, method, arguments)
+                    return _call(self.trial, method, arguments)
                 asker = arguments.pop("asker")
                 name, choices = arguments["name"], arguments.get("choices")
-                values[name], ahead = self._look_ahead.suggest(self._trial, method, arguments, asker)
+                values[name], ahead = self._look_ahead.suggest(self.trial, method, arguments, asker)
                 return {"value": values[name] if choices is None else index_of(choices, values[name]), "ahead": ahead}
             finally:
                 for each, value in values.items():
@@ -263,16 +314,22 @@ class Questions:
                 if values:
                     self._note(values)
 
-    def _report(self, value: Any, step: Any) -> None:
-        if step not in self._reported:
-            self._trial.report(value, step)
-            self._tracked.report(float(value), int(step))
-            self._reported.add(int(step))
+    def _report(self, value: Any, step: Any, is_last: bool) -> None:
+        if step in self._reported or self._is_to_end:
+            return
+        self.trial.report(value, step)
+        self._tracked.report(float(value), int(step))
+        self._reported.add(int(step))
+        following = self._follow(self.trial, int(step), float(value), is_last)
+        if following is None:
+            self._is_to_end = True
+        else:
+            self.trial = following
 
     def close(self) -> None:
         """The trial is over."""
         with self._lock:
-            self._look_ahead.close(self._trial)
+            self._look_ahead.close(self.trial)
 
 
 def _call(trial: optuna.Trial, method: str, arguments: dict[str, Any]) -> Any:

@@ -216,6 +216,7 @@ def is_running(pod: dict[str, Any]) -> bool:
 @contextmanager
 def installed(state_dir: Path, **changes: Any) -> Iterator[Installed]:
     """The chart on the cluster, and afterwards what it was before."""
+    until(lambda: not is_terminating(NAMESPACE), 120.0, "the namespace of the last installation is gone")
     engine = helm.Config(namespace=NAMESPACE, kubeconfig_path=os.environ["KUBECONFIG"])
     try:
         engine.install(
@@ -239,6 +240,12 @@ def installed(state_dir: Path, **changes: Any) -> Iterator[Installed]:
     finally:
         engine.uninstall(RELEASE, wait="watcher", timeout=180, ignore_not_found=True)
         engine.close()
+
+
+def is_terminating(namespace: str) -> bool:
+    """Tell whether a namespace is being deleted: it takes nothing in, and cannot be made again until it is gone."""
+    phases = kubectl("get", "namespace", namespace, "-o", "jsonpath={.status.phase}", "--ignore-not-found")
+    return phases == "Terminating"
 
 
 def beside_the_nodes_to_kill() -> dict[str, Any]:

@@ -1,0 +1,71 @@
+"""Inheritance: a trial that names a parent begins with the parent's state.
+
+The state is the parent's newest checkpoint, put into the child's own folder before the child's first replica starts: a
+child restores it as any trial restores its own. A parent that trains is asked to save first, between two steps, and
+trains on. Level-triggered: what is asked for is worked out anew at each look, so nothing is lost with a scheduler.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from scheduler.loop.journal import Journal
+from scheduler.loop.trial_files import TrialFiles
+from trials.errors import TrialsError, UnknownTrial
+from trials.record import TrialRecord
+from trials.states import TrialState
+from trials.store import TrialStore
+
+SAVE_SECONDS = 60.0
+"""Longest time to wait for a new checkpoint of a parent that has an older one: it may be evaluating."""
+
+
+class ParentStateMissing(TrialsError):
+    """The parent has no state that its child could begin with, and never will have."""
+
+
+class Inheritance:
+    def __init__(self, store: TrialStore, files: TrialFiles, journal: Journal) -> None:
+        self._store = store
+        self._files = files
+        self._journal = journal
+        self._asked: dict[str, tuple[str, float]] = {}
+        """By parent: its newest checkpoint when it was asked for another one, and when that was."""
+
+    @property
+    def asked(self) -> Mapping[str, str]:
+        """Parents whose replicas are to save now, each with a mark that tells one request from another."""
+        return {parent: f"after {name or 'none'}" for parent, (name, _) in tuple(self._asked.items())}
+
+    def forget(self, trial_id: str) -> None:
+        self._asked.pop(trial_id, None)
+
+    def is_settled(self, child: TrialRecord, now: float) -> bool:
+        """Tell whether the trial has the state that it begins with. Raises ParentStateMissing if it never will."""
+        parent_id = child.spec.parent
+        if not parent_id or child.published or self._files.newest_checkpoint(child.trial_id):
+            return True
+        try:
+            parent = self._store.trial(parent_id)
+        except UnknownTrial:
+            raise ParentStateMissing(f"its parent {parent_id} has been removed, and its state with it") from None
+        if parent.members and not parent.state.is_final and not self._has_saved(parent, now):
+            self._journal.note_inheriting(child.trial_id, f"waits until its parent {parent_id} has saved its state")
+            return False
+        if self._files.hand_on(parent_id, child.trial_id):
+            self._asked.pop(parent_id, None)
+            return True
+        if parent.state.is_final:
+            raise ParentStateMissing(f"its parent {parent_id} ended, and no state of it was kept")
+        if parent.state is TrialState.RUNNING and not parent.published:
+            raise ParentStateMissing(
+                f"its parent {parent_id} runs code that does not use dist_core, and saves no state"
+            )
+        self._journal.note_inheriting(child.trial_id, f"waits until its parent {parent_id} has trained")
+        return False
+
+    def _has_saved(self, parent: TrialRecord, now: float) -> bool:
+        """Ask a parent that trains to save; True once it has, or is not going to."""
+        newest = self._files.newest_checkpoint(parent.trial_id)
+        before, since = self._asked.setdefault(parent.trial_id, (newest, now))
+        return newest != before or (bool(newest) and now - since > SAVE_SECONDS)

@@ -1,0 +1,112 @@
+"""A child's optimizers and schedules: where the parent stands, with hyperparameters of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch.optim.lr_scheduler import (
+    CosineAnnealingLR,
+    LambdaLR,
+    LinearLR,
+    LRScheduler,
+    OneCycleLR,
+    ReduceLROnPlateau,
+    SequentialLR,
+    StepLR,
+)
+
+from dist_core.errors import InvalidTraining
+from dist_core.gradients.wrapped_state import WrappedState
+from dist_core.state.states import FunctionState, StateRegistry
+
+
+def made(
+    lr: float, schedule: Callable[[torch.optim.Optimizer], Any] | None = None, *, width: int = 3, **options: float
+) -> tuple[torch.nn.Module, torch.optim.Optimizer, Any, WrappedState]:
+    module = torch.nn.Linear(width, 1)
+    optimizer = torch.optim.AdamW(module.parameters(), lr=lr, **options)  # type: ignore[arg-type]
+    schedules = [] if schedule is None else [schedule(optimizer)]
+    return module, optimizer, schedules[0] if schedules else None, WrappedState(module, [optimizer], schedules, None)
+
+
+def train(module: torch.nn.Module, optimizer: torch.optim.Optimizer, schedule: Any, steps: int) -> None:
+    for _ in range(steps):
+        optimizer.zero_grad()
+        module(torch.ones(2, 3)).square().sum().backward()
+        optimizer.step()
+        if isinstance(schedule, ReduceLROnPlateau):
+            schedule.step(1.0)
+        elif schedule is not None:
+            schedule.step()
+
+
+def test_weights_and_moments_are_the_parents_and_hyperparameters_its_own() -> None:
+    module, optimizer, _, parent = made(0.1, weight_decay=0.5)
+    train(module, optimizer, None, 4)
+    own_module, own, _, child = made(0.02, weight_decay=0.0)
+    child.inherit(parent.state_dict())
+    assert torch.equal(own_module.weight, module.weight)  # type: ignore[arg-type]
+    moments = [next(iter(each.state.values())) for each in (optimizer, own)]
+    assert torch.equal(moments[0]["exp_avg"], moments[1]["exp_avg"])
+    assert moments[0]["step"] == moments[1]["step"] == 4
+    assert (own.param_groups[0]["lr"], own.param_groups[0]["weight_decay"]) == (0.02, 0.0)
+
+
+SCHEDULES: dict[str, Callable[[torch.optim.Optimizer], LRScheduler]] = {
+    "cosine": lambda optimizer: CosineAnnealingLR(optimizer, 20),
+    "step": lambda optimizer: StepLR(optimizer, 3, gamma=0.5),
+    "lambda": lambda optimizer: LambdaLR(optimizer, lambda step: 1.0 / (1 + step)),
+    "one cycle": lambda optimizer: OneCycleLR(optimizer, max_lr=optimizer.param_groups[0]["lr"], total_steps=30),
+    "sequence": lambda optimizer: SequentialLR(optimizer, [LinearLR(optimizer), StepLR(optimizer, 2)], milestones=[4]),
+}
+
+
+@pytest.mark.parametrize("name", list(SCHEDULES))
+def test_a_schedule_goes_on_where_the_parents_stands_from_a_rate_of_its_own(name: str) -> None:
+    """As one that had begun with the child's rate, and had made the parent's steps."""
+    module, optimizer, schedule, parent = made(0.1, SCHEDULES[name])
+    train(module, optimizer, schedule, 7)
+    own_module, own, own_schedule, child = made(0.02, SCHEDULES[name])
+    child.inherit(parent.state_dict())
+    alone_module, alone, alone_schedule, _ = made(0.02, SCHEDULES[name])
+    train(alone_module, alone, alone_schedule, 7)
+    for _ in range(5):
+        assert own.param_groups[0]["lr"] == pytest.approx(alone.param_groups[0]["lr"])
+        train(own_module, own, own_schedule, 1)
+        train(alone_module, alone, alone_schedule, 1)
+
+
+def test_a_schedules_parameters_are_its_own() -> None:
+    module, optimizer, schedule, parent = made(0.1, lambda each: ReduceLROnPlateau(each, factor=0.5, patience=2))
+    train(module, optimizer, schedule, 2)
+    _, _, own_schedule, child = made(0.1, lambda each: ReduceLROnPlateau(each, factor=0.1, patience=9))
+    child.inherit(parent.state_dict())
+    assert (own_schedule.factor, own_schedule.patience) == (0.1, 9)
+    assert own_schedule.num_bad_epochs == schedule.num_bad_epochs == 1
+
+
+def test_a_schedule_that_is_made_later_takes_the_parents_position() -> None:
+    module, optimizer, schedule, parent = made(0.1, SCHEDULES["step"])
+    train(module, optimizer, schedule, 4)
+    _, own, _, child = made(0.02)
+    child.inherit(parent.state_dict())
+    later = StepLR(own, 9, gamma=0.9)
+    child.adopt_schedule(later)
+    assert (later.last_epoch, later.step_size, later.gamma, later.base_lrs) == (4, 9, 0.9, [0.02])
+
+
+def test_another_shape_is_refused_by_the_name_of_the_tensor() -> None:
+    *_, parent = made(0.1)
+    *_, child = made(0.1, width=5)
+    with pytest.raises(InvalidTraining, match=r"'weight \(1, 5\)' here and 'weight \(1, 3\)' in its parent"):
+        child.inherit(parent.state_dict())
+
+
+def test_states_that_are_registered_later_are_inherited_too() -> None:
+    registry, told = StateRegistry(), []
+    registry.restore({"a": {"x": 1}}, inherited=True)
+    registry.register("a", FunctionState(dict, lambda state: told.append("loaded"), lambda state: told.append(state)))
+    assert told == [{"x": 1}]

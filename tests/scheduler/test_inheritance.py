@@ -1,0 +1,137 @@
+"""Trials that begin with the state of a parent: what is waited for, what is asked, and what is handed on."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from scheduler.loop.inheritance import SAVE_SECONDS
+from tests.support.loop_bench import Bench
+from trials.record import Outcome, Report
+from trials.states import TrialState
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Bench:
+    return Bench(tmp_path)
+
+
+def save(bench: Bench, trial_id: str, sequence: int, *, parts: int = 1, folder: str = ".") -> None:
+    for member in range(parts):
+        place = bench.folder / "checkpoints" / trial_id / folder / (f"part-{member}" if member else ".")
+        path = place / f"checkpoint-{sequence:08d}"
+        path.mkdir(parents=True)
+        (path / "state.pt").write_text(f"state {sequence} of part {member}")
+        summary = {"epoch": sequence, "left": False, "parts": parts}
+        (path / "manifest.json").write_text(json.dumps({"format": 2, "summary": summary}))
+
+
+def state_of(bench: Bench, trial_id: str, part: str = ".") -> str:
+    return (bench.folder / "checkpoints" / trial_id / part / "checkpoint-00000001" / "state.pt").read_text()
+
+
+def parent_that_trains(bench: Bench, **spec: bool) -> str:
+    parent = bench.submit(max_replicas=1, **spec)
+    bench.train(parent)
+    return parent
+
+
+def child_of(bench: Bench, parent: str, number: int = 1) -> str:
+    return bench.submit(number, max_replicas=1, parent=parent)  # type: ignore[arg-type]
+
+
+def test_a_parent_that_trains_is_asked_to_save_and_its_child_waits_for_that(bench: Bench) -> None:
+    parent = parent_that_trains(bench)
+    save(bench, parent, 1)
+    child = child_of(bench, parent)
+    bench.tick(4)
+    assert bench.loop.asked_to_save == {parent: "after checkpoint-00000001"}
+    assert bench.store.replicas(trial_id=child) == []
+    assert "waits until its parent" in bench.trial(child).reason.sentence
+    save(bench, parent, 2)
+    bench.tick(2)
+    assert bench.loop.asked_to_save == {}
+    assert state_of(bench, child) == "state 2 of part 0"
+    manifest = bench.folder / "checkpoints" / child / "checkpoint-00000001" / "manifest.json"
+    assert json.loads(manifest.read_text())["summary"] == {"epoch": 2, "left": True, "parts": 1, "parent": parent}
+    assert len(bench.store.replicas(trial_id=child)) == 1
+    assert bench.trial(parent).state is TrialState.RUNNING
+
+
+def test_a_parent_that_cannot_save_now_gives_its_older_state_after_a_while(bench: Bench) -> None:
+    parent = parent_that_trains(bench)
+    save(bench, parent, 1)
+    child = child_of(bench, parent)
+    bench.tick(int(SAVE_SECONDS) - 10, seconds=1.0)
+    assert bench.store.replicas(trial_id=child) == []
+    bench.tick(20, seconds=1.0)
+    assert state_of(bench, child) == "state 1 of part 0"
+
+
+def test_all_parts_of_one_step_are_handed_on(bench: Bench) -> None:
+    parent = parent_that_trains(bench)
+    save(bench, parent, 1, parts=2)
+    child = child_of(bench, parent)
+    bench.tick(2)
+    save(bench, parent, 2, parts=2)
+    (bench.folder / "checkpoints" / parent / "part-1" / "checkpoint-00000002" / "manifest.json").unlink()
+    bench.tick(2)
+    assert state_of(bench, child) == "state 1 of part 0"
+    assert state_of(bench, child, "part-1") == "state 1 of part 1"
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+def test_a_parent_that_ends_meanwhile_leaves_its_state(bench: Bench, restarts: bool) -> None:
+    parent = parent_that_trains(bench)
+    save(bench, parent, 1)
+    child = child_of(bench, parent)
+    bench.tick(2)
+    if restarts:
+        bench.loop = bench.new_loop()
+    bench.store.set_outcome(parent, Outcome(kind="value", value=1.0))
+    bench.tick(3)
+    assert bench.trial(parent).state is TrialState.SUCCEEDED
+    assert not (bench.folder / "checkpoints" / parent).exists()
+    assert state_of(bench, child) == "state 1 of part 0"
+    assert len(bench.store.replicas(trial_id=child)) == 1
+
+
+def test_a_kept_state_outlives_its_trial_and_the_one_at_its_end_is_taken(bench: Bench) -> None:
+    parent = parent_that_trains(bench, keep_state=True)
+    save(bench, parent, 1)
+    save(bench, parent, 7, folder="ended")
+    bench.store.set_outcome(parent, Outcome(kind="value", value=1.0))
+    bench.tick(2)
+    assert bench.loop.has_state(parent)
+    child = child_of(bench, parent)
+    bench.tick(2)
+    assert state_of(bench, child) == "state 7 of part 0"
+    bench.loop.forget_trial(parent)
+    assert not bench.loop.has_state(parent)
+
+
+@pytest.mark.parametrize(("ends", "words"), [(True, "no state of it was kept"), (False, "does not use dist_core")])
+def test_a_child_of_a_parent_without_a_state_fails_and_says_so(bench: Bench, ends: bool, words: str) -> None:
+    parent = bench.submit(max_replicas=1)
+    bench.tick(2)
+    bench.store.add_report(Report(parent, 0, 1.0, 0.0, bench.now))
+    bench.tick(2)
+    if ends:
+        bench.store.set_outcome(parent, Outcome(kind="value", value=1.0))
+        bench.tick(2)
+    child = child_of(bench, parent)
+    bench.tick(4)
+    record = bench.trial(child)
+    assert record.state is TrialState.FAILED
+    assert words in record.reason.sentence
+    assert parent in record.reason.sentence
+
+
+def test_a_child_waits_for_a_parent_that_has_not_trained_yet(bench: Bench) -> None:
+    parent = bench.submit(min_replicas=4)
+    child = child_of(bench, parent)
+    bench.tick(3)
+    assert bench.trial(child).state is TrialState.PENDING
+    assert bench.store.replicas(trial_id=child) == []

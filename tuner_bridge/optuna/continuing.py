@@ -1,0 +1,45 @@
+"""Trials that continue others: the best of a sweep, trained on from the state that they ended with."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
+import optuna
+from optuna.study import StudyDirection
+from optuna.trial import TrialState
+
+from tuner_bridge.errors import InvalidSweep
+from tuner_bridge.optuna.population import PARENT
+
+
+def enqueue_from(study: optuna.Study, top: int = 1, params: Mapping[str, Any] = MappingProxyType({})) -> list[int]:
+    """Queue trials that begin with the state of the study's best ones, for the next ``optimize``.
+
+    Args:
+        study: one whose trials ran with ``optimize(..., keep_states=True)``, on the same scheduler or ``state_dir``.
+        top: how many of its best complete trials are continued.
+        params: parameters that change; the others stay their parent's. A parameter that changes the model's shape is
+            refused when its trial begins, by the name of the first tensor that differs.
+
+    Returns:
+        The numbers of the trials that are continued, best first.
+
+    Raises:
+        InvalidSweep: for a parameter that no trial has, or where too few trials are complete.
+    """
+    if len(study.directions) > 1:
+        raise InvalidSweep("enqueue_from needs a best trial; this study has several objectives")
+    complete = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
+    if not 1 <= top <= len(complete):
+        raise InvalidSweep(f"top is {top}, and the study has {len(complete)} complete trials; choose 1 to that many")
+    known = {name for trial in complete for name in trial.params}
+    unknown = sorted(set(params) - known)
+    if unknown:
+        raise InvalidSweep(f"no trial has a parameter {unknown[0]!r}; they have {', '.join(sorted(known))}")
+    maximizes = study.direction is StudyDirection.MAXIMIZE
+    best = sorted(complete, key=lambda trial: trial.value or 0.0, reverse=maximizes)[:top]
+    for trial in best:
+        study.enqueue_trial({**trial.params, **params}, user_attrs={PARENT: trial.number})
+    return [trial.number for trial in best]

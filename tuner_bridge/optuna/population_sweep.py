@@ -1,0 +1,196 @@
+"""PopulationSweep: runs a population's members on a scheduler, each in a thread of its own."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import optuna
+from optuna.distributions import BaseDistribution
+from optuna.study import StudyDirection
+from optuna.trial import FrozenTrial, TrialState
+
+from dist_core.errors import NothingLeftToTrain
+from scheduler.errors import SchedulerError
+from tuner_bridge.errors import InvalidSweep, SweepInterrupted
+from tuner_bridge.optuna.population import MEMBER, PARENT, Member, Population, Standings, begin_stretch
+from tuner_bridge.optuna.trial_driver import TRIAL_ATTRIBUTE, OptunaDriver
+
+WAITS = "waits until the other members of its population have trained as long"
+
+
+class PopulationSweep:
+    """``catch``: exceptions that end a member and not the sweep. ``timeout``: seconds after which no stretch begins."""
+
+    def __init__(
+        self,
+        driver: OptunaDriver,
+        population: Population,
+        *,
+        catch: tuple[type[Exception], ...] = (),
+        callbacks: Sequence[Callable[[optuna.Study, FrozenTrial], None]] = (),
+        timeout: float | None = None,
+    ) -> None:
+        self._driver = driver
+        self._study = driver.study
+        self._population = population
+        self._catch = catch
+        self._callbacks = callbacks
+        self._ends_at = None if timeout is None else time.monotonic() + timeout
+        self._rng = random.Random(population.seed)
+        self._drawer = optuna.samplers.RandomSampler(seed=population.seed)
+        self._standings = Standings()
+        self._error: BaseException | None = None
+        maximizes = self._study.direction is StudyDirection.MAXIMIZE
+        self._sign = 1.0 if maximizes else -1.0
+
+    def run(self) -> None:
+        """Train all members to their end. Raises what ended the sweep."""
+        for index in range(self._population.size):
+            trial = self._study.ask()
+            trial.set_user_attr(MEMBER, index)
+            self._standings.members.append(Member(index, trial))
+        threads = [
+            threading.Thread(target=self._train, args=(member,), name=f"member-{member.index}", daemon=True)
+            for member in self._standings.members
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            # With a limit, so that Ctrl-C is heard.
+            while thread.is_alive():
+                thread.join(0.2)
+        if self._error is not None:
+            raise self._error
+        if not any(member.stretches for member in self._standings.members):
+            raise InvalidSweep(
+                f"Population's every is {self._population.every!r}, but no trial reported a step that ends a stretch "
+                f"({self._population.stretch - 1}, {2 * self._population.stretch - 1}, ...), so no member was compared "
+                "with another; shorten it, or report each epoch with trial.report(value, epoch)"
+            )
+
+    # ------------------------------------------------------------------ a member's thread
+
+    def _train(self, member: Member) -> None:
+        try:
+            self._study._thread_local.in_optimize_loop = True
+            while self._train_on(member):
+                pass
+        except BaseException as error:
+            self._error = self._error or error
+            self._driver.interrupt()
+        finally:
+            with self._standings.lock:
+                member.is_over = True
+                self._share_slots()
+
+    def _train_on(self, member: Member) -> bool:
+        """Train a member until it ends; True where a successor takes its place."""
+
+        def submitted(trial_id: str) -> None:
+            with self._standings.lock:
+                member.trial_id = trial_id
+                member.is_held = False
+                self._share_slots()
+
+        try:
+            value = self._driver.run(
+                member.trial, follow=lambda *report: self._follow(member, *report), submitted=submitted
+            )
+        except optuna.TrialPruned:
+            if member.successor is not None:
+                member.trial, member.successor = member.successor, None
+                return True
+            self._tell(member.trial, None, TrialState.PRUNED)
+        except SweepInterrupted:
+            raise
+        except NothingLeftToTrain:
+            # The winner came to its end while its state was on its way.
+            self._tell(member.trial, None, TrialState.PRUNED)
+        except Exception as error:
+            self._tell(member.trial, None, TrialState.FAIL)
+            if not isinstance(error, self._catch):
+                raise
+        else:
+            self._tell(member.trial, value)
+        return False
+
+    def _follow(
+        self, member: Member, trial: optuna.Trial, step: int, value: float, is_last: bool
+    ) -> optuna.Trial | None:
+        """Return the stretch that a member's next reports belong to; None where it is to end."""
+        if not self._population.ends_stretch(step):
+            return trial
+        with self._standings.lock:
+            member.score = self._sign * value
+            member.stretches += 1
+            if is_last:
+                member.has_trained_all = True
+                return trial
+            self._tell(trial, value)
+            if self._is_over:
+                self._driver.cancel(member.trial_id, "the sweep's time is over, or it was told to stop")
+                return None
+            winner = self._population.winner_for(member.index, self._standings.scores, self._rng)
+            if winner is not None:
+                self._replace(member, self._standings.members[winner])
+                self._share_slots()
+                return None
+            member.trial = self._begin(member, trial, trial.params)
+            self._share_slots()
+            return member.trial
+
+    @property
+    def _is_over(self) -> bool:
+        return self._study._stop_flag or (self._ends_at is not None and time.monotonic() > self._ends_at)
+
+    def _replace(self, member: Member, winner: Member) -> None:
+        parameters = self._population.explored(winner.trial.params, winner.trial.distributions, self._draw, self._rng)
+        member.successor = self._begin(member, winner.trial, parameters, parent_id=winner.trial_id)
+        self._driver.cancel(
+            member.trial_id,
+            f"trial {member.successor.number} takes its place in the population, with the state of trial "
+            f"{winner.trial.number}",
+        )
+
+    def _draw(self, name: str, space: BaseDistribution) -> Any:
+        trial = self._study._storage.get_trial(self._standings.members[0].trial._trial_id)
+        return self._drawer.sample_independent(self._study, trial, name, space)
+
+    def _begin(
+        self, member: Member, before: optuna.Trial, parameters: dict[str, Any], parent_id: str = ""
+    ) -> optuna.Trial:
+        """Begin a stretch behind another one; ``parent_id``: elastic trial of the member whose state it takes over."""
+        attributes = {MEMBER: member.index, PARENT: before.number, TRIAL_ATTRIBUTE: self._driver.study_key}
+        made = begin_stretch(self._study, parameters, before.distributions, attributes)
+        if parent_id:
+            self._driver.begins_with(made.number, parent_id)
+        return made
+
+    def _tell(self, trial: optuna.Trial, value: Any, state: TrialState | None = None) -> None:
+        frozen = self._study.tell(trial, value, state)
+        for each in self._callbacks:
+            each(self._study, frozen)
+
+    # ------------------------------------------------------------------ slots that are too few for all
+
+    def _share_slots(self) -> None:
+        """Have members that are ahead wait where slots are too few for all; under the standings' lock."""
+        present = [each for each in self._standings.members if not each.is_over and each.trial_id]
+        if len(present) * self._driver.template.min_slots <= self._driver.slots:
+            waiting: list[Member] = []
+        else:
+            waiting = [each for each in present if self._standings.to_hold(each)]
+        for member in present:
+            if member.successor is not None or member.is_held == (member in waiting):
+                continue
+            action, body = ("pause", {"why": WAITS}) if member in waiting else ("resume", {})
+            try:
+                self._driver.client.request("POST", f"/trials/{member.trial_id}/{action}", body)
+            except SchedulerError:
+                # It has ended just now.
+                continue
+            member.is_held = member in waiting
