@@ -5,8 +5,8 @@ BIN := $(VENV)/bin
 export OMP_NUM_THREADS ?= 1
 # Else each process that imports torch compiles it again.
 unexport PYTHONDONTWRITEBYTECODE
-# Files of tests over processes; what a file's tests share is made once.
-WORKERS ?= 2
+# Files of tests over processes; what a file's tests share is made once. A third one fills the time that two wait.
+WORKERS ?= 3
 SPREAD := -n $(WORKERS) --dist loadfile
 # Slow tests wait most of the time, and have little to share.
 SLOW_WORKERS ?= 3
@@ -18,7 +18,7 @@ PAGE := scheduler/dashboard/page
 
 help:
 	@echo "make demo      set up and run the main job: an Optuna sweep of elastic trials (two minutes)"
-	@echo "make test      set up and run the tests, in two processes (WORKERS=n for others)"
+	@echo "make test      set up and run the tests, in three processes (WORKERS=n for others)"
 	@echo "make test-slow run the slow tests: whole sweeps that are killed and resumed"
 	@echo "make test-gpu  run the tests that need an NVIDIA GPU; some need two"
 	@echo "make test-cluster  run the tests on the Kubernetes cluster that KUBECONFIG names"

@@ -198,7 +198,7 @@ def keep_writing(folder: Path, sequence: int, begun: Any) -> None:
         sequence += 1
 
 
-@pytest.mark.parametrize("kills", [10, pytest.param(200, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kills", [10, pytest.param(60, marks=pytest.mark.slow)])
 def test_killed_at_random_points_there_is_always_a_loadable_one(tmp_path: Path, kills: int) -> None:
     """Each writer goes on in the folder that the one killed before it left."""
     chance = random.Random(kills)

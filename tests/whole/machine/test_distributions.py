@@ -124,12 +124,10 @@ def test_wheels_for_a_machine_without_a_network_are_few_and_install_from_their_f
 
 
 def test_the_demo_runs_where_nothing_else_is_installed(built: Built, empty: Path, tmp_path: Path) -> None:
-    constraints = tmp_path / "constraints.txt"
-    # The build of torch that is here already: other ones take several GB.
-    torch = f"torch=={importlib.metadata.version('torch')}"
-    constraints.write_text((ROOT / "requirements" / "locked.txt").read_text() + torch + "\n")
-    install: list[str | Path] = [empty, "-m", "pip", "install", "-q", "-c", constraints]
-    run([*install, f"{built.wheel}[torch,optuna,pictures]", "scikit-learn"], tmp_path)
+    # What they need comes as for a newcomer who has unpacked the sdist; then the wheel takes the sources' place.
+    run(["bash", "scripts/setup.sh", "demo"], built.unpacked, VENV=str(empty.parent.parent), PYTHON=sys.executable)
+    install: list[str | Path] = [empty, "-m", "pip", "install", "-q", "--force-reinstall", "--no-deps"]
+    run([*install, built.wheel], tmp_path)
     command = empty.with_name("elastune")
     assert run([command, "--version"], tmp_path) == f"elastune {dist_core.__version__}\n"
     demo: list[str | Path] = [
@@ -146,7 +144,7 @@ def test_the_demo_runs_where_nothing_else_is_installed(built: Built, empty: Path
     assert "best: trial" in shown
     assert (tmp_path / "elastune-demo" / "slots.png").exists()
     # The sdist, built by pip as a user's would be, in place of the wheel.
-    run([*install, "--force-reinstall", "--no-deps", built.sdist], tmp_path)
+    run([*install, built.sdist], tmp_path)
     where = run([empty, "-c", "import tuner_bridge; print(tuner_bridge.__file__)"], tmp_path).strip()
     assert Path(where).is_relative_to(empty.parent.parent)
     assert "fifo" in run([command, "simulate", "--jobs", "3", "--policy", "fifo", "--nodes", "1"], tmp_path)

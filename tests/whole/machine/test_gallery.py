@@ -89,7 +89,7 @@ def test_a_deadline_is_kept(tmp_path: Path) -> None:
 
 
 def test_a_budget_ends_the_sweep(tmp_path: Path) -> None:
-    text = said(tmp_path, "deadline.py", "--budget", "0.006")
+    text = said(tmp_path, "deadline.py", "--budget", "0.012")
     taken = re.search(r"budget: (\d+) trials, best: accuracy 0\.[5-9]\d* after \d+ s", text)
     assert taken is not None and int(taken.group(1)) > 1, text
 
