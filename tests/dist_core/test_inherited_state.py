@@ -106,7 +106,8 @@ def test_another_shape_is_refused_by_the_name_of_the_tensor() -> None:
 
 
 def test_states_that_are_registered_later_are_inherited_too() -> None:
-    registry, told = StateRegistry(), []
+    registry = StateRegistry()
+    told: list[Any] = []
     registry.restore({"a": {"x": 1}}, inherited=True)
     registry.register("a", FunctionState(dict, lambda state: told.append("loaded"), lambda state: told.append(state)))
     assert told == [{"x": 1}]

@@ -32,14 +32,14 @@ def state_of(bench: Bench, trial_id: str, part: str = ".") -> str:
     return (bench.folder / "checkpoints" / trial_id / part / "checkpoint-00000001" / "state.pt").read_text()
 
 
-def parent_that_trains(bench: Bench, **spec: bool) -> str:
-    parent = bench.submit(max_replicas=1, **spec)
+def parent_that_trains(bench: Bench, *, keep_state: bool = False) -> str:
+    parent = bench.submit(max_replicas=1, keep_state=keep_state)
     bench.train(parent)
     return parent
 
 
 def child_of(bench: Bench, parent: str, number: int = 1) -> str:
-    return bench.submit(number, max_replicas=1, parent=parent)  # type: ignore[arg-type]
+    return bench.submit(number, max_replicas=1, parent=parent)
 
 
 def test_a_parent_that_trains_is_asked_to_save_and_its_child_waits_for_that(bench: Bench) -> None:

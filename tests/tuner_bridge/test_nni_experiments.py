@@ -176,7 +176,7 @@ for path in sys.argv[1:]:
 
 def test_a_configuration_that_cannot_work_is_refused(experiment: Callable[..., NniExperiment]) -> None:
     made = experiment(service={"minReplicas": 3})
-    expected = []
+    expected: list[tuple[Path, str]] = []
     for service, words in (
         ({"slots": 2, "minReplicas": 3}, "minReplicas is 3 but there are 2 slots"),
         ({"slots": 2, "minReplicas": 2, "maxReplicas": 1}, "min_replicas is 2 but max_replicas is 1"),
