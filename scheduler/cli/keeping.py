@@ -65,6 +65,7 @@ COLUMNS = (
     ("finished_at", "finished"),
     ("slot_hours", "slot_hours"),
     ("losses", "losses"),
+    ("parent", "parent"),
     ("error", "error"),
 )
 

@@ -48,6 +48,8 @@ class Trial:
     finished: float | None = None
     layout: str = ""
     losses: int = 0
+    parent: str = ""
+    """Id of the trial whose state it began with."""
     held: str | None = None
     parameters: Mapping[str, Any] = field(default_factory=dict)
     step: int | None = None

@@ -30,7 +30,7 @@ class Inheritance:
         self._files = files
         self._journal = journal
         self._asked: dict[str, tuple[str, float]] = {}
-        """By parent: its newest checkpoint when it was asked for another one, and when that was."""
+        """Requests to save by parent: its newest checkpoint at that moment, and the moment."""
 
     @property
     def asked(self) -> Mapping[str, str]:

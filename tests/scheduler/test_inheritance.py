@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from scheduler.loop.inheritance import SAVE_SECONDS
 from tests.support.loop_bench import Bench
+from tests.support.site import Site
 from trials.record import Outcome, Report
 from trials.states import TrialState
 
@@ -135,3 +137,52 @@ def test_a_child_waits_for_a_parent_that_has_not_trained_yet(bench: Bench) -> No
     bench.tick(3)
     assert bench.trial(child).state is TrialState.PENDING
     assert bench.store.replicas(trial_id=child) == []
+
+
+# ---------------------------------------------------------------------- what people ask for
+
+
+def test_a_fork_begins_where_its_trial_stands_with_what_is_changed(tmp_path: Path) -> None:
+    site = Site(tmp_path)
+    job = {"study": "jobs", "driven": False, "payload": {"command": ["train", "--lr", "0.1"]}}
+    trial_id = site.submit(**job)["trial_id"]
+    made = site.call("POST", f"/trials/{trial_id}/clone", {"parameters": {"lr": 0.2}, "forks": True}).json()
+    spec = site.store.trial(made["trial_id"]).spec
+    assert (spec.parent, spec.payload["command"]) == (trial_id, ["train", "--lr", "0.2"])
+    assert made["parent"] == trial_id
+    rows = site.call("GET", "/rows").json()["trials"]
+    assert [row.get("parent") for row in rows] == [None, trial_id]
+
+
+def test_a_parent_that_cannot_be_one_is_refused_in_a_sentence(tmp_path: Path) -> None:
+    site = Site(tmp_path)
+    other = site.submit(study="another")["trial_id"]
+    ended = site.submit(number=1)["trial_id"]
+    record = site.store.trial(ended)
+    site.store.save_trial(replace(record, state=TrialState.SUCCEEDED, finished_at=1.0))
+    for parent, status, words in (
+        ("t0123456789", 404, "no trial is called 't0123456789'"),
+        (other, 422, "a trial of study 'another', not of 's'"),
+        (ended, 422, "is over (succeeded) and its state was not kept"),
+    ):
+        refused = site.call("POST", "/trials", {"study": "s", "number": 2, "entrypoint": "m:f", "parent": parent})
+        assert (refused.status_code, words in refused.json()["detail"]) == (status, True), refused.text
+    refused = site.call("POST", f"/trials/{ended}/clone", {"forks": True})
+    assert "its state was not kept" in refused.json()["detail"]
+
+
+def test_a_replica_hears_once_that_it_is_to_save(tmp_path: Path) -> None:
+    site = Site(tmp_path)
+    name = site.with_replica()
+    parent = name.partition("-")[0]
+    record = site.store.trial(parent)
+    site.store.save_trial(replace(record, state=TrialState.RUNNING, members=(name,), published=1, generation=1))
+    site.store.note_entered(parent, 1)
+    child = site.submit(1, parent=parent)["trial_id"]
+    site.loop.tick()
+    assert site.store.replicas(trial_id=child) == []
+    told = site.replica("GET", "/watch?after=1&wait=0", name=name).json()
+    assert told["save"]
+    again = site.replica("GET", f"/watch?after=1&wait=0&saves={told['save']}", name=name).json()
+    assert "save" not in again
+    assert site.replica("POST", "/saved", {}, name=name).status_code == 200

@@ -52,6 +52,8 @@ def trial_row(
         row["finished"] = record.finished_at
     if record.layout:
         row["layout"] = record.layout
+    if spec.parent:
+        row["parent"] = spec.parent
     if record.losses:
         row["losses"] = record.losses
     if record.hold is not None:

@@ -15,6 +15,7 @@ export interface Trial {
   finished?: number;
   layout?: string;
   losses?: number;
+  parent?: string;
   held?: string;
   parameters?: Record<string, Parameter>;
   step?: number;
