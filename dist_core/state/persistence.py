@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,9 @@ from dist_core.state.packing import pack_copy, unpack
 from dist_core.state.parts import Readers
 from dist_core.state.states import StateRegistry
 from dist_core.state.trial_checkpoints import TrialCheckpoints
+
+LOOK_SECONDS = 0.01
+"""Between two looks for the state of a parent, which the scheduler puts there as soon as the parent has saved it."""
 
 
 class Persistence:
@@ -33,11 +37,16 @@ class Persistence:
         on_error: Callable[[str], None],
         on_written: Callable[[], None] = lambda: None,
         parent: str = "",
+        while_waiting: Callable[[], None] = lambda: None,
     ) -> None:
-        """``parent``: the trial whose state this one begins with, if any."""
+        """``parent``: the trial whose state this one begins with, if any.
+
+        ``while_waiting``: called while that state is on its way; raises what ends the wait.
+        """
         self.registry = registry
         self.checkpoints = TrialCheckpoints(folder, part, on_error=on_error, on_written=on_written)
         self.parent = parent
+        self._while_waiting = while_waiting
         self.has_looked = False
         """True once this process has looked for a checkpoint of its trial."""
         self._readers = readers
@@ -92,6 +101,9 @@ class Persistence:
 
     def restore_newest(self) -> None:
         self.has_looked = True
+        while self.parent and not self.checkpoints.has_any:
+            self._while_waiting()
+            time.sleep(LOOK_SECONDS)
         states = self.checkpoints.load_newest(self._readers())
         if states is not None:
             self.registry.restore(states, inherited=self.checkpoints.came_from_parent)

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from dist_core.life import Listener
-from dist_core.state.checkpoint import CheckpointWriter, load_checkpoint, write_checkpoint
+from dist_core.state.checkpoint import CheckpointWriter, checkpoints_of, load_checkpoint, write_checkpoint
 from dist_core.state.parts import ALONE, Readers, merged, newest_in_parts, part_folder
 from dist_core.state.states import ENDED
 
@@ -64,6 +64,10 @@ class TrialCheckpoints(Listener):
         """Time that this trial has trained, in all its runs."""
         running = 0.0 if self._trains_since is None else time.monotonic() - self._trains_since
         return self._trained_before + running
+
+    @property
+    def has_any(self) -> bool:
+        return self.folder is None or bool(checkpoints_of(self.folder))
 
     def load_newest(self, readers: Readers = ALONE) -> dict[str, Any] | None:
         """The state of the newest one that verifies; coming from one that was not its run's last is a failure.

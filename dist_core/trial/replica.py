@@ -143,6 +143,7 @@ class Replica:
             on_error=self.news.warn,
             on_written=lambda: self.saving.written(),
             parent="" if self.environment is None else self.environment.parent,
+            while_waiting=self.leave_if_asked,
         )
 
     def _make_batch(self) -> None:

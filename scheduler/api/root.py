@@ -37,6 +37,7 @@ def assemble(
         api_url=lambda: url,
         replica_token=tokens.for_replica,
         base_environ=site.environ(is_shared=is_shared),
+        shares_files=not site.runs_elsewhere,
         **of_loop,
     )
     loop = ControlLoop(store, site.launcher, policy_by_name(policy), settings, clock=clock)

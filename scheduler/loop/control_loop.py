@@ -127,16 +127,18 @@ class ControlLoop:
             grant = self.decisions.grants.get(trial.trial_id)
             if grant is not None:
                 with self._containment.around(trial, "act"):
-                    if not grant.slots or self._has_its_state(trial, now):
+                    if not grant.slots or self._may_start(trial, now):
                         self._executor.act_on(trial, grant, now)
         self._executor.stop_leftovers(now)
         for call in self.after_look:
             call()
         self.last_tick_seconds = time.perf_counter() - began
 
-    def _has_its_state(self, trial: TrialRecord, now: float) -> bool:
+    def _may_start(self, trial: TrialRecord, now: float) -> bool:
+        """False for a trial that waits for its parent's state, unless that comes while its replicas start."""
         try:
-            return self._inheritance.is_settled(trial, now)
+            settled = self._inheritance.is_settled(trial, now)
+            return settled or (self._settings.shares_files and trial.spec.parent in self._inheritance.asked)
         except ParentStateMissing as error:
             self._give_up(trial, Reason(code="parent_state_missing", sentence=str(error)))
             return False

@@ -25,6 +25,8 @@ class LoopSettings:
     """Do not wait for that time when a replica is gone or a trial over."""
     leaving_seconds: float = 1.0
     """Seconds for replicas of a finished trial to end by themselves."""
+    shares_files: bool = False
+    """Replicas see the scheduler's files, as on its own machine: they find there what comes after they have started."""
     may_act: Callable[[], bool] = lambda: True
     """Tells whether this scheduler still is the one that decides; otherwise it only answers."""
     move_patience_seconds: float = 10.0

@@ -72,6 +72,23 @@ def test_a_parent_that_cannot_save_now_gives_its_older_state_after_a_while(bench
     assert state_of(bench, child) == "state 1 of part 0"
 
 
+def test_on_one_machine_a_child_starts_while_its_parent_saves(bench: Bench) -> None:
+    bench.shares_files = True
+    bench.loop = bench.new_loop()
+    parent = parent_that_trains(bench)
+    child = child_of(bench, parent)
+    bench.tick(2)
+    assert len(bench.store.replicas(trial_id=child)) == 1
+    assert bench.loop.asked_to_save == {parent: "after none"}
+    save(bench, parent, 1)
+    bench.tick()
+    assert state_of(bench, child) == "state 1 of part 0"
+    waits = bench.submit(2, min_replicas=4)
+    grandchild = child_of(bench, waits, 3)
+    bench.tick(3)
+    assert bench.store.replicas(trial_id=grandchild) == [], "it takes no slots from a parent that waits for them"
+
+
 def test_all_parts_of_one_step_are_handed_on(bench: Bench) -> None:
     parent = parent_that_trains(bench)
     save(bench, parent, 1, parts=2)

@@ -24,6 +24,7 @@ class Bench:
         self.store = sql_store(f"sqlite:///{folder / 'trials.db'}")
         self.launcher = InMemoryLauncher({"n0": slots})
         self.policy = GoodputPolicy()
+        self.shares_files = False
         self.loop = self.new_loop()
 
     def new_loop(self) -> ControlLoop:
@@ -32,6 +33,7 @@ class Bench:
             api_url=lambda: "http://127.0.0.1:1",
             replica_token=lambda replica_id: f"token-{replica_id}",
             base_environ={"PATH": "/bin"},
+            shares_files=self.shares_files,
         )
         return ControlLoop(
             self.store,
