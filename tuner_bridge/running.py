@@ -15,7 +15,7 @@ from tuner_bridge.errors import InvalidSweep
 @click.argument("command", nargs=-1, required=True, metavar="-- python FILE...")
 @click.option("--min-replicas", type=int, help="Fewest replicas of a trial.")
 @click.option("--max-replicas", type=int, help="Most replicas of a trial; default: all slots.")
-@click.option("--slots", type=int, help="Number of slots; default: one a GPU, else one a CPU core.")
+@click.option("--slots", type=int, help="Number of slots; default: one per GPU, else one per CPU core.")
 @click.option("--emulate", help='Devices to emulate, such as "4x8:resnet50-imagenet@10".')
 @click.option("--state-dir", type=click.Path(path_type=Path), help="Folder for logs, checkpoints and the database.")
 @click.option("--show-output", is_flag=True, help="Print the trials' output here too.")

@@ -38,7 +38,7 @@ STUDY = "jobs"
 @click.option(
     "--preemptible/--no-preemptible",
     default=True,
-    help="Let the scheduler take slots back; otherwise the job keeps them to its end.",
+    help="Let the scheduler take slots back; otherwise the job keeps them until it ends.",
 )
 @click.option("--keep-state", is_flag=True, help="Keep the state that the job ends with, for `elastune fork`.")
 @state_dir

@@ -13,7 +13,7 @@ from scheduler.allocation.groups import NodeGroup, may_use
 from scheduler.snapshot import TrialView
 
 AGING_SECONDS = 3600.0
-BUDGET_USED = "its study's budget of slot-hours is used"
+BUDGET_USED = "its study's budget of slot-hours is used up"
 
 
 def not_admitted(
@@ -66,7 +66,9 @@ def not_admitted(
             elif current < max(levels.values()):
                 refused[view.trial_id] = "waits for trials of studies with a higher priority"
             else:
-                refused[view.trial_id] = "its study has its share of the slots, and others wait for theirs"
+                refused[view.trial_id] = (
+                    "its study already has its share of the slots, and other studies are waiting for theirs"
+                )
     return refused
 
 

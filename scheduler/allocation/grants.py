@@ -33,7 +33,7 @@ def grants_for(snapshot: Snapshot, placed: Mapping[str, Placement], *, code: str
 def waits(view: TrialView, snapshot: Snapshot, free: int) -> Reason:
     """Why a trial gets nothing, and what it would need."""
     size = view.slots_per_replica
-    each = f", {size} of one node for each of its replicas" if size > 1 else ""
+    each = f", {size} on one node for each replica" if size > 1 else ""
     needs = f"needs {slots(view.min_slots)}{each}"
     if snapshot.queued:
         return Reason(code="queued", sentence=f"{needs}; {on_their_way(snapshot, view.min_slots)}")

@@ -109,7 +109,7 @@ def in_whole_replicas(snapshot: Snapshot, grants: Mapping[str, Grant]) -> dict[s
             reason = grant.reason
             if sum(placement.values()) < option.min_slots:
                 placement = {}
-                sentence = f"its replicas need {size} slots of one node each; no node has as many free"
+                sentence = f"each of its replicas needs {size} slots on one node; no node has that many free"
                 reason = Reason(code="no_free_block", sentence=sentence)
             grant = replace(grant, placement=placement, reason=reason)
         found[trial] = grant

@@ -49,8 +49,8 @@ def action_routes(service: Service, access: ClientAccess) -> APIRouter:
         """It saves its state and gives its slots back until somebody lets it go on."""
         record = access.trial_for(client, trial_id)
         if record.state.is_final:
-            raise HTTPException(409, f"trial {trial_id} is {record.state.value}; what is over cannot pause")
-        store.hold([trial_id], OWNERS_PAUSE + (f": {body.why}" if body.why else "; `elastune resume` lets it go on"))
+            raise HTTPException(409, f"trial {trial_id} is {record.state.value}; a finished trial cannot be paused")
+        store.hold([trial_id], OWNERS_PAUSE + (f": {body.why}" if body.why else "; `elastune resume` continues it"))
         service.loop.decisions.decide_anew()
         service.loop.wake()
         return summary(store.trial(trial_id))
@@ -60,7 +60,7 @@ def action_routes(service: Service, access: ClientAccess) -> APIRouter:
         record = access.trial_for(client, trial_id)
         if not is_paused_by_people(record):
             why = f"it is {record.state.value}" if record.hold is None else record.hold
-            raise HTTPException(409, f"nobody has paused trial {trial_id}: {why}")
+            raise HTTPException(409, f"trial {trial_id} was not paused by a user: {why}")
         store.release([trial_id])
         service.loop.decisions.decide_anew()
         service.loop.wake()
@@ -82,7 +82,7 @@ def action_routes(service: Service, access: ClientAccess) -> APIRouter:
         records = [access.trial_for(client, trial_id) for trial_id in body.trials]
         if service.forget is None:
             raise HTTPException(
-                409, "this scheduler's trials are objects of the cluster; `kubectl delete` removes them"
+                409, "this scheduler keeps its trials as Kubernetes objects; delete them with `kubectl delete`"
             )
         held = {row.trial_id for row in store.replicas()}
         studies = {study.name: study for study in store.studies()}
@@ -90,12 +90,20 @@ def action_routes(service: Service, access: ClientAccess) -> APIRouter:
             study = studies.get(record.spec.study)
             if not record.state.is_final or record.trial_id in held:
                 said = record.state.value if not record.state.is_final else "ending"
-                raise HTTPException(409, f"trial {record.trial_id} is {said}; stop it first, and wait for its end")
+                raise HTTPException(
+                    409, f"trial {record.trial_id} is {said}; stop it first, and wait until it has ended"
+                )
             if study is not None and study.owner is not None:
-                raise HTTPException(409, f"study {study.called!r} has a sweep that runs, and may compare its trials")
+                raise HTTPException(
+                    409,
+                    f"study {study.called!r} has a running sweep, which may still compare its trials; wait until the "
+                    "sweep has ended",
+                )
             if study is not None and study.terms.budget_slot_hours is not None and client.access is not Access.OWNER:
                 raise HTTPException(
-                    403, f"study {study.called!r} has a budget, which is judged by what its trials used"
+                    403,
+                    f"study {study.called!r} has a budget, which counts what its finished trials used; only the "
+                    "owner's token can delete them",
                 )
         service.forget(body.trials)
         return {"forgotten": len(records)}
@@ -104,7 +112,7 @@ def action_routes(service: Service, access: ClientAccess) -> APIRouter:
         changed = body.parameters
         unknown = set(changed) - set(record.parameters)
         if unknown:
-            known = ", ".join(sorted(record.parameters)) or "none that were told"
+            known = ", ".join(sorted(record.parameters)) or "no known parameters"
             raise HTTPException(422, f"the trial has no parameter {min(unknown)!r}; it has {known}")
         study = record.spec.study
         service.mailbox.notify(study)
@@ -115,7 +123,7 @@ def action_routes(service: Service, access: ClientAccess) -> APIRouter:
         except TimeoutError:
             raise HTTPException(
                 409,
-                f"the driver of study {study!r} did not answer; start its sweep again with resume=True, and ask then",
+                f"the driver of study {study!r} did not answer; start its sweep again with resume=True, then retry",
             ) from None
         if refusal:
             raise HTTPException(422, refusal)
@@ -125,7 +133,7 @@ def action_routes(service: Service, access: ClientAccess) -> APIRouter:
         spec, changed = replace(record.spec, parent=record.trial_id if body.forks else ""), body.parameters
         command = spec.payload.get("command")
         if changed and not isinstance(command, list):
-            raise HTTPException(422, "the trial is not a command, and has no arguments that could be changed")
+            raise HTTPException(422, "the trial does not run a command, so it has no arguments to change")
         payload = dict(spec.payload)
         if isinstance(command, list):
             try:

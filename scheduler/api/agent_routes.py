@@ -57,7 +57,7 @@ def agent_routes(roster: Roster, log_of: Callable[[str], Path | None]) -> APIRou
     ) -> dict[str, Any]:
         """Hear an agent; answer when it has something to do beyond what it has ``heard``, or after ``wait`` s."""
         if client.access is not Access.AGENT:
-            raise HTTPException(403, "agents alone call this")
+            raise HTTPException(403, "only agents may call this")
         try:
             news = _NEWS.validate_python(document)
         except ValidationError as error:
@@ -78,7 +78,7 @@ def agent_routes(roster: Roster, log_of: Callable[[str], Path | None]) -> APIRou
     def logs(client: Client, body: LogPart) -> dict[str, int]:
         """Keep a part of what a replica has printed; how many bytes are there then, from which to go on."""
         if client.access is not Access.AGENT:
-            raise HTTPException(403, "agents alone call this")
+            raise HTTPException(403, "only agents may call this")
         log = log_of(body.replica)
         if log is None:
             # Nobody will ask for it any more.
@@ -93,7 +93,7 @@ def agent_routes(roster: Roster, log_of: Callable[[str], Path | None]) -> APIRou
                     file.write(body.part)
                     have = arrived[body.replica] = have + len(body.part)
         except OSError as error:
-            raise HTTPException(503, f"the log cannot be kept: {error}") from error
+            raise HTTPException(503, f"the log cannot be stored: {error}") from error
         while len(arrived) > MOST_LOGS:
             del arrived[next(iter(arrived))]
         return {"have": have}
@@ -124,7 +124,7 @@ class _Bell:
                 await asyncio.wait(either, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
             except asyncio.CancelledError as error:
                 # The server stops, and agents ask again.
-                raise HTTPException(503, "this scheduler is about to end") from error
+                raise HTTPException(503, "this scheduler is shutting down") from error
             finally:
                 ringing.cancel()
         if self._events.get(agent, (None, None))[1] is event:
@@ -158,11 +158,11 @@ def checkpoint_routes(loop: ControlLoop) -> APIRouter:
             finally:
                 archive.unlink(missing_ok=True)
         except ClientDisconnect as error:
-            raise HTTPException(400, "the checkpoint did not come whole") from error
+            raise HTTPException(400, "the upload of the checkpoint ended early") from error
         except tarfile.TarError as error:
-            raise HTTPException(422, f"the checkpoint cannot be kept: {error}") from error
+            raise HTTPException(422, f"the checkpoint cannot be unpacked: {error}") from error
         except OSError as error:
-            raise HTTPException(503, f"the checkpoint cannot be kept: {error}") from error
+            raise HTTPException(503, f"the checkpoint cannot be stored: {error}") from error
         if loop.checkpoints_of(trial) is None:
             # The trial ended meanwhile, and what it had saved has been removed.
             await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
@@ -180,7 +180,7 @@ def checkpoint_routes(loop: ControlLoop) -> APIRouter:
     def get(client: Client, trial: str, name: str) -> StreamingResponse:
         folder = _folder_of(client, loop, trial, name)
         if folder is None or not (folder / name).is_dir():
-            raise HTTPException(404, f"trial {trial!r:.80} has no {name!r:.80} here")
+            raise HTTPException(404, f"trial {trial!r:.80} has no checkpoint {name!r:.80} here")
         return StreamingResponse(packed(folder / name), media_type="application/x-tar")
 
     return routes
@@ -188,7 +188,7 @@ def checkpoint_routes(loop: ControlLoop) -> APIRouter:
 
 def _folder_of(client: Client, loop: ControlLoop, trial: str, name: str) -> Path | None:
     if client.access is not Access.AGENT:
-        raise HTTPException(403, "agents alone call this")
+        raise HTTPException(403, "only agents may call this")
     if name and not NAME.match(name):
-        raise HTTPException(422, f"{name!r:.80} is no name of a checkpoint")
+        raise HTTPException(422, f"{name!r:.80} is not a valid name of a checkpoint")
     return loop.checkpoints_of(trial)

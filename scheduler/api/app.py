@@ -49,7 +49,7 @@ def create_app(service: Service) -> FastAPI:
     def healthz(response: Response) -> dict[str, str]:
         if service.loop.age > STUCK_SECONDS:
             response.status_code = 503
-            return {"status": f"the control loop has not come round for {service.loop.age:.0f} s"}
+            return {"status": f"the control loop has not run for {service.loop.age:.0f} s"}
         return {"status": "ok"}
 
     def refuse(status: int) -> Callable[[Request, Exception], Any]:

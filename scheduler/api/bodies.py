@@ -49,7 +49,7 @@ async def read_json(receive: Any, limit: int) -> bytes:
             raise Refused(400, "the request ended early")
         total += len(message.get("body", b""))
         if total > limit:
-            raise Refused(413, f"the request has more than {limit} bytes, which is the most that is taken here")
+            raise Refused(413, f"the request has more than {limit} bytes, the most that is accepted here")
         parts.append(message.get("body", b""))
         if not message.get("more_body"):
             break

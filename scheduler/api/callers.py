@@ -28,7 +28,7 @@ def allow(client: Identity, *, study: str | None = None, read: bool = False) -> 
     if client.access is Access.OWNER or mine or (read and client.access is Access.READ):
         return
     if client.access is Access.READ:
-        raise HTTPException(403, "this token is for reading metrics, overviews and decisions, and opens no more")
+        raise HTTPException(403, "this token is only for reading metrics, overviews and decisions")
     if study is None:
-        raise HTTPException(403, f"this token is for study {client.subject!r} alone; the owner's is needed")
+        raise HTTPException(403, f"this token is only for study {client.subject!r}; use the owner's token")
     raise HTTPException(403, f"this token is for study {client.subject!r}, not for {study!r}")

@@ -72,7 +72,7 @@ def package_routes(service: Service) -> APIRouter:
         except PackageRefused as error:
             raise HTTPException(422, str(error)) from error
         except OSError as error:
-            raise HTTPException(503, f"the package cannot be kept: {error}") from error
+            raise HTTPException(503, f"the package cannot be stored: {error}") from error
 
     @routes.get("/packages/{digest}")
     def has_package(client: Client, digest: str) -> dict[str, bool]:
@@ -126,14 +126,14 @@ def token_routes(service: Service, access: ClientAccess) -> APIRouter:
         study = access.find_study(body.study)
         name = body.study if study is None else study.called
         if kind is Access.STUDY and not name:
-            raise HTTPException(422, "the study's name is empty; a study's token is for one study")
+            raise HTTPException(422, "the study's name is empty; name the study that the token is for")
         if body.replace:
             try:
                 return {"token": service.tokens.replace(kind, name)}
             except RequestRefused as error:
                 raise HTTPException(409, str(error)) from error
         if kind is Access.OWNER:
-            raise HTTPException(422, "the owner's token is the one that you came with")
+            raise HTTPException(422, "you already have the owner's token: it came with this request")
         return {"token": service.tokens.for_reading() if kind is Access.READ else service.tokens.for_study(name)}
 
     return routes

@@ -121,25 +121,27 @@ class SchedulerMetrics(Collector):
             "elastune_trial_promise", "Weight of a trial within its study", labels=["study", "trial"]
         )
         progress = GaugeMetricFamily(
-            "elastune_trial_progress", "Examples at the initial batch size", labels=["study", "trial"]
+            "elastune_trial_progress",
+            "Progress of a trial, in examples at the initial batch size",
+            labels=["study", "trial"],
         )
         for view in views.values():
             promise.add_metric([view.study, view.trial_id], view.promise)
             progress.add_metric([view.study, view.trial_id], view.progress)
         yield promise
         yield progress
-        rescales = CounterMetricFamily("elastune_rescales", "Changes of size of trials", labels=["study"])
+        rescales = CounterMetricFamily("elastune_rescales", "Rescales of trials", labels=["study"])
         changes = Counter(study_of.get(entry.trial_id, "") for entry in service.store.resizes())
         for study, count in sorted(changes.items()):
             rescales.add_metric([study], count)
         yield rescales
-        tick = GaugeMetricFamily("elastune_tick_seconds", "How long the last look at everything took")
+        tick = GaugeMetricFamily("elastune_tick_seconds", "Duration of the control loop's last tick")
         tick.add_metric([], service.loop.last_tick_seconds)
         yield tick
-        age = GaugeMetricFamily("elastune_loop_age_seconds", "Time since the control loop last came round")
+        age = GaugeMetricFamily("elastune_loop_age_seconds", "Time since the control loop last ran")
         age.add_metric([], service.loop.age)
         yield age
-        error = GaugeMetricFamily("elastune_policy_failing", "1 while the policy's answers cannot be used")
+        error = GaugeMetricFamily("elastune_policy_failing", "1 while the policy fails or returns invalid allocations")
         error.add_metric([], float(service.loop.decisions.error is not None))
         yield error
 

@@ -97,7 +97,7 @@ def driver_routes(service: Service, access: ClientAccess) -> list[HotRoute]:
 
     def _look(name: str, body: Waiting) -> dict[str, list[Any]]:
         if access.known_study(name).owner != body.owner:
-            raise HTTPException(409, f"study {name!r} has been given to another driver, or let go")
+            raise HTTPException(409, f"study {name!r} has another driver now, or none")
         return {
             "finished": _finished(body.trials),
             "live": _news_of(body.seen),
@@ -118,7 +118,7 @@ def driver_routes(service: Service, access: ClientAccess) -> list[HotRoute]:
         noted = seen_at is not None and service.clock() - seen_at < RENEWED_SECONDS
         if not noted and not await asyncio.to_thread(store.touch_study, name, body.owner, service.clock()):
             access.known_study(name)
-            raise HTTPException(409, f"study {name!r} has another driver now; this one's lease ran out")
+            raise HTTPException(409, f"study {name!r} has another driver now, because this driver's lease ran out")
         # What people have paused, its driver does not let go on.
         held = [
             record.trial_id

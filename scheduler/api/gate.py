@@ -90,7 +90,7 @@ class Gate:
                 delay = self._rates.delay(identity.subject, time.monotonic())
                 if delay > LONGEST_DELAY_SECONDS:
                     raise Refused(
-                        429, f"replica {identity.subject} calls more than {REQUESTS_A_SECOND:.0f} times a second"
+                        429, f"replica {identity.subject} sends more than {REQUESTS_A_SECOND:.0f} requests per second"
                     )
                 await asyncio.sleep(delay)
             if self._service.over and scope["method"] not in READING and scope["path"] not in OVER:
@@ -113,7 +113,7 @@ class Gate:
         _check_page(scope, headers)
         identity = self._service.sessions.identify(found)
         if identity is None:
-            raise Refused(401, "the page's session is over; `elastune page` prints a new link")
+            raise Refused(401, "the page's session has expired; `elastune page` prints a new link")
         connection = (scope.get("extensions") or {}).get(EXTENSION)
         if connection is not None:
             connection.trust()
@@ -124,13 +124,13 @@ class Gate:
         headers = {name: value.decode("latin-1") for name, value in scope["headers"]}
         if scope["method"] in ("GET", "HEAD") and OPEN.match(scope["path"]):
             if headers.get(b"content-length", "0") != "0" or b"transfer-encoding" in headers:
-                raise Refused(413, f"a request for {scope['path']:.100} has no body")
+                raise Refused(413, f"a request for {scope['path']:.100} must not have a body")
             return None
         if scope["path"] == "/page/session":
             _check_page(scope, headers)
             length = headers.get(b"content-length", "0")
             if b"transfer-encoding" in headers or not length.isdigit() or int(length) > LARGEST_SESSION_BYTES:
-                raise Refused(413, "a code or a token is shorter than that")
+                raise Refused(413, "the request is too large for a code or a token")
             return None
         if b"authorization" not in headers and not scope["path"].startswith(AGENTS):
             session = self._of_session(scope, headers)
@@ -149,12 +149,12 @@ class Gate:
         if identity is None and replica_id and self._service.site.others_tokens is not None:
             identity = await _of_others(self._service.site.others_tokens, token, replica_id)
         if identity is None and is_agent:
-            raise Refused(403, "this token is not that of an agent of this scheduler")
+            raise Refused(403, "this token does not belong to an agent of this scheduler")
         if identity is None and is_replica:
-            raise Refused(403, f"this token is not that of replica {replica_id!r:.200}")
+            raise Refused(403, f"this token does not belong to replica {replica_id!r:.200}")
         if identity is None:
             raise Refused(
-                401, "the token is not this scheduler's, or was replaced; set ELASTUNE_TOKEN to the present one"
+                401, "the token is not this scheduler's, or was replaced; set ELASTUNE_TOKEN to the current one"
             )
         connection = (scope.get("extensions") or {}).get(EXTENSION)
         if connection is not None:
@@ -162,9 +162,7 @@ class Gate:
         limit = _limit(scope["path"])
         length = headers.get(b"content-length", "0")
         if not length.isdecimal() or int(length) > limit:
-            raise Refused(
-                413, f"the request has {length:.20} bytes; {limit} is the most that {scope['path']:.100} takes"
-            )
+            raise Refused(413, f"the request has {length:.20} bytes; {scope['path']:.100} takes at most {limit}")
         return identity
 
 
@@ -180,10 +178,10 @@ def _cookie(header: str, wanted: str) -> str | None:
 def _check_page(scope: Message, headers: dict[bytes, str]) -> None:
     """Raises Refused for what another site has a browser send: it cannot name this header, nor look like this one."""
     if scope["method"] not in ("GET", "HEAD") and PAGE_HEADER not in headers:
-        raise Refused(403, "what a page asks for comes with the header 'X-Elastune-Page'")
+        raise Refused(403, "a request of a page needs the header 'X-Elastune-Page'")
     origin = headers.get(b"origin", "")
     if origin and origin.partition("://")[2] != headers.get(b"host", ""):
-        raise Refused(403, f"a page of {origin:.100} cannot speak to this scheduler")
+        raise Refused(403, f"a page from {origin:.100} may not call this scheduler")
 
 
 async def _of_others(tokens: OthersTokens, token: str, replica_id: str) -> Identity | None:
@@ -195,7 +193,7 @@ async def _of_others(tokens: OthersTokens, token: str, replica_id: str) -> Ident
         return await asyncio.to_thread(tokens.ask, token, replica_id)
     except TrialsError as error:
         # The replica asks again.
-        raise Refused(503, "whose token this is cannot be told at the moment") from error
+        raise Refused(503, "the token cannot be checked at the moment; try again") from error
 
 
 def _limit(path: str) -> int:

@@ -39,7 +39,7 @@ class Packages:
     def begin(self, digest: str) -> Arriving:
         """Take a package up; raises PackageRefused for what is no digest, OSError where the disk does not take it."""
         if not _DIGEST.match(digest):
-            raise PackageRefused(f"{digest!r:.80} is no SHA-256 digest")
+            raise PackageRefused(f"{digest!r:.80} is not a SHA-256 digest")
         self._folder.mkdir(parents=True, exist_ok=True)
         self._remove_old()
         return Arriving(self._folder, digest)

@@ -122,12 +122,12 @@ def calling_replica(request: Request) -> ReplicaRecord:
     identity: Identity = request.state.identity
     name = request.headers.get("x-elastune-replica", "")
     if identity != Identity(Access.REPLICA, name):
-        raise HTTPException(403, f"this token is not that of replica {name!r:.200}")
+        raise HTTPException(403, f"this token does not belong to replica {name!r:.200}")
     for replica in service.store.replicas(trial_id=name.rpartition("-")[0]):
         if replica.replica_id == name:
             service.loop.note_contact(replica.replica_id)
             return replica
-    raise HTTPException(410, f"replica {name!r} is not wanted any more")
+    raise HTTPException(410, f"replica {name!r} is no longer needed")
 
 
 def replica_routes(service: Service) -> list[HotRoute]:
@@ -141,7 +141,7 @@ def replica_routes(service: Service) -> list[HotRoute]:
         replicas = store.replicas(trial_id=trial_id)
         mine = next((row for row in replicas if row.replica_id == replica_id), None)
         if mine is None or (trial.state.is_final and trial.outcome is None):
-            raise HTTPException(410, f"trial {trial_id} is {trial.state.value}; this replica is not wanted any more")
+            raise HTTPException(410, f"trial {trial_id} is {trial.state.value}; this replica is no longer needed")
         if mine.stop_requested_at is not None and not query.told:
             return {"leave": True, "generation": None}
         wanted = service.loop.asked_to_save.get(trial_id, "")
@@ -278,7 +278,9 @@ def replica_routes(service: Service) -> list[HotRoute]:
     def _sent(digest: str, what: str) -> FileResponse:
         path = service.packages.find(digest)
         if path is None:
-            raise HTTPException(503, f"the sweep's {what} is not here (yet); its driver brings it")
+            raise HTTPException(
+                503, f"the scheduler does not have the sweep's {what} (yet); the sweep's driver sends it"
+            )
         return FileResponse(path, media_type="application/octet-stream")
 
     @hot.post("/broken", Number)
@@ -294,7 +296,7 @@ def replica_routes(service: Service) -> list[HotRoute]:
         try:
             hints = Hints.from_json(body.hints)
         except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
-            raise HTTPException(422, f"the hints are not usable: {error}") from error
+            raise HTTPException(422, f"the hints are invalid: {error}") from error
         # What was understood, and nothing that came with it.
         document = hints.to_json()
         before = store.hints([caller.trial_id]).get(caller.trial_id, {}) if hints.layouts else {}
@@ -325,7 +327,7 @@ def replica_routes(service: Service) -> list[HotRoute]:
             if left < 0:
                 return
             if left == 0:
-                note_warning(caller, f"this trial has reported {reports_left.most} times; further reports are not kept")
+                note_warning(caller, f"this trial has reported {reports_left.most} times; further reports are dropped")
             value = each.value if each.value is None or math.isfinite(each.value) else None
             noted = Report(caller.trial_id, each.step, value, each.progress, service.clock())
             store.add_report(noted)
@@ -335,7 +337,9 @@ def replica_routes(service: Service) -> list[HotRoute]:
     def warning(caller: ReplicaRecord, body: WarningBody) -> None:
         left = warnings_left.take(caller.trial_id)
         if left >= 0:
-            note_warning(caller, body.message if left else "this trial warns on; its further warnings are not kept")
+            note_warning(
+                caller, body.message if left else "this trial has given too many warnings; further ones are dropped"
+            )
 
     def note_warning(caller: ReplicaRecord, sentence: str) -> None:
         reason = Reason(code="warning", sentence=sentence)
@@ -351,7 +355,9 @@ def replica_routes(service: Service) -> list[HotRoute]:
         trial = store.trial(caller.trial_id)
         stay = trial.published_members if trial.switching else trial.members
         if body.of_command and trial.members and caller.replica_id not in stay:
-            logger.info("an end of no member trial=%s replica=%s", caller.trial_id, caller.replica_id)
+            logger.info(
+                "outcome ignored, the replica is not a member trial=%s replica=%s", caller.trial_id, caller.replica_id
+            )
             return
         store.set_outcome(caller.trial_id, Outcome(**body.model_dump(exclude={"of_command"})))
         service.measuring.forget(caller.trial_id)
@@ -378,12 +384,12 @@ def replica_routes(service: Service) -> list[HotRoute]:
         published = await asyncio.to_thread(forget_old_keys, caller.trial_id)
         meeting = body.whole or body.generation
         if not body.whole and not published - 1 <= body.generation <= published:
-            raise HTTPException(422, f"generation {body.generation} is not on offer; {published} is")
+            raise HTTPException(422, f"generation {body.generation} is not being formed; the latest is {published}")
         if body.whole and not await asyncio.to_thread(lives, body.whole, caller.trial_id):
-            raise HTTPException(422, f"{body.whole!r} is no replica of this trial")
+            raise HTTPException(422, f"{body.whole!r} is not a replica of this trial")
         keys = service.rendezvous.setdefault((caller.trial_id, meeting), {})
         if len(keys) >= MOST_KEYS:
-            raise HTTPException(422, f"{meeting} has {MOST_KEYS} keys already")
+            raise HTTPException(422, f"the rendezvous {meeting} already has {MOST_KEYS} keys, the most that are kept")
         keys[body.key] = body.value
         service.news.tell([caller.trial_id])
 
@@ -406,7 +412,7 @@ def replica_routes(service: Service) -> list[HotRoute]:
         """Ask the driver; ``answer`` is None while there is none, then ask again with the same id."""
         trial = store.trial(caller.trial_id)
         if trial.state.is_final:
-            raise HTTPException(410, f"trial {caller.trial_id} is {trial.state.value}; nobody answers for it any more")
+            raise HTTPException(410, f"trial {caller.trial_id} is {trial.state.value}; its driver no longer answers")
         if body.reports:
             await asyncio.to_thread(note, caller, body.reports)
         # Replicas choose their ids; another trial's question is another one, whatever it is called.

@@ -56,8 +56,8 @@ def study_routes(service: Service, access: ClientAccess) -> APIRouter:
         known = store.studies()
         others = ", ".join(sorted({each.called for each in known} - {study.called})) or "none"
         return [
-            f"yields_to names {name!r}, and no study here is called that; there are: {others}. It has an effect once "
-            "there is one"
+            f"yields_to names {name!r}, but there is no such study here (there are: {others}). It takes effect once "
+            "that study exists"
             for name in unknown_names(study, known)
         ]
 
@@ -67,7 +67,7 @@ def study_routes(service: Service, access: ClientAccess) -> APIRouter:
         before = everybody.get(wanted.name, everybody.get(wanted.title, wanted)).terms.to_json()
         unknown = set(changes) - set(before)
         if unknown:
-            raise HTTPException(422, f"a study has no {min(unknown)!r}; it has {', '.join(sorted(before))}")
+            raise HTTPException(422, f"a study has no setting {min(unknown)!r}; it has {', '.join(sorted(before))}")
         try:
             terms = StudyTerms.from_json(before | changes)
             effective_priorities([*everybody.values(), replace(wanted, terms=terms)])
@@ -75,7 +75,7 @@ def study_routes(service: Service, access: ClientAccess) -> APIRouter:
             raise HTTPException(422, str(error)) from error
         unequal = [term for term in OWNERS_TERMS if terms.to_json()[term] != before[term]]
         if unequal and client.access is not Access.OWNER:
-            raise HTTPException(403, f"a study's own token cannot change its {unequal[0]}; the owner's is needed")
+            raise HTTPException(403, f"a study's own token cannot change its {unequal[0]}; use the owner's token")
         return terms
 
     @routes.get("/where")
@@ -115,8 +115,8 @@ def study_routes(service: Service, access: ClientAccess) -> APIRouter:
             others = ", ".join(service.site.namespaces) or "none"
             raise HTTPException(
                 422,
-                f"the study is to live in namespace {body.namespace!r}; beside its own this scheduler looks after: "
-                f"{others}. Leave ELASTUNE_NAMESPACE out for its own",
+                f"the study asks for namespace {body.namespace!r}, which this scheduler does not manage; besides its "
+                f"own it manages: {others}. Leave ELASTUNE_NAMESPACE unset to use the scheduler's own",
             )
         if access.find_study(name) is not None or (client.access is Access.STUDY and access.has_trials(name)):
             access.allow_study(client, name)

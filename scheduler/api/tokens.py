@@ -138,20 +138,24 @@ class Tokens:
             if access is Access.OWNER:
                 if self._fixed or not kept.key:
                     raise RequestRefused(
-                        "the owner's token was given to this scheduler from outside; replace it there, and restart it"
+                        "the owner's token was given to this scheduler when it started; replace it where it is "
+                        "set, and restart the scheduler"
                     )
                 changed = replace(kept, owner=secrets.token_hex(24))
             elif access in (Access.READ, Access.STUDY):
                 what = "read" if access is Access.READ else f"study {study}"
                 changed = replace(kept, versions={**kept.versions, what: kept.versions.get(what, 0) + 1})
             elif access is Access.AGENT:
-                raise RequestRefused("agents' token comes from the scheduler's key, and ends with its folder")
+                raise RequestRefused(
+                    "the agents' token is derived from the scheduler's key and cannot be replaced by itself; it "
+                    "changes with the state folder"
+                )
             else:
-                raise RequestRefused("a replica's token ends with the replica; stop its trial instead")
+                raise RequestRefused("a replica's token is valid until the replica ends; stop its trial instead")
             if self._save is None:
                 raise RequestRefused(
-                    "this scheduler has no place to keep which tokens were replaced, and would take the old one again "
-                    "after a restart; have it keep its tokens in a secret (--token-secret)"
+                    "this scheduler cannot store which tokens were replaced, and would accept the old one again "
+                    "after a restart; let it keep its tokens in a secret (--token-secret)"
                 )
             self._save(changed)
             self._kept = changed

@@ -54,14 +54,14 @@ def trial_routes(service: Service, access: ClientAccess) -> APIRouter:
         elif study.owner is not None or any(
             record.spec.study == name and record.spec.driven for record in store.trials()
         ):
-            raise HTTPException(409, f"study {name!r} is a sweep's; a job needs a study of another name")
+            raise HTTPException(409, f"study {name!r} belongs to a sweep; submit the job to a study of another name")
 
     def submitted(client: Identity, document: dict[str, Any]) -> dict[str, Any]:
         user = str(document.pop("user", ""))[:LONGEST_NAME]
         try:
             spec = TrialSpec.from_json(document)
         except TypeError as error:
-            raise HTTPException(422, f"not a trial: {error}") from error
+            raise HTTPException(422, f"not a valid trial: {error}") from error
         access.allow_study(client, spec.study)
         check_name("the study's name", spec.study)
         if spec.parent:
@@ -72,7 +72,8 @@ def trial_routes(service: Service, access: ClientAccess) -> APIRouter:
         if spec.min_slots > slots and not service.site.grows:
             raise HTTPException(
                 422,
-                f"min_replicas is {spec.min_replicas} but the cluster has {slots} slots; lower it or add slots",
+                f"min_replicas is {spec.min_replicas}, which needs {spec.min_slots} slots, but the cluster has "
+                f"{slots}; lower it or add slots",
             )
         record = store.submit(spec, service.clock())
         if record.hold is not None and not is_paused_by_people(record):

@@ -42,18 +42,18 @@ COMMANDS: dict[str, Command] = {
     "studies": Command("looking", "studies", "List studies with their trials, slots, slot hours and terms."),
     "nodes": Command("looking", "nodes", "List nodes with their slots, and how many are in use."),
     "top": Command("looking", "top", "Watch studies, trials and slots live."),
-    "show": Command("looking", "show", "Show a trial's state, its replicas, and what happened to it when and why."),
+    "show": Command("looking", "show", "Show a trial's state, its replicas, and what happened to it, when and why."),
     "why": Command(
         "looking",
         "why",
         "Explain why a trial has its slots: the last decision, its numbers, and earlier changes.",
     ),
     "logs": Command("looking", "logs", "Print the output of a trial's replicas, oldest replica first."),
-    "stop": Command("steering", "stop", "End a trial, or all of a study."),
+    "stop": Command("steering", "stop", "End a trial, or all trials of a study."),
     "pause": Command(
         "steering", "pause", "Pause a trial: it saves its state and frees its slots until `elastune resume`."
     ),
-    "resume": Command("steering", "resume", "Let a paused trial go on."),
+    "resume": Command("steering", "resume", "Continue a paused trial."),
     "retry": Command("steering", "retry", "Run a trial again, unchanged, as a new trial."),
     "clone": Command("steering", "clone", "Run a trial again with other parameters, as a new trial."),
     "fork": Command("steering", "fork", "Train on from where a trial stands, as a new trial with other parameters."),
@@ -67,7 +67,7 @@ COMMANDS: dict[str, Command] = {
         "keeping", "export", "Write trials with their parameters, values, times and slot hours as a table."
     ),
     "report": Command("keeping", "report", "Sum slot hours and cost by study, user or day."),
-    "timeline": Command("looking", "timeline", "Draw who held which slots over time."),
+    "timeline": Command("looking", "timeline", "Draw which trial held which slots over time."),
     "simulate": Command("simulating", "simulate", "Run policies over a workload in virtual time, and compare them."),
     "token": Command("steering", "token", "Print a token for one study or for reading, or replace a token."),
     "doctor": Command(

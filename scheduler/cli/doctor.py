@@ -49,7 +49,7 @@ def doctor(port: int, state_dir: Path | None) -> None:
         click.echo(f"{marks[finding.state]} {finding.what}: {finding.words}")
     wrong = sum(finding.state == BAD for finding in findings)
     if wrong:
-        click.echo(f"{wrong} thing{'s' * (wrong != 1)} would go wrong")
+        click.echo(f"{wrong} problem{'s' * (wrong != 1)} found")
         raise SystemExit(1)
 
 
@@ -76,11 +76,13 @@ def _devices() -> Iterator[Finding]:
     gpus = Nvml().gpus()
     cores = len(usable_cores())
     if gpus:
-        yield Finding(GOOD, "GPUs", f"{len(gpus)}; a slot is one of them")
+        yield Finding(GOOD, "GPUs", f"{len(gpus)}; each is one slot")
         if importlib.util.find_spec("torch") is not None and "+cpu" in version("torch"):
-            yield Finding(BAD, "torch", "is a build without CUDA, and there are GPUs: install PyTorch's CUDA build")
+            yield Finding(BAD, "torch", "is a CPU-only build although there are GPUs: install PyTorch's CUDA build")
     else:
-        yield Finding(WARN, "GPUs", f"none that NVML knows; slots are CPU cores ({cores}), or emulated with --emulate")
+        yield Finding(
+            WARN, "GPUs", f"NVML finds none; slots are CPU cores ({cores}), or emulated devices with --emulate"
+        )
     yield Finding(GOOD, "cores", f"{cores} that this process may use")
 
 
@@ -91,8 +93,12 @@ def _memory() -> Iterator[Finding]:
     yield Finding(GOOD if free > 2 else WARN, "memory", f"{free:.1f} GiB free")
     from trials.inside.cgroups import Cgroups
 
-    if Cgroups.find() is None:
-        words = "none that this user may make; replicas' children end with them, but their memory is only watched"
+    groups = Cgroups.find()
+    if groups is None:
+        words = "this user cannot create any; replicas' child processes end with them, but their memory is only watched"
+        yield Finding(WARN, "control groups", words)
+    elif groups.memory is None:
+        words = "each replica gets its own, but the memory controller cannot be used: memory is only watched"
         yield Finding(WARN, "control groups", words)
     else:
         yield Finding(GOOD, "control groups", "each replica gets its own, with its limit of memory")
@@ -118,16 +124,18 @@ def _net(port: int) -> Iterator[Finding]:
             probe.bind(("127.0.0.1", port))
             yield Finding(GOOD, "port", f"{port} is free")
         except (OSError, OverflowError) as error:
-            yield Finding(WARN, "port", f"{port} cannot be listened on ({error}); give `up` another with --port")
+            yield Finding(WARN, "port", f"cannot listen on {port} ({error}); give `up` another with --port")
     import resource
 
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = "unlimited" if hard == resource.RLIM_INFINITY else str(hard)
     enough = hard == resource.RLIM_INFINITY or hard >= LEAST_DESCRIPTORS
-    yield Finding(GOOD if enough else WARN, "open files", f"{soft} now, {most} at most; a replica takes one or two")
+    yield Finding(
+        GOOD if enough else WARN, "open files", f"{soft} now, can be raised to {most}; a replica takes one or two"
+    )
     url = os.environ.get("ELASTUNE_URL")
     if url:
-        yield Finding(WARN, "ELASTUNE_URL", f"{url}: sweeps go there, not to a scheduler of their own")
+        yield Finding(WARN, "ELASTUNE_URL", f"{url}: sweeps use this scheduler, not one of their own")
 
 
 def _slurm() -> Iterator[Finding]:
@@ -142,7 +150,7 @@ def _slurm() -> Iterator[Finding]:
     try:
         given = allocation(os.environ, slurm.hostnames)
         if given is not None:
-            nodes = "this node" if given.is_this_machine else f"{len(given.nodes)} nodes, all of which are used"
+            nodes = "this node" if given.is_this_machine else f"{len(given.nodes)} nodes, `up` uses all of them"
             yield Finding(GOOD, "Slurm", f"job {given.job}: {nodes}")
             return
         partitions = slurm.run("sinfo", "--noheader", "--format=%R").split()

@@ -18,7 +18,7 @@ UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
 
 
 @click.command("rm")
-@click.option("--older-than", required=True, help="Age since a trial's end, such as 90s, 20m, 12h, 30d or 2w.")
+@click.option("--older-than", required=True, help="Time since a trial ended, such as 90s, 20m, 12h, 30d or 2w.")
 @click.option("--study", help="Only this study's trials.")
 @click.option("--yes", "-y", is_flag=True, help="Do not ask for confirmation.")
 @state_dir
@@ -36,12 +36,12 @@ def remove(older_than: str, study: str | None, yes: bool, state_dir: Path | None
         if now - (trial.finished or now) > seconds and trial.study not in driven
     ]
     if not old:
-        click.echo(f"no trial ended longer ago than {older_than}")
+        click.echo(f"no trial ended more than {older_than} ago (trials of running sweeps are kept)")
         return
-    if not yes and not click.confirm(f"forget {len(old)} trials for good?"):
-        click.echo("nothing was forgotten")
+    if not yes and not click.confirm(f"delete {len(old)} trials permanently?"):
+        click.echo("nothing was deleted")
         return
-    click.echo(f"{client.forget(old)} trials are forgotten")
+    click.echo(f"{client.forget(old)} trials will be deleted in the next moments")
 
 
 def _seconds(text: str) -> float:
@@ -71,8 +71,8 @@ COLUMNS = (
 
 
 @click.command("export")
-@click.option("--csv", "csv_path", type=PATH, help="File for a row a trial; - prints it.")
-@click.option("--parquet", type=PATH, help="File for the same as Parquet; needs pyarrow.")
+@click.option("--csv", "csv_path", type=PATH, help="CSV file with one row per trial; - prints it.")
+@click.option("--parquet", type=PATH, help="Parquet file with the same rows; needs pyarrow.")
 @click.option("--study", help="Only this study's trials.")
 @state_dir
 @scheduler_name
@@ -81,7 +81,7 @@ def export(
 ) -> None:
     """Write trials with their parameters, values, times and slot hours as a table."""
     if csv_path is None and parquet is None:
-        raise SchedulerError("where to? name a file with --csv or --parquet")
+        raise SchedulerError("no file is named; name one with --csv or --parquet")
     client = client_of(state_dir, scheduler, also_ended=True)
     asked = {"hours": True, **({} if study is None else {"study": client.study(study).name})}
     trials = client.connection.request("GET", "/rows", params=asked)["trials"]
@@ -93,7 +93,7 @@ def export(
         _write_parquet(parquet, columns, rows)
     for path in (csv_path, parquet):
         if path is not None and str(path) != "-":
-            click.echo(f"{len(rows)} trials are in {path}")
+            click.echo(f"{len(rows)} trials were written to {path}")
 
 
 def _exported(trial: dict[str, Any]) -> dict[str, Any]:
@@ -137,7 +137,7 @@ def _write_parquet(path: Path, columns: list[str], rows: list[dict[str, Any]]) -
 
 @click.command("report")
 @click.option("--by", default="study", show_default=True, help="Group by study, user or day.")
-@click.option("--price", type=click.FloatRange(min=0.0), help="Price of a slot hour; adds a column with the cost.")
+@click.option("--price", type=click.FloatRange(min=0.0), help="Price of one slot hour; adds a column with the cost.")
 @state_dir
 @scheduler_name
 def report(by: str, price: float | None, state_dir: Path | None, scheduler: str) -> None:

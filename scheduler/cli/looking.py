@@ -56,7 +56,7 @@ def list_trials(
     print_trials(trials, found["now"])
     left_out = found["over"] - sum(trial.is_over for trial in trials)
     if left_out > 0:
-        print(f"and {left_out} more that are over; --last 0 lists all")
+        print(f"and {left_out} more finished trials; --last 0 lists all")
     if found["emulated"]:
         print(found["emulated"])
 
@@ -118,7 +118,7 @@ def top(seconds: float, once: bool, state_dir: Path | None, scheduler: str) -> N
 @state_dir
 @scheduler_name
 def show(trial: str, as_json: bool, state_dir: Path | None, scheduler: str) -> None:
-    """Show a trial's state, its replicas, and what happened to it when and why."""
+    """Show a trial's state, its replicas, and what happened to it, when and why."""
     client = client_of(state_dir, scheduler, also_ended=True)
     if as_json:
         _print_json(client.story(trial))
@@ -148,8 +148,10 @@ def why(trial: str, as_json: bool, state_dir: Path | None, scheduler: str) -> No
 @click.command("logs")
 @click.argument("trial")
 @click.option("--follow", "-f", is_flag=True, help="Keep printing until the trial is over.")
-@click.option("--tail", type=click.IntRange(min=0), help="Last lines to print of each replica.")
-@click.option("--replica", help="Only this replica: its id, or the beginning or end of it.")
+@click.option(
+    "--tail", type=click.IntRange(min=0), help="Number of lines to print from the end of each replica's output."
+)
+@click.option("--replica", help="Only this replica: its id, or the start or end of its id.")
 @state_dir
 @scheduler_name
 def logs(
@@ -199,7 +201,7 @@ def follow_logs(client: Any, trial: Any, *, follow: bool, tail: int | None = Non
 @state_dir
 @scheduler_name
 def timeline(output: Path, state_dir: Path | None, scheduler: str) -> None:
-    """Draw who held which slots over time."""
+    """Draw which trial held which slots over time."""
     from scheduler.dashboard.picture import draw_timeline
 
     client = client_of(state_dir, scheduler, also_ended=True)
@@ -207,7 +209,7 @@ def timeline(output: Path, state_dir: Path | None, scheduler: str) -> None:
 
 
 @click.command("page")
-@click.option("--read", is_flag=True, help="Print a link for reading only.")
+@click.option("--read", is_flag=True, help="Print a read-only link.")
 @state_dir
 @scheduler_name
 def page(read: bool, state_dir: Path | None, scheduler: str) -> None:

@@ -22,7 +22,9 @@ END_SECONDS = 130.0
 
 @click.command("up")
 @state_dir
-@click.option("--slots", type=click.IntRange(min=1), help="Number of slots; default: one a GPU, else one a CPU core.")
+@click.option(
+    "--slots", type=click.IntRange(min=1), help="Number of slots; default: one per GPU, else one per CPU core."
+)
 @click.option(
     "--slots-per-gpu",
     type=click.IntRange(min=1, max=64),
@@ -35,7 +37,7 @@ END_SECONDS = 130.0
     type=click.IntRange(min=1, max=64),
     default=1,
     show_default=True,
-    help="GPUs of one process, for code that spreads a model over several.",
+    help="GPUs of one slot, for code that spreads a model over several.",
 )
 @click.option(
     "--memory-per-slot", type=click.FloatRange(min=0.1), help="GiB of memory that a replica may use; default: no limit."
@@ -48,9 +50,8 @@ END_SECONDS = 130.0
 )
 @click.option(
     "--emulate",
-    help="Devices to emulate instead of using this machine's: NODESxSLOTS, or NODESxSLOTS:PROFILE@FACTOR, such "
-    "as 4x8:resnet50-imagenet@10 for ten times the speed of that profile. A name it does not know lists "
-    "all.",
+    help="Devices to emulate instead of using this machine's: NODESxSLOTS, or NODESxSLOTS:PROFILE@FACTOR, such as "
+    "4x8:resnet50-imagenet@10 for ten times the speed of that profile. An unknown profile name lists all.",
 )
 @click.option(
     "--database",
@@ -73,7 +74,7 @@ END_SECONDS = 130.0
     "--slurm",
     "pool",
     envvar="ELASTUNE_SLURM",
-    help="Take slots from Slurm as trials can use them: sbatch's long options and limits, such as "
+    help="Take slots from Slurm when trials can use them: sbatch's long options and limits, such as "
     "'partition=scavenge account=x gpus=1 time=4:00:00 slots=0:32'.",
 )
 @click.option(
@@ -86,26 +87,26 @@ END_SECONDS = 130.0
     "--no-shared-files",
     is_flag=True,
     envvar="ELASTUNE_NO_SHARED_FILES",
-    help="Nodes of Slurm share no folder with this machine: sweeps' folders are packed and sent, and logs and "
-    "checkpoints come back.",
+    help="The Slurm nodes share no folder with this machine: working folders are packed and sent there, and logs "
+    "and checkpoints are sent back.",
 )
 @click.option(
     "--interface",
     envvar="ELASTUNE_INTERFACE",
     default="",
-    help="Network interface whose address nodes use to reach each other; default: the one on the route.",
+    help="Network interface whose address nodes use to reach each other; default: the one that the route to them uses.",
 )
 @click.option(
     "--prologue",
     envvar="ELASTUNE_PROLOGUE",
     default="",
-    help="Lines of bash that run on each other node first, such as 'module load cuda'.",
+    help="Bash lines to run first on each other node, such as 'module load cuda'.",
 )
 @click.option(
     "--container",
     envvar="ELASTUNE_CONTAINER",
     default="",
-    help="Options of srun that put what runs on each other node into a container: '--container-image=img.sqsh'.",
+    help="srun options that run everything on the other nodes in a container: '--container-image=img.sqsh'.",
 )
 @click.option("--detach", is_flag=True, help="Run in the background until `elastune down`, with output in a file.")
 @click.option("--embedded/--no-embedded", default=False, hidden=True)
@@ -255,7 +256,7 @@ def down(state_dir: Path | None) -> None:
     deadline = time.monotonic() + END_SECONDS
     while is_held(folder):
         if time.monotonic() > deadline:
-            raise SchedulerError(f"the scheduler (process {pid}) was told to stop and has not ended yet")
+            raise SchedulerError(f"the scheduler (process {pid}) was told to stop, but has not ended yet")
         time.sleep(0.05)
     click.echo(f"the scheduler of {folder} has ended")
 
@@ -270,8 +271,8 @@ def down(state_dir: Path | None) -> None:
 @click.option("--service", help="Name of the API's Service.")
 @click.option("--url", help="URL by which replicas reach the API; default: its Service.")
 @click.option("--webhook", help="Name of the ValidatingWebhookConfiguration that calls this scheduler.")
-@click.option("--token-secret", help="Secret for the token; default: ELASTUNE_TOKEN.")
-@click.option("--webhook-secret", help="Secret for the webhook's certificate.")
+@click.option("--token-secret", help="Secret that keeps the token; ELASTUNE_TOKEN takes precedence.")
+@click.option("--webhook-secret", help="Secret that keeps the webhook's certificate.")
 @click.option(
     "--webhook-name", multiple=True, help="Host name in the webhook's certificate, by which the API server calls it."
 )
@@ -298,7 +299,7 @@ def operator(
         from scheduler.kubernetes.command import run_operator
     except ImportError as error:
         raise SchedulerError(
-            f"{error}; the cluster's part is installed with: pip install 'elastune[kubernetes]'"
+            f"{error}; install the Kubernetes support with: pip install 'elastune[kubernetes]'"
         ) from error
     run_operator(
         settings,

@@ -13,7 +13,9 @@ from trials.terms import GOALS
 @click.command("simulate")
 @click.argument("workload", required=False, type=PATH)
 @click.option(
-    "--traces", type=PATH, help="Folder with measurements, one folder an application; default: the workload's."
+    "--traces",
+    type=PATH,
+    help="Folder with measurements, one subfolder per application; default: the folder of the workload file.",
 )
 @click.option("--recorded", type=PATH, help="State folder of a scheduler whose trials to simulate.")
 @click.option("--policy", multiple=True, help="Policy to simulate; may be repeated, ratios are to the first.")
@@ -35,7 +37,7 @@ from trials.terms import GOALS
 @click.option(
     "--live/--no-live",
     default=False,
-    help="Decide when something happens, and let starts take time, as a live scheduler does.",
+    help="Decide at events, not at fixed intervals, and let starts take time, as a live scheduler does.",
 )
 @click.option(
     "--every", type=click.FloatRange(min=1.0), help="Seconds between decisions; default: 60, or none with --live."
@@ -49,7 +51,8 @@ from trials.terms import GOALS
     "--information",
     default="pooled",
     show_default=True,
-    help="Information for policies: own measurements, also declared epochs, or also measurements pooled by code.",
+    help="What a policy knows of a job: own (what the job has measured), declared (also its declared epochs), or "
+    "pooled (also what jobs of the same code have measured).",
 )
 @click.option(
     "--jobs",

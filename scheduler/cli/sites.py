@@ -60,8 +60,8 @@ def choose_site(wanted: Wanted) -> Chosen:
     """Raises SchedulerError for what contradicts itself or cannot be had."""
     if wanted.slots_per_gpu > 1 and wanted.gpus_per_slot > 1:
         raise SchedulerError(
-            f"--slots-per-gpu is {wanted.slots_per_gpu} and --gpus-per-slot {wanted.gpus_per_slot}; a slot is a part "
-            "of a GPU or has several: leave one of them out"
+            f"--slots-per-gpu is {wanted.slots_per_gpu} and --gpus-per-slot is {wanted.gpus_per_slot}; a slot is "
+            "either a part of a GPU or several GPUs: leave one of them out"
         )
     if wanted.pool is not None:
         return _pool(wanted, wanted.pool)
@@ -122,8 +122,8 @@ def _in_allocation(wanted: Wanted) -> Chosen | None:
         given = allocation(os.environ, slurm.hostnames)
     except (SlurmRefused, SlurmUnreachable) as error:
         raise SchedulerError(
-            f"this is job {os.environ['SLURM_JOB_ID']} of Slurm, and its nodes cannot be told: {error}; `--no-slurm` "
-            "uses this machine alone"
+            f"cannot list the nodes of Slurm job {os.environ['SLURM_JOB_ID']}: {error}; `--no-slurm` uses this "
+            "machine alone"
         ) from error
     if given is None or given.is_this_machine:
         return None
@@ -135,7 +135,7 @@ def _in_allocation(wanted: Wanted) -> Chosen | None:
         host=wanted.host or reached,
         reached_at=reached,
         at_the_end=LEAVE_AT_ONCE,
-        sentence=f"job {given.job} of Slurm: {len(given.nodes)} nodes, {', '.join(given.nodes)}",
+        sentence=f"Slurm job {given.job}: {len(given.nodes)} nodes, {', '.join(given.nodes)}",
     )
 
 
@@ -148,9 +148,7 @@ def _pool(wanted: Wanted, text: str) -> Chosen:
     from trials.slurm.commands import Slurm
 
     if wanted.slots is not None or _has_shape(wanted.emulate):
-        raise SchedulerError(
-            "--slurm says how many slots there may be, as slots=0:32; leave --slots and NODESxSLOTS out"
-        )
+        raise SchedulerError("--slurm sets the number of slots (slots=0:32); leave out --slots and NODESxSLOTS")
     pool = pool_settings(text, gpus_per_slot=wanted.gpus_per_slot, slots_per_gpu=wanted.slots_per_gpu)
     slurm = Slurm()
     reached = _named_address(wanted)
@@ -158,7 +156,7 @@ def _pool(wanted: Wanted, text: str) -> Chosen:
         try:
             names = slurm.run("sinfo", "--noheader", "--Node", "--format=%N", *_of_partition(pool.options)).split()
         except (SlurmRefused, SlurmUnreachable) as error:
-            raise SchedulerError(f"a pool of jobs cannot be had: {error}") from error
+            raise SchedulerError(f"cannot take slots from Slurm: {error}") from error
         # A partition that is not there is refused with Slurm's words when jobs are tried out.
         reached = address_for(slurm, names, wanted.interface) if names else LOOPBACK
     return Chosen(

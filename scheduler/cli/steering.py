@@ -20,24 +20,24 @@ from trials.terms import GOALS
 @state_dir
 @scheduler_name
 def stop(trial: str | None, study: str | None, state_dir: Path | None, scheduler: str) -> None:
-    """End a trial, or all of a study."""
+    """End a trial, or all trials of a study."""
     from scheduler.errors import SchedulerError
 
     if (trial is None) == (study is None):
-        raise SchedulerError("name a trial to stop, or all trials of a study with --study")
+        raise SchedulerError("name either a trial to stop, or a study with --study to stop all of its trials")
     client = client_of(state_dir, scheduler)
     why = "cancelled with `elastune stop`"
     if study is not None:
         found = client.trials(study=client.study(study).name, state="live")
         for each in found:
             client.stop(each, why)
-        click.echo(f"{len(found)} trial{'s' * (len(found) != 1)} of {printable(study)} stopped")
+        click.echo(f"{len(found)} trial{'s' * (len(found) != 1)} of {printable(study)} told to stop")
         return
     one = client.trial(trial or "")
     if client.stop(one, why):
-        click.echo(f"trial {printable(one.label)} is told to stop")
+        click.echo(f"trial {printable(one.label)} was told to stop")
     else:
-        click.echo(f"trial {printable(one.label)} was over already: {one.state}")
+        click.echo(f"trial {printable(one.label)} had already ended: {one.state}")
 
 
 @click.command("pause")
@@ -50,7 +50,7 @@ def pause(trial: str, why: str, state_dir: Path | None, scheduler: str) -> None:
     client = client_of(state_dir, scheduler)
     one = client.trial(trial)
     client.pause(one, why)
-    click.echo(f"trial {printable(one.label)} pauses; `elastune resume {one.id}` lets it go on")
+    click.echo(f"trial {printable(one.label)} pauses; `elastune resume {one.id}` continues it")
 
 
 @click.command("resume")
@@ -58,11 +58,11 @@ def pause(trial: str, why: str, state_dir: Path | None, scheduler: str) -> None:
 @state_dir
 @scheduler_name
 def resume(trial: str, state_dir: Path | None, scheduler: str) -> None:
-    """Let a paused trial go on."""
+    """Continue a paused trial."""
     client = client_of(state_dir, scheduler)
     one = client.trial(trial)
     client.resume(one)
-    click.echo(f"trial {printable(one.label)} goes on when it gets slots")
+    click.echo(f"trial {printable(one.label)} continues when it gets slots")
 
 
 @click.command("retry")
@@ -107,7 +107,7 @@ def _changes(changes: tuple[str, ...]) -> dict[str, Any]:
     for each in changes:
         name, equals, value = each.partition("=")
         if not equals or not name:
-            raise SchedulerError(f"--set is {each!r}; it must be like lr=0.1")
+            raise SchedulerError(f"--set is {each!r}; it must be NAME=VALUE, such as lr=0.1")
         changed[name] = _read(value)
     return changed
 
@@ -139,7 +139,7 @@ def _read(text: str) -> Any:
 @click.option("--quota", type=int, help="Most slots at once; 0: no limit.")
 @click.option("--goal", help=f"One of {', '.join(GOALS)}.")
 @click.option("--deadline-in", type=float, help="Minutes until the best result is wanted.")
-@click.option("--budget", type=float, help="Slot hours that it may use in all; 0: no limit.")
+@click.option("--budget", type=float, help="Slot hours that the study may use in total; 0: no limit.")
 @state_dir
 @scheduler_name
 def set_terms(
@@ -182,7 +182,7 @@ def set_terms(
 @click.option(
     "--replace/--no-replace",
     default=False,
-    help="Make a new token and refuse the old one; without --read or a study: the owner's.",
+    help="Make a new token and refuse the old one; without --read or STUDY: the owner's token.",
 )
 @state_dir
 @scheduler_name

@@ -79,7 +79,7 @@ class Client:
         if not found:
             raise SchedulerError(f"no trial is called {wanted!r}; `elastune ls` lists their ids")
         several = ", ".join(printable(row_of(Trial, each).label) for each in found[:5])
-        raise SchedulerError(f"{len(found)} trials are called {wanted!r}: {several}; name one so, or by its id")
+        raise SchedulerError(f"{len(found)} trials are called {wanted!r}: {several}; use one of these names, or an id")
 
     def story(self, trial: str | Trial) -> dict[str, Any]:
         """All that is kept of a trial: reports, measurements, history, replicas and the last decision, as JSON."""
@@ -102,7 +102,7 @@ class Client:
         found = found or [each for each in known if each.name.startswith(wanted) or each.title.startswith(wanted)]
         if len(found) != 1:
             names = ", ".join(sorted(each.name for each in found or known)) or "-"
-            raise SchedulerError(f"{len(found) or 'no'} studies are called {wanted!r}; there are: {printable(names)}")
+            raise SchedulerError(f"{len(found) or 'no'} studies match {wanted!r}; there are: {printable(names)}")
         return found[0]
 
     def nodes(self) -> list[Node]:

@@ -58,8 +58,8 @@ class SchedulerClient:
         if not token:
             cls._reach(url)
             raise NotAuthorized(
-                f"ELASTUNE_URL is {url} but no token is known for it; set ELASTUNE_TOKEN as `elastune up` said when it "
-                "started (the token lies in the scheduler's state folder)"
+                f"ELASTUNE_URL is {url} but no token is known for it; set ELASTUNE_TOKEN as `elastune up` printed "
+                "when it started (the token is in the file 'token' of the scheduler's state folder)"
             )
         client = cls(url, token, quick=quick)
         return client if quick else client.checked()
@@ -124,7 +124,7 @@ class SchedulerClient:
         reason = refusal(answer.content)
         if answer.status >= 500:
             said = reason or answer.text[:300] or f"HTTP status {answer.status}"
-            raise SchedulerUnreachable(f"the scheduler at {self.url} cannot work now: {said}")
+            raise SchedulerUnreachable(f"the scheduler at {self.url} has a problem and cannot answer: {said}")
         if reason is None:
             raise self._somebody_else(answer)
         if answer.status in (401, 403):
@@ -134,7 +134,7 @@ class SchedulerClient:
     def _somebody_else(self, answer: Answer) -> SchedulerUnreachable:
         return SchedulerUnreachable(
             f"what answers at {self.url} is not an Elastune scheduler: HTTP status {answer.status} "
-            f"{answer.text[:100]!r}; correct ELASTUNE_URL, or look at the proxy or ingress that stands there"
+            f"{answer.text[:100]!r}; correct ELASTUNE_URL, or check the proxy or ingress at that address"
         )
 
     def _nobody(self, error: NoAnswer) -> SchedulerUnreachable:
@@ -174,7 +174,7 @@ def of_folder(folder: Path, *, quick: bool = False) -> SchedulerClient:
         return client.checked()
     except SchedulerUnreachable as error:
         raise NotRunning(
-            f"the scheduler of {folder} is not running (it was last at {server['url']}); a sweep's own one ends with "
-            "its sweep, another is started with `elastune up --state-dir`",
+            f"the scheduler of {folder} is not running (it was last at {server['url']}); a sweep's own scheduler "
+            "ends with its sweep. Start one with `elastune up --state-dir`",
             folder,
         ) from error

@@ -55,8 +55,8 @@ def named_scheduler(
     known = own.get("schedulers", {})
     if not isinstance(known, dict) or not isinstance(known.get(name), dict):
         names = ", ".join(sorted(known)) if isinstance(known, dict) and known else "none"
-        asked = f" ({chosen[0]} asks for it)" if chosen is not None and chosen[1] == name else ""
-        raise SchedulerError(f"your settings ({settings}) name no scheduler {name!r}{asked}; there are: {names}")
+        asked = f" (which {chosen[0]} asks for)" if chosen is not None and chosen[1] == name else ""
+        raise SchedulerError(f"your settings ({settings}) have no scheduler {name!r}{asked}; there are: {names}")
     _check_owner(settings)
     return _read(settings, name, known[name], environ)
 
@@ -84,8 +84,8 @@ def _chosen(folder: Path, settings: Path) -> tuple[Path, str] | None:
             unknown = set(document) - {"default"}
             if unknown:
                 raise SchedulerError(
-                    f"{path} has {min(unknown)!r}; beside code it may only choose: default = 'NAME'. Where schedulers "
-                    f"are say your own settings, {settings}"
+                    f"{path} has {min(unknown)!r}; in a project folder it may only choose a scheduler: default = "
+                    f"'NAME'. Define schedulers in your own settings, {settings}"
                 )
             return path, _default(path, document)
     return None
@@ -95,13 +95,16 @@ def _check_owner(path: Path) -> None:
     """Whoever can write the file has one's code sent anywhere."""
     found = path.stat()
     if found.st_uid not in (os.getuid(), 0) or found.st_mode & 0o022:
-        raise SchedulerError(f"{path} can be written by others, who could send your sweeps anywhere: chmod 600 {path}")
+        raise SchedulerError(
+            f"{path} belongs to another user or can be written by others, who could send your sweeps anywhere; it must "
+            f"be yours: chmod 600 {path}"
+        )
 
 
 def _read(path: Path, name: str, given: Mapping[str, Any], environ: Mapping[str, str]) -> Named:
     unknown = set(given) - KEYS
     if unknown or not all(isinstance(value, str) for value in given.values()):
-        what = f"has no {min(unknown)!r}" if unknown else "has texts only"
+        what = f"has no {min(unknown)!r}" if unknown else "takes only strings"
         raise SchedulerError(f"{path}: a scheduler {what}; [schedulers.{name}] may have {', '.join(sorted(KEYS))}")
     if ("url" in given) == ("state_dir" in given):
         raise SchedulerError(f"{path}: [schedulers.{name}] needs either a url or a state_dir")
@@ -116,7 +119,9 @@ def _read(path: Path, name: str, given: Mapping[str, Any], environ: Mapping[str,
         except OSError as error:
             raise SchedulerError(f"{path}: the token of {name!r} cannot be read: {error}") from error
     if not token:
-        raise SchedulerError(f"{path}: no token is known for {name!r}; give a token_file, or a token_env that is set")
+        raise SchedulerError(
+            f"{path}: no token is known for {name!r}; give a token_file, or a token_env whose variable is set"
+        )
     return Named(name=name, url=given["url"], token=token)
 
 

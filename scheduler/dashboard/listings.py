@@ -99,7 +99,7 @@ def print_queue(queue: Queue, now: float) -> None:
     if queue.trouble:
         print(one_line(queue.trouble))
     if queue.held_hours is not None:
-        print(f"{queue.held_hours:.3f} slot hours have been held by jobs of the queue")
+        print(f"jobs of the queue have held {queue.held_hours:.3f} slot hours")
 
 
 def print_usage(used: Iterable[UsedHours], *, by: str, price: float | None) -> None:
@@ -135,7 +135,7 @@ def print_why(answer: Mapping[str, Any]) -> None:
     trial, grant = answer["trial"], answer["grant"]
     lines = [f"{_heading(trial)}, holds {answer['held_slots']} slots"]
     if answer["policy_error"] is not None:
-        lines.append(f"the policy's last answer could not be used, allocations stay: {answer['policy_error']}")
+        lines.append(f"the policy failed, so allocations stay as they are: {answer['policy_error']}")
     if grant is None:
         lines.append(f"why: {_because(trial['reason'])}")
     else:

@@ -63,7 +63,7 @@ def draw_timeline(timeline: Mapping[str, Any], base: Path) -> Path:
     return path
 
 
-NEEDED = "pictures are drawn with matplotlib, which is not installed here; pip install 'elastune[pictures]'"
+NEEDED = "pictures need matplotlib, which is not installed here; pip install 'elastune[pictures]'"
 
 
 def _draw(rows: list[str], drawn: list[Bar], title: str, path: Path) -> None:

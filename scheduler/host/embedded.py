@@ -81,7 +81,7 @@ class EmbeddedScheduler:
             self.state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
         except OSError as error:
             raise SchedulerDidNotStart(
-                f"the state folder {self.state_dir} cannot be made: {error}; name another one with state_dir="
+                f"the state folder {self.state_dir} cannot be created: {error}; name another one with state_dir="
             ) from error
         log_path = self.state_dir / "scheduler.log"
         root = str(Path(__file__).resolve().parent.parent)
@@ -106,7 +106,7 @@ class EmbeddedScheduler:
             with open(log_path) as log:
                 log.seek(began)
                 words = log.read().strip().splitlines()
-            raise SchedulerDidNotStart(words[-1] if words else f"the scheduler ended at once; see {log_path}")
+            raise SchedulerDidNotStart(words[-1] if words else f"the scheduler exited immediately; see {log_path}")
         announced = json.loads(line)
         return SchedulerClient(announced["url"], announced["token"])
 

@@ -25,10 +25,11 @@ def reachable(host: str) -> str:
 
 
 def open_host_warning(host: str) -> str:
-    where = "every network that this machine is on" if host in ANY else f"whatever network {host} is on"
+    where = "all networks of this machine" if host in ANY else f"the network of {host}"
     return (
-        f"WARNING: the scheduler can be called from {where}, and what is said is not encrypted: who can listen there "
-        "learns the token, and with it runs code as you. Do so only on a network that you trust. Otherwise keep "
-        "127.0.0.1 and have others come by `ssh -L 7300:127.0.0.1:7300 THIS_MACHINE`, or put a proxy that speaks TLS "
-        "in front and give them its https:// address. Give people `elastune token STUDY` instead of your own token"
+        f"WARNING: the scheduler can be reached from {where}, and its traffic is not encrypted: whoever can listen "
+        "there learns the token, and can run code as you with it. Do this only on a network that you trust. "
+        "Otherwise keep 127.0.0.1 and let others connect with `ssh -L 7300:127.0.0.1:7300 THIS_MACHINE`, or put a "
+        "TLS proxy in front and give them its https:// address. Give people the token that `elastune token STUDY` "
+        "prints instead of your own"
     )

@@ -136,7 +136,7 @@ class Notifier:
             try:
                 self._waiting.put_nowait(notice)
             except queue.Full:
-                logger.warning("notice not sent, too many wait: %s", notice.text)
+                logger.warning("notice dropped, too many are waiting: %s", notice.text)
 
     def _used(self, now: float) -> dict[str, float]:
         limited = {study.name for study in self._store.studies() if study.terms.budget_slot_hours}
@@ -159,7 +159,7 @@ class Notifier:
                     break
                 except httpx2.HTTPError as error:
                     if attempt == TRIES - 1:
-                        logger.warning("the webhook did not take a notice: %s: %s", notice.text, error)
+                        logger.warning("the webhook did not accept a notice: %s: %s", notice.text, error)
                     time.sleep(pause)
                     pause *= 3.0
 

@@ -36,7 +36,7 @@ def recorded(folder: Path, port: int = 0) -> Iterator[SchedulerClient]:
     """Raises SchedulerError where nothing is kept, StoreUnavailable for a database of another version."""
     path = folder / DATABASE
     if not path.is_file():
-        raise SchedulerError(f"{folder} holds no {DATABASE}: no scheduler has kept anything there")
+        raise SchedulerError(f"{folder} holds no {DATABASE}: no scheduler has stored trials there")
     store = SqlBacking(f"sqlite:///{path.resolve()}")
     try:
         # Nothing of it is changed: the API refuses what would.
@@ -53,8 +53,8 @@ def _serving(folder: Path, store: TrialStore, port: int) -> Iterator[SchedulerCl
     )
     loop = ControlLoop(store, site.launcher, policy_by_name("goodput"), settings)
     over = (
-        f"the scheduler of {folder} has ended, and nothing runs that could be changed; start one with "
-        f"`elastune up --state-dir {folder}`"
+        f"the scheduler of {folder} has ended, so nothing can be changed; start one with `elastune up --state-dir "
+        f"{folder}`"
     )
     service = Service(store, loop, tokens, site, over=over)
     listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)

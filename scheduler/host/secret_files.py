@@ -32,11 +32,12 @@ def keep_private(path: Path) -> None:
         return
     except OSError as error:
         raise StoreUnavailable(
-            f"others on this machine can read {path}, and that cannot be changed ({error}); choose a folder of your own"
+            f"other users of this machine can read {path}, and its permissions cannot be changed ({error}); choose "
+            "a folder of your own"
         ) from error
     logger.warning(
-        "others on this machine could read %s (mode %o); now nobody but you can. Whoever has read a token keeps it: "
-        "replace it with `elastune token --replace`",
+        "other users of this machine could read %s (mode %o); now only you can. Whoever has read a token still has "
+        "it: replace it with `elastune token --replace`",
         path,
         stat.S_IMODE(mode),
     )

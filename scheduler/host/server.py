@@ -184,7 +184,7 @@ class _Server(uvicorn.Server):
         try:
             self._drain()
         except Exception:
-            logger.exception("not everything could be put in order")
+            logger.exception("the shutdown could not finish its work")
         super().handle_exit(sig, frame)
 
 
@@ -205,7 +205,7 @@ def _stop_with_owner(
 ) -> None:
     """Wait for the owner's end of the pipe to close, give replicas time to save, then stop the server."""
     sys.stdin.buffer.read()
-    logger.info("the owner is gone: pausing its trials")
+    logger.info("the process that started this scheduler is gone: pausing its trials")
     with contextlib.suppress(OSError):
         folder.write_server_file(url, ending=True)
     deadline = time.monotonic() + DRAIN_SECONDS

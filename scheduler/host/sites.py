@@ -68,7 +68,7 @@ def _slots(settings: MachineSettings, gpus: Nvml) -> tuple[Slot, ...]:
     known = gpus.gpus()
     if known and len(known) < settings.gpus_per_slot:
         raise SchedulerError(
-            f"gpus_per_slot is {settings.gpus_per_slot} and this machine has {len(known)} GPUs; take fewer for a slot"
+            f"gpus_per_slot is {settings.gpus_per_slot} but this machine has {len(known)} GPUs; lower it"
         )
     return own_slots(
         "localhost",

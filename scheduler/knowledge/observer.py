@@ -294,7 +294,7 @@ class Observer:
             remaining = None if known.target_progress is None else max(0.0, known.target_progress - known.progress)
         held = trial.hold
         if held is None and backs_off and not replicas:
-            held = "waits a moment before it is started again, because it could not be launched"
+            held = "waits a moment before the next attempt, because it could not be launched"
             if trial.reason.code in ("lost", "launch_failed", NO_ROOM):
                 held = trial.reason.sentence
         fraction = history.fraction(trial.trial_id)
@@ -392,7 +392,7 @@ def _quotas_of_studies(studies: Mapping[str, Study], name: str) -> list[SlotQuot
     names = () if study is None else dict.fromkeys((name, study.title))
     quotas = {each: studies[each].terms.quota for each in names if each in studies}
     return [
-        SlotQuota(f"study {each}", quota, "its study's quota of slots is used")
+        SlotQuota(f"study {each}", quota, f"its study's quota of {quota} slots leaves too few for it")
         for each, quota in quotas.items()
         if quota is not None
     ]

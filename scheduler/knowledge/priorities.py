@@ -28,7 +28,7 @@ def effective_priorities(studies: Iterable[Study]) -> dict[str, int]:
         order = list(TopologicalSorter(before).static_order())
     except CycleError as error:
         circle = " -> ".join(reversed(error.args[1]))
-        raise InvalidStudyTerms(f"studies yield to each other in a circle: {circle}; take one of these out") from None
+        raise InvalidStudyTerms(f"studies yield to each other in a circle: {circle}; remove one of these") from None
     found: dict[str, int] = {}
     for name in order:
         found[name] = min([known[name].terms.priority, *(found[other] - 1 for other in before[name])])
@@ -40,7 +40,7 @@ def priorities_of(studies: Mapping[str, Study]) -> dict[str, int]:
     try:
         return effective_priorities(studies.values())
     except InvalidStudyTerms as error:
-        logger.error("priorities cannot be followed error=%s", error)
+        logger.error("yields_to contradicts itself, each study keeps its own priority error=%s", error)
         return {name: study.terms.priority for name, study in studies.items()}
 
 

@@ -85,7 +85,8 @@ def _trial_objection(document: Mapping[str, Any], spec: TrialSpec, before: Any) 
     if changed:
         field = changed[0]
         return (
-            f"spec.{_shown(field)} was {getattr(was, field)!r:.80} and cannot be changed; apply a trial of another name"
+            f"spec.{_shown(field)} was {getattr(was, field)!r:.80} and cannot be changed; apply a trial with "
+            "another name"
         )
     return None
 
@@ -93,14 +94,14 @@ def _trial_objection(document: Mapping[str, Any], spec: TrialSpec, before: Any) 
 def _template_objection(document: Mapping[str, Any], settings: ClusterSettings) -> str | None:
     template = (document.get("spec") or {}).get("template") or {}
     if not isinstance(template, Mapping) or set(template) - {"metadata", "spec"}:
-        return "spec.template must be a pod template: it has metadata and spec, and nothing else"
+        return "spec.template must be a pod template with metadata and spec, and nothing else"
     try:
         touched = touches_ours((template,))
         if touched is not None:
             return f"spec.template: {touched}"
         too_large = beyond_slot((template,), settings)
     except (ValueError, TypeError, AttributeError, KeyError) as error:
-        return f"spec.template is no pod template: {error}"
+        return f"spec.template is not a valid pod template: {error}"
     return None if too_large is None else f"spec.template: {too_large}"
 
 

@@ -36,7 +36,7 @@ def clean(api: ClusterApi, namespaces: tuple[str, ...], *, wait_seconds: float =
     for namespace in namespaces:
         for document in _all(api, TRIALS, namespace):
             name = document["metadata"]["name"]
-            logger.warning("no scheduler ended trial %s/%s; it is removed as it is", namespace, name)
+            logger.warning("no scheduler ended trial %s/%s; removing it without one", namespace, name)
             api.patch(TRIALS, namespace, name, {"metadata": {"finalizers": None}})
 
 

@@ -37,10 +37,7 @@ def run_operator(settings: Path, *, token_secret: str | None = None, **options: 
     elif token_secret is not None:
         tokens = partial(patiently, partial(shared_tokens, api, cluster.namespace, token_secret))
     else:
-        raise SchedulerError(
-            "no token is known that the API's callers must have; set ELASTUNE_TOKEN, or name a secret that exists with "
-            "--token-secret"
-        )
+        raise SchedulerError("there is no token for the API; set ELASTUNE_TOKEN, or name a secret with --token-secret")
     # What cannot be read is said before anybody waits for a leader.
     tokens()
     Operator(api, OperatorSettings(cluster=cluster, tokens=tokens, **options)).run()

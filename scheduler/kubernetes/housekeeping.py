@@ -58,7 +58,7 @@ class Housekeeping:
                 self._swept_at = now
                 self._sweep(now)
         except (StoreUnavailable, ClusterRefused) as error:
-            logger.warning("housekeeping goes on at the next look error=%s", error)
+            logger.warning("housekeeping failed, trying again error=%s", error)
 
     def _let_go(self) -> None:
         """Trials that are over, have no replicas, and whose checkpoints the loop has removed."""
@@ -68,7 +68,7 @@ class Housekeeping:
             try:
                 self._store.following.let_go(record.trial_id)
             except (StoreUnavailable, ClusterRefused) as error:
-                logger.warning("trial not let go yet trial=%s error=%s", record.trial_id, error)
+                logger.warning("trial not released yet trial=%s error=%s", record.trial_id, error)
 
     def _sweep(self, now: float) -> None:
         for record in self._store.trials():

@@ -91,7 +91,7 @@ def autoscaler_from(settings: ClusterSettings) -> Autoscaler | None:
     unknown = {snake(key) for key in given} - KNOWN
     if unknown:
         known = ", ".join(sorted(map(camel, KNOWN)))
-        raise InvalidClusterSettings(f"placeholders.{camel(min(unknown))} is not known; there are {known}")
+        raise InvalidClusterSettings(f"placeholders.{camel(min(unknown))} is not a setting; there are {known}")
     named = {snake(key): value for key, value in given.items()}
     numbers = {
         name: _number(name, named.get(name, default))

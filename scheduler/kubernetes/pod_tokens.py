@@ -81,7 +81,7 @@ class PodTokens:
             if now - self._complained_at < COMPLAINT_SECONDS:
                 return
             self._complained_at = now
-        logger.error("replicas' tokens cannot be judged error=%s", error)
+        logger.error("replicas' tokens cannot be checked error=%s", error)
 
     def _note(self, token: str, owner: str | None) -> None:
         until = self._clock() + REFUSED_SECONDS if owner is None else _expiry(token)
@@ -101,7 +101,7 @@ class PodTokens:
         except ClusterRefused as error:
             if error.status == 403:
                 raise ClusterRefused(
-                    f"the scheduler may not review tokens ({error}); bring the chart's ClusterRole up to date",
+                    f"the scheduler is not allowed to review tokens ({error}); update the chart's ClusterRole",
                     status=403,
                 ) from error
             raise

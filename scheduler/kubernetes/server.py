@@ -123,7 +123,7 @@ class Operator:
             except Exception:
                 logger.exception("the election failed")
             if not self._stop.is_set():
-                logger.warning("the lease was not renewed: decisions wait")
+                logger.warning("the lease was not renewed: no decisions until it is")
                 time.sleep(1.0)
 
     def _begin(self) -> None:
@@ -131,20 +131,20 @@ class Operator:
         try:
             self._lead()
         except Exception:
-            logger.exception("this process cannot lead: ending, so that another one may")
+            logger.exception("this process cannot lead: exiting, so that another one can")
         if not self._stop.is_set():
             os._exit(1)
 
     def _resume(self) -> None:
-        logger.info("the lease is held again: decisions go on")
+        logger.info("the lease is held again: decisions continue")
 
     def _end_for_other(self, holder: str) -> None:
         if not self._stop.is_set():
-            logger.error("%s leads now: ending, so that no two schedulers decide", holder)
+            logger.error("%s leads now: exiting, so that no two schedulers decide", holder)
             os._exit(1)
 
     def _finish(self) -> None:
-        logger.info("stopping; trials train on")
+        logger.info("stopping; trials keep training")
         if self._server is not None:
             self._server.should_exit = True
         if self._loop is not None:
@@ -253,7 +253,7 @@ class Operator:
                     trust(self._api, settings.webhook, certificate)
                 return certificate
             except (ClusterRefused, ClusterUnreachable) as error:
-                logger.warning("the webhook is not served yet error=%s", error)
+                logger.warning("the webhook cannot be served yet error=%s", error)
                 time.sleep(2.0)
 
 
@@ -281,7 +281,7 @@ def review_app(leads: Callable[[], bool], settings: ClusterSettings, age: Callab
         """The kubelet starts a scheduler anew whose loop is stuck."""
         if age() > STUCK_SECONDS:
             response.status_code = 503
-            return {"status": f"the control loop has not come round for {age():.0f} s", "leads": leads()}
+            return {"status": f"the control loop has not run for {age():.0f} s", "leads": leads()}
         return {"status": "ok", "leads": leads()}
 
     return app

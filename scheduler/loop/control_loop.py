@@ -261,9 +261,12 @@ class Containment:
         except Exception as error:
             key = trial.trial_id, step
             failures = self._failures[key] = self._failures.get(key, 0) + 1
-            logger.exception("trial cannot be handled trial=%s times=%d", trial.trial_id, failures)
+            logger.exception("error while handling a trial trial=%s times=%d", trial.trial_id, failures)
             if failures == MOST_FAILURES and not trial.state.is_final:
-                sentence = f"the scheduler cannot handle it ({type(error).__name__}: {error}); its log tells more"
+                sentence = (
+                    f"the scheduler failed {MOST_FAILURES} times to handle it ({type(error).__name__}: {error}); see "
+                    "the scheduler's log"
+                )
                 self._give_up(trial, Reason(code="internal_error", sentence=sentence))
         else:
             self._failures.pop((trial.trial_id, step), None)

@@ -100,7 +100,7 @@ class Journal:
 
     def note_preparing(self, trial_id: str) -> None:
         present = self._store.trial(trial_id)
-        reason = Reason(code="preparing", sentence="what its replicas have in common is being imported")
+        reason = Reason(code="preparing", sentence="the modules that its replicas share are being imported")
         if present.state is TrialState.PENDING and present.reason != reason:
             self._store.save_trial(replace(present, reason=reason))
 

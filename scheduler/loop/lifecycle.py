@@ -79,7 +79,7 @@ class Lifecycle:
             starts = trial.state is TrialState.STARTING
             event = next_event(trial, replicas, reports=starts and self._store.has_reported(trial.trial_id))
             if event is TrialEvent.TRAINS:
-                self._journal.move(trial, event, Reason(code="trains", sentence="its first replicas train"), now)
+                self._journal.move(trial, event, Reason(code="trains", sentence="its first replicas are training"), now)
             elif event is not None:
                 self._journal.move(trial, event, trial.reason, now)
 

@@ -73,9 +73,9 @@ class Liveness:
             del self._heard[replica.replica_id]
             before = self._used.pop(replica.replica_id, None)
             if of_trial[replica.trial_id] == 1:
-                self._leave_alone(replica, now, "because no other one waits for it")
+                self._leave_alone(replica, now, "because no other replica waits for it")
             elif self._computes(replica, before):
-                self._leave_alone(replica, now, "because its process computes; the others wait for it")
+                self._leave_alone(replica, now, "because its process is computing although others wait for it")
             else:
                 self._end(replica, now)
 
@@ -102,7 +102,7 @@ class Liveness:
 
     def _end(self, replica: ReplicaRecord, now: float) -> None:
         logger.warning("replica silent trial=%s replica=%s: ending it", replica.trial_id, replica.replica_id)
-        sentence = f"replica {replica.replica_id} said nothing for {self._silence_seconds:.0f} s and was ended"
+        sentence = f"replica {replica.replica_id} did not call for {self._silence_seconds:.0f} s and was ended"
         self._journal.warn(replica.trial_id, ENDED_CODE, sentence, now)
         self._ended.add(replica.replica_id)
         self._launcher.stop(replica, force=True)
@@ -112,8 +112,8 @@ class Liveness:
             return
         self._left_alone.add(replica.replica_id)
         sentence = (
-            f"replica {replica.replica_id} has said nothing for {self._silence_seconds:.0f} s, and is left alone, "
-            f"{why}: a long call outside of Python looks like this; `elastune stop` ends it"
+            f"replica {replica.replica_id} has not called for {self._silence_seconds:.0f} s, and is left running, "
+            f"{why}: a long call outside of Python looks like this; `elastune stop` ends the trial"
         )
         self._journal.warn(replica.trial_id, ENDED_CODE, sentence, now)
 
@@ -124,5 +124,5 @@ class Liveness:
         self._ended.discard(gone.replica_id)
         if not was_ended or gone.why:
             return gone
-        why = f"the scheduler ended it, because it had said nothing for {self._silence_seconds:.0f} s"
+        why = f"the scheduler ended it, because it had not called for {self._silence_seconds:.0f} s"
         return Exit(gone.replica_id, gone.status, why, ENDED_CODE)

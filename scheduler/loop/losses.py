@@ -47,9 +47,9 @@ def judge(
     said = f': "{words}"' if words and crashed else ""
     if losses >= most:
         code = "crashed" if crashed else "lost_too_often"
-        times = "" if losses == 1 else f" {losses} times in a row without getting on"
+        times = "" if losses == 1 else f" {losses} times in a row without progress"
         rule = "" if crashed else f"; max_losses is {max_losses}"
-        sentence = f"its replicas {how}{times}{said}{rule}. `elastune logs` shows all that they printed"
+        sentence = f"its replicas {how}{times}{said}{rule}. `elastune logs` shows their whole output"
         return Verdict(losses, True, Reason(code=code, sentence=sentence), 0.0)
     wait = min(LONGEST_BACKOFF_SECONDS, BACKOFF_SECONDS * (2.0 ** (losses - 1) - 1.0))
     when = f" in {wait:.0f} s" if wait else ""
@@ -81,9 +81,9 @@ def describe(statuses: Set[int | None]) -> str:
         if status is None:
             parts.append("disappeared")
         elif status == -signal.SIGKILL:
-            parts.append("were killed (SIGKILL: by somebody, or by the kernel for want of memory)")
+            parts.append("were killed (SIGKILL: by a user, or by the kernel because memory ran out)")
         elif status == EXIT_PEER_LOST:
-            parts.append("lost their peers or the scheduler")
+            parts.append("lost the connection to their peers or to the scheduler")
         elif status < 0:
             parts.append(f"were ended by {_signal_name(-status)}")
         else:

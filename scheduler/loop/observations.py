@@ -133,7 +133,7 @@ class Observations:
         if may_have_joined and failed and trial.members:
             # A joiner that ended by itself would end so again: the next one is not started at once.
             self._backoff.begin(trial.trial_id, now, FAILED_JOIN_SECONDS)
-            sentence = f"replica {replica.replica_id} ended before it could join; its log tells why"
+            sentence = f"replica {replica.replica_id} ended before it could join; see its log"
             self._journal.warn(trial.trial_id, "join_failed", sentence, now)
         if gone.status == 0 and not joined and trial.members:
             # It came when the trial was about over, and so would the next one.
@@ -154,7 +154,7 @@ class Observations:
                 if trial.spec.study == study.name and trial.spec.driven and trial.hold is None
             ]
             if left:
-                self._store.hold(left, "its driver is gone; start the same sweep again with resume=True to go on")
+                self._store.hold(left, "its driver is gone; start the same sweep again with resume=True to continue")
                 logger.info("study held study=%s trials=%d", study.name, len(left))
 
     # ------------------------------------------------------------------ what is known of ends

@@ -138,7 +138,7 @@ class TrialFiles:
         for folder in home.iterdir():
             if folder not in kept and time.time() - folder.stat().st_mtime > SPARED_SECONDS:
                 shutil.rmtree(folder, ignore_errors=True)
-                logger.info("prepared data forgotten folder=%s", folder.name)
+                logger.info("prepared data deleted folder=%s", folder.name)
 
 
 def _newest_parts(folder: Path) -> list[Path]:

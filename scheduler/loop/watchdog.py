@@ -47,7 +47,7 @@ class Watchdog:
         age = self._age()
         if min(age, now - self._watching_since) <= STUCK_SECONDS:
             return False
-        logger.critical("the control loop has not come round for %.0f s: this process is replaced; its threads:", age)
+        logger.critical("the control loop has not run for %.0f s: this process is replaced; its threads:", age)
         faulthandler.dump_traceback(sys.stderr, all_threads=True)
         self._on_stuck()
         return True

@@ -78,7 +78,7 @@ class ConstrainedPolicy:
         eligible = snapshot.eligible
         assigned = self._assign(snapshot, [*eligible, *snapshot.coming], groups)
         homeless = {
-            view.trial_id: "no node is open to it: all are reserved for other studies, or it is pinned elsewhere"
+            view.trial_id: "no node may run it: all are reserved for other studies, or it is pinned elsewhere"
             for view in eligible
             if view.trial_id not in assigned
         }
@@ -128,7 +128,7 @@ def _set_aside(snapshot: Snapshot) -> tuple[dict[str, Grant], Snapshot]:
         if any(count > room.get(node, 0) for node, count in view.placement.items()):
             # Its node is gone or has become smaller.
             continue
-        sentence = f"keeps {slots(view.held_slots)}: it may not be preempted"
+        sentence = f"keeps {slots(view.held_slots)}: it cannot be preempted"
         kept[view.trial_id] = Grant(placement=view.placement, reason=Reason(code="not_preemptible", sentence=sentence))
         for node, count in view.placement.items():
             room[node] -= count
@@ -158,7 +158,7 @@ def _without_nodes(view: TrialView, snapshot: Snapshot, *, kept: bool) -> Reason
     """Why a trial waits where no slot is left; ``kept``: others hold theirs to their end."""
     if view.held is None and snapshot.queued:
         return waits(view, snapshot, 0)
-    full = "all slots are held by trials that may not be preempted" if kept else "others use all nodes"
+    full = "all slots are held by trials that cannot be preempted" if kept else "other trials use all nodes"
     return Reason(code="held", sentence=view.held or full)
 
 

@@ -124,22 +124,24 @@ class GoodputPolicy:
         if after == before:
             moves = dict(placement) != {node: count for node, count in view.placement.items() if count}
             return Reason(code="moved" if moves else "unchanged", sentence=f"keeps {slots(after)}")
-        change = f"goodput x{table.speed(row, after) / max(table.speed(row, before), 1e-12):.2f} by its model"
+        change = f"predicted goodput x{table.speed(row, after) / max(table.speed(row, before), 1e-12):.2f}"
         story = f"{change}; promise {view.promise:.2f} ({view.rank_sentence})"
         if after > before:
             return Reason(code="goodput_gain", sentence=f"{slots(after - before)} more; {story}")
         if not starts and table.speed(row, after) >= table.speed(row, before):
-            return Reason(code="too_large", sentence=f"{slots(before)} are slower than was believed; {story}")
-        cause = "makes room for a waiting trial" if starts else f"others gain more from {slots(before - after)}"
+            return Reason(
+                code="too_large", sentence=f"{slots(before)} run slower than predicted; back to {slots(after)}; {story}"
+            )
+        cause = "makes room for a waiting trial" if starts else f"other trials gain more from {slots(before - after)}"
         return Reason(code="gives_way", sentence=f"{cause}; {story}")
 
     @staticmethod
     def _other_layout(view: TrialView, option: LayoutOption, table: GoodputTable, row: int, after: int) -> Reason:
-        why = "the other is not needed, or has no room in memory"
+        why = "the old one is not needed, or does not fit into memory"
         if any(each.layout == view.layout for each in view.options):
             change = table.speed(row, after) / max(table.speed_before(row, view), 1e-12)
-            why = f"goodput x{change:.2f} by its model"
-        sentence = f"goes on {_words(option.layout)} instead of {_words(view.layout)}, on {slots(after)}: {why}"
+            why = f"predicted goodput x{change:.2f}"
+        sentence = f"changes its layout from {_words(view.layout)} to {_words(option.layout)}, on {slots(after)}: {why}"
         return Reason(code="other_layout", sentence=sentence)
 
 
@@ -192,7 +194,7 @@ def _on_group(view: TrialView, group: NodeGroup) -> TrialView:
 
 
 def _words(layout: str) -> str:
-    return Layout.from_name(layout).words if layout else "as it was"
+    return Layout.from_name(layout).words if layout else "the code's own layout"
 
 
 def _usable(view: TrialView, node_slots: int) -> TrialView:

@@ -220,16 +220,16 @@ class GoodputTable:
         """Return the numbers that decided about a trial with ``count`` slots."""
         speed, more = self.speed(row, count), self.speed(row, count + 1)
         return {
-            "remaining seconds on one slot, expected": float(self.work[row]),
+            "expected remaining seconds on one slot": float(self.work[row]),
             "price of its work": float(self.price[row]),
             "promise": view.promise,
-            "chance to be trained to its end": view.goes_on,
+            "probability of training to the end": view.goes_on,
             "study weight": view.study_weight,
             "weight": float(self.weights[row]),
-            "speed with what it gets, in slots": speed,
-            "value of one slot more": float(self.weights[row] * (more - speed)),
-            "pause of a change, seconds": view.pause_seconds,
-            "start of a replica, seconds": view.start_seconds,
+            "speed on its slots, in slots": speed,
+            "value of one more slot": float(self.weights[row] * (more - speed)),
+            "rescale pause, seconds": view.pause_seconds,
+            "start time of a replica, seconds": view.start_seconds,
         }
 
     def without_growth(self) -> Floats:

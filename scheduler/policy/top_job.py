@@ -18,4 +18,6 @@ class TopJobPolicy:
         eligible = snapshot.eligible
         counts = spread_left_over(snapshot, eligible, lambda view, count: (-view.promise, -view.held_slots))
         placed = packed(counts, snapshot.nodes, held_by(eligible), sizes=sizes_of(eligible))
-        return grants_for(snapshot, placed, code="top_job", why="the best trial gets what the minimums leave over")
+        return grants_for(
+            snapshot, placed, code="top_job", why="the best trial gets all slots beyond the others' minimums"
+        )

@@ -58,8 +58,8 @@ class AsItRan:
     def sentence(self) -> str:
         undone = self.undone / self.rescales if self.rescales else 0.0
         return (
-            f"as it ran: {self.makespan_seconds:.0f} s on {self.slots} slots, {self.rescales} changes of size, "
-            f"{undone:.1%} of them undone, {self.idle_share:.1%} of the slot time idle that a trial could have used"
+            f"as it ran: {self.makespan_seconds:.0f} s on {self.slots} slots, {self.rescales} rescales, {undone:.1%} "
+            f"of them undone, {self.idle_share:.1%} of the slot time idle although a trial could have used it"
         )
 
 

@@ -32,6 +32,6 @@ def address_for(slurm: Slurm, nodes: Sequence[str], interface: str) -> str:
         return address_towards(known[-1])
     except (OSError, SlurmRefused, SlurmUnreachable) as error:
         raise SchedulerError(
-            f"it is not clear by which address the nodes reach this machine: {error}; name the one to listen on with "
-            "--host, or a network interface that leads there with --interface"
+            f"cannot find the address by which the nodes reach this machine: {error}; name the address to listen on "
+            "with --host, or a network interface that leads there with --interface"
         ) from error

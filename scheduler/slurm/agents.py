@@ -49,11 +49,11 @@ def container_options(text: str) -> tuple[str, ...]:
     try:
         words = shlex.split(text)
     except ValueError as error:
-        raise SchedulerError(f"--container is {text!r}, which does not read as options: {error}") from error
+        raise SchedulerError(f"--container is {text!r}, which cannot be parsed as options: {error}") from error
     for word in words:
         if not word.startswith("--container"):
             raise SchedulerError(
-                f"--container has {word!r}; its words are srun's options for containers, such as "
+                f"--container has {word!r}; it takes only srun's options for containers, such as "
                 "'--container-image=img.sqsh --container-mounts=/data:/data'"
             )
     return tuple(words)

@@ -75,10 +75,10 @@ class AllocationSite(AgentSite):
                 break
             self._news.wait(0.5)
         if not any(news.shares_files for news in self.roster.agents()):
-            words = self.queue_trouble() or "they have not called"
+            words = self.queue_trouble() or "they have not contacted the scheduler"
             raise SchedulerError(
-                f"no agent came up on the nodes of job {self._given.job} ({', '.join(self._given.nodes)}): {words}; "
-                f"what they print is in {self._agents.state_dir / 'agents'}"
+                f"no agent started on the nodes of job {self._given.job} ({', '.join(self._given.nodes)}): {words}; "
+                f"their output is in {self._agents.state_dir / 'agents'}"
             )
 
     def drain(self) -> None:

@@ -54,7 +54,7 @@ class UsedHours:
         try:
             write_durably(self._file, json.dumps({"slot_seconds": self._seconds}))
         except StoreUnavailable as error:
-            logger.warning("slot hours not kept error=%s", error)
+            logger.warning("slot hours not saved error=%s", error)
 
 
 LEAST_POLL_SECONDS = 2.0
@@ -154,7 +154,7 @@ class Pool:
         except (SlurmUnreachable, SlurmRefused) as error:
             # Whatever squeue complains of passes; nothing is decided on what it may have said before.
             self._excited_at = now
-            self._say(f"{error}; the pool stays as it is meanwhile")
+            self._say(f"{error}; until Slurm answers, the pool stays as it is")
             self._is_known = False
         if snapshot is not None and self._is_known:
             self._act(snapshot, now)
@@ -186,7 +186,7 @@ class Pool:
                 self._waits.append(max(0.0, job.starts_at - job.submitted_at))
         for news in self._roster.agents():
             if news.job not in present and self._roster.quiet_for(news.agent) > QUIET_SECONDS:
-                why = news.leaves or "it is not in the queue any more: cancelled, preempted or ended"
+                why = news.leaves or "it is no longer in the queue: cancelled, preempted or ended"
                 self._roster.lose(news.agent, f"job {news.job} on {news.host} is gone: {why}")
         self._note_gone([before[name] for name in sorted(before.keys() - present)], now)
 
@@ -203,8 +203,8 @@ class Pool:
         if failed:
             # They failed, or somebody else took them back: in either case the next one had better wait.
             last = failed[-1]
-            words = complaint(self._logs / log_name(last.job)) or "it said nothing"
-            self._rest(f"job {last.job} was over before its agent could call: {words}", now)
+            words = complaint(self._logs / log_name(last.job)) or "it printed nothing"
+            self._rest(f"job {last.job} ended before its agent contacted the scheduler: {words}", now)
 
     def _rest(self, why: str, now: float) -> None:
         """Ask for nothing for a while, longer each time."""
@@ -215,7 +215,7 @@ class Pool:
 
     def _say(self, why: str) -> None:
         if why != self.trouble:
-            logger.warning("pool rests why=%s", why)
+            logger.warning("pool waits why=%s", why)
         self.trouble = why
 
     def _note_agents(self, now: float) -> None:
@@ -284,7 +284,7 @@ class Pool:
             # A limit on jobs refuses all of them at once, also those that it would let pass.
             self._most_at_once = max(1, count // 2)
             if count > 1:
-                self._say(f"Slurm refuses {count} jobs more: {error}")
+                self._say(f"Slurm refuses {count} more jobs: {error}")
             else:
                 self._rest(f"Slurm refuses more jobs: {error}", now)
             return
@@ -330,15 +330,18 @@ class Pool:
         if dead and self._cancel(dead):
             self.jobs = [job for job in self.jobs if job.job not in dead]
             self._called -= set(dead)
-            words = complaint(self._logs / log_name(dead[-1])) or "it said nothing"
-            self._rest(f"job {dead[-1]} ran for {AGENT_SECONDS:.0f} s without an agent that calls: {words}", now)
+            words = complaint(self._logs / log_name(dead[-1])) or "it printed nothing"
+            self._rest(
+                f"job {dead[-1]} ran for {AGENT_SECONDS:.0f} s, but its agent did not contact the scheduler: {words}",
+                now,
+            )
 
     def _cancel(self, jobs: Sequence[str], *, only_waiting: bool = False) -> bool:
-        logger.info("jobs taken back count=%d", len(jobs))
+        logger.info("cancelling jobs count=%d", len(jobs))
         try:
             self._queue.cancel(jobs, only_waiting=only_waiting)
         except (SlurmRefused, SlurmUnreachable) as error:
-            logger.warning("jobs not taken back error=%s", error)
+            logger.warning("jobs not cancelled error=%s", error)
             return False
         return True
 

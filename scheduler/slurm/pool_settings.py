@@ -16,25 +16,25 @@ from trials.slurm.jobs import LOGS
 
 OURS = ("hours", "idle", "per-hour", "price", "slots", "warn", "worth")
 NOT_YOURS = {
-    "begin": "jobs are asked for when there is use for them",
-    "clusters": "a pool is on one cluster",
-    "hold": "such jobs are waited for in vain",
-    "parsable": "the scheduler reads what sbatch says",
-    "quiet": "the scheduler reads what sbatch says",
-    "test-only": "jobs are tried out before the first one",
+    "begin": "the scheduler submits jobs when trials can use them",
+    "clusters": "a pool uses one cluster",
+    "hold": "held jobs never start",
+    "parsable": "the scheduler reads sbatch's output",
+    "quiet": "the scheduler reads sbatch's output",
+    "test-only": "the scheduler tests the options itself",
     "wait": "the scheduler waits for its jobs itself",
-    "array": "jobs are submitted as there is use for them; say how many slots with slots=0:32",
-    "comment": "by it the scheduler knows its jobs again",
-    "dependency": "such jobs are waited for in vain",
-    "error": "what agents print is in the state folder, under agents/",
-    "export": "agents get what they need",
-    "job-name": "names say which study a job is for",
-    "nodes": "each job is on one node; say how many slots with slots=0:32",
+    "array": "the scheduler submits jobs when trials can use them; set the number of slots with slots=0:32",
+    "comment": "the scheduler recognizes its jobs by it",
+    "dependency": "jobs that depend on others may never start",
+    "error": "the agents' output is in the state folder, under agents/",
+    "export": "the scheduler sets the agents' environment",
+    "job-name": "job names show which study a job is for",
+    "nodes": "each job runs on one node; set the number of slots with slots=0:32",
     "ntasks": "each job runs one agent, which starts all replicas of its node",
-    "open-mode": "what agents print is in the state folder, under agents/",
-    "output": "what agents print is in the state folder, under agents/",
-    "signal": "the scheduler sets it; warn=120 says how many seconds before the time limit",
-    "wrap": "jobs run agents",
+    "open-mode": "the agents' output is in the state folder, under agents/",
+    "output": "the agents' output is in the state folder, under agents/",
+    "signal": "the scheduler sets it; warn=120 sets the seconds before the time limit",
+    "wrap": "each job runs an agent",
 }
 LARGEST = 100_000
 EARLY_SECONDS = 60
@@ -93,13 +93,13 @@ def pool_settings(text: str, *, gpus_per_slot: int = 1, slots_per_gpu: int = 1) 
     try:
         words = shlex.split(text)
     except ValueError as error:
-        raise SchedulerError(f"--slurm is {text!r}: {error}; write it {FORM}") from error
+        raise SchedulerError(f"--slurm is {text!r}: {error}; write options {FORM}") from error
     for word in words:
         name, equals, value = word.removeprefix("--").partition("=")
         if not re.fullmatch(r"[a-z][a-z-]*", name):
-            raise SchedulerError(f"--slurm has {word!r}; its words are sbatch's long options, {FORM}")
+            raise SchedulerError(f"--slurm has {word!r}; it takes sbatch's long options, {FORM}")
         if name in NOT_YOURS:
-            raise SchedulerError(f"--slurm has {word!r}: leave it out, {NOT_YOURS[name]}")
+            raise SchedulerError(f"--slurm has {word!r}: leave it out; {NOT_YOURS[name]}")
         if name in OURS:
             ours[name] = value
         elif name.startswith("container"):
@@ -110,8 +110,8 @@ def pool_settings(text: str, *, gpus_per_slot: int = 1, slots_per_gpu: int = 1) 
     limit = time_limit(options.get("time"))
     if limit is not None and limit <= warn + EARLY_SECONDS:
         raise SchedulerError(
-            f"--slurm has time={options['time']}, and replicas are to leave {warn} s before that, or a minute earlier "
-            f"as Slurm counts: jobs would do nothing. Make it longer, or warn={warn} shorter"
+            f"--slurm has time={options['time']}, but replicas leave {warn} s before the limit, and Slurm may warn a "
+            f"minute earlier: jobs would do no work. Raise time, or lower warn={warn}"
         )
     slots_per_job = _slots_per_job(options, gpus_per_slot=gpus_per_slot, slots_per_gpu=slots_per_gpu)
     least, most = _bounds(ours.get("slots", f"0:{max(16, slots_per_job)}"))
@@ -139,7 +139,7 @@ def _slots_per_job(options: dict[str, str | None], *, gpus_per_slot: int, slots_
             gpus = int(count[1]) if count else 1
             if gpus < gpus_per_slot:
                 raise SchedulerError(
-                    f"--gpus-per-slot is {gpus_per_slot} and each job has {name}={value}; ask for more GPUs a job"
+                    f"--gpus-per-slot is {gpus_per_slot} but each job has {name}={value}; ask for more GPUs per job"
                 )
             return max(1, gpus * slots_per_gpu // gpus_per_slot)
     cores = options.get("cpus-per-task")
@@ -170,7 +170,8 @@ def _bounds(text: str) -> tuple[int, int]:
     found = re.fullmatch(r"(?:(\d+):)?(\d+)", text)
     if found is None or not 1 <= int(found[2]) <= LARGEST or int(found[1] or 0) > int(found[2]):
         raise SchedulerError(
-            f"--slurm has slots={text}; it must be LEAST:MOST, such as slots=0:32, with MOST at least 1"
+            f"--slurm has slots={text}; it must be MIN:MAX, such as slots=0:32, with MIN at most MAX and MAX from "
+            f"1 to {LARGEST}"
         )
     return int(found[1] or 0), int(found[2])
 

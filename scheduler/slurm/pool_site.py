@@ -89,9 +89,9 @@ class PoolSite(AgentSite):
         try:
             queue.try_out()
         except SlurmRefused as error:
-            raise SchedulerError(f"Slurm refuses such jobs as --slurm describes: {error}") from error
+            raise SchedulerError(f"Slurm refuses jobs with the options of --slurm: {error}") from error
         except SlurmUnreachable as error:
-            logger.warning("slurm does not answer yet error=%s", error)
+            logger.warning("Slurm does not answer yet error=%s", error)
         used = UsedHours(self._folder / "pool.json")
 
         def label_of(replica_id: str) -> str:
@@ -113,7 +113,7 @@ class PoolSite(AgentSite):
             try:
                 pool.look(loop.decisions.snapshot, time.monotonic())
             except Exception:
-                logger.exception("the pool could not be looked after")
+                logger.exception("managing the pool failed")
 
     def drain(self) -> None:
         """Nothing is left in the queue: jobs that wait are taken back, the others end when their replicas have left."""
@@ -123,7 +123,7 @@ class PoolSite(AgentSite):
         try:
             self._pool.take_back_waiting()
         except (SlurmRefused, SlurmUnreachable) as error:
-            logger.warning("jobs not taken back yet error=%s", error)
+            logger.warning("jobs not cancelled yet error=%s", error)
         self.roster.dismiss_all(DRAIN_SECONDS)
 
     def _stop_looking(self) -> None:

@@ -56,7 +56,9 @@ def plan_pool(snapshot: Snapshot, settings: PoolSettings, state: PoolState) -> P
     if settings.hours is not None and state.used_hours >= settings.hours:
         # Replicas save their state, and their trials wait with this reason.
         return PoolPlan(
-            take_back=state.waiting, give_back=state.running, limited_by=f"its {settings.hours:g} slot hours are used"
+            take_back=state.waiting,
+            give_back=state.running,
+            limited_by=f"its {settings.hours:g} slot hours are used up",
         )
     present = len(state.waiting) + len(state.running)
     wanted, limited_by = _wanted_jobs(snapshot, settings, state, present)

@@ -72,7 +72,7 @@ def test_agents_alone_may_speak_as_agents_and_may_do_nothing_else(served: Served
         answer = turn(served, other, document(agent="b"))
         assert (answer.status_code, answer.json()["detail"]) == (
             403,
-            "this token is not that of an agent of this scheduler",
+            "this token does not belong to an agent of this scheduler",
         )
     for path in ("/trials", "/replica/ready", "/studies/s"):
         assert turn(served, token, {}, path).status_code in (401, 403)
@@ -128,7 +128,7 @@ def test_the_line_follows_a_scheduler_that_has_moved_and_tells_a_stranger_from_a
         assert moved.say(NEWS, 0, wait=False) is not None
     with (
         line_to(served.url, "somebody else's", file) as wrong,
-        pytest.raises(Refused, match="not that of an agent"),
+        pytest.raises(Refused, match="does not belong to an agent"),
     ):
         wrong.say(NEWS, 0, wait=False)
 

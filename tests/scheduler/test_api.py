@@ -43,7 +43,7 @@ def test_a_submission_is_checked_and_repeatable(site: Site) -> None:
         ({"min_replicas": 3, "max_replicas": 3}, "min_replicas is 3 but the cluster has 2 slots"),
         ({"min_replicas": 2, "max_replicas": 1}, "must not exceed max_replicas"),
         ({"entrypoint": "rm -rf"}, "package.module:function"),
-        ({"unknown": 1}, "not a trial"),
+        ({"unknown": 1}, "not a valid trial"),
     ):
         answer = site.call("POST", "/trials", {"study": "s", "number": 5, "entrypoint": "m:f", **changes})
         assert answer.status_code == 422
@@ -132,7 +132,7 @@ def test_what_is_asked_for_a_study_can_be_changed_and_is_checked(site: Site) -> 
 def test_a_study_that_yields_to_nobody_is_warned_of(site: Site) -> None:
     asked = {"owner": "o", "title": "resnet", "terms": {"yields_to": ["net"]}}
     [warning] = site.call("PUT", "/studies/resnet-1", asked).json()["warnings"]
-    assert warning.startswith("yields_to names 'net', and no study here is called that; there are: none.")
+    assert warning.startswith("yields_to names 'net', but there is no such study here (there are: none).")
     site.call("PUT", "/studies/net-7", {"owner": "o", "title": "net"})
     assert site.call("PUT", "/studies/resnet-1", asked).json()["warnings"] == []
     [warning] = site.call("PATCH", "/studies/resnet-1", {"yields_to": ["net", "nett"]}).json()["warnings"]
@@ -151,7 +151,10 @@ def test_a_study_lives_where_the_scheduler_looks(site: Site) -> None:
     asked = {"owner": "o", "namespace": "team"}
     refused = site.call("PUT", "/studies/team.s", asked)
     assert refused.status_code == 422
-    assert "namespace 'team'; beside its own this scheduler looks after: none" in refused.json()["detail"]
+    assert (
+        "namespace 'team', which this scheduler does not manage; besides its own it manages: none"
+        in refused.json()["detail"]
+    )
     site.service.site.namespaces = ("team",)
     assert site.call("PUT", "/studies/team.s", asked).status_code == 200
 
@@ -381,7 +384,7 @@ def test_a_trial_that_reports_and_warns_without_end_fills_no_disk(site: Site) ->
         assert site.replica("POST", "/warning", {"message": str(number)}, name=name).status_code == 200
     warnings = [entry for entry in site.store.history(trial_id) if entry.what == "warning"]
     assert len(warnings) == MOST_WARNINGS
-    assert "further warnings are not kept" in warnings[-1].reason.sentence
+    assert "further ones are dropped" in warnings[-1].reason.sentence
     few = Allowance(3)
     assert [few.take("a") for _ in range(5)] == [2, 1, 0, -1, -2]
     assert few.take("b") == 2

@@ -85,7 +85,7 @@ def test_mistakes_end_in_one_sentence(site: tuple[Path, SchedulerClient], tmp_pa
     folder, _ = site
     for arguments, words in (
         (("show", "nope", "--state-dir", str(folder)), "no trial is called 'nope'"),
-        (("show", "t", "--state-dir", str(folder)), "2 trials are called 't': s/0, s/1; name one so"),
+        (("show", "t", "--state-dir", str(folder)), "2 trials are called 't': s/0, s/1; use one of these"),
         (("ls", "--state-dir", str(tmp_path)), "no scheduler has run on"),
         (("up", "--state-dir", str(folder)), "belongs to a running scheduler (pid"),
         (("up", "--state-dir", str(tmp_path / "x"), "--policy", "nope"), "policy 'nope' is not known"),
@@ -154,22 +154,22 @@ def test_a_job_is_submitted_paused_cloned_exported_and_forgotten(
     assert client.request("GET", f"/trials/{spec}")["spec"]["environ"]["A"] == "b"
     forked = run("fork", "jobs/0", "--set", "lr=0.4", *where)
     assert "submitted as trial jobs/1" in forked.stdout, forked.stderr
-    assert "goes on" in run("resume", "jobs/0", *where).stdout
-    assert "nobody has paused" in run("resume", "jobs/0", *where).stderr
+    assert "continues" in run("resume", "jobs/0", *where).stdout
+    assert "was not paused by a user" in run("resume", "jobs/0", *where).stderr
     cloned = run("clone", "jobs/0", "--set", "lr=0.5", *where)
     assert "submitted as trial jobs/2" in cloned.stdout, cloned.stderr
     assert "no 'depth' to change" in run("clone", "jobs/0", "--set", "depth=5", *where).stderr
-    assert "must be like lr=0.1" in run("clone", "jobs/0", "--set", "lr", *where).stderr
+    assert "must be NAME=VALUE, such as lr=0.1" in run("clone", "jobs/0", "--set", "lr", *where).stderr
     assert "submitted as trial jobs/3" in run("retry", "jobs/0", *where).stdout
-    assert re.search(r"\d trials? of jobs stopped", run("stop", "--study", "jobs", *where).stdout)
-    assert "name a trial to stop" in run("stop", *where).stderr
+    assert re.search(r"\d trials? of jobs told to stop", run("stop", "--study", "jobs", *where).stdout)
+    assert "name either a trial to stop" in run("stop", *where).stderr
     assert run("export", "--csv", str(tmp_path / "x.csv"), "--study", "jobs", *where).returncode == 0
     with open(tmp_path / "x.csv") as file:
         rows = list(csv.DictReader(file))
     assert [row["param_lr"] for row in rows] == ["0.25", "0.4", "0.5", "0.25"]
     assert "in" in run("export", "--parquet", str(tmp_path / "x.parquet"), *where).stdout
-    assert "name a file" in run("export", *where).stderr
-    assert "no trial ended longer ago than 3d" in run("rm", "--older-than", "3d", *where).stdout
+    assert "name one with --csv or --parquet" in run("export", *where).stderr
+    assert "no trial ended more than 3d ago" in run("rm", "--older-than", "3d", *where).stdout
     assert "must be a number with" in run("rm", "--older-than", "soon", *where).stderr
     assert "--replicas is 'x'" in run("submit", "--replicas", "x", *where, "--", "true").stderr
     assert "--env names 'NOT_SET_HERE'" in run("submit", "--env", "NOT_SET_HERE", *where, "--", "true").stderr

@@ -23,14 +23,14 @@ from scheduler.errors import NotAuthorized, RequestRefused, SchedulerError, Sche
         (httpx2.Response(404, json={"detail": "no study is called 'x'"}), RequestRefused, "no study is called 'x'"),
         (httpx2.Response(401, json={"detail": "the token is not"}), NotAuthorized, "refused the token: the token is"),
         (httpx2.Response(503, json={"detail": "the disk is full"}), SchedulerUnreachable, "the disk is full"),
-        (httpx2.Response(502), SchedulerUnreachable, "cannot work now: HTTP status 502"),
+        (httpx2.Response(502), SchedulerUnreachable, "cannot answer: HTTP status 502"),
         (httpx2.Response(404), SchedulerUnreachable, "not an Elastune scheduler: HTTP status 404"),
         (
             httpx2.Response(200, text="<html>welcome"),
             SchedulerUnreachable,
             "not an Elastune scheduler: HTTP status 200",
         ),
-        (httpx2.Response(403, text="<html>denied"), SchedulerUnreachable, "correct ELASTUNE_URL, or look at the proxy"),
+        (httpx2.Response(403, text="<html>denied"), SchedulerUnreachable, "correct ELASTUNE_URL, or check the proxy"),
     ],
 )
 def test_a_refusal_is_told_from_a_scheduler_that_is_away(

@@ -62,7 +62,7 @@ def test_trials_go_by_study_and_number_id_or_what_is_theirs_alone(client: Client
     assert client.trials(state="running") == []
     assert client.study("al").title == "alpha"
     assert client.study("alpha-1").user == "ada"
-    with pytest.raises(SchedulerError, match="no studies are called 'nope'; there are: alpha-1, beta-2"):
+    with pytest.raises(SchedulerError, match="no studies match 'nope'; there are: alpha-1, beta-2"):
         client.study("nope")
 
 
@@ -162,7 +162,7 @@ def test_settings_name_schedulers_and_a_folder_chooses_among_them(settings: Path
     assert chosen is not None and chosen.name == "mine"
     with pytest.raises(SchedulerError, match="no token is known for 'other'"):
         named_scheduler("other", environ, below)
-    with pytest.raises(SchedulerError, match="name no scheduler 'nope'; there are: lab, mine, other"):
+    with pytest.raises(SchedulerError, match="have no scheduler 'nope'; there are: lab, mine, other"):
         named_scheduler("nope", environ, below)
 
 
@@ -172,10 +172,10 @@ def test_what_came_with_code_sends_nothing_anywhere(settings: Path, tmp_path: Pa
         'default = "x"\n[schedulers.x]\nstate_dir = "somewhere"',
     ):
         write(tmp_path, text)
-        with pytest.raises(SchedulerError, match="beside code it may only choose"):
+        with pytest.raises(SchedulerError, match="it may only choose a scheduler"):
             named_scheduler("", environ_of(settings, SECRET="s"), tmp_path)
     write(tmp_path, 'default = "x"')
-    with pytest.raises(SchedulerError, match=r"name no scheduler 'x' \(.*elastune\.toml asks for it\)"):
+    with pytest.raises(SchedulerError, match=r"have no scheduler 'x' \(which .*elastune\.toml asks for\)"):
         named_scheduler("", environ_of(settings), tmp_path)
     (tmp_path / "elastune.toml").unlink()
     write(settings, SETTINGS).chmod(0o622)
@@ -189,11 +189,11 @@ def test_what_came_with_code_sends_nothing_anywhere(settings: Path, tmp_path: Pa
         ("default = ", "cannot be read"),
         ("default = 3", "must be the name of a scheduler"),
         ('default = "x"\n[schedulers.x]\nurl = "http://x"\nport = "1"', "has no 'port'"),
-        ('default = "x"\n[schedulers.x]\nurl = 3', "has texts only"),
+        ('default = "x"\n[schedulers.x]\nurl = 3', "takes only strings"),
         ('default = "x"\n[schedulers.x]\ntoken_env = "A"', "needs either a url or a state_dir"),
         ('default = "x"\n[schedulers.x]\nurl = "http://x"\nstate_dir = "y"', "needs either a url or a state_dir"),
         ('default = "x"\n[schedulers.x]\nurl = "http://x"\ntoken_file = "missing"', "the token of 'x' cannot be read"),
-        ('default = "x"\nschedulers = 3', "name no scheduler 'x'"),
+        ('default = "x"\nschedulers = 3', "have no scheduler 'x'"),
     ],
 )
 def test_settings_that_cannot_be_used_are_named(settings: Path, tmp_path: Path, text: str, words: str) -> None:
@@ -204,7 +204,7 @@ def test_settings_that_cannot_be_used_are_named(settings: Path, tmp_path: Path, 
 
 def test_without_settings_nothing_is_named(settings: Path, tmp_path: Path) -> None:
     assert named_scheduler("", environ_of(settings), tmp_path) is None
-    with pytest.raises(SchedulerError, match="name no scheduler 'lab'; there are: none"):
+    with pytest.raises(SchedulerError, match="have no scheduler 'lab'; there are: none"):
         named_scheduler("lab", environ_of(settings), tmp_path)
     write(settings, '[schedulers.lab]\nstate_dir = "/x"')
     named = named_scheduler("lab", environ_of(settings), tmp_path)
@@ -252,7 +252,7 @@ def test_what_an_ended_scheduler_has_kept_is_read_and_cannot_be_changed(tmp_path
             lambda: client.submit({"study": "s", "entrypoint": "m:f"}),
             lambda: client.forget([trial.id]),
         ):
-            with pytest.raises(RequestRefused, match="nothing runs that could be changed"):
+            with pytest.raises(RequestRefused, match="nothing can be changed"):
                 change()
     with pytest.raises(SchedulerError, match=r"holds no trials\.db"), recorded(tmp_path):
         pass

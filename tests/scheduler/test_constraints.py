@@ -38,7 +38,7 @@ def seen(*trials: TrialView, on: tuple[NodeView, ...]) -> Snapshot:
 
 
 def quota_of(study: str, slots: int) -> SlotQuota:
-    return SlotQuota(f"study {study}", slots, "its study's quota of slots is used")
+    return SlotQuota(f"study {study}", slots, "its study's quota of 2 slots leaves too few for it")
 
 
 SHARED = SlotQuota("namespace n", 5, "the quota of namespace n is used")
@@ -140,7 +140,7 @@ def test_trials_beyond_the_quota_wait_and_are_told_so() -> None:
     trials = [waiting(f"t{index}", quotas=(quota_of("s", 2),), submitted_at=float(index)) for index in range(4)]
     grants = decided("goodput", seen(*trials, on=nodes(x=2)))
     assert [bool(grants[view.trial_id].slots) for view in trials] == [True, True, False, False]
-    assert grants["t3"].reason.sentence == "its study's quota of slots is used"
+    assert grants["t3"].reason.sentence == "its study's quota of 2 slots leaves too few for it"
 
 
 @pytest.mark.parametrize("name", COMPARED)
@@ -205,14 +205,14 @@ def test_trials_wait_while_all_slots_are_kept(name: str) -> None:
     kept = running("kept", 4, max_slots=4, preemptible=False, placement={"x0": 4})
     grants = decided(name, seen(kept, waiting("w", only_on=("x0",)), waiting("v"), on=nodes(x=1)))
     assert (grants["kept"].slots, grants["w"].slots, grants["v"].slots) == (4, 0, 0)
-    assert grants["w"].reason.sentence == "all slots are held by trials that may not be preempted"
+    assert grants["w"].reason.sentence == "all slots are held by trials that cannot be preempted"
 
 
 @pytest.mark.parametrize("name", COMPARED)
 def test_a_node_that_others_use_wholly_is_no_node(name: str) -> None:
     busy = (NodeView(name="x0", slots=0, kind="x"), NodeView(name="x1", slots=1, kind="x"))
     assert decided(name, seen(waiting("w"), on=busy))["w"].placement == {"x1": 1}
-    assert decided(name, seen(waiting("w"), on=busy[:1]))["w"].reason.sentence == "others use all nodes"
+    assert decided(name, seen(waiting("w"), on=busy[:1]))["w"].reason.sentence == "other trials use all nodes"
 
 
 def test_who_may_go_anywhere_leaves_room_for_those_who_may_not() -> None:

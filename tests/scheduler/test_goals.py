@@ -94,7 +94,7 @@ def test_a_budget_is_spent_on_efficient_slots_only_and_then_nothing_runs() -> No
     assert granted(snapshot(*views, slots=8))["a"] < granted(snapshot(trial("a", 0.5, 0.9), slots=8))["a"]
     grants = policy_by_name("goodput").allocate(snapshot(replace(views[0], budget_left=-1.0)))
     assert grants["a"].slots == 0
-    assert grants["a"].reason.sentence == "its study's budget of slot-hours is used"
+    assert grants["a"].reason.sentence == "its study's budget of slot-hours is used up"
 
 
 def test_goals_of_two_studies_do_not_disturb_each_other() -> None:

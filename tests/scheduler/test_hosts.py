@@ -24,7 +24,7 @@ def test_who_can_call(host: str, loopback: bool, own_way: str) -> None:
 
 
 def test_an_open_address_is_said_to_be_open() -> None:
-    assert "every network" in open_host_warning("0.0.0.0")
+    assert "all networks" in open_host_warning("0.0.0.0")
     assert "10.1.2.3" in open_host_warning("10.1.2.3")
     for words in ("not encrypted", "ssh -L", "https://", "elastune token STUDY"):
         assert words in open_host_warning("0.0.0.0")

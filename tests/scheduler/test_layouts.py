@@ -251,7 +251,9 @@ def test_another_layout_has_to_be_worth_a_start() -> None:
         grant = policy.allocate(snapshot(view, slots=4))["a"]
         assert grant.layout == wanted, grant
     assert grant.reason.code == "other_layout"
-    assert grant.reason.sentence.startswith("goes on 4 sharded instead of 4 stages, on 4 slots: goodput x")
+    assert grant.reason.sentence.startswith(
+        "changes its layout from 4 stages to 4 sharded, on 4 slots: predicted goodput x"
+    )
     # One that is about to end does not start again.
     view = replace(view, remaining_progress=1.0)
     assert policy.allocate(snapshot(view, slots=4))["a"].layout == "4 stages"
@@ -343,7 +345,7 @@ def test_a_trial_goes_on_with_another_layout_when_its_replicas_have_left(tmp_pat
     assert {bench.launcher.running[row.replica_id].environ["ELASTUNE_LAYOUT"] for row in started} == {"4 stages"}
     assert record.state is TrialState.STARTING
     words = [entry.reason.sentence for entry in bench.store.history(trial_id)]
-    assert any(each.startswith("goes on 4 stages instead of 2 stages, on 4 slots") for each in words), words
+    assert any(each.startswith("changes its layout from 2 stages to 4 stages, on 4 slots") for each in words), words
 
 
 def test_its_first_word_of_an_open_number_of_slots_starts_nothing_anew(tmp_path: Path) -> None:
@@ -410,7 +412,7 @@ def test_a_layout_without_a_place_gives_way_to_one_that_has(tmp_path: Path) -> N
 
 def test_a_quota_leaves_the_layouts_that_it_has_room_for() -> None:
     policy = policy_by_name("goodput")
-    quota = (SlotQuota("study s", 3, "its study's quota of slots is used"),)
+    quota = (SlotQuota("study s", 3, "its study's quota of 3 slots leaves too few for it"),)
     view = with_choice(waiting("a", quotas=quota), option("4 stages", 3.0), option("2 stages"))
     grant = policy.allocate(snapshot(view, slots=8))["a"]
     assert (grant.layout, grant.slots) == ("2 stages", 2)

@@ -75,8 +75,8 @@ def test_who_computes_is_not_stuck_and_is_told_of_once() -> None:
     assert bench.now == 142, "it has stopped computing at 110 s, which its third judgement finds"
     told = bench.told()
     assert len(told) == 2
-    assert "because its process computes" in told[0]
-    assert told[1] == "replica b said nothing for 45 s and was ended"
+    assert "because its process is computing" in told[0]
+    assert told[1] == "replica b did not call for 45 s and was ended"
 
 
 def test_its_end_says_who_ended_it() -> None:
@@ -90,6 +90,6 @@ def test_its_end_says_who_ended_it() -> None:
     explained = bench.liveness.explain(gone)
     assert (explained.status, explained.why) == (
         -9,
-        "the scheduler ended it, because it had said nothing for 45 s",
+        "the scheduler ended it, because it had not called for 45 s",
     )
     assert bench.liveness.explain(gone) is gone, "another process of that name is another one"

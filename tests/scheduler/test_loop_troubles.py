@@ -70,7 +70,7 @@ def test_a_replica_that_falls_silent_is_ended_and_a_clock_that_jumps_ends_nobody
             break
     assert bench.launcher.stopped == [(replica.replica_id, True)]
     [told] = [entry for entry in bench.store.history(trial_id) if entry.reason.code == "silent"]
-    assert told.reason.sentence == f"replica {replica.replica_id} said nothing for 45 s and was ended"
+    assert told.reason.sentence == f"replica {replica.replica_id} did not call for 45 s and was ended"
 
 
 def test_a_silent_replica_that_is_alone_is_left_alone_and_told_of_once(bench: Bench) -> None:
@@ -81,7 +81,7 @@ def test_a_silent_replica_that_is_alone_is_left_alone_and_told_of_once(bench: Be
     bench.tick(100, seconds=2.0)
     assert bench.launcher.stopped == []
     [told] = [entry for entry in bench.store.history(trial_id) if entry.reason.code == "silent"]
-    assert "is left alone, because no other one waits for it" in told.reason.sentence
+    assert "is left running, because no other replica waits for it" in told.reason.sentence
 
 
 def test_a_scheduler_that_was_held_up_ends_nobody_for_it(bench: Bench) -> None:

@@ -341,7 +341,7 @@ def test_studies_of_one_title_go_by_their_names(site: Site) -> None:
 
 def test_importance_is_not_told_from_a_few_trials(site: Site) -> None:
     site.store.put_study(Study(name="s"))
-    assert "0 trials have a value" in site.call("GET", "/page/importance?study=s").json()["why"]
+    assert "there are 0" in site.call("GET", "/page/importance?study=s").json()["why"]
     assert site.call("GET", "/page/importance?study=nope").status_code == 404
 
 
@@ -411,7 +411,7 @@ def test_jobs_and_sweeps_keep_out_of_each_others_studies(site: Site) -> None:
     job = {"study": "s", "entrypoint": "m:f", "driven": False}
     refused = site.call("POST", "/trials", job)
     assert refused.status_code == 409
-    assert "is a sweep's" in refused.json()["detail"]
+    assert "belongs to a sweep" in refused.json()["detail"]
     site.call("POST", "/studies/s/detach", {"owner": "me"})
     site.submit(0)
     assert site.call("POST", "/trials", job).status_code == 409
@@ -431,7 +431,7 @@ def test_what_is_still_needed_is_not_forgotten(site: Site) -> None:
     assert "is ending" in site.call("POST", "/trials/forget", body).json()["detail"]
     site.store.update_replica(name, state=ReplicaState.GONE, gone_at=2.0)
     site.call("PUT", "/studies/s", {"owner": "me", "terms": {"budget_slot_hours": 5.0}})
-    assert "has a sweep that runs" in site.call("POST", "/trials/forget", body).json()["detail"]
+    assert "has a running sweep" in site.call("POST", "/trials/forget", body).json()["detail"]
     site.call("POST", "/studies/s/detach", {"owner": "me"})
     of_study = site.call("POST", "/trials/forget", body, token=TOKENS.for_study("s"))
     assert (of_study.status_code, "has a budget" in of_study.json()["detail"]) == (403, True)

@@ -174,15 +174,15 @@ def test_what_cannot_be_kept_is_not_replaced() -> None:
     """After a restart the old one would open again what it opened."""
     tokens = Tokens(KEPT)
     for access in (Access.OWNER, Access.READ, Access.STUDY):
-        with pytest.raises(RequestRefused, match="no place to keep"):
+        with pytest.raises(RequestRefused, match="cannot store which tokens were replaced"):
             tokens.replace(access, "s")
 
 
 def test_a_token_from_outside_is_replaced_there(site: Site) -> None:
-    with pytest.raises(RequestRefused, match="from outside"):
+    with pytest.raises(RequestRefused, match="where it is set"):
         Tokens(KEPT, fixed=True).replace(Access.OWNER)
     answer = site.call("POST", "/tokens", {"access": "owner", "replace": True})
-    assert answer.status_code == 409 and "from outside" in answer.json()["detail"]
+    assert answer.status_code == 409 and "where it is set" in answer.json()["detail"]
 
 
 @given(st.text(), st.text())
@@ -228,7 +228,7 @@ def test_what_others_could_read_is_mended_and_said(tmp_path: Path, caplog: pytes
         secrets_in_folder(tmp_path)
     assert (tmp_path / "token").stat().st_mode & 0o077 == 0
     assert tmp_path.stat().st_mode & 0o077 == 0
-    assert sum("others on this machine could read" in message for message in caplog.messages) == 2
+    assert sum("other users of this machine could read" in message for message in caplog.messages) == 2
     caplog.clear()
     keep_private(tmp_path)
     assert caplog.messages == []

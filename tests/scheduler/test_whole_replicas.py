@@ -102,10 +102,7 @@ def test_a_trial_grows_by_whole_replicas_and_says_what_it_lacks() -> None:
     assert policy.allocate(snapshot(grows, slots=7))["a"].slots == 6
     lacks = in_replicas_of(waiting("b", max_slots=1), 4)
     reason = policy.allocate(snapshot(lacks, slots=3, nodes=1))["b"].reason
-    assert (
-        reason.sentence
-        == "needs 4 slots, 4 of one node for each of its replicas; the cluster has 3, 3 on its largest node"
-    )
+    assert reason.sentence == "needs 4 slots, 4 on one node for each replica; the cluster has 3, 3 on its largest node"
 
 
 def test_a_replica_is_started_whole_or_not_at_all(tmp_path: Path) -> None:

@@ -199,7 +199,7 @@ def test_a_folder_that_cannot_be_made_is_told_with_the_way_out(tmp_path: Path, m
     monkeypatch.delenv("ELASTUNE_URL", raising=False)
     (tmp_path / ".elastune").write_text("")
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(Exception, match=r"cannot be made: .*name another one with state_dir="):
+    with pytest.raises(Exception, match=r"cannot be created: .*name another one with state_dir="):
         optimize(optuna.create_study(study_name="s"), says_whose, n_trials=1, slots=1)
 
 

@@ -131,12 +131,12 @@ def test_the_configuration_is_checked_in_words(tmp_path: Path) -> None:
         ({"slots": 1, "min_replicas": 2}, "there are 1 slots"),
         ({"slots": 3, "slots_per_replica": [4, 8]}, "minReplicas is 1 of 4 slots each but there are 3 slots"),
         ({"slots_per_replica": [1, 0]}, "or a list of at most"),
-        ({"memory_per_slot": float("nan")}, "memory_per_slot is nan"),
+        ({"memory_per_slot": float("nan")}, "memoryPerSlot is nan"),
         ({"weight": 0}, "weight is 0"),
         ({"priority": 5000}, "priority is 5000"),
         ({"goal": "speed"}, "goal is 'speed'"),
         ({"reuse_mode": False}, "reuseMode is false"),
-        ({"scheduler_url": "127.0.0.1:7300"}, "must read like http"),
+        ({"scheduler_url": "127.0.0.1:7300"}, "must start with http"),
         ({"trackers": [{"name": "Comet"}]}, "a tracker's name is 'Comet'; choose one of MLflow"),
         ({"scheduler_url": "http://h:1", "slots_per_gpu": 2}, "leave one of them out"),
         ({"trial_gpu_number": 4}, "a slot is one GPU"),
@@ -146,7 +146,7 @@ def test_the_configuration_is_checked_in_words(tmp_path: Path) -> None:
     config = ElastuneConfig(trial_command="python t.py", trial_code_directory=str(tmp_path))
     config.debug = False
     hybrid = SimpleNamespace(trial_gpu_number=None, nni_manager_ip=None, training_service=[config])
-    with pytest.raises(ValueError, match="tuner_bridge works alone"):
+    with pytest.raises(ValueError, match="tuner_bridge cannot be combined"):
         config._canonicalize([hybrid])
 
 

@@ -133,7 +133,7 @@ def test_a_replica_that_takes_over_hears_how_many_results_nni_has(bench: Bench) 
 
 
 def test_a_command_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(BridgeError, match="cannot be read: No closing quotation"):
+    with pytest.raises(BridgeError, match="cannot be parsed: No closing quotation"):
         Bench(tmp_path, command="python train.py 'open")
 
 
@@ -182,7 +182,7 @@ def test_a_trial_that_cannot_be_submitted_does_not_hold_up_the_next(bench: Bench
             "ValueError: no",
         ),
         ({"state": "failed", "outcome": None}, "FAILED", "as the scheduler says"),
-        (RuntimeError("lost its study"), "FAILED", "lost its study"),
+        (RuntimeError("no longer drives its study"), "FAILED", "no longer drives its study"),
     ],
 )
 def test_how_a_trial_ended_in_nnis_words(bench: Bench, ended: Any, status: str, words: str) -> None:

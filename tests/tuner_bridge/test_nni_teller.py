@@ -108,7 +108,7 @@ def test_a_refusal_and_a_lost_scheduler_are_raised_where_the_trial_reports_next(
     channel.may_answer.set()
     told = made(channel)
     told.tell(result(0))
-    with pytest.raises(RuntimeError, match="NNI did not take the result: the disk is full"):
+    with pytest.raises(RuntimeError, match="NNI did not accept the result: the disk is full"):
         told.flush()
     channel.error = ControlChannelError("nobody there")
     told = made(channel)

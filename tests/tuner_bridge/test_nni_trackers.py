@@ -30,10 +30,10 @@ def test_trackers_are_made_of_their_names(tmp_path: Path) -> None:
     ("entry", "said"),
     [
         ({"name": "Tensorboard"}, "a tracker's name is 'Tensorboard'; choose one of MLflow, TensorBoard, Weights"),
-        ({"name": "TensorBoard"}, "the tracker TensorBoard cannot be made of {}: missing 1 required .* 'folder'"),
+        ({"name": "TensorBoard"}, "the tracker TensorBoard cannot be created with {}: missing 1 required .* 'folder'"),
         ({"name": "MLflow", "classArgs": {"uri": "x"}}, "unexpected keyword argument 'uri'"),
-        ({"name": "MLflow", "folder": "x"}, "it has a name, and classArgs"),
-        ({"classArgs": {}}, "it has a name, and classArgs"),
+        ({"name": "MLflow", "folder": "x"}, "it must have a name, may have classArgs"),
+        ({"classArgs": {}}, "it must have a name, may have classArgs"),
     ],
 )
 def test_what_is_no_tracker_is_said(entry: dict[str, Any], said: str) -> None:
@@ -71,4 +71,4 @@ def test_an_experiment_that_resumes_has_one_run_a_trial(experiment: Callable[...
             assert [step for step, _ in run.series["objective"]] == list(range(6))
             assert dict(run.series["objective"]) == pytest.approx({step: x + step for step in range(6)}, rel=1e-5)
             assert run.series["value"][0][1] == pytest.approx(x + 10, rel=1e-5)
-            assert "its first replicas train" in run.history or "trains" in run.history
+            assert "its first replicas are training" in run.history or "trains" in run.history

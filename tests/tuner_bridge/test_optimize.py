@@ -323,7 +323,7 @@ def test_what_is_asked_for_a_study_reaches_the_scheduler(scheduler: Any, caplog:
     [found] = [each for each in scheduler.request("GET", "/studies") if each["title"] == "asked for"]
     assert found["name"].startswith("asked-for-")
     assert (found["weight"], found["goal"], found["quota"]) == (2.0, "makespan", None)
-    assert "yields_to names 'nobody', and no study here is called that" in caplog.text
+    assert "yields_to names 'nobody', but there is no such study" in caplog.text
 
 
 def test_a_finished_study_has_nothing_left_to_do(tmp_path: Path, scheduler: Any) -> None:

@@ -198,7 +198,7 @@ def test_what_an_objective_sets_arrives_as_optuna_keeps_it() -> None:
 def test_what_cannot_travel_is_refused_in_the_objectives_own_line() -> None:
     made = optuna.create_study()
     optimize(made, objectives.sets_a_model, n_trials=1)
-    assert "a builtins.object cannot travel from a replica to its study" in made.trials[0].user_attrs["refused"]
+    assert "a builtins.object cannot be sent from a replica to its study" in made.trials[0].user_attrs["refused"]
 
 
 def test_a_report_is_refused_with_several_objectives_as_by_optuna() -> None:
@@ -238,9 +238,9 @@ def test_the_study_can_be_asked_and_stopped_from_within_the_objective() -> None:
 @pytest.mark.parametrize(
     ("objective", "words"),
     [
-        (objectives.looks_at_trials, r"does not see study\.trials.*a callback of optimize\(\) can use it"),
-        (objectives.looks_at_storage, "does not reach the study's storage"),
-        (objectives.looks_at_relative_params, "relative_params are the sampler's"),
+        (objectives.looks_at_trials, r"study\.trials is not available.*a callback of optimize\(\) can use it"),
+        (objectives.looks_at_storage, "no access to the study's storage"),
+        (objectives.looks_at_relative_params, "relative_params is not available"),
     ],
 )
 def test_what_lives_in_the_driver_is_refused_in_words(objective: Any, words: str) -> None:

@@ -280,7 +280,7 @@ send(objective)
         text=True,
         check=True,
     ).stderr
-    assert "the objective takes 8 MiB of data along, once for each node: the objective reads LARGE (8 MiB)" in told
+    assert "the objective carries 8 MiB of data, sent once to each node: the objective reads LARGE (8 MiB)" in told
     # Whoever reads next finds what was sent.
     assert run(tmp_path, "replica.py").splitlines()[0] == "1.0 999999.0 45 True"
 
@@ -321,8 +321,8 @@ def test_what_cannot_travel_is_refused_by_its_name_and_the_way_to_it(tmp_path: P
         + "\nexcept InvalidSweep as error:\n    print(error)\n"
     )
     printed = run(tmp_path, "tune.py")
-    assert words.replace("cannot", "which cannot travel to replicas: TypeError") in printed
-    assert "Make it in the objective" in printed
+    assert words.replace("cannot", "which cannot be sent to replicas: TypeError") in printed
+    assert "Create it in the objective" in printed
 
 
 def test_what_is_no_objective_is_refused() -> None:

@@ -56,12 +56,12 @@ def run(path: Path, **environ: str) -> subprocess.CompletedProcess[str]:
     ("options", "objective", "environ", "words"),
     [
         ("n_trials=1, slots=0", "objective", {}, "slots is 0; it must be at least 1"),
-        ('n_trials="5"', "objective", {}, "n_trials is '5'; it must be a whole number"),
-        ('timeout="10"', "objective", {}, "timeout is '10'; it must be a number of seconds"),
+        ('n_trials="5"', "objective", {}, "n_trials is '5'; it must be an integer of at least 0"),
+        ('timeout="10"', "objective", {}, "timeout is '10'; it must be a number of seconds of at least 0"),
         ("n_trials=1", "[objective]", {}, "the objective is [<function objective"),
         ("n_trials=1, resume=True", "objective", {}, "resume=True needs a study that outlives its process"),
         ("n_trials=1", "objective", {"ELASTUNE_URL": "http://127.0.0.1:9"}, "no scheduler answers"),
-        ("n_trials=1", "objective", {"ELASTUNE_SCHEDULER": "lab"}, "name no scheduler 'lab'; there are: none"),
+        ("n_trials=1", "objective", {"ELASTUNE_SCHEDULER": "lab"}, "have no scheduler 'lab'; there are: none"),
     ],
 )
 def test_a_mistake_in_a_call_ends_a_script_in_one_sentence(
@@ -133,7 +133,7 @@ def test_a_sweep_ends_when_its_budget_is_used(tmp_path: Path, elastic: bool) -> 
     path.write_text(text)
     done = run(path)
     assert done.returncode == 0, done.stderr
-    assert elastic or "is used, and its sweep ends" in done.stderr
+    assert elastic or "is used up, so its sweep ends" in done.stderr
     assert 1 <= int(done.stdout.split("values ")[1]) < 9
 
 

@@ -79,7 +79,7 @@ def test_the_value_is_that_of_its_line_and_failures_say_what_was_printed(schedul
             "sh ended with status 3; the last it printed: .* no memory",
         ),
         (["echo", "{kind}"], "no line that echo printed matches"),
-        (["echo", "{kind} accuracy=high"], "the value 'high' is no number, in the line"),
+        (["echo", "{kind} accuracy=high"], "the value 'high' is not a number, in the line"),
         (["/no/such/program", "{kind}"], "/no/such/program cannot be run"),
     ):
         with pytest.raises(Exception, match=said):
@@ -90,10 +90,10 @@ def test_the_value_is_that_of_its_line_and_failures_say_what_was_printed(schedul
     ("command", "space", "options", "words"),
     [
         ("", SPACE, {"report": REPORT}, "the command is empty"),
-        ("train {lr}", SPACE, {"report": REPORT}, "'depth' is nowhere in the command; write it as {depth}"),
+        ("train {lr}", SPACE, {"report": REPORT}, "'depth' is not used in the command; write it as {depth}"),
         ("train {lr} {depth} {width}", SPACE, {"report": REPORT}, "{width}, which is not in the space"),
-        ("train {lr} {depth}", SPACE, {}, "nothing tells the value of a trial"),
-        ("train {lr} {depth}", SPACE, {"report": "loss ("}, "is no regular expression"),
+        ("train {lr} {depth}", SPACE, {}, "the value of a trial cannot be found"),
+        ("train {lr} {depth}", SPACE, {"report": "loss ("}, "is not a valid regular expression"),
         ("train {lr} {depth}", SPACE, {"value": "loss"}, "put its number into a group"),
         ("train {lr}", {"lr": 0.1}, {"report": REPORT}, "give one of optuna.distributions"),
     ],

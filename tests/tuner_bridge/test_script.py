@@ -145,7 +145,7 @@ def test_a_script_runs_alone_with_given_parameters(monkeypatch: pytest.MonkeyPat
     [
         ("", "must name a Python file"),
         ("--epochs 50", "must name a Python file"),
-        ("nowhere.py --epochs 50", "'nowhere.py' is not there"),
+        ("nowhere.py --epochs 50", "'nowhere.py' does not exist"),
     ],
 )
 def test_what_is_no_script_is_refused(command: Any, words: str) -> None:

@@ -75,8 +75,8 @@ def prepare():
 def test_what_cannot_travel_is_refused_with_its_name(tmp_path: Path) -> None:
     done = run(tmp_path, "def objective(trial):\n    return len(DATA.rows)\n", "    DATA = open(os.devnull, 'w')")
     assert done.returncode == 1
-    assert "the objective reads DATA, a _io.TextIOWrapper, which cannot travel to replicas" in done.stderr
-    assert "Make it in the objective" in done.stderr
+    assert "the objective reads DATA, a _io.TextIOWrapper, which cannot be sent to replicas" in done.stderr
+    assert "Create it in the objective" in done.stderr
 
 
 @pytest.mark.slow

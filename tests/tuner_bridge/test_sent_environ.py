@@ -53,8 +53,8 @@ def test_a_scheduler_of_ones_own_gets_the_settings_of_libraries_alone() -> None:
         ({"A B": "x"}, "name of a variable"),
         ({"A=B": "x"}, "name of a variable"),
         ({"ELASTUNE_TOKEN": "x"}, "not one of Elastune's own"),
-        ({"A": 1}, "must be a text"),
-        ({"A": "x\0"}, "must be a text"),
+        ({"A": 1}, "must be a string"),
+        ({"A": "x\0"}, "must be a string"),
         ([1], "name of a variable"),
     ],
 )

@@ -134,7 +134,7 @@ def test_a_sweep_has_one_run_a_trial(folder: Path) -> None:
             assert reported == pytest.approx(trial.intermediate_values, rel=1e-5)
             assert len(run.series["objective"]) == len(trial.intermediate_values)
             assert run.series["value"][0][1] == pytest.approx(trial.value, rel=1e-5)
-            assert "its first replicas train" in run.history
+            assert "its first replicas are training" in run.history
         if kind == "mlflow":
             for trial, run in zip(study.trials, found, strict=True):
                 epochs = range(tracked_code.EPOCHS[trial.params["kind"]])

@@ -163,7 +163,7 @@ class TestWithReplicas:
     def test_an_argument_that_there_is_not_is_named(self, tmp_path: Path) -> None:
         from tuner_bridge.huggingface import search
 
-        with pytest.raises(InvalidSweep, match="hp_space gave 'learning_rat', which is no argument of"):
+        with pytest.raises(InvalidSweep, match="hp_space gave 'learning_rat', which is not an argument of"):
             search(trainers.make, trainers.misspelt, n_trials=1, slots=1, state_dir=tmp_path / "state")
 
     def test_a_trainer_that_is_not_elastic_is_named(self, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from trials.launch.slots import Slot
 
 DEFAULT_PROFILE = "resnet18-cifar10"
 MOST_SLOTS = 1024
-FORM = "NODESxSLOTS, or NODESxSLOTS:PROFILE, such as 4x8:resnet50-imagenet@10"
+FORM = "NODESxSLOTS, NODESxSLOTS:PROFILE or NODESxSLOTS:PROFILE@FACTOR, such as 4x8:resnet50-imagenet@10"
 
 
 @dataclass(frozen=True, slots=True)

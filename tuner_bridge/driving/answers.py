@@ -43,8 +43,8 @@ class Answers:
             before, answer = self._given.get(question["id"], (asked, None))
         if before != asked:
             error = BridgeError(
-                f"question {question['id']} was {before[0]!r} and is {asked[0]!r} now; two processes of a trial must "
-                "not share the object that asks: have one of them report"
+                f"question {question['id']} was asked again with other contents ({before[0]!r} before, {asked[0]!r} "
+                "now); two processes of a trial must not share one trial object: have one of them report"
             )
             return {"id": question["id"], "answer": {"exception": encode_exception(error)}}
         if answer is None:

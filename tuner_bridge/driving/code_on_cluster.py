@@ -27,8 +27,8 @@ class CodeOnCluster:
         where = environ.get("ELASTUNE_CODE", "pack")
         if where not in ("pack", "image") and not os.path.isabs(where):
             raise InvalidSweep(
-                f"ELASTUNE_CODE is {where!r}; it must be 'pack', 'image', or the absolute path at which the cluster's "
-                "pods have this folder"
+                f"ELASTUNE_CODE is {where!r}; it must be 'pack', 'image', or the absolute path of this folder in the "
+                "cluster's pods"
             )
         return cls(where, environ.get("ELASTUNE_IMAGE", ""))
 

@@ -61,7 +61,7 @@ def pack(folder: Path) -> Package:
                 executable = os.access(path, os.X_OK)
             except OSError as error:
                 raise InvalidSweep(
-                    f"the working folder cannot be packed: {error}; name it in {IGNORE_FILE} if replicas need it not"
+                    f"the working folder cannot be packed: {error}; name it in {IGNORE_FILE} if replicas do not need it"
                 ) from error
             if holds_private_key(content):
                 walk.left_out.append((name, "is a private key"))
@@ -71,8 +71,8 @@ def pack(folder: Path) -> Package:
                 largest = ", ".join(f"{name} ({size / 2**20:.0f} MiB)" for size, name in sorted(sizes)[:-4:-1])
                 raise InvalidSweep(
                     f"the working folder {folder} has more than {LARGEST_BYTES // 2**20} MiB to send to the cluster; "
-                    f"the largest so far: {largest}. Name data in {IGNORE_FILE}, or put code and data into an image or "
-                    "on a volume and say where with ELASTUNE_CODE"
+                    f"the largest so far: {largest}. Name data in {IGNORE_FILE}, or put code and data into an image "
+                    "or on a volume and set ELASTUNE_CODE"
                 )
             entry = tarfile.TarInfo(name)
             entry.size = len(content)

@@ -46,7 +46,7 @@ class SentCode:
             package = self._folder.package
             if package is not None:
                 self._contents[package.digest] = package.content
-                self._send(package.digest, client, f"the working folder goes to {client.url}: {package}")
+                self._send(package.digest, client, f"sending the working folder to {client.url}: {package}")
         return placed
 
     def _send(self, digest: str, client: SchedulerClient, words: str = "") -> None:
@@ -69,5 +69,5 @@ class SentCode:
             try:
                 client.send(f"/packages/{digest}", content)
             except SchedulerError as error:
-                logger.warning("the sweep's code was not sent again: %s", error)
+                logger.warning("the sweep's code could not be sent again: %s", error)
                 time.sleep(1.0)

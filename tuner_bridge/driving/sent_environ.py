@@ -74,7 +74,9 @@ def _asked_for(asked: Asked, environ: Mapping[str, str]) -> dict[str, str]:
     if asked is None:
         return {}
     if isinstance(asked, str) or not isinstance(asked, Iterable):
-        raise InvalidSweep(f"environ is {asked!r}; it must be names, such as [{asked!r}], or names with values")
+        raise InvalidSweep(
+            f"environ is {asked!r}; it must be a list of names, such as [{asked!r}], or a mapping of names to values"
+        )
     for name in asked:
         if not isinstance(name, str) or not _NAME.match(name) or name.startswith(OURS):
             raise InvalidSweep(
@@ -87,5 +89,5 @@ def _asked_for(asked: Asked, environ: Mapping[str, str]) -> dict[str, str]:
                 f"environ names {name!r}, which is not set here; set it, or give its value: environ={{{name!r}: ...}}"
             )
         if not isinstance(value, str) or "\0" in value:
-            raise InvalidSweep(f"environ sets {name!r} to {value!r:.80}; it must be a text")
+            raise InvalidSweep(f"environ sets {name!r} to {value!r:.80}; the value must be a string without NUL")
     return {name: str(value) for name, value in given.items()}

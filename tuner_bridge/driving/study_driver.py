@@ -173,16 +173,16 @@ class StudyDriver:
         """Between this process and the trials of a scheduler that others share."""
         if withheld:
             logger.warning(
-                "set here but not sent to the trials, because it could be secret: %s. If trials need one of them, name "
-                "it: environ=[%r]",
+                "set here but not sent to the trials, because they may be secret: %s. If trials need one of these "
+                "variables, name it: environ=[%r]",
                 ", ".join(withheld),
                 withheld[0],
             )
         unlike = differences(runtime(), self._runtime) if self._runtime else []
         if unlike:
             logger.warning(
-                "trials run in another installation than this process: %s. Results may differ, and objects that one "
-                "saves may not load in the other; start `elastune up` and the sweep from one environment",
+                "trials run in another installation than this process: %s. Results may differ, and objects saved by "
+                "one may not load in the other; start `elastune up` and the sweep from one environment",
                 "; ".join(unlike),
             )
 
@@ -275,7 +275,7 @@ class StudyDriver:
             try:
                 found = self.client.request("GET", f"/trials/{trial_id}")
                 if found["state"] == "starting":
-                    return "its replica has been started, and imports what it needs"
+                    return "its replica has started and is importing modules"
                 return one_line(found["reason"]["sentence"])
             except SchedulerError as error:
                 return f"the scheduler does not answer ({error})"
@@ -385,7 +385,7 @@ class StudyDriver:
                     continue
                 if not self._closed.is_set():
                     lost = isinstance(error, RequestRefused)
-                    self.fatal = BridgeError(f"the sweep lost its study: {error}") if lost else error
+                    self.fatal = BridgeError(f"the sweep no longer drives its study: {error}") if lost else error
                 return
             if news.get("spent"):
                 self.spent = True
@@ -418,7 +418,7 @@ class StudyDriver:
             if before is not self.client:
                 before.close()
         except Exception as error:
-            logger.warning("the scheduler is away: %s", error)
+            logger.warning("the scheduler does not answer: %s", error)
 
     def _patiently(self, request: Callable[[], Any]) -> Any:
         """Repeat a request while the scheduler is away; the poll thread brings it back."""

@@ -22,8 +22,8 @@ def explained(value: Any, what: str, error: Exception, dump: Dump) -> InvalidSwe
     kind = named.__qualname__ if named.__module__ == "builtins" else f"{named.__module__}.{named.__qualname__}"
     found = f"{path}, a {kind}" if path != what else f"{what} is a {kind}"
     return InvalidSweep(
-        f"{found}, which cannot travel to replicas: {_words(error)}. Make it in the objective, or in a function "
-        "that the objective calls, or load it there from a file; a script that is to run as it is: "
+        f"{found}, which cannot be sent to replicas: {_words(error)}. Create it in the objective, or in a function "
+        "that the objective calls, or load it there from a file. To run a script as it is: "
         'optimize(study, script("train.py"))'
     )
 

@@ -35,7 +35,7 @@ def objective_in(metrics: Mapping[str, float], chosen: str | None, *, minimises:
 
 def warn_of_no_objective(metrics: Mapping[str, float]) -> None:
     logger.warning(
-        "which of %s is the objective of the search is not known, so none is reported; set metric_for_best_model, or "
+        "cannot tell which of %s is the objective of the search, so none is reported; set metric_for_best_model, or "
         "the monitor of a Lightning callback",
         sorted(without_times(metrics)),
     )

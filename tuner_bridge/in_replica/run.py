@@ -78,8 +78,8 @@ def _run(
         killed = _killed_data_workers(error)
         if killed:
             raise PeerLost(
-                f"a worker process of the data loader (pid {killed[0]}) was killed, perhaps for want of memory: this "
-                f"replica ends and is replaced. What Python said: {error}"
+                f"a worker process of the data loader (pid {killed[0]}) was killed, perhaps because memory ran out: "
+                f"this replica ends and is replaced. Python's error: {error}"
             ) from error
         if present.is_outside:
             # The trial trains on without this joiner; its log tells why it did not come.
@@ -154,7 +154,7 @@ def naming_what_is_not_taken(what: str) -> Iterator[None]:
     except ControlChannelError as error:
         if error.status not in (413, 422):
             raise
-        raise InvalidValue(f"{what} is not taken: {error}") from error
+        raise InvalidValue(f"{what} was not accepted: {error}") from error
 
 
 def ask_driver(

@@ -158,5 +158,5 @@ def script(command: str | Sequence[str]) -> Script:
     path = os.path.abspath(found.path)
     if not os.path.isfile(path):
         name = words[-len(found.arguments) - 1]
-        raise InvalidSweep(f"the script {name!r} is not there (looked for {path}); name a file, or use '-m module'")
+        raise InvalidSweep(f"the script {name!r} does not exist (looked for {path}); name a file, or use '-m module'")
     return replace(found, path=path)

@@ -95,8 +95,8 @@ def receive_from(shipped: ShippedCode, file_of: Callable[[str], Path]) -> Any:
         image = os.environ.get("ELASTUNE_IMAGE")
         where = f"the image {image}" if image else "this node"
         raise InvalidSweep(
-            f"the sweep was started with Python {shipped.python}, and {where} has {present}: code that travels by "
-            "value needs the same version. Use one version in both, or start a script instead: "
+            f"the sweep was started with Python {shipped.python}, and {where} has {present}: pickled code "
+            "needs the same version. Use one version in both, or run a script instead: "
             'optimize(study, script("train.py"))'
         )
     content = file_of(shipped.pickle).read_bytes()
@@ -158,9 +158,9 @@ def _with_advice(error: ModuleNotFoundError) -> ModuleNotFoundError:
     if not image:
         return error
     return ModuleNotFoundError(
-        f"{error}: the image {image} does not have it. Code of the script travels, modules that it imports do not: "
-        "build an image with that module, mount a volume that has it and name its path with ELASTUNE_CODE, or start "
-        "the sweep in the folder that holds it, which is then packed",
+        f"{error}: the image {image} does not have it. The script's own code is sent, but modules that it imports "
+        "are not: build an image with that module, mount a volume that has it and name its path with ELASTUNE_CODE, "
+        "or start the sweep in the folder that holds it, which is then packed",
         name=error.name,
     )
 

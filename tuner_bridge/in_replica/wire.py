@@ -54,9 +54,9 @@ def encode_value(value: Any, *, lenient: bool = False, depth: int = 0) -> Any:
         if isinstance(value, complex):
             return {"complex": [repr(value.real), repr(value.imag)]}
         raise InvalidValue(
-            f"a {type(value).__module__}.{type(value).__qualname__} cannot travel from a replica to its study: "
-            "numbers, text, bytes, None, NumPy arrays, and lists, tuples, sets and dictionaries of them can. Convert "
-            f"it (a tensor by .tolist() or .numpy()), or keep it in a file: {value!r:.120}"
+            f"a {type(value).__module__}.{type(value).__qualname__} cannot be sent from a replica to its study: "
+            "numbers, text, bytes, None, NumPy arrays, and lists, tuples, sets and dictionaries of them can. "
+            f"Convert it (a tensor by .tolist() or .numpy()), or keep it in a file: {value!r:.120}"
         )
     except InvalidValue as error:
         if not lenient and not depth:
@@ -136,8 +136,8 @@ def _is_numpys(value: Any) -> bool:
 def _array(value: Any) -> Any:
     if value.dtype.kind not in _ARRAY_KINDS or value.dtype.hasobject:
         raise InvalidValue(
-            f"a NumPy array of type {value.dtype} cannot travel from a replica to its study; convert it to numbers or "
-            "text, or keep it in a file"
+            f"a NumPy array of type {value.dtype} cannot be sent from a replica to its study; convert it to numbers "
+            "or text, or keep it in a file"
         )
     if value.nbytes > LARGEST_ARRAY_BYTES:
         raise InvalidValue(

@@ -88,7 +88,7 @@ def _words(error: BaseException) -> str:
     try:
         return str(error)[:LONGEST_WORDS]
     except Exception as failure:
-        return f"(its words cannot be had: {type(failure).__name__})"
+        return f"(its message cannot be read: {type(failure).__name__})"
 
 
 def _encoded(argument: Any) -> Any:

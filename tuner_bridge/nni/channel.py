@@ -114,7 +114,7 @@ class Teller:
             except InvalidValue as error:
                 raise RuntimeError(str(error)) from error
         if "exception" in answer:
-            raise RuntimeError(f"NNI did not take the result: {answer['exception']['message']}")
+            raise RuntimeError(f"NNI did not accept the result: {answer['exception']['message']}")
         reports = [each["report"] for each in results if each["report"] is not None]
         if reports:
             channel.request("POST", "/reports", {"reports": reports})
@@ -189,7 +189,7 @@ class ElasticChannel(TrialCommandChannel):  # type: ignore[misc]  # NNI has no t
         self._stay_registered()
         channel = self._core.channel
         if channel is None:
-            raise RuntimeError("this process is no replica of an elastic trial; unset NNI_TRIAL_COMMAND_CHANNEL")
+            raise RuntimeError("this process is not a replica of an elastic trial; unset NNI_TRIAL_COMMAND_CHANNEL")
         return nni.load(check_parameter(channel.request("GET", "/trial")["payload"]["nni"]["parameter"]))
 
     def send_metric(self, type: str, parameter_id: int | None, trial_job_id: str, sequence: int, value: Any) -> None:  # noqa: A002
@@ -292,7 +292,7 @@ class ElasticChannel(TrialCommandChannel):  # type: ignore[misc]  # NNI has no t
     def _ask(self, method: str, arguments: dict[str, Any]) -> Any:
         answer = ask_driver(self._core, self._question(), method, arguments)
         if "exception" in answer:
-            raise RuntimeError(f"NNI did not take the result: {answer['exception']['message']}")
+            raise RuntimeError(f"NNI did not accept the result: {answer['exception']['message']}")
         return decode_value(answer["value"])
 
     def _question(self) -> str:

@@ -62,7 +62,11 @@ class TrackedResults:
                 folder.mkdir(parents=True, exist_ok=True)
                 write_durably(path, json.dumps(self._trial.identities))
             except (OSError, SchedulerError) as error:
-                logger.warning("an experiment that resumes begins new runs of trial %d: %s", number, error)
+                logger.warning(
+                    "the tracked runs of trial %d were not saved, so an experiment that resumes begins new ones: %s",
+                    number,
+                    error,
+                )
 
     @property
     def environ(self) -> dict[str, str]:
@@ -116,7 +120,7 @@ class Manager:
             return
         orphans = [child for child in self._children if child.pid != os.getpid() and _is_tuner(child)]
         for orphan in orphans:
-            logger.warning("the manager was killed: its tuner is ended pid=%d", orphan.pid)
+            logger.warning("the NNI manager was killed: ending its tuner pid=%d", orphan.pid)
             with contextlib.suppress(psutil.Error):
                 orphan.terminate()
         for orphan in psutil.wait_procs(orphans, timeout=LEAVING_SECONDS)[1]:
@@ -194,8 +198,8 @@ class ExperimentDriver:
         elif self._experiment["min_replicas"] > 1:
             raise BridgeError(
                 f"minReplicas is {self._experiment['min_replicas']}, but the trial command "
-                f"{self._experiment['command']!r} is none that starts a Python script with {sys.executable}, so it "
-                "runs on one replica. Make it 'python script.py ...'"
+                f"{self._experiment['command']!r} does not start a Python script with {sys.executable}, so it can "
+                "only run on one replica. Make it 'python script.py ...'"
             )
         modules = () if script is None else script.imports()
         module = "tuner_bridge.nni.replica"
@@ -387,7 +391,7 @@ class ExperimentDriver:
         try:
             answer = self._driver.client.request("GET", f"/trials/{known.trial_id}/log")
         except SchedulerError as error:
-            return f"the log cannot be had now: {error}\n"
+            return f"the log cannot be read now: {error}\n"
         return "".join(f"==> {each['replica_id']} <==\n{each['words']}\n" for each in answer)
 
 
@@ -481,7 +485,7 @@ def as_script(command: str, folder: str, path: str | None = None) -> Script | No
     try:
         words = shlex.split(command)
     except ValueError as error:
-        raise BridgeError(f"the trial command {command!r} cannot be read: {error}") from None
+        raise BridgeError(f"the trial command {command!r} cannot be parsed: {error}") from None
     if not words or not starts_python(words[0]):
         return None
     # Quoted, such characters are the script's own.

@@ -29,8 +29,8 @@ def check_parameter(text: str) -> str:
     def check(name: str, value: Any) -> None:
         if name == PICKLED or (name in NAMING and "bytes:" in str(value)[:80]):
             raise InvalidValue(
-                "a parameter of NNI's holds pickled bytes, which run code when they are read; have the tuner give "
-                "numbers, texts, lists and dictionaries of them"
+                "a parameter from NNI holds pickled bytes, which run code when they are loaded; have the tuner give "
+                "numbers, strings, and lists and dictionaries of them"
             )
 
     _read(text, check)
@@ -45,7 +45,7 @@ def check_metric(text: str) -> None:
         if name in (PICKLED, *NAMING, *OTHERS) or is_array:
             raise InvalidValue(
                 f"a result holds an object ({name}), which would run code in the tuner's process; report numbers, "
-                "texts, arrays of numbers, lists and dictionaries of them"
+                "strings, arrays of numbers, and lists and dictionaries of them"
             )
 
     metric = _read(text, check)
@@ -73,8 +73,8 @@ def _read(text: str, check: Callable[[str, Any], None]) -> Any:
 
     # NNI takes the rest of a line after # or // for a comment: of one line, nothing new can be made so.
     if len(text.splitlines()) > 1:
-        raise InvalidValue(f"what NNI is to read has several lines: {text!r:.80}; send it as one")
+        raise InvalidValue(f"a message of NNI's has several lines: {text!r:.80}; send it as one line")
     try:
         return json.loads(text, object_pairs_hook=checked)
     except (ValueError, RecursionError) as error:
-        raise InvalidValue(f"what NNI is to read is no JSON: {text!r:.80}") from error
+        raise InvalidValue(f"a message of NNI's is not valid JSON: {text!r:.80}") from error

@@ -24,12 +24,12 @@ PLATFORM = "tuner_bridge"
 
 @click.group()
 def commands() -> None:
-    """NNI's experiments on elastune."""
+    """Run NNI experiments on elastune."""
 
 
 @commands.command()
 def register() -> None:
-    """Make the platform 'tuner_bridge' known to the NNI of this environment."""
+    """Register the platform 'tuner_bridge' with the NNI of this environment."""
     path = _file()
     from tuner_bridge.nni.training_service import nni_training_service_info as info
 
@@ -41,7 +41,7 @@ def register() -> None:
 
 @commands.command()
 def unregister() -> None:
-    """Forget it again, before elastune is removed: NNI cannot start any experiment while a registered one is gone."""
+    """Remove the platform from NNI, before elastune is uninstalled: without it, NNI starts no experiment at all."""
     path = _file()
     services = _read(path)
     if services.pop(PLATFORM, None) is None:
@@ -65,7 +65,7 @@ def _read(path: Path) -> dict[str, Any]:
     except ValueError:
         found = None
     if not isinstance(found, dict):
-        raise SchedulerError(f"{path} is not what NNI writes there (a JSON object); mend it, or move it away")
+        raise SchedulerError(f"{path} is not what NNI writes there (a JSON object); repair it, or move it away")
     return found
 
 

@@ -61,12 +61,15 @@ class ElastuneConfig(TrainingServiceConfig):  # type: ignore[misc]  # NNI has no
         super()._canonicalize(parents)
         own: Any = self  # NNI has no types
         if isinstance(parents[0].training_service, list):
-            raise ValueError("trainingService is a list; tuner_bridge works alone, so name it without the list")
+            raise ValueError(
+                "trainingService is a list; tuner_bridge cannot be combined with other services, so give it without "
+                "the list"
+            )
         if own.trial_gpu_number is not None and own.trial_gpu_number > 1:
             raise ValueError(
                 f"trialGpuNumber is {own.trial_gpu_number}; a slot is one GPU where there are any. Leave it out, and "
-                "say how many replicas a trial may have with minReplicas and maxReplicas, and of how many slots each "
-                "with slotsPerReplica"
+                "set the number of replicas of a trial with minReplicas and maxReplicas, and the slots of each with "
+                "slotsPerReplica"
             )
         for tracker in own.trackers or ():
             given = tracker.get("classArgs") or {}
@@ -80,7 +83,9 @@ class ElastuneConfig(TrainingServiceConfig):  # type: ignore[misc]  # NNI has no
     def _validate_canonical(self) -> None:
         super()._validate_canonical()
         if not self.reuse_mode:
-            raise ValueError("reuseMode is false; leave it out, NNI finds registered training services only with it")
+            raise ValueError(
+                "reuseMode is false; leave it out: NNI finds registered training services only in reuse mode"
+            )
         most = self.min_replicas if self.max_replicas is None else self.max_replicas
         try:
             check_replica_bounds(self.min_replicas, most)
@@ -91,8 +96,13 @@ class ElastuneConfig(TrainingServiceConfig):  # type: ignore[misc]  # NNI has no
             trackers_named(self.trackers or ())
         except (InvalidTrialSpec, InvalidStudyTerms, InvalidSweep) as error:
             raise ValueError(f"trainingService: {error}") from error
-        for name in ("slots", "slots_per_gpu", "gpus_per_slot", "memory_per_slot"):
-            value = getattr(self, name)
+        own_slots = {
+            "slots": self.slots,
+            "slotsPerGpu": self.slots_per_gpu,
+            "gpusPerSlot": self.gpus_per_slot,
+            "memoryPerSlot": self.memory_per_slot,
+        }
+        for name, value in own_slots.items():
             if value is None:
                 continue
             if not (math.isfinite(value) and value > 0):
@@ -104,7 +114,8 @@ class ElastuneConfig(TrainingServiceConfig):  # type: ignore[misc]  # NNI has no
                 )
         if (self.slots_per_gpu or 1) > 1 and (self.gpus_per_slot or 1) > 1:
             raise ValueError(
-                "trainingService: a slot is a part of a GPU or has several; leave out slotsPerGpu or gpusPerSlot"
+                "trainingService: a slot is either a part of a GPU or several GPUs; leave out slotsPerGpu or "
+                "gpusPerSlot"
             )
         if self.slots is not None:
             try:
@@ -113,7 +124,8 @@ class ElastuneConfig(TrainingServiceConfig):  # type: ignore[misc]  # NNI has no
                 raise ValueError(f"trainingService: {error}") from error
         if self.scheduler_url is not None and not self.scheduler_url.startswith(("http://", "https://")):
             raise ValueError(
-                f"trainingService: schedulerUrl is {self.scheduler_url!r}; it must read like http://127.0.0.1:7300"
+                f"trainingService: schedulerUrl is {self.scheduler_url!r}; it must start with http:// or https://, "
+                "such as http://127.0.0.1:7300"
             )
 
 

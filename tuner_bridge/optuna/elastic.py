@@ -86,7 +86,7 @@ class ElasticObjective:
                 raise driver.fatal from None
             assert driver.spent
             trial.study.stop()
-            raise optuna.TrialPruned("the study's budget of slot-hours is used") from None
+            raise optuna.TrialPruned("the study's budget of slot-hours is used up") from None
 
     def _driver_for(self, study: optuna.Study) -> OptunaDriver:
         with self._lock:

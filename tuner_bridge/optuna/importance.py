@@ -27,7 +27,7 @@ def importance(ended: Sequence[tuple[Mapping[str, Any], float]], direction: str)
         if found is not None:
             distributions[name] = found
     if not distributions:
-        raise ValueError("the trials have no parameter in common that took two values")
+        raise ValueError("no parameter that all trials have took two values")
     study = optuna.create_study(direction="maximize" if direction == "maximize" else "minimize")
     for parameters, value in ended:
         params = {name: _as(distributions[name], parameters[name]) for name in distributions}

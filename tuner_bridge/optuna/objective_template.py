@@ -29,7 +29,9 @@ def _checked(objective: Any) -> None:
     if not callable(objective):
         raise InvalidSweep(f"the objective is {objective!r}; pass a function that takes a trial and returns its value")
     if isinstance(objective, type):
-        raise InvalidSweep(f"the objective is the class {objective.__qualname__}; pass an object of it, or a function")
+        raise InvalidSweep(
+            f"the objective is the class {objective.__qualname__}; pass an instance of it, or a function"
+        )
 
 
 def template_of(
@@ -48,7 +50,7 @@ def template_of(
     """
     if "ELASTUNE_API" in os.environ:
         raise InvalidSweep(
-            "optimize() was reached inside a replica, because a module of the script calls it when imported. Put the "
+            "optimize() was called inside a replica, because a module of the script calls it when imported. Put the "
             'call under if __name__ == "__main__": in the script'
         )
     payload: dict[str, Any] = {}
@@ -144,7 +146,7 @@ def bounded(template: TrialTemplate, slots: int, max_replicas: int | None) -> Tr
     room = slots // sizes[0]
     if max_replicas is not None and max_replicas > room:
         logger.warning(
-            "max_replicas is %d but there are %d slots; trials grow to %d at most", max_replicas, slots, room
+            "max_replicas is %d but there are %d slots; trials get at most %d replicas", max_replicas, slots, room
         )
     most = room if max_replicas is None else min(max_replicas, room)
     return replace(template, max_replicas=most, replica_sizes=sizes)

@@ -159,7 +159,7 @@ def optimize(
         _check_population(study, n_trials, n_jobs, resume=resume)
     if resume and isinstance(study._storage, optuna.storages.InMemoryStorage):
         raise InvalidSweep(
-            "resume=True needs a study that outlives its process, this one is in memory; create it with "
+            "resume=True needs a study that outlives its process, but this one is in memory; create it with "
             "storage='sqlite:///sweep.db' (or any other storage) and load_if_exists=True"
         )
     leaves_nothing = isinstance(study._storage, optuna.storages.InMemoryStorage) and not keep_states
@@ -178,7 +178,7 @@ def optimize(
             driver.template = replace(bounded(template, driver.slots, max_replicas), environ=sent)
             remaining = _remaining(study, n_trials, driver, resume=resume)
             if remaining == 0 and n_trials != 0:
-                logger.warning("study %r has its %d trials already; nothing to do", study.study_name, n_trials)
+                logger.warning("study %r already has its %d trials; nothing to do", study.study_name, n_trials)
                 return
             jobs = max(1, driver.slots // (min_replicas * driver.template.replica_sizes[0])) if n_jobs == -1 else n_jobs
             driver.at_a_time, driver.left = jobs, remaining
@@ -241,8 +241,9 @@ def _say_what_stays_behind(objective: Any, callbacks: Sequence[Callback]) -> Non
     names = left_behind(objective, callbacks)
     if names:
         logger.warning(
-            "the objective changes %s, which a callback reads: trials run in processes of their own, so the callback "
-            "finds what this process has. Hand it over in the study (trial.set_user_attr, an artifact), or in a file",
+            "the objective changes %s, which a callback reads: trials run in their own processes, so the callback "
+            "sees only this process's values. Pass them through the study (trial.set_user_attr, an artifact), or "
+            "through a file",
             ", ".join(names),
         )
 
@@ -329,11 +330,13 @@ def _remove(folder: Path) -> None:
 def _check_amounts(n_trials: Any, timeout: Any, n_jobs: Any) -> None:
     """Raises InvalidSweep for what Optuna would stumble over when everything has been started."""
     if n_trials is not None and (not isinstance(n_trials, int) or isinstance(n_trials, bool) or n_trials < 0):
-        raise InvalidSweep(f"n_trials is {n_trials!r}; it must be a whole number, or None for no limit")
+        raise InvalidSweep(f"n_trials is {n_trials!r}; it must be an integer of at least 0, or None for no limit")
     if timeout is not None and (not isinstance(timeout, int | float) or isinstance(timeout, bool) or timeout < 0):
-        raise InvalidSweep(f"timeout is {timeout!r}; it must be a number of seconds, or None for no limit")
+        raise InvalidSweep(
+            f"timeout is {timeout!r}; it must be a number of seconds of at least 0, or None for no limit"
+        )
     if not isinstance(n_jobs, int) or isinstance(n_jobs, bool):
-        raise InvalidSweep(f"n_jobs is {n_jobs!r}; it must be a whole number")
+        raise InvalidSweep(f"n_jobs is {n_jobs!r}; it must be an integer")
 
 
 def _again(client: SchedulerClient) -> SchedulerClient:
@@ -347,7 +350,7 @@ def _remaining(study: optuna.Study, n_trials: int | None, driver: OptunaDriver, 
     if not resume:
         if interrupted:
             logger.warning(
-                "trials %s of study %r were interrupted; pass resume=True to go on with them",
+                "trials %s of study %r were interrupted; pass resume=True to continue them",
                 interrupted,
                 study.study_name,
             )
@@ -444,25 +447,25 @@ def _display(driver: OptunaDriver, n_trials: int | None, *, live: bool | str) ->
 
 def _say_that_it_is_spent(study: optuna.Study, driver: OptunaDriver) -> None:
     """The sweep ends as one that has run all of its trials does."""
-    words = f"elastune: the budget of study {study.study_name!r} is used, and its sweep ends"
+    words = f"elastune: the budget of study {study.study_name!r} is used up, so its sweep ends"
     if isinstance(study._storage, optuna.storages.InMemoryStorage):
-        driver.cancel_all("its study's budget is used, and the study was in memory")
+        driver.cancel_all("its study's budget is used up, and the study was in memory")
         print(words, file=sys.stderr)
         return
     print(
-        f"{words}. Trials that were not over have saved their state: raise it (`elastune set ... --budget HOURS`, or "
-        "terms=), and run the same script with resume=True to go on",
+        f"{words}. Unfinished trials have saved their state: raise the budget (`elastune set ... --budget HOURS`, or "
+        "terms=), and run the same script with resume=True to continue",
         file=sys.stderr,
     )
 
 
 def _say_how_to_resume(study: optuna.Study, driver: OptunaDriver) -> None:
     if isinstance(study._storage, optuna.storages.InMemoryStorage):
-        driver.cancel_all("the sweep was interrupted, and its study lived in memory")
+        driver.cancel_all("the sweep was interrupted, and its study was in memory")
         print("elastune: interrupted; running trials were ended (the study was in memory)", file=sys.stderr)
         return
     print(
-        "elastune: interrupted; running trials save their state. Run the same script with resume=True to go on",
+        "elastune: interrupted; running trials save their state. Run the same script with resume=True to continue",
         file=sys.stderr,
     )
 

@@ -121,7 +121,7 @@ def program(
             f"the command has {{{name}}}, which is not in the space; it has {', '.join(space) or 'none'}"
         )
     for name in set(space) - named:
-        raise InvalidSweep(f"the parameter {name!r} is nowhere in the command; write it as {{{name}}}")
+        raise InvalidSweep(f"the parameter {name!r} is not used in the command; write it as {{{name}}}")
     for name, each in space.items():
         if not isinstance(each, (FloatDistribution, IntDistribution, CategoricalDistribution)):
             raise InvalidSweep(f"the distribution of {name!r} is {each!r}; give one of optuna.distributions")
@@ -133,9 +133,11 @@ def program(
         try:
             _filled(word, samples)
         except (ValueError, TypeError) as error:
-            raise InvalidSweep(f"{word!r} of the command cannot be written with {samples}: {error}") from error
+            raise InvalidSweep(f"{word!r} of the command cannot be formatted with {samples}: {error}") from error
     if report is None and value is None:
-        raise InvalidSweep("nothing tells the value of a trial; give report= or value=, a regular expression of a line")
+        raise InvalidSweep(
+            "the value of a trial cannot be found; give report= or value=, a regular expression of a line"
+        )
     for what, pattern in (("report", report), ("value", value)):
         _check_pattern(what, pattern)
     if "/" in words[0]:
@@ -149,7 +151,7 @@ def _check_pattern(what: str, pattern: str | None) -> None:
     try:
         groups = re.compile(pattern).groups
     except re.error as error:
-        raise InvalidSweep(f"{what} is {pattern!r}, which is no regular expression: {error}") from error
+        raise InvalidSweep(f"{what} is {pattern!r}, which is not a valid regular expression: {error}") from error
     if not groups:
         raise InvalidSweep(f"{what} is {pattern!r}; put its number into a group, such as r'loss=(?P<value>\\S+)'")
 
@@ -174,7 +176,7 @@ def _number(found: re.Match[str], group: str, line: str) -> float:
     try:
         return float(text)
     except (TypeError, ValueError):
-        raise RuntimeError(f"the {group} {text!r} is no number, in the line {line!r:.200}") from None
+        raise RuntimeError(f"the {group} {text!r} is not a number, in the line {line!r:.200}") from None
 
 
 @contextlib.contextmanager

@@ -50,8 +50,8 @@ def elastune_studies(**options: Any) -> Iterator[None]:
         if not told and caller.partition(".")[0] not in _OWN:
             told = True
             logger.warning(
-                "%s asks study %r for trials and runs them in this process: they are not elastic. What it runs would "
-                "have to be a function for study.optimize",
+                "%s asks study %r for trials and runs them in this process, so they are not elastic. For elastic "
+                "trials, pass a function to study.optimize",
                 caller,
                 study.study_name,
             )

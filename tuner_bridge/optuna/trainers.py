@@ -50,8 +50,8 @@ def _set_arguments(trainer: Any, values: Mapping[str, Any]) -> None:
     for name, value in values.items():
         if not hasattr(trainer.args, name):
             raise InvalidSweep(
-                f"hp_space gave {name!r}, which is no argument of {type(trainer.args).__name__}; an argument of the "
-                "model belongs into model_init, which is called with the trial"
+                f"hp_space gave {name!r}, which is not an argument of {type(trainer.args).__name__}; use an argument "
+                "of the model in model_init, which is called with the trial"
             )
         before = getattr(trainer.args, name)
         setattr(trainer.args, name, value if before is None or isinstance(value, bool) else type(before)(value))

@@ -284,7 +284,7 @@ class ElasticTrial(optuna.Trial):
 
         if report is not None:
             if report["step"] in self._steps:
-                warnings.warn(f"step {step} has been reported already, and keeps its first value", stacklevel=2)
+                warnings.warn(f"step {step} has already been reported, and keeps its first value", stacklevel=2)
                 return
             self._steps.add(report["step"])
             self._reports.add(report)
@@ -360,7 +360,7 @@ class ElasticTrial(optuna.Trial):
 
     @property
     def relative_params(self) -> dict[str, Any]:
-        raise AttributeError("relative_params are the sampler's, which lives in the driver")
+        raise AttributeError("relative_params is not available in a replica: the sampler runs in the driver")
 
     @property
     def constraints(self) -> dict[str, float]:
@@ -439,8 +439,8 @@ class _StudyOfTrial:
 
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(
-            f"a replica does not see study.{name}, because the study lives in the process that called optimize(); "
-            "there, a callback of optimize() can use it"
+            f"study.{name} is not available in a replica, because the study is in the process that called "
+            "optimize(); a callback of optimize() can use it there"
         )
 
 
@@ -457,4 +457,4 @@ class _StorageOfTrial:
         self._trial.set_user_attr(key, value)
 
     def __getattr__(self, name: str) -> Any:
-        raise AttributeError(f"a replica does not reach the study's storage, so it has no {name}")
+        raise AttributeError(f"a replica has no access to the study's storage, so {name} is not available")

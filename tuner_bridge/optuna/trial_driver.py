@@ -87,8 +87,8 @@ class OptunaDriver(StudyDriver):
             self.study.set_user_attr(STUDY_ATTRIBUTE, uuid.uuid4().hex[:8])
             self.study_key = self._within(_study_key(self.study))
             logger.warning(
-                "study %r is a copy: the scheduler has trials of it that its storage does not know; it is a study of "
-                "its own from now on",
+                "study %r is a copy: the scheduler has trials of it that its storage does not have; from now on it "
+                "is a separate study",
                 self.study.study_name,
             )
 
@@ -367,7 +367,7 @@ def _of_study(study: optuna.Study, name: str) -> Any:
         return [direction.name for direction in study.directions]
     if name in ("study_name", "user_attrs", "best_value", "best_params", "metric_names"):
         return getattr(study, name)
-    raise ValueError(f"a replica does not see {name!r} of the study")
+    raise ValueError(f"{name!r} of the study is not available in a replica")
 
 
 def _conclude(summary: Mapping[str, Any]) -> Any:

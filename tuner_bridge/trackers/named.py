@@ -26,7 +26,10 @@ def trackers_named(entries: Sequence[Mapping[str, Any]]) -> list[Tracker]:
 def _made(entry: Mapping[str, Any]) -> Tracker:
     others = entry.keys() - {"name", "classArgs"}
     if others or "name" not in entry:
-        raise InvalidSweep(f"a tracker is {dict(entry)!r}; it has a name, and classArgs for what it is given")
+        raise InvalidSweep(
+            f"a tracker is {dict(entry)!r}; it must have a name, may have classArgs with its arguments, and nothing "
+            "else"
+        )
     make = _KINDS.get(str(entry["name"]))
     if make is None:
         raise InvalidSweep(f"a tracker's name is {entry['name']!r}; choose one of {', '.join(_KINDS)}")
@@ -35,4 +38,4 @@ def _made(entry: Mapping[str, Any]) -> Tracker:
         return make(**arguments)
     except TypeError as error:
         said = str(error).rpartition("__init__() ")[2]
-        raise InvalidSweep(f"the tracker {entry['name']} cannot be made of {arguments!r}: {said}") from error
+        raise InvalidSweep(f"the tracker {entry['name']} cannot be created with {arguments!r}: {said}") from error

@@ -267,4 +267,4 @@ def _written(told: dict[str, Any]) -> str:
 def _plain(value: Any) -> Any:
     if isinstance(value, tuple | set | frozenset):
         return list(value)
-    raise TypeError(f"{type(value).__name__} is nothing for a page")
+    raise TypeError(f"a {type(value).__name__} cannot be sent to a page")

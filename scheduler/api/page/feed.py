@@ -109,11 +109,11 @@ class PageFeed:
                 try:
                     change = await asyncio.to_thread(watched.board.look)
                 except StoreUnavailable as error:
-                    logger.warning("pages are not told what happens: %s", error)
+                    logger.warning("pages are not updated: %s", error)
                     continue
                 except Exception:
                     # Pages of others, and the next look, are none the worse.
-                    logger.exception("a look for pages failed")
+                    logger.exception("updating the pages failed")
                     continue
                 if change is not None:
                     _hand_out(watched, change)

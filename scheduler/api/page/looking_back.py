@@ -177,14 +177,14 @@ FEWEST = 8
 def importance_of(ended: Sequence[tuple[Mapping[str, Any], float]], direction: str) -> dict[str, Any]:
     """``{"importance": {name: part of 1}}``, or ``{"why": sentence}`` where there is none."""
     if len(ended) < FEWEST:
-        return {"why": f"{len(ended)} trials have a value; from {FEWEST} on it can be told which parameters mattered"}
+        return {"why": f"parameter importance needs {FEWEST} trials with a value; there are {len(ended)}"}
     found = entry_points(group=GROUP)
     if not found:
-        return {"why": "Optuna, which works it out, is not installed where the scheduler runs"}
+        return {"why": "parameter importance needs Optuna, which is not installed where the scheduler runs"}
     try:
         importance = next(iter(found)).load()(ended, direction)
     except ImportError as error:
-        return {"why": f"Optuna, which works it out, cannot be imported where the scheduler runs: {error}"}
+        return {"why": f"parameter importance needs Optuna, which cannot be imported where the scheduler runs: {error}"}
     except ValueError as error:
-        return {"why": f"it cannot be told: {error}"}
+        return {"why": f"parameter importance cannot be computed: {error}"}
     return {"importance": importance}

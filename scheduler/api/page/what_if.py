@@ -42,7 +42,8 @@ def what_if_routes(service: Service) -> APIRouter:
         if not (folder / DATABASE).is_file():
             raise HTTPException(
                 409,
-                f"what is recorded does not lie in a file of {folder}; `elastune simulate --recorded` takes a folder",
+                f"{folder} has no {DATABASE}: this scheduler keeps its trials elsewhere (--database, or a "
+                "Kubernetes cluster), and only the file of a state folder can be simulated",
             )
         with one_at_a_time:
             if found["state"] == "running":
@@ -58,7 +59,7 @@ def what_if_routes(service: Service) -> APIRouter:
         try:
             found.update(simulate(folder, nodes, slots))
         except (OSError, ValueError, KeyError, subprocess.TimeoutExpired) as error:
-            found.update(state="failed", error=f"the simulation did not end well: {error}")
+            found.update(state="failed", error=f"the simulation failed: {error}")
 
     return routes
 
@@ -80,7 +81,7 @@ def simulate(folder: Path, nodes: int, slots: int) -> dict[str, Any]:
         )
         if done.returncode != 0:
             words = done.stderr.strip().splitlines()
-            return {"state": "failed", "error": words[-1] if words else "the simulation ended without a word"}
+            return {"state": "failed", "error": words[-1] if words else "the simulation failed without a message"}
         ran = next((line for line in done.stdout.splitlines() if line.startswith("as it ran")), "")
         return {"state": "done", "ran": ran, "policies": [_row(each) for each in json.loads(results.read_text())]}
 

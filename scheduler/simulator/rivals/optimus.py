@@ -44,7 +44,7 @@ class OptimusPolicy:
         for view in sorted(eligible, key=lambda view: counts[view.trial_id]):
             if counts[view.trial_id] and view.trial_id not in placements:
                 placements[view.trial_id] = emptiest_first(free, counts[view.trial_id])
-        return grants_for(snapshot, placements, code="remaining_time", why="so remaining times become shortest")
+        return grants_for(snapshot, placements, code="remaining_time", why="this shortens the remaining times most")
 
 
 def _remaining_seconds(view: TrialView, node_slots: int, total: int) -> np.ndarray:

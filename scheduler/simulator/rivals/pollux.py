@@ -34,4 +34,4 @@ class PolluxPolicy:
         chosen = counts[choose_counts(counts, values, snapshot.total_slots)]
         wanted = {view.trial_id: int(count) for view, count in zip(eligible, chosen, strict=True)}
         placed = packed(wanted, snapshot.nodes, held_by(eligible))
-        return grants_for(snapshot, placed, code="power_mean", why="the harmonic mean of all speed-ups is best so")
+        return grants_for(snapshot, placed, code="power_mean", why="this maximizes the harmonic mean of all speed-ups")

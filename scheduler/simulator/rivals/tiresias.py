@@ -39,4 +39,4 @@ class TiresiasPolicy:
         for view in order:
             if view.trial_id in served and view.trial_id not in placements:
                 placements[view.trial_id] = emptiest_first(free, view.min_slots)
-        return grants_for(snapshot, placements, code="least_served", why="it is its queue's turn")
+        return grants_for(snapshot, placements, code="least_served", why="its queue is served now")

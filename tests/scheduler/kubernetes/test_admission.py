@@ -55,7 +55,10 @@ def test_what_makes_sense_is_let_in() -> None:
             "spec.template: its pod template requests 2 of nvidia.com/gpu for a replica, but a slot has 1",
         ),
         ({"spec": {"template": two_gpus("initContainers")}, "kind": "Study"}, "requests 2 of nvidia.com/gpu"),
-        ({"spec": {"command": ["x"], "template": {"spec": {"containers": "x"}}}}, "spec.template is no pod template"),
+        (
+            {"spec": {"command": ["x"], "template": {"spec": {"containers": "x"}}}},
+            "spec.template is not a valid pod template",
+        ),
         (
             {"spec": {"command": ["x"], "template": SNEAKS}},
             "spec.template: its pod template names the volume 'elastune-",

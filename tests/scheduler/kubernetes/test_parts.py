@@ -157,7 +157,7 @@ def test_nodes_are_asked_for_while_trials_wait_and_not_afterwards() -> None:
 
 def test_without_placeholders_no_node_is_asked_for_and_wrong_ones_are_named() -> None:
     assert autoscaler_from(ClusterSettings()) is None
-    with pytest.raises(InvalidClusterSettings, match=r"placeholders\.nodes is not known"):
+    with pytest.raises(InvalidClusterSettings, match=r"placeholders\.nodes is not a setting"):
         autoscaler_from(ClusterSettings(placeholders={"nodes": 3}))
     with pytest.raises(InvalidClusterSettings, match=r"placeholders\.mostNodes is 'many'"):
         autoscaler_from(ClusterSettings(placeholders={"mostNodes": "many"}))

@@ -54,8 +54,8 @@ def test_what_is_no_option_for_containers_is_refused() -> None:
         "--container-mounts=/my data:/data",
     )
     for text, words in (
-        ("img.sqsh", "its words are srun's options"),
-        ("--container-image='a", "does not read as options"),
+        ("img.sqsh", "it takes only srun's options"),
+        ("--container-image='a", "cannot be parsed as options"),
     ):
         with pytest.raises(SchedulerError, match=words):
             container_options(text)

@@ -181,7 +181,7 @@ def test_an_agent_whose_job_is_gone_from_the_queue_is_gone(rig: Rig) -> None:
         rig.look(NOTHING, 3.0)
     assert rig.roster.agents() == []
     state = rig.roster.state_of("r")
-    assert str(getattr(state, "why", "")).startswith("job 1 on n1 is gone: it is not in the queue any more")
+    assert str(getattr(state, "why", "")).startswith("job 1 on n1 is gone: it is no longer in the queue")
 
 
 def test_a_job_that_ends_before_its_agent_calls_makes_the_pool_rest_and_say_why(rig: Rig) -> None:
@@ -199,7 +199,7 @@ def test_a_job_that_ends_before_its_agent_calls_makes_the_pool_rest_and_say_why(
     (queued,) = rig.pool.queued()
     last = len(rig.queue.submitted)
     said = "/bin/bash: /opt/env/bin/python: No such file or directory"
-    assert queued.trouble == f"job {last} was over before its agent could call: {said}"
+    assert queued.trouble == f"job {last} ended before its agent contacted the scheduler: {said}"
     assert (rig.folder / log_name("12_3")).name == "12.3.log"
     rig.queue.submitted.clear()
     rig.call("7", ["r"])
@@ -264,7 +264,7 @@ def test_a_job_that_runs_without_an_agent_that_calls_is_taken_back(rig: Rig) -> 
     for _ in range(100):
         rig.look(demand, pool_module.AGENT_SECONDS / 50.0)
     assert "1" not in rig.queue.present
-    assert "ran for 300 s without an agent that calls" in rig.pool.trouble
+    assert "ran for 300 s, but its agent did not contact the scheduler" in rig.pool.trouble
 
 
 def test_a_job_that_ends_or_is_held_up_is_no_slot_and_its_agent_may_finish(rig: Rig) -> None:
@@ -341,7 +341,7 @@ def test_slot_hours_end_the_pool_and_outlast_the_scheduler(tmp_path: Path) -> No
         again.call("1", ["r"])
         again.look(held, 60.0)
     assert again.roster.orders("agent-1").end
-    assert again.pool.limited_by == "its 1 slot hours are used"
+    assert again.pool.limited_by == "its 1 slot hours are used up"
 
 
 def test_no_more_slots_are_asked_for_within_an_hour_than_the_user_allows(tmp_path: Path) -> None:
@@ -470,20 +470,20 @@ def test_time_limits_are_read_as_sbatch_reads_them(text: str | None, seconds: fl
 @pytest.mark.parametrize(
     ("line", "words"),
     [
-        ("-p gpu", "its words are sbatch's long options"),
+        ("-p gpu", "it takes sbatch's long options"),
         ("partition='gpu", "No closing quotation"),
-        ("slots=many", "slots=many; it must be LEAST:MOST"),
-        ("slots=9:4", "slots=9:4; it must be LEAST:MOST"),
+        ("slots=many", "slots=many; it must be MIN:MAX"),
+        ("slots=9:4", "slots=9:4; it must be MIN:MAX"),
         ("hours=ten", "hours=ten; it must be a number"),
-        ("array=0-9", "leave it out, jobs are submitted as there is use for them"),
-        ("nodes=4", "leave it out, each job is on one node"),
-        ("time=2", "jobs would do nothing. Make it longer, or warn=120 shorter"),
-        ("wait", "leave it out, the scheduler waits for its jobs itself"),
+        ("array=0-9", "leave it out; the scheduler submits jobs when trials can use them"),
+        ("nodes=4", "leave it out; each job runs on one node"),
+        ("time=2", "jobs would do no work. Raise time, or lower warn=120"),
+        ("wait", "leave it out; the scheduler waits for its jobs itself"),
     ],
 )
 def test_a_line_that_means_nothing_is_refused_with_what_to_write(line: str, words: str) -> None:
     with pytest.raises(SchedulerError) as raised:
         pool_settings(line)
     assert words in str(raised.value)
-    with pytest.raises(SchedulerError, match="ask for more GPUs a job"):
+    with pytest.raises(SchedulerError, match="ask for more GPUs per job"):
         pool_settings("gpus=1", gpus_per_slot=2)

@@ -394,7 +394,7 @@ def test_simulating_what_other_policies_would_have_done(seen: Seen) -> None:
     seen.page.get_by_role("button", name="Simulate from the record").click()
     seen.page.get_by_text("fair_share").wait_for(timeout=120_000)
     assert seen.page.locator("section[aria-labelledby=what-if] tbody tr").count() == 4
-    seen.has("idle that a trial could have used")
+    seen.has("idle although a trial could have used it")
 
 
 # ---------------------------------------------------------------------- what goes wrong

@@ -58,13 +58,15 @@ def test_an_interface_that_is_not_there_is_named_with_those_that_are(tmp_path: P
 def test_nodes_without_the_environment_say_what_they_lack(tmp_path: Path) -> None:
     with allocation() as job:
         said = fails(tmp_path, "--prologue", "cd /no/such/env || exit 3", environ=job)
-    assert "no agent came up on the nodes of job" in said and "/no/such/env" in said
+    assert "no agent started on the nodes of job" in said and "/no/such/env" in said
 
 
 def test_jobs_whose_nodes_lack_the_environment_make_trials_wait_with_the_reason(tmp_path: Path) -> None:
     with up(tmp_path, "--slurm", "partition=main gpus=1", "--prologue", "source /no/such/env/activate") as scheduler:
         trial = scheduler.submit("1:1", 1)
-        until(lambda: "over before its agent could call" in scheduler.why(trial), 60.0, scheduler.why(trial))
+        until(
+            lambda: "ended before its agent contacted the scheduler" in scheduler.why(trial), 60.0, scheduler.why(trial)
+        )
         assert len(jobs()) <= 1
 
 
@@ -75,4 +77,4 @@ def test_the_doctor_knows_slurm() -> None:
     with allocation() as job:
         environ = {**os.environ, **job}
         inside = subprocess.run(words, capture_output=True, text=True, check=False, env=environ).stdout
-    assert f"Slurm: job {job['SLURM_JOB_ID']}: 2 nodes, all of which are used" in inside
+    assert f"Slurm: job {job['SLURM_JOB_ID']}: 2 nodes, `up` uses all of them" in inside
