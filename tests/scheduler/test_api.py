@@ -40,7 +40,7 @@ def test_a_submission_is_checked_and_repeatable(site: Site) -> None:
     first = site.submit()
     assert site.submit()["trial_id"] == first["trial_id"]
     for changes, words in (
-        ({"min_replicas": 3, "max_replicas": 3}, "min_replicas is 3 but the cluster has 2 slots"),
+        ({"min_replicas": 3, "max_replicas": 3}, "min_replicas is 3, which needs 3 slots, but the cluster has 2"),
         ({"min_replicas": 2, "max_replicas": 1}, "must not exceed max_replicas"),
         ({"entrypoint": "rm -rf"}, "package.module:function"),
         ({"unknown": 1}, "not a valid trial"),
@@ -119,7 +119,7 @@ def test_what_is_asked_for_a_study_can_be_changed_and_is_checked(site: Site) -> 
     assert site.call("GET", "/studies").json()[0] == {"name": "s", "title": "", "driver": "one", **changed}
     for body, words in (
         ({"weight": -1.0}, "weight is -1.0; it must be from 1e-06"),
-        ({"glory": 1}, "a study has no 'glory'; it has budget_slot_hours, deadline_at"),
+        ({"glory": 1}, "a study has no setting 'glory'; it has budget_slot_hours, deadline_at"),
         ({"yields_to": ["other"]}, "in a circle"),
         ({"weight": "much"}, "must be"),
     ):
@@ -136,7 +136,7 @@ def test_a_study_that_yields_to_nobody_is_warned_of(site: Site) -> None:
     site.call("PUT", "/studies/net-7", {"owner": "o", "title": "net"})
     assert site.call("PUT", "/studies/resnet-1", asked).json()["warnings"] == []
     [warning] = site.call("PATCH", "/studies/resnet-1", {"yields_to": ["net", "nett"]}).json()["warnings"]
-    assert "'nett'" in warning and "there are: net." in warning
+    assert "'nett'" in warning and "there are: net)" in warning
     assert site.call("PUT", "/studies/x", {"owner": "o", "title": "a\nb"}).status_code == 422
 
 

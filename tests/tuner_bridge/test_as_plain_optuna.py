@@ -207,7 +207,7 @@ def test_a_folder_that_cannot_be_made_is_told_with_the_way_out(tmp_path: Path, m
     ("command", "space", "words"),
     [
         ("true {lr.real}", {"lr": FloatDistribution(0.0, 1.0)}, r"has \{lr.real\}; write a parameter's name alone"),
-        ("true {lr:d}", {"lr": FloatDistribution(0.0, 1.0)}, "cannot be written"),
+        ("true {lr:d}", {"lr": FloatDistribution(0.0, 1.0)}, "cannot be formatted"),
         ("true {0}", {"lr": FloatDistribution(0.0, 1.0)}, r"has \{0\}; write a parameter's name alone"),
     ],
 )

@@ -96,7 +96,7 @@ class ElastuneConfig(TrainingServiceConfig):  # type: ignore[misc]  # NNI has no
             trackers_named(self.trackers or ())
         except (InvalidTrialSpec, InvalidStudyTerms, InvalidSweep) as error:
             raise ValueError(f"trainingService: {error}") from error
-        own_slots = {
+        own_slots: dict[str, float | None] = {
             "slots": self.slots,
             "slotsPerGpu": self.slots_per_gpu,
             "gpusPerSlot": self.gpus_per_slot,

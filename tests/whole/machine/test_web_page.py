@@ -331,7 +331,7 @@ def test_every_view_follows_a_sweep_that_runs_and_acts_on_it(seen: Seen, over: S
         seen.page.get_by_label("State").select_option("live")
         seen.page.locator(".state.running").first.wait_for(timeout=60_000)
         seen.open("cluster")
-        seen.has("there")
+        seen.has("connected")
         with over.client() as client:
             running = until(lambda: client.trials(state="running"), "a trial to run")[0]
             seen.open(f"trial/{running.id}")

@@ -57,7 +57,7 @@ export function Actions({ trials, onDone }: { trials: Trial[]; onDone?: () => vo
       <button
         type="button"
         disabled={busy || !resumable.length}
-        onClick={() => void run("let go on", resumable, (trial) => post(`/trials/${part(trial.id)}/resume`))}
+        onClick={() => void run("resumed", resumable, (trial) => post(`/trials/${part(trial.id)}/resume`))}
       >
         Resume
       </button>
@@ -110,7 +110,7 @@ function Clone({ trial, onClose }: { trial: Trial; onClose: (words: string) => v
     <dialog open class="dialog" aria-label={`Run trial ${store.label(trial)} again`} onKeyDown={(event) => event.key === "Escape" && onClose("")}>
       <form ref={form} onSubmit={send}>
         <h2>Run {store.label(trial)} again, with changes</h2>
-        {parameters.length === 0 && <p class="dim">It has no parameters that are known here.</p>}
+        {parameters.length === 0 && <p class="dim">The scheduler knows no parameters of this trial.</p>}
         {parameters.map(([name, before], index) => (
           <label key={name} class="field">
             <span>{name}</span>

@@ -182,7 +182,7 @@ export function Parallel({ trials, direction, top }: { trials: Trial[]; directio
           ? `trial ${store.label(near)}: ${number(scoreOf(near))}, ${Object.entries(near.parameters ?? {})
               .map(([name, found]) => `${name} ${typeof found === "number" ? number(found) : String(found)}`)
               .join(", ")}`
-          : `in colour the best ${good.size} of ${scored.length}, the warmer the better; point at a line to read it`}
+          : `the best ${good.size} of ${scored.length} are in colour, warmer is better; point at a line to read it`}
       </p>
     </div>
   );

@@ -177,7 +177,7 @@ function StudyRow({ study }: { study: Study }) {
         if (found !== study[name]) body[name] = found;
       }
       const until = changes.deadline_at ? Date.parse(changes.deadline_at) / 1000 : null;
-      if (until !== null && Number.isNaN(until)) throw new Refused(0, "the deadline must be a day and a time of day");
+      if (until !== null && Number.isNaN(until)) throw new Refused(0, "the deadline must be a date and a time");
       if (until !== study.deadline_at && Math.abs((until ?? 0) - (study.deadline_at ?? 0)) >= 60) body.deadline_at = until;
       if (changes.goal !== study.goal) body.goal = changes.goal;
       const answer = await patch<{ warnings: string[] }>(`/studies/${part(study.name)}`, body);
@@ -192,7 +192,7 @@ function StudyRow({ study }: { study: Study }) {
       <tr>
         <td title={study.name}>{study.title}</td>
         <td>{study.user || "–"}</td>
-        <td>{study.driven ? "there" : "gone"}</td>
+        <td>{study.driven ? "connected" : "gone"}</td>
         <td>
           {ended} of {trials.length} over
         </td>
@@ -225,7 +225,7 @@ function StudyRow({ study }: { study: Study }) {
                   Save
                 </button>{" "}
                 <button type="button" onClick={() => setChanges(null)}>
-                  Leave
+                  Cancel
                 </button>
               </>
             ))}
@@ -365,7 +365,7 @@ function Policies() {
         <h2 id="what-if">What other policies would have done</h2>
         {store.access === "owner" && (
           <button type="button" disabled={found?.state === "running"} onClick={() => void start()}>
-            {found?.state === "running" ? "Simulating what is recorded…" : "Simulate from the record"}
+            {found?.state === "running" ? "Simulating the recorded trials…" : "Simulate from the record"}
           </button>
         )}
         {found && found.state !== "none" && <State state={found.state} />}
@@ -377,9 +377,9 @@ function Policies() {
           <thead>
             <tr>
               <th scope="col">policy</th>
-              <th scope="col">all trials over after</th>
-              <th scope="col">mean time of a trial</th>
-              <th scope="col">changes of size a trial</th>
+              <th scope="col">makespan</th>
+              <th scope="col">mean completion time</th>
+              <th scope="col">rescales per trial</th>
               <th scope="col">slot hours</th>
             </tr>
           </thead>

@@ -160,7 +160,7 @@ function Slices({ study, trials }: { study: Study; trials: Trial[] }) {
       ] as [number[], (number | null)[], (number | null)[]],
     };
   }, [mark, shown, log]);
-  if (!shown) return <p class="empty">No parameters are known of {study.title}.</p>;
+  if (!shown) return <p class="empty">The scheduler knows no parameters of {study.title}.</p>;
   return (
     <div>
       <label>
@@ -181,7 +181,7 @@ function Slices({ study, trials }: { study: Study; trials: Trial[] }) {
           { label: "pruned", color: ink("--dim"), points: true },
         ]}
       />
-      <p class="dim hint">{number(scored.length, 7)} trials; grey those that were pruned</p>
+      <p class="dim hint">{number(scored.length, 7)} trials; grey: pruned</p>
     </div>
   );
 }

@@ -102,7 +102,7 @@ function Training({ trials }: { trials: Trial[] }) {
   const ordered = [...trials].sort((a, b) => (b.promise ?? 0) - (a.promise ?? 0) || a.submitted - b.submitted);
   return (
     <section aria-labelledby="training">
-      <h2 id="training">Who trains, the most promising first</h2>
+      <h2 id="training">Running trials, most promising first</h2>
       {ordered.length === 0 && <p class="empty">Nobody.</p>}
       <ul class="list training">
         {ordered.slice(0, 60).map((trial) => (
@@ -113,7 +113,7 @@ function Training({ trials }: { trials: Trial[] }) {
             <span class="num" title="latest value">
               {number(scoreOf(trial))}
             </span>
-            <span class="num dim" title="part of its length that is done">
+            <span class="num dim" title="share of its training that is done">
               {percent(trial.done)}
             </span>
             <span class="why" title={trial.why}>

@@ -166,7 +166,7 @@ function Charts({ story, id }: { story: TrialStory; id: string }) {
             <option>progress</option>
           </select>
         </label>
-        <span class="dim">dashed lines: changes of size</span>
+        <span class="dim">dashed lines: rescales</span>
       </div>
       <div class="charts">
         {reported[0].length > 0 ? (
@@ -190,7 +190,7 @@ function Charts({ story, id }: { story: TrialStory; id: string }) {
           <Measured key={title} title={title} color={color} at={at} values={story.measurements.map(read)} marks={marks} />
         ))}
       </div>
-      {at.length === 0 && <p class="dim">Nothing was measured: it does not train with the adaptive core, or has not begun.</p>}
+      {at.length === 0 && <p class="dim">Nothing was measured: the trial does not train with dist_core, or has not started.</p>}
     </>
   );
 }

@@ -13,7 +13,7 @@ const MOST = 1000;
 const KEPT = 5000;
 const KINDS: [string, string, (entry: Entry) => boolean][] = [
   ["", "everything", () => true],
-  ["sizes", "changes of size", (entry) => entry.what.endsWith("replicas") || entry.what.endsWith("replica")],
+  ["sizes", "rescales", (entry) => entry.what.endsWith("replicas") || entry.what.endsWith("replica")],
   ["waits", "waiting", (entry) => entry.what === "waits" || entry.what === "paused"],
   ["ends", "ends", (entry) => ["succeeded", "pruned", "failed", "cancelled"].includes(entry.what)],
   ["warnings", "warnings and losses", (entry) => entry.what === "warning" || entry.code.includes("lost")],
@@ -106,13 +106,13 @@ function Waiting({ study }: { study: string }) {
 
 /** What a reason's code says, for a legend: sentences differ in their numbers. */
 const REASONS: Record<string, string> = {
-  submitted: "to be looked at",
+  submitted: "the next decision",
   held: "its study's share, or others that come first",
   no_free_slot: "a free slot",
   no_free_block: "free slots on one node",
-  preparing: "what its code imports",
-  paused: "somebody to let it go on",
-  gives_way: "more promising ones",
+  preparing: "its imports",
+  paused: "being resumed",
+  gives_way: "more promising trials",
   lost: "a restart after a loss",
   launch_failed: "a replica that could not be started",
 };
