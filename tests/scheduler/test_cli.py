@@ -167,7 +167,7 @@ def test_a_job_is_submitted_paused_cloned_exported_and_forgotten(
     with open(tmp_path / "x.csv") as file:
         rows = list(csv.DictReader(file))
     assert [row["param_lr"] for row in rows] == ["0.25", "0.4", "0.5", "0.25"]
-    assert "in" in run("export", "--parquet", str(tmp_path / "x.parquet"), *where).stdout
+    assert "trials were written to" in run("export", "--parquet", str(tmp_path / "x.parquet"), *where).stdout
     assert "name one with --csv or --parquet" in run("export", *where).stderr
     assert "no trial ended more than 3d ago" in run("rm", "--older-than", "3d", *where).stdout
     assert "must be a number with" in run("rm", "--older-than", "soon", *where).stderr

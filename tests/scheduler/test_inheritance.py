@@ -161,8 +161,8 @@ def test_a_child_waits_for_a_parent_that_has_not_trained_yet(bench: Bench) -> No
 
 def test_a_fork_begins_where_its_trial_stands_with_what_is_changed(tmp_path: Path) -> None:
     site = Site(tmp_path)
-    job = {"study": "jobs", "driven": False, "payload": {"command": ["train", "--lr", "0.1"]}}
-    trial_id = site.submit(**job)["trial_id"]
+    payload = {"command": ["train", "--lr", "0.1"]}
+    trial_id = site.submit(study="jobs", driven=False, payload=payload)["trial_id"]
     made = site.call("POST", f"/trials/{trial_id}/clone", {"parameters": {"lr": 0.2}, "forks": True}).json()
     spec = site.store.trial(made["trial_id"]).spec
     assert (spec.parent, spec.payload["command"]) == (trial_id, ["train", "--lr", "0.2"])
