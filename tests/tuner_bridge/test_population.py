@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import random
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import optuna
 import pytest
@@ -17,6 +20,8 @@ from tests.support.objectives import descends
 from tuner_bridge import Population, enqueue_from, optimize
 from tuner_bridge.errors import InvalidSweep
 from tuner_bridge.optuna.population import MEMBER, PARENT, Member, Standings
+from tuner_bridge.optuna.population_sweep import PopulationSweep
+from tuner_bridge.optuna.trial_driver import Follow, OptunaDriver
 
 SPACES: dict[str, BaseDistribution] = {
     "lr": FloatDistribution(1e-4, 1.0, log=True),
@@ -88,6 +93,112 @@ def test_members_that_are_ahead_wait_for_the_others() -> None:
     assert [standings.to_hold(each) for each in members] == [True, False, False]
     members[1].is_over = members[2].is_over = True
     assert not standings.to_hold(members[0])
+
+
+# ---------------------------------------------------------------------- sweeps on a driver that trains in its threads
+
+
+class Trains:
+    """A driver whose trials have the loss ``1 / (rate * epochs)``, and go on from the epoch of their parents."""
+
+    study_key = "s"
+    template = SimpleNamespace(min_slots=1)
+
+    def __init__(self, study: optuna.Study, *, epochs: int = 12, slots: int = 2, fails: float = -1.0) -> None:
+        self.study = study
+        self.slots = slots
+        self.client = self
+        self.requests: list[str] = []
+        self.interrupted = False
+        self._epochs, self._fails = epochs, fails
+        self._came_to: dict[str, int] = {}
+        self._parents: dict[int, str] = {}
+
+    def request(self, method: str, path: str, body: Any) -> None:
+        self.requests.append(path)
+
+    def cancel(self, trial_id: str, why: str) -> None:
+        self.requests.append(f"cancel {trial_id}")
+
+    def interrupt(self) -> None:
+        self.interrupted = True
+
+    def begins_with(self, number: int, parent_id: str) -> None:
+        self._parents[number] = parent_id
+
+    def run(self, trial: optuna.Trial, *, follow: Follow, submitted: Callable[[str], None]) -> float:
+        rate, name = trial.suggest_float("lr", 0.1, 10.0), f"t{trial.number}"
+        first = self._came_to[self._parents[trial.number]] + 1 if trial.number in self._parents else 0
+        submitted(name)
+        loss, present = 0.0, trial
+        for epoch in range(first, self._epochs):
+            time.sleep(0.002)
+            if rate == self._fails and epoch == 5:
+                raise ZeroDivisionError
+            loss = 1.0 / (rate * (epoch + 1))
+            self._came_to[name] = epoch
+            present.report(loss, epoch)
+            following = follow(present, epoch, loss, epoch == self._epochs - 1)
+            if following is None:
+                raise optuna.TrialPruned
+            present = following
+        return loss
+
+
+def population_of(
+    rates: Sequence[float], every: int = 3, **options: Any
+) -> tuple[optuna.Study, Trains, Callable[..., None]]:
+    study = optuna.create_study()
+    for rate in rates:
+        study.enqueue_trial({"lr": rate})
+    driver = Trains(study, **options)
+    population = Population(size=len(rates), every=every, seed=0)
+
+    def run(**given: Any) -> None:
+        PopulationSweep(cast("OptunaDriver", driver), population, **given).run()
+
+    return study, driver, run
+
+
+def test_each_line_of_descent_has_each_epoch_once() -> None:
+    study, driver, run = population_of([0.1, 0.2, 5.0, 9.0])
+    run()
+    trials = {trial.number: trial for trial in study.trials}
+    last = [trial for trial in trials.values() if 11 in trial.intermediate_values]
+    assert all(lineage(trials, trial) == list(range(12)) for trial in last) and last
+    assert any(words.startswith("cancel") for words in driver.requests), "somebody was replaced"
+    paused = [words for words in driver.requests if words.endswith("/pause")]
+    assert paused, "members that are ahead wait where slots are too few"
+    resumed = {words.removesuffix("/resume") for words in driver.requests if words.endswith("/resume")}
+    assert resumed <= {words.removesuffix("/pause") for words in paused}
+
+
+@pytest.mark.parametrize("by_time", [True, False])
+def test_a_sweep_that_is_told_to_stop_ends_its_members_at_their_next_stretch(by_time: bool) -> None:
+    study, _, run = population_of([0.1, 0.2, 5.0, 9.0], slots=4, epochs=10_000)
+    if by_time:
+        run(timeout=0.05)
+    else:
+        run(callbacks=[lambda study, trial: study.stop() if trial.number > 4 else None])
+    assert {trial.state for trial in study.trials} == {TrialState.COMPLETE}
+    assert max(max(trial.intermediate_values) for trial in study.trials) < 1000
+
+
+def test_a_member_that_fails_ends_alone_where_its_error_is_caught_and_the_sweep_where_not() -> None:
+    study, driver, run = population_of([0.1, 7.0, 5.0, 9.0], slots=4, fails=7.0)
+    run(catch=(ZeroDivisionError,))
+    assert not driver.interrupted
+    assert [trial.state for trial in study.trials].count(TrialState.FAIL) == 1
+    study, driver, run = population_of([0.1, 7.0, 5.0, 9.0], slots=4, fails=7.0)
+    with pytest.raises(ZeroDivisionError):
+        run()
+    assert driver.interrupted
+
+
+def test_an_every_that_no_report_reaches_is_named() -> None:
+    _, _, run = population_of([0.1, 0.2], every=20)
+    with pytest.raises(InvalidSweep, match=r"every is 20, but no trial reported a step that ends a stretch \(19, 39"):
+        run()
 
 
 # ---------------------------------------------------------------------- sweeps

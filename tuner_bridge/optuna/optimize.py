@@ -214,7 +214,7 @@ def optimize(
             if driver.spent:
                 _say_that_it_is_spent(study, driver)
                 return
-            _say_how_to_resume(study, driver)
+            _say_how_to_resume(study, driver, resumes=population is None)
             interrupt = KeyboardInterrupt()
             interrupt.add_note(INTERRUPTED)
             raise interrupt from None
@@ -459,7 +459,11 @@ def _say_that_it_is_spent(study: optuna.Study, driver: OptunaDriver) -> None:
     )
 
 
-def _say_how_to_resume(study: optuna.Study, driver: OptunaDriver) -> None:
+def _say_how_to_resume(study: optuna.Study, driver: OptunaDriver, *, resumes: bool) -> None:
+    if not resumes:
+        driver.cancel_all("the sweep was interrupted, and a population cannot be resumed")
+        print("elastune: interrupted; running trials were ended (a population cannot be resumed)", file=sys.stderr)
+        return
     if isinstance(study._storage, optuna.storages.InMemoryStorage):
         driver.cancel_all("the sweep was interrupted, and its study was in memory")
         print("elastune: interrupted; running trials were ended (the study was in memory)", file=sys.stderr)

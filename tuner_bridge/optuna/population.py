@@ -147,6 +147,8 @@ class Member:
     """Latest value at the end of a stretch, larger is better."""
     successor: optuna.Trial | None = None
     """Stretch that takes its place, with another member's state."""
+    is_to_end: bool = False
+    """Its last stretch has been told, and nothing takes its place: the sweep ends."""
     is_held: bool = False
     """Paused until the others have come as far."""
     has_trained_all: bool = False

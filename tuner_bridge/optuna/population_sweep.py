@@ -19,6 +19,7 @@ from tuner_bridge.errors import InvalidSweep, SweepInterrupted
 from tuner_bridge.optuna.population import MEMBER, PARENT, Member, Population, Standings, begin_stretch
 from tuner_bridge.optuna.trial_driver import TRIAL_ATTRIBUTE, OptunaDriver
 
+LOOK_SECONDS = 0.5
 WAITS = "waits until the other members of its population have trained as long"
 
 
@@ -60,9 +61,11 @@ class PopulationSweep:
         for thread in threads:
             thread.start()
         for thread in threads:
-            # With a limit, so that Ctrl-C is heard.
+            # With a limit, so that Ctrl-C is heard, and so that a pause which the scheduler missed is asked for again.
             while thread.is_alive():
-                thread.join(0.2)
+                thread.join(LOOK_SECONDS)
+                with self._standings.lock:
+                    self._share_slots()
         if self._error is not None:
             raise self._error
         if not any(member.stretches for member in self._standings.members):
@@ -104,8 +107,10 @@ class PopulationSweep:
             if member.successor is not None:
                 member.trial, member.successor = member.successor, None
                 return True
-            self._tell(member.trial, None, TrialState.PRUNED)
+            if not member.is_to_end:
+                self._tell(member.trial, None, TrialState.PRUNED)
         except SweepInterrupted:
+            self._tell(member.trial, None, TrialState.FAIL)
             raise
         except NothingLeftToTrain:
             # The winner came to its end while its state was on its way.
@@ -132,6 +137,7 @@ class PopulationSweep:
                 return trial
             self._tell(trial, value)
             if self._is_over:
+                member.is_to_end = True
                 self._driver.cancel(member.trial_id, "the sweep's time is over, or it was told to stop")
                 return None
             winner = self._population.winner_for(member.index, self._standings.scores, self._rng)

@@ -76,6 +76,12 @@ def test_a_script_alone_goes_on_where_it_was_killed_on_two_processes(tmp_path: P
     assert best(text) > 0.85
 
 
+def test_a_population_goes_on_from_its_best(tmp_path: Path) -> None:
+    text = said(tmp_path, "population.py", "--size", "4")
+    assert best(text) > 0.85
+    assert len(re.findall(r"trial +\d+, member \d, epochs", text)) == 4
+
+
 def test_two_studies_share_a_scheduler(tmp_path: Path) -> None:
     text = said(tmp_path, "two_studies.py", TRIALS="2")
     assert re.search(r"hurried: best: accuracy 0\.[89]", text) and re.search(r"patient: best: accuracy 0\.[89]", text)
