@@ -130,7 +130,8 @@ class GoodputPolicy:
             return Reason(code="goodput_gain", sentence=f"{slots(after - before)} more; {story}")
         if not starts and table.speed(row, after) >= table.speed(row, before):
             return Reason(
-                code="too_large", sentence=f"{slots(before)} run slower than predicted; back to {slots(after)}; {story}"
+                code="slower_than_predicted",
+                sentence=f"{slots(before)} run slower than predicted; back to {slots(after)}; {story}",
             )
         cause = "makes room for a waiting trial" if starts else f"other trials gain more from {slots(before - after)}"
         return Reason(code="gives_way", sentence=f"{cause}; {story}")
