@@ -134,6 +134,7 @@ GALLERY: Mapping[str, Callable[[Path], Drawn]] = {
     "deadline": sweep("deadline.py"),
     "kubernetes": sweep("kubernetes/sweep.py"),
     "power_cut": sweep("power_cut.py"),
+    "population": sweep("population.py"),
     "two_studies": two_studies,
     "nni_experiment": nni_experiment,
     "without_a_tuner": without_a_tuner,
@@ -177,7 +178,12 @@ def _of_trials(state: Path) -> Drawn:
     client = client_of(state, "", also_ended=True)
     timeline: dict[str, Any] = client.connection.request("GET", "/timeline")
     curves = {trial["trial_id"]: client.story(trial["trial_id"])["reports"] for trial in timeline["trials"]}
+    parents = {trial.id: trial.parent for trial in client.trials() if trial.parent}
     opened.close()
+    for child, parent in parents.items():
+        # A line from where it began.
+        before = [point for point in curves[parent] if curves[child] and point[0] < curves[child][0][0]]
+        curves[child] = [*before[-1:], *curves[child]]
     rows, slots = bars(timeline)
     colors = {bar.trial_id: bar.color for bar in slots}
     return Drawn(
