@@ -17,15 +17,22 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+LONGEST_FIRST = ("whole", "tuner_bridge", "dist_core")
+"""Folders of tests that start processes; the others are done in moments."""
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin slow tests with those that may take longest: none of them is left to run alone at the end."""
+    """Begin with those that may take longest, whole sweeps first: none of them is left to run alone at the end."""
 
     def longest(item: pytest.Item) -> float:
         allowed = item.get_closest_marker("timeout")
         is_slow = item.get_closest_marker("slow") is not None
         return float(allowed.args[0]) if is_slow and allowed is not None and allowed.args else 0.0
 
-    items.sort(key=longest, reverse=True)
+    def depth(item: pytest.Item) -> int:
+        return next((index for index, name in enumerate(LONGEST_FIRST) if name in item.path.parts), len(LONGEST_FIRST))
+
+    items.sort(key=lambda item: (-longest(item), depth(item)))
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
