@@ -9,7 +9,7 @@ unexport PYTHONDONTWRITEBYTECODE
 WORKERS ?= 3
 SPREAD := -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 # Slow tests wait most of the time, and have little to share.
-SLOW_WORKERS ?= 3
+SLOW_WORKERS ?= 4
 SLURM_TESTS ?= slurm
 
 .DEFAULT_GOAL := help

@@ -50,6 +50,18 @@ def test_rows_find_their_process(members: int, into: int) -> None:
         assert moments == pytest.approx(WHOLE[at : at + len(parameter)] / 1000)
 
 
+@pytest.mark.parametrize("members", [1, 2])
+def test_a_child_has_its_parents_rows_and_moments_and_a_rate_of_its_own(members: int) -> None:
+    saved = [share_of(member, members)[0].state_dict() for member in range(members)]
+    parent = merged([{"model": state} for state in saved])["model"]
+    parameter = nn.Parameter(torch.zeros(ROWS, 2))
+    optimizer = torch.optim.Adam([parameter], lr=0.004, weight_decay=0.5)
+    DividedState({"w": Held(parameter, 0, (ROWS, 2))}, [optimizer], []).inherit(parent)
+    assert torch.equal(parameter.detach(), torch.cat([state["weights"]["w"]["rows"] for state in saved]))
+    assert optimizer.state[parameter]["exp_avg"] == pytest.approx(WHOLE / 1000)
+    assert (optimizer.param_groups[0]["lr"], optimizer.param_groups[0]["weight_decay"]) == (0.004, 0.5)
+
+
 def test_what_is_missing_or_another_models_is_named() -> None:
     saved = [share_of(member, 2)[0].state_dict() for member in range(2)]
     state, _ = share_of(0, 1)
