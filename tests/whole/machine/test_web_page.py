@@ -138,7 +138,8 @@ class Seen:
         return str(self.page.inner_text("main"))
 
     def has(self, words: str, seconds: float = 20.0) -> None:
-        self.page.get_by_text(words).first.wait_for(timeout=seconds * 1000)
+        # Not an option of a closed list.
+        self.page.get_by_text(words).locator("visible=true").first.wait_for(timeout=seconds * 1000)
 
 
 @pytest.fixture
