@@ -114,18 +114,15 @@ class DividedState:
     def inherit(self, state: dict[str, Any]) -> None:
         """Go on from a parent trial's state with this trial's own hyperparameters, as ``WrappedState.inherit`` does."""
         self._inherits = True
-        parts = [
-            {
-                **part,
-                "optimizers": [
-                    {**theirs, "groups": own_groups(each, theirs["groups"])}
-                    for each, theirs in zip(self._optimizers, part["optimizers"], strict=True)
-                ],
-                "lr_schedulers": own_schedules(self.schedules, part["lr_schedulers"]),
-            }
-            for part in state.get(PARTS) or [state]
+        # The first part says for all of them what is not divided.
+        first, *others = state.get(PARTS) or [state]
+        optimizers = [
+            {**theirs, "groups": own_groups(each, theirs["groups"])}
+            for each, theirs in zip(self._optimizers, first["optimizers"], strict=True)
         ]
-        self.load_state_dict({**state, PARTS: parts})
+        schedules = own_schedules(self.schedules, first["lr_schedulers"])
+        first = {**first, "optimizers": optimizers, "lr_schedulers": schedules}
+        self.load_state_dict({**state, PARTS: [first, *others]})
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Load this part's state, alone or from a checkpoint of all parts. Raises InvalidTraining for another model."""

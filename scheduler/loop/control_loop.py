@@ -92,7 +92,7 @@ class ControlLoop:
     # ------------------------------------------------------------------ running
 
     def start(self) -> None:
-        self._files.forget_old_checkpoints()
+        self._files.settle_ended()
         self.thread.start()
 
     @property

@@ -1,8 +1,9 @@
 """Inheritance: a trial that names a parent begins with the parent's state.
 
-The state is the parent's newest checkpoint, put into the child's own folder before the child's first replica starts: a
-child restores it as any trial restores its own. A parent that trains is asked to save first, between two steps, and
-trains on. Level-triggered: what is asked for is worked out anew at each look, so nothing is lost with a scheduler.
+The state is the parent's newest checkpoint, put into the child's own folder: a child restores it as any trial restores
+its own. A parent that trains is asked to save first, between two steps, and trains on; the child's replicas start then,
+and wait for the state where they see the scheduler's files, else they start when it is there. Level-triggered: what is
+asked for is worked out anew at each look, so nothing is lost with a scheduler.
 """
 
 from __future__ import annotations
@@ -42,9 +43,9 @@ class Inheritance:
 
     def is_settled(self, child: TrialRecord, now: float) -> bool:
         """Tell whether the trial has the state that it begins with. Raises ParentStateMissing if it never will."""
-        parent_id = child.spec.parent
-        if not parent_id or child.published or self._files.newest_checkpoint(child.trial_id):
+        if not self._files.waits_for_state(child):
             return True
+        parent_id = child.spec.parent
         try:
             parent = self._store.trial(parent_id)
         except UnknownTrial:

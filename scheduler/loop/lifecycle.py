@@ -109,9 +109,7 @@ class Lifecycle:
         self._observations.forget(trial.trial_id)
         self._backoff.forget(trial.trial_id)
         self.forget(trial.trial_id)
-        ended_well = event in (TrialEvent.VALUE_RETURNED, TrialEvent.PRUNED_BY_TUNER)
-        if not (trial.spec.keep_state and ended_well):
-            self._files.forget_checkpoints(trial.trial_id)
+        self._files.settle(trial, next_state(trial.state, event))
         self._on_end(trial.trial_id)
 
     def forget(self, trial_id: str) -> None:

@@ -18,7 +18,7 @@ from dist_core.state.states import ENDED
 from trials.agents.archives import newest
 from trials.launch.base import Launcher
 from trials.log_files import last_words, shorten
-from trials.record import ReplicaRecord
+from trials.record import ReplicaRecord, TrialRecord
 from trials.states import TrialState
 from trials.store import TrialStore
 
@@ -84,6 +84,10 @@ class TrialFiles:
         """Return the name of a trial's newest checkpoint; empty where it has none."""
         return newest(self.checkpoint_dir(trial_id)).get("", "")
 
+    def waits_for_state(self, trial: TrialRecord) -> bool:
+        """Tell whether a trial has still to get the state of its parent."""
+        return bool(trial.spec.parent) and not trial.published and not self.newest_checkpoint(trial.trial_id)
+
     def has_state(self, trial_id: str) -> bool:
         folder = self.checkpoint_dir(trial_id)
         return bool(_newest_parts(folder / ENDED) or _newest_parts(folder))
@@ -102,16 +106,20 @@ class TrialFiles:
     def forget_checkpoints(self, trial_id: str) -> None:
         """Forget a trial's checkpoints, once the trials that begin where it stands have theirs."""
         for child in self._store.trials(live_only=True):
-            if child.spec.parent == trial_id and not child.published and not self.newest_checkpoint(child.trial_id):
+            if child.spec.parent == trial_id and self.waits_for_state(child):
                 self.hand_on(trial_id, child.trial_id)
         shutil.rmtree(self.checkpoint_dir(trial_id), ignore_errors=True)
 
-    def forget_old_checkpoints(self) -> None:
-        """Forget checkpoints of trials that ended just before an earlier scheduler did."""
+    def settle(self, trial: TrialRecord, ended_as: TrialState) -> None:
+        """Forget the checkpoints of a trial that has ended, unless its state is to be kept and it ended well."""
+        if not (trial.spec.keep_state and ended_as in (TrialState.SUCCEEDED, TrialState.PRUNED)):
+            self.forget_checkpoints(trial.trial_id)
+
+    def settle_ended(self) -> None:
+        """Settle trials that ended just before an earlier scheduler did."""
         for trial in self._store.trials():
-            ended_well = trial.state in (TrialState.SUCCEEDED, TrialState.PRUNED)
-            if trial.state.is_final and not (trial.spec.keep_state and ended_well):
-                self.forget_checkpoints(trial.trial_id)
+            if trial.state.is_final:
+                self.settle(trial, trial.state)
 
     # ------------------------------------------------------------------ code and prepared data
 
@@ -184,4 +192,7 @@ def _take_over(parts: list[Path], folder: Path, parent_id: str) -> None:
             json.dump(manifest, file)
             file.flush()
             os.fsync(file.fileno())
-        os.rename(arriving, target / f"checkpoint-{1:08d}")
+        first = target / f"checkpoint-{1:08d}"
+        # Of an attempt that was cut short between two parts.
+        shutil.rmtree(first, ignore_errors=True)
+        os.rename(arriving, first)

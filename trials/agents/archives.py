@@ -22,7 +22,9 @@ _BLOCK = tarfile.BLOCKSIZE
 def newest(folder: Path) -> dict[str, str]:
     """Return the newest of a trial's checkpoints by the writer's folder."""
     found: dict[str, str] = {}
-    for manifest in folder.glob("**/checkpoint-*/manifest.json"):
+    # Not recursively: a folder that is being written may vanish while it is looked into.
+    places = ("", "part-*/", "ended/", "ended/part-*/")
+    for manifest in (path for place in places for path in folder.glob(f"{place}checkpoint-*/manifest.json")):
         name = manifest.parent.relative_to(folder).as_posix()
         if NAME.match(name):
             writer = name.rpartition("/")[0]

@@ -232,7 +232,7 @@ def _check_population(study: optuna.Study, n_trials: int | None, n_jobs: int, *,
             "train until they end, or until timeout="
         )
     if resume:
-        raise InvalidSweep("a population cannot be resumed; begin one anew, from trials that were kept (enqueue_from)")
+        raise InvalidSweep("a population cannot be resumed; start a new one")
     if len(study.directions) > 1:
         raise InvalidSweep("a population compares its members by one value; this study has several objectives")
 
