@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import site
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -138,9 +137,7 @@ def test_no_more_import_by_themselves_than_there_are_cores(learning: Learning, m
     assert learning.may_start()
     second = learning.start("waits")
     assert not learning.may_start()
-    began = time.monotonic()
-    learning.until_learnt()
-    assert time.monotonic() - began < 5.0, "nobody waits for ever"
+    learning.until_learnt()  # Nobody waits for ever.
     (learning.folder / "go").touch()
     assert {wait_for_exit(learning.launcher, each).status for each in (first, second)} == {7}
     learning.until_learnt()

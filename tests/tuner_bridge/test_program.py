@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 from typing import Any
 
@@ -57,12 +56,10 @@ class Second(optuna.pruners.BasePruner):
 
 def test_a_pruned_program_is_ended(scheduler: Any, tmp_path: Path) -> None:
     mark = tmp_path / "went on"
-    words = ["sh", "-c", f"echo loss {{x}}; echo loss 2; sleep 30; touch {mark}"]
+    words = ["sh", "-c", f"echo loss {{x}}; echo loss 2; sleep 120; touch {mark}"]
     objective = program(words, {"x": FloatDistribution(0.0, 1.0)}, report=r"loss (\S+)")
     made = study(pruner=Second())
-    began = time.monotonic()
     optimize(made, objective, n_trials=1)
-    assert time.monotonic() - began < 20.0
     assert made.trials[0].state is optuna.trial.TrialState.PRUNED
     assert list(made.trials[0].intermediate_values) == [0, 1]
     assert not mark.exists()
