@@ -99,6 +99,20 @@ class TrialSpec:
     keep_state: bool = described(
         Flag(), "true: the state that the trial ends with is kept, for other trials to begin with.", default=False
     )
+    parent_epoch: int = described(
+        Integer(0, LARGEST_NUMBER),
+        "Epochs after which the trial shares no more with its parent: it begins with the state that the parent had "
+        "then, and anew where that was not kept. 0: with the parent's newest state.",
+        default=0,
+    )
+    keep_after: tuple[int, ...] = described(
+        Integers(1, LARGEST_NUMBER),
+        "Epochs after which the trial's state is kept, for other trials to begin with.",
+        default=(),
+    )
+    more_epochs: int = described(
+        Integer(0, LARGEST_NUMBER), "Epochs to train beyond those that the code asks for.", default=0
+    )
     driven: bool = described(
         Flag(),
         "true: a driver waits for the trial, which pauses without one. false: the trial runs without a driver.",
@@ -111,6 +125,10 @@ class TrialSpec:
         if len(self.replica_sizes) > MOST_SIZES:
             raise InvalidTrialSpec(
                 f"replica_sizes has {len(self.replica_sizes)} sizes; it must have at most {MOST_SIZES}"
+            )
+        if self.parent_epoch and not self.parent:
+            raise InvalidTrialSpec(
+                f"parent_epoch is {self.parent_epoch} but the trial has no parent; name one, or leave it out"
             )
         if self.replica_sizes and self.slots_per_replica not in (1, *self.replica_sizes):
             sizes = ", ".join(map(str, self.replica_sizes))

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from tuner_bridge.optuna.metrics import report_metrics
     from tuner_bridge.optuna.population import Population
     from tuner_bridge.optuna.program import program
+    from tuner_bridge.optuna.stages import stage
     from tuner_bridge.optuna.studies import elastune_studies
 
 __all__ = [
@@ -30,6 +31,7 @@ __all__ = [
     "program",
     "report_metrics",
     "script",
+    "stage",
     "tell",
 ]
 
@@ -45,6 +47,7 @@ _HOME = {
     "program": "tuner_bridge.optuna.program",
     "report_metrics": "tuner_bridge.optuna.metrics",
     "script": "tuner_bridge.in_replica.scripts",
+    "stage": "tuner_bridge.optuna.stages",
     "tell": "tuner_bridge.optuna.current",
 }
 

@@ -74,6 +74,10 @@ class ReplicaEnvironment:
     """Trial whose state this one begins with; empty: none's."""
     keeps_state: bool = False
     """Keep the state that the trial ends with, for others to begin with."""
+    keeps_after: tuple[int, ...] = ()
+    """Keep the states that it has after so many epochs too."""
+    more_epochs: int = 0
+    """Epochs to train beyond those that the code asks for."""
     attempts: int | None = None
     """Times that its command came too late to join; None where the suite itself runs the training."""
 
@@ -105,6 +109,10 @@ class ReplicaEnvironment:
             environ["ELASTUNE_PARENT"] = self.parent
         if self.keeps_state:
             environ["ELASTUNE_KEEPS_STATE"] = "1"
+        if self.keeps_after:
+            environ["ELASTUNE_KEEPS_AFTER"] = ",".join(map(str, self.keeps_after))
+        if self.more_epochs:
+            environ["ELASTUNE_MORE_EPOCHS"] = str(self.more_epochs)
         if self.attempts is not None:
             environ[ATTEMPTS] = str(self.attempts)
         if self.prepared_dir is not None:
@@ -148,9 +156,11 @@ class ReplicaEnvironment:
                 member=int(environ.get("ELASTUNE_MEMBER", "0")),
                 whole=environ.get("ELASTUNE_WHOLE", ""),
                 layout=environ.get("ELASTUNE_LAYOUT", ""),
-                replica_sizes=tuple(int(each) for each in environ.get("ELASTUNE_REPLICA_SIZES", "").split(",") if each),
+                replica_sizes=_numbers(environ.get("ELASTUNE_REPLICA_SIZES", "")),
                 parent=environ.get("ELASTUNE_PARENT", ""),
                 keeps_state=environ.get("ELASTUNE_KEEPS_STATE") == "1",
+                keeps_after=_numbers(environ.get("ELASTUNE_KEEPS_AFTER", "")),
+                more_epochs=int(environ.get("ELASTUNE_MORE_EPOCHS", "0")),
                 attempts=int(environ[ATTEMPTS]) if ATTEMPTS in environ else None,
                 grace_seconds=float(environ.get("ELASTUNE_GRACE_SECONDS", GRACE_SECONDS)),
             )
@@ -161,6 +171,10 @@ class ReplicaEnvironment:
             ) from error
         except ValueError as error:
             raise InvalidTraining(f"an environment variable of the replica is not a number: {error}") from error
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    return tuple(int(each) for each in text.split(",") if each)
 
 
 def emulated_profile(environ: Mapping[str, str] | None = None) -> SpeedProfile | None:

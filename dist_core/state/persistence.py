@@ -121,9 +121,9 @@ class Persistence:
         """Write all states; rank 0 only."""
         self.checkpoints.save(self.capture(), summary, leaving=leaving, wait=wait, keeps=self.is_replicated())
 
-    def keep_end(self, summary: dict[str, Any]) -> None:
-        """Write the state that the trial ends with, apart from its checkpoints."""
-        self.checkpoints.keep_end(self.capture(), summary)
+    def keep_apart(self, name: str, summary: dict[str, Any]) -> None:
+        """Write the present state apart from the trial's checkpoints, for other trials to begin with."""
+        self.checkpoints.keep_apart(name, self.capture(), summary)
 
     def before_update(self) -> None:
         """Weights are about to change: a checkpoint of them has to be copied by then."""

@@ -16,6 +16,11 @@ ENDED = "ended"
 """Folder, within that of a trial's checkpoints, of the state that it ended with."""
 
 
+def kept_after(epochs: int) -> str:
+    """Return the name of the folder beside it, of the state that the trial had after so many epochs."""
+    return f"after-{epochs}"
+
+
 class Stateful(Protocol):
     def state_dict(self) -> dict[str, Any]: ...
 

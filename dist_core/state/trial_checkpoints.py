@@ -17,7 +17,6 @@ import torch
 from dist_core.life import Listener
 from dist_core.state.checkpoint import CheckpointWriter, checkpoints_of, load_checkpoint, write_checkpoint
 from dist_core.state.parts import ALONE, Readers, merged, newest_in_parts, part_folder
-from dist_core.state.states import ENDED
 
 logger = logging.getLogger(__name__)
 
@@ -133,14 +132,14 @@ class TrialCheckpoints(Listener):
             self._costs.append(time.perf_counter() - began)
         self._last = time.monotonic()
 
-    def keep_end(self, state: dict[str, Any], summary: dict[str, Any]) -> None:
-        """Write the state that the trial ends with; a failure is told, and costs nothing else."""
+    def keep_apart(self, name: str, state: dict[str, Any], summary: dict[str, Any]) -> None:
+        """Write a state apart from the others; a failure is told, and costs nothing else."""
         if self.folder is None:
             return
         try:
-            write_checkpoint(part_folder(self.folder / ENDED, self._part), 1, state, {**summary, "left": True})
+            write_checkpoint(part_folder(self.folder / name, self._part), 1, state, {**summary, "left": True})
         except OSError as error:
-            self._on_error(f"the state that the trial ends with was not kept in {self.folder / ENDED}: {error}")
+            self._on_error(f"a state that is to be kept was not written to {self.folder / name}: {error}")
 
     def settle(self) -> None:
         """Weights are about to change: wait until they have been copied."""

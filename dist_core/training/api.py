@@ -29,7 +29,7 @@ def remaining_epochs_until(num_epochs: int) -> Iterator[int]:
     if num_epochs < 0:
         raise InvalidTraining(f"num_epochs is {num_epochs}; it must be at least 0")
     core = training_core()
-    core.epochs.begin(num_epochs)
+    num_epochs = core.epochs.begin(num_epochs)
     run = core.position.runs
     core.variables.begin(sys._getframe(1))
     try:

@@ -74,24 +74,31 @@ class Epochs:
         sums: RunningSums,
         leaving: Leaving,
         life: Life,
+        *,
+        more_epochs: int = 0,
     ) -> None:
+        """``more_epochs``: trained beyond those that the code asks for."""
         self._position = position
         self._resumption = resumption
         self._pacing = pacing
         self._sums = sums
         self._leaving = leaving
         self._life = life
+        self._more_epochs = more_epochs
 
-    def begin(self, limit: int) -> None:
-        """Enter the epoch loop where the trial stands. Raises ReplicaExit when it is about over."""
+    def begin(self, limit: int) -> int:
+        """Enter the epoch loop where the trial stands, and return its limit. Raises ReplicaExit if it is about over."""
         if self._position.in_epoch_loop:
             raise InvalidTraining(
                 "remaining_epochs_until() was called within another loop over it; run one epoch loop at a time"
             )
+        if limit > 0:
+            limit += self._more_epochs
         self._position.note_limit(limit)
         self._resumption.find_out(limit)
         self._position.enter_epochs()
         self._life.epochs_began()
+        return limit
 
     def end_epoch(self) -> None:
         self._leaving.raise_postponed()

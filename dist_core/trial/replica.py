@@ -100,6 +100,7 @@ class Replica:
             request=lambda: "" if self.membership is None else self.membership.save_request,
             announce=self.news.announce,
             keeps_end=environment is not None and environment.keeps_state,
+            keeps_after=() if environment is None else environment.keeps_after,
         )
         self.departure = Departure(
             self.generation, self.leaving, self.saving, self.rollback, self.news, self.model_parallel
@@ -185,7 +186,15 @@ class Replica:
         self.rendezvous = Rendezvous(generation, position, self.record, self.leaving, self.healing, same_code)
         self.metric_mean = MetricMean(generation, self.rendezvous, self.news)
         self.resumption = Resumption(generation, position, self.states, self.arrival, self.life)
-        self.epochs = Epochs(position, self.resumption, self.pacing, self.sums, self.leaving, self.life)
+        self.epochs = Epochs(
+            position,
+            self.resumption,
+            self.pacing,
+            self.sums,
+            self.leaving,
+            self.life,
+            more_epochs=0 if self.environment is None else self.environment.more_epochs,
+        )
         self.loops = Loops(generation, position, self.rollback, self.leaving, self.life)
         self.steps = Steps(self.shared_step, position, self.models, self.pacing, self.healing, self.life)
         self.rerun = Rerun(generation, self.batch, self.loops, self.rollback, self.news, self.life)

@@ -11,6 +11,7 @@ from dist_core.life import Listener
 from dist_core.state.parts import PARTS
 from dist_core.state.persistence import Persistence
 from dist_core.state.position import Position
+from dist_core.state.states import ENDED, kept_after
 
 
 class Saving(Voter, Listener):
@@ -27,10 +28,11 @@ class Saving(Voter, Listener):
         request: Callable[[], str] = str,
         announce: Callable[[str, dict[str, Any]], None] = lambda path, body: None,
         keeps_end: bool = False,
+        keeps_after: Sequence[int] = (),
     ) -> None:
         """``request``: mark of the scheduler's latest request to save now, and ``announce`` tells it when that is done.
 
-        ``keeps_end``: keep the state that the trial ends with.
+        ``keeps_end``: keep the state that the trial ends with; ``keeps_after``: those after so many epochs.
         """
         self._generation = generation
         self._position = position
@@ -41,6 +43,7 @@ class Saving(Voter, Listener):
         self._tells = False
         """True while a checkpoint that was asked for is on its way to the disk."""
         self._keeps_end = keeps_end
+        self._keeps_after = keeps_after
 
     def put(self) -> Sequence[float]:
         if self._generation.group.members == 1:
@@ -58,11 +61,17 @@ class Saving(Voter, Listener):
 
     def epoch_ended(self) -> None:
         self._save_if_due()
+        if self._position.epoch in self._keeps_after:
+            self._keep(kept_after(self._position.epoch))
 
     def epochs_ended(self) -> None:
-        generation = self._generation
-        if self._keeps_end and generation.joined and generation.group.replica == 0:
-            self._states.keep_end(self._summary())
+        if self._keeps_end:
+            self._keep(ENDED)
+
+    def _keep(self, name: str) -> None:
+        if self._generation.joined and self._generation.group.replica == 0:
+            self._states.keep_apart(name, self._summary())
+            self._announce("/saved", {})
 
     def _save_if_due(self) -> None:
         if self._generation.group.members == 1 and self._is_due:

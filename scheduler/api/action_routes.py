@@ -12,7 +12,7 @@ from pydantic import BaseModel, Field
 from scheduler.api.callers import Client, calling_client
 from scheduler.api.client_access import ClientAccess
 from scheduler.api.page.rows import shown_parameters
-from scheduler.api.service import Service
+from scheduler.api.service import Service, Wish
 from scheduler.api.summaries import summary
 from scheduler.api.tokens import Access
 from scheduler.knowledge.command_lines import parameters_of, with_parameters
@@ -38,6 +38,8 @@ class Clone(BaseModel):
     """Parameters to replace."""
     forks: bool = False
     """True to begin with the state of the trial, instead of at the start."""
+    more_epochs: int = Field(default=0, ge=0, le=2**31 - 1)
+    """Epochs to train beyond those of the trial, for one that begins with its state."""
 
 
 def action_routes(service: Service, access: ClientAccess) -> APIRouter:
@@ -70,6 +72,8 @@ def action_routes(service: Service, access: ClientAccess) -> APIRouter:
     async def clone(client: Client, trial_id: str, body: Clone) -> dict[str, Any]:
         """A further trial like this one, with some parameters changed; its tuner is asked where it has one."""
         record = await asyncio.to_thread(access.trial_for, client, trial_id)
+        if body.more_epochs and not body.forks:
+            raise HTTPException(422, "more_epochs is for a trial that begins with another one's state: set forks too")
         if body.forks:
             await asyncio.to_thread(access.refuse_parent, client, record.spec.study, trial_id, service.loop)
         if record.spec.driven:
@@ -118,8 +122,12 @@ def action_routes(service: Service, access: ClientAccess) -> APIRouter:
         service.mailbox.notify(study)
         try:
             parameters = {**record.parameters, **changed}
-            parent = record.spec.number if body.forks else None
-            refusal = await service.wishes.make(study, parameters, parent, DRIVER_SECONDS)
+            wish = Wish(
+                parameters,
+                record.spec.number if body.forks else None,
+                record.spec.more_epochs + body.more_epochs if body.forks else 0,
+            )
+            refusal = await service.wishes.make(study, wish, DRIVER_SECONDS)
         except TimeoutError:
             raise HTTPException(
                 409,
@@ -130,7 +138,13 @@ def action_routes(service: Service, access: ClientAccess) -> APIRouter:
         return {"study": study, "parameters": {**record.parameters, **changed}, "queued": True}
 
     def submit_like(record: TrialRecord, body: Clone) -> dict[str, Any]:
-        spec, changed = replace(record.spec, parent=record.trial_id if body.forks else ""), body.parameters
+        changed = body.parameters
+        spec = replace(
+            record.spec,
+            parent=record.trial_id if body.forks else "",
+            parent_epoch=0,
+            more_epochs=record.spec.more_epochs + body.more_epochs,
+        )
         command = spec.payload.get("command")
         if changed and not isinstance(command, list):
             raise HTTPException(422, "the trial does not run a command, so it has no arguments to change")

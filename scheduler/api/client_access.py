@@ -25,7 +25,9 @@ class ClientAccess:
             raise UnknownTrial(f"no trial is called {trial_id!r}; `elastune ls` lists them")
         return record
 
-    def refuse_parent(self, client: Identity, study: str, parent_id: str, loop: ControlLoop) -> None:
+    def refuse_parent(
+        self, client: Identity, study: str, parent_id: str, loop: ControlLoop, *, needs_state: bool = True
+    ) -> None:
         """Raises HTTPException for a trial whose state none of this study can begin with."""
         parent = self.trial_for(client, parent_id)
         if parent.spec.study != study:
@@ -34,7 +36,7 @@ class ClientAccess:
                 f"parent {parent_id} is a trial of study {parent.spec.study!r}, not of {study!r}; a trial begins with "
                 "the state of one of its own study",
             )
-        if parent.state.is_final and not loop.has_state(parent_id):
+        if needs_state and parent.state.is_final and not loop.has_state(parent_id):
             raise HTTPException(
                 422,
                 f"parent {parent_id} is over ({parent.state.value}) and its state was not kept; keep it with "

@@ -74,24 +74,28 @@ class Changes:
 
 
 @dataclass(slots=True)
-class _Wish:
+class Wish:
+    """A trial that people want the driver to run."""
+
     parameters: Mapping[str, Any]
     parent: int | None
     """Number of the trial whose state it begins with, if any."""
+    more_epochs: int
+    """Epochs to train beyond those that its code asks for."""
     answered: asyncio.Event = field(default_factory=asyncio.Event)
     refusal: str = ""
 
 
 class Wishes:
     def __init__(self) -> None:
-        self._open: dict[str, dict[str, _Wish]] = {}
+        self._open: dict[str, dict[str, Wish]] = {}
 
-    async def make(self, study: str, parameters: Mapping[str, Any], parent: int | None, wait_seconds: float) -> str:
-        """Have the study's driver run a trial with these parameters; returns why it will not, empty if it will.
+    async def make(self, study: str, wish: Wish, wait_seconds: float) -> str:
+        """Have the study's driver run a trial; returns why it will not, empty if it will.
 
         Raises TimeoutError when it does not answer.
         """
-        name, wish = secrets.token_hex(8), _Wish(parameters, parent)
+        name = secrets.token_hex(8)
         self._open.setdefault(study, {})[name] = wish
         try:
             await asyncio.wait_for(wish.answered.wait(), wait_seconds)
@@ -103,7 +107,12 @@ class Wishes:
 
     def open_ones(self, study: str) -> list[dict[str, Any]]:
         return [
-            {"id": name, "parameters": dict(wish.parameters), "parent": wish.parent}
+            {
+                "id": name,
+                "parameters": dict(wish.parameters),
+                "parent": wish.parent,
+                "more_epochs": wish.more_epochs,
+            }
             for name, wish in self._open.get(study, {}).items()
         ]
 

@@ -65,7 +65,7 @@ def trial_routes(service: Service, access: ClientAccess) -> APIRouter:
         access.allow_study(client, spec.study)
         check_name("the study's name", spec.study)
         if spec.parent:
-            access.refuse_parent(client, spec.study, spec.parent, service.loop)
+            access.refuse_parent(client, spec.study, spec.parent, service.loop, needs_state=not spec.parent_epoch)
         if not spec.driven:
             register(spec.study, user)
         slots = sum(node.slots for node in service.site.nodes())
@@ -96,6 +96,7 @@ def trial_routes(service: Service, access: ClientAccess) -> APIRouter:
         return {
             **(brief(record) if reads_only else summary(record)),
             "emulated": service.site.emulated,
+            "kept_after": service.loop.kept_after(record),
             # What code is run, with which arguments and secrets, is nothing for a display on the wall.
             "spec": None if reads_only else record.spec.to_json(),
             "history": [asdict(entry) for entry in store.history(trial_id)],

@@ -56,6 +56,9 @@ COMMANDS: dict[str, Command] = {
     "resume": Command("steering", "resume", "Continue a paused trial."),
     "retry": Command("steering", "retry", "Run a trial again, unchanged, as a new trial."),
     "clone": Command("steering", "clone", "Run a trial again with other parameters, as a new trial."),
+    "extend": Command(
+        "steering", "extend", "Train a trial for more epochs, as a new trial that begins with its state."
+    ),
     "fork": Command("steering", "fork", "Train on from where a trial stands, as a new trial with other parameters."),
     "set": Command(
         "steering",

@@ -100,6 +100,21 @@ def fork(trial: str, changes: tuple[str, ...], state_dir: Path | None, scheduler
     _again(client_of(state_dir, scheduler), trial, _changes(changes), forks=True)
 
 
+@click.command("extend")
+@click.argument("trial")
+@click.argument("epochs", type=click.IntRange(min=1))
+@state_dir
+@scheduler_name
+def extend(trial: str, epochs: int, state_dir: Path | None, scheduler: str) -> None:
+    """Train a trial for more epochs, as a new trial that begins with its state.
+
+    One that is over needs its state kept, as for `elastune fork`.
+    """
+    client = client_of(state_dir, scheduler)
+    one = client.trial(trial)
+    _say_what_was_made(client.extend(one, epochs), f"a trial that trains {printable(one.label)} for {epochs} more")
+
+
 def _changes(changes: tuple[str, ...]) -> dict[str, Any]:
     from scheduler.errors import SchedulerError
 
@@ -115,9 +130,12 @@ def _changes(changes: tuple[str, ...]) -> dict[str, Any]:
 def _again(client: Any, trial: str, changed: dict[str, Any], *, forks: bool = False) -> None:
     one = client.trial(trial)
     made = client.fork(one, **changed) if forks else client.clone(one, **changed)
+    kind = "that begins where" if forks else "like"
+    _say_what_was_made(made, f"a trial {kind} {printable(one.label)}{' stands' * forks}")
+
+
+def _say_what_was_made(made: Any, what: str) -> None:
     if made is None:
-        kind = "that begins where" if forks else "like"
-        what = f"a trial {kind} {printable(one.label)}{' stands' * forks}"
         click.echo(f"{what} is queued; its sweep runs it next")
     else:
         click.echo(f"submitted as trial {printable(made.label)} ({made.id})")

@@ -161,6 +161,10 @@ class Client:
         """Train on from where a trial stands, as a new one with these parameters changed; as ``clone`` otherwise."""
         return self._again(trial, {"parameters": parameters, "forks": True})
 
+    def extend(self, trial: str | Trial, epochs: int) -> Trial | None:
+        """Train on from where a trial stands, as a new one that trains so many epochs more; as ``clone`` otherwise."""
+        return self._again(trial, {"more_epochs": epochs, "forks": True})
+
     def _again(self, trial: str | Trial, body: Mapping[str, Any]) -> Trial | None:
         made = self._post(f"/trials/{self.trial(trial).id}/clone", body)
         return self.trial(made["trial_id"]) if "trial_id" in made else None

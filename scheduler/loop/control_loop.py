@@ -60,7 +60,7 @@ class ControlLoop:
         journal = Journal(store, policy)
         self._liveness = Liveness(launcher, journal, monotonic, settings.silence_seconds)
         self._files = TrialFiles(settings.state_dir, store, launcher, monotonic)
-        self._inheritance = Inheritance(store, self._files, journal)
+        self._inheritance = Inheritance(store, self._files, journal, on_release=lambda: self.decisions.decide_anew())
         starts = Starts(store, launcher, journal, self._backoff, self._files, settings)
         self._observations = Observations(
             store,
@@ -119,6 +119,9 @@ class ControlLoop:
         for trial in self._store.trials(live_only=True):
             with self._containment.around(trial, "advance"):
                 self._lifecycle.advance(trial, now)
+            if trial.spec.parent_epoch:
+                with self._containment.around(trial, "inherit"):
+                    self._inheritance.is_settled(trial, now)
         due = self.decisions.take_due(now)
         trials = self._store.trials(live_only=True)
         if due:
@@ -138,7 +141,8 @@ class ControlLoop:
         """False for a trial that waits for its parent's state, unless that comes while its replicas start."""
         try:
             settled = self._inheritance.is_settled(trial, now)
-            return settled or (self._settings.shares_files and trial.spec.parent in self._inheritance.asked)
+            comes_soon = self._settings.shares_files and not trial.spec.parent_epoch
+            return settled or (comes_soon and trial.spec.parent in self._inheritance.asked)
         except ParentStateMissing as error:
             self._give_up(trial, Reason(code="parent_state_missing", sentence=str(error)))
             return False
@@ -216,6 +220,10 @@ class ControlLoop:
     def has_state(self, trial_id: str) -> bool:
         """Tell whether a trial could begin with what this one has saved. Callable from any thread."""
         return self._files.has_state(trial_id)
+
+    def kept_after(self, trial: TrialRecord) -> list[int]:
+        """Return the epochs after which the trial's state was kept. Callable from any thread."""
+        return self._files.kept_after(trial)
 
     def trains(self, trial_id: str) -> bool:
         """Tell whether a replica that starts now gets the trial's state from others. Callable from any thread."""

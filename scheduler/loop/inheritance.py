@@ -8,7 +8,7 @@ asked for is worked out anew at each look, so nothing is lost with a scheduler.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from scheduler.loop.journal import Journal
 from scheduler.loop.trial_files import TrialFiles
@@ -26,7 +26,11 @@ class ParentStateMissing(TrialsError):
 
 
 class Inheritance:
-    def __init__(self, store: TrialStore, files: TrialFiles, journal: Journal) -> None:
+    def __init__(
+        self, store: TrialStore, files: TrialFiles, journal: Journal, *, on_release: Callable[[], None]
+    ) -> None:
+        """``on_release``: told that a trial which was on hold may have slots."""
+        self._on_release = on_release
         self._store = store
         self._files = files
         self._journal = journal
@@ -45,6 +49,8 @@ class Inheritance:
         """Tell whether the trial has the state that it begins with. Raises ParentStateMissing if it never will."""
         if not self._files.waits_for_state(child):
             return True
+        if child.spec.parent_epoch:
+            return self._has_shared(child)
         parent_id = child.spec.parent
         try:
             parent = self._store.trial(parent_id)
@@ -53,7 +59,7 @@ class Inheritance:
         if parent.members and not parent.state.is_final and not self._has_saved(parent, now):
             self._journal.note_inheriting(child.trial_id, f"waits until its parent {parent_id} has saved its state")
             return False
-        if self._files.hand_on(parent_id, child.trial_id):
+        if self._files.hand_on(child):
             self._asked.pop(parent_id, None)
             return True
         if parent.state.is_final:
@@ -64,6 +70,30 @@ class Inheritance:
             )
         self._journal.note_inheriting(child.trial_id, f"waits until its parent {parent_id} has trained")
         return False
+
+    def _has_shared(self, child: TrialRecord) -> bool:
+        """Tell whether the epochs that a trial shares with its parent are trained, or are its own to train.
+
+        Until then it is on hold, and no slots are meant for it.
+        """
+        if not self._files.hand_on(child):
+            try:
+                parent = self._store.trial(child.spec.parent)
+                is_coming = not parent.state.is_final
+            except UnknownTrial:
+                is_coming = False
+            if is_coming:
+                if child.hold is None:
+                    self._store.hold([child.trial_id], self._sharing(child))
+                return False
+        if child.hold == self._sharing(child):
+            self._store.release([child.trial_id])
+            self._on_release()
+        return True
+
+    @staticmethod
+    def _sharing(child: TrialRecord) -> str:
+        return f"waits until {child.spec.parent} has trained the {child.spec.parent_epoch} epochs that they share"
 
     def _has_saved(self, parent: TrialRecord, now: float) -> bool:
         """Ask a parent that trains to save; True once it has, or is not going to."""

@@ -177,8 +177,10 @@ class Starts:
             layout=trial.layout,
             replica_sizes=spec.sizes if trial.layout else (),
             server_file=self._settings.server_file,
-            parent=spec.parent,
+            parent=self._files.begins_with(trial),
             keeps_state=spec.keep_state,
+            keeps_after=spec.keep_after,
+            more_epochs=spec.more_epochs,
         )
         environ = {
             **self._settings.base_environ,

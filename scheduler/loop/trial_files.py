@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from dist_core.state.states import ENDED
+from dist_core.state.states import ENDED, kept_after
 from trials.agents.archives import newest
 from trials.launch.base import Launcher
 from trials.log_files import last_words, shorten
@@ -88,32 +88,55 @@ class TrialFiles:
         """Tell whether a trial has still to get the state of its parent."""
         return bool(trial.spec.parent) and not trial.published and not self.newest_checkpoint(trial.trial_id)
 
-    def has_state(self, trial_id: str) -> bool:
-        folder = self.checkpoint_dir(trial_id)
-        return bool(_newest_parts(folder / ENDED) or _newest_parts(folder))
+    def begins_with(self, trial: TrialRecord) -> str:
+        """Return the parent whose state a trial's replicas wait for; empty where they begin anew without one."""
+        anew = trial.spec.parent_epoch and not self.newest_checkpoint(trial.trial_id)
+        return "" if anew else trial.spec.parent
 
-    def hand_on(self, parent_id: str, child_id: str) -> bool:
-        """Have a child begin with its parent's newest state; False where there is none."""
-        folder = self.checkpoint_dir(parent_id)
-        for source in (folder / ENDED, folder):
-            parts = _newest_parts(source)
-            if parts:
-                _take_over(parts, self.checkpoint_dir(child_id), parent_id)
-                logger.info("state handed on parent=%s child=%s checkpoint=%s", parent_id, child_id, parts[0].name)
-                return True
-        return False
+    def has_state(self, trial_id: str) -> bool:
+        return bool(self._state_of(trial_id))
+
+    def kept_after(self, trial: TrialRecord) -> list[int]:
+        """Return the epochs after which its state was kept for other trials to begin with."""
+        return [epochs for epochs in trial.spec.keep_after if self._state_of(trial.trial_id, epochs)]
+
+    def _state_of(self, trial_id: str, after: int = 0) -> list[Path]:
+        """Return the parts of a trial's newest state, or of the one that it had ``after`` so many epochs."""
+        folder = self.checkpoint_dir(trial_id)
+        if after:
+            return _newest_parts(folder / kept_after(after))
+        return _newest_parts(folder / ENDED) or _newest_parts(folder)
+
+    def hand_on(self, child: TrialRecord) -> bool:
+        """Have a child begin with its parent's state; False where there is none."""
+        parent_id = child.spec.parent
+        parts = self._state_of(parent_id, child.spec.parent_epoch)
+        if not parts:
+            return False
+        _take_over(parts, self.checkpoint_dir(child.trial_id), parent_id)
+        logger.info("state handed on parent=%s child=%s checkpoint=%s", parent_id, child.trial_id, parts[0].name)
+        return True
 
     def forget_checkpoints(self, trial_id: str) -> None:
         """Forget a trial's checkpoints, once the trials that begin where it stands have theirs."""
         for child in self._store.trials(live_only=True):
             if child.spec.parent == trial_id and self.waits_for_state(child):
-                self.hand_on(trial_id, child.trial_id)
+                self.hand_on(child)
         shutil.rmtree(self.checkpoint_dir(trial_id), ignore_errors=True)
 
     def settle(self, trial: TrialRecord, ended_as: TrialState) -> None:
-        """Forget the checkpoints of a trial that has ended, unless its state is to be kept and it ended well."""
-        if not (trial.spec.keep_state and ended_as in (TrialState.SUCCEEDED, TrialState.PRUNED)):
+        """Forget the checkpoints of a trial that has ended, unless its state is to be kept and it ended well.
+
+        Those that it had to keep on its way stay: trials that are still to come may begin with them.
+        """
+        if trial.spec.keep_state and ended_as in (TrialState.SUCCEEDED, TrialState.PRUNED):
+            return
+        if not self.kept_after(trial):
             self.forget_checkpoints(trial.trial_id)
+            return
+        for written in self.checkpoint_dir(trial.trial_id).iterdir():
+            if written.name not in {kept_after(epochs) for epochs in trial.spec.keep_after}:
+                shutil.rmtree(written, ignore_errors=True)
 
     def settle_ended(self) -> None:
         """Settle trials that ended just before an earlier scheduler did."""

@@ -154,19 +154,21 @@ def test_a_job_is_submitted_paused_cloned_exported_and_forgotten(
     assert client.request("GET", f"/trials/{spec}")["spec"]["environ"]["A"] == "b"
     forked = run("fork", "jobs/0", "--set", "lr=0.4", *where)
     assert "submitted as trial jobs/1" in forked.stdout, forked.stderr
+    extended = run("extend", "jobs/0", "3", *where)
+    assert "submitted as trial jobs/2" in extended.stdout, extended.stderr
     assert "continues" in run("resume", "jobs/0", *where).stdout
     assert "was not paused by a user" in run("resume", "jobs/0", *where).stderr
     cloned = run("clone", "jobs/0", "--set", "lr=0.5", *where)
-    assert "submitted as trial jobs/2" in cloned.stdout, cloned.stderr
+    assert "submitted as trial jobs/3" in cloned.stdout, cloned.stderr
     assert "no 'depth' to change" in run("clone", "jobs/0", "--set", "depth=5", *where).stderr
     assert "must be NAME=VALUE, such as lr=0.1" in run("clone", "jobs/0", "--set", "lr", *where).stderr
-    assert "submitted as trial jobs/3" in run("retry", "jobs/0", *where).stdout
+    assert "submitted as trial jobs/4" in run("retry", "jobs/0", *where).stdout
     assert re.search(r"\d trials? of jobs told to stop", run("stop", "--study", "jobs", *where).stdout)
     assert "name either a trial to stop" in run("stop", *where).stderr
     assert run("export", "--csv", str(tmp_path / "x.csv"), "--study", "jobs", *where).returncode == 0
     with open(tmp_path / "x.csv") as file:
         rows = list(csv.DictReader(file))
-    assert [row["param_lr"] for row in rows] == ["0.25", "0.4", "0.5", "0.25"]
+    assert [row["param_lr"] for row in rows] == ["0.25", "0.4", "0.25", "0.5", "0.25"]
     assert "trials were written to" in run("export", "--parquet", str(tmp_path / "x.parquet"), *where).stdout
     assert "name one with --csv or --parquet" in run("export", *where).stderr
     assert "no trial ended more than 3d ago" in run("rm", "--older-than", "3d", *where).stdout

@@ -156,7 +156,92 @@ def test_a_child_waits_for_a_parent_that_has_not_trained_yet(bench: Bench) -> No
     assert bench.store.replicas(trial_id=child) == []
 
 
+def branch_of(bench: Bench, parent: str, number: int = 1) -> str:
+    return bench.submit(number, max_replicas=1, parent=parent, parent_epoch=3)
+
+
+def test_a_branch_has_no_slots_until_the_epochs_that_it_shares_are_trained(bench: Bench) -> None:
+    bench.shares_files = True
+    bench.loop = bench.new_loop()
+    parent = bench.submit(max_replicas=1, keep_after=(3,))
+    bench.train(parent)
+    save(bench, parent, 1)
+    branch = branch_of(bench, parent)
+    other = child_of(bench, parent, 2)
+    bench.tick(3)
+    assert bench.trial(branch).hold == f"waits until {parent} has trained the 3 epochs that they share"
+    assert bench.store.replicas(trial_id=branch) == []
+    assert bench.loop.latest_views[branch].held
+    assert bench.loop.asked_to_save == {parent: "after checkpoint-00000001"}, "the other one begins where it stands now"
+    save(bench, parent, 1, folder="after-3")
+    bench.tick()
+    assert bench.trial(branch).hold is None
+    assert state_of(bench, branch) == "state 1 of part 0"
+    assert len(bench.store.replicas(trial_id=branch)) == 1
+    assert not (bench.folder / "checkpoints" / other).exists()
+
+
+def test_a_state_on_the_way_outlives_its_trial_and_nothing_else_does(bench: Bench) -> None:
+    parent = bench.submit(max_replicas=1, keep_after=(3, 5))
+    bench.train(parent)
+    save(bench, parent, 2)
+    save(bench, parent, 1, folder="after-3")
+    bench.store.set_outcome(parent, Outcome(kind="pruned", message=""))
+    bench.tick(2)
+    assert [path.name for path in (bench.folder / "checkpoints" / parent).iterdir()] == ["after-3"]
+    assert bench.loop.kept_after(bench.trial(parent)) == [3]
+    assert not bench.loop.has_state(parent)
+    bench.loop = bench.new_loop()
+    bench.loop.start()
+    bench.loop.stop()
+    branch = branch_of(bench, parent)
+    bench.tick(2)
+    assert state_of(bench, branch) == "state 1 of part 0"
+
+
+@pytest.mark.parametrize("is_removed", [True, False])
+def test_a_branch_trains_all_epochs_itself_where_nobody_else_did(bench: Bench, is_removed: bool) -> None:
+    parent = bench.submit(max_replicas=1, keep_after=(3,))
+    bench.train(parent)
+    branch = branch_of(bench, parent)
+    bench.tick(2)
+    assert bench.trial(branch).hold is not None
+    if is_removed:
+        bench.store.forget_trials([parent])
+    else:
+        bench.store.set_outcome(parent, Outcome(kind="value", value=1.0))
+    bench.tick(3)
+    assert bench.trial(branch).hold is None
+    (replica,) = bench.store.replicas(trial_id=branch)
+    assert "ELASTUNE_PARENT" not in bench.launcher.running[replica.replica_id].environ
+
+
+def test_a_branch_that_people_have_paused_stays_paused(bench: Bench) -> None:
+    parent = bench.submit(max_replicas=1, keep_after=(3,))
+    bench.train(parent)
+    branch = branch_of(bench, parent)
+    bench.store.hold([branch], "paused by its owner")
+    save(bench, parent, 1, folder="after-3")
+    bench.tick(2)
+    assert bench.trial(branch).hold == "paused by its owner"
+    assert state_of(bench, branch) == "state 1 of part 0"
+
+
 # ---------------------------------------------------------------------- what people ask for
+
+
+def test_an_extension_trains_more_epochs_each_time(tmp_path: Path) -> None:
+    site = Site(tmp_path)
+    trial_id = site.submit(study="jobs", driven=False)["trial_id"]
+    for more in (2, 5):
+        made = site.call("POST", f"/trials/{trial_id}/clone", {"forks": True, "more_epochs": more}).json()
+        parent, trial_id = trial_id, made["trial_id"]
+        assert site.store.trial(trial_id).spec.parent == parent
+    assert site.store.trial(trial_id).spec.more_epochs == 7
+    refused = site.call("POST", f"/trials/{trial_id}/clone", {"more_epochs": 2})
+    assert "set forks too" in refused.json()["detail"]
+    anew = site.call("POST", f"/trials/{trial_id}/clone", {}).json()
+    assert (site.store.trial(anew["trial_id"]).spec.parent, anew["parent"]) == ("", "")
 
 
 def test_a_fork_begins_where_its_trial_stands_with_what_is_changed(tmp_path: Path) -> None:

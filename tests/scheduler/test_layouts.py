@@ -316,7 +316,7 @@ def test_every_policy_grants_whole_replicas_of_the_layouts_there_are(
 
 def test_a_trial_goes_on_with_another_layout_when_its_replicas_have_left(tmp_path: Path) -> None:
     bench = Bench(tmp_path, slots=4)
-    trial_id = bench.submit(max_replicas=1, replica_sizes=(1, 2, 4))  # type: ignore[arg-type]
+    trial_id = bench.submit(max_replicas=1, replica_sizes=(1, 2, 4))
     bench.tick()
     [first] = bench.store.replicas(trial_id=trial_id)
     environ = bench.launcher.running[first.replica_id].environ
@@ -350,7 +350,7 @@ def test_a_trial_goes_on_with_another_layout_when_its_replicas_have_left(tmp_pat
 
 def test_its_first_word_of_an_open_number_of_slots_starts_nothing_anew(tmp_path: Path) -> None:
     bench = Bench(tmp_path, slots=4)
-    trial_id = bench.submit(max_replicas=1, replica_sizes=(2, 4))  # type: ignore[arg-type]
+    trial_id = bench.submit(max_replicas=1, replica_sizes=(2, 4))
     bench.train(trial_id)
     assert bench.trial(trial_id).layout == "2"
     bench.store.put_hints(trial_id, told(layout="2 sharded").to_json())
@@ -362,7 +362,7 @@ def test_its_first_word_of_an_open_number_of_slots_starts_nothing_anew(tmp_path:
 def test_a_trial_that_may_not_choose_is_left_as_it_is(tmp_path: Path) -> None:
     """Another one of its study may, and has said what its code can do."""
     bench = Bench(tmp_path, slots=4)
-    chooses = bench.submit(max_replicas=1, replica_sizes=(1, 2))  # type: ignore[arg-type]
+    chooses = bench.submit(max_replicas=1, replica_sizes=(1, 2))
     plain = bench.submit(number=1, max_replicas=1)
     bench.train(chooses)
     bench.train(plain)
@@ -384,7 +384,7 @@ def test_what_a_trial_has_run_out_of_memory_with_is_not_offered_again() -> None:
 def test_replicas_that_leave_again_and_again_are_waited_for(tmp_path: Path) -> None:
     """Their word does not arrive, or nothing else is decided."""
     bench = Bench(tmp_path, slots=4)
-    trial_id = bench.submit(max_replicas=1, replica_sizes=(1, 2))  # type: ignore[arg-type]
+    trial_id = bench.submit(max_replicas=1, replica_sizes=(1, 2))
     started = 0
     for _ in range(240):
         bench.tick()

@@ -19,6 +19,7 @@ from scheduler.api.page.board import KEPT_CHANGES, Board
 from scheduler.api.page.feed import PageFeed
 from scheduler.api.page.rows import number_of, shown_parameters
 from scheduler.api.page.sessions import LINK_SECONDS, SESSION_SECONDS, Sessions
+from scheduler.api.service import Wish
 from scheduler.api.tokens import Access, Identity, Secrets, Tokens
 from tests.support.site import TOKENS, Site
 from trials.errors import StoreUnavailable
@@ -474,7 +475,7 @@ def test_a_tuners_trial_runs_again_if_its_driver_takes_it(site: Site, monkeypatc
 
     async def wish() -> tuple[str, str]:
         wishes = site.service.wishes
-        asked = [asyncio.create_task(wishes.make("s", {"lr": value}, None, 5.0)) for value in (0.2, 0.3)]
+        asked = [asyncio.create_task(wishes.make("s", Wish({"lr": value}, None, 0), 5.0)) for value in (0.2, 0.3)]
         await asyncio.sleep(0)
         first, second = wishes.open_ones("s")
         assert first["parameters"] == {"lr": 0.2}

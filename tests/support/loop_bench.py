@@ -49,7 +49,7 @@ class Bench:
             self.loop.tick()
             self.now += seconds
 
-    def submit(self, number: int = 0, study: str = "s", **bounds: int | bool | str) -> str:
+    def submit(self, number: int = 0, study: str = "s", **bounds: int | bool | str | tuple[int, ...]) -> str:
         spec = TrialSpec(study=study, number=number, entrypoint="m:f", **{"max_replicas": 4, **bounds})  # type: ignore[arg-type]
         return self.store.submit(spec, self.now).trial_id
 

@@ -17,7 +17,7 @@ from torch.utils.data import TensorDataset
 
 from dist_core import AdaptiveDataLoader, AdaptiveDataParallel, remaining_epochs_until, world_size
 from dist_core.trial.current import get_core
-from tuner_bridge import report_metrics
+from tuner_bridge import report_metrics, stage
 
 
 def quadratic(trial: optuna.Trial) -> float:
@@ -345,3 +345,33 @@ def descends(trial: optuna.Trial) -> float:
             loss = float(torch.nn.functional.mse_loss(model(inputs), target))
         trial.report(loss, epoch)
     return loss
+
+
+def branches_off_alone(trial: optuna.Trial) -> float:
+    """A linear model of six epochs, whose weights decay from the fourth on; its generators are seeded."""
+    rate = trial.suggest_categorical("lr", [0.02, 0.1])
+    torch.manual_seed(2)
+    inputs = torch.randn(128, 4)
+    target = inputs @ torch.randn(4, 1)
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=rate, momentum=0.9)
+    loader = AdaptiveDataLoader(TensorDataset(inputs, target), batch_size=32, shuffle=True)
+    wrapped = AdaptiveDataParallel(model, optimizer)
+    loss = float("nan")
+    for epoch in remaining_epochs_until(6):
+        decay = trial.suggest_categorical("late", [0.0, 0.01, 0.1, 1.0]) if epoch >= 3 else 0.0
+        for some, wanted in loader:
+            optimizer.zero_grad()
+            (torch.nn.functional.mse_loss(wrapped(some), wanted) + decay * model.weight.square().sum()).backward()
+            optimizer.step()
+        with torch.no_grad():
+            loss = float(torch.nn.functional.mse_loss(model(inputs), target))
+        with open(os.environ["TRACE_FILE"], "a") as file:
+            file.write(f"{trial.number} {epoch}\n")
+        trial.report(loss, epoch)
+    return loss
+
+
+@stage("late", from_epoch=3)
+def branches_off(trial: optuna.Trial) -> float:
+    return branches_off_alone(trial)

@@ -13,7 +13,7 @@ from pathlib import Path
 KEPT = 2
 """Checkpoints kept of each writer; a replica of several processes has as many writers."""
 CHUNK = 1 << 20
-NAME = re.compile(r"^(?:ended/)?(?:part-\d{1,4}/)?checkpoint-\d{8}$")
+NAME = re.compile(r"^(?:(?:ended|after-\d{1,9})/)?(?:part-\d{1,4}/)?checkpoint-\d{8}$")
 """A checkpoint's folder, as seen from that of its trial."""
 _FILE = re.compile(r"^[A-Za-z0-9_][A-Za-z0-9._-]{0,99}$")
 _BLOCK = tarfile.BLOCKSIZE
@@ -23,7 +23,7 @@ def newest(folder: Path) -> dict[str, str]:
     """Return the newest of a trial's checkpoints by the writer's folder."""
     found: dict[str, str] = {}
     # Not recursively: a folder that is being written may vanish while it is looked into.
-    places = ("", "part-*/", "ended/", "ended/part-*/")
+    places = [f"{kept}{part}" for kept in ("", "ended/", "after-*/") for part in ("", "part-*/")]
     for manifest in (path for place in places for path in folder.glob(f"{place}checkpoint-*/manifest.json")):
         name = manifest.parent.relative_to(folder).as_posix()
         if NAME.match(name):

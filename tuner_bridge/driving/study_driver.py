@@ -71,7 +71,7 @@ class StudyDriver:
         self._answers = Answers()
         self.parameters = ToldParameters()
         self._granted: dict[str, str] = {}
-        self.on_wish: Callable[[Mapping[str, Any], int | None], None] | None = None
+        self.on_wish: Callable[[Mapping[str, Any], int | None, int], None] | None = None
         """Has a trial of these parameters run, which begins with the state of the trial of that number, if any.
 
         Raises ValueError with the reason why not; the poll thread calls."""
@@ -367,7 +367,7 @@ class StudyDriver:
                 self._heard = news.get("heard", -1)
                 self.parameters.are_told(parameters)
                 wishes = news.get("wishes", ())
-                self._granted = {each["id"]: self._grant(each["parameters"], each["parent"]) for each in wishes}
+                self._granted = {each["id"]: self._grant(each) for each in wishes}
                 unreachable_since = None
             except SchedulerUnreachable as error:
                 now = time.monotonic()
@@ -398,12 +398,12 @@ class StudyDriver:
             answers = self._answers.collect(questions) if questions else []
             self.code.send_again(news.get("missing_packages", ()), self.client)
 
-    def _grant(self, parameters: Mapping[str, Any], parent: int | None) -> str:
-        """Why no trial of these parameters will run; empty where one will."""
+    def _grant(self, wish: Mapping[str, Any]) -> str:
+        """Return why no such trial will run; empty where one will."""
         if self.on_wish is None:
             return "the tuner of this study chooses all parameters itself"
         try:
-            self.on_wish(parameters, parent)
+            self.on_wish(wish["parameters"], wish["parent"], wish["more_epochs"])
         except ValueError as error:
             return str(error)
         return ""

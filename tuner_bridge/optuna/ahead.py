@@ -140,6 +140,8 @@ class LookAhead:
 
     def __init__(self, study: optuna.Study) -> None:
         self._study = study
+        self.draws = True
+        """False to send only what other replicas of the same trial have asked for."""
         self._habit: list[_Suggestion] = []
         """Suggestions of the trial that ended last, or has asked most."""
         self._of: dict[int, _Asked] = {}
@@ -239,7 +241,7 @@ class LookAhead:
         asked.before = None
         at = next((index for index, each in enumerate(self._habit) if _is_alike(each, last)), len(self._habit))
         following = self._habit[at + 1 : at + 1 + MOST_AHEAD] or _counted_on(list(asked.suggestions.values()))
-        if not following:
+        if not following or not self.draws:
             return
         frozen = self._frozen(trial)
         for suggestion in following:

@@ -11,10 +11,12 @@ from optuna.study import StudyDirection
 from optuna.trial import TrialState
 
 from tuner_bridge.errors import InvalidSweep
-from tuner_bridge.optuna.population import PARENT
+from tuner_bridge.optuna.population import MORE_EPOCHS, PARENT
 
 
-def enqueue_from(study: optuna.Study, top: int = 1, params: Mapping[str, Any] = MappingProxyType({})) -> list[int]:
+def enqueue_from(
+    study: optuna.Study, top: int = 1, params: Mapping[str, Any] = MappingProxyType({}), *, more_epochs: int = 0
+) -> list[int]:
     """Queue trials that begin with the state of the study's best ones, for the next ``optimize``.
 
     Args:
@@ -22,6 +24,8 @@ def enqueue_from(study: optuna.Study, top: int = 1, params: Mapping[str, Any] = 
         top: how many of its best complete trials are continued.
         params: parameters that change; the others stay their parent's. A parameter that changes the model's shape is
             refused when its trial begins, by the name of the first tensor that differs.
+        more_epochs: epochs to train beyond those that a parent trained by ``remaining_epochs_until``, Lightning's
+            ``max_epochs`` or Hugging Face's ``num_train_epochs``.
 
     Returns:
         The numbers of the trials that are continued, best first.
@@ -38,8 +42,13 @@ def enqueue_from(study: optuna.Study, top: int = 1, params: Mapping[str, Any] = 
     unknown = sorted(set(params) - known)
     if unknown:
         raise InvalidSweep(f"no trial has a parameter {unknown[0]!r}; they have {', '.join(sorted(known))}")
+    if not isinstance(more_epochs, int) or more_epochs < 0:
+        raise InvalidSweep(f"more_epochs is {more_epochs!r}; it must be a whole number of at least 0")
     maximizes = study.direction is StudyDirection.MAXIMIZE
     best = sorted(complete, key=lambda trial: trial.value or 0.0, reverse=maximizes)[:top]
     for trial in best:
-        study.enqueue_trial({**trial.params, **params}, user_attrs={PARENT: trial.number})
+        attributes = {PARENT: trial.number}
+        if more_epochs:
+            attributes[MORE_EPOCHS] = trial.user_attrs.get(MORE_EPOCHS, 0) + more_epochs
+        study.enqueue_trial({**trial.params, **params}, user_attrs=attributes)
     return [trial.number for trial in best]

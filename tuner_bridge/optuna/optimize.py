@@ -37,6 +37,7 @@ from tuner_bridge.optuna.objective_template import bounded, template_of
 from tuner_bridge.optuna.own_slots import OwnSlots
 from tuner_bridge.optuna.population import Population
 from tuner_bridge.optuna.population_sweep import PopulationSweep
+from tuner_bridge.optuna.stages import declared_stages
 from tuner_bridge.optuna.trainers import TrainerSearch
 from tuner_bridge.optuna.trial_driver import OptunaDriver
 from tuner_bridge.plain_endings import INTERRUPTED, end_plainly
@@ -157,6 +158,8 @@ def optimize(
         raise InvalidSweep(f"n_jobs is {n_jobs}; it must be at least 1, or -1 for as many as the slots allow")
     if population is not None:
         _check_population(study, n_trials, n_jobs, resume=resume)
+        if declared_stages(objective):
+            raise InvalidSweep("stages mean nothing beside population=: its members share no epochs; leave one out")
     if resume and isinstance(study._storage, optuna.storages.InMemoryStorage):
         raise InvalidSweep(
             "resume=True needs a study that outlives its process, but this one is in memory; create it with "
@@ -183,6 +186,7 @@ def optimize(
             jobs = max(1, driver.slots // (min_replicas * driver.template.replica_sizes[0])) if n_jobs == -1 else n_jobs
             driver.at_a_time, driver.left = jobs, remaining
             driver.keeps_states = keep_states or population is not None
+            driver.share_stages(declared_stages(objective))
             if population is not None:
                 driver.at_a_time, driver.left = population.size, None
             shown = showing_output(lambda: driver.client, driver.study_key) if show_output else contextlib.nullcontext()

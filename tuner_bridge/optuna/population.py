@@ -29,6 +29,10 @@ from tuner_bridge.errors import InvalidSweep
 
 PARENT = "elastune:parent"
 """User attribute of an Optuna trial: number of the trial whose state it begins with."""
+MORE_EPOCHS = "elastune:more_epochs"
+"""User attribute: epochs that the trial trains beyond those that its objective asks for."""
+ELASTIC = "elastune:elastic"
+"""User attribute of a stretch: id of its member's elastic trial, which the scheduler knows."""
 MEMBER = "elastune:member"
 """User attribute: index of the population's member whose stretch the trial is."""
 _EVERY = re.compile(r"^\s*(\d+)\s*(?:epochs?|reports?|steps?)?\s*$")

@@ -16,7 +16,7 @@ from optuna.trial import FrozenTrial, TrialState
 from dist_core.errors import NothingLeftToTrain
 from scheduler.errors import SchedulerError
 from tuner_bridge.errors import InvalidSweep, SweepInterrupted
-from tuner_bridge.optuna.population import MEMBER, PARENT, Member, Population, Standings, begin_stretch
+from tuner_bridge.optuna.population import ELASTIC, MEMBER, PARENT, Member, Population, Standings, begin_stretch
 from tuner_bridge.optuna.trial_driver import TRIAL_ATTRIBUTE, OptunaDriver
 
 LOOK_SECONDS = 0.5
@@ -115,6 +115,7 @@ class PopulationSweep:
         except NothingLeftToTrain:
             # The winner came to its end while its state was on its way.
             self._tell(member.trial, None, TrialState.PRUNED)
+            return self._goes_on_from_another(member)
         except Exception as error:
             self._tell(member.trial, None, TrialState.FAIL)
             if not isinstance(error, self._catch):
@@ -162,6 +163,20 @@ class PopulationSweep:
             f"{winner.trial.number}",
         )
 
+    def _goes_on_from_another(self, member: Member) -> bool:
+        """Have a member go on from the best that still trains; False where there is none."""
+        with self._standings.lock:
+            scores = self._standings.scores
+            scores.pop(member.index, None)
+            if not scores or self._is_over:
+                return False
+            winner = self._standings.members[max(scores, key=lambda each: scores[each])]
+            parameters = self._population.explored(
+                winner.trial.params, winner.trial.distributions, self._draw, self._rng
+            )
+            member.trial = self._begin(member, winner.trial, parameters, parent_id=winner.trial_id)
+        return True
+
     def _draw(self, name: str, space: BaseDistribution) -> Any:
         trial = self._study._storage.get_trial(self._standings.members[0].trial._trial_id)
         return self._drawer.sample_independent(self._study, trial, name, space)
@@ -171,6 +186,8 @@ class PopulationSweep:
     ) -> optuna.Trial:
         """Begin a stretch behind another one; ``parent_id``: elastic trial of the member whose state it takes over."""
         attributes = {MEMBER: member.index, PARENT: before.number, TRIAL_ATTRIBUTE: self._driver.study_key}
+        if not parent_id:
+            attributes[ELASTIC] = member.trial_id
         made = begin_stretch(self._study, parameters, before.distributions, attributes)
         if parent_id:
             self._driver.begins_with(made.number, parent_id)

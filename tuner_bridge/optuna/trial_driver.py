@@ -12,17 +12,20 @@ from dataclasses import replace
 from typing import Any
 
 import optuna
-from optuna.distributions import CategoricalDistribution, IntDistribution, distribution_to_json
+from optuna.distributions import BaseDistribution, CategoricalDistribution, IntDistribution, distribution_to_json
 from optuna.storages._heartbeat import is_heartbeat_enabled
 
 from scheduler.client.connection import SchedulerClient
+from scheduler.errors import SchedulerError
 from tuner_bridge.driving.study_driver import StudyDriver, file_name
 from tuner_bridge.driving.template import TrialTemplate
 from tuner_bridge.errors import InvalidSweep, TrialLost
 from tuner_bridge.in_replica.wire import NOT_A_NUMBER, decode_value
 from tuner_bridge.in_replica.wired_errors import decode_exception
 from tuner_bridge.optuna.ahead import LookAhead, index_of, is_same
-from tuner_bridge.optuna.population import PARENT
+from tuner_bridge.optuna.distributions import suggest
+from tuner_bridge.optuna.population import ELASTIC, MORE_EPOCHS, PARENT
+from tuner_bridge.optuna.stages import SHARED_EPOCHS, Branch, StageTree
 from tuner_bridge.trackers.base import Tracker
 from tuner_bridge.trackers.tracked_trial import ATTRIBUTE, TrackedTrial
 
@@ -61,6 +64,7 @@ class OptunaDriver(StudyDriver):
         self._trackers = trackers
         self._sampler_lock = threading.Lock()
         self._look_ahead = LookAhead(study)
+        self._stages: StageTree | None = None
         self.keeps_states = False
         """Keep the states that trials end with, for others to begin with."""
         self._parents: dict[int, str] = {}
@@ -92,13 +96,15 @@ class OptunaDriver(StudyDriver):
                 self.study.study_name,
             )
 
-    def _queue(self, parameters: Mapping[str, Any], parent: int | None) -> None:
+    def _queue(self, parameters: Mapping[str, Any], parent: int | None, more_epochs: int) -> None:
         """The next trial that the sweep asks for has these parameters, and begins where its parent stands."""
         if self.left == 0:
             raise ValueError(
                 "the sweep has submitted all of its trials; start it again with resume=True and a larger n_trials"
             )
         attributes = {} if parent is None else {PARENT: parent}
+        if more_epochs:
+            attributes[MORE_EPOCHS] = more_epochs
         self.study.enqueue_trial(_within_space(self.study, parameters), user_attrs=attributes)
 
     def adopt_interrupted(self) -> int:
@@ -132,6 +138,19 @@ class OptunaDriver(StudyDriver):
         elif waiting[0].user_attrs.get(TRIAL_ATTRIBUTE) != self.study_key:
             self.study._storage.set_trial_user_attr(waiting[0]._trial_id, TRIAL_ATTRIBUTE, self.study_key)
 
+    def share_stages(self, stages: Mapping[str, int]) -> None:
+        """Have trials that differ only in these parameters share the epochs before the first that they matter in."""
+        if stages:
+            # What a trial has asked for decides with whom it shares: nothing may be on its way.
+            self._look_ahead.draws = False
+            self._stages = StageTree(stages, lambda: self.interrupted or self.fatal is not None)
+
+    def _plans(self) -> dict[str, Any] | None:
+        plans = super()._plans()
+        if plans is not None and self._stages is not None:
+            plans["at_a_time"] = max(1, plans["at_a_time"] - self._stages.waiting)
+        return plans
+
     def begins_with(self, number: int, parent_id: str) -> None:
         """Have the trial of that number begin with the state of an elastic trial."""
         self._parents[number] = parent_id
@@ -141,6 +160,9 @@ class OptunaDriver(StudyDriver):
         number = trial.user_attrs.get(PARENT)
         if number is None or trial.number in self._parents:
             return self._parents.get(trial.number, "")
+        stretch = next((each for each in self.study.get_trials(deepcopy=False) if each.number == number), None)
+        if stretch is not None and ELASTIC in stretch.user_attrs:
+            return str(stretch.user_attrs[ELASTIC])
         trials = self._once_reached(lambda: self.client.request("GET", "/trials"))
         found = [each for each in trials if each["study"] == self.study_key and each["number"] == number]
         if not found:
@@ -167,10 +189,14 @@ class OptunaDriver(StudyDriver):
             trial.set_user_attr(TRIAL_ATTRIBUTE, self.study_key)
         spec = self.template.trial(self.study_key, trial.number, storage_id=trial._trial_id, prunes=prunes)
         tracked = self._tracked(trial)
+        branch = self._branch_of(trial)
         spec = replace(
             spec,
             environ={**spec.environ, **tracked.environ},
-            parent=self._parent_of(trial),
+            parent=branch.parent_id or self._parent_of(trial),
+            parent_epoch=branch.shared_epochs,
+            keep_after=branch.keep_after,
+            more_epochs=trial.user_attrs.get(MORE_EPOCHS, 0),
             keep_state=self.keeps_states,
         )
 
@@ -179,6 +205,8 @@ class OptunaDriver(StudyDriver):
         def has_id(trial_id: str) -> None:
             trial_ids.append(trial_id)
             submitted(trial_id)
+            if self._stages is not None:
+                self._stages.note_submitted(trial.number, trial_id)
             if trial.params:
                 # It has been here before.
                 self.parameters.note(trial_id, trial.params)
@@ -186,12 +214,16 @@ class OptunaDriver(StudyDriver):
         def note(values: Mapping[str, Any]) -> None:
             self.parameters.note(trial_ids[0], values)
 
+        if branch.parent is not None:
+            follow = _with_reports_of(branch.parent, follow)
         ask = Questions(trial, self._look_ahead, tracked, note, self._sampler_lock, follow)
         display = _Display(lambda: ask.trial)
 
         def watch(live: Mapping[str, Any]) -> None:
             display(live)
             tracked.live(live)
+            if self._stages is not None:
+                self._stages.note_live(trial.number, live)
 
         try:
             ended = self.run_trial(spec, ask, watch, has_id)
@@ -200,10 +232,36 @@ class OptunaDriver(StudyDriver):
             raise
         finally:
             ask.close()
+            if self._stages is not None:
+                self._stages.note_end(trial.number, lambda: self._kept_after(trial_ids))
         display.close()
         if self._trackers:
             _end_tracked(tracked, ended, self.history(ended["trial_id"]))
         return _conclude(ended)
+
+    def _branch_of(self, trial: optuna.Trial) -> Branch:
+        """Return where a trial begins among those that share epochs; raises SweepInterrupted."""
+        if self._stages is None or PARENT in trial.user_attrs:
+            return Branch(shared_epochs=trial.user_attrs.get(SHARED_EPOCHS, 0))
+
+        def draw(name: str, space: BaseDistribution) -> Any:
+            with self._sampler_lock:
+                return suggest(trial, name, space)
+
+        branch = self._stages.branch(trial, draw)
+        if branch.parent is not None:
+            trial.set_user_attr(SHARED_EPOCHS, branch.shared_epochs)
+            trial.set_user_attr(PARENT, branch.parent.number)
+        return branch
+
+    def _kept_after(self, trial_ids: Sequence[str]) -> list[int]:
+        """Return the epochs after which an elastic trial's state was kept."""
+        if not trial_ids or self.interrupted or self.fatal is not None:
+            return []
+        try:
+            return list(self.client.request("GET", f"/trials/{trial_ids[0]}")["kept_after"])
+        except SchedulerError:
+            return []
 
     def _tracked(self, trial: optuna.Trial) -> TrackedTrial:
         kept = trial.user_attrs.get(ATTRIBUTE, {})
@@ -211,6 +269,19 @@ class OptunaDriver(StudyDriver):
         if tracked.identities != kept:
             trial.set_user_attr(ATTRIBUTE, tracked.identities)
         return tracked
+
+
+def _with_reports_of(parent: optuna.Trial, follow: Follow) -> Follow:
+    """Let a trial have its parent's reports of the epochs that they share, which end where its own begin."""
+
+    def note(trial: optuna.Trial, step: int, value: float, is_last: bool) -> optuna.Trial | None:
+        if len(_reported_steps(trial.study, trial)) == 1:
+            reported = parent.study._storage.get_trial(parent._trial_id).intermediate_values
+            for before in sorted(each for each in reported if each < step):
+                trial.report(reported[before], before)
+        return follow(trial, step, value, is_last)
+
+    return note
 
 
 class _Display:
