@@ -78,6 +78,7 @@ def test_only_the_parameters_that_are_named_change() -> None:
         ({"every": "soon"}, "every is 'soon'; write a number of epochs, such as '4 epochs'"),
         ({"every": 0}, "every is 0; it must be at least 1 report"),
         ({"quantile": 0.6}, "quantile is 0.6; it must be above 0 and at most 0.5"),
+        ({"explore": "best"}, "explore is 'best'; it must be 'perturb' or 'pb2'"),
         ({"perturb": 1.0}, "perturb is 1.0; it must be a factor above 1"),
         ({"resample": -0.1}, "resample is -0.1; it must be a probability"),
     ],
@@ -154,13 +155,13 @@ class Trains:
 
 
 def population_of(
-    rates: Sequence[float], every: int = 3, **options: Any
+    rates: Sequence[float], every: int = 3, explore: str = "perturb", **options: Any
 ) -> tuple[optuna.Study, Trains, Callable[..., None]]:
     study = optuna.create_study()
     for rate in rates:
         study.enqueue_trial({"lr": rate})
     driver = Trains(study, **options)
-    population = Population(size=len(rates), every=every, seed=0)
+    population = Population(size=len(rates), every=every, seed=0, explore=explore)
 
     def run(**given: Any) -> None:
         PopulationSweep(cast("OptunaDriver", driver), population, **given).run()
@@ -168,8 +169,9 @@ def population_of(
     return study, driver, run
 
 
-def test_each_line_of_descent_has_each_epoch_once() -> None:
-    study, driver, run = population_of([0.1, 0.2, 5.0, 9.0])
+@pytest.mark.parametrize("explore", ["perturb", "pb2"])
+def test_each_line_of_descent_has_each_epoch_once(explore: str) -> None:
+    study, driver, run = population_of([0.1, 0.2, 5.0, 9.0], explore=explore)
     run()
     trials = {trial.number: trial for trial in study.trials}
     last = [trial for trial in trials.values() if 11 in trial.intermediate_values]

@@ -19,6 +19,7 @@ import re
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 import optuna
@@ -26,6 +27,7 @@ from optuna.distributions import BaseDistribution, CategoricalDistribution, Floa
 from optuna.trial import TrialState, create_trial
 
 from tuner_bridge.errors import InvalidSweep
+from tuner_bridge.optuna.bandit import Stretch
 
 PARENT = "elastune:parent"
 """User attribute of an Optuna trial: number of the trial whose state it begins with."""
@@ -55,6 +57,9 @@ class Population:
     """Factor by which a number is multiplied or divided, above 1."""
     resample: float = 0.25
     """Probability that a parameter is drawn anew instead, from 0 to 1."""
+    explore: str = "perturb"
+    """``"perturb"``: as above. ``"pb2"``: numbers are chosen by a model of what stretches have gained so far
+    (`tuner_bridge.optuna.bandit`), categories as above."""
     parameters: Sequence[str] | None = None
     """Names of those that change when a member goes on from another; None: all.
 
@@ -70,6 +75,8 @@ class Population:
             raise InvalidSweep(f"Population's quantile is {self.quantile!r}; it must be above 0 and at most 0.5")
         if not (isinstance(self.perturb, int | float) and math.isfinite(self.perturb) and self.perturb > 1.0):
             raise InvalidSweep(f"Population's perturb is {self.perturb!r}; it must be a factor above 1, such as 1.2")
+        if self.explore not in ("perturb", "pb2"):
+            raise InvalidSweep(f"Population's explore is {self.explore!r}; it must be 'perturb' or 'pb2'")
         if not 0.0 <= self.resample <= 1.0:
             raise InvalidSweep(f"Population's resample is {self.resample!r}; it must be a probability from 0 to 1")
 
@@ -107,17 +114,25 @@ class Population:
         spaces: Mapping[str, BaseDistribution],
         draw: Callable[[str, BaseDistribution], Any],
         rng: random.Random,
+        proposed: Mapping[str, Any] = MappingProxyType({}),
     ) -> dict[str, Any]:
-        """Return a winner's parameters, changed: each drawn anew by ``draw``, or perturbed within its space."""
+        """Return a winner's parameters, changed.
+
+        Each is as ``proposed``, or drawn anew by ``draw``, or perturbed within its space.
+        """
         changed = dict(parameters)
-        for name, space in spaces.items():
-            if self.parameters is not None and name not in self.parameters:
-                continue
-            if rng.random() < self.resample:
+        for name, space in self.to_change(spaces).items():
+            if name in proposed:
+                changed[name] = proposed[name]
+            elif rng.random() < self.resample:
                 changed[name] = draw(name, space)
             else:
                 changed[name] = self._perturbed(parameters[name], space, rng)
         return changed
+
+    def to_change(self, spaces: Mapping[str, BaseDistribution]) -> dict[str, BaseDistribution]:
+        """Return the spaces of those parameters that change."""
+        return {name: space for name, space in spaces.items() if self.parameters is None or name in self.parameters}
 
     def _perturbed(self, value: Any, space: BaseDistribution, rng: random.Random) -> Any:
         up = rng.random() < 0.5
@@ -149,6 +164,10 @@ class Member:
     """Stretches that it has completed."""
     score: float | None = None
     """Latest value at the end of a stretch, larger is better."""
+    began_with: float | None = None
+    """Score that its present stretch began with; None for its first."""
+    time: int = 0
+    """Number of its present stretch, counted from the beginning of the training that it goes back to."""
     successor: optuna.Trial | None = None
     """Stretch that takes its place, with another member's state."""
     is_to_end: bool = False
@@ -166,6 +185,14 @@ class Standings:
 
     members: list[Member] = field(default_factory=list)
     lock: threading.RLock = field(default_factory=threading.RLock)
+
+    def under_way(self) -> list[Stretch]:
+        """Return the stretches whose gain is not known yet."""
+        return [
+            Stretch(each.trial.params, each.time, each.began_with)
+            for each in self.members
+            if each.began_with is not None and not each.is_over and each.successor is None
+        ]
 
     @property
     def scores(self) -> dict[int, float]:

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import optuna
 from optuna.distributions import BaseDistribution
 from optuna.study import StudyDirection
@@ -16,6 +17,7 @@ from optuna.trial import FrozenTrial, TrialState
 from dist_core.errors import NothingLeftToTrain
 from scheduler.errors import SchedulerError
 from tuner_bridge.errors import InvalidSweep, SweepInterrupted
+from tuner_bridge.optuna.bandit import Bandit, Stretch
 from tuner_bridge.optuna.population import ELASTIC, MEMBER, PARENT, Member, Population, Standings, begin_stretch
 from tuner_bridge.optuna.trial_driver import TRIAL_ATTRIBUTE, OptunaDriver
 
@@ -42,6 +44,8 @@ class PopulationSweep:
         self._callbacks = callbacks
         self._ends_at = None if timeout is None else time.monotonic() + timeout
         self._rng = random.Random(population.seed)
+        self._numpy = np.random.default_rng(population.seed)
+        self._bandit = Bandit()
         self._drawer = optuna.samplers.RandomSampler(seed=population.seed)
         self._standings = Standings()
         self._error: BaseException | None = None
@@ -131,7 +135,12 @@ class PopulationSweep:
         if not self._population.ends_stretch(step):
             return trial
         with self._standings.lock:
-            member.score = self._sign * value
+            score = self._sign * value
+            if member.began_with is not None:
+                gain = score - member.began_with
+                self._bandit.note(Stretch(trial.params, member.time, member.began_with, gain))
+            member.score = member.began_with = score
+            member.time += 1
             member.stretches += 1
             if is_last:
                 member.has_trained_all = True
@@ -155,8 +164,7 @@ class PopulationSweep:
         return self._study._stop_flag or (self._ends_at is not None and time.monotonic() > self._ends_at)
 
     def _replace(self, member: Member, winner: Member) -> None:
-        parameters = self._population.explored(winner.trial.params, winner.trial.distributions, self._draw, self._rng)
-        member.successor = self._begin(member, winner.trial, parameters, parent_id=winner.trial_id)
+        member.successor = self._successor(member, winner)
         self._driver.cancel(
             member.trial_id,
             f"trial {member.successor.number} takes its place in the population, with the state of trial "
@@ -171,11 +179,24 @@ class PopulationSweep:
             if not scores or self._is_over:
                 return False
             winner = self._standings.members[max(scores, key=lambda each: scores[each])]
-            parameters = self._population.explored(
-                winner.trial.params, winner.trial.distributions, self._draw, self._rng
-            )
-            member.trial = self._begin(member, winner.trial, parameters, parent_id=winner.trial_id)
+            member.trial = self._successor(member, winner)
         return True
+
+    def _successor(self, member: Member, winner: Member) -> optuna.Trial:
+        """Return a stretch that begins with the winner's state and other parameters; under the standings' lock."""
+        parameters, spaces = winner.trial.params, winner.trial.distributions
+        member.began_with, member.time = winner.score, winner.time
+        proposed: dict[str, Any] = {}
+        if self._population.explore == "pb2" and winner.score is not None:
+            others = [each for each in self._standings.members if each is not member]
+            proposed = self._bandit.propose(
+                self._population.to_change(spaces),
+                Stretch(parameters, winner.time, winner.score),
+                Standings(others).under_way(),
+                self._numpy,
+            )
+        parameters = self._population.explored(parameters, spaces, self._draw, self._rng, proposed)
+        return self._begin(member, winner.trial, parameters, parent_id=winner.trial_id)
 
     def _draw(self, name: str, space: BaseDistribution) -> Any:
         trial = self._study._storage.get_trial(self._standings.members[0].trial._trial_id)
