@@ -24,7 +24,7 @@ from tests.support.project import ROOT
 
 Started = TypeVar("Started")
 
-STARTS = 3
+STARTS = 5
 """NNI gives its web server 4 s and its tuner 10 s to start, which a busy machine may miss."""
 
 

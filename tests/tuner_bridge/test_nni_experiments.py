@@ -251,3 +251,33 @@ def test_the_example_runs_as_it_is_written(experiment: Callable[..., NniExperime
     for trial in made.trials():
         kinds = [kind for kind, _, _ in made.results(trial["trialJobId"])]
         assert kinds == ["PERIODICAL"] * 6 + ["FINAL"]
+
+
+def test_nnis_population_based_tuner_hands_checkpoints_from_generation_to_generation(
+    experiment: Callable[..., NniExperiment],
+) -> None:
+    """The published example, smaller: three members of three generations, whose folders the tuner names."""
+    folder = ROOT / "examples" / "nni_population"
+    config = yaml.safe_load((folder / "experiment.yml").read_text())
+    made = experiment((folder / "trial.py").read_text(), service={"slots": 2})
+    kept = made.folder / "kept"
+    made.config |= {key: config[key] for key in ("trialCommand", "searchSpace")}
+    arguments = {**config["tuner"]["classArgs"], "all_checkpoint_dir": str(kept), "population_size": 3}
+    made.config |= {
+        "tuner": {**config["tuner"], "classArgs": arguments},
+        "maxTrialNumber": 9,
+        "trialConcurrency": 3,
+    }
+    made.create()
+    made.until_done(250.0)
+    assert made.states() == ["SUCCEEDED"] * 9
+    by_parent: dict[str, list[dict[str, Any]]] = {}
+    values = {}
+    for trial in made.trials():
+        parameters = json.loads(trial["hyperParameters"][0])["parameters"]
+        assert (Path(parameters["save_checkpoint_dir"]) / "model.pth").exists()
+        values[parameters["save_checkpoint_dir"]] = float(trial["finalMetricData"][0]["data"])
+        by_parent.setdefault(parameters["load_checkpoint_dir"], []).append(parameters)
+    later = {parent: found for parent, found in by_parent.items() if parent in values and Path(parent).name != "0"}
+    assert later, "the third generation begins with checkpoints of the second"
+    assert any(len(found) == 2 for found in by_parent.values()), "a loser begins with the checkpoint of a winner"
