@@ -15,7 +15,8 @@ import torch
 
 from dist_core.errors import InvalidTraining
 from dist_core.gradients.optimizers import own_groups, own_schedules
-from dist_core.state.parts import DIVIDED, PARTS, local_of
+from dist_core.state.manifests import PARTS
+from dist_core.state.parts import DIVIDED, local_of
 
 Chunk = dict[str, Any]
 """``rows`` of a tensor ``of`` that shape, from row ``at`` on."""

@@ -1,8 +1,8 @@
 """Checkpoints on disk: written beside training, complete or absent, never half.
 
-A checkpoint is a folder ``checkpoint-<sequence>`` with the state and, written last, a manifest with the state's
-checksum. It is written under another name, flushed to disk, renamed, and the parent flushed; a crash at any byte
-leaves the previous one in place. Loading walks from the newest to the oldest and skips what does not verify.
+A checkpoint (`dist_core.state.manifests`) is written under another name and renamed: from then on this machine can read
+it. Then it is flushed to disk and gets its checksum. A crash at any byte leaves the previous one in place. Loading
+walks from the newest to the oldest and skips what does not verify.
 
 Concurrency: one thread writes. What only an optimizer's step changes is copied while the next step computes its
 gradients; what applies them waits for the copy (``settle``). The rest is copied at once. While the writer writes, a
@@ -28,49 +28,74 @@ import torch
 
 from dist_core.errors import InvalidCheckpoint
 from dist_core.state.copies import Copies, Copying, host_memory_for
+from dist_core.state.manifests import (
+    BOOT,
+    CHECKSUM,
+    FORMAT_VERSION,
+    MANIFEST,
+    PREFIX,
+    STATE,
+    is_flushed,
+    present_boot,
+    sequences,
+)
 from dist_core.state.packing import pack, unpack
 
 logger = logging.getLogger(__name__)
 
-FORMAT_VERSION = 2
 KEPT = 2
 ABANDONED_SECONDS = 600.0
 """A checkpoint to which nothing was written for so long is nobody's any more."""
-_STATE, _MANIFEST, _PREFIX = "state.pt", "manifest.json", "checkpoint-"
 
 
-def write_checkpoint(folder: Path, sequence: int, state: dict[str, Any], summary: dict[str, Any]) -> Path:
-    """Write and flush one checkpoint, then remove all but the newest ``KEPT``. Raises OSError (a full disk)."""
+def write_checkpoint(
+    folder: Path,
+    sequence: int,
+    state: dict[str, Any],
+    summary: dict[str, Any],
+    *,
+    readable: Callable[[], None] = lambda: None,
+) -> Path:
+    """Write and flush one checkpoint, then remove all but the newest ``KEPT``. Raises OSError (a full disk).
+
+    ``readable``: called once it may be read on this machine, before it is flushed.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     partial = folder / f"partial-{sequence}-{os.getpid()}"
-    final = folder / f"{_PREFIX}{sequence:08d}"
+    final = folder / f"{PREFIX}{sequence:08d}"
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir()
     try:
-        with open(partial / _STATE, "wb") as file:
-            torch.save(state, file)
-            file.flush()
-            os.fsync(file.fileno())
-        manifest = {
-            "format": FORMAT_VERSION,
-            "sequence": sequence,
-            "sha256": _sha256(partial / _STATE),
-            "summary": summary,
-        }
-        with open(partial / _MANIFEST, "w") as file:
-            json.dump(manifest, file)
-            file.flush()
-            os.fsync(file.fileno())
-        _flush_folder(partial)
+        torch.save(state, partial / STATE)
+        manifest = {"format": FORMAT_VERSION, "sequence": sequence, BOOT: present_boot(), "summary": summary}
+        (partial / MANIFEST).write_text(json.dumps(manifest))
         shutil.rmtree(final, ignore_errors=True)
         os.rename(partial, final)
-        _flush_folder(folder)
+        readable()
+        flush(final)
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)
+        shutil.rmtree(final, ignore_errors=True)
         raise
-    for old in (*(path for _, path in _sequences(folder)[KEPT:]), *_abandoned(folder)):
+    for old in (*(path for _, path in sequences(folder)[KEPT:]), *_abandoned(folder)):
         shutil.rmtree(old, ignore_errors=True)
     return final
+
+
+def flush(path: Path) -> None:
+    """Have a checkpoint outlive the machine's memory: flush its state, and give it its checksum. Raises OSError."""
+    with open(path / STATE, "rb") as file:
+        os.fsync(file.fileno())
+        checksum = hashlib.file_digest(file, "sha256").hexdigest()
+    manifest = {key: value for key, value in json.loads((path / MANIFEST).read_text()).items() if key != BOOT}
+    arriving = path / f"{MANIFEST}-{os.getpid()}"
+    with open(arriving, "w") as file:
+        json.dump({**manifest, CHECKSUM: checksum}, file)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(arriving, path / MANIFEST)
+    _flush_folder(path)
+    _flush_folder(path.parent)
 
 
 def _abandoned(folder: Path) -> list[Path]:
@@ -84,37 +109,23 @@ def _abandoned(folder: Path) -> list[Path]:
     return found
 
 
-def read_manifest(path: Path) -> dict[str, Any]:
-    """Read a checkpoint folder's manifest without looking at its state. Raises InvalidCheckpoint."""
-    try:
-        manifest: dict[str, Any] = json.loads((path / _MANIFEST).read_text())
-    except (OSError, ValueError) as error:
-        raise InvalidCheckpoint(f"checkpoint {path} cannot be read: {error}") from error
-    if manifest.get("format") != FORMAT_VERSION:
-        raise InvalidCheckpoint(
-            f"checkpoint {path} has format {manifest.get('format')}; this version reads {FORMAT_VERSION}"
-        )
-    return manifest
-
-
 def verify(path: Path, manifest: dict[str, Any]) -> None:
     """Check that the state is the one that was written. Raises InvalidCheckpoint."""
+    if not is_flushed(manifest):
+        # This machine has it in memory, as it was written.
+        return
     try:
-        digest = _sha256(path / _STATE)
+        with open(path / STATE, "rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as error:
         raise InvalidCheckpoint(f"checkpoint {path} cannot be read: {error}") from error
-    if manifest.get("sha256") != digest:
+    if manifest.get(CHECKSUM) != digest:
         raise InvalidCheckpoint(f"checkpoint {path} does not match its checksum; it was damaged after it was written")
-
-
-def checkpoints_of(folder: Path) -> list[Path]:
-    """Newest first."""
-    return [path for _, path in _sequences(folder)]
 
 
 def load_checkpoint(path: Path, *, in_place: bool = False) -> dict[str, Any]:
     """``in_place``: tensors are read when they are used, as far as they are."""
-    state: dict[str, Any] = torch.load(path / _STATE, weights_only=True, map_location="cpu", mmap=in_place)
+    state: dict[str, Any] = torch.load(path / STATE, weights_only=True, map_location="cpu", mmap=in_place)
     return state
 
 
@@ -133,7 +144,7 @@ class CheckpointWriter:
     def __init__(
         self, folder: Path, *, on_error: Callable[[str], None], on_written: Callable[[], None] = lambda: None
     ) -> None:
-        """``on_written``: told of each checkpoint that is on disk."""
+        """``on_written``: told of each checkpoint when this machine can read it, and again when it is on disk."""
         self.folder = folder
         self._on_error = on_error
         self._on_written = on_written
@@ -221,9 +232,10 @@ class CheckpointWriter:
             try:
                 waiting.copying.finish()
                 # Numbered by what is on disk now: another replica may have been rank 0, and written, in between.
-                existing = _sequences(self.folder)
+                existing = sequences(self.folder)
                 began = time.thread_time()
-                write_checkpoint(self.folder, existing[0][0] + 1 if existing else 1, waiting.state, waiting.summary)
+                number = existing[0][0] + 1 if existing else 1
+                write_checkpoint(self.folder, number, waiting.state, waiting.summary, readable=self._on_written)
                 self.write_seconds = time.thread_time() - began
                 self._on_written()
             except Exception as error:
@@ -234,23 +246,6 @@ class CheckpointWriter:
                 with self._condition:
                     self._busy = False
                     self._condition.notify_all()
-
-
-def _sequences(folder: Path) -> list[tuple[int, Path]]:
-    """(sequence, path) of the checkpoint folders, newest first."""
-    if not folder.is_dir():
-        return []
-    found = [
-        (int(path.name.removeprefix(_PREFIX)), path)
-        for path in folder.iterdir()
-        if path.name.startswith(_PREFIX) and path.name.removeprefix(_PREFIX).isdigit()
-    ]
-    return sorted(found, reverse=True)
-
-
-def _sha256(path: Path) -> str:
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _flush_folder(path: Path) -> None:

@@ -20,7 +20,8 @@ from torch.futures import Future
 
 from dist_core.errors import InvalidCheckpoint
 from dist_core.state.checkpoint import load_checkpoint
-from dist_core.state.parts import PARTS, merged, newest_in_parts
+from dist_core.state.manifests import PARTS
+from dist_core.state.parts import merged, newest_in_parts
 
 Chunks = dict[tuple[int, ...], torch.Tensor]
 """Parts of a tensor, by where in it they begin."""

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import os
 import statistics
+import threading
 import time
 from collections import deque
 from collections.abc import Callable
@@ -15,8 +17,9 @@ from typing import Any
 import torch
 
 from dist_core.life import Listener
-from dist_core.state.checkpoint import CheckpointWriter, checkpoints_of, load_checkpoint, write_checkpoint
-from dist_core.state.parts import ALONE, Readers, merged, newest_in_parts, part_folder
+from dist_core.state.checkpoint import CheckpointWriter, flush, load_checkpoint, write_checkpoint
+from dist_core.state.manifests import checkpoints_of, is_flushed, part_folder
+from dist_core.state.parts import ALONE, Readers, merged, newest_in_parts
 
 logger = logging.getLogger(__name__)
 
@@ -89,7 +92,12 @@ class TrialCheckpoints(Listener):
             f" of parent={parent}" if parent else "",
         )
         # Of the parts of a state that is divided, a process copies the rows that it holds itself.
-        return merged([load_checkpoint(path, in_place=len(paths) > 1) for path in paths])
+        in_place = len(paths) > 1 or not is_flushed(manifest)
+        states = merged([load_checkpoint(path, in_place=in_place) for path in paths])
+        if not is_flushed(manifest) and self._part < len(paths):
+            mine = paths[self._part]
+            threading.Thread(target=_flush_quietly, args=(mine,), name="elastune-flush", daemon=True).start()
+        return states
 
     @property
     def is_busy(self) -> bool:
@@ -157,6 +165,12 @@ class TrialCheckpoints(Listener):
         self._came_from_failure = 0
         self._trained_before = state["trained_seconds"]
         self._trains_since = None if self._trains_since is None else time.monotonic()
+
+
+def _flush_quietly(path: Path) -> None:
+    """Have a state that came from another trial's memory outlive the machine, unless a newer one has by now."""
+    with contextlib.suppress(OSError, ValueError):
+        flush(path)
 
 
 SHORTEST_SECONDS = 1.0

@@ -23,7 +23,7 @@ from dist_core.gradients.patched_calls import intercept_optimizer, intercept_sca
 from dist_core.gradients.scaled_rates import ScaledRates
 from dist_core.gradients.schedules import has_ended, schedules_unknown, takes_metric, takes_position
 from dist_core.gradients.step_place import StepPlace
-from dist_core.state.parts import PARTS
+from dist_core.state.manifests import PARTS
 from dist_core.state.states import FunctionState
 from dist_core.training.batch_scale import BatchScale
 from dist_core.training.optimizer_steps import OptimizerSteps

@@ -8,7 +8,7 @@ from typing import Any
 from dist_core.generations.generation import Generation
 from dist_core.generations.step_vote import Voter
 from dist_core.life import Listener
-from dist_core.state.parts import PARTS
+from dist_core.state.manifests import PARTS
 from dist_core.state.persistence import Persistence
 from dist_core.state.position import Position
 from dist_core.state.states import ENDED, kept_after
@@ -40,8 +40,8 @@ class Saving(Voter, Listener):
         self._request = request
         self._announce = announce
         self._answered = ""
-        self._tells = False
-        """True while a checkpoint that was asked for is on its way to the disk."""
+        self._to_tell = 0
+        """Times to say that a checkpoint which was asked for has come further: it can be read, it is on disk."""
         self._keeps_end = keeps_end
         self._keeps_after = keeps_after
 
@@ -92,14 +92,15 @@ class Saving(Voter, Listener):
 
     def save(self, *, leaving: bool, wait: bool = False) -> None:
         """Write all registered states; the processes of the first replica only, each its part."""
-        self._tells = self._tells or self._answered != self._request()
+        if self._answered != self._request():
+            self._to_tell = 2
         self._answered = self._request()
         self._states.save(self._summary(), leaving=leaving, wait=wait)
 
     def written(self) -> None:
-        """A checkpoint is on disk; called by the thread that writes."""
-        if self._tells:
-            self._tells = False
+        """A checkpoint can be read, or is on disk now; called by the thread that writes."""
+        if self._to_tell:
+            self._to_tell -= 1
             self._announce("/saved", {})
 
     def _summary(self) -> dict[str, Any]:

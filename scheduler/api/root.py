@@ -38,6 +38,7 @@ def assemble(
         replica_token=tokens.for_replica,
         base_environ=site.environ(is_shared=is_shared),
         shares_files=not site.runs_elsewhere,
+        one_machine=site.is_one_machine,
         **of_loop,
     )
     loop = ControlLoop(store, site.launcher, policy_by_name(policy), settings, clock=clock)

@@ -19,6 +19,8 @@ class Site:
     """Agents that run replicas on other nodes and call the scheduler."""
     grows = False
     """True if the site may get more slots than it has now."""
+    is_one_machine = False
+    """True if all replicas run on the scheduler's machine."""
     runs_elsewhere = False
     """True if replicas share no files with this machine, so that code has to be brought to them."""
     most_slots = 0

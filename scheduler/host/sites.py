@@ -38,6 +38,8 @@ class MachineSettings:
 
 
 class MachineSite(Site):
+    is_one_machine = True
+
     def __init__(self, settings: MachineSettings) -> None:
         gpus = Nvml()
         self._local = LocalLauncher(

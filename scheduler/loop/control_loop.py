@@ -59,7 +59,7 @@ class ControlLoop:
         self.decisions = Decisions(policy, self._observer, self._backoff, every_seconds=settings.decide_every_seconds)
         journal = Journal(store, policy)
         self._liveness = Liveness(launcher, journal, monotonic, settings.silence_seconds)
-        self._files = TrialFiles(settings.state_dir, store, launcher, monotonic)
+        self._files = TrialFiles(settings.state_dir, store, launcher, monotonic, one_machine=settings.one_machine)
         self._inheritance = Inheritance(store, self._files, journal, on_release=lambda: self.decisions.decide_anew())
         starts = Starts(store, launcher, journal, self._backoff, self._files, settings)
         self._observations = Observations(

@@ -27,6 +27,8 @@ class LoopSettings:
     """Seconds for replicas of a finished trial to end by themselves."""
     shares_files: bool = False
     """Replicas see the scheduler's files, as on its own machine: they find there what comes after they have started."""
+    one_machine: bool = False
+    """Replicas run on the scheduler's machine, all of them."""
     may_act: Callable[[], bool] = lambda: True
     """Tells whether this scheduler still is the one that decides; otherwise it only answers."""
     move_patience_seconds: float = 10.0

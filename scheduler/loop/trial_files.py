@@ -12,10 +12,9 @@ import time
 import uuid
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
+from dist_core.state.manifests import MANIFEST, STATE, Part, newest_parts, part_folder
 from dist_core.state.states import ENDED, kept_after
-from trials.agents.archives import newest
 from trials.launch.base import Launcher
 from trials.log_files import last_words, shorten
 from trials.record import ReplicaRecord, TrialRecord
@@ -35,7 +34,17 @@ logger = logging.getLogger(__name__)
 
 
 class TrialFiles:
-    def __init__(self, state_dir: Path, store: TrialStore, launcher: Launcher, monotonic: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        state_dir: Path,
+        store: TrialStore,
+        launcher: Launcher,
+        monotonic: Callable[[], float],
+        *,
+        one_machine: bool = False,
+    ) -> None:
+        """``one_machine``: all replicas run on this one, and read what others of it have not flushed to disk yet."""
+        self._one_machine = one_machine
         self._state_dir = state_dir
         self._store = store
         self._launcher = launcher
@@ -82,7 +91,8 @@ class TrialFiles:
 
     def newest_checkpoint(self, trial_id: str) -> str:
         """Return the name of a trial's newest checkpoint; empty where it has none."""
-        return newest(self.checkpoint_dir(trial_id)).get("", "")
+        parts = newest_parts(self.checkpoint_dir(trial_id), flushed=not self._one_machine)
+        return parts[0][0].name if parts else ""
 
     def waits_for_state(self, trial: TrialRecord) -> bool:
         """Tell whether a trial has still to get the state of its parent."""
@@ -100,12 +110,12 @@ class TrialFiles:
         """Return the epochs after which its state was kept for other trials to begin with."""
         return [epochs for epochs in trial.spec.keep_after if self._state_of(trial.trial_id, epochs)]
 
-    def _state_of(self, trial_id: str, after: int = 0) -> list[Path]:
+    def _state_of(self, trial_id: str, after: int = 0) -> list[Part]:
         """Return the parts of a trial's newest state, or of the one that it had ``after`` so many epochs."""
         folder = self.checkpoint_dir(trial_id)
         if after:
-            return _newest_parts(folder / kept_after(after))
-        return _newest_parts(folder / ENDED) or _newest_parts(folder)
+            return newest_parts(folder / kept_after(after), flushed=True)
+        return newest_parts(folder / ENDED, flushed=True) or newest_parts(folder, flushed=not self._one_machine)
 
     def hand_on(self, child: TrialRecord) -> bool:
         """Have a child begin with its parent's state; False where there is none."""
@@ -114,7 +124,7 @@ class TrialFiles:
         if not parts:
             return False
         _take_over(parts, self.checkpoint_dir(child.trial_id), parent_id)
-        logger.info("state handed on parent=%s child=%s checkpoint=%s", parent_id, child.trial_id, parts[0].name)
+        logger.info("state handed on parent=%s child=%s checkpoint=%s", parent_id, child.trial_id, parts[0][0].name)
         return True
 
     def forget_checkpoints(self, trial_id: str) -> None:
@@ -172,46 +182,23 @@ class TrialFiles:
                 logger.info("prepared data deleted folder=%s", folder.name)
 
 
-def _newest_parts(folder: Path) -> list[Path]:
-    """Return the newest checkpoint in a folder, with the parts that a replica's other processes wrote of it."""
-    for first in sorted(folder.glob("checkpoint-*"), reverse=True):
-        summary = _summary(first)
-        if summary is None:
-            continue
-        parts = [first]
-        for member in range(1, int(summary.get("parts", 1))):
-            beside = sorted((folder / f"part-{member}").glob("checkpoint-*"), reverse=True)
-            parts += [path for path in beside if _summary(path) == summary][:1]
-        if len(parts) == summary.get("parts", 1):
-            return parts
-    return []
-
-
-def _summary(checkpoint: Path) -> dict[str, Any] | None:
-    try:
-        return dict(json.loads((checkpoint / "manifest.json").read_text())["summary"])
-    except (OSError, ValueError, KeyError):
-        return None
-
-
-def _take_over(parts: list[Path], folder: Path, parent_id: str) -> None:
+def _take_over(parts: list[Part], folder: Path, parent_id: str) -> None:
     """Make a checkpoint of a parent the first one of its child, the first process's last: then it counts.
 
     Links where the file system has them: a state of gigabytes takes neither time nor space.
     """
-    for member, source in reversed(list(enumerate(parts))):
-        target = folder if member == 0 else folder / f"part-{member}"
+    for member, (source, manifest) in reversed(list(enumerate(parts))):
+        target = part_folder(folder, member)
         arriving = target / f"partial-{uuid.uuid4().hex[:12]}"
         arriving.mkdir(parents=True)
         for path in source.iterdir():
-            if path.name != "manifest.json":
+            if path.name == STATE:
                 try:
                     os.link(path, arriving / path.name)
                 except OSError:
                     shutil.copyfile(path, arriving / path.name)
-        manifest = json.loads((source / "manifest.json").read_text())
-        manifest["summary"] |= {"left": True, "parent": parent_id}
-        with open(arriving / "manifest.json", "w") as file:
+        manifest = {**manifest, "summary": {**manifest["summary"], "left": True, "parent": parent_id}}
+        with open(arriving / MANIFEST, "w") as file:
             json.dump(manifest, file)
             file.flush()
             os.fsync(file.fileno())

@@ -19,20 +19,20 @@ import numpy as np
 import pytest
 import torch
 
-from dist_core.errors import InvalidTraining
+from dist_core.errors import InvalidCheckpoint, InvalidTraining
 from dist_core.state.checkpoint import (
     ABANDONED_SECONDS,
     CheckpointWriter,
     load_checkpoint,
-    read_manifest,
     write_checkpoint,
 )
 from dist_core.state.copies import Copying
+from dist_core.state.manifests import BOOT, CHECKSUM, present_boot, read_manifest
 from dist_core.state.memory_limit import MemoryLimit
 from dist_core.state.packing import pack, unpack
 from dist_core.state.parts import newest_in_parts
 from dist_core.state.states import FunctionState, StateRegistry
-from dist_core.state.trial_checkpoints import checkpoint_interval, mean_time_to_failure
+from dist_core.state.trial_checkpoints import TrialCheckpoints, checkpoint_interval, mean_time_to_failure
 from tests.support.checkpoints import written_by
 from tests.support.director import until
 from tests.support.project import ROOT
@@ -351,3 +351,49 @@ def test_states_are_named_once_and_may_be_claimed_late() -> None:
     assert registry.capture() == {"late": {"x": 2}}
     with pytest.raises(InvalidTraining, match="'late' is already registered"):
         registry.register("late", FunctionState(dict, received.append))
+
+
+def test_a_checkpoint_can_be_read_before_it_is_flushed_and_outlives_the_machine_after(tmp_path: Path) -> None:
+    seen: list[tuple[dict[str, Any], bool]] = []
+
+    def look() -> None:
+        manifest = read_manifest(tmp_path / "checkpoint-00000001")
+        found = newest_in_parts(tmp_path)
+        with pytest.raises(InvalidCheckpoint, match="was not on disk yet"):
+            read_manifest(tmp_path / "checkpoint-00000001", flushed=True)
+        seen.append((manifest, found is not None))
+
+    path = write_checkpoint(tmp_path, 1, STATE, {}, readable=look)
+    [(manifest, was_found)] = seen
+    assert was_found and manifest[BOOT] == present_boot()
+    assert BOOT not in read_manifest(path, flushed=True)
+
+
+def test_a_state_that_came_from_memory_is_flushed_by_who_reads_it(tmp_path: Path) -> None:
+    path = write_checkpoint(tmp_path, 1, STATE, {"epoch": 1})
+    manifest = {key: value for key, value in read_manifest(path).items() if key != CHECKSUM}
+    (path / "manifest.json").write_text(json.dumps({**manifest, BOOT: present_boot()}))
+    loaded = TrialCheckpoints(tmp_path, on_error=pytest.fail).load_newest()
+    assert loaded is not None and torch.equal(loaded["model"]["w"], STATE["model"]["w"])  # type: ignore[index]
+    until(lambda: BOOT not in read_manifest(path))
+    assert newest_in_parts(tmp_path) is not None
+
+
+def test_a_checkpoint_of_a_boot_that_is_over_is_skipped(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path, 1, STATE, {"epoch": 1})
+    newest = write_checkpoint(tmp_path, 2, STATE, {"epoch": 2})
+    manifest = read_manifest(newest)
+    (newest / "manifest.json").write_text(json.dumps({**manifest, BOOT: "another one"}))
+    found = newest_in_parts(tmp_path)
+    assert found is not None and found[1]["summary"] == {"epoch": 1}
+
+
+def test_a_checkpoint_that_cannot_be_flushed_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    write_checkpoint(tmp_path, 1, STATE, {"epoch": 1})
+    monkeypatch.setattr(os, "fsync", fails)
+    with pytest.raises(OSError, match="No space left"):
+        write_checkpoint(tmp_path, 2, STATE, {"epoch": 2})
+    assert [path.name for path in tmp_path.iterdir()] == ["checkpoint-00000001"]

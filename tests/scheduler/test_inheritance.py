@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from dist_core.state.manifests import present_boot
 from scheduler.loop.inheritance import SAVE_SECONDS
 from tests.support.loop_bench import Bench
 from tests.support.site import Site
@@ -20,14 +21,16 @@ def bench(tmp_path: Path) -> Bench:
     return Bench(tmp_path)
 
 
-def save(bench: Bench, trial_id: str, sequence: int, *, parts: int = 1, folder: str = ".") -> None:
+def save(bench: Bench, trial_id: str, sequence: int, *, parts: int = 1, folder: str = ".", boot: str = "") -> None:
     for member in range(parts):
         place = bench.folder / "checkpoints" / trial_id / folder / (f"part-{member}" if member else ".")
         path = place / f"checkpoint-{sequence:08d}"
         path.mkdir(parents=True)
         (path / "state.pt").write_text(f"state {sequence} of part {member}")
         summary = {"epoch": sequence, "left": False, "parts": parts}
-        (path / "manifest.json").write_text(json.dumps({"format": 2, "summary": summary}))
+        (path / "manifest.json").write_text(
+            json.dumps({"format": 2, "summary": summary, **({"boot": boot} if boot else {})})
+        )
 
 
 def state_of(bench: Bench, trial_id: str, part: str = ".") -> str:
@@ -60,6 +63,37 @@ def test_a_parent_that_trains_is_asked_to_save_and_its_child_waits_for_that(benc
     assert json.loads(manifest.read_text())["summary"] == {"epoch": 2, "left": True, "parts": 1, "parent": parent}
     assert len(bench.store.replicas(trial_id=child)) == 1
     assert bench.trial(parent).state is TrialState.RUNNING
+
+
+@pytest.mark.parametrize("one_machine", [True, False])
+def test_a_state_that_is_in_memory_only_is_handed_on_within_the_machine(bench: Bench, one_machine: bool) -> None:
+    bench.one_machine = one_machine
+    bench.loop = bench.new_loop()
+    parent = parent_that_trains(bench)
+    save(bench, parent, 1)
+    child = child_of(bench, parent)
+    bench.tick(2)
+    save(bench, parent, 2, boot=present_boot())
+    bench.tick(2)
+    assert bool(bench.store.replicas(trial_id=child)) == one_machine
+    manifest = bench.folder / "checkpoints" / parent / "checkpoint-00000002" / "manifest.json"
+    if one_machine:
+        assert state_of(bench, child) == "state 2 of part 0"
+    else:
+        manifest.write_text(json.dumps({"format": 2, "summary": {"epoch": 2, "parts": 1}, "sha256": "0"}))
+        bench.tick(2)
+        assert state_of(bench, child) == "state 2 of part 0"
+
+
+def test_a_state_that_was_in_the_memory_of_a_machine_that_stopped_is_none(bench: Bench) -> None:
+    bench.one_machine = True
+    bench.loop = bench.new_loop()
+    parent = parent_that_trains(bench)
+    save(bench, parent, 1)
+    save(bench, parent, 2, boot="another one")
+    child = child_of(bench, parent)
+    bench.tick(int(SAVE_SECONDS) + 5, seconds=1.0)
+    assert state_of(bench, child) == "state 1 of part 0"
 
 
 def test_a_parent_that_cannot_save_now_gives_its_older_state_after_a_while(bench: Bench) -> None:
@@ -97,6 +131,8 @@ def test_all_parts_of_one_step_are_handed_on(bench: Bench) -> None:
     save(bench, parent, 2, parts=2)
     (bench.folder / "checkpoints" / parent / "part-1" / "checkpoint-00000002" / "manifest.json").unlink()
     bench.tick(2)
+    assert bench.store.replicas(trial_id=child) == [], "a part of the newest one is still on its way"
+    bench.tick(int(SAVE_SECONDS) + 5, seconds=1.0)
     assert state_of(bench, child) == "state 1 of part 0"
     assert state_of(bench, child, "part-1") == "state 1 of part 1"
 

@@ -24,7 +24,7 @@ class Bench:
         self.store = sql_store(f"sqlite:///{folder / 'trials.db'}")
         self.launcher = InMemoryLauncher({"n0": slots})
         self.policy = GoodputPolicy()
-        self.shares_files = False
+        self.shares_files = self.one_machine = False
         self.loop = self.new_loop()
 
     def new_loop(self) -> ControlLoop:
@@ -34,6 +34,7 @@ class Bench:
             replica_token=lambda replica_id: f"token-{replica_id}",
             base_environ={"PATH": "/bin"},
             shares_files=self.shares_files,
+            one_machine=self.one_machine,
         )
         return ControlLoop(
             self.store,

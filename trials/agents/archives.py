@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -9,6 +10,8 @@ import tarfile
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
+
+from dist_core.state.manifests import is_flushed
 
 KEPT = 2
 """Checkpoints kept of each writer; a replica of several processes has as many writers."""
@@ -20,16 +23,23 @@ _BLOCK = tarfile.BLOCKSIZE
 
 
 def newest(folder: Path) -> dict[str, str]:
-    """Return the newest of a trial's checkpoints by the writer's folder."""
+    """Return the newest of a trial's checkpoints that are on disk, by the writer's folder."""
     found: dict[str, str] = {}
     # Not recursively: a folder that is being written may vanish while it is looked into.
     places = [f"{kept}{part}" for kept in ("", "ended/", "after-*/") for part in ("", "part-*/")]
     for manifest in (path for place in places for path in folder.glob(f"{place}checkpoint-*/manifest.json")):
         name = manifest.parent.relative_to(folder).as_posix()
-        if NAME.match(name):
+        if NAME.match(name) and _is_flushed(manifest):
             writer = name.rpartition("/")[0]
             found[writer] = max(name, found.get(writer, ""))
     return found
+
+
+def _is_flushed(manifest: Path) -> bool:
+    try:
+        return is_flushed(json.loads(manifest.read_text()))
+    except (OSError, ValueError):
+        return False
 
 
 def packed(folder: Path) -> Iterator[bytes]:

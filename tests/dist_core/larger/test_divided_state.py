@@ -14,8 +14,9 @@ from torch import nn
 from dist_core.errors import InvalidTraining
 from dist_core.larger.divided_state import DividedState, Held
 from dist_core.larger.microbatches import divided
-from dist_core.state.checkpoint import checkpoints_of, load_checkpoint, write_checkpoint
-from dist_core.state.parts import PARTS, Readers, merged, newest_in_parts, part_folder
+from dist_core.state.checkpoint import load_checkpoint, write_checkpoint
+from dist_core.state.manifests import PARTS, checkpoints_of, part_folder
+from dist_core.state.parts import Readers, merged, newest_in_parts
 
 ROWS = 7
 WHOLE = torch.arange(ROWS * 2.0).view(ROWS, 2)
