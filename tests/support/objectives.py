@@ -15,7 +15,8 @@ import optuna.terminator
 import torch
 from torch.utils.data import TensorDataset
 
-from dist_core import AdaptiveDataLoader, AdaptiveDataParallel, remaining_epochs_until, world_size
+from dist_core import AdaptiveDataLoader, AdaptiveDataParallel, register_state, remaining_epochs_until, world_size
+from dist_core.state.states import FunctionState
 from dist_core.trial.current import get_core
 from tuner_bridge import report_metrics, stage
 
@@ -375,3 +376,34 @@ def branches_off_alone(trial: optuna.Trial) -> float:
 @stage("late", from_epoch=3)
 def branches_off(trial: optuna.Trial) -> float:
     return branches_off_alone(trial)
+
+
+def counts_its_samples(trial: optuna.Trial) -> float:
+    """Trains without end and counts each sample in its state; the scores that it reports are drawn by lot."""
+    rate = trial.suggest_float("lr", 1e-3, 0.1, log=True)
+    samples = 48
+    torch.manual_seed(0)
+    model = torch.nn.Linear(1, 1)
+    counts = torch.zeros(samples, dtype=torch.int64)
+
+    def load(state: dict[str, Any]) -> None:
+        counts.copy_(state["counts"])
+
+    register_state("counts", FunctionState(lambda: {"counts": counts.clone()}, load))
+    optimizer = torch.optim.SGD(model.parameters(), lr=rate)
+    numbers = torch.arange(samples)
+    loader = AdaptiveDataLoader(TensorDataset(numbers, numbers[:, None] / samples), batch_size=8, shuffle=True)
+    wrapped = AdaptiveDataParallel(model, optimizer)
+    score = 0.0
+    for epoch in remaining_epochs_until(10**6):
+        for taken, some in loader:
+            optimizer.zero_grad()
+            wrapped(some).square().mean().backward()
+            optimizer.step()
+            counts[taken] += 1
+            time.sleep(0.01)
+        if not bool((counts == epoch + 1).all()):
+            raise AssertionError(f"after epoch {epoch} the samples were trained {sorted(set(counts.tolist()))} times")
+        score = float(np.random.default_rng((trial.number, epoch)).random())
+        trial.report(score, epoch)
+    return score

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import random
+import signal
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -17,7 +19,8 @@ from optuna.distributions import BaseDistribution, CategoricalDistribution, Floa
 from optuna.trial import FrozenTrial, TrialState
 
 from dist_core.errors import NothingLeftToTrain
-from tests.support.objectives import descends
+from tests.support.objectives import counts_its_samples, descends
+from trials.store.sql import SqlBacking
 from tuner_bridge import Population, enqueue_from, optimize
 from tuner_bridge.errors import InvalidSweep
 from tuner_bridge.optuna.population import MEMBER, PARENT, Member, Standings
@@ -275,6 +278,66 @@ def test_a_population_trains_each_epoch_once_and_the_worst_go_on_from_the_best(t
             )
             assert first < before.intermediate_values[max(before.intermediate_values)]
     assert study.best_value < 0.1
+
+
+class Kills:
+    """Kills a replica at each tenth exploit, and stops the study after so many."""
+
+    def __init__(self, folder: Path, exploits: int) -> None:
+        self.folder = folder
+        self.exploits = exploits
+        self.seen = 0
+        self.killed = 0
+        self._rng = random.Random(5)
+
+    def __call__(self, study: optuna.Study, trial: FrozenTrial) -> None:
+        self.seen = len(exploits_of(study))
+        if self.seen // 10 > self.killed:
+            backing = SqlBacking(f"sqlite:///{self.folder / 'trials.db'}")
+            running = [row for row in backing.replicas() if row.pid is not None and row.ready_at is not None]
+            backing.close()
+            if running:
+                os.kill(self._rng.choice(running).pid or 0, signal.SIGKILL)
+                self.killed += 1
+        if self.seen >= self.exploits:
+            study.stop()
+
+
+def exploits_of(study: optuna.Study) -> list[FrozenTrial]:
+    """Stretches that begin with the state of another member."""
+    trials = {trial.number: trial for trial in study.get_trials(deepcopy=False)}
+    return [
+        trial
+        for trial in trials.values()
+        if PARENT in trial.user_attrs
+        and trials[trial.user_attrs[PARENT]].user_attrs[MEMBER] != trial.user_attrs[MEMBER]
+    ]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_members_outlive_processes_that_are_killed_and_train_each_sample_once(tmp_path: Path) -> None:
+    """Twenty exploits, or as many as ELASTUNE_EXPLOITS says; each costs a process's start."""
+    exploits = int(os.environ.get("ELASTUNE_EXPLOITS", "20"))
+    study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=3))
+    kills = Kills(tmp_path, exploits)
+    optimize(
+        study,
+        counts_its_samples,
+        population=Population(size=6, every=2, quantile=0.4, seed=1),
+        slots=3,
+        max_replicas=1,
+        state_dir=tmp_path,
+        callbacks=[kills],
+    )
+    trials = {trial.number: trial for trial in study.trials}
+    assert len(exploits_of(study)) >= exploits and kills.killed >= exploits // 10
+    assert {trial.state for trial in trials.values()} == {TrialState.COMPLETE}, "no member was lost"
+    last = {trial.user_attrs[MEMBER]: trial for trial in trials.values()}
+    assert sorted(last) == list(range(6))
+    for trial in last.values():
+        steps = lineage(trials, trial)
+        assert steps == list(range(len(steps)))
 
 
 @pytest.mark.slow

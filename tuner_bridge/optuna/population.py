@@ -168,6 +168,8 @@ class Member:
     """Score that its present stretch began with; None for its first."""
     time: int = 0
     """Number of its present stretch, counted from the beginning of the training that it goes back to."""
+    parent_id: str = ""
+    """Elastic trial whose state it begins with, until its first report tells how far that had come."""
     successor: optuna.Trial | None = None
     """Stretch that takes its place, with another member's state."""
     is_to_end: bool = False

@@ -48,6 +48,8 @@ class PopulationSweep:
         self._bandit = Bandit()
         self._drawer = optuna.samplers.RandomSampler(seed=population.seed)
         self._standings = Standings()
+        self._stretches: dict[str, list[optuna.Trial]] = {}
+        """Stretches of each elastic trial, in order."""
         self._error: BaseException | None = None
         maximizes = self._study.direction is StudyDirection.MAXIMIZE
         self._sign = 1.0 if maximizes else -1.0
@@ -100,6 +102,7 @@ class PopulationSweep:
         def submitted(trial_id: str) -> None:
             with self._standings.lock:
                 member.trial_id = trial_id
+                self._stretches[trial_id] = [member.trial]
                 member.is_held = False
                 self._share_slots()
 
@@ -132,6 +135,8 @@ class PopulationSweep:
         self, member: Member, trial: optuna.Trial, step: int, value: float, is_last: bool
     ) -> optuna.Trial | None:
         """Return the stretch that a member's next reports belong to; None where it is to end."""
+        if member.parent_id:
+            self._name_parent(member, trial, step)
         if not self._population.ends_stretch(step):
             return trial
         with self._standings.lock:
@@ -156,6 +161,7 @@ class PopulationSweep:
                 self._share_slots()
                 return None
             member.trial = self._begin(member, trial, trial.params)
+            self._stretches[member.trial_id].append(member.trial)
             self._share_slots()
             return member.trial
 
@@ -170,6 +176,14 @@ class PopulationSweep:
             f"trial {member.successor.number} takes its place in the population, with the state of trial "
             f"{winner.trial.number}",
         )
+
+    def _name_parent(self, member: Member, trial: optuna.Trial, step: int) -> None:
+        """Name the stretch whose state a successor has: the winner trained on until it was asked to save."""
+        with self._standings.lock:
+            stretches, member.parent_id = self._stretches[member.parent_id], ""
+        for stretch in stretches:
+            if step - 1 in self._study._storage.get_trial(stretch._trial_id).intermediate_values:
+                trial.set_user_attr(PARENT, stretch.number)
 
     def _goes_on_from_another(self, member: Member) -> bool:
         """Have a member go on from the best that still trains; False where there is none."""
@@ -186,6 +200,7 @@ class PopulationSweep:
         """Return a stretch that begins with the winner's state and other parameters; under the standings' lock."""
         parameters, spaces = winner.trial.params, winner.trial.distributions
         member.began_with, member.time = winner.score, winner.time
+        member.parent_id = winner.trial_id
         proposed: dict[str, Any] = {}
         if self._population.explore == "pb2" and winner.score is not None:
             others = [each for each in self._standings.members if each is not member]
