@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import signal
@@ -208,6 +209,17 @@ def test_a_member_that_fails_ends_alone_where_its_error_is_caught_and_the_sweep_
     assert driver.interrupted
 
 
+def test_an_error_of_a_callback_ends_the_sweep_as_what_it_is() -> None:
+    _, driver, run = population_of([0.1, 0.2, 5.0, 9.0], slots=4)
+
+    def fails(study: optuna.Study, trial: FrozenTrial) -> None:
+        raise KeyError("the callback's own")
+
+    with pytest.raises(KeyError, match="the callback's own"):
+        run(callbacks=[fails])
+    assert driver.interrupted
+
+
 def test_a_member_whose_winner_came_to_its_end_goes_on_from_another() -> None:
     study, _, run = population_of([0.1, 0.2, 5.0, 9.0], slots=4, epochs=60, too_late=2)
     run()
@@ -297,8 +309,9 @@ class Kills:
             running = [row for row in backing.replicas() if row.pid is not None and row.ready_at is not None]
             backing.close()
             if running:
-                os.kill(self._rng.choice(running).pid or 0, signal.SIGKILL)
-                self.killed += 1
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(self._rng.choice(running).pid or 0, signal.SIGKILL)
+                    self.killed += 1
         if self.seen >= self.exploits:
             study.stop()
 

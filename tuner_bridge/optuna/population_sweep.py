@@ -89,12 +89,16 @@ class PopulationSweep:
             while self._train_on(member):
                 pass
         except BaseException as error:
-            self._error = self._error or error
-            self._driver.interrupt()
+            self._fail(error)
         finally:
             with self._standings.lock:
                 member.is_over = True
                 self._share_slots()
+
+    def _fail(self, error: BaseException) -> None:
+        """End the sweep with this error, unless it ends with another one already."""
+        self._error = self._error or error
+        self._driver.interrupt()
 
     def _train_on(self, member: Member) -> bool:
         """Train a member until it ends; True where a successor takes its place."""
@@ -232,7 +236,10 @@ class PopulationSweep:
     def _tell(self, trial: optuna.Trial, value: Any, state: TrialState | None = None) -> None:
         frozen = self._study.tell(trial, value, state)
         for each in self._callbacks:
-            each(self._study, frozen)
+            try:
+                each(self._study, frozen)
+            except BaseException as error:
+                self._fail(error)
 
     # ------------------------------------------------------------------ slots that are too few for all
 
