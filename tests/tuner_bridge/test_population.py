@@ -20,6 +20,7 @@ from optuna.distributions import BaseDistribution, CategoricalDistribution, Floa
 from optuna.trial import FrozenTrial, TrialState
 
 from dist_core.errors import NothingLeftToTrain
+from scheduler.errors import RequestRefused
 from tests.support.objectives import counts_its_samples, descends
 from trials.store.sql import SqlBacking
 from tuner_bridge import Population, enqueue_from, optimize
@@ -111,7 +112,14 @@ class Trains:
     template = SimpleNamespace(min_slots=1)
 
     def __init__(
-        self, study: optuna.Study, *, epochs: int = 12, slots: int = 2, fails: float = -1.0, too_late: int = 0
+        self,
+        study: optuna.Study,
+        *,
+        epochs: int = 12,
+        slots: int = 2,
+        fails: float = -1.0,
+        too_late: int = 0,
+        refused: int = 0,
     ) -> None:
         self.study = study
         self.slots = slots
@@ -121,6 +129,9 @@ class Trains:
         self._epochs, self._fails = epochs, fails
         self._too_late = too_late
         """Successors, so many, whose winner has come to its end before they could begin."""
+        self._refused = refused
+        """Successors, so many, whose winner is itself replaced or over before they are submitted."""
+        self._ended: set[str] = set()
         self._came_to: dict[str, int] = {}
         self._parents: dict[int, str] = {}
 
@@ -143,6 +154,18 @@ class Trains:
         if trial.number in self._parents and self._too_late:
             self._too_late -= 1
             raise NothingLeftToTrain
+        if trial.number in self._parents and self._refused:
+            self._refused -= 1
+            while self._parents[trial.number] not in self._ended:
+                time.sleep(0.002)
+            time.sleep(0.05)
+            raise RequestRefused("its state was not kept")
+        try:
+            return self._train(trial, first, rate, name, follow)
+        finally:
+            self._ended.add(name)
+
+    def _train(self, trial: optuna.Trial, first: int, rate: float, name: str, follow: Follow) -> float:
         loss, present = 0.0, trial
         for epoch in range(first, self._epochs):
             time.sleep(0.002)
@@ -218,6 +241,13 @@ def test_an_error_of_a_callback_ends_the_sweep_as_what_it_is() -> None:
     with pytest.raises(KeyError, match="the callback's own"):
         run(callbacks=[fails])
     assert driver.interrupted
+
+
+def test_a_member_whose_winner_was_itself_replaced_or_is_over_costs_no_sweep() -> None:
+    study, _, run = population_of([0.1, 0.2, 5.0, 9.0], slots=4, epochs=60, refused=1)
+    run()
+    states = [trial.state for trial in study.trials]
+    assert (states.count(TrialState.PRUNED), states.count(TrialState.FAIL)) == (1, 0)
 
 
 def test_a_member_whose_winner_came_to_its_end_goes_on_from_another() -> None:
@@ -345,9 +375,12 @@ def test_members_outlive_processes_that_are_killed_and_train_each_sample_once(tm
     )
     trials = {trial.number: trial for trial in study.trials}
     assert len(exploits_of(study)) >= exploits and kills.killed >= exploits // 10
-    assert {trial.state for trial in trials.values()} == {TrialState.COMPLETE}, "no member was lost"
+    # A winner that was itself replaced at once has no state any more: another one's is taken then.
+    taken_back = {trial.number for trial in trials.values() if trial.state is TrialState.PRUNED}
+    assert not any(trials[number].intermediate_values for number in taken_back)
     last = {trial.user_attrs[MEMBER]: trial for trial in trials.values()}
     assert sorted(last) == list(range(6))
+    assert {trial.state for trial in last.values()} == {TrialState.COMPLETE}, "no member was lost"
     for trial in last.values():
         steps = lineage(trials, trial)
         assert steps == list(range(len(steps)))

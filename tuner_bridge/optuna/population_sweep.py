@@ -15,8 +15,8 @@ from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState
 
 from dist_core.errors import NothingLeftToTrain
-from scheduler.errors import SchedulerError
-from tuner_bridge.errors import InvalidSweep, SweepInterrupted
+from scheduler.errors import RequestRefused, SchedulerError
+from tuner_bridge.errors import InvalidSweep, SweepInterrupted, TrialLost
 from tuner_bridge.optuna.bandit import Bandit, Stretch
 from tuner_bridge.optuna.population import ELASTIC, MEMBER, PARENT, Member, Population, Standings, begin_stretch
 from tuner_bridge.optuna.trial_driver import TRIAL_ATTRIBUTE, OptunaDriver
@@ -128,6 +128,9 @@ class PopulationSweep:
             self._tell(member.trial, None, TrialState.PRUNED)
             return self._goes_on_from_another(member)
         except Exception as error:
+            if isinstance(error, RequestRefused | TrialLost) and self._has_lost_its_parent(member):
+                self._tell(member.trial, None, TrialState.PRUNED)
+                return self._goes_on_from_another(member)
             self._tell(member.trial, None, TrialState.FAIL)
             if not isinstance(error, self._catch):
                 raise
@@ -180,6 +183,14 @@ class PopulationSweep:
             f"trial {member.successor.number} takes its place in the population, with the state of trial "
             f"{winner.trial.number}",
         )
+
+    def _has_lost_its_parent(self, member: Member) -> bool:
+        """Tell whether the winner was itself replaced before a successor could get its state."""
+        with self._standings.lock:
+            return bool(member.parent_id) and not any(
+                each.trial_id == member.parent_id and not each.is_over and each.successor is None
+                for each in self._standings.members
+            )
 
     def _name_parent(self, member: Member, trial: optuna.Trial, step: int) -> None:
         """Name the stretch whose state a successor has: the winner trained on until it was asked to save."""
