@@ -11,9 +11,10 @@ from typing import Any
 import numpy as np
 import optuna
 import torch
+from torch.utils.data import TensorDataset
 
 from benchmarks.peers.moving_optimum import HIGHEST_RATE, LOWEST_RATE, step
-from dist_core import register_state, remaining_epochs_until
+from dist_core import AdaptiveDataLoader, AdaptiveDataParallel, register_state, remaining_epochs_until
 from dist_core.state.states import FunctionState
 
 
@@ -23,6 +24,11 @@ def objective(trial: optuna.Trial) -> float:
     random = np.random.default_rng((problem["seed"], trial.number))
     ballast = torch.ones(problem["megabytes"] * 2**20, dtype=torch.uint8)
     accuracy = 0.0
+    # Nothing is learned by it; the steps are what a trial's state is saved between.
+    model = torch.nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    loader = AdaptiveDataLoader(TensorDataset(torch.ones(4, 1)), batch_size=4)
+    wrapped = AdaptiveDataParallel(model, optimizer)
 
     def load(state: dict[str, Any]) -> None:
         nonlocal accuracy
@@ -34,6 +40,10 @@ def objective(trial: optuna.Trial) -> float:
         for epoch in remaining_epochs_until(problem["epochs"]):
             began = time.time()
             time.sleep(problem["seconds"])
+            for (some,) in loader:
+                optimizer.zero_grad()
+                wrapped(some).square().mean().backward()
+                optimizer.step()
             accuracy = step(accuracy, rate, random)
             trace.write(json.dumps([epoch, began, time.time()]) + "\n")
             trial.report(accuracy, epoch)

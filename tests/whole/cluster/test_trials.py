@@ -95,7 +95,7 @@ def test_it_grows_is_drained_and_shrinks_while_survivors_train_on(cluster: Insta
             30.0,
             "the trial notes that a replica was told to leave",
         )
-        assert "the others continue" in history[0]
+        assert "the others go on" in history[0]
         survivors = {pod["metadata"]["name"] for pod in replicas_of("elastic")}
         assert name in survivors
         assert victim["metadata"]["name"] not in survivors

@@ -8,22 +8,11 @@ import { colorOf } from "../colors";
 import { clock, duration, moment, number, percent, plural, value } from "../format";
 import { Slots, State } from "../parts";
 import { store, useStore } from "../store";
-import { FINAL, type Measurement, type Replica, type Trial, type TrialStory, WAITING } from "../types";
+import { FINAL, type Measurement, type Replica, type TrialStory, WAITING } from "../types";
+import { Descent } from "./descent";
 import { Entries, withNames } from "./why";
 
 const LOOK_SECONDS = 2;
-
-// Which trial's state it began with, and which ones began with its own.
-function Lineage({ trial }: { trial: Trial }) {
-  const heirs = [...store.trials.values()].filter((each) => each.parent === trial.id).map((each) => each.id);
-  if (!trial.parent && heirs.length === 0) return null;
-  return (
-    <p class="dim">
-      {trial.parent && withNames(`Began with the state of ${trial.parent}. `)}
-      {heirs.length > 0 && withNames(`Began with its state: ${heirs.join(", ")}.`)}
-    </p>
-  );
-}
 
 export function TrialView({ id }: { id: string }) {
   useStore(300);
@@ -70,7 +59,7 @@ export function TrialView({ id }: { id: string }) {
         {withNames(trial.why)}
         {WAITING.has(trial.state) && trial.expected !== undefined && `; expected to start in about ${duration(trial.expected - store.now())}`}
       </p>
-      <Lineage trial={trial} />
+      <Descent trial={trial} />
       <dl class="facts">
         <Fact name="value" shown={value(trial.value ?? trial.latest)} />
         <Fact name="replicas" shown={over ? "" : `${trial.replicas} of ${trial.min} to ${trial.max}${trial.size > 1 ? `, ${trial.size} slots each` : ""}`} />
